@@ -1,0 +1,93 @@
+# One door to everything: set-up, tests, training, the demo. `make` alone lists the targets.
+#
+# Settings, as in `make setup PYTHON=python3.12 EXTRAS=test,vllm`:
+#   PYTHON  the interpreter that makes .venv/
+#   EXTRAS  which of pyproject.toml's optional parts to install
+#   TORCH   what pip is asked for, on its own, before everything else. On Linux the plain name takes
+#           the CUDA build of several GB; without a GPU, name PyTorch's CPU index:
+#           make setup TORCH="torch==2.13.0 --index-url URL"
+#   ARGS    flags for `make train`, `make demo` and the tests
+
+PYTHON ?= python3
+EXTRAS ?= test
+ARGS ?=
+
+comma := ,
+extras := $(subst $(comma), ,$(EXTRAS))
+
+# vLLM pins its own torch: asking for that one at once saves a download.
+TORCH ?= $(if $(filter vllm,$(extras)),torch==2.14.0,torch==2.13.0)
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip -qq --disable-pip-version-check
+STAMP := .venv/.stamp
+
+# Settings given on the command line are obeyed even when the stamp is fresh.
+ifneq ($(filter command,$(origin TORCH) $(origin EXTRAS)),)
+$(STAMP): FORCE
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-slow train demo doctor clean FORCE
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo '  Flags go in ARGS, as in: make train ARGS="--help". The Makefile'"'"'s first lines tell the rest.'
+
+setup: $(STAMP) ## make .venv/ with all packages, and find or install Chromium
+	@$(PY) -m minirl.chromium || $(PY) -m minirl.chromium --install
+
+test: setup ## lint, format check and the quick tests
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	$(PY) -m pytest $(ARGS)
+
+test-slow: setup ## the tests that take minutes
+	$(PY) -m pytest -m slow $(ARGS)
+
+train: setup ## train; ARGS passes flags to train.py
+	$(PY) train.py $(ARGS)
+
+demo: setup ## a small model learns a small world on this machine
+	$(PY) -m minirl demo $(ARGS)
+
+doctor: setup ## what this machine has, what it lacks, and how to get it
+	$(PY) -m minirl doctor
+
+clean: ## remove .venv/ and caches; runs/ stays
+	rm -rf .venv build dist minirl.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'setup: $(PYTHON) is missing or older than Python 3.11: make setup PYTHON=python3.12' >&2; exit 2; }
+	@# Debian keeps ensurepip, without which venv fails half-way, in a package of its own.
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "setup: apt-get install $$package"; \
+	    apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y "$$package" >/dev/null; \
+	  else \
+	    echo "setup: $(PYTHON) has no venv module: install $$package (apt) or a full Python" >&2; exit 2; \
+	  fi; }
+	@echo 'setup: making .venv/'
+	@$(PYTHON) -m venv .venv
+
+# torch comes first and on its own, so that nothing else chooses its build. One that is already there
+# is kept (`vllm` may have brought its own) unless TORCH is given on the command line.
+$(STAMP): pyproject.toml | $(PY)
+	@if [ '$(origin TORCH)' = 'command line' ] || ! $(PIP) show torch >/dev/null 2>&1; then \
+	  echo 'setup: pip install $(TORCH)'; \
+	  command -v nvidia-smi >/dev/null || echo 'setup: no NVIDIA GPU here; TORCH can name a smaller, CPU build'; \
+	  $(PIP) install $(TORCH); \
+	fi
+	@echo 'setup: pip install minirl[$(EXTRAS)]'
+ifneq ($(filter gpu,$(extras)),)
+	@# flash-attn compiles against the torch that is installed, which pip's isolated build would hide.
+	@$(PIP) install 'setuptools>=77,<81' wheel packaging ninja psutil
+	@$(PIP) install --no-build-isolation --editable '.[$(EXTRAS)]'
+else
+	@$(PIP) install --editable '.[$(EXTRAS)]'
+endif
+	@$(PY) -m minirl.chromium --install
+	@touch $(STAMP)

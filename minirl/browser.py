@@ -1,0 +1,277 @@
+"""Chromium for episodes: a pool of browser processes, and one isolated session per episode.
+
+Stands below tools and episodes. Every call into the browser goes through `Session.do`, which gives it a
+timeout and sorts its failures: `ToolFailure` is the agent's news (it reads the reason as feedback),
+`BrowserFault` ends the episode with its `Stop`. A step is never retried: actions are not idempotent.
+
+OpenWebRL, appendix A.1 and table 7. Deviations: no fixed sleeps after actions (the page says when it is
+ready, up to a cap), no HTTP service between episode and browser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
+from typing import Any
+
+from playwright.async_api import Browser, BrowserContext, CDPSession, Page, Playwright, async_playwright
+from playwright.async_api import Error as PlaywrightError
+
+from minirl import chromium
+from minirl.config import BrowserConfig
+from minirl.types import Stop
+
+# Resolves when the page is drawn and quiet: loaded, fonts there, images in the viewport decoded, no DOM
+# change for `quiet` ms; at the latest after `cap` ms. Returns the title, which saves a round trip.
+READY = """async ([quiet, cap]) => {
+  const start = performance.now(), left = () => cap - (performance.now() - start);
+  const sleep = ms => new Promise(done => setTimeout(done, Math.max(0, ms)));
+  while (document.readyState !== 'complete' && left() > 0) await sleep(10);
+  const images = [...document.images].filter(i => {
+    const r = i.getBoundingClientRect();
+    return !i.complete && r.bottom > 0 && r.right > 0 && r.top < innerHeight && r.left < innerWidth; });
+  const loads = images.map(i => new Promise(done => { i.onload = i.onerror = done; }));
+  if (loads.length || document.fonts.status !== 'loaded')
+    await Promise.race([Promise.all([document.fonts.ready, ...loads]), sleep(left())]);
+  if (quiet > 0) {
+    let last = performance.now();
+    const watch = new MutationObserver(() => { last = performance.now(); });
+    watch.observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
+    while (performance.now() - last < quiet && left() > 0)
+      await sleep(Math.min(left(), quiet - (performance.now() - last)));
+    watch.disconnect();
+  }
+  return document.title;
+}"""
+
+DESCRIBE = """([x, y]) => {
+  const e = document.elementFromPoint(x, y);
+  if (!e) return 'nothing';
+  const hit = e.closest('a,button,input,select,textarea,label,[role]') || e;
+  const kind = hit.getAttribute('role') || hit.tagName.toLowerCase();
+  const name = (hit.getAttribute('aria-label') || hit.innerText || hit.placeholder || '').trim();
+  return name ? kind + ' "' + name.replace(/\\s+/g, ' ').slice(0, 30) + '"' : kind;
+}"""
+
+SCROLL = """([dx, dy, point]) => {
+  let e = point && document.elementFromPoint(point[0], point[1]);
+  const can = n => { const s = getComputedStyle(n);
+    return (dy && n.scrollHeight > n.clientHeight && /auto|scroll/.test(s.overflowY)) ||
+           (dx && n.scrollWidth > n.clientWidth && /auto|scroll/.test(s.overflowX)); };
+  while (e && !can(e)) e = e.parentElement;
+  const area = e || document.scrollingElement, x = area.scrollLeft, y = area.scrollTop;
+  area.scrollBy({left: dx, top: dy, behavior: 'instant'});
+  return Math.abs(area.scrollLeft - x) + Math.abs(area.scrollTop - y) >= 1;
+}"""
+
+
+class ToolFailure(Exception):
+    """A call could not be carried out; the message is for the agent."""
+
+
+class BrowserFault(Exception):
+    """The browser, the renderer or the site is gone; the episode ends with `stop`."""
+
+    def __init__(self, stop: Stop, message: str):
+        super().__init__(message)
+        self.stop = stop
+
+
+@dataclass
+class Session:
+    """One episode's browser context. `page` is the current tab; new windows become current by themselves."""
+
+    config: BrowserConfig
+    context: BrowserContext
+    page: Page
+
+    @property
+    def width(self) -> int:
+        return self.config.width
+
+    @property
+    def height(self) -> int:
+        return self.config.height
+
+    async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any:
+        """Awaits a browser call under a timeout and sorts what can go wrong."""
+        try:
+            return await asyncio.wait_for(work, seconds or self.config.action_seconds)
+        except TimeoutError:
+            raise ToolFailure("the browser did not finish in time") from None
+        except PlaywrightError as error:
+            reason = error.message.splitlines()[0]
+            if "Target crashed" in reason or "Page crashed" in reason:
+                raise BrowserFault(Stop.ENV_ERROR, "the page crashed") from None
+            if "has been closed" in reason or "Connection closed" in reason:
+                raise BrowserFault(Stop.INFRA_ERROR, "the browser is gone") from None
+            raise ToolFailure(reason.removeprefix("Page.").removeprefix("Mouse.")) from None
+
+    async def start(self, url: str) -> None:
+        """Opens the task's first page; only here may a navigation be tried again."""
+        for attempt in range(self.config.start_attempts):
+            try:
+                await self.goto(url, self.config.start_seconds)
+                await self.settle()
+                return
+            except ToolFailure as failure:
+                if attempt + 1 == self.config.start_attempts:
+                    raise BrowserFault(Stop.INFRA_ERROR, f"{url} did not open: {failure}") from None
+
+    async def goto(self, url: str, seconds: float | None = None) -> None:
+        if not url.startswith(("http://", "https://")):
+            url = "https://" + url if "://" not in url and ":" not in url.split("/")[0] else url
+        if not url.startswith(("http://", "https://")):
+            raise ToolFailure("only http and https addresses can be opened")
+        await self.do(self.page.goto(url, wait_until="domcontentloaded"), seconds)
+
+    async def settle(self) -> None:
+        """Waits until the page is ready, or the cap is reached; a page that navigates meanwhile is asked anew."""
+        cap = self.config.ready_ms
+        for _ in range(3):
+            try:
+                await self.do(self.page.evaluate(READY, [self.config.quiet_ms, cap]), cap / 1000 + 5)
+                return
+            except ToolFailure as failure:
+                if "context was destroyed" not in str(failure):
+                    return  # a hung page shows in the screenshot, or ends the episode there
+
+    async def tabs(self) -> tuple[list[tuple[str, str]], int]:
+        """(URL, title) of every tab, and the index of the current one."""
+        pages = self.context.pages
+        titles = []
+        for page in pages:
+            try:
+                titles.append(await self.do(page.title()))
+            except ToolFailure:
+                titles.append("")
+        rows = [(page.url, title) for page, title in zip(pages, titles, strict=True)]
+        return rows, pages.index(self.page)
+
+    async def screenshot(self) -> bytes:
+        """The viewport as PNG, straight from the renderer: Playwright's own waits for fonts, and may hang."""
+        try:
+            cdp: CDPSession = await self.do(self._cdp())
+            options = {"format": "png", "optimizeForSpeed": True}
+            shot = await self.do(cdp.send("Page.captureScreenshot", options), self.config.screenshot_seconds)
+        except ToolFailure as failure:
+            raise BrowserFault(Stop.ENV_ERROR, f"no screenshot: {failure}") from None
+        return base64.b64decode(shot["data"])
+
+    async def _cdp(self) -> CDPSession:
+        """One protocol session per page, made at first use."""
+        if self.page not in self._sessions:
+            self._sessions[self.page] = await self.context.new_cdp_session(self.page)
+        return self._sessions[self.page]
+
+    def __post_init__(self) -> None:
+        self._sessions: dict[Page, CDPSession] = {}
+        self.context.on("page", self._opened)
+
+    def _opened(self, page: Page) -> None:
+        self.page = page
+        page.on("close", self._closed)
+
+    def _closed(self, page: Page) -> None:
+        self._sessions.pop(page, None)
+        if page is self.page and self.context.pages:
+            self.page = self.context.pages[-1]
+
+    async def describe(self, x: float, y: float) -> str:
+        """The element at a pixel, in a few words."""
+        return await self.do(self.page.evaluate(DESCRIBE, [x, y]))
+
+    async def scroll(self, dx: float, dy: float, point: tuple[float, float] | None) -> bool:
+        return await self.do(self.page.evaluate(SCROLL, [dx, dy, point]))
+
+    async def new_tab(self) -> int:
+        self.page = await self.do(self.context.new_page())
+        return self.context.pages.index(self.page)
+
+    async def switch_tab(self, index: int) -> None:
+        if not 0 <= index < len(self.context.pages):
+            raise ToolFailure(f"there is no tab {index}; the last is {len(self.context.pages) - 1}")
+        self.page = self.context.pages[index]
+        await self.do(self.page.bring_to_front())
+
+    async def close_tab(self) -> int:
+        pages = self.context.pages
+        if len(pages) == 1:
+            raise ToolFailure("the last tab can't be closed")
+        index = pages.index(self.page)
+        await self.do(self.page.close())
+        self.page = self.context.pages[min(index, len(self.context.pages) - 1)]
+        return self.context.pages.index(self.page)
+
+
+class BrowserPool:
+    """`config.browsers` Chromium processes that share the episodes; a process that died is started anew.
+
+    Use as `async with BrowserPool(config, resolver) as pool`, then `async with pool.session() as session`.
+    `resolver` maps host names to loopback ports (Chromium's --host-resolver-rules), for generated sites.
+    """
+
+    def __init__(self, config: BrowserConfig, resolver: str = ""):
+        self.config = config
+        self.options = chromium.launch_options([f"--host-resolver-rules={resolver}"] if resolver else [])
+        self.browsers: list[Browser | None] = [None] * config.browsers
+        self.loads = [0] * config.browsers  # episodes per browser
+        self.locks = [asyncio.Lock() for _ in range(config.browsers)]
+        self.launches = 0
+        self.playwright: Playwright | None = None
+
+    async def __aenter__(self) -> BrowserPool:
+        self.playwright = await async_playwright().start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for browser in self.browsers:
+            if browser is not None:
+                with contextlib.suppress(PlaywrightError, TimeoutError):
+                    await asyncio.wait_for(browser.close(), self.config.exit_seconds)
+        assert self.playwright is not None
+        await self.playwright.stop()
+
+    async def _browser(self, i: int) -> Browser:
+        async with self.locks[i]:
+            browser = self.browsers[i]
+            if browser is None or not browser.is_connected():
+                assert self.playwright is not None, "use `async with BrowserPool(...)`"
+                launch = self.playwright.chromium.launch(**self.options)
+                browser = self.browsers[i] = await asyncio.wait_for(launch, self.config.start_seconds)
+                self.launches += 1
+            return browser
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """A fresh context in the least loaded browser; closed, whatever happens, when the block ends."""
+        i = self.loads.index(min(self.loads))
+        self.loads[i] += 1
+        context = None
+        try:
+            try:
+                browser = await self._browser(i)
+                size = {"width": self.config.width, "height": self.config.height}
+                opening = browser.new_context(viewport=size, accept_downloads=False)
+                context = await asyncio.wait_for(opening, self.config.start_seconds)
+                page = await asyncio.wait_for(context.new_page(), self.config.start_seconds)
+            except (PlaywrightError, TimeoutError) as error:
+                raise BrowserFault(Stop.INFRA_ERROR, f"no browser: {str(error).splitlines()[:1]}") from None
+            session = Session(self.config, context, page)
+            page.on("close", session._closed)
+            page.on("dialog", lambda dialog: asyncio.ensure_future(_accept(dialog)))
+            yield session
+        finally:
+            self.loads[i] -= 1
+            if context is not None:
+                with contextlib.suppress(PlaywrightError, TimeoutError):
+                    await asyncio.wait_for(context.close(), self.config.exit_seconds)
+
+
+async def _accept(dialog: Any) -> None:
+    """Dialogs block the page for ever otherwise."""
+    with contextlib.suppress(PlaywrightError):
+        await dialog.accept()

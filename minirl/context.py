@@ -1,0 +1,182 @@
+"""Token-exact history: the prompt of turn t is built from ids, never by re-templating text.
+
+Stands between the episode and the sampler. A conversation is a list of steps, each made of
+
+    head       what stays for good: task or feedback, tabs and URL      \
+    ephemeral  the screenshot (or the page's HTML), newest turns only    >  the user's message
+    tail       the closing of the user's message, the assistant's opening/
+    response   the ids that were sampled, verbatim
+
+and the prompt of the newest step is
+
+    trunk  = start, then for every settled step: head, placeholder, tail, response, closing
+    branch = for the last `keep` steps: head, ephemeral, tail (and response, closing of the older ones)
+
+with the newest head moved to the trunk's end where it can be (`keep == 1`), because the trunk is what
+turns share. The trunk only ever grows, so that turn t's prompt is `trunk[:shared] + branch` for the
+trunk of the finished episode, which is what prefix caches and prefix-tree training feed on.
+
+OpenWebRL section 3.2 (all reasoning, last K screenshots) and WebAgent-R1's dynamic context compression
+(old pages become a placeholder) are this one rule with other pieces. Deviation from both codebases:
+they rebuild and tokenise the conversation every turn, so that what is trained differs from what was
+sampled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from minirl.types import Observation, Prompt
+
+VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+_MARKS = ("\ue000S\ue000", "\ue000U\ue000", "\ue000A\ue000", "\ue000V\ue000")
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """The text that a model's chat template puts around messages, found by rendering marks.
+
+    For ChatML: `start` = "<|im_start|>system\\n", `to_user` = "<|im_end|>\\n<|im_start|>user\\n",
+    `to_assistant` = "<|im_end|>\\n<|im_start|>assistant\\n<think>\\n" and `close` (after a sampled end
+    token) = "\\n<|im_start|>user\\n".
+    """
+
+    start: str
+    to_user: str
+    to_assistant: str
+    close: str
+    opens_think: bool  # the template already wrote "<think>", so responses come without it
+
+    @classmethod
+    def from_template(cls, tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
+        system, user, assistant, user2 = _MARKS
+        roles = ("system", "user", "assistant", "user")
+        messages = [{"role": r, "content": m} for r, m in zip(roles, _MARKS, strict=True)]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            start, rest = text.split(system)
+            to_user, rest = rest.split(user)
+            _, rest = rest.split(assistant)
+            close, to_assistant = rest.split(user2)
+        except ValueError:
+            raise ValueError(
+                "the model's chat template does not render system, user and assistant messages once each; "
+                "use a chat model (Instruct or Thinking)"
+            ) from None
+        return cls(
+            start=start,
+            to_user=to_user,
+            to_assistant=to_assistant,
+            close=close.removeprefix(tokenizer.eos_token),
+            opens_think=to_assistant.rstrip().endswith("<think>"),
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One user message and, once sampled, its response; all ids but the image."""
+
+    head: tuple[int, ...]
+    ephemeral: tuple[int, ...]
+    tail: tuple[int, ...]
+    image: bytes | None
+    response: tuple[int, ...] = ()
+
+
+class Context:
+    """The conversation of one episode. Call `observe`, sample from the prompt, call `respond`, repeat.
+
+    `image_tokens(png)` is the number of image pads the model's processor makes of a screenshot; `keep`
+    the number of newest observations shown in full; `placeholder` what stands for an older one.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        chat: ChatFormat,
+        system: str,
+        task: str,
+        image_tokens: Callable[[bytes], int],
+        keep: int = 1,
+        placeholder: str = "",
+    ):
+        if keep < 1:
+            raise ValueError(f"--agent.screenshots must be at least 1, not {keep}")
+        self.tokenizer, self.chat, self.task = tokenizer, chat, task
+        self.image_tokens, self.keep = image_tokens, keep
+        self.placeholder = self._ids(placeholder)
+        self.close = self._ids(chat.close)
+        self.pad = tokenizer.convert_tokens_to_ids(IMAGE_PAD)
+        self.trunk: list[int] = list(self._ids(chat.start + system + chat.to_user))
+        self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the trunk
+        self.heads_in_trunk = 0  # 1 while the newest head already ends the trunk
+        added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
+        self.control = re.compile("|".join(map(re.escape, added))) if added else None
+
+    def observe(self, observation: Observation, feedback: tuple[str, ...] = ()) -> Prompt:
+        """Opens the next step with what the browser shows and what the last calls did; the prompt for it."""
+        first = not self.recent
+        if len(self.recent) == self.keep:
+            self._settle(self.recent.pop(0))
+        self.recent.append(self._step(observation, feedback, first))
+        if self.keep == 1:
+            self.trunk += self.recent[0].head
+            self.heads_in_trunk = 1
+        return self.prompt()
+
+    def prompt(self) -> Prompt:
+        branch: list[int] = []
+        for i, step in enumerate(self.recent):
+            branch += () if self.heads_in_trunk else step.head
+            branch += step.ephemeral + step.tail
+            if i < len(self.recent) - 1:
+                branch += step.response + self.close
+        images = tuple(step.image for step in self.recent if step.image is not None)
+        return Prompt(tuple(self.trunk) + tuple(branch), shared=len(self.trunk), images=images)
+
+    def respond(self, response_ids: tuple[int, ...]) -> None:
+        """Keeps the sampled ids of the newest step, verbatim."""
+        step = self.recent[-1]
+        assert not step.response, "respond() once per observe()"
+        self.recent[-1] = Step(step.head, step.ephemeral, step.tail, step.image, tuple(response_ids))
+
+    def _settle(self, step: Step) -> None:
+        """Moves a step whose observation is no longer shown into the trunk."""
+        if not self.heads_in_trunk:
+            self.trunk += step.head
+        self.trunk += self.placeholder + step.tail + step.response + self.close
+        self.heads_in_trunk = 0
+
+    def _step(self, observation: Observation, feedback: tuple[str, ...], first: bool) -> Step:
+        seen = self._inert(observation.text)
+        if first:
+            head = f"<user_request>\n{self._inert(self.task)}\n</user_request>\n\n<observation>\n{seen}\n"
+            tail = "</observation>"
+        else:
+            lines = "\n".join(self._inert(line) for line in feedback)
+            head = f"<tool_response>\n{lines}\n\n<observation>\n{seen}\n"
+            tail = "</observation>\n</tool_response>"
+        return Step(
+            head=self._ids(head),
+            ephemeral=self._ephemeral(observation),
+            tail=self._ids(tail + self.chat.to_assistant),
+            image=observation.image,
+        )
+
+    def _ephemeral(self, observation: Observation) -> tuple[int, ...]:
+        ids = self._ids(self._inert(observation.page_text) + "\n") if observation.page_text else ()
+        if observation.image is not None:
+            pads = (self.pad,) * self.image_tokens(observation.image)
+            ids += self._ids(f"screenshot:\n{VISION_OPEN}") + pads + self._ids(f"{VISION_CLOSE}\n")
+        return ids
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+
+    def _inert(self, text: str) -> str:
+        """Text from pages and users can't forge control tokens: a blank goes behind their first character."""
+        return self.control.sub(lambda m: m[0][0] + " " + m[0][1:], text) if self.control else text

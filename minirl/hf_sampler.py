@@ -1,0 +1,199 @@
+"""The transformers sampler: token ids and images in, sampled ids and their log-probs out.
+
+The default where there is no GPU. It shares the trainer's weights (so that `sync` only counts versions)
+and batches dynamically: whatever requests wait when the last batch is done are decoded together, in one
+thread beside the event loop, while Chromium runs the other episodes' actions.
+
+A sampler, here or elsewhere, has `generate` (Request -> Sample), `sync` (after an update) and `close`.
+The distribution is softmax(logits / temperature) over the vocabulary less the suppressed tokens, in
+float32, and `Sample.logprobs` are of that distribution. Every request brings its own seed, so what an
+episode samples does not depend on which other episodes share its batches.
+
+Shape suffixes: B requests of a batch, L padded prompt length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from minirl.config import SamplerConfig
+from minirl.model import Language, positions
+from minirl.types import Prompt, Sample
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: Prompt
+    seed: int
+    max_tokens: int
+
+
+def request_seed(*parts: object) -> int:
+    """A seed from names: `request_seed(run seed, step, task id, member, turn)`, equal on every machine."""
+    digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+class HfSampler:
+    """Dynamic batching over a transformers model. Use one per process, inside a running event loop."""
+
+    def __init__(self, model: PreTrainedModel, language: Language, config: SamplerConfig, threads: int = 1):
+        self.model, self.language, self.config, self.threads = model, language, config, threads
+        self.device = model.device
+        self.version = 0
+        self.waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
+        self.pump: asyncio.Task[None] | None = None
+        # one thread of its own: every thread that calls torch keeps its own pool of spinning workers
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
+
+    async def generate(self, request: Request) -> Sample:
+        future = asyncio.get_running_loop().create_future()
+        self.waiting.append((request, future))
+        if self.pump is None or self.pump.done():
+            self.pump = asyncio.create_task(self._pump())
+        return await asyncio.wait_for(future, self.config.request_seconds)
+
+    def sync(self) -> None:
+        """The trainer has updated the weights, which are shared: nothing to copy."""
+        self.version += 1
+
+    def close(self) -> None:
+        self.thread.shutdown(wait=True, cancel_futures=True)
+
+    async def _pump(self) -> None:
+        """Decodes batch after batch until nobody waits; a cancelled request is skipped."""
+        while self.waiting:
+            batch = [(r, f) for r, f in self.waiting if not f.done()][: self.config.max_batch]
+            taken = {id(f) for _, f in batch}
+            self.waiting = [(r, f) for r, f in self.waiting if id(f) not in taken and not f.done()]
+            if not batch:
+                continue
+            loop = asyncio.get_running_loop()
+            try:
+                samples = await loop.run_in_executor(self.thread, self._decode, [r for r, _ in batch])
+            except Exception as error:  # handed to whoever awaits: the episode decides what it means
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            for (_, future), sample in zip(batch, samples, strict=True):
+                if not future.done():
+                    future.set_result(sample)
+
+    @torch.inference_mode()
+    def _decode(self, requests: list[Request]) -> list[Sample]:
+        torch.set_num_threads(self.threads)
+        self.model.eval()
+        inputs, position_B = self._prefill(requests)
+        attention_BL = inputs["attention_mask"]
+        cache = DynamicCache(config=self.model.config.get_text_config())
+        logits_BV = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[
+            :, -1
+        ]
+        generators = [torch.Generator().manual_seed(r.seed) for r in requests]
+        ids: list[list[int]] = [[] for _ in requests]
+        logprobs: list[list[float]] = [[] for _ in requests]
+        finish = ["length"] * len(requests)
+        live = list(range(len(requests)))  # which requests the rows of the batch belong to
+        while True:
+            chosen, chosen_logprobs = self._sample(logits_BV, [generators[i] for i in live])
+            keep = []
+            for row, i in enumerate(live):
+                ids[i].append(chosen[row])
+                logprobs[i].append(chosen_logprobs[row])
+                if chosen[row] in self.language.end:
+                    finish[i] = "stop"
+                elif len(ids[i]) < requests[i].max_tokens:
+                    keep.append(row)
+            if not keep:
+                break
+            if len(keep) < len(live):
+                rows = torch.tensor(keep, device=self.device)
+                cache.batch_select_indices(rows)
+                attention_BL, position_B = attention_BL[rows], position_B[rows]
+                live = [live[row] for row in keep]
+                chosen = [chosen[row] for row in keep]
+            attention_BL = torch.cat([attention_BL, attention_BL.new_ones(len(live), 1)], 1)
+            step_B1 = torch.tensor(chosen, device=self.device)[:, None]
+            out = self.model(
+                input_ids=step_B1,
+                attention_mask=attention_BL,
+                position_ids=self._axes(position_B[:, None]),
+                past_key_values=cache,
+                use_cache=True,
+            )
+            logits_BV, position_B = out.logits[:, -1], position_B + 1
+        version = self.version
+        rows = zip(ids, logprobs, finish, strict=True)
+        return [Sample(tuple(i), tuple(lp), f, version) for i, lp, f in rows]
+
+    def _axes(self, position_BL: Tensor) -> Tensor:
+        """Text positions as the model wants them: three equal axes for MRoPE, one otherwise."""
+        return position_BL.expand(3, -1, -1) if self.language.images else position_BL
+
+    def _prefill(self, requests: list[Request]) -> tuple[dict[str, Tensor], Tensor]:
+        """Left-padded prompts, so that all rows end together; and every row's next position (B,)."""
+        B, L = len(requests), max(len(r.prompt.ids) for r in requests)
+        ids_BL = np.zeros((B, L), dtype=np.int64)
+        attention_BL = np.zeros((B, L), dtype=np.int64)
+        position_3BL = np.zeros((3, B, L), dtype=np.int64)
+        patches, grids = [], []
+        images, merge = self.language.images, self.language.images.merge if self.language.images else 1
+        for b, request in enumerate(requests):
+            ids = np.asarray(request.prompt.ids)
+            prepared = [images.prepare(png) for png in request.prompt.images] if images else []
+            row_grids = [grid for _, grid in prepared]
+            ids_BL[b, L - len(ids) :] = ids
+            attention_BL[b, L - len(ids) :] = 1
+            position_3BL[:, b, L - len(ids) :] = positions(ids, row_grids, self.language.pad, merge)
+            patches += [pixels for pixels, _ in prepared]
+            grids += row_grids
+        next_B = position_3BL.max(axis=(0, 2)) + 1
+        inputs = {
+            "input_ids": torch.from_numpy(ids_BL).to(self.device),
+            "attention_mask": torch.from_numpy(attention_BL).to(self.device),
+            "position_ids": torch.from_numpy(position_3BL if images else position_3BL[0]).to(self.device),
+        }
+        if patches:
+            inputs["pixel_values"] = torch.cat(patches).to(self.device, self.model.dtype)
+            inputs["image_grid_thw"] = torch.tensor(grids, device=self.device)
+        return inputs, torch.from_numpy(next_B).to(self.device)
+
+    def _sample(self, logits_BV: Tensor, generators: list[torch.Generator]) -> tuple[list[int], list[float]]:
+        """One token per row by the exponential race, which needs one uniform draw per token and row."""
+        logits_BV = logits_BV.float()
+        logits_BV[:, list(self.language.suppressed)] = float("-inf")
+        temperature = self.config.temperature
+        if temperature == 0:
+            logprobs_BV = logits_BV.log_softmax(-1)
+            chosen_B = logprobs_BV.argmax(-1)
+        else:
+            logprobs_BV = (logits_BV / temperature).log_softmax(-1)
+            race_BV = torch.stack(
+                [torch.empty(logits_BV.shape[1]).exponential_(generator=g) for g in generators]
+            )
+            allowed_BV = truncate(logprobs_BV, self.config.top_p, self.config.top_k)
+            chosen_B = (allowed_BV.exp() / race_BV.to(self.device)).argmax(-1)
+        chosen_logprobs_B = logprobs_BV.gather(1, chosen_B[:, None])[:, 0]
+        return chosen_B.tolist(), chosen_logprobs_B.tolist()
+
+
+def truncate(logprobs_BV: Tensor, top_p: float, top_k: int) -> Tensor:
+    """Removes (-inf) what top-k and top-p sampling leave out; the most probable token always stays."""
+    if top_k:
+        kth_B1 = logprobs_BV.topk(min(top_k, logprobs_BV.shape[1])).values[:, -1:]
+        logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < kth_B1, float("-inf"))
+    if top_p < 1:
+        ordered_BV, index_BV = logprobs_BV.softmax(-1).sort(descending=True)
+        before_BV = ordered_BV.cumsum(-1) - ordered_BV
+        out_BV = torch.zeros_like(before_BV, dtype=torch.bool).scatter(1, index_BV, before_BV >= top_p)
+        logprobs_BV = logprobs_BV.masked_fill(out_BV, float("-inf"))
+    return logprobs_BV

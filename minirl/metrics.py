@@ -1,0 +1,46 @@
+"""What a step's episodes say in numbers. Keys are those of metrics.jsonl."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import mean, pstdev
+
+from minirl.rollout import Collected
+from minirl.types import Trajectory
+
+
+def trajectory_tokens(trajectory: Trajectory) -> int:
+    """The length of the last turn's prompt and response: what the whole episode takes as one context."""
+    turn = trajectory.turns[-1]
+    return turn.shared + len(turn.branch) + len(turn.response_ids)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
+
+
+def rollout_metrics(collected: Collected) -> dict[str, float]:
+    """Success and reward over all valid episodes that finished, so that dropping equal groups does not
+    colour them; and how the groups fared."""
+    valid = [t for t in collected.finished if t.valid]
+    rewards = [t.reward for t in valid]
+    tokens = [trajectory_tokens(t) for t in valid]
+    stops = Counter(t.stop.value for t in collected.finished)
+    return {
+        "success": mean(t.success for t in valid),
+        "reward": mean(rewards),
+        "reward_std": pstdev(rewards),
+        "tokens_mean": mean(tokens),
+        "tokens_p90": percentile(tokens, 0.9),
+        "response_tokens": mean(t.response_tokens for t in valid),
+        "turns": mean(len(t.turns) for t in valid),
+        "episodes": len(collected.finished),
+        "invalid": len(collected.finished) - len(valid),
+        "groups_submitted": collected.submitted,
+        "groups_kept": len(collected.groups),
+        "groups_dropped": collected.dropped,
+        **{f"stop/{stop}": count for stop, count in stops.items()},
+    }

@@ -1,0 +1,155 @@
+"""Puts the parts together for train.py, sft.py and eval.py: run folder, tasks, weights, browsers.
+
+Everything is made from a `Config`; nothing here decides anything about learning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from minirl import tiny
+from minirl.browser import BrowserPool
+from minirl.config import Config, SamplerConfig, to_json
+from minirl.hf_sampler import HfSampler
+from minirl.log import Logger, progress, say
+from minirl.model import Language, load_language, load_model
+from minirl.rollout import Rollouts
+from minirl.store import Run
+from minirl.tasks import load_tasks, save_tasks
+from minirl.trainer import Trainer
+from minirl.types import Task, Trajectory
+from minirl.world.fsm import World
+from minirl.world.generate import make_shop, make_tasks
+from minirl.world.replay import ScriptedPolicy, WorldVerifier
+from minirl.world.site import SiteServer
+
+
+@dataclass(frozen=True)
+class TaskSets:
+    """Which goals serve what. `heldout` shares no goal with the others; `demos` and `validation` are
+    disjoint parts of `train`."""
+
+    train: list[Task]
+    demos: list[Task]
+    validation: list[Task]
+    heldout: list[Task]
+
+
+def make_task_sets(config: Config) -> TaskSets:
+    """The config's tasks, generated or from files. ValueError if a held-out goal is also trained on."""
+    task = config.task
+    world = make_shop(task.seed)
+    train, heldout = make_tasks(world, task.train_goals, config.eval.episodes, seed=task.seed)
+    if task.train != "shop":
+        train = load_tasks(Path(task.train))
+    if task.heldout != "shop":
+        heldout = load_tasks(Path(task.heldout))
+    trained = {(t.start_url, t.instruction) for t in train}
+    leaked = [t.id for t in heldout if (t.start_url, t.instruction) in trained]
+    if leaked:
+        raise ValueError(f"{len(leaked)} held-out tasks are also training tasks, {leaked[0]} for one")
+    n = task.demo_goals
+    return TaskSets(train, train[:n], train[n : n + config.sft.eval_episodes] or train, heldout)
+
+
+def worlds_of(tasks: Sequence[Task]) -> list[World]:
+    """The generated sites that the tasks live on, told by their host names."""
+    hosts = {m[1] for t in tasks if (m := re.match(r"http://shop-(\d+)\.test/", t.start_url))}
+    return [make_shop(int(seed)) for seed in sorted(hosts, key=int)]
+
+
+@dataclass
+class Parts:
+    """What the scripts work with. `config.model.path` is a real folder or hub name by now."""
+
+    config: Config
+    run: Run
+    log: Logger
+    tasks: TaskSets
+    language: Language
+    trainer: Trainer
+
+    @contextlib.asynccontextmanager
+    async def rollouts(self, sampler: SamplerConfig | None = None) -> AsyncIterator[Rollouts]:
+        """Browsers, sites and a sampler on the trainer's weights, for as long as the block lasts."""
+        sets = self.tasks
+        worlds = worlds_of(sets.train + sets.heldout)
+        threads = self.config.threads or max(1, (os.cpu_count() or 2) - 1)
+        with SiteServer(worlds) as server:
+            async with BrowserPool(self.config.browser, server.resolver_rules()) as pool:
+                model = self.trainer.policy.model
+                engine = HfSampler(model, self.language, sampler or self.config.sampler, threads)
+                try:
+                    verify = WorldVerifier()
+                    yield Rollouts(self.config, self.language, engine, pool, verify, self.run.put_image)
+                finally:
+                    engine.close()
+
+    async def evaluate(self, rollouts: Rollouts, tasks: Sequence[Task], label: str, step: int) -> float:
+        """Held-out success, recorded under `label`."""
+        trajectories = await self.run_tasks(rollouts, tasks, label)
+        valid = [t for t in trajectories if t.valid]
+        if len(valid) < len(trajectories):
+            say(f"{label}: {len(trajectories) - len(valid)} episodes failed for reasons not the agent's")
+        row = self.log.evaluation(label, step, sum(t.success for t in valid), len(valid))
+        return row["success"]
+
+    async def run_tasks(self, rollouts: Rollouts, tasks: Sequence[Task], label: str) -> list[Trajectory]:
+        with progress(f"evaluating {label}", len(tasks)) as meter:
+            trajectories = await rollouts.evaluate(
+                tasks, label, self.config.eval.max_steps, lambda done: meter.advance(done - meter.done)
+            )
+        self.run.save_trajectories(label, trajectories)
+        return trajectories
+
+    async def demonstrate(self, rollouts: Rollouts) -> list[Trajectory]:
+        """The demonstrated goals' shortest solutions, acted out; only what the verifier confirms."""
+        worlds = {world.name: world for world in worlds_of(self.tasks.demos)}
+        with progress("recording demonstrations", len(self.tasks.demos)) as meter:
+            out = []
+            for task in self.tasks.demos:
+                world = worlds.get(str(task.meta.get("world")))
+                if world is None:
+                    raise ValueError(
+                        f"task {task.id} has no scripted solution; give --warm-start a checkpoint"
+                    )
+                policy = ScriptedPolicy(world, task, self.language)
+                trajectory = await rollouts.episode(task, 0, policy, self.config.eval.max_steps)
+                if trajectory.success:
+                    out.append(trajectory)
+                else:
+                    say(f"demonstration {task.id} dropped: {trajectory.stop.value} {trajectory.error}")
+                meter.advance()
+        self.run.save_trajectories("demos", out)
+        return out
+
+
+def open_parts(config: Config) -> Parts:
+    """Run folder, tasks and weights; builds the tiny checkpoint if the recipe names it."""
+    tasks = make_task_sets(config)
+    run = Run(config.run_dir)
+    if config.model.path == "tiny":
+        path = config.run_dir / "model"
+        if not (path / "config.json").is_file():
+            words = [word for world in worlds_of(tasks.train) for rows in world.data.values() for row in rows
+                     for word in (row["id"], row["title"])]  # fmt: skip
+            texts = tiny.corpus(words, tasks.train[0].start_url)
+            texts += ["choose choose " + task.instruction for task in tasks.train[:20]]
+            tiny.build(path, texts, seed=config.seed)
+        config = replace(config, model=replace(config.model, path=str(path)))
+    run.write_config(to_json(config))
+    save_tasks(config.run_dir / "heldout.jsonl", tasks.heldout)
+    torch.manual_seed(config.seed)
+    random.seed(config.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    language = load_language(config.model)
+    trainer = Trainer(load_model(config.model, device), language, config, run.image)
+    return Parts(config, run, Logger(run, config.wandb, total=config.steps), tasks, language, trainer)

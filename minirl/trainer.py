@@ -1,0 +1,197 @@
+"""Optimizer updates on rows, and checkpoints that survive being interrupted.
+
+Stands behind train.py and sft.py. A checkpoint is an ordinary Hugging Face folder (so that it can be
+evaluated, served or published as it is) with two files more: `trainer.pt` (optimizer, random states) and
+`state.json` (where the run was). It is written beside its place and renamed, so a folder with the final
+name is complete; one that can't be read all the same is named, and the one before it is used.
+
+Shape suffixes: N response tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from minirl.batch import Row, collate, micro_batches, minibatches
+from minirl.config import Config
+from minirl.loss import imitation_loss, openwebrl_weights, policy_loss
+from minirl.model import Language, Policy
+from minirl.types import Group
+
+MAX_BAD_STEPS = 3  # consecutive updates without a finite gradient before training gives up
+
+
+class Trainer:
+    """One model, its optimizer, and the updates of reinforcement and imitation."""
+
+    def __init__(
+        self, model: PreTrainedModel, language: Language, config: Config, image: Callable[[str], bytes]
+    ):
+        self.language, self.config, self.image = language, config, image
+        self.policy = Policy(model, language, config.sampler.temperature)
+        self.device = model.device
+        self.bad_steps = 0
+        self.reset_optimizer()
+
+    def reset_optimizer(self) -> None:
+        """Forgets the moments: reinforcement does not start from those of imitation."""
+        optim = self.config.optim
+        self.optimizer = torch.optim.AdamW(
+            self.policy.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay
+        )
+
+    def reinforce(self, groups: Sequence[Group], seed: int, tick: Callable[[], None]) -> dict[str, float]:
+        """All epochs of clipped updates on one step's groups; metrics averaged over response tokens."""
+        config, totals, norms, updates, loss_sum = self.config, {}, [], 0, 0.0
+        for epoch in range(config.batch.epochs):
+            for rows in minibatches(groups, config.batch.minibatch_turns, seed + epoch):
+
+                def loss_of(batch, logprobs_N, turns=len(rows)):
+                    weight_N = openwebrl_weights(batch.length_N, turns)
+                    return policy_loss(logprobs_N, batch.old_N, batch.advantage_N, weight_N, config.loss)
+
+                loss, norm, sums = self._update(rows, loss_of, config.optim.lr)
+                updates, loss_sum = updates + 1, loss_sum + loss
+                norms.append(norm)
+                for name, value in sums.items():
+                    keep = max if name == "ratio_max" else float.__add__
+                    totals[name] = keep(totals.get(name, 0.0), value)
+                tick()
+        tokens = totals["tokens"]
+        return {
+            "loss": loss_sum / updates,
+            "ratio_mean": totals["ratio"] / tokens,
+            "ratio_max": totals["ratio_max"],
+            "clip_fraction": totals["clipped"] / tokens,
+            "entropy": totals["entropy"] / tokens,
+            "grad_norm": sum(norms) / len(norms),
+            "lr": config.optim.lr,
+            "updates": updates,
+        }
+
+    def imitate(self, rows: Sequence[Row], lr: float) -> float:
+        """One behaviour cloning update; the loss per response token."""
+        tokens = sum(len(row.ids) - row.start for row in rows)
+
+        def loss_of(batch, logprobs_N):
+            return imitation_loss(logprobs_N, tokens), {"tokens": torch.tensor(float(len(logprobs_N)))}
+
+        return self._update(rows, loss_of, lr)[0]
+
+    def _update(
+        self, rows: Sequence[Row], loss_of: Callable, lr: float
+    ) -> tuple[float, float, dict[str, float]]:
+        """One optimizer step on rows that are split into micro-batches; (loss, gradient norm, metric sums).
+
+        A step without a finite gradient changes nothing and is counted; several in a row are fatal.
+        """
+        self.policy.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        total, sums = 0.0, {}
+        for part in micro_batches(rows, self.config.batch.micro_tokens):
+            batch = collate(part, self.language, self.image, self.device)
+            logprobs_N, entropy_N = self.policy(batch.inputs, batch.sources_N, batch.targets_N)
+            loss, part_sums = loss_of(batch, logprobs_N)
+            loss.backward()
+            total += loss.item()
+            for name, value in (part_sums | {"entropy": entropy_N.sum()}).items():
+                keep = max if name == "ratio_max" else float.__add__
+                sums[name] = keep(sums.get(name, 0.0), float(value))
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.optim.grad_clip).item()
+        if math.isfinite(total) and math.isfinite(norm):
+            self.bad_steps = 0
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        else:
+            self.bad_steps += 1
+            if self.bad_steps >= MAX_BAD_STEPS:
+                raise ValueError(
+                    f"{MAX_BAD_STEPS} updates in a row had no finite gradient; lower the learning rate"
+                )
+        return total, norm, sums
+
+    # --- checkpoints -------------------------------------------------------------------------------
+
+    def save(self, path: Path, state: dict[str, Any]) -> None:
+        """Writes the folder `path`; `state` is the run's own (step, task cursor, best success)."""
+        part = path.with_name(path.name + ".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        self.policy.model.save_pretrained(part)
+        self.language.tokenizer.save_pretrained(part)
+        for file in Path(self.config.model.path).glob("*preprocessor_config.json"):
+            shutil.copy(file, part)
+        saved = {"optimizer": self.optimizer.state_dict(), "torch": torch.get_rng_state()}
+        torch.save(saved, part / "trainer.pt")
+        (part / "state.json").write_text(json.dumps(state))
+        old = path.with_name(path.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            path.rename(old)
+        part.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def load(self, path: Path, optimizer: bool = True) -> dict[str, Any]:
+        """Reads a checkpoint into the model; the run's state. ValueError names a folder that can't be read."""
+        try:
+            weights = {}
+            for file in sorted(path.glob("model*.safetensors")):
+                weights |= load_file(file)
+            state = json.loads((path / "state.json").read_text())
+            saved = torch.load(path / "trainer.pt", weights_only=True) if optimizer else None
+            missing, unexpected = self.policy.model.load_state_dict(weights, strict=False)
+            tied = set(self.policy.model._tied_weights_keys or ())
+            if unexpected or set(missing) - tied:
+                raise ValueError("it belongs to another model")
+            self.policy.model.tie_weights()
+            if saved is not None:
+                self.optimizer.load_state_dict(saved["optimizer"])
+                torch.set_rng_state(saved["torch"])
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+            EOFError,
+            KeyError,
+            SafetensorError,
+            pickle.PickleError,
+        ) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ValueError(f"checkpoint {path} can't be used: {reason}") from None
+        return state
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The complete RL checkpoints of a run, oldest first."""
+    return sorted(p for p in folder.glob("step_*") if p.suffix == "" and p.is_dir())
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Deletes all but the newest `keep` RL checkpoints, and what interrupted writes have left."""
+    for path in (
+        checkpoints(folder)[: -keep or None] + list(folder.glob("*.part")) + list(folder.glob("*.old"))
+    ):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def load_latest(trainer: Trainer, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Resumes from the newest checkpoint that can be read; ValueError if there is none."""
+    paths = checkpoints(folder)
+    for path in reversed(paths):
+        try:
+            return trainer.load(path)
+        except ValueError as problem:
+            say(f"{problem}; trying the one before")
+    raise ValueError(f"nothing to resume: no usable checkpoint in {folder}")

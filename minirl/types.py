@@ -1,0 +1,194 @@
+"""The records that flow through minirl, in the order in which they are made.
+
+    Task -> (episode) -> Trajectory of Turns -> Group -> rows -> loss -> weights -> sampler
+
+Everything is a frozen dataclass: a record is made once, by the stage that owns it, and later stages
+derive new ones (`dataclasses.replace`) instead of writing into old ones. Token ids are plain tuples
+of ints, so that a record can be compared, dumped and read back without a tensor library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Stop(Enum):
+    """How an episode ended. The only place in which this is decided is the episode itself."""
+
+    DONE = "done"  # the agent called `done`
+    MAX_STEPS = "max_steps"  # the turn budget ran out
+    FORMAT_ERROR = "format_error"  # three unparsable responses in a row
+    LENGTH = "length"  # a response hit its token limit, or the prompt the context limit
+    TIMEOUT = "timeout"  # the episode's deadline passed
+    SAMPLER_ERROR = "sampler_error"  # the sampler refused or failed this request
+    ENV_ERROR = "env_error"  # the page or the renderer failed (crash, hang)
+    INFRA_ERROR = "infra_error"  # the browser or the site could not be reached
+    JUDGE_ERROR = "judge_error"  # no verdict could be had
+    CANCELLED = "cancelled"  # the batch was full before this episode ended
+
+    @property
+    def is_agent_fault(self) -> bool:
+        """True if the ending says something about the policy. Every other ending makes a trajectory
+        invalid: it leaves before means, deviations and filters are taken."""
+        return self in (Stop.DONE, Stop.MAX_STEPS, Stop.FORMAT_ERROR, Stop.LENGTH)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to do on one site.
+
+    `goal` belongs to the verifier that the recipe chooses and means nothing to anybody else; for
+    synthetic worlds it is a page and conditions on that page's state:
+
+    >>> Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/",
+    ...      {"page": "DONE", "where": [{"path": "$.colour", "cond": "eq", "value": "red"}]}).id
+    'shop-0-17'
+    """
+
+    id: str
+    instruction: str
+    start_url: str
+    goal: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)  # benchmark, site, difficulty, ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """One tool call as parsed: `Call("click", {"point_2d": [500, 120]})`, coordinates 0-1000."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A response as the recipe's `parse` understood it. `error` is None or the line shown to the model."""
+
+    thought: str = ""
+    calls: tuple[Call, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the agent sees: `text` stays in the history, `image` or `page_text` only in the newest turns.
+
+    The visual recipes fill `text` (tabs, URL) and `image` (PNG bytes); the text recipe fills
+    `page_text` (simplified HTML). `url` and `title` are for people and logs.
+    """
+
+    text: str
+    image: bytes | None = None
+    page_text: str = ""
+    url: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Exactly what the sampler reads: ids with image pads in place, and the images in their order.
+
+    `shared` is the number of leading ids taken from the trajectory's trunk; the rest is this turn's
+    branch. `images` holds PNG bytes; `len(images)` runs of image pads occur in `ids`.
+
+    >>> p = Prompt((1, 2, 3, 9, 9, 4), shared=3, images=(b"png",))  # 9 is the image pad
+    >>> p.ids[:p.shared], p.ids[p.shared:]
+    ((1, 2, 3), (9, 9, 4))
+    """
+
+    ids: tuple[int, ...]
+    shared: int
+    images: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the sampler returns for one request.
+
+    `logprobs[i]` is the log-probability of `ids[i]` under the distribution that was sampled
+    (temperature and suppressed tokens applied). The end token is part of `ids` when it was sampled;
+    nothing is appended otherwise.
+
+    >>> Sample((7, 8, 2), (-0.1, -0.7, -0.2), "stop").finish
+    'stop'
+    """
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: str  # "stop" (end token sampled) or "length" (token limit hit)
+    version: int = 0  # how many weight syncs the sampler had seen
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One prompt, one sampled response, and what came of it.
+
+    The prompt is `trunk[:shared] + branch`, where `trunk` is the trajectory's; only `response_ids`
+    are ever trained on. With trunk (1, 2, 3, 5, 6) and
+
+        Turn(shared=3, branch=(9, 9, 4), response_ids=(7, 2), logprobs=(-0.1, -0.7), ...)
+
+    the model read 1 2 3 9 9 4 and said 7 2: the row is 1 2 3 9 9 4 7 2, and the loss covers the last
+    two positions. `images` names the screenshots by content hash, in prompt order.
+    """
+
+    shared: int
+    branch: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str  # the decoded response, for parsing and for people; never tokenised again
+    images: tuple[str, ...] = ()
+    parsed: Parsed = field(default_factory=Parsed)
+    feedback: tuple[str, ...] = ()  # one line per call
+    observation: str = ""  # the text part of what the agent saw before responding
+    url: str = ""
+    finish: str = "stop"
+    version: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: sample, act, observe
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One episode: the turns, how it ended, and what it was worth."""
+
+    task: Task
+    member: int  # which of the group's G episodes this is
+    trunk: tuple[int, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    stop: Stop = Stop.DONE
+    answer: str = ""
+    success: bool = False
+    reward: float = 0.0
+    error: str = ""  # the reason behind an invalid ending, with the traceback's last line
+    final_state: Mapping[str, Any] = field(default_factory=dict)  # what the verifier read
+    final_image: str = ""  # hash of the screenshot after the last action
+    seconds: float = 0.0
+
+    @property
+    def valid(self) -> bool:
+        return self.stop.is_agent_fault and len(self.turns) > 0
+
+    @property
+    def response_tokens(self) -> int:
+        return sum(len(turn.response_ids) for turn in self.turns)
+
+    def prompt_ids(self, t: int) -> tuple[int, ...]:
+        """The ids that turn `t` was sampled from."""
+        return self.trunk[: self.turns[t].shared] + self.turns[t].branch
+
+
+@dataclass(frozen=True)
+class Group:
+    """One task and its trajectories; `advantages[i]` belongs to every token of `trajectories[i]`.
+
+    With rewards (1, 0, 0, 1), mean 0.5 and unbiased deviation 0.577, the advantages are
+    (0.866, -0.866, -0.866, 0.866). A trajectory that is not `valid` is in neither statistic and has
+    been removed before the group is made.
+    """
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+    advantages: tuple[float, ...] = ()

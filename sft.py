@@ -1,0 +1,74 @@
+"""Warm start: behaviour cloning on demonstrations, up to the success rate from which RL can learn.
+
+    python sft.py tiny
+
+Loss on the response tokens only, cosine schedule with warm-up, stopped when validation episodes in the
+browser succeed often enough: a policy that never succeeds gives reinforcement nothing to compare, and one
+that has been cloned to the end leaves it little to learn. OpenWebRL section 3.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Sequence
+
+from minirl.batch import Row, turn_rows
+from minirl.config import from_command_line, run_main
+from minirl.log import progress, say
+from minirl.parts import Parts, open_parts
+from minirl.rollout import Rollouts
+from minirl.types import Trajectory
+
+
+def cosine(update: int, total: int, warmup: float) -> float:
+    """The share of the peak learning rate at a 0-based update: a linear rise, then half a cosine to 0."""
+    rise = max(1, round(warmup * total))
+    if update < rise:
+        return (update + 1) / rise
+    return 0.5 * (1 + math.cos(math.pi * (update - rise) / max(1, total - rise)))
+
+
+def batches(demos: Sequence[Trajectory], size: int, epochs: int, seed: int) -> list[list[Row]]:
+    """Shuffled turns, `size` at a time, for so many epochs."""
+    rows = [row for trajectory in demos for row in turn_rows(trajectory, advantage=1.0)]
+    order: list[Row] = []
+    for epoch in range(epochs):
+        random.Random(f"{seed}|{epoch}").shuffle(rows)
+        order += rows
+    return [order[i : i + size] for i in range(0, len(order) - size + 1, size)] or [order]
+
+
+async def warm_start(parts: Parts, rollouts: Rollouts) -> None:
+    """Clones the demonstrations and saves the checkpoint `sft`."""
+    config, sft = parts.config, parts.config.sft
+    demos = await parts.demonstrate(rollouts)
+    if not demos:
+        raise ValueError("no demonstration succeeded; look at the dump demos.jsonl in the run folder")
+    updates = batches(demos, sft.batch, sft.epochs, config.seed)[: sft.max_steps]
+    with progress("cloning demonstrations", len(updates)) as meter:
+        for i, rows in enumerate(updates):
+            loss = parts.trainer.imitate(rows, sft.lr * cosine(i, len(updates), sft.warmup))
+            meter.advance(note=f"loss {loss:.3f}")
+            await asyncio.sleep(0)  # lets the loop see Ctrl-C
+            if sft.stop_success is not None and (i + 1) % sft.eval_every == 0:
+                tasks = parts.tasks.validation[: sft.eval_episodes]
+                tried = await parts.run_tasks(rollouts, tasks, "validation")
+                success = sum(t.success for t in tried) / len(tried)
+                say(f"cloning: update {i + 1}, loss {loss:.3f}, validation success {success:.1%}")
+                if success >= sft.stop_success:
+                    break
+    parts.trainer.save(parts.run.checkpoint_dir / "sft", {"step": 0, "cursor": 0})
+
+
+async def main_async(argv: Sequence[str]) -> None:
+    parts = open_parts(from_command_line(argv, "sft.py"))
+    async with parts.rollouts() as rollouts:
+        await warm_start(parts, rollouts)
+        await parts.evaluate(rollouts, parts.tasks.heldout, "after_sft", 0)
+    parts.log.close()
+
+
+if __name__ == "__main__":
+    run_main(lambda argv: asyncio.run(main_async(argv)))

@@ -1,0 +1,187 @@
+"""Which Chromium is taken, what is done when there is none, and how it is started.
+
+Browsers here are small shell scripts in a temporary PATH, so that the order can be seen without one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from minirl import chromium
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with an empty PATH, an empty Playwright cache and no settings; a `bin/` to fill."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    monkeypatch.setenv("PATH", str(bin_folder))
+    monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path / "playwright"))
+    monkeypatch.delenv("MINIRL_CHROMIUM", raising=False)
+    monkeypatch.delenv("MINIRL_NO_SANDBOX", raising=False)
+    return tmp_path
+
+
+def browser(path: Path, runs: bool = True) -> str:
+    """A script that answers `--version`, or fails like Ubuntu's stub."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    says = "echo 'Chromium 156.0'" if runs else "echo 'needs the chromium snap' >&2; exit 1"
+    path.write_text(f"#!/bin/sh\n{says}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_order_is_the_users_then_playwrights_then_the_systems(machine, monkeypatch):
+    google = browser(machine / "bin/google-chrome")
+    assert chromium.executable() == google
+    debian = browser(machine / "bin/chromium")
+    assert chromium.executable() == debian
+    older = browser(machine / "playwright/chromium-1250/chrome-linux/chrome")
+    assert chromium.executable() == older
+    newer = browser(machine / "playwright/chromium-1255/chrome-linux64/chrome")
+    assert chromium.executable() == newer
+    own = browser(machine / "mine/chrome")
+    monkeypatch.setenv("MINIRL_CHROMIUM", own)
+    assert chromium.executable() == own
+
+
+def test_a_browser_that_does_not_run_is_passed_over(machine):
+    browser(machine / "playwright/chromium-1255/chrome-linux64/chrome", runs=False)
+    browser(machine / "bin/chromium", runs=False)
+    google = browser(machine / "bin/google-chrome")
+    assert chromium.executable() == google
+
+
+def test_a_browser_that_is_repaired_is_found(machine):
+    path = machine / "bin/chromium"
+    browser(path, runs=False)
+    with pytest.raises(ValueError, match="no Chromium that runs: install one"):
+        chromium.executable()
+    browser(path)
+    assert chromium.executable() == str(path)
+
+
+def test_the_users_choice_is_never_replaced(machine, monkeypatch):
+    browser(machine / "bin/chromium")
+    monkeypatch.setenv("MINIRL_CHROMIUM", "/nowhere/chrome")
+    monkeypatch.setattr(chromium, "attempt_quietly", lambda *_: pytest.fail("must not install another"))
+    with pytest.raises(ValueError, match="correct or unset it"):
+        chromium.install()
+    monkeypatch.setenv("MINIRL_CHROMIUM", browser(machine / "stub", runs=False))
+    with pytest.raises(ValueError, match="needs the chromium snap"):
+        chromium.install()
+
+
+@pytest.fixture
+def attempts(machine, monkeypatch) -> list[str]:
+    """Records what would be run instead of running it."""
+    made: list[str] = []
+    monkeypatch.setattr(chromium, "attempt_quietly", lambda command: made.append(" ".join(command[-3:])))
+    return made
+
+
+def test_nothing_is_installed_where_one_runs(machine, attempts):
+    browser(machine / "bin/chromium")
+    assert chromium.main(["--install"]) == 0
+    assert attempts == []
+
+
+def test_without_root_only_playwright_is_asked(machine, attempts, monkeypatch, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    browser(machine / "bin/apt-get")
+    assert chromium.main(["--install"]) == 2
+    assert attempts == ["playwright install chromium"]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "MINIRL_CHROMIUM" in said
+
+
+def test_root_on_debian_gets_the_package(machine, attempts, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    browser(machine / "bin/apt-get")
+    with pytest.raises(ValueError, match="no Chromium that runs"):
+        chromium.install()
+    # Nothing was downloaded, so Playwright's libraries are not fetched.
+    assert attempts == ["playwright install chromium", "apt-get -qq update", "install -y chromium"]
+
+
+def test_root_gets_the_libraries_that_a_download_lacks(machine, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    browser(machine / "bin/apt-get")
+    downloaded = machine / "playwright/chromium-1255/chrome-linux64/chrome"
+
+    def attempt(command):
+        if "playwright" in command:
+            browser(downloaded, runs="install-deps" in command)
+
+    monkeypatch.setattr(chromium, "attempt_quietly", attempt)
+    assert chromium.install() == str(downloaded)
+
+
+def test_an_attempt_that_fails_says_why(capsys):
+    chromium.attempt_quietly(["/bin/sh", "-c", "echo starting; echo 'Error: no network'; echo at x; exit 1"])
+    assert "failed: Error: no network\n" in capsys.readouterr().out
+
+
+def test_an_attempt_that_hangs_is_ended_with_its_children(tmp_path, capsys):
+    late = tmp_path / "late"
+    chromium.attempt_quietly(["/bin/sh", "-c", f"(sleep 1; touch {late}) & wait"], seconds=0.2)
+    assert "took more than" in capsys.readouterr().out
+    time.sleep(1.2)
+    assert not late.exists()
+
+
+def test_an_attempt_that_cannot_start_says_so(capsys):
+    chromium.attempt_quietly(["/nowhere/apt-get", "update"])
+    assert "failed: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("user", "setting", "off"), [(0, "", True), (1000, "", False), (1000, "1", True)])
+def test_the_sandbox_is_off_only_for_root_and_on_request(machine, monkeypatch, user, setting, off):
+    browser(machine / "bin/chromium")
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setenv("MINIRL_NO_SANDBOX", setting)
+    assert chromium.sandbox_off() is off
+    assert ("--no-sandbox" in chromium.launch_args()) is off
+    assert chromium.launch_options()["chromium_sandbox"] is not off
+
+
+def test_extra_flags_come_last_and_replace_ours():
+    args = chromium.launch_args(["--no-first-run=never", "--host-resolver-rules=MAP * 127.0.0.1"])
+    assert args[-2:] == ["--no-first-run=never", "--host-resolver-rules=MAP * 127.0.0.1"]
+    assert "--no-first-run" not in args
+    assert "--disable-background-networking" in args
+
+
+def test_main_prints_the_path_or_the_usage(machine, capsys):
+    path = browser(machine / "bin/chromium")
+    assert chromium.main([]) == 0
+    assert path in capsys.readouterr().out
+    assert chromium.main(["--instal"]) == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_the_real_one_runs_here():
+    """`make setup` has seen to it, so a machine without one is a failure, not a skip."""
+    assert chromium.version(chromium.executable())
+
+
+@pytest.mark.slow
+def test_the_real_one_calls_nobody(tmp_path):
+    """Left open on an empty page, it asks for nothing outside this machine."""
+    from playwright.sync_api import sync_playwright
+
+    log = tmp_path / "net.json"
+    with sync_playwright() as playwright:
+        options = chromium.launch_options([f"--log-net-log={log}"])
+        started = playwright.chromium.launch(**options)
+        started.new_page().goto("about:blank")
+        time.sleep(15)
+        started.close()
+    assert log.stat().st_size > 1000
+    asked = set(re.findall(r'"(?:url|host)":"([^"]*)"', log.read_text()))
+    assert {where for where in asked if where and "127.0.0.1" not in where} == set()
