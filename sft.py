@@ -52,7 +52,8 @@ async def warm_start(parts: Parts, rollouts: Rollouts) -> None:
             loss = parts.trainer.imitate(rows, sft.lr * cosine(i, len(updates), sft.warmup))
             meter.advance(note=f"loss {loss:.3f}")
             await asyncio.sleep(0)  # lets the loop see Ctrl-C
-            if sft.stop_success is not None and (i + 1) % sft.eval_every == 0:
+            due = i + 1 >= sft.eval_from and (i + 1 - sft.eval_from) % sft.eval_every == 0
+            if sft.stop_success is not None and due:
                 tasks = parts.tasks.validation[: sft.eval_episodes]
                 tried = await parts.run_tasks(rollouts, tasks, "validation")
                 success = sum(t.success for t in tried) / len(tried)

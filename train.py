@@ -25,7 +25,7 @@ from minirl.parts import Parts, open_parts
 from minirl.reward import assign_advantages, shuffle_rewards
 from minirl.rollout import Collected, Rollouts, TaskStream
 from minirl.store import Run
-from minirl.trainer import load_latest, prune
+from minirl.trainer import checkpoints, load_latest, prune
 from sft import warm_start
 
 
@@ -61,17 +61,32 @@ async def train(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None
 
 
 async def collect(parts: Parts, rollouts: Rollouts, stream: TaskStream, cursor: int, step: int) -> Collected:
-    """A step's groups, from browsers or from a dump."""
-    config = parts.config
-    if config.replay is not None:
-        groups = Run(config.replay).load_groups(Run.step_label(step + 1))
-        trajectories = [t for group in groups for t in group.trajectories]
-        return Collected(groups, cursor, trajectories, len(groups), 0)
-    with progress(f"step {step + 1}: episodes", config.rollout.groups) as meter:
+    """A step's groups from the browsers, with a progress bar."""
+    with progress(f"step {step + 1}: episodes", parts.config.rollout.groups) as meter:
         collected = await rollouts.collect(stream, cursor, step, lambda n: meter.advance(n - meter.done))
     if collected.reason:
         say(f"step {step + 1}: {collected.reason}")
     return collected
+
+
+def train_on_dumps(parts: Parts, source: Run) -> None:
+    """The updates alone, on the groups that another run has dumped; opens no browser."""
+    config, state = parts.config, {"step": 0, "cursor": 0}
+    parts.run.truncate_after(-1)
+    prune(parts.run.checkpoint_dir, keep=0)
+    if config.warm_start is not None:
+        parts.trainer.load(config.warm_start, optimizer=False)
+    for label in [label for label in source.labels() if label.startswith("step_")][: config.steps]:
+        step = int(label.removeprefix("step_")) - 1
+        groups = assign_advantages(source.load_groups(label), config.loss.std_eps)
+        with progress(f"{label}: updating", config.batch.epochs) as meter:
+            metrics = parts.trainer.reinforce(groups, config.seed + 1000 * step, meter.advance)
+        state["step"] = step + 1
+        parts.log.step(step + 1, metrics)
+    if not state["step"]:
+        raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
+    save(parts, state)
+    parts.log.close()
 
 
 async def evaluate_and_keep_best(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> float:
@@ -94,32 +109,33 @@ def save(parts: Parts, state: dict[str, Any]) -> None:
 async def prepare(parts: Parts, rollouts: Rollouts) -> dict[str, Any]:
     """Where to start: the last checkpoint, a given one, or a warm start made here and now."""
     config, trainer, folder = parts.config, parts.trainer, parts.run.checkpoint_dir
-    state = {"step": 0, "cursor": 0}
-    if config.resume:
+    if config.resume and checkpoints(folder):
         state = load_latest(trainer, folder, say)
         parts.run.truncate_after(state["step"])
         say(f"resumed after step {state['step']}")
         return state
-    heldout = parts.tasks.heldout
-    reuse_sft = config.warm_start is None and (folder / "sft" / "state.json").is_file()
+    sft, heldout = folder / "sft", parts.tasks.heldout
+    reuse_sft = config.warm_start is None and (sft / "state.json").is_file()
     parts.run.truncate_after(0 if reuse_sft else -1)
     prune(folder, keep=0)
-    if config.warm_start is not None:
+    if reuse_sft:
+        trainer.load(sft, optimizer=False)
+        say(f"starting from {sft}")
+    elif config.warm_start is not None:
         trainer.load(config.warm_start, optimizer=False)
         await parts.evaluate(rollouts, heldout, "after_sft", 0)
-    elif reuse_sft:
-        trainer.load(folder / "sft", optimizer=False)
-        say(f"starting from {folder / 'sft'}")
     else:
         await parts.evaluate(rollouts, heldout, "before", 0)
         await warm_start(parts, rollouts)
         await parts.evaluate(rollouts, heldout, "after_sft", 0)
     trainer.reset_optimizer()
-    return state
+    return {"step": 0, "cursor": 0}
 
 
 async def main(argv: Sequence[str]) -> None:
     parts = open_parts(from_command_line(argv, "train.py"))
+    if parts.config.replay is not None:
+        return train_on_dumps(parts, Run(parts.config.replay))
     async with parts.rollouts() as rollouts:
         state = await prepare(parts, rollouts)
         saved = state["step"]

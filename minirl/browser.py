@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import re
+import time
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +70,10 @@ SCROLL = """([dx, dy, point]) => {
 }"""
 
 
+SHOTS = 4  # attempts at one screenshot
+SHOT_PAUSE = 0.1  # seconds before the second attempt, twice that before the third, ...
+
+
 class ToolFailure(Exception):
     """A call could not be carried out; the message is for the agent."""
 
@@ -107,8 +113,15 @@ class Session:
             if "Target crashed" in reason or "Page crashed" in reason:
                 raise BrowserFault(Stop.ENV_ERROR, "the page crashed") from None
             if "has been closed" in reason or "Connection closed" in reason:
+                if self._lives():
+                    raise ToolFailure("the tab was closed") from None
                 raise BrowserFault(Stop.INFRA_ERROR, "the browser is gone") from None
-            raise ToolFailure(reason.removeprefix("Page.").removeprefix("Mouse.")) from None
+            raise ToolFailure(re.sub(r"^\w+\.\w+: ", "", reason)) from None  # "Mouse.click: ..."
+
+    def _lives(self) -> bool:
+        """True while the browser runs and the context has a tab: then only one tab can have been closed."""
+        browser = self.context.browser
+        return browser is not None and browser.is_connected() and len(self.context.pages) > 0
 
     async def start(self, url: str) -> None:
         """Opens the task's first page; only here may a navigation be tried again."""
@@ -129,7 +142,7 @@ class Session:
         await self.do(self.page.goto(url, wait_until="domcontentloaded"), seconds)
 
     async def settle(self) -> None:
-        """Waits until the page is ready, or the cap is reached; a page that navigates meanwhile is asked anew."""
+        """Waits until the page is ready, or the cap is reached; one that navigates is asked anew."""
         cap = self.config.ready_ms
         for _ in range(3):
             try:
@@ -141,7 +154,10 @@ class Session:
 
     async def tabs(self) -> tuple[list[tuple[str, str]], int]:
         """(URL, title) of every tab, and the index of the current one."""
-        pages = self.context.pages
+        # A snapshot: while the titles are asked for, a tab may open and become the current one.
+        pages, current = self.context.pages, self.page
+        if current not in pages:
+            raise BrowserFault(Stop.ENV_ERROR, "the last tab closed itself")
         titles = []
         for page in pages:
             try:
@@ -149,17 +165,28 @@ class Session:
             except ToolFailure:
                 titles.append("")
         rows = [(page.url, title) for page, title in zip(pages, titles, strict=True)]
-        return rows, pages.index(self.page)
+        return rows, pages.index(current)
 
     async def screenshot(self) -> bytes:
-        """The viewport as PNG, straight from the renderer: Playwright's own waits for fonts, and may hang."""
-        try:
-            cdp: CDPSession = await self.do(self._cdp())
-            options = {"format": "png", "optimizeForSpeed": True}
-            shot = await self.do(cdp.send("Page.captureScreenshot", options), self.config.screenshot_seconds)
-        except ToolFailure as failure:
-            raise BrowserFault(Stop.ENV_ERROR, f"no screenshot: {failure}") from None
-        return base64.b64decode(shot["data"])
+        """The viewport as PNG, straight from the renderer: Playwright's own waits for fonts, and may hang.
+
+        A page that is just being replaced refuses. Looking at it changes nothing, so unlike an action it
+        is tried again, within the same time limit.
+        """
+        deadline, reason = time.monotonic() + self.config.screenshot_seconds, ""
+        for attempt in range(SHOTS):
+            await asyncio.sleep(attempt * SHOT_PAUSE)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                cdp: CDPSession = await self.do(self._cdp(), left)
+                options = {"format": "png", "optimizeForSpeed": True}
+                shot = await self.do(cdp.send("Page.captureScreenshot", options), left)
+                return base64.b64decode(shot["data"])
+            except ToolFailure as failure:
+                reason = str(failure)
+        raise BrowserFault(Stop.ENV_ERROR, f"no screenshot: {reason}")
 
     async def _cdp(self) -> CDPSession:
         """One protocol session per page, made at first use."""
@@ -170,6 +197,7 @@ class Session:
     def __post_init__(self) -> None:
         self._sessions: dict[Page, CDPSession] = {}
         self.context.on("page", self._opened)
+        self.context.on("dialog", _accept)
 
     def _opened(self, page: Page) -> None:
         self.page = page
@@ -240,8 +268,10 @@ class BrowserPool:
             browser = self.browsers[i]
             if browser is None or not browser.is_connected():
                 assert self.playwright is not None, "use `async with BrowserPool(...)`"
-                launch = self.playwright.chromium.launch(**self.options)
-                browser = self.browsers[i] = await asyncio.wait_for(launch, self.config.start_seconds)
+                # Playwright's own limit: it also ends the process that took too long
+                limit = 1000 * self.config.start_seconds
+                browser = await self.playwright.chromium.launch(**self.options, timeout=limit)
+                self.browsers[i] = browser
                 self.launches += 1
             return browser
 
@@ -250,25 +280,27 @@ class BrowserPool:
         """A fresh context in the least loaded browser; closed, whatever happens, when the block ends."""
         i = self.loads.index(min(self.loads))
         self.loads[i] += 1
-        context = None
+        opening: asyncio.Future[BrowserContext] | None = None
         try:
             try:
                 browser = await self._browser(i)
                 size = {"width": self.config.width, "height": self.config.height}
-                opening = browser.new_context(viewport=size, accept_downloads=False)
-                context = await asyncio.wait_for(opening, self.config.start_seconds)
+                opening = asyncio.ensure_future(browser.new_context(viewport=size, accept_downloads=False))
+                # shielded: Chromium opens it even for an episode that is cancelled now, and it must be closed
+                context = await asyncio.wait_for(asyncio.shield(opening), self.config.start_seconds)
                 page = await asyncio.wait_for(context.new_page(), self.config.start_seconds)
             except (PlaywrightError, TimeoutError) as error:
-                raise BrowserFault(Stop.INFRA_ERROR, f"no browser: {str(error).splitlines()[:1]}") from None
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                raise BrowserFault(Stop.INFRA_ERROR, f"no browser: {reason}") from None
             session = Session(self.config, context, page)
             page.on("close", session._closed)
-            page.on("dialog", lambda dialog: asyncio.ensure_future(_accept(dialog)))
             yield session
         finally:
             self.loads[i] -= 1
-            if context is not None:
+            if opening is not None:
                 with contextlib.suppress(PlaywrightError, TimeoutError):
-                    await asyncio.wait_for(context.close(), self.config.exit_seconds)
+                    async with asyncio.timeout(self.config.exit_seconds):
+                        await (await opening).close()
 
 
 async def _accept(dialog: Any) -> None:

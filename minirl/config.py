@@ -27,7 +27,7 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on CUDA, float32 elsewhere."""
     max_pixels: int | None = None
-    """Screenshots are scaled down to this many pixels before the vision tower; None: the model's own limit."""
+    """Screenshots are scaled down to this many pixels; None: the model's own limit."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class TaskConfig:
     """Which shop is generated."""
     train_goals: int = 300
     """How many goals reinforcement may see."""
-    demo_goals: int = 60
+    demo_goals: int = 100
     """How many of them are demonstrated."""
 
 
@@ -156,6 +156,8 @@ class SftConfig:
     """Share of the updates over which the learning rate rises; a cosine takes it down again."""
     stop_success: float | None = None
     """Validate in the browser every `eval_every` updates, and stop at this success rate."""
+    eval_from: int = 100
+    """The first update after which it is validated."""
     eval_every: int = 20
     eval_episodes: int = 64
 
@@ -181,7 +183,7 @@ class Config:
     steps: int = 140
     """RL steps."""
     eval_every: int = 0
-    """Evaluate on held-out tasks every so many steps and keep the best checkpoint; 0: only before and after."""
+    """Evaluate on held-out tasks every so many steps, keep the best checkpoint; 0: only before and after."""
     eval_size: int = 64
     """Episodes of such an evaluation."""
     save_every: int = 10
@@ -193,7 +195,7 @@ class Config:
     replay: Path | None = None
     """Train on the trajectories dumped in this run folder instead of sampling new ones; opens no browser."""
     warm_start: Path | None = None
-    """Start from this checkpoint; by default the run's own sft checkpoint, made first where the recipe can."""
+    """Start from this checkpoint; by default the run's sft checkpoint, made first where the recipe can."""
     shuffle_rewards: bool = False
     """Control: permute the rewards within each group, so that nothing can be learned from them."""
     threads: int = 0
@@ -214,7 +216,7 @@ class Config:
 
     @property
     def run_dir(self) -> Path:
-        return self.out / (self.name or self.recipe)
+        return self.out / (self.name or self.recipe + ("-replay" if self.replay else ""))
 
     def max_steps(self, step: int) -> int:
         """The curriculum: turns per episode at a training step (0-based).
@@ -234,6 +236,7 @@ def tiny() -> Config:
     return Config(
         recipe="tiny",
         steps=24,
+        save_every=1,
         model=ModelConfig(max_pixels=160 * 128),
         agent=AgentConfig(brief=True, response_tokens=96, context_tokens=1024),
         browser=BrowserConfig(
@@ -243,7 +246,7 @@ def tiny() -> Config:
         rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 6), stage_steps=(12,)),
         optim=OptimConfig(lr=1e-4),
         batch=BatchConfig(minibatch_turns=128, micro_tokens=8192),
-        sft=SftConfig(lr=1e-3, epochs=1000, max_steps=200, batch=32, stop_success=0.3),
+        sft=SftConfig(lr=2e-3, epochs=1000, max_steps=200, batch=32, stop_success=0.25, eval_from=120),
         eval=EvalConfig(max_steps=6, temperature=1.0, top_p=1.0, top_k=0, response_tokens=96),
     )
 
@@ -298,7 +301,7 @@ def webagent_r1_8b() -> Config:
 
 
 def autowebworld_7b() -> Config:
-    """AutoWebWorld, Qwen2.5-VL-7B on recorded steps. Clip, KL and response length are from the released code."""
+    """AutoWebWorld, Qwen2.5-VL-7B on recorded steps. Clip, KL and response length are from released code."""
     return Config(
         recipe="autowebworld_7b",
         steps=500,
@@ -351,7 +354,24 @@ def check(config: Config) -> Config:
         raise ValueError("--task.demo-goals can't exceed --task.train-goals")
     if batch.micro_tokens < config.agent.context_tokens:
         raise ValueError("--batch.micro-tokens must be at least --agent.context-tokens")
-    for flag, value in (("--steps", config.steps), ("--browser.browsers", config.browser.browsers)):
+    if config.sampler.temperature <= 0:
+        raise ValueError("--sampler.temperature must be above 0: a greedy policy has no gradient")
+    counts = {
+        "--steps": config.steps,
+        "--save-every": config.save_every,
+        "--keep": config.keep,
+        "--agent.screenshots": config.agent.screenshots,
+        "--browser.browsers": config.browser.browsers,
+        "--browser.episodes": config.browser.episodes,
+        "--sampler.max-batch": config.sampler.max_batch,
+        "--rollout.groups": rollout.groups,
+        "--rollout.max-steps": min(rollout.max_steps),
+        "--batch.epochs": batch.epochs,
+        "--batch.minibatch-turns": batch.minibatch_turns,
+        "--sft.batch": config.sft.batch,
+        "--sft.eval-every": config.sft.eval_every,
+    }
+    for flag, value in counts.items():
         if value < 1:
             raise ValueError(f"{flag} must be at least 1")
     return config
@@ -401,3 +421,6 @@ def run_main(main: Callable[[Sequence[str]], None]) -> None:
             raise
         print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; --resume goes on from here", file=sys.stderr)
+        sys.exit(130)

@@ -28,6 +28,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from minirl.types import Observation, Prompt
@@ -56,13 +57,13 @@ class ChatFormat:
         system, user, assistant, user2 = _MARKS
         roles = ("system", "user", "assistant", "user")
         messages = [{"role": r, "content": m} for r, m in zip(roles, _MARKS, strict=True)]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             start, rest = text.split(system)
             to_user, rest = rest.split(user)
             _, rest = rest.split(assistant)
             close, to_assistant = rest.split(user2)
-        except ValueError:
+        except (ValueError, TemplateError):  # TemplateError: a template may refuse a role
             raise ValueError(
                 "the model's chat template does not render system, user and assistant messages once each; "
                 "use a chat model (Instruct or Thinking)"
@@ -178,5 +179,7 @@ class Context:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
 
     def _inert(self, text: str) -> str:
-        """Text from pages and users can't forge control tokens: a blank goes behind their first character."""
+        """Text from pages and users can't forge control tokens: a blank goes behind their first character.
+        Halves of surrogate pairs, which JavaScript allows in strings, become question marks."""
+        text = text.encode("utf-8", "replace").decode()
         return self.control.sub(lambda m: m[0][0] + " " + m[0][1:], text) if self.control else text

@@ -24,19 +24,24 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def rollout_metrics(collected: Collected) -> dict[str, float]:
     """Success and reward over all valid episodes that finished, so that dropping equal groups does not
-    colour them; and how the groups fared."""
+    colour them; and how the groups fared. A step without a valid episode has no means, only counts."""
     valid = [t for t in collected.finished if t.valid]
-    rewards = [t.reward for t in valid]
-    tokens = [trajectory_tokens(t) for t in valid]
+    means = {}
+    if valid:
+        rewards = [t.reward for t in valid]
+        tokens = [trajectory_tokens(t) for t in valid]
+        means = {
+            "success": mean(t.success for t in valid),
+            "reward": mean(rewards),
+            "reward_std": pstdev(rewards),
+            "tokens_mean": mean(tokens),
+            "tokens_p90": percentile(tokens, 0.9),
+            "response_tokens": mean(t.response_tokens for t in valid),
+            "turns": mean(len(t.turns) for t in valid),
+        }
     stops = Counter(t.stop.value for t in collected.finished)
     return {
-        "success": mean(t.success for t in valid),
-        "reward": mean(rewards),
-        "reward_std": pstdev(rewards),
-        "tokens_mean": mean(tokens),
-        "tokens_p90": percentile(tokens, 0.9),
-        "response_tokens": mean(t.response_tokens for t in valid),
-        "turns": mean(len(t.turns) for t in valid),
+        **means,
         "episodes": len(collected.finished),
         "invalid": len(collected.finished) - len(valid),
         "groups_submitted": collected.submitted,

@@ -13,9 +13,8 @@ Shape suffixes: B rows, L padded row length, N scored tokens of all rows, V voca
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import io
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +37,7 @@ from minirl.config import ModelConfig
 from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN, ChatFormat
 
 VIDEO_PAD = "<|video_pad|>"
+NEVER = -1e30  # added to a suppressed token's logit; finite, because chunks of logits get multiplied by 0
 
 
 class Images:
@@ -54,22 +54,14 @@ class Images:
         if max_pixels is not None:
             unit = self.processor.patch_size * self.processor.merge_size
             size = {"shortest_edge": unit * unit, "longest_edge": max_pixels}
-        self.size, self.capacity = size, capacity
-        self.merge = self.processor.merge_size
-        self.cache: OrderedDict[bytes, tuple[Tensor, tuple[int, int, int]]] = OrderedDict()
+        self.size, self.merge = size, self.processor.merge_size
+        self.prepare = functools.lru_cache(capacity)(self._prepare)  # safe from several threads
 
-    def prepare(self, png: bytes) -> tuple[Tensor, tuple[int, int, int]]:
+    def _prepare(self, png: bytes) -> tuple[Tensor, tuple[int, int, int]]:
         """Patches (n, channels * patch^2 * 2) and their grid (frames, rows, columns)."""
-        key = hashlib.sha256(png).digest()
-        if key in self.cache:
-            self.cache.move_to_end(key)
-            return self.cache[key]
         picture = Image.open(io.BytesIO(png)).convert("RGB")
         out = self.processor(images=[picture], size=self.size, return_tensors="pt")
-        self.cache[key] = out["pixel_values"], tuple(out["image_grid_thw"][0].tolist())
-        if len(self.cache) > self.capacity:
-            self.cache.popitem(last=False)
-        return self.cache[key]
+        return out["pixel_values"], tuple(out["image_grid_thw"][0].tolist())
 
     def tokens(self, png: bytes) -> int:
         """How many image pads the screenshot takes in a prompt."""
@@ -164,7 +156,7 @@ def positions(ids: np.ndarray, grids: list[tuple[int, int, int]], pad: int, merg
 class Policy(nn.Module):
     """The trained model as one module: rows in, log-probs of chosen tokens out.
 
-    `suppressed_V` is 0, or -inf for tokens that the sampler can't choose; `temperature` the sampler's.
+    `suppressed_V` is 0, or NEVER for tokens that the sampler can't choose; `temperature` the sampler's.
     Both are parts of the distribution that was sampled, and so of the one that is trained.
     """
 
@@ -173,7 +165,7 @@ class Policy(nn.Module):
         self.model, self.temperature = model, temperature
         head = model.get_output_embeddings()
         mask_V = torch.zeros(head.weight.shape[0], device=head.weight.device, dtype=head.weight.dtype)
-        mask_V[list(language.suppressed)] = float("-inf")
+        mask_V[list(language.suppressed)] = NEVER
         self.register_buffer("suppressed_V", mask_V, persistent=False)
 
     def forward(
@@ -187,6 +179,7 @@ class Policy(nn.Module):
         logprobs_N = LigerFusedLinearPPOBase.chunk_forward(
             hidden_NH[None], weight_VH, targets_N[None], bias=self.suppressed_V, temperature=self.temperature
         )[0]
+        logprobs_N = logprobs_N.masked_fill(self.suppressed_V[targets_N] < 0, float("-inf"))
         return logprobs_N, self._entropy(hidden_NH, weight_VH)
 
     @torch.no_grad()

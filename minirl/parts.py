@@ -5,6 +5,7 @@ Everything is made from a `Config`; nothing here decides anything about learning
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from minirl import tiny
 from minirl.browser import BrowserPool
@@ -113,27 +115,28 @@ class Parts:
     async def demonstrate(self, rollouts: Rollouts) -> list[Trajectory]:
         """The demonstrated goals' shortest solutions, acted out; only what the verifier confirms."""
         worlds = {world.name: world for world in worlds_of(self.tasks.demos)}
+
+        async def act_out(task: Task) -> Trajectory:
+            world = worlds.get(str(task.meta.get("world")))
+            if world is None:
+                raise ValueError(f"task {task.id} has no scripted solution; give --warm-start a checkpoint")
+            policy = ScriptedPolicy(world, task, self.language)
+            trajectory = await rollouts.episode(task, 0, policy, self.config.eval.max_steps)
+            meter.advance()
+            if not trajectory.success:
+                say(f"demonstration {task.id} dropped: {trajectory.stop.value} {trajectory.error}")
+            return trajectory
+
         with progress("recording demonstrations", len(self.tasks.demos)) as meter:
-            out = []
-            for task in self.tasks.demos:
-                world = worlds.get(str(task.meta.get("world")))
-                if world is None:
-                    raise ValueError(
-                        f"task {task.id} has no scripted solution; give --warm-start a checkpoint"
-                    )
-                policy = ScriptedPolicy(world, task, self.language)
-                trajectory = await rollouts.episode(task, 0, policy, self.config.eval.max_steps)
-                if trajectory.success:
-                    out.append(trajectory)
-                else:
-                    say(f"demonstration {task.id} dropped: {trajectory.stop.value} {trajectory.error}")
-                meter.advance()
+            tried = await asyncio.gather(*map(act_out, self.tasks.demos))
+        out = [trajectory for trajectory in tried if trajectory.success]
         self.run.save_trajectories("demos", out)
         return out
 
 
 def open_parts(config: Config) -> Parts:
     """Run folder, tasks and weights; builds the tiny checkpoint if the recipe names it."""
+    disable_progress_bar()  # transformers' own, which is drawn even where there is no terminal
     tasks = make_task_sets(config)
     run = Run(config.run_dir)
     if config.model.path == "tiny":
@@ -151,5 +154,8 @@ def open_parts(config: Config) -> Parts:
     random.seed(config.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     language = load_language(config.model)
-    trainer = Trainer(load_model(config.model, device), language, config, run.image)
+    with progress("loading the model"):
+        model = load_model(config.model, device)
+    image = Run(config.replay).image if config.replay else run.image
+    trainer = Trainer(model, language, config, image)
     return Parts(config, run, Logger(run, config.wandb, total=config.steps), tasks, language, trainer)

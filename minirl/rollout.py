@@ -115,7 +115,7 @@ class Episode:
         except TimeoutError:
             self.stop, self.error = Stop.TIMEOUT, "the episode's deadline passed"
         except (PlaywrightError, ToolFailure) as error:
-            self.stop, self.error = Stop.ENV_ERROR, str(error).splitlines()[0]
+            self.stop, self.error = Stop.ENV_ERROR, (str(error) or type(error).__name__).splitlines()[0]
         except Exception as error:
             self.stop, self.error = Stop.INFRA_ERROR, "".join(traceback.format_exception(error, limit=-3))
         trajectory = Trajectory(
@@ -263,8 +263,9 @@ class Rollouts:
         tokens = self.config.agent.response_tokens
         members = range(self.config.rollout.group)
         policies = [self.sampling("train", step, number, task.id, m, response_tokens=tokens) for m in members]
-        runs = [self.episode(task, m, policies[m], max_steps) for m in members]
-        return list(await asyncio.gather(*runs))
+        async with asyncio.TaskGroup() as tasks:  # a gather would not wait for what it cancels
+            runs = [tasks.create_task(self.episode(task, m, policies[m], max_steps)) for m in members]
+        return [run.result() for run in runs]
 
     async def collect(
         self, stream: TaskStream, cursor: int, step: int, tick: Callable[[int], None]
@@ -280,26 +281,26 @@ class Rollouts:
         done: dict[int, Group | None] = {}
         finished: list[Trajectory] = []
         submitted, limit = 0, int(rollout.groups * rollout.max_oversample)
-        while True:
-            accepted, complete = self._accepted(done)
-            tick(len(accepted))
-            if len(accepted) == rollout.groups or (complete == submitted == limit):
-                break
-            kept = sum(group is not None for group in done.values())
-            rate = (kept + 3) / (len(done) + 4)  # a first guess of 3 in 4, soon outweighed by what is seen
-            while submitted < limit and kept + len(running) * rate < rollout.groups:
-                task = stream[cursor + submitted]
-                work = self.group(task, step, cursor + submitted, max_steps)
-                running[asyncio.create_task(work)] = submitted
-                submitted += 1
-            ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for work in ended:
-                trajectories = work.result()
-                finished += trajectories
-                done[running.pop(work)] = self._qualified(trajectories)
-        for work in running:
-            work.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                accepted, complete = self._accepted(done)
+                tick(len(accepted))
+                if len(accepted) == rollout.groups or (complete == submitted == limit):
+                    break
+                kept = sum(group is not None for group in done.values())
+                rate = (kept + 3) / (len(done) + 4)  # a first guess of 3 in 4, outweighed by what is seen
+                while submitted < limit and kept + len(running) * rate < rollout.groups:
+                    task = stream[cursor + submitted]
+                    work = self.group(task, step, cursor + submitted, max_steps)
+                    running[tasks.create_task(work)] = submitted
+                    submitted += 1
+                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for work in ended:
+                    trajectories = work.result()
+                    finished += trajectories
+                    done[running.pop(work)] = self._qualified(trajectories)
+            for work in running:
+                work.cancel()
         used = sorted(done)[:complete]
         reason = "" if len(accepted) == rollout.groups else why_so_few(finished, submitted)
         return Collected(
@@ -342,7 +343,9 @@ class Rollouts:
             tick(done)
             return trajectory
 
-        return list(await asyncio.gather(*(one(i, task) for i, task in enumerate(tasks))))
+        async with asyncio.TaskGroup() as running:
+            runs = [running.create_task(one(i, task)) for i, task in enumerate(tasks)]
+        return [run.result() for run in runs]
 
 
 def why_so_few(finished: Sequence[Trajectory], submitted: int) -> str:

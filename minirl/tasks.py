@@ -21,7 +21,7 @@ _FIELDS = {"id": str, "instruction": str, "start_url": str, "goal": dict, "meta"
 def load_tasks(path: Path) -> list[Task]:
     """Reads a JSONL file. ValueError names the file and line of anything malformed."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would also cut within strings
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"task file {path} can't be read: {error}") from None
     tasks, seen = [], set()
@@ -47,6 +47,8 @@ def read_task(line: str) -> Task:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("not valid JSON (nested too deeply)") from None
     if not isinstance(record, dict):
         raise ValueError("a task must be a JSON object")
     for name, kind in _FIELDS.items():

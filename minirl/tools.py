@@ -117,7 +117,8 @@ def parse(text: str) -> Parsed:
             error="Error: no </think> in the response. Think, close with </think>, then call a tool."
         )
     thought = thought.rpartition("<think>")[2].strip()
-    blocks = _CALL.findall(rest)
+    # up to the last closing tag: an opening one without it would be searched to the end, each anew
+    blocks = _CALL.findall(rest[: rest.rfind("</tool_call>") + len("</tool_call>")])
     if not blocks:
         return Parsed(thought, error="Error: no complete <tool_call>...</tool_call> after </think>.")
     calls = []

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before anything imports torch, which reads them once. Tests share their machine with browsers.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -13,6 +16,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:  # slow to import: only the tests that use them do
+    from transformers import PreTrainedModel
+
+    from minirl.model import Language
 
 # An example's time says more about the machine's load than about the code.
 settings.register_profile("minirl", deadline=None)
@@ -32,3 +40,52 @@ def has_gpu() -> bool:
     import torch  # slow to import: only when a test marked `gpu` was collected
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3-VL of half a million parameters, as the Hugging Face folder that any other model would be."""
+    from minirl import tiny
+
+    texts = tiny.corpus(["mug", "plate", "red", "blue"], "http://shop-0.test/")
+    return tiny.build(tmp_path_factory.mktemp("tiny") / "model", texts, seed=0, hidden=64, layers=2)
+
+
+@pytest.fixture(scope="session")
+def language(tiny_folder: Path) -> Language:
+    """The small model's tokenizer, chat format and image processor."""
+    from minirl.config import ModelConfig
+    from minirl.model import load_language
+
+    return load_language(ModelConfig(path=str(tiny_folder)))
+
+
+@pytest.fixture(scope="session")
+def model(tiny_folder: Path) -> PreTrainedModel:
+    """The small model's weights, for tests that leave them as they are."""
+    import torch
+
+    from minirl.config import ModelConfig
+    from minirl.model import load_model
+
+    return load_model(ModelConfig(path=str(tiny_folder)), torch.device("cpu")).eval()
+
+
+@pytest.fixture(scope="session")
+def png() -> Callable[..., bytes]:
+    """Makes pictures: `png(64, 96, seed=1)` is 64 wide, 96 high, and unlike `png(64, 96, seed=2)`.
+
+    With patches of 16 pixels, merged 2 by 2, it takes 2 x 3 image pads.
+    """
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    def make(width: int, height: int, seed: int = 0) -> bytes:
+        pixels = np.random.default_rng(seed).integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
+        out = io.BytesIO()
+        Image.fromarray(pixels).resize((width, height)).save(out, "PNG")
+        return out.getvalue()
+
+    return make

@@ -20,7 +20,6 @@ from minirl.world.search import Step, solve
 from minirl.world.site import SiteServer, read_state, render, selector_for
 
 LIBRARY = Path(__file__).parent / "data" / "lending_library.fsm.json"
-MISSING = object()
 SIZE = {"width": 480, "height": 360}
 
 
@@ -44,10 +43,6 @@ async def do(page: Page, world: World, steps: list[Step]) -> None:
             await page.click(operation["selector"], timeout=3000)
 
 
-async def dispatch(page: Page, action_id: str, **params: Any) -> bool:
-    return await page.evaluate("([id, params]) => window.minirl.dispatch(id, params)", [action_id, params])
-
-
 def clickable_library() -> World:
     """The lending library with every procedure cut down to one click, which is what can be drawn."""
     document = json.loads(LIBRARY.read_text())
@@ -55,6 +50,35 @@ def clickable_library() -> World:
         for action in page["actions"]:
             action["gui_procedure"] = [{"op": "click", "selector": f"#{action['id']}"}]
     return World("library", load_fsm(document))
+
+
+VALUES = [
+    1,
+    True,
+    False,
+    None,
+    "1",
+    "",
+    "\N{ROCKET}",
+    [1],
+    [],
+    {"a": 1},
+    {"b": [True]},
+    0,
+    -0.5,
+    2.5,
+    "{ANY}",
+]
+
+
+def every_condition() -> list[tuple[str, Any]]:
+    return [
+        *((cond, value) for cond in ("eq", "neq") for value in [*VALUES, 1.0]),
+        *((cond, value) for cond in ("gt", "gte", "lt", "lte", "length_gt") for value in (0, 1, 2.5)),
+        *((cond, VALUES[k::3]) for cond in ("in", "oneof") for k in range(3)),
+        ("exists", None),
+        ("not_null", None),
+    ]
 
 
 def laboratory() -> World:
@@ -67,30 +91,7 @@ def laboratory() -> World:
         "any": "object|null",
         "deep": {"text": "string", "n": "integer>=1"},
     }
-    values = [
-        1,
-        1.0,
-        True,
-        False,
-        None,
-        "1",
-        "",
-        "\N{ROCKET}",
-        [1],
-        [],
-        {"a": 1},
-        {"b": [True]},
-        0,
-        -0.5,
-        2.5,
-    ]
-    conditions = [
-        *((cond, value) for cond in ("eq", "neq") for value in values),
-        *((cond, value) for cond in ("gt", "gte", "lt", "lte", "length_gt") for value in (0, 1, 2.5)),
-        *((cond, values[k::3]) for cond in ("in", "oneof") for k in range(3)),
-        ("exists", None),
-        ("not_null", None),
-    ]
+    conditions = every_condition()
     paths = ["$.n", "$.flag", "$.list", "$.any", "$.deep.text", "$.deep.n", "$.missing.field"]
     effects = [
         *({"op": "set", "path": path, "value_ref": "{v}"} for path in paths),
@@ -128,9 +129,6 @@ def laboratory() -> World:
     return World("laboratory", load_fsm({"meta": {"initial_page_id": "ONE"}, "pages": pages}))
 
 
-VALUES = [1, True, False, None, "1", "", "\N{ROCKET}", [1], {"a": 1}, {"b": [True]}, 0, -0.5, "{ANY}"]
-
-
 def random_walk(world: World, length: int, seed: int) -> tuple[list[Any], list[Any]]:
     """Dispatches, valid and not, and what the interpreter makes of each: [accepted, page, signature]."""
     rng = random.Random(seed)
@@ -155,6 +153,28 @@ def random_walk(world: World, length: int, seed: int) -> tuple[list[Any], list[A
         calls.append([id, params])
         expected.append([accepted, state.page, state.signature])
     return calls, expected
+
+
+async def test_every_condition_on_every_value():
+    """Sets a field to each value in turn and asks which of the guarded actions the page accepts."""
+    guarded = [
+        {"id": f"PROBE_{i}", "preconditions": [{"path": "$.deep.it", "cond": cond, "value": value}]}
+        for i, (cond, value) in enumerate(every_condition())
+    ]
+    put = {"op": "set", "path": "$.deep.it", "value_ref": "{it}"}
+    actions = [{"id": "PUT", "parameters": {"it": "{ANY}"}, "effects": [put]}, *guarded]
+    for action in actions:
+        action["gui_procedure"] = [{"op": "click", "selector": f"#{action['id']}"}]
+    pages = [{"id": "P", "signature_schema": {}, "actions": actions}]
+    world = World("probes", load_fsm({"meta": {"initial_page_id": "P"}, "pages": pages}))
+    state = initial_state(world.fsm)
+    ids = [action["id"] for action in guarded]
+    async with visit(world) as page:
+        for value in [*VALUES, None]:  # at first the field is missing altogether
+            got = await page.evaluate("ids => ids.map((id) => window.minirl.dispatch(id, {}))", ids)
+            assert got == [enabled(world.fsm, state, id, {}) for id in ids], state
+            state = apply(world.fsm, state, "PUT", {"it": value})
+            assert await page.evaluate("(it) => window.minirl.dispatch('PUT', { it })", value)
 
 
 @pytest.mark.parametrize(
@@ -275,9 +295,10 @@ async def test_every_page_fits_its_window_and_nothing_ever_moves():
                     assert inner[0] >= outer[0] and inner[0] + inner[2] <= outer[0] + outer[2]
                     assert inner[1] >= outer[1] and inner[1] + inner[3] <= outer[1] + outer[3]
                 name = (await read_state(page)).page
-                assert layout["boxes"] == layouts.setdefault(name, layout["boxes"]), name
+                seen = layouts.setdefault(name, layout)
+                assert (layout["boxes"], layout["inner"]) == (seen["boxes"], seen["inner"]), name
     assert len(layouts) == 5
-    tiles = [box for boxes in layouts.values() for name, box in boxes.items() if "data-id" in name]
+    tiles = [box for layout in layouts.values() for name, box in layout["boxes"].items() if "data-id" in name]
     assert min(min(width, height) for _, _, width, height in tiles) > 60
 
 

@@ -50,7 +50,7 @@ class ScriptedPolicy:
 
     async def respond(self, session: Session) -> str:
         """The next response's text. BrowserFault if the page is not in the predicted state."""
-        seen = await read_state(session.page)
+        seen = await session.do(read_state(session.page))
         if seen is None or seen.key() != self.state.key():
             found = seen.key() if seen else "no state"
             raise BrowserFault(Stop.ENV_ERROR, f"the page shows {found}, not {self.state.key()}")
@@ -87,7 +87,7 @@ class WorldVerifier:
     """Success in a synthetic world: the page's state fulfils the task's goal, by the interpreter's rules."""
 
     async def __call__(self, task: Task, session: Session) -> tuple[bool, dict[str, Any]]:
-        state = await read_state(session.page)
+        state = await session.do(read_state(session.page))
         if state is None:
             return False, {}
         return holds(state, task.goal), {"page": state.page, "signature": dict(state.signature)}

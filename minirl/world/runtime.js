@@ -74,7 +74,8 @@
     if (!action.open_parameters.every((name) => Object.hasOwn(params, name))) return false;
     for (const name of Object.keys(params)) {
       if (!Object.hasOwn(action.parameters, name)) return false;
-      if (!action.open_parameters.includes(name) && !same(params[name], action.parameters[name])) return false;
+      const isFixed = !action.open_parameters.includes(name);
+      if (isFixed && !same(params[name], action.parameters[name])) return false;
     }
     return action.preconditions.every((condition) => meets(state.signature, condition));
   }
@@ -104,7 +105,9 @@
     for (const effect of action.effects) signature = writeEffect(signature, effect, values, defaults);
     if (!action.is_navigation) return { page: state.page, signature };
     const target = { ...world.pages[action.target].defaults };
-    for (const name of Object.keys(target)) if (Object.hasOwn(signature, name)) target[name] = signature[name];
+    for (const name of Object.keys(target)) {
+      if (Object.hasOwn(signature, name)) target[name] = signature[name];
+    }
     return { page: action.target, signature: target };
   }
 
@@ -228,7 +231,8 @@
   // What has been chosen so far, by title where a record has one.
   function breadcrumb() {
     const titles = new Map(Object.values(world.data).flat().map((record) => [record.id, record.title]));
-    const values = Object.values(state.signature).filter((value) => typeof value === "string" && value !== "");
+    const isText = (value) => typeof value === "string" && value !== "";
+    const values = Object.values(state.signature).filter(isText);
     return values.map((value) => titles.get(value) ?? value).join(" \u203a ");
   }
 

@@ -1,0 +1,141 @@
+"""The success rate of a checkpoint on a file of tasks, and how sure it is.
+
+    python eval.py tiny                                       the newest checkpoint of runs/tiny
+    python eval.py tiny --name second-try                     that of runs/second-try
+    python eval.py tiny --model.path FOLDER                   any Hugging Face folder
+    python eval.py tiny --task.heldout FILE --eval.max-steps 10
+
+    checkpoint --rollouts, one episode per task--> trajectories --record--> runs/NAME-eval --table--> you
+
+Sampled as `config.eval` says, which is not always how training samples. The training run is only read:
+evaluations gather in a run folder of their own. An episode that failed for reasons not the agent's (no
+browser, no site) is left out of the rate, named, and counted as a failure in a second row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+from rich.table import Table
+
+from minirl.config import RECIPES, Config, SamplerConfig, from_command_line, run_main
+from minirl.log import CONSOLE, progress, say
+from minirl.parts import Parts, open_parts
+from minirl.report import write_report
+from minirl.stats import wilson
+from minirl.store import Run
+from minirl.trainer import checkpoints
+from minirl.types import Trajectory
+
+NAMED = 5  # invalid episodes that are named one by one
+
+
+def choose(config: Config) -> Config:
+    """The config with the checkpoint as its model, and the evaluations' folder as its name.
+
+    The folder belongs to the run that is evaluated: `--name tiny` and `--name tiny-eval` mean the same.
+    """
+    run = (config.name or config.recipe).removesuffix("-eval")
+    path = checkpoint_of(config, config.out / run / "checkpoints")
+    return replace(config, name=f"{run}-eval", model=replace(config.model, path=path))
+
+
+def checkpoint_of(config: Config, folder: Path) -> str:
+    """--model.path if it was given; else the newest RL checkpoint in the folder, the warm start, or what
+    the recipe starts from."""
+    given, recipe = config.model.path, RECIPES.get(config.recipe)
+    if recipe is None or given != recipe().model.path:
+        return given
+    for path in [*reversed(checkpoints(folder)), folder / "sft"]:
+        if (path / "config.json").is_file():
+            return str(path)
+    if given == "tiny":
+        raise ValueError(f"no checkpoint in {folder}; train first, or name a folder with --model.path")
+    return given
+
+
+async def attempt(parts: Parts) -> list[Trajectory]:
+    """One episode per task. What is sampled depends on the seed, the tasks and the weights alone."""
+    tasks, config, how = parts.tasks.heldout, parts.config, parts.config.eval
+    sampler: SamplerConfig = replace(
+        config.sampler, temperature=how.temperature, top_p=how.top_p, top_k=how.top_k
+    )
+    async with parts.rollouts(sampler) as rollouts:
+        with progress("evaluating", len(tasks)) as meter:
+            return await rollouts.evaluate(
+                tasks, "eval", how.max_steps, lambda done: meter.advance(done - meter.done)
+            )
+
+
+def record(run: Run, checkpoint: str, trajectories: Sequence[Trajectory]) -> None:
+    """Adds trajectories, numbers and report to the folder; what an earlier evaluation left there stays."""
+    name = label = "eval_" + re.sub(r"[^A-Za-z0-9.-]", "_", Path(checkpoint).name)
+    number = 2
+    while label in run.labels():
+        label, number = f"{name}-{number}", number + 1
+    state = Path(checkpoint) / "state.json"
+    step = json.loads(state.read_text()).get("step", 0) if state.is_file() else 0
+    valid = [t for t in trajectories if t.valid]
+    success, low, high, n = rate(valid)
+    run.save_trajectories(label, trajectories)
+    run.add_eval(
+        label,
+        step=step,
+        success=success,
+        low=low,
+        high=high,
+        n=n,
+        invalid=len(trajectories) - n,
+        checkpoint=checkpoint,
+    )
+    write_report(run.root)
+
+
+def rate(trajectories: Sequence[Trajectory]) -> tuple[float, float, float, int]:
+    """Success, its 95% interval, and the number of episodes: with none, nothing is known."""
+    successes, n = sum(t.success for t in trajectories), len(trajectories)
+    return successes / max(n, 1), *wilson(successes, n), n
+
+
+def show(trajectories: Sequence[Trajectory]) -> None:
+    """The table, how the episodes ended, and which say nothing about the agent."""
+    valid = [t for t in trajectories if t.valid]
+    invalid = [t for t in trajectories if not t.valid]
+    rows = {"episodes": valid}
+    if invalid:
+        rows = {"valid episodes": valid, "all, invalid as failures": trajectories}
+    table = Table()
+    table.add_column("")
+    for column in ("success", "95% interval", "n", "mean turns"):
+        table.add_column(column, justify="right")
+    for name, counted in rows.items():
+        success, low, high, n = rate([replace(t, success=t.success and t.valid) for t in counted])
+        turns = f"{mean(len(t.turns) for t in counted):.1f}" if n else "-"
+        table.add_row(name, f"{success:.1%}" if n else "-", f"{low:.1%} to {high:.1%}", str(n), turns)
+    stops = Counter(t.stop.value for t in trajectories)
+    say("ended by " + ", ".join(f"{stop} {count}" for stop, count in stops.most_common()))
+    for t in invalid[:NAMED]:
+        say(f"invalid: {t.task.id}: {t.stop.value}: {(t.error.splitlines() or ['no turn was taken'])[-1]}")
+    if len(invalid) > NAMED:
+        say(f"invalid: {len(invalid) - NAMED} more; the dump in trajectories/ has them")
+    CONSOLE.print(table)
+
+
+async def main(argv: Sequence[str]) -> None:
+    parts = open_parts(choose(from_command_line(argv, "eval.py")))
+    say(f"evaluating {parts.config.model.path} on {len(parts.tasks.heldout)} tasks")
+    trajectories = await attempt(parts)
+    record(parts.run, parts.config.model.path, trajectories)
+    say(f"report: {parts.run.report_path}")
+    show(trajectories)
+
+
+if __name__ == "__main__":
+    run_main(lambda argv: asyncio.run(main(argv)))

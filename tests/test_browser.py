@@ -1,0 +1,405 @@
+"""Sessions, the pool and all thirteen tools, in a real Chromium on a small local site."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pages
+import pytest
+import pytest_asyncio
+from pages import HEIGHT, WIDTH, point
+from PIL import Image
+from playwright.async_api import Error as PlaywrightError
+
+from minirl.browser import SHOTS, BrowserFault, BrowserPool, Session, ToolFailure
+from minirl.config import BrowserConfig
+from minirl.tools import TOOLS, act, observe, read_call
+from minirl.types import Call, Stop
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
+
+CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, action_seconds=10, quiet_ms=50)
+LINK, NEW_TAB, ASK, HANG = point(50, 25), point(140, 25), point(240, 25), point(340, 25)
+FIELD, AREA, TIP, NOTHING = point(80, 70), point(250, 110), point(380, 75), point(480, 380)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    with pages.serve() as address:
+        yield address
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def pool() -> AsyncIterator[BrowserPool]:
+    async with BrowserPool(CONFIG) as pool:
+        yield pool
+        assert contexts(pool) == 0
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def session(pool: BrowserPool, site: str) -> AsyncIterator[Session]:
+    async with pool.session() as session:
+        await session.start(f"{site}/")
+        yield session
+
+
+def contexts(pool: BrowserPool) -> int:
+    return sum(len(browser.contexts) for browser in pool.browsers if browser is not None)
+
+
+async def do(session: Session, name: str, **arguments: Any) -> str:
+    """A call as it would come out of a response: checked, with its defaults."""
+    call = Call(name, arguments)
+    for argument, (_, default) in TOOLS[name].arguments.items():
+        if argument not in arguments and default not in (..., None):
+            call = replace(call, arguments={**call.arguments, argument: default})
+    return await act(session, call)
+
+
+async def log(session: Session) -> list[Any]:
+    """What has reached the page since it was asked last."""
+    return await session.page.evaluate("() => log.splice(0)")
+
+
+# --- the tools -------------------------------------------------------------------------------------
+
+
+async def test_a_click_says_what_it_hit_and_where_it_led(session, site):
+    assert await do(session, "click", point_2d=LINK) == f'click: clicked a "To page two". Now at {site}/two.'
+
+
+async def test_a_click_on_nothing_is_told_as_such(session):
+    assert await do(session, "click", point_2d=NOTHING) in ("click: clicked body.", "click: clicked html.")
+    assert [kind for kind, *_ in await log(session)] == ["mousedown", "mouseup", "click"]
+
+
+async def test_clicks_can_be_double_or_with_another_button(session):
+    await do(session, "click", point_2d=NOTHING, clicks=2)
+    assert ["dblclick", 480, 380] in await log(session)
+    await do(session, "click", point_2d=NOTHING, button="right")
+    assert ["contextmenu", 480, 380] in await log(session)
+    with pytest.raises(ToolFailure, match="no 'fourth' mouse button"):
+        await do(session, "click", point_2d=NOTHING, button="fourth")
+
+
+@pytest.mark.parametrize(
+    ("corner", "pixel"),
+    [
+        ([0, 0], [0, 0]),
+        ([1000, 0], [WIDTH - 1, 0]),
+        ([0, 1000], [0, HEIGHT - 1]),
+        ([1000, 1000], [WIDTH - 1, HEIGHT - 1]),
+    ],
+)
+async def test_the_edges_belong_to_the_page(session, corner, pixel):
+    await do(session, "click", point_2d=corner)
+    assert ["click", *pixel] in await log(session)
+
+
+async def test_write_replaces_the_text_of_the_focused_field(session):
+    await do(session, "click", point_2d=FIELD)
+    assert await do(session, "write", message="Zoë, 3 €") == "write: typed 'Zoë, 3 €'."
+    assert await session.page.input_value("input") == "Zoë, 3 €"
+    with pytest.raises(ToolFailure, match="empty"):
+        await do(session, "write", message="")
+
+
+async def test_keys_one_after_the_other_and_together(session):
+    await do(session, "click", point_2d=FIELD)
+    await log(session)
+    assert (
+        await do(session, "press_keys", keys=["end", "x", "Return"]) == "press_keys: pressed End, x, Enter."
+    )
+    assert await log(session) == ["End", "x", "Enter"]
+    assert await session.page.input_value("input") == "beforex"
+    assert (
+        await do(session, "press_keys", keys=["ctrl", "a"], is_hotkey=True)
+        == "press_keys: pressed Control+a."
+    )
+    await do(session, "press_keys", keys=["del"])
+    assert await session.page.input_value("input") == ""
+    await do(session, "press_keys", keys=["y"], presses=3)
+    assert await session.page.input_value("input") == "yyy"
+    with pytest.raises(ToolFailure, match="Unknown key"):
+        await do(session, "press_keys", keys=["NoSuchKey"])
+
+
+async def test_scrolling_the_page_up_to_its_end(session):
+    assert await do(session, "scroll") == "scroll: scrolled down."
+    assert await session.page.evaluate("scrollY") == HEIGHT / 2
+    assert await do(session, "scroll", direction="up", amount=0.25) == "scroll: scrolled up."
+    assert await session.page.evaluate("scrollY") == HEIGHT / 4
+    await do(session, "scroll", direction="up", amount=1)
+    for direction in ("up", "left", "right"):
+        line = await do(session, "scroll", direction=direction)
+        assert line == "scroll: nothing moved; the end is reached."
+    with pytest.raises(ToolFailure, match="direction must be one of"):
+        await do(session, "scroll", direction="sideways")
+
+
+async def test_scrolling_an_area_leaves_the_page_alone(session):
+    tops = "[scrollY, document.querySelector('#area').scrollTop]"
+    await do(session, "scroll", point_2d=AREA, amount=0.1)
+    assert await session.page.evaluate(tops) == [0, 40]
+    await do(session, "scroll", point_2d=AREA, amount=1)
+    assert "nothing moved" in await do(session, "scroll", point_2d=AREA)
+    assert (await session.page.evaluate(tops))[0] == 0
+    await do(session, "scroll", point_2d=NOTHING, amount=0.1)
+    assert (await session.page.evaluate(tops))[0] == 40
+
+
+async def test_wait(session):
+    before = time.monotonic()
+    assert await do(session, "wait", seconds=0.2) == "wait: waited 0.2 s."
+    assert time.monotonic() - before >= 0.2
+
+
+async def test_goto_and_back(session, site):
+    address = site.removeprefix("http://")
+    assert await do(session, "goto_url", url=f"http://{address}/two") == (
+        f"goto_url: page opened. Now at {site}/two."
+    )
+    assert await do(session, "go_back") == f"go_back: went back. Now at {site}/."
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "javascript:document.title='x'",
+        "data:text/html,x",
+        "about:blank",
+        "chrome://crash",
+    ],
+)
+async def test_other_schemes_are_refused(session, site, url):
+    with pytest.raises(ToolFailure, match="only http and https"):
+        await do(session, "goto_url", url=url)
+    assert (await session.tabs())[0] == [(f"{site}/", "Home")]
+
+
+async def test_an_address_that_does_not_answer_is_the_agents_news(session):
+    with pytest.raises(ToolFailure, match="^net::ERR_"):
+        await do(session, "goto_url", url="nothing-here.test")
+    assert (await observe(session)).image
+
+
+async def test_tabs_open_change_and_close(session, site):
+    with pytest.raises(ToolFailure, match="the last tab can't be closed"):
+        await do(session, "close_tab")
+    assert await do(session, "new_tab") == "new_tab: opened tab 1."
+    assert (await session.tabs())[1] == 1
+    assert await do(session, "goto_url", url=f"{site}/two") == f"goto_url: page opened. Now at {site}/two."
+    assert await do(session, "switch_tab", tab_index=0) == "switch_tab: tab 0 is the current one."
+    assert await session.tabs() == ([(f"{site}/", "Home"), (f"{site}/two", "Two")], 0)
+    with pytest.raises(ToolFailure, match="there is no tab 2; the last is 1"):
+        await do(session, "switch_tab", tab_index=2)
+    assert await do(session, "close_tab") == "close_tab: closed; tab 0 is the current one."
+    assert await session.tabs() == ([(f"{site}/two", "Two")], 0)
+    assert (await observe(session)).image
+
+
+async def test_a_new_window_becomes_the_current_tab_until_it_closes(session, site):
+    await do(session, "click", point_2d=NEW_TAB)
+    await until(lambda: session.page.url == f"{site}/two")  # a window may open later than pages are ready
+    seen = await observe(session)
+    assert "Current tab: 1\n" in seen.text and f"- Tab 1 (active): {site}/two - Two" in seen.text
+    box = await session.page.locator("button").bounding_box()
+    centre = point(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    try:  # its page is gone before the click is through, or just after
+        await do(session, "click", point_2d=centre)
+    except ToolFailure as failure:
+        assert str(failure) == "the tab was closed"
+    await until(lambda: len(session.context.pages) == 1)
+    assert await session.tabs() == ([(f"{site}/", "Home")], 0)
+
+
+async def test_drag_and_hover(session):
+    line = await do(session, "drag", start_point_2d=NOTHING, end_point_2d=TIP)
+    assert line.startswith("drag: dragged ")
+    events = await log(session)
+    assert events[0] == ["mousedown", 480, 380] and ["mouseup", 380, 75] in events
+    await do(session, "hover", point_2d=NOTHING)
+    await session.page.evaluate("document.title = ''")
+    assert await do(session, "hover", point_2d=TIP) == 'hover: pointer over div "Tip".'
+    assert await session.page.title() == "hovered"
+
+
+async def test_done_does_nothing_to_the_page(session):
+    assert await do(session, "done", response="42") == "done: task ended."
+    assert await log(session) == []
+
+
+async def test_a_dialog_is_accepted_and_blocks_nothing(session):
+    assert await do(session, "click", point_2d=ASK) == 'click: clicked button "Ask".'
+    assert await session.page.title() == "true"
+
+
+async def test_every_tool_has_been_called_here():
+    with open(__file__) as file:
+        text = file.read()
+    assert [name for name in TOOLS if f'do(session, "{name}"' not in text] == []
+
+
+# --- what is seen ----------------------------------------------------------------------------------
+
+
+async def test_an_observation_has_tabs_address_title_and_a_screenshot(session, site):
+    seen = await observe(session)
+    assert seen.text == (
+        f"screen size: {WIDTH} x {HEIGHT}\nCurrent tab: 0\nAvailable tabs:\n- Tab 0 (active): {site}/ - Home"
+    )
+    assert (seen.url, seen.title) == (f"{site}/", "Home")
+    assert Image.open(io.BytesIO(seen.image)).size == (WIDTH, HEIGHT)
+
+
+class Refusing:
+    """A protocol session that refuses so many screenshots, then takes one; or never answers."""
+
+    def __init__(self, refusals: int, hangs: bool = False):
+        self.refusals, self.hangs, self.asked = refusals, hangs, 0
+
+    async def send(self, method: str, options: dict[str, Any]) -> dict[str, str]:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.sleep(60)
+        if self.asked <= self.refusals:
+            raise PlaywrightError("Protocol error (Page.captureScreenshot): Unable to capture screenshot")
+        return {"data": "cG5n"}
+
+
+async def test_a_refused_screenshot_is_taken_again(session):
+    session._sessions[session.page] = camera = Refusing(2)
+    assert await session.screenshot() == b"png" and camera.asked == 3
+    session._sessions[session.page] = camera = Refusing(100)
+    with pytest.raises(BrowserFault, match="no screenshot: .*Unable to capture") as caught:
+        await session.screenshot()
+    assert caught.value.stop is Stop.ENV_ERROR and camera.asked == SHOTS
+
+
+async def test_a_screenshot_that_hangs_is_not_tried_again(session):
+    session.config = replace(CONFIG, screenshot_seconds=0.2)
+    session._sessions[session.page] = camera = Refusing(0, hangs=True)
+    with pytest.raises(BrowserFault, match="did not finish in time"):
+        await session.screenshot()
+    assert camera.asked == 1
+
+
+async def test_screenshots_of_a_page_that_is_being_replaced(session, site):
+    for i in range(5):
+        await session.page.evaluate("url => { location.href = url }", f"{site}/{'two' if i % 2 else ''}")
+        assert await session.screenshot()
+
+
+# --- when things break -----------------------------------------------------------------------------
+
+
+async def test_a_page_that_hangs_fails_the_call_then_the_screenshot(pool, site):
+    async with pool.session() as session:
+        await session.start(f"{site}/")
+        session.config = replace(CONFIG, action_seconds=0.5, screenshot_seconds=0.5)
+        with pytest.raises(ToolFailure, match="did not finish in time"):
+            await do(session, "click", point_2d=HANG)
+        before = time.monotonic()
+        with pytest.raises(BrowserFault) as caught:
+            await observe(session)
+        assert caught.value.stop is Stop.ENV_ERROR and time.monotonic() - before < 5
+    assert contexts(pool) == 0
+
+
+async def test_a_page_that_crashes_is_an_environment_error(pool, site):
+    async with pool.session() as session:
+        await session.start(f"{site}/")
+        with pytest.raises((ToolFailure, BrowserFault)):
+            await session.do(session.page.goto("chrome://crash"))
+        for looking in (observe(session), do(session, "click", point_2d=LINK)):
+            with pytest.raises(BrowserFault) as caught:
+                await looking
+            assert caught.value.stop is Stop.ENV_ERROR
+    async with pool.session() as session:  # the browser goes on
+        await session.start(f"{site}/")
+    assert contexts(pool) == 0
+
+
+async def test_a_first_page_that_does_not_open_is_tried_again_and_given_up(pool):
+    async with pool.session() as session:
+        opened = []
+        session.page.on("request", lambda request: opened.append(request.url))
+        with pytest.raises(BrowserFault, match="did not open: net::ERR_NAME_NOT_RESOLVED") as caught:
+            await session.start("http://nothing-here.test/")
+    assert caught.value.stop is Stop.INFRA_ERROR and len(opened) == CONFIG.start_attempts
+
+
+async def browser_process(session: Session) -> int:
+    cdp = await session.context.browser.new_browser_cdp_session()
+    processes = (await cdp.send("SystemInfo.getProcessInfo"))["processInfo"]
+    return next(process["id"] for process in processes if process["type"] == "browser")
+
+
+async def test_a_killed_browser_takes_only_its_own_sessions_and_is_replaced(site):
+    config = replace(CONFIG, browsers=2)
+    async with BrowserPool(config) as pool, pool.session() as first:
+        async with pool.session() as second:
+            await asyncio.gather(first.start(f"{site}/"), second.start(f"{site}/"))
+            assert first.context.browser is not second.context.browser
+            os.kill(await browser_process(second), signal.SIGKILL)
+            with pytest.raises(BrowserFault, match="the browser is gone") as caught:
+                for _ in range(3):  # the first call may be told before the death is known
+                    await do(second, "hover", point_2d=TIP)
+            assert caught.value.stop is Stop.INFRA_ERROR
+            assert "Now at" in await do(first, "click", point_2d=LINK)
+        assert pool.launches == 2
+        async with pool.session() as third:
+            await third.start(f"{site}/")
+            assert third.context.browser is not first.context.browser
+        assert pool.launches == 3 and pool.loads == [1, 0]
+
+
+async def test_a_browser_that_cannot_be_started_is_an_infrastructure_error():
+    async with BrowserPool(CONFIG) as pool:
+        pool.options["executable_path"] = "/nonexistent/chromium"
+        with pytest.raises(BrowserFault, match="no browser: ") as caught:
+            async with pool.session():
+                pass
+    assert caught.value.stop is Stop.INFRA_ERROR and pool.loads == [0]
+
+
+async def test_sessions_cancelled_while_they_open_leave_nothing_behind(pool):
+    async def stay() -> None:
+        async with pool.session():
+            await asyncio.sleep(60)
+
+    for i in range(20):
+        opening = asyncio.create_task(stay())
+        await asyncio.sleep(0.002 * i)
+        opening.cancel()
+        await asyncio.wait([opening])
+    cdp = await pool.browsers[0].new_browser_cdp_session()
+    assert (await cdp.send("Target.getBrowserContexts"))["browserContextIds"] == []
+    await cdp.detach()
+    assert pool.loads == [0]
+
+
+async def test_the_pool_takes_the_least_loaded_browser(site):
+    async with BrowserPool(replace(CONFIG, browsers=2)) as pool:
+        async with pool.session(), pool.session(), pool.session():
+            assert sorted(pool.loads) == [1, 2]
+        assert pool.loads == [0, 0] and contexts(pool) == 0
+
+
+async def until(condition: Any, seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_the_calls_of_this_module_could_have_been_parsed():
+    """`do` fills in defaults by itself; they are the parser's."""
+    assert read_call('{"name": "scroll"}').arguments == {"direction": "down", "amount": 0.5}

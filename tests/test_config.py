@@ -1,0 +1,293 @@
+"""The recipes' numbers, as the papers state them, and what a user is told about a wrong flag."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minirl.config import RECIPES, Config, check, from_command_line, to_json
+
+
+def parse(*argv: str) -> Config:
+    return from_command_line(argv, "train.py")
+
+
+# --- recipes ---------------------------------------------------------------------------------------
+
+
+def test_the_recipes_there_are_and_that_each_knows_its_name():
+    assert list(RECIPES) == [
+        "tiny",
+        "openwebrl_4b",
+        "openwebrl_8b",
+        "webagent_r1_3b",
+        "webagent_r1_8b",
+        "autowebworld_3b",
+        "autowebworld_7b",
+    ]
+    for name, recipe in RECIPES.items():
+        assert recipe().recipe == name
+
+
+def numbers(config: Config) -> dict[str, object]:
+    """What the papers' tables of hyperparameters state."""
+    rollout, loss, optim = config.rollout, config.loss, config.optim
+    return {
+        "lr": optim.lr,
+        "betas": optim.betas,
+        "grad clip": optim.grad_clip,
+        "group": rollout.group,
+        "groups": rollout.groups,
+        "dynamic": rollout.dynamic,
+        "turns": (rollout.max_steps, rollout.stage_steps),
+        "clip": (loss.clip_low, loss.clip_high),
+        "kl": loss.kl,
+        "epochs": config.batch.epochs,
+        "response, context": (config.agent.response_tokens, config.agent.context_tokens),
+        "temperature, top-p": (config.sampler.temperature, config.sampler.top_p),
+        "viewport": (config.browser.width, config.browser.height),
+    }
+
+
+OPENWEBRL = {
+    "lr": 1e-6,
+    "betas": (0.9, 0.98),
+    "grad clip": 1.0,
+    "group": 5,
+    "groups": 48,
+    "dynamic": True,
+    "turns": ((15, 30), (90,)),
+    "clip": (0.2, 0.28),
+    "kl": 0.0,
+    "epochs": 2,
+    "response, context": (1024, 32768),
+    "temperature, top-p": (0.8, 1.0),
+    "viewport": (1280, 1000),
+}
+
+
+def test_openwebrl_4b():
+    config = RECIPES["openwebrl_4b"]()
+    assert config.model.path == "Qwen/Qwen3-VL-4B-Thinking"
+    assert numbers(config) == OPENWEBRL
+    assert config.steps == 140  # 90 of 15 turns, 50 of 30
+    assert config.optim.weight_decay == 0.1
+    assert config.batch.minibatch_turns == 256
+    assert config.loss.weighting == "openwebrl"
+    assert (config.sft.lr, config.sft.warmup, config.sft.epochs, config.sft.batch) == (1e-5, 0.1, 3, 128)
+    evaluation = config.eval
+    assert (evaluation.max_steps, evaluation.response_tokens) == (30, 4096)
+    assert (evaluation.temperature, evaluation.top_p, evaluation.top_k) == (0.6, 0.95, 20)
+
+
+def test_openwebrl_8b_learns_at_half_the_rate():
+    config = RECIPES["openwebrl_8b"]()
+    assert config.model.path == "Qwen/Qwen3-VL-8B-Thinking"
+    assert numbers(config) == OPENWEBRL | {"lr": 5e-7}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "path"),
+    [
+        ("webagent_r1_3b", "Qwen/Qwen2.5-3B-Instruct"),
+        ("webagent_r1_8b", "meta-llama/Llama-3.1-8B-Instruct"),
+    ],
+)
+def test_webagent_r1(recipe, path):
+    config = RECIPES[recipe]()
+    assert config.model.path == path
+    assert numbers(config) == {
+        "lr": 1e-6,
+        "betas": (0.9, 0.99),
+        "grad clip": 0.01,
+        "group": 4,
+        "groups": 16,
+        "dynamic": False,
+        "turns": ((15,), ()),
+        "clip": (0.2, 0.2),
+        "kl": 0.001,
+        "epochs": 1,
+        "response, context": (1024, 16384),
+        "temperature, top-p": (1.0, 1.0),
+        "viewport": (1280, 720),
+    }
+    assert config.agent.kind == "text" and config.loss.weighting == "webagent-r1"
+    assert (config.sft.lr, config.sft.warmup, config.sft.batch) == (5e-5, 0.05, 128)
+    assert (config.eval.max_steps, config.eval.temperature, config.eval.top_p) == (30, 1.0, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "path"),
+    [
+        ("autowebworld_3b", "Qwen/Qwen2.5-VL-3B-Instruct"),
+        ("autowebworld_7b", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    ],
+)
+def test_autowebworld(recipe, path):
+    config = RECIPES[recipe]()
+    assert (config.model.path, config.model.max_pixels) == (path, 12_845_056)
+    stated = numbers(config)
+    for unstated in ("betas", "grad clip", "response, context"):
+        del stated[unstated]
+    assert stated == {
+        "lr": 1e-6,
+        "group": 8,
+        "groups": 32,
+        "dynamic": False,
+        "turns": ((1,), ()),
+        "clip": (0.2, 0.2),
+        "kl": 0.04,
+        "epochs": 1,
+        "temperature, top-p": (1.0, 1.0),
+        "viewport": (1280, 720),
+    }
+    assert config.agent.response_tokens == 256 and config.eval.max_steps == 15
+    assert config.agent.kind == "autowebworld" and config.loss.weighting == "grpo"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_survives_json(recipe):
+    """The run folder keeps its config; a reader finds every value there again."""
+    config = RECIPES[recipe]()
+    data = json.loads(json.dumps(to_json(config)))
+    assert data["optim"]["lr"] == config.optim.lr and data["out"] == "runs"
+    assert tuple(data["rollout"]["max_steps"]) == config.rollout.max_steps
+
+
+# --- the curriculum --------------------------------------------------------------------------------
+
+
+def test_the_curriculum_changes_at_the_step_where_a_stage_ends():
+    config = RECIPES["openwebrl_4b"]()
+    assert [config.max_steps(step) for step in (0, 89, 90, 139, 1000)] == [15, 15, 30, 30, 30]
+
+
+def test_a_curriculum_of_three_stages():
+    """Stages last 2 and 3 steps; the last one goes on."""
+    config = RECIPES["tiny"]()
+    config = replace(config, rollout=replace(config.rollout, max_steps=(5, 7, 9), stage_steps=(2, 3)))
+    assert [config.max_steps(step) for step in range(7)] == [5, 5, 7, 7, 7, 9, 9]
+
+
+def test_without_stages_every_step_is_alike():
+    config = RECIPES["webagent_r1_3b"]()
+    assert [config.max_steps(step) for step in (0, 39)] == [15, 15]
+
+
+# --- the command line ------------------------------------------------------------------------------
+
+
+def test_no_arguments_mean_tiny():
+    assert parse() == RECIPES["tiny"]()
+    assert parse("--steps", "3") == replace(RECIPES["tiny"](), steps=3)
+
+
+def test_a_hyphen_is_an_underscore():
+    assert parse("openwebrl-4b") == parse("openwebrl_4b") == RECIPES["openwebrl_4b"]()
+    flags = ("--loss.clip-high", "0.3", "--rollout.max-steps", "4", "8", "--rollout.stage-steps", "2")
+    assert parse("tiny", *flags) == parse(
+        "tiny", *(flag.replace("-", "_").replace("__", "--") for flag in flags)
+    )
+
+
+def test_a_flag_changes_its_value_and_nothing_else():
+    base = RECIPES["openwebrl_4b"]()
+    assert parse("openwebrl-4b", "--loss.clip-high", "0.3") == replace(
+        base, loss=replace(base.loss, clip_high=0.3)
+    )
+
+
+def test_the_run_folder_is_named_after_the_recipe_or_by_the_user():
+    assert parse("openwebrl-4b").run_dir == Path("runs/openwebrl_4b")
+    assert parse("tiny", "--name", "a", "--out", "/data").run_dir == Path("/data/a")
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["openwebrl-5b"], "unknown recipe 'openwebrl-5b'; there are tiny, openwebrl_4b, "),
+        (["tiny", "--stepz", "3"], "--stepz"),
+        (["tiny", "openwebrl-4b"], "openwebrl-4b"),
+        (["tiny", "--steps", "three"], "--steps: invalid literal for int.*'three'"),
+        (["tiny", "--loss.weighting", "ppo"], "'ppo' for argument '--loss.weighting'"),
+        (["tiny", "--steps"], "--steps"),
+    ],
+)
+def test_what_cannot_be_understood_is_said_in_one_line(argv, problem):
+    with pytest.raises(ValueError, match=problem) as caught:
+        parse(*argv)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) <= 400
+
+
+def test_help_is_no_mistake(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse("tiny", "--help")
+    assert stop.value.code == 0 and "--loss.clip-high" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [["tiny", "--stepz", "3"], ["tiny", "--model.path", "/nowhere/model"]])
+def test_a_script_ends_with_one_line_and_status_2(tmp_path, argv):
+    root = Path(__file__).parent.parent
+    ended = subprocess.run(
+        [sys.executable, "train.py", *argv, "--out", str(tmp_path)],
+        cwd=root,
+        env={name: value for name, value in os.environ.items() if name != "MINIRL_TRACEBACK"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("train.py: ") and argv[1] in line
+
+
+# --- what can't work -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "openwebrl_4b", "openwebrl_8b"])
+def test_recipes_that_are_built_pass(recipe):
+    config = RECIPES[recipe]()
+    assert check(config) is config
+
+
+@pytest.mark.parametrize("recipe", ["webagent_r1_3b", "webagent_r1_8b", "autowebworld_3b", "autowebworld_7b"])
+def test_recipes_that_are_not_built_say_so(recipe):
+    with pytest.raises(ValueError, match=f"recipe {recipe}: .* is not built yet"):
+        check(RECIPES[recipe]())
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("--rollout.group 1", "--rollout.group must be at least 2"),
+        ("--rollout.max-steps 5", "--rollout.max-steps needs one value more than --rollout.stage-steps"),
+        ("--rollout.stage-steps 5 5", "--rollout.max-steps needs one value more"),
+        ("--rollout.max-steps 5 0", "--rollout.max-steps must be at least 1"),
+        ("--task.demo-goals 301", "--task.demo-goals can't exceed --task.train-goals"),
+        ("--batch.micro-tokens 1000", "--batch.micro-tokens must be at least --agent.context-tokens"),
+        ("--sampler.kind vllm", "--sampler.kind vllm is not built yet; use hf"),
+        ("--loss.kl 0.01", "only --loss.weighting openwebrl with --loss.kl 0 is built yet"),
+        ("--loss.weighting grpo", "only --loss.weighting openwebrl with --loss.kl 0 is built yet"),
+        ("--sampler.temperature 0", "--sampler.temperature must be above 0"),
+        ("--steps 0", "--steps must be at least 1"),
+        ("--save-every 0", "--save-every must be at least 1"),
+        ("--keep 0", "--keep must be at least 1"),
+        ("--agent.screenshots 0", "--agent.screenshots must be at least 1"),
+        ("--browser.browsers 0", "--browser.browsers must be at least 1"),
+        ("--browser.episodes 0", "--browser.episodes must be at least 1"),
+        ("--sampler.max-batch 0", "--sampler.max-batch must be at least 1"),
+        ("--rollout.groups 0", "--rollout.groups must be at least 1"),
+        ("--batch.epochs 0", "--batch.epochs must be at least 1"),
+        ("--batch.minibatch-turns 0", "--batch.minibatch-turns must be at least 1"),
+        ("--sft.batch 0", "--sft.batch must be at least 1"),
+        ("--sft.eval-every 0", "--sft.eval-every must be at least 1"),
+    ],
+)
+def test_refusals_name_the_flag(flags, problem):
+    with pytest.raises(ValueError, match=problem):
+        parse("tiny", *flags.split())

@@ -1,0 +1,97 @@
+"""What a step's episodes say in numbers, on a step small enough to count by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from minirl.metrics import percentile, rollout_metrics, trajectory_tokens
+from minirl.rollout import Collected
+from minirl.types import Group, Stop, Task, Trajectory, Turn
+
+TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
+
+
+def turn(shared: int, branch: int, response: int) -> Turn:
+    return Turn(shared, (9,) * branch, (7,) * response, (-0.1,) * response, "")
+
+
+def episode(*turns: Turn, stop: Stop = Stop.DONE, reward: float = 0.0) -> Trajectory:
+    return Trajectory(TASK, 0, turns=turns, stop=stop, success=reward == 1.0, reward=reward)
+
+
+def collected(*finished: Trajectory, groups: int = 1) -> Collected:
+    return Collected([Group(TASK, finished)] * groups, 7, list(finished), submitted=5, dropped=2)
+
+
+def test_a_step_by_hand():
+    """Three valid episodes (success, nothing, format error) and one lost to the browser."""
+    metrics = rollout_metrics(
+        collected(
+            episode(turn(10, 5, 2), turn(20, 5, 4), reward=1.0),  # 6 response tokens, 29 in all
+            episode(turn(10, 5, 3), stop=Stop.MAX_STEPS),  # 3, and 18
+            episode(turn(10, 5, 6), stop=Stop.FORMAT_ERROR, reward=-1.0),  # 6, and 21
+            episode(turn(10, 500, 90), stop=Stop.TIMEOUT),
+        )
+    )
+    assert metrics == {
+        "success": pytest.approx(1 / 3),
+        "reward": 0.0,
+        "reward_std": pytest.approx((2 / 3) ** 0.5),
+        "tokens_mean": pytest.approx(68 / 3),
+        "tokens_p90": 29,
+        "response_tokens": 5.0,
+        "turns": pytest.approx(4 / 3),
+        "episodes": 4,
+        "invalid": 1,
+        "groups_submitted": 5,
+        "groups_kept": 1,
+        "groups_dropped": 2,
+        "stop/done": 1,
+        "stop/max_steps": 1,
+        "stop/format_error": 1,
+        "stop/timeout": 1,
+    }
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_numbers_of_equal_episodes_are_numbers(reward):
+    """Success is counted from booleans, and a file of metrics must not get `true`."""
+    metrics = rollout_metrics(collected(episode(turn(1, 1, 1), reward=reward)))
+    assert json.loads(json.dumps(metrics["success"])) is not (reward == 1.0)
+    assert metrics["success"] == reward and metrics["reward_std"] == 0.0
+
+
+def test_a_step_without_a_valid_episode_has_counts_and_no_means():
+    metrics = rollout_metrics(collected(episode(stop=Stop.ENV_ERROR), episode(stop=Stop.TIMEOUT), groups=0))
+    assert metrics == {
+        "episodes": 2,
+        "invalid": 2,
+        "groups_submitted": 5,
+        "groups_kept": 0,
+        "groups_dropped": 2,
+        "stop/env_error": 1,
+        "stop/timeout": 1,
+    }
+
+
+def test_a_trajectorys_tokens_are_those_of_its_last_turn():
+    # the last prompt holds 30 of the trunk and 5 of its own; the response adds 4
+    assert trajectory_tokens(episode(turn(10, 90, 3), turn(30, 5, 4))) == 39
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [
+        (range(1, 11), 0.9, 9),  # 9 of 10 do not exceed 9
+        (range(1, 12), 0.9, 10),  # 9 of 11 would be too few
+        ([5], 0.9, 5),
+        ([3, 1, 2], 0.5, 2),
+        ([3, 1, 2, 4], 0.5, 2),
+        ([3, 1, 2], 0.0, 1),
+        ([3, 1, 2], 1.0, 3),
+    ],
+)
+def test_percentile_is_the_smallest_value_that_enough_do_not_exceed(values, share, expected):
+    assert percentile(list(values), share) == expected

@@ -1,0 +1,293 @@
+"""Positions against transformers' own, and the policy's log-probs against the plain formula."""
+
+from __future__ import annotations
+
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from minirl.batch import Row, collate
+from minirl.config import ModelConfig
+from minirl.model import Images, Language, Policy, load_language, load_model, positions
+
+CPU = torch.device("cpu")
+PAD = 99  # stands for the image pad where no model is needed
+
+
+# --- positions -------------------------------------------------------------------------------------
+
+
+def test_positions_of_the_docstrings_row():
+    ids = np.array([1, 2, PAD, PAD, PAD, PAD, 3])  # T T I I I I T, one image of 2 x 2 merged patches
+    assert positions(ids, [(1, 4, 4)], PAD, merge=2).tolist() == [
+        [0, 1, 2, 2, 2, 2, 4],
+        [0, 1, 2, 2, 3, 3, 4],
+        [0, 1, 2, 3, 2, 3, 4],
+    ]
+
+
+def test_text_after_a_wide_image_goes_on_behind_its_longer_side():
+    # 1 row of 3 merged patches at position 1; the text goes on at 1 + 3
+    ids = np.array([1, PAD, PAD, PAD, 2, 3])
+    assert positions(ids, [(1, 2, 6)], PAD, merge=2).tolist() == [
+        [0, 1, 1, 1, 4, 5],
+        [0, 1, 1, 1, 4, 5],
+        [0, 1, 2, 3, 4, 5],
+    ]
+
+
+def test_a_row_of_text_counts_on():
+    assert positions(np.array([5, 5, 5]), [], PAD, merge=2).tolist() == [[0, 1, 2]] * 3
+
+
+def test_positions_equal_those_of_transformers(language, model):
+    """Random rows with up to two images of different sizes, also side by side with no text between
+    their vision tokens."""
+    dice = random.Random(0)
+    merge, start, end = 2, model.config.vision_start_token_id, model.config.vision_end_token_id
+    for images in [0, 1, 2] * 10:
+        ids, grids = [], []
+        for _ in range(images):
+            grid = (1, merge * dice.randint(1, 4), merge * dice.randint(1, 4))
+            ids += [20] * dice.randint(0, 3) + [start]
+            ids += [language.pad] * (grid[1] * grid[2] // merge**2) + [end]
+            grids.append(grid)
+        ids += [21] * dice.randint(1, 4)
+        ids_1L = torch.tensor([ids])
+        theirs, _ = model.model.get_rope_index(
+            ids_1L,
+            mm_token_type_ids=(ids_1L == language.pad).int(),
+            image_grid_thw=torch.tensor(grids) if grids else None,
+        )
+        ours = positions(np.array(ids), grids, language.pad, merge)
+        assert ours.tolist() == theirs[:, 0].tolist(), (ids, grids)
+
+
+@pytest.mark.parametrize(
+    ("ids", "grids"),
+    [
+        ([1, PAD, PAD, 2], [(1, 2, 2)]),  # one pad too many
+        ([1, PAD, 2], [(1, 2, 4)]),  # one too few
+        ([1, PAD, 2], []),  # a pad without an image
+        ([1, 2], [(1, 2, 2)]),  # an image without a pad
+    ],
+)
+def test_images_and_pads_that_do_not_match_are_never_passed_over(ids, grids):
+    with pytest.raises(AssertionError):
+        positions(np.array(ids), grids, PAD, merge=2)
+
+
+# --- the policy ------------------------------------------------------------------------------------
+
+ROWS = (
+    Row((11, 12, 13, 14, 15, 16), 3, (), (0.0,) * 3, 0.0),
+    Row((17, 18, 19, 20), 2, (), (0.0,) * 2, 0.0),
+)
+
+
+def plain(model, batch, suppressed, temperature):
+    """Log-probs (N,) and entropies (N,) as one would write them down: the suppressed columns do not
+    exist, the rest is softmax(logits / temperature)."""
+    logits_NV = model(**batch.inputs).logits.flatten(0, 1)[batch.sources_N]
+    allowed = [i for i in range(logits_NV.shape[1]) if i not in suppressed]
+    logprobs_NV = (logits_NV[:, allowed] / temperature).log_softmax(-1)
+    columns_N = torch.tensor([allowed.index(i) for i in batch.targets_N.tolist()])
+    entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+    return logprobs_NV.gather(1, columns_N[:, None])[:, 0], entropy_N
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_entropy_and_gradient_equal_the_plain_formula(language, tiny_folder, temperature):
+    model = load_model(ModelConfig(path=str(tiny_folder)), CPU)
+    suppressed = (*language.suppressed, 30, 31)
+    policy = Policy(model, replace(language, suppressed=suppressed), temperature)
+    batch = collate(ROWS, language, image=lambda name: b"", device=CPU)
+    upstream_N = torch.tensor([0.3, -1.0, 0.5, 2.0, -0.1])
+
+    logprobs_N, entropy_N = policy(batch.inputs, batch.sources_N, batch.targets_N)
+    (logprobs_N * upstream_N).sum().backward()
+    ours = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+    model.zero_grad()
+    expected_N, expected_entropy_N = plain(model, batch, suppressed, temperature)
+    (expected_N * upstream_N).sum().backward()
+    theirs = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+    torch.testing.assert_close(logprobs_N, expected_N, atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy_N, expected_entropy_N, atol=1e-5, rtol=0)
+    assert not entropy_N.requires_grad
+    assert ours.keys() == theirs.keys() and any("q_proj" in name for name in ours)
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=1e-4, msg=name)
+    # the control: without the suppression and the temperature the numbers would be others
+    other_N, _ = plain(model, batch, (), 1.3)
+    assert (other_N - expected_N).abs().min() > 1e-3
+
+
+def test_the_probabilities_of_what_can_be_sampled_sum_to_one(language, model):
+    policy = Policy(model, language, temperature=0.8)
+    batch = collate(ROWS[1:], language, image=lambda name: b"", device=CPU)
+    V = model.config.get_text_config().vocab_size
+    with torch.no_grad():  # the first position of the response, scored for every token of the vocabulary
+        logprobs_V, _ = policy(batch.inputs, batch.sources_N[:1].expand(V), torch.arange(V))
+    assert logprobs_V.exp().sum().item() == pytest.approx(1, abs=1e-5)
+    assert logprobs_V[list(language.suppressed)].exp().tolist() == [0.0] * len(language.suppressed)
+    allowed = torch.tensor([i for i in range(V) if i not in language.suppressed])
+    assert (logprobs_V[allowed].exp() > 0).all()
+
+
+class Body(nn.Module):
+    """A model without a body: its hidden states are the inputs, its head is wide."""
+
+    def __init__(self, vocabulary: int, hidden: int):
+        super().__init__()
+        self.head = nn.Linear(hidden, vocabulary, bias=False)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
+
+    def model(self, hidden_BLH, use_cache):
+        return SimpleNamespace(last_hidden_state=hidden_BLH)
+
+
+@pytest.mark.parametrize(
+    "suppressed",
+    [(4095, 4096, 8999), tuple(range(8192, 9000)), tuple(range(4096))],
+    ids=["at the edges of chunks", "the whole last chunk", "the whole first chunk"],
+)
+def test_suppressed_tokens_anywhere_in_a_large_vocabulary(language, suppressed):
+    """Log-probs are computed over chunks of 4096 tokens, and none of them may turn into a NaN."""
+    torch.manual_seed(0)
+    body = Body(9000, 8)
+    policy = Policy(body, replace(language, suppressed=suppressed), temperature=0.5)
+    hidden_BLH = torch.randn(1, 4, 8, requires_grad=True)
+    targets_N = torch.tensor([4097, 5000, 8191, 6000])
+    logprobs_N, entropy_N = policy({"hidden_BLH": hidden_BLH}, torch.arange(4), targets_N)
+    logprobs_N.sum().backward()
+
+    logits_NV = body.head(hidden_BLH.detach()[0]) / 0.5
+    logits_NV[:, list(suppressed)] = float("-inf")
+    expected_NV = logits_NV.log_softmax(-1)
+    torch.testing.assert_close(logprobs_N.detach(), expected_NV.gather(1, targets_N[:, None])[:, 0])
+    torch.testing.assert_close(entropy_N, -(expected_NV.exp() * expected_NV.clamp_min(-100)).sum(-1).detach())
+    assert hidden_BLH.grad.isfinite().all() and hidden_BLH.grad.any()
+    assert body.head.weight.grad.isfinite().all()
+    assert not body.head.weight.grad[list(suppressed)].any()  # they are no part of the distribution
+
+
+def test_a_target_that_could_not_be_sampled_has_no_probability(language, model):
+    """A row that holds one would otherwise be trained on as if it were merely unlikely."""
+    policy = Policy(model, language, temperature=1.0)
+    batch = collate(
+        [Row((11, 12, language.pad, 14), 2, (), (0.0, 0.0), 0.0)],
+        replace(language, images=None),
+        lambda name: b"",
+        CPU,
+    )
+    logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
+    assert logprobs_N[0] == float("-inf") and logprobs_N[1].isfinite()
+
+
+def test_a_vocabulary_without_suppressed_tokens(language, model):
+    policy = Policy(model, replace(language, suppressed=()), temperature=1.0)
+    batch = collate(ROWS, language, lambda name: b"", CPU)
+    logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
+    torch.testing.assert_close(logprobs_N, plain(model, batch, (), 1.0)[0], atol=1e-5, rtol=0)
+
+
+# --- loading ---------------------------------------------------------------------------------------
+
+
+def test_what_is_suppressed_and_what_ends_a_response(language, model):
+    name = language.tokenizer.convert_ids_to_tokens
+    vision = {"<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"}
+    assert {name(i) for i in language.suppressed} == vision
+    assert [name(i) for i in language.end] == ["<|im_end|>"]
+    assert language.pad == model.config.image_token_id
+
+
+def test_rows_of_the_head_beyond_the_tokenizer_are_suppressed(language, tiny_folder, tmp_path):
+    """Qwen's vocabularies are padded to a round number; those ids decode to nothing."""
+    import json
+    import shutil
+
+    shutil.copytree(tiny_folder, tmp_path / "padded")
+    settings = json.loads((tmp_path / "padded/config.json").read_text())
+    size = settings["text_config"]["vocab_size"]
+    settings["text_config"]["vocab_size"] = size + 3
+    (tmp_path / "padded/config.json").write_text(json.dumps(settings))
+    padded = load_language(ModelConfig(path=str(tmp_path / "padded")))
+    assert padded.suppressed == (*language.suppressed, size, size + 1, size + 2)
+
+
+@pytest.mark.parametrize("path", ["/nowhere/model", "./nowhere", "~/nowhere"])
+def test_a_folder_without_a_model_is_named(path):
+    with pytest.raises(ValueError, match=f"--model.path {path}: no config.json there"):
+        load_language(ModelConfig(path=path))
+
+
+def test_a_hub_name_that_cannot_be_had_is_one_line():
+    with pytest.raises(ValueError, match="--model.path nobody/nothing can't be loaded: ") as caught:
+        load_language(ModelConfig(path="nobody/nothing"))
+    assert "\n" not in str(caught.value)
+
+
+# --- images ----------------------------------------------------------------------------------------
+
+
+def test_image_tokens_are_merged_patches(language, png):
+    # 64 x 96 pixels: 4 x 6 patches of 16, so 2 x 3 of 2 x 2
+    assert language.image_tokens(png(64, 96)) == 6
+    pixels, grid = language.images.prepare(png(64, 96))
+    assert grid == (1, 6, 4) and len(pixels) == 24
+
+
+def test_max_pixels_scales_a_screenshot_down_and_keeps_its_shape(tiny_folder, png):
+    images = Images(str(tiny_folder), max_pixels=64 * 64)
+    assert images.prepare(png(128, 128))[1] == (1, 4, 4)  # 64 x 64 pixels
+    assert images.prepare(png(64, 32))[1] == (1, 2, 4)  # small enough as it is
+
+
+def test_a_text_model_says_that_it_cannot_see(language):
+    blind = Language(language.tokenizer, language.chat, None, (), (2,))
+    assert blind.pad == -1
+    with pytest.raises(ValueError, match="can't see; use a vision-language model"):
+        blind.image_tokens(b"")
+
+
+def test_the_image_memory_drops_the_least_recently_used(tiny_folder, png):
+    images = Images(str(tiny_folder), max_pixels=None, capacity=2)
+    a, b, c = (png(32, 32, seed) for seed in range(3))
+    first, second = images.prepare(a)[0], images.prepare(b)[0]
+    assert images.prepare(a)[0] is first  # from memory, and now more recent than b
+    images.prepare(c)
+    assert images.prepare(a)[0] is first
+    assert images.prepare(b)[0] is not second
+
+
+def test_images_are_prepared_from_several_threads(tiny_folder, png):
+    """The sampler's thread and the event loop share one memory, where either drops what the other wants."""
+    images = Images(str(tiny_folder), max_pixels=None, capacity=1)
+    pictures = [png(32, 32, seed) for seed in range(3)]
+    answer = images.processor(images=[Image.new("RGB", (32, 32))], return_tensors="pt")
+    images.processor = lambda **_: answer  # at once, so that the threads meet in the memory
+
+    def work(first: int) -> None:
+        for i in range(first, first + 10_000):
+            images.prepare(pictures[i % 3 if first else 0])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(work, range(4)))
+    finally:
+        sys.setswitchinterval(interval)

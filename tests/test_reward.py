@@ -1,0 +1,146 @@
+"""Who gets which reward, and what a group makes of it: numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+
+import pytest
+
+from minirl.reward import (
+    advantages,
+    assign_advantages,
+    is_effective,
+    make_group,
+    reward,
+    shuffle_rewards,
+)
+from minirl.types import Group, Stop, Task, Trajectory, Turn
+
+TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
+TURN = Turn(3, (9,), (7, 2), (-0.1, -0.7), "")
+
+
+def episode(stop: Stop = Stop.DONE, success: bool = False, reward: float = 0.0, member: int = 0):
+    return Trajectory(TASK, member, turns=(TURN,), stop=stop, success=success, reward=reward)
+
+
+def group_of(*rewards: float, task: Task = TASK) -> Group:
+    return Group(task, tuple(episode(reward=r, member=m) for m, r in enumerate(rewards)))
+
+
+# --- the gate --------------------------------------------------------------------------------------
+
+# stop: (reward of a success, reward of a failure, says something about the policy)
+GATE = {
+    Stop.DONE: (1.0, 0.0, True),
+    Stop.MAX_STEPS: (0.0, 0.0, True),
+    Stop.FORMAT_ERROR: (-1.0, -1.0, True),
+    Stop.LENGTH: (0.0, 0.0, True),
+    Stop.TIMEOUT: (0.0, 0.0, False),
+    Stop.SAMPLER_ERROR: (0.0, 0.0, False),
+    Stop.ENV_ERROR: (0.0, 0.0, False),
+    Stop.INFRA_ERROR: (0.0, 0.0, False),
+    Stop.JUDGE_ERROR: (0.0, 0.0, False),
+    Stop.CANCELLED: (0.0, 0.0, False),
+}
+
+
+@pytest.mark.parametrize("stop", Stop)
+def test_only_done_earns_and_only_format_errors_cost(stop):
+    succeeded, failed, says_something = GATE[stop]
+    assert reward(episode(stop, success=True)) == succeeded
+    assert reward(episode(stop, success=False)) == failed
+    assert episode(stop).valid is says_something
+
+
+def test_an_episode_without_a_turn_is_not_valid():
+    assert not replace(episode(), turns=()).valid
+
+
+# --- groups ----------------------------------------------------------------------------------------
+
+
+def test_invalid_episodes_leave_before_the_statistics():
+    """With the broken one as a zero, the mean would be 1/3 and the deviation 0.577."""
+    broken = episode(Stop.ENV_ERROR, member=2)
+    group = make_group(TASK, [episode(reward=1.0), episode(reward=0.0, member=1), broken])
+    assert [t.member for t in group.trajectories] == [0, 1]
+    (ready,) = assign_advantages([group], eps=0.0)
+    assert ready.advantages == pytest.approx((sqrt(0.5), -sqrt(0.5)))  # +-0.5 over sqrt(0.5)
+
+
+def test_fewer_than_two_valid_episodes_are_no_group():
+    assert make_group(TASK, [episode(), episode(Stop.TIMEOUT), episode(Stop.INFRA_ERROR)]) is None
+    assert make_group(TASK, [episode(Stop.CANCELLED)] * 8) is None
+    assert make_group(TASK, []) is None
+
+
+@pytest.mark.parametrize(
+    ("rewards", "effective"),
+    [((0, 0, 0), False), ((1, 1), False), ((-1, -1), False), ((1, 0), True), ((0, -1, 0), True)],
+)
+def test_only_unequal_rewards_teach(rewards, effective):
+    assert is_effective(group_of(*rewards)) is effective
+
+
+# --- advantages ------------------------------------------------------------------------------------
+
+
+def test_advantages_of_a_balanced_group():
+    # mean 1/2; deviation sqrt((4 * 1/4) / 3) = 1/sqrt(3); so +-(1/2) * sqrt(3)
+    assert advantages((1, 0, 0, 1), eps=0.0) == pytest.approx((0.866025, -0.866025, -0.866025, 0.866025))
+
+
+def test_advantages_with_a_format_error():
+    # rewards 1, 0, -1, 0: mean 0, deviation sqrt(2/3) = 0.816497
+    assert advantages((1, 0, -1, 0), eps=0.0) == pytest.approx((1.224745, 0, -1.224745, 0))
+
+
+def test_epsilon_is_added_to_the_deviation():
+    # (1 - 0.5) / (0.707107 + 0.1)
+    assert advantages((1, 0), eps=0.1) == pytest.approx((0.619496, -0.619496), abs=1e-6)
+
+
+def test_equal_rewards_have_no_advantage():
+    assert advantages((1, 1, 1), eps=1e-6) == (0.0, 0.0, 0.0)
+
+
+def test_every_group_is_compared_with_itself_alone():
+    ready = assign_advantages([group_of(1, 0), group_of(0, 0), group_of(1, 0, 0, 0)], eps=1e-9)
+    assert ready[0].advantages == pytest.approx((0.707107, -0.707107), abs=1e-6)
+    assert ready[1].advantages == (0.0, 0.0)
+    # mean 1/4, deviation sqrt((9/16 + 3/16) / 3) = 1/2
+    assert ready[2].advantages == pytest.approx((1.5, -0.5, -0.5, -0.5))
+
+
+# --- the control -----------------------------------------------------------------------------------
+
+
+def test_shuffled_rewards_stay_in_their_group_and_move():
+    groups = [
+        group_of(*[float(m < good) for m in range(8)], task=replace(TASK, id=str(i)))
+        for i, good in enumerate([1, 2, 3, 4, 5, 6, 7])
+    ]
+    shuffled = shuffle_rewards(groups, seed=3)
+    moved = 0
+    for before, after in zip(groups, shuffled, strict=True):
+        old, new = ([t.reward for t in group.trajectories] for group in (before, after))
+        assert sorted(new) == sorted(old)
+        assert [t.member for t in after.trajectories] == list(range(8))  # the episodes stay where they are
+        assert [replace(t, reward=0.0) for t in after.trajectories] == [
+            replace(t, reward=0.0) for t in before.trajectories
+        ]
+        moved += old != new
+    assert moved >= 5
+    assert shuffle_rewards(groups, seed=3) == shuffled
+    assert shuffle_rewards(groups, seed=4) != shuffled
+
+
+def test_every_member_gets_the_reward_equally_often():
+    """One success in four: over many shuffles each place has it a quarter of the time."""
+    places = [0, 0, 0, 0]
+    for seed in range(400):
+        (group,) = shuffle_rewards([group_of(1, 0, 0, 0)], seed)
+        places[[t.reward for t in group.trajectories].index(1.0)] += 1
+    assert all(70 <= count <= 130 for count in places), places
