@@ -52,7 +52,8 @@ async def train(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None
         metrics |= rollout_metrics(collected)
         metrics |= {"seconds/rollout": gathered - started, "seconds/train": updated - gathered}
         metrics["seconds/total"] = time.monotonic() - started
-        parts.run.save_trajectories(Run.step_label(step + 1), groups)
+        invalid = [trajectory for trajectory in collected.finished if not trajectory.valid]
+        parts.run.save_trajectories(Run.step_label(step + 1), [*groups, *invalid])
         if config.eval_every and (step + 1) % config.eval_every == 0:
             metrics["eval_success"] = await evaluate_and_keep_best(parts, rollouts, state)
         parts.log.step(step + 1, metrics)
@@ -146,7 +147,9 @@ async def main(argv: Sequence[str]) -> None:
             if state["step"] > saved:
                 save(parts, state)
             parts.log.close()
-    final_table(parts.run.evals())
+    phases = {"before": "before training", "after_sft": "after SFT", "after_rl": "after RL"}
+    rows = {row["label"]: row for row in parts.run.evals()}  # the latest of each
+    final_table([rows[label] | {"label": name} for label, name in phases.items() if label in rows])
 
 
 if __name__ == "__main__":

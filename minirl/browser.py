@@ -14,7 +14,6 @@ import asyncio
 import base64
 import contextlib
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +50,7 @@ READY = """async ([quiet, cap]) => {
 
 DESCRIBE = """([x, y]) => {
   const e = document.elementFromPoint(x, y);
-  if (!e) return 'nothing';
+  if (!e || e === document.body || e === document.documentElement) return 'the page';
   const hit = e.closest('a,button,input,select,textarea,label,[role]') || e;
   const kind = hit.getAttribute('role') || hit.tagName.toLowerCase();
   const name = (hit.getAttribute('aria-label') || hit.innerText || hit.placeholder || '').trim();
@@ -70,8 +69,8 @@ SCROLL = """([dx, dy, point]) => {
 }"""
 
 
-SHOTS = 4  # attempts at one screenshot
-SHOT_PAUSE = 0.1  # seconds before the second attempt, twice that before the third, ...
+SHOTS = (1, 3, 6)  # attempts at one screenshot: their shares of the time limit
+SHOT_PAUSE = 0.1  # seconds between them
 
 
 class ToolFailure(Exception):
@@ -170,22 +169,19 @@ class Session:
     async def screenshot(self) -> bytes:
         """The viewport as PNG, straight from the renderer: Playwright's own waits for fonts, and may hang.
 
-        A page that is just being replaced refuses. Looking at it changes nothing, so unlike an action it
-        is tried again, within the same time limit.
+        A page that is just being replaced refuses, or forgets that it was asked. Looking changes nothing,
+        so unlike an action it is tried again.
         """
-        deadline, reason = time.monotonic() + self.config.screenshot_seconds, ""
-        for attempt in range(SHOTS):
-            await asyncio.sleep(attempt * SHOT_PAUSE)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
+        options, reason = {"format": "png", "optimizeForSpeed": True}, ""
+        for share in SHOTS:
+            seconds = self.config.screenshot_seconds * share / sum(SHOTS)
             try:
-                cdp: CDPSession = await self.do(self._cdp(), left)
-                options = {"format": "png", "optimizeForSpeed": True}
-                shot = await self.do(cdp.send("Page.captureScreenshot", options), left)
+                cdp: CDPSession = await self.do(self._cdp(), seconds)
+                shot = await self.do(cdp.send("Page.captureScreenshot", options), seconds)
                 return base64.b64decode(shot["data"])
             except ToolFailure as failure:
                 reason = str(failure)
+                await asyncio.sleep(SHOT_PAUSE)
         raise BrowserFault(Stop.ENV_ERROR, f"no screenshot: {reason}")
 
     async def _cdp(self) -> CDPSession:

@@ -52,6 +52,8 @@ class BrowserConfig:
     """Chromium processes per rank; a crash takes only the episodes of one."""
     episodes: int = 16
     """Episodes in flight per rank."""
+    site_port: int = 0
+    """Loopback port of the generated sites; 0: any free one."""
     width: int = 1280
     height: int = 1000
     start_attempts: int = 3

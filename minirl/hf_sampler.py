@@ -193,7 +193,8 @@ def truncate(logprobs_BV: Tensor, top_p: float, top_k: int) -> Tensor:
         logprobs_BV = logprobs_BV.masked_fill(logprobs_BV < kth_B1, float("-inf"))
     if top_p < 1:
         ordered_BV, index_BV = logprobs_BV.softmax(-1).sort(descending=True)
-        before_BV = ordered_BV.cumsum(-1) - ordered_BV
-        out_BV = torch.zeros_like(before_BV, dtype=torch.bool).scatter(1, index_BV, before_BV >= top_p)
+        late_BV = ordered_BV.cumsum(-1) - ordered_BV >= top_p
+        late_BV[:, 0] = False
+        out_BV = torch.zeros_like(late_BV).scatter(1, index_BV, late_BV)
         logprobs_BV = logprobs_BV.masked_fill(out_BV, float("-inf"))
     return logprobs_BV

@@ -85,7 +85,7 @@ class Parts:
         sets = self.tasks
         worlds = worlds_of(sets.train + sets.heldout)
         threads = self.config.threads or max(1, (os.cpu_count() or 2) - 1)
-        with SiteServer(worlds) as server:
+        with SiteServer(worlds, self.config.browser.site_port) as server:
             async with BrowserPool(self.config.browser, server.resolver_rules()) as pool:
                 model = self.trainer.policy.model
                 engine = HfSampler(model, self.language, sampler or self.config.sampler, threads)

@@ -67,7 +67,7 @@ class Trainer:
                 for name, value in sums.items():
                     keep = max if name == "ratio_max" else float.__add__
                     totals[name] = keep(totals.get(name, 0.0), value)
-                tick()
+            tick()
         tokens = totals["tokens"]
         return {
             "loss": loss_sum / updates,

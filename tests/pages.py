@@ -15,11 +15,13 @@ HOME = """
 <style>* { margin: 0 } body { height: 2000px } body > * { position: absolute }</style>
 <script>
   const log = [];
-  for (const kind of ["click", "dblclick", "contextmenu", "mousedown", "mouseup", "keydown"])
-    addEventListener(kind, e => log.push(kind.startsWith("key") ? e.key : [kind, e.clientX, e.clientY]), true);
+  for (const kind of ["click", "dblclick", "contextmenu", "mousedown", "mouseup"])
+    addEventListener(kind, e => log.push([kind, e.clientX, e.clientY]), true);
+  addEventListener("keydown", e => log.push(e.key), true);
 </script>
 <a style="left: 10px; top: 10px; width: 80px; height: 30px" href="/two">To page two</a>
-<a style="left: 100px; top: 10px; width: 80px; height: 30px" href="/two" target="_blank">In a new tab</a>
+<a style="left: 100px; top: 10px; width: 80px; height: 30px" href="/two" target="_blank"
+   rel="opener">In a new tab</a>
 <button style="left: 200px; top: 10px; width: 80px; height: 30px"
         onclick="document.title = confirm('Sure?')">Ask</button>
 <button style="left: 300px; top: 10px; width: 80px; height: 30px" onclick="for (;;);">Hang</button>
@@ -29,10 +31,10 @@ HOME = """
 <div id="tip" style="left: 350px; top: 60px; width: 60px; height: 30px"
      onmouseenter="document.title = 'hovered'">Tip</div>
 """
-PAGES = {
-    "/": HOME,
-    "/two": "<!doctype html><title>Two</title><p>The second page</p><button onclick='close()'>Close me</button>",
-}
+TWO = """
+<!doctype html><title>Two</title><button onclick="window.close()">Close me</button>
+"""
+PAGES = {"/": HOME, "/two": TWO}
 
 
 def point(x: float, y: float) -> list[float]:

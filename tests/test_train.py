@@ -1,0 +1,129 @@
+"""The front doors as a user runs them: train, resume, interrupt, replay, and what they leave on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minirl.store import Run
+from minirl.trainer import checkpoints
+
+ROOT = Path(__file__).resolve().parents[1]
+# Small in every number; not dynamic, because a model cloned for three updates never succeeds.
+SMALL = (
+    "--eval.episodes 4 --eval.response-tokens 8 --agent.response-tokens 8 --task.train-goals 12 "
+    "--task.demo-goals 4 --sft.max-steps 3 --sft.batch 8 --sft.stop-success None --rollout.group 2 "
+    "--rollout.groups 2 --rollout.no-dynamic --browser.episodes 4 --threads 1"
+).split()
+
+
+def train(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(out), *SMALL, *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run of two steps."""
+    out = tmp_path_factory.mktemp("runs")
+    done = train(out, "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    assert "after RL" in "".join(done.stdout.splitlines()[-4:]), "the table comes last"
+    return out
+
+
+def test_a_run_leaves_metrics_evaluations_dumps_and_a_report(finished):
+    run = Run(finished / "tiny")
+    metrics = run.metrics()
+    assert [m["step"] for m in metrics] == [1, 2]
+    for key in (
+        "reward success tokens_mean tokens_p90 turns response_tokens groups_submitted groups_kept "
+        "groups_dropped ratio_mean clip_fraction entropy seconds/rollout seconds/train"
+    ).split():
+        assert key in metrics[0], key
+    assert any(key.startswith("stop/") for key in metrics[0])
+    assert [row["label"] for row in run.evals()] == ["before", "after_sft", "after_rl"]
+    assert {"before", "after_sft", "after_rl", "demos", "step_00001", "step_00002"} <= set(run.labels())
+    assert run.report_path.is_file() and (run.root / "config.json").is_file()
+
+
+def test_the_first_step_is_on_policy(finished):
+    """With the weights that sampled, the trainer's log-probs are the sampler's: every ratio is 1. The
+    mean over a step's two epochs has moved away by the end, but not far at this learning rate."""
+    first = Run(finished / "tiny").metrics()[0]
+    assert first["ratio_mean"] == pytest.approx(1, abs=0.02)
+
+
+def test_resume_goes_on_and_shows_no_step_twice(finished):
+    done = train(finished, "--steps", "3", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "resumed after step 2" in done.stdout
+    assert [m["step"] for m in Run(finished / "tiny").metrics()] == [1, 2, 3]
+
+
+def test_replay_trains_on_the_dumps_without_a_browser(finished):
+    """No Chromium can be found, and the same dumps give the same losses twice."""
+    flags = ["--steps", "2", "--replay", str(finished / "tiny")]
+    flags += ["--warm-start", str(finished / "tiny/checkpoints/sft")]
+    losses = []
+    for name in ("one", "two"):
+        command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(finished), *SMALL, *flags]
+        env = os.environ | {"MINIRL_CHROMIUM": "/nowhere"}
+        done = subprocess.run(
+            [*command, "--name", name], capture_output=True, text=True, timeout=240, env=env
+        )
+        assert done.returncode == 0, done.stderr
+        losses.append([m["loss"] for m in Run(finished / name).metrics()])
+    assert len(losses[0]) == 2 and losses[0] == losses[1]
+    original = [m["loss"] for m in Run(finished / "tiny").metrics()]
+    assert losses[0] == pytest.approx(original[:2], rel=1e-4, abs=1e-7)
+
+
+def test_interrupt_saves_and_can_be_resumed(tmp_path):
+    out = tmp_path / "runs"
+    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(out), *SMALL]
+    command += ["--steps", "1000", "--save-every", "1000"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = out / "tiny/metrics.jsonl"
+    deadline = time.monotonic() + 200
+    while not (metrics.exists() and metrics.read_text().count("\n") >= 1):
+        assert time.monotonic() < deadline and child.poll() is None, child.communicate()[0]
+        time.sleep(0.2)
+    child.send_signal(signal.SIGINT)
+    said, _ = child.communicate(timeout=60)
+    assert child.returncode == 130, said
+    assert "Traceback" not in said and "--resume" in said
+    saved = checkpoints(out / "tiny/checkpoints")
+    state = json.loads((saved[-1] / "state.json").read_text())
+    assert state["step"] >= 1 and state["cursor"] > 0
+    done = train(out, "--steps", str(state["step"]), "--resume")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model.path", "/nowhere"], "--model.path /nowhere"),
+        (["--task.train", "/nowhere.jsonl"], "/nowhere.jsonl"),
+        (["--replay", "/nowhere"], "--replay /nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(tmp_path, flags, said):
+    done = train(tmp_path, *flags)
+    assert done.returncode == 2
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_no_chromium_is_one_line_and_status_2(tmp_path):
+    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(tmp_path), *SMALL]
+    env = os.environ | {"MINIRL_CHROMIUM": "/nowhere"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 2
+    assert "MINIRL_CHROMIUM" in done.stderr and done.stderr.count("\n") == 1
