@@ -25,7 +25,7 @@ from statistics import mean
 
 from rich.table import Table
 
-from minirl.config import RECIPES, Config, SamplerConfig, from_command_line, run_main
+from minirl.config import RECIPES, Config, from_command_line, run_main
 from minirl.log import CONSOLE, progress, say
 from minirl.parts import Parts, open_parts
 from minirl.report import write_report
@@ -64,9 +64,7 @@ def checkpoint_of(config: Config, folder: Path) -> str:
 async def attempt(parts: Parts) -> list[Trajectory]:
     """One episode per task. What is sampled depends on the seed, the tasks and the weights alone."""
     tasks, config, how = parts.tasks.heldout, parts.config, parts.config.eval
-    sampler: SamplerConfig = replace(
-        config.sampler, temperature=how.temperature, top_p=how.top_p, top_k=how.top_k
-    )
+    sampler = replace(config.sampler, temperature=how.temperature, top_p=how.top_p, top_k=how.top_k)
     async with parts.rollouts(sampler) as rollouts:
         with progress("evaluating", len(tasks)) as meter:
             return await rollouts.evaluate(

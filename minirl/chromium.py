@@ -54,7 +54,8 @@ LIGHT = (
 
 
 def executable() -> str:
-    """The path of a Chromium that runs: $MINIRL_CHROMIUM, else Playwright's own, else the system's."""
+    """The path of a Chromium that runs: $MINIRL_CHROMIUM, else a headless shell, else a full browser; of
+    either kind Playwright's own before the system's."""
     named = os.environ.get("MINIRL_CHROMIUM")
     if named:
         path = shutil.which(named)
@@ -62,7 +63,7 @@ def executable() -> str:
             raise ValueError(f"MINIRL_CHROMIUM is {named!r}, no executable file: correct or unset it")
         version(path)
         return path
-    for path in [*playwrights_own(), *systems_own()]:
+    for path in sorted([*playwrights_own(), *systems_own()], key=is_shell, reverse=True):
         try:
             version(path)
         except ValueError:
@@ -163,7 +164,11 @@ def has_any() -> bool:
 
 
 def has_shell() -> bool:
-    return has_any() and Path(executable()).name in SHELLS
+    return has_any() and is_shell(executable())
+
+
+def is_shell(path: str) -> bool:
+    return Path(path).name in SHELLS
 
 
 def attempt_quietly(command: Sequence[str], seconds: float = 300) -> None:

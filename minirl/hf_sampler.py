@@ -69,13 +69,20 @@ class HfSampler:
         self.thread.shutdown(wait=True, cancel_futures=True)
 
     async def _pump(self) -> None:
-        """Decodes batch after batch until nobody waits; a cancelled request is skipped."""
+        """Decodes batch after batch until nobody waits; a cancelled request is skipped.
+
+        A batch is the oldest request and those nearest to it in length: padding to the longest of a mixed
+        batch costs half the throughput.
+        """
         while self.waiting:
-            batch = [(r, f) for r, f in self.waiting if not f.done()][: self.config.max_batch]
-            taken = {id(f) for _, f in batch}
-            self.waiting = [(r, f) for r, f in self.waiting if id(f) not in taken and not f.done()]
-            if not batch:
-                continue
+            self.waiting = [(r, f) for r, f in self.waiting if not f.done()]
+            if not self.waiting:
+                break
+            oldest = len(self.waiting[0][0].prompt.ids)
+            near = sorted(self.waiting, key=lambda pair: abs(len(pair[0].prompt.ids) - oldest))
+            batch = near[: self.config.max_batch]
+            taken = {id(future) for _, future in batch}
+            self.waiting = [pair for pair in self.waiting if id(pair[1]) not in taken]
             loop = asyncio.get_running_loop()
             try:
                 samples = await loop.run_in_executor(self.thread, self._decode, [r for r, _ in batch])

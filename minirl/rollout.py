@@ -218,7 +218,7 @@ class Collected:
 
     groups: list[Group]
     next_cursor: int  # where the task stream goes on
-    finished: list[Trajectory]  # every episode that ran to its end, kept or not
+    finished: list[Trajectory]  # every episode of the groups up to the last accepted one, kept or not
     submitted: int
     dropped: int  # groups without a difference in rewards, or with fewer than two valid episodes
     reason: str = ""  # why fewer groups than asked for
@@ -272,15 +272,17 @@ class Rollouts:
     ) -> Collected:
         """Groups for one step, in the stream's order; with dynamic sampling until enough are effective.
 
-        So many groups are in flight as the share kept so far makes likely to be needed. The accepted ones
-        are the first of the stream that qualify, whichever finished first; the rest is cancelled and comes
-        again next step. `tick` is told the number of groups that are sure to be kept.
+        So many groups are in flight as there are episode slots for (and one that waits), and as the share
+        kept so far makes likely to be needed. The accepted ones are the first of the stream that qualify,
+        whichever finished first; the rest is cancelled and comes again next step. `tick` is told the number
+        of groups that are sure to be kept.
         """
         rollout, max_steps = self.config.rollout, self.config.max_steps(step)
         running: dict[asyncio.Task[list[Trajectory]], int] = {}
         done: dict[int, Group | None] = {}
-        finished: list[Trajectory] = []
+        episodes: dict[int, list[Trajectory]] = {}
         submitted, limit = 0, int(rollout.groups * rollout.max_oversample)
+        room = self.config.browser.episodes // rollout.group + 1
         async with asyncio.TaskGroup() as tasks:
             while True:
                 accepted, complete = self._accepted(done)
@@ -289,26 +291,28 @@ class Rollouts:
                     break
                 kept = sum(group is not None for group in done.values())
                 rate = (kept + 3) / (len(done) + 4)  # a first guess of 3 in 4, outweighed by what is seen
-                while submitted < limit and kept + len(running) * rate < rollout.groups:
+                while (
+                    submitted < limit and len(running) < room and kept + len(running) * rate < rollout.groups
+                ):
                     task = stream[cursor + submitted]
                     work = self.group(task, step, cursor + submitted, max_steps)
                     running[tasks.create_task(work)] = submitted
                     submitted += 1
                 ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for work in ended:
-                    trajectories = work.result()
-                    finished += trajectories
-                    done[running.pop(work)] = self._qualified(trajectories)
+                    n = running.pop(work)
+                    episodes[n] = work.result()
+                    done[n] = self._qualified(episodes[n])
             for work in running:
                 work.cancel()
-        used = sorted(done)[:complete]
+        finished = [trajectory for n in range(complete) for trajectory in episodes[n]]
         reason = "" if len(accepted) == rollout.groups else why_so_few(finished, submitted)
         return Collected(
             groups=accepted,
-            next_cursor=cursor + len(used),
+            next_cursor=cursor + complete,
             finished=finished,
             submitted=submitted,
-            dropped=len(used) - len(accepted),
+            dropped=complete - len(accepted),
             reason=reason,
         )
 

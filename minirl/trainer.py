@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
 import shutil
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
+from transformers.utils import cached_file
 
 from minirl.batch import Row, collate, micro_batches, minibatches
 from minirl.config import Config
@@ -29,6 +31,8 @@ from minirl.loss import imitation_loss, openwebrl_weights, policy_loss
 from minirl.model import Language, Policy
 from minirl.types import Group
 
+PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+IF_THERE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
 MAX_BAD_STEPS = 3  # consecutive updates without a finite gradient before training gives up
 
 
@@ -56,8 +60,9 @@ class Trainer:
         config, totals, norms, updates, loss_sum = self.config, {}, [], 0, 0.0
         for epoch in range(config.batch.epochs):
             for rows in minibatches(groups, config.batch.minibatch_turns, seed + epoch):
+                turns = len(rows)
 
-                def loss_of(batch, logprobs_N, turns=len(rows)):
+                def loss_of(batch, logprobs_N, turns=turns):
                     weight_N = openwebrl_weights(batch.length_N, turns)
                     return policy_loss(logprobs_N, batch.old_N, batch.advantage_N, weight_N, config.loss)
 
@@ -96,6 +101,7 @@ class Trainer:
 
         A step without a finite gradient changes nothing and is counted; several in a row are fatal.
         """
+        torch.set_num_threads(self.config.threads or os.cpu_count() or 1)  # Chromium is idle meanwhile
         self.policy.train()
         self.optimizer.zero_grad(set_to_none=True)
         total, sums = 0.0, {}
@@ -131,8 +137,10 @@ class Trainer:
         part.mkdir(parents=True)
         self.policy.model.save_pretrained(part)
         self.language.tokenizer.save_pretrained(part)
-        for file in Path(self.config.model.path).glob("*preprocessor_config.json"):
-            shutil.copy(file, part)
+        for name in PROCESSOR_FILES:  # of a folder, or of a hub name in the cache
+            file = cached_file(self.config.model.path, name, **IF_THERE)
+            if file is not None:
+                shutil.copy(file, part)
         saved = {"optimizer": self.optimizer.state_dict(), "torch": torch.get_rng_state()}
         torch.save(saved, part / "trainer.pt")
         (part / "state.json").write_text(json.dumps(state))
@@ -144,18 +152,25 @@ class Trainer:
         shutil.rmtree(old, ignore_errors=True)
 
     def load(self, path: Path, optimizer: bool = True) -> dict[str, Any]:
-        """Reads a checkpoint into the model; the run's state. ValueError names a folder that can't be read."""
+        """Reads a checkpoint into the model; the run's state. ValueError names a folder that can't be
+        read, and nothing is changed by one of another model."""
         try:
             weights = {}
             for file in sorted(path.glob("model*.safetensors")):
                 weights |= load_file(file)
             state = json.loads((path / "state.json").read_text())
-            saved = torch.load(path / "trainer.pt", weights_only=True) if optimizer else None
-            missing, unexpected = self.policy.model.load_state_dict(weights, strict=False)
-            tied = set(self.policy.model._tied_weights_keys or ())
-            if unexpected or set(missing) - tied:
+            saved = None
+            if optimizer:
+                saved = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
+            if not weights:
+                raise ValueError("it has no weights")
+            model = self.policy.model
+            tied = model.all_tied_weights_keys  # saved once, under the other name
+            shapes = {n: w.shape for n, w in model.state_dict().items() if n in weights or n not in tied}
+            if shapes != {name: weight.shape for name, weight in weights.items()}:
                 raise ValueError("it belongs to another model")
-            self.policy.model.tie_weights()
+            model.load_state_dict(weights, strict=False)
+            model.tie_weights()
             if saved is not None:
                 self.optimizer.load_state_dict(saved["optimizer"])
                 torch.set_rng_state(saved["torch"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image, ImageOps
 
 from minirl.batch import Row, collate, micro_batches, minibatches, turn_rows
 from minirl.model import Policy
@@ -193,6 +195,15 @@ def picture_rows(language) -> list[Row]:
     return rows
 
 
+def test_pictures_stand_in_the_order_of_their_pads(language, pictures, picture_rows):
+    batch = collate(picture_rows, language, pictures.__getitem__, CPU)
+    prepared = [language.images.prepare(pictures[name]) for row in picture_rows for name in row.images]
+    assert torch.equal(batch.inputs["pixel_values"], torch.cat([pixels for pixels, _ in prepared]))
+    assert batch.inputs["image_grid_thw"].tolist() == [
+        [1, 4, 6], [1, 2, 2], [1, 6, 2], [1, 6, 2], [1, 4, 6], [1, 4, 6],
+    ]  # fmt: skip
+
+
 def test_padding_and_company_do_not_change_log_probs(language, model, pictures, picture_rows):
     """Each row alone, all together, and in micro-batches: the same numbers."""
     policy = Policy(model, language, temperature=0.8)
@@ -231,10 +242,6 @@ def test_the_pictures_matter_and_go_to_their_own_rows(language, model, pictures,
 
 
 def inverted(png: bytes) -> bytes:
-    import io
-
-    from PIL import Image, ImageOps
-
     out = io.BytesIO()
     ImageOps.invert(Image.open(io.BytesIO(png)).convert("RGB")).save(out, "PNG")
     return out.getvalue()

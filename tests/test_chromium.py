@@ -36,21 +36,29 @@ def browser(path: Path, runs: bool = True) -> str:
     return str(path)
 
 
-def test_the_order_is_the_users_then_playwrights_then_the_systems(machine, monkeypatch):
-    google = browser(machine / "bin/google-chrome")
-    assert chromium.executable() == google
-    debian = browser(machine / "bin/chromium")
-    assert chromium.executable() == debian
-    older = browser(machine / "playwright/chromium-1250/chrome-linux/chrome")
-    assert chromium.executable() == older
-    newer = browser(machine / "playwright/chromium-1255/chrome-linux64/chrome")
-    assert chromium.executable() == newer
+def test_the_order_is_the_users_then_shells_then_full_browsers(machine, monkeypatch):
+    """Of each kind, Playwright's own before the system's; every line here adds a better one."""
+    better = [
+        "bin/google-chrome",
+        "bin/chromium",
+        "playwright/chromium-1250/chrome-linux/chrome",
+        "playwright/chromium-1255/chrome-linux64/chrome",
+        "bin/headless_shell",
+        "bin/chrome-headless-shell",
+        "bin/chromium-headless-shell",
+        "playwright/chromium_headless_shell-1240/chrome-linux/headless_shell",
+        "playwright/chromium_headless_shell-1245/chrome-headless-shell-linux64/chrome-headless-shell",
+    ]
+    for name in better:
+        path = browser(machine / name)
+        assert chromium.executable() == path
     own = browser(machine / "mine/chrome")
     monkeypatch.setenv("MINIRL_CHROMIUM", own)
     assert chromium.executable() == own
 
 
 def test_a_browser_that_does_not_run_is_passed_over(machine):
+    browser(machine / "playwright/chromium_headless_shell-1255/chrome-linux/headless_shell", runs=False)
     browser(machine / "playwright/chromium-1255/chrome-linux64/chrome", runs=False)
     browser(machine / "bin/chromium", runs=False)
     google = browser(machine / "bin/google-chrome")
@@ -85,41 +93,87 @@ def attempts(machine, monkeypatch) -> list[str]:
     return made
 
 
-def test_nothing_is_installed_where_one_runs(machine, attempts):
+def test_nothing_is_installed_where_a_shell_runs(machine, attempts):
     browser(machine / "bin/chromium")
+    browser(machine / "bin/chromium-headless-shell")
     assert chromium.main(["--install"]) == 0
     assert attempts == []
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_beside_a_full_browser_only_a_shell_is_wanted(machine, attempts, monkeypatch, capsys, user):
+    """It can't be had here, and the full browser is good enough: no second one, and no failure."""
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    browser(machine / "bin/apt-get")
+    full = browser(machine / "bin/google-chrome")
+    assert chromium.main(["--install"]) == 0
+    assert attempts[0] == "playwright install chromium-headless-shell"
+    assert "install -y chromium" not in attempts
+    assert ("install -y chromium-headless-shell" in attempts) is (user == 0)
+    assert full in capsys.readouterr().out
+
+
+def test_a_shell_that_was_got_replaces_the_full_browser(machine, monkeypatch):
+    """Even if it comes as the system's package and the full browser is Playwright's."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    browser(machine / "bin/apt-get")
+    browser(machine / "playwright/chromium-1255/chrome-linux64/chrome")
+    made: list[str] = []
+
+    def attempt(command):
+        made.append(command[-1])
+        if command[0] == "apt-get" and command[-1] == "chromium-headless-shell":
+            browser(machine / "bin/chromium-headless-shell")
+
+    monkeypatch.setattr(chromium, "attempt_quietly", attempt)
+    assert chromium.install() == str(machine / "bin/chromium-headless-shell")
+    tried = len(made)
+    chromium.install()
+    assert len(made) == tried  # the next time there is nothing left to do
 
 
 def test_without_root_only_playwright_is_asked(machine, attempts, monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     browser(machine / "bin/apt-get")
     assert chromium.main(["--install"]) == 2
-    assert attempts == ["playwright install chromium"]
+    assert attempts == ["playwright install chromium-headless-shell"]
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "MINIRL_CHROMIUM" in said
 
 
 def test_root_on_debian_gets_the_package(machine, attempts, monkeypatch):
+    """The shell's, and where the distribution has none, the full browser's."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     browser(machine / "bin/apt-get")
     with pytest.raises(ValueError, match="no Chromium that runs"):
         chromium.install()
     # Nothing was downloaded, so Playwright's libraries are not fetched.
-    assert attempts == ["playwright install chromium", "apt-get -qq update", "install -y chromium"]
+    assert attempts == [
+        "playwright install chromium-headless-shell",
+        "apt-get -qq update",
+        "install -y chromium-headless-shell",
+        "install -y chromium",
+    ]
 
 
 def test_root_gets_the_libraries_that_a_download_lacks(machine, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     browser(machine / "bin/apt-get")
-    downloaded = machine / "playwright/chromium-1255/chrome-linux64/chrome"
+    downloaded = machine / "playwright/chromium_headless_shell-1255/chrome-linux/headless_shell"
+    made: list[str] = []
 
     def attempt(command):
+        made.append(" ".join(command[-3:]))
         if "playwright" in command:
             browser(downloaded, runs="install-deps" in command)
 
     monkeypatch.setattr(chromium, "attempt_quietly", attempt)
     assert chromium.install() == str(downloaded)
+    assert made == [
+        "playwright install chromium-headless-shell",
+        "apt-get -qq update",
+        "playwright install-deps chromium-headless-shell",
+    ]
 
 
 def test_an_attempt_that_fails_says_why(capsys):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from minirl.context import ChatFormat, Context
-from minirl.types import Observation, Prompt, Trajectory, Turn
+from minirl.types import Observation, Prompt, Task, Trajectory, Turn
 
 SYSTEM = "Use the browser."
 TASK = "choose mug"
@@ -40,7 +40,8 @@ class Played:
         branch = prompt.ids[prompt.shared :]
         self.turns.append(Turn(prompt.shared, branch, response, (0.0,) * len(response), text=""))
 
-    def trajectory(self, task) -> Trajectory:
+    def trajectory(self) -> Trajectory:
+        task = Task("shop-0-1", TASK, "http://shop-0.test/")
         return Trajectory(task, 0, trunk=tuple(self.context.trunk), turns=tuple(self.turns))
 
 
@@ -124,20 +125,13 @@ def test_the_second_prompt_word_by_word(language, play):
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_prompts_are_trunk_and_branch_of_the_finished_conversation(play, shop_task, keep):
+def test_prompts_are_trunk_and_branch_of_the_finished_conversation(play, keep):
     played = play(keep)
-    trajectory = played.trajectory(shop_task)
+    trajectory = played.trajectory()
     for t, prompt in enumerate(played.prompts):
         assert trajectory.prompt_ids(t) == prompt.ids, f"turn {t}"
     shared = [turn.shared for turn in trajectory.turns]
     assert shared == sorted(shared) and shared[-1] > shared[0]  # the trunk grew
-
-
-@pytest.fixture
-def shop_task():
-    from minirl.types import Task
-
-    return Task("shop-0-1", TASK, "http://shop-0.test/")
 
 
 @pytest.mark.parametrize(("keep", "shown"), [(1, [[0], [1], [2]]), (2, [[0], [0, 1], [1, 2]])])

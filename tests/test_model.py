@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -216,9 +218,6 @@ def test_what_is_suppressed_and_what_ends_a_response(language, model):
 
 def test_rows_of_the_head_beyond_the_tokenizer_are_suppressed(language, tiny_folder, tmp_path):
     """Qwen's vocabularies are padded to a round number; those ids decode to nothing."""
-    import json
-    import shutil
-
     shutil.copytree(tiny_folder, tmp_path / "padded")
     settings = json.loads((tmp_path / "padded/config.json").read_text())
     size = settings["text_config"]["vocab_size"]

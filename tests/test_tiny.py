@@ -56,7 +56,8 @@ def test_a_word_is_the_same_token_wherever_it_stands(tokenizer, word):
 
 
 def test_round_coordinates_are_single_tokens(tokenizer):
-    for n in range(0, 1001, 10):
+    assert pieces(tokenizer, "[0, 0]") == ["[0,", " 0", "]"]  # single digits stay with their neighbours
+    for n in range(10, 1001, 10):
         assert pieces(tokenizer, f"[{n}, {n}]") == ["[", f"{n}", ",", f" {n}", "]"]
 
 

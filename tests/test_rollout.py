@@ -1,0 +1,470 @@
+"""Episodes in a real Chromium, and the collecting of groups without one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pages
+import pytest
+import torch
+from pages import HEIGHT, WIDTH, point
+
+from minirl.batch import collate, turn_rows
+from minirl.browser import BrowserPool, Session
+from minirl.config import AgentConfig, BrowserConfig, Config, RolloutConfig, tiny
+from minirl.hf_sampler import Request
+from minirl.model import Language
+from minirl.rollout import Collected, Rollouts, TaskStream
+from minirl.store import Run
+from minirl.types import Sample, Stop, Task, Trajectory, Turn
+from minirl.world.generate import make_shop, make_tasks
+from minirl.world.replay import WorldVerifier
+from minirl.world.site import SiteServer
+
+SHOP = make_shop(0)
+TASK = make_tasks(SHOP, 1, 1, seed=0)[0][0]
+CONFIG = replace(
+    tiny(),
+    agent=AgentConfig(brief=True, response_tokens=400, context_tokens=8192),
+    browser=BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=0, action_seconds=10),
+)
+
+
+# --- collecting, with episodes that only take time --------------------------------------------------
+
+
+@dataclass
+class Plan:
+    """What the episodes of a task earn, how they end, and when (in hundredths of a second)."""
+
+    rewards: Sequence[float] = (0.0, 1.0)
+    stops: Sequence[Stop] = (Stop.DONE, Stop.DONE)
+    delay: float = 0.0
+
+
+@dataclass
+class Theatre:
+    """Rollouts whose episodes follow plans; task number n of the stream is `tasks[n]`."""
+
+    plans: Sequence[Plan]
+    groups: int = 2
+    oversample: float = 4.0
+    dynamic: bool = True
+    max_steps: list[int] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)  # began and have not cleaned up yet
+
+    def __post_init__(self) -> None:
+        self.tasks = [Task(f"task-{i}", "", "http://shop-0.test/") for i in range(len(self.plans))]
+        rollout = RolloutConfig(2, self.groups, self.dynamic, self.oversample, (3, 7), (1,))
+        self.rollouts = Rollouts(replace(CONFIG, rollout=rollout), None, None, None, None, None)
+        self.rollouts.episode = self.episode
+
+    async def episode(self, task: Task, member: int, policy: Any, max_steps: int) -> Trajectory:
+        plan = self.plans[int(task.id.removeprefix("task-"))]
+        self.max_steps.append(max_steps)
+        self.running.add(name := f"{task.id}/{member}")
+        try:
+            try:
+                await asyncio.sleep(plan.delay / 100)
+            finally:
+                await asyncio.sleep(0.03 * member)  # closing tabs, some more slowly than others
+        finally:
+            self.running.remove(name)
+        turn = Turn(0, (1,), (2,), (-0.1,), "")
+        return Trajectory(task, member, turns=(turn,), stop=plan.stops[member], reward=plan.rewards[member])
+
+    async def collect(self, cursor: int = 0, step: int = 0) -> Collected:
+        """One step; afterwards nothing may still be running."""
+        self.ticks: list[int] = []
+        collected = await self.rollouts.collect(self, cursor, step, self.ticks.append)
+        assert asyncio.all_tasks() == {asyncio.current_task()} and not self.running
+        return collected
+
+    def __getitem__(self, n: int) -> Task:  # a task stream in the order of the plans
+        return self.tasks[n % len(self.tasks)]
+
+
+def names(collected: Collected) -> list[str]:
+    return [group.task.id for group in collected.groups]
+
+
+EQUAL = Plan(rewards=(1.0, 1.0))
+
+
+async def test_groups_are_accepted_in_the_order_of_submission():
+    theatre = Theatre([Plan(delay=20), Plan(delay=10), Plan(), Plan()])
+    collected = await theatre.collect()
+    assert names(collected) == ["task-0", "task-1"]
+    assert collected.next_cursor == 2 and collected.dropped == 0 and collected.reason == ""
+
+
+async def test_groups_of_equal_rewards_are_dropped_and_counted():
+    theatre = Theatre([Plan(), EQUAL, EQUAL, Plan(), Plan(), Plan()])
+    collected = await theatre.collect()
+    assert names(collected) == ["task-0", "task-3"]
+    assert (collected.next_cursor, collected.dropped) == (4, 2)
+    assert collected.submitted >= 4
+    assert len(collected.finished) >= 8  # dropped episodes count in the step's success rate
+
+
+async def test_without_dynamic_sampling_equal_groups_stay():
+    theatre = Theatre([EQUAL, Plan(), Plan()], dynamic=False)
+    collected = await theatre.collect()
+    assert names(collected) == ["task-0", "task-1"] and collected.dropped == 0
+
+
+async def test_what_was_cut_off_comes_again():
+    theatre = Theatre([EQUAL, Plan(delay=3), Plan(delay=3), Plan(delay=50), Plan(delay=50)])
+    collected = await theatre.collect()
+    assert names(collected) == ["task-1", "task-2"]
+    assert collected.next_cursor == 3  # whatever was submitted behind it
+    collected = await theatre.collect(cursor=collected.next_cursor)
+    assert names(collected) == ["task-3", "task-4"]
+
+
+async def test_a_later_group_that_finished_first_and_is_not_needed_comes_again():
+    """Three groups are in flight for two wanted; the third ends first and qualifies."""
+    theatre = Theatre([Plan(delay=10), Plan(delay=10), Plan(), Plan()])
+    collected = await theatre.collect()
+    assert names(collected) == ["task-0", "task-1"] and collected.submitted == 3
+    assert len(collected.finished) == 6 and collected.next_cursor == 2
+
+
+async def test_a_step_that_finds_nothing_gives_up_with_the_reason():
+    theatre = Theatre([EQUAL] * 20, oversample=3)
+    collected = await theatre.collect()
+    assert collected.groups == [] and collected.submitted == 6 and collected.dropped == 6
+    assert collected.next_cursor == 6
+    assert "gave up after 6 groups" in collected.reason and "done 12" in collected.reason
+
+
+async def test_a_step_that_finds_too_little_keeps_it():
+    collected = await Theatre([EQUAL, EQUAL, Plan(), *[EQUAL] * 9], oversample=3).collect()
+    assert names(collected) == ["task-2"] and collected.dropped == 5 and collected.reason
+
+
+async def test_episodes_that_failed_for_other_reasons_leave_their_group():
+    crashed = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.ENV_ERROR, Stop.DONE, Stop.DONE))
+    lonely = Plan(rewards=(0.0, 1.0, 1.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.DONE))
+    theatre = Theatre([lonely, crashed, crashed, crashed])
+    rollout = replace(theatre.rollouts.config.rollout, group=3)
+    theatre.rollouts.config = replace(theatre.rollouts.config, rollout=rollout)
+    collected = await theatre.collect()
+    assert names(collected) == ["task-1", "task-2"] and collected.dropped == 1
+    assert [[t.member for t in group.trajectories] for group in collected.groups] == [[1, 2], [1, 2]]
+    assert sum(t.stop is Stop.INFRA_ERROR for t in collected.finished) == 1
+
+
+async def test_nothing_runs_on_after_a_step_and_every_episode_could_clean_up():
+    theatre = Theatre([Plan(delay=3), EQUAL, *[Plan(delay=3)] * 2, *[Plan(delay=1000)] * 6])
+    collected = await theatre.collect()  # which looks
+    assert names(collected) == ["task-0", "task-2"] and len(collected.finished) < 2 * collected.submitted
+
+
+async def test_a_step_that_is_interrupted_leaves_nothing_running():
+    theatre = Theatre([Plan(delay=1000)] * 4)
+    step = asyncio.create_task(theatre.collect())
+    await asyncio.sleep(0.05)
+    assert len(theatre.running) == 6
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert asyncio.all_tasks() == {asyncio.current_task()} and not theatre.running
+
+
+async def test_the_meter_never_goes_back_and_the_curriculum_is_followed():
+    theatre = Theatre([Plan(delay=5), EQUAL, Plan(), Plan()])
+    await theatre.collect(step=0)
+    assert theatre.ticks == sorted(theatre.ticks) and theatre.ticks[-1] == 2
+    assert set(theatre.max_steps) == {3}
+    theatre.max_steps.clear()
+    await theatre.collect(step=1)
+    assert set(theatre.max_steps) == {7}
+
+
+async def test_collecting_is_the_same_whatever_the_timing():
+    """Which groups a step keeps may not depend on how fast the episodes are."""
+    plans = [Plan(), EQUAL, Plan(), EQUAL, EQUAL, Plan(), Plan(), Plan()]
+    seen = set()
+    for seed in range(8):
+        delays = random.Random(seed)
+        theatre = Theatre([replace(plan, delay=delays.randrange(4)) for plan in plans], groups=3)
+        collected = await theatre.collect()
+        seen.add((*names(collected), collected.next_cursor, collected.dropped))
+    assert seen == {("task-0", "task-2", "task-5", 6, 3)}
+
+
+def test_a_task_stream_passes_over_all_tasks_and_is_resumed_by_its_cursor():
+    tasks = [Task(str(i), "", "") for i in range(7)]
+    stream = TaskStream(tasks, seed=3)
+    first, second = ([stream[n].id for n in range(start, start + 7)] for start in (0, 7))
+    assert sorted(first) == sorted(second) == [str(i) for i in range(7)] and first != second
+    assert [TaskStream(tasks, seed=3)[n].id for n in range(7, 14)] == second
+    with pytest.raises(ValueError, match="empty"):
+        TaskStream([], seed=3)
+
+
+# --- episodes, with a sampler that says what it is told ---------------------------------------------
+
+
+class Script:
+    """A sampler that answers with texts in turn, then with its last one; an exception is raised instead.
+
+    The texts are cut at random places and the pieces tokenised on their own, because a model does not
+    sample the ids that a tokenizer would choose for the same text.
+    """
+
+    def __init__(self, language: Language, *sayings: Any):
+        self.language, self.sayings = language, sayings
+        self.requests: list[Request] = []
+        self.samples: list[Sample] = []
+
+    async def generate(self, request: Request) -> Sample:
+        saying = self.sayings[min(len(self.requests), len(self.sayings) - 1)]
+        self.requests.append(request)
+        if isinstance(saying, BaseException):
+            raise saying
+        chance, tokenizer = random.Random(len(self.requests)), self.language.tokenizer
+        cuts = sorted(chance.sample(range(len(saying)), len(saying) // 8))
+        pieces = [saying[i:j] for i, j in zip([0, *cuts], [*cuts, None], strict=True)]
+        pieces.append(tokenizer.eos_token)
+        ids = [id for piece in pieces for id in tokenizer(piece, add_special_tokens=False)["input_ids"]]
+        logprobs = tuple(-chance.randrange(1, 4096) / 1024 for _ in ids)  # exact in float32 as well
+        finish = "length" if len(ids) > request.max_tokens else "stop"
+        ids = ids[: request.max_tokens]
+        self.samples.append(Sample(tuple(ids), logprobs[: len(ids)], finish, version=5))
+        return self.samples[-1]
+
+
+def saying(*calls: str, thought: str = "so") -> str:
+    return f"{thought}</think>" + "".join(f"<tool_call>{call}</tool_call>" for call in calls)
+
+
+def click(at: list[float]) -> str:
+    return f'{{"name": "click", "arguments": {{"point_2d": {at}}}}}'
+
+
+DONE = '{"name": "done", "arguments": {"response": "it is done"}}'
+WAIT = '{"name": "wait", "arguments": {"seconds": 0}}'
+HANG, TIP = point(340, 25), point(380, 75)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    with pages.serve() as address:
+        yield address
+
+
+@pytest.fixture
+def play(
+    language: Language, tmp_path: Path, site: str
+) -> Callable[..., AsyncIterator[tuple[Rollouts, Script, Task]]]:
+    """Rollouts with a script for a sampler, and a task on the local site (or on another start page)."""
+
+    @asynccontextmanager
+    async def play(*sayings: Any, config: Config = CONFIG, start: str = "/") -> AsyncIterator[Any]:
+        script = Script(language, *sayings)
+        task = Task("local", "Do it.", site + start if start.startswith("/") else start)
+        async with BrowserPool(config.browser) as pool:
+            put = Run(tmp_path).put_image
+            yield Rollouts(config, language, script, pool, nobody_verifies, put), script, task
+            assert [c for b in pool.browsers if b is not None for c in b.contexts] == []
+            assert set(pool.loads) == {0}
+
+    return play
+
+
+async def nobody_verifies(task: Task, session: Session) -> tuple[bool, dict[str, Any]]:
+    return True, {"asked": True}
+
+
+async def episode(rollouts: Rollouts, task: Task, max_steps: int = 5) -> Trajectory:
+    policy = rollouts.sampling("test", response_tokens=rollouts.config.agent.response_tokens)
+    return await rollouts.episode(task, 0, policy, max_steps)
+
+
+async def test_calls_run_in_order_up_to_the_first_failure_and_to_done(play):
+    bad = '{"name": "switch_tab", "arguments": {"tab_index": 9}}'
+    fails, ends = saying(WAIT, bad, click(TIP), DONE), saying(click(TIP), DONE, WAIT)
+    async with play(fails, ends) as (rollouts, _, task):
+        t = await episode(rollouts, task)
+    assert t.turns[0].feedback == (
+        "wait: waited 0 s.",
+        "switch_tab: failed, there is no tab 9; the last is 0.",
+        "click: not executed.",
+        "done: not executed.",
+    )
+    assert t.turns[1].feedback == (
+        'click: clicked div "Tip".',
+        "done: task ended.",
+        "wait: not executed.",
+    )
+    assert (t.stop, t.answer, t.success, t.reward) == (Stop.DONE, "it is done", True, 1.0)
+    assert len(t.turns) == 2 and t.final_state == {"asked": True} and t.final_image
+
+
+async def test_only_done_is_verified(play):
+    async with play(saying(WAIT)) as (rollouts, script, task):
+        t = await episode(rollouts, task, max_steps=3)
+    assert (t.stop, t.success, t.reward, len(t.turns)) == (Stop.MAX_STEPS, False, 0.0, 3)
+    assert t.valid and t.final_state == {} and len(script.requests) == 3
+
+
+async def test_three_unparsable_responses_in_a_row_end_the_episode(play):
+    async with play("hm", "hm", saying(WAIT), "hm") as (rollouts, _, task):
+        t = await episode(rollouts, task, max_steps=9)
+    assert (t.stop, t.reward, len(t.turns)) == (Stop.FORMAT_ERROR, -1.0, 6)
+    assert t.turns[0].feedback == (t.turns[0].parsed.error,)
+    assert "Error: no </think>" in t.turns[0].feedback[0]
+
+
+async def test_a_response_that_is_cut_off_ends_the_episode_without_acting(play):
+    config = replace(CONFIG, agent=replace(CONFIG.agent, response_tokens=8))
+    async with play(saying(click(TIP), DONE), config=config) as (rollouts, _, task):
+        t = await episode(rollouts, task)
+    assert (t.stop, t.reward, t.turns[0].finish, t.turns[0].parsed.calls) == (Stop.LENGTH, 0.0, "length", ())
+    assert t.valid
+
+
+async def test_a_prompt_that_leaves_no_room_ends_the_episode(play):
+    config = replace(CONFIG, agent=replace(CONFIG.agent, context_tokens=900))
+    async with play(saying(WAIT, thought="so " * 100), config=config) as (rollouts, script, task):
+        t = await episode(rollouts, task, max_steps=20)
+    assert t.stop is Stop.LENGTH and 1 < len(t.turns) < 20
+    for request in script.requests:  # prompt and response fit into the context
+        assert len(request.prompt.ids) + request.max_tokens <= 900
+
+
+async def test_the_deadline_ends_an_episode(play):
+    config = replace(CONFIG, browser=replace(CONFIG.browser, episode_seconds=1.5))
+    long_wait = '{"name": "wait", "arguments": {"seconds": 30}}'
+    async with play(saying(WAIT), saying(long_wait), config=config) as (rollouts, _, task):
+        t = await episode(rollouts, task)
+    assert (t.stop, t.error, t.valid) == (Stop.TIMEOUT, "the episode's deadline passed", False)
+    assert t.seconds < 10
+
+
+async def test_a_sampler_that_does_not_answer_or_fails_ends_the_episode(play):
+    async with play(TimeoutError()) as (rollouts, _, task):
+        t = await episode(rollouts, task)
+    assert (t.stop, t.valid) == (Stop.SAMPLER_ERROR, False)
+    async with play(saying(WAIT), RuntimeError("out of memory")) as (rollouts, _, task):
+        t = await episode(rollouts, task)
+    assert not t.valid and "out of memory" in t.error and len(t.turns) == 1
+
+
+async def test_a_start_page_that_does_not_open_is_an_infrastructure_error(play):
+    async with play(saying(DONE), start="http://nothing-here.test/") as (rollouts, script, task):
+        t = await episode(rollouts, task)
+    assert (t.stop, t.valid, t.turns) == (Stop.INFRA_ERROR, False, ()) and script.requests == []
+    assert "http://nothing-here.test/ did not open" in t.error
+
+
+async def test_a_page_that_hangs_ends_its_episode_in_time(play):
+    browser = replace(CONFIG.browser, action_seconds=0.5, screenshot_seconds=1)
+    async with play(saying(click(HANG)), config=replace(CONFIG, browser=browser)) as (rollouts, _, task):
+        t = await episode(rollouts, task)
+    assert (t.stop, t.valid) == (Stop.ENV_ERROR, False) and t.seconds < 10
+    assert "did not finish in time" in t.error
+
+
+async def test_a_page_that_crashes_ends_its_episode(play):
+    crash: list[Session] = []
+
+    async with play(saying(WAIT)) as (rollouts, _, task):
+        look = rollouts.interface.observe
+
+        async def observe(session: Session) -> Any:
+            if crash:
+                await asyncio.wait([asyncio.ensure_future(session.page.goto("chrome://crash"))])
+            crash.append(session)
+            return await look(session)
+
+        rollouts.interface = replace(rollouts.interface, observe=observe)
+        t = await episode(rollouts, task)
+    assert (t.stop, t.valid) == (Stop.ENV_ERROR, False)
+
+
+async def test_a_browser_that_is_killed_ends_only_its_own_episodes(play):
+    """Four episodes in two browsers; one browser dies in their first turn."""
+    sessions: list[Session] = []
+    everyone_is_there = asyncio.Event()
+    config = replace(CONFIG, browser=replace(CONFIG.browser, browsers=2))
+    async with play(*[saying(WAIT)] * 4, saying(DONE), config=config) as (rollouts, _, task):
+        look = rollouts.interface.observe
+
+        async def observe(session: Session) -> Any:
+            if session not in sessions:
+                sessions.append(session)
+                if len(sessions) == 4:
+                    cdp = await sessions[0].context.browser.new_browser_cdp_session()
+                    processes = (await cdp.send("SystemInfo.getProcessInfo"))["processInfo"]
+                    victim = next(process["id"] for process in processes if process["type"] == "browser")
+                    os.kill(victim, signal.SIGKILL)
+                    everyone_is_there.set()
+                await everyone_is_there.wait()
+            return await look(session)
+
+        rollouts.interface = replace(rollouts.interface, observe=observe)
+        ended = await asyncio.gather(*(episode(rollouts, task) for _ in range(4)))
+        assert sorted(t.stop.value for t in ended) == ["done", "done", "infra_error", "infra_error"]
+        rollouts.interface = replace(rollouts.interface, observe=look)
+        ended = await asyncio.gather(*(episode(rollouts, task) for _ in range(2)))  # one in each browser
+        assert [t.stop for t in ended] == [Stop.DONE, Stop.DONE] and rollouts.pool.launches == 3
+
+
+# --- what is trained is what was sampled --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("screenshots", [1, 2])
+async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(language, tmp_path, screenshots):
+    """An episode on the shop, from the sampler's answers through the run folder to a training batch."""
+    config = replace(CONFIG, agent=replace(CONFIG.agent, screenshots=screenshots))
+    script = Script(
+        language,
+        "no call, but an old-fashioned fi\u00adgure: \U0001f6cb </think>",
+        saying(click([140, 370]), thought="the  first   tile <|im_start|>"),
+        saying(WAIT, WAIT, thought="wa" + "it" * 3),
+        saying(click([999, 1]), DONE),
+    )
+    run = Run(tmp_path)
+    with SiteServer([SHOP]) as server:
+        async with BrowserPool(config.browser, server.resolver_rules()) as pool:
+            rollouts = Rollouts(config, language, script, pool, WorldVerifier(), run.put_image)
+            t = await episode(rollouts, TASK)
+    assert (t.stop, len(t.turns), t.success) == (Stop.DONE, 4, False)
+    assert t.final_state["page"] == "CATEGORY"
+
+    for turn in t.turns:  # otherwise this test could not tell kept ids from ids made anew
+        assert turn.response_ids != tuple(language.tokenizer(turn.text)["input_ids"])
+    run.save_trajectories("step_00001", [t])
+    (t,) = run.load_trajectories("step_00001")
+    rows = turn_rows(t, advantage=0.5)
+    assert len(rows) == len(script.requests) == 4
+    for i, (row, turn) in enumerate(zip(rows, t.turns, strict=True)):
+        request, sample = script.requests[i], script.samples[i]
+        assert row.ids[: row.start] == request.prompt.ids
+        assert row.ids[row.start :] == sample.ids == turn.response_ids
+        assert row.old == sample.logprobs == turn.logprobs
+        assert tuple(map(run.image, row.images)) == request.prompt.images
+        assert len(row.images) == min(i + 1, screenshots) and turn.version == 5
+        if i:  # earlier responses are in the prompt as they were sampled
+            before = "".join(map(chr, rows[i - 1].ids[rows[i - 1].start :]))
+            assert before in "".join(map(chr, row.ids[: row.start]))
+
+    batch = collate(rows, language, run.image, torch.device("cpu"))
+    flat = batch.inputs["input_ids"].flatten()
+    assert batch.targets_N.tolist() == [i for sample in script.samples for i in sample.ids]
+    assert flat[batch.sources_N + 1].tolist() == batch.targets_N.tolist()  # predicted one position earlier
+    assert batch.old_N.tolist() == [lp for sample in script.samples for lp in sample.logprobs]
+    assert set(batch.advantage_N.tolist()) == {0.5}
+    lengths = [len(sample.ids) for sample in script.samples]
+    assert batch.length_N.tolist() == [n for n in lengths for _ in range(n)]
