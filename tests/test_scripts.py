@@ -31,9 +31,8 @@ def test_there_is_no_judge_yet():
 
 def test_a_broken_task_file_is_named_with_its_line(tmp_path):
     broken = tmp_path / "broken.jsonl"
-    broken.write_text(
-        '{"id": "a", "instruction": "x", "start_url": "http://shop-0.test/"}\n{"id": "b", "instruction": "x"}\n'
-    )
+    good = '{"id": "a", "instruction": "x", "start_url": "http://shop-0.test/"}'
+    broken.write_text(good + '\n{"id": "b", "instruction": "x"}\n')
     done = start("eval.py", "tiny", "--task.heldout", str(broken), "--model.path", str(tmp_path))
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == f"eval.py: {broken}, line 2: the field 'start_url' is missing\n"
