@@ -148,8 +148,6 @@ def open_parts(config: Config) -> Parts:
             texts += ["choose choose " + task.instruction for task in tasks.train[:20]]
             tiny.build(path, texts, seed=config.seed)
         config = replace(config, model=replace(config.model, path=str(path)))
-    run.write_config(to_json(config))
-    save_tasks(config.run_dir / "heldout.jsonl", tasks.heldout)
     torch.manual_seed(config.seed)
     random.seed(config.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -158,4 +156,7 @@ def open_parts(config: Config) -> Parts:
         model = load_model(config.model, device)
     image = Run(config.replay).image if config.replay else run.image
     trainer = Trainer(model, language, config, image)
+    # last: a model that can't be loaded leaves an earlier run's settings as they were
+    run.write_config(to_json(config))
+    save_tasks(config.run_dir / "heldout.jsonl", tasks.heldout)
     return Parts(config, run, Logger(run, config.wandb, total=config.steps), tasks, language, trainer)

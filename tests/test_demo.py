@@ -110,6 +110,7 @@ def test_a_users_mistake_is_one_line(flags, problem, tmp_path, capsys):
     assert demo.main([*flags, "--out", str(tmp_path / "demo")]) == 2
     said = capsys.readouterr().err
     assert said.startswith("minirl demo: ") and problem in said and said.count("\n") == 1
+    assert not (tmp_path / "demo").exists()
 
 
 def test_a_training_run_is_not_overwritten(tmp_path, capsys):

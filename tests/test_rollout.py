@@ -77,6 +77,7 @@ class Theatre:
     dynamic: bool = True
     max_steps: list[int] = field(default_factory=list)
     running: set[str] = field(default_factory=set)  # began and have not cleaned up yet
+    most: int = 0  # that ran at the same time
 
     def __post_init__(self) -> None:
         self.tasks = [Task(f"task-{i}", "", "http://shop-0.test/") for i in range(len(self.plans))]
@@ -88,6 +89,7 @@ class Theatre:
         plan = self.plans[int(task.id.removeprefix("task-"))]
         self.max_steps.append(max_steps)
         self.running.add(name := f"{task.id}/{member}")
+        self.most = max(self.most, len(self.running))
         try:
             try:
                 await asyncio.sleep(plan.delay)
@@ -149,11 +151,23 @@ async def test_what_was_cut_off_comes_again():
 
 
 async def test_a_later_group_that_finished_first_and_is_not_needed_comes_again():
-    """Three groups are in flight for two wanted; the third ends first and qualifies."""
+    """Three groups are in flight for two wanted; the third ends first and qualifies. It is not in the
+    step's numbers either, so that fast episodes do not colour them."""
     theatre = Theatre([Plan(delay=10), Plan(delay=10), Plan(), Plan()])
     collected = await theatre.collect()
     assert names(collected) == ["task-0", "task-1"] and collected.submitted == 3
-    assert len(collected.finished) == 6 and collected.next_cursor == 2
+    assert [t.task.id for t in collected.finished] == ["task-0", "task-0", "task-1", "task-1"]
+    assert collected.next_cursor == 2
+
+
+async def test_no_more_groups_are_in_flight_than_there_are_slots_for_and_one():
+    """What waits behind full browsers would be thrown away when the step is full."""
+    theatre = Theatre([EQUAL, *[Plan(delay=1)] * 9], groups=8)
+    browser = replace(CONFIG.browser, episodes=4)
+    theatre.rollouts.config = replace(theatre.rollouts.config, browser=browser)
+    collected = await theatre.collect()
+    assert len(collected.groups) == 8 and collected.submitted <= 10
+    assert theatre.most == 6  # episodes of three groups
 
 
 async def test_a_step_that_finds_nothing_gives_up_with_the_reason():
