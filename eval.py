@@ -63,9 +63,8 @@ def checkpoint_of(config: Config, folder: Path) -> str:
 
 async def attempt(parts: Parts) -> list[Trajectory]:
     """One episode per task. What is sampled depends on the seed, the tasks and the weights alone."""
-    tasks, config, how = parts.tasks.heldout, parts.config, parts.config.eval
-    sampler = replace(config.sampler, temperature=how.temperature, top_p=how.top_p, top_k=how.top_k)
-    async with parts.rollouts(sampler) as rollouts:
+    tasks, how = parts.tasks.heldout, parts.config.eval
+    async with parts.rollouts() as rollouts:
         with progress("evaluating", len(tasks)) as meter:
             return await rollouts.evaluate(
                 tasks, "eval", how.max_steps, lambda done: meter.advance(done - meter.done)

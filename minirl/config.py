@@ -75,9 +75,7 @@ class SamplerConfig:
     kind: Literal["auto", "hf", "vllm", "remote"] = "auto"
     """auto: vllm on CUDA, transformers elsewhere."""
     temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: no limit."""
+    """Of training's episodes, which are drawn from the whole vocabulary: no top-p, no top-k."""
     max_batch: int = 32
     """Most requests that the transformers sampler decodes together."""
     request_seconds: float = 30.0
@@ -171,6 +169,7 @@ class EvalConfig:
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 20
+    """0: no limit."""
     response_tokens: int = 4096
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,14 +25,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from minirl.config import SamplerConfig
 from minirl.model import Language, positions
-from minirl.types import Prompt, Sample
-
-
-@dataclass(frozen=True)
-class Request:
-    prompt: Prompt
-    seed: int
-    max_tokens: int
+from minirl.types import Request, Sample, Sampling
 
 
 def request_seed(*parts: object) -> int:
@@ -78,8 +70,10 @@ class HfSampler:
             self.waiting = [(r, f) for r, f in self.waiting if not f.done()]
             if not self.waiting:
                 break
-            oldest = len(self.waiting[0][0].prompt.ids)
-            near = sorted(self.waiting, key=lambda pair: abs(len(pair[0].prompt.ids) - oldest))
+            oldest = self.waiting[0][0]
+            alike = [pair for pair in self.waiting if pair[0].sampling == oldest.sampling]
+            length = len(oldest.prompt.ids)
+            near = sorted(alike, key=lambda pair: abs(len(pair[0].prompt.ids) - length))
             batch = near[: self.config.max_batch]
             taken = {id(future) for _, future in batch}
             self.waiting = [pair for pair in self.waiting if id(pair[1]) not in taken]
@@ -111,7 +105,9 @@ class HfSampler:
         finish = ["length"] * len(requests)
         live = list(range(len(requests)))  # which requests the rows of the batch belong to
         while True:
-            chosen, chosen_logprobs = self._sample(logits_BV, [generators[i] for i in live])
+            chosen, chosen_logprobs = self._sample(
+                logits_BV, requests[0].sampling, [generators[i] for i in live]
+            )
             keep = []
             for row, i in enumerate(live):
                 ids[i].append(chosen[row])
@@ -174,20 +170,21 @@ class HfSampler:
             inputs["image_grid_thw"] = torch.tensor(grids, device=self.device)
         return inputs, torch.from_numpy(next_B).to(self.device)
 
-    def _sample(self, logits_BV: Tensor, generators: list[torch.Generator]) -> tuple[list[int], list[float]]:
+    def _sample(
+        self, logits_BV: Tensor, how: Sampling, generators: list[torch.Generator]
+    ) -> tuple[list[int], list[float]]:
         """One token per row by the exponential race, which needs one uniform draw per token and row."""
         logits_BV = logits_BV.float()
         logits_BV[:, list(self.language.suppressed)] = float("-inf")
-        temperature = self.config.temperature
-        if temperature == 0:
+        if how.temperature == 0:
             logprobs_BV = logits_BV.log_softmax(-1)
             chosen_B = logprobs_BV.argmax(-1)
         else:
-            logprobs_BV = (logits_BV / temperature).log_softmax(-1)
+            logprobs_BV = (logits_BV / how.temperature).log_softmax(-1)
             race_BV = torch.stack(
                 [torch.empty(logits_BV.shape[1]).exponential_(generator=g) for g in generators]
             )
-            allowed_BV = truncate(logprobs_BV, self.config.top_p, self.config.top_k)
+            allowed_BV = truncate(logprobs_BV, how.top_p, how.top_k)
             chosen_B = (allowed_BV.exp() / race_BV.to(self.device)).argmax(-1)
         chosen_logprobs_B = logprobs_BV.gather(1, chosen_B[:, None])[:, 0]
         return chosen_B.tolist(), chosen_logprobs_B.tolist()

@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from minirl import tiny
 from minirl.browser import BrowserPool
-from minirl.config import Config, SamplerConfig, to_json
+from minirl.config import Config, to_json
 from minirl.hf_sampler import HfSampler
 from minirl.log import Logger, progress, say
 from minirl.model import Language, load_language, load_model
@@ -80,7 +80,7 @@ class Parts:
     trainer: Trainer
 
     @contextlib.asynccontextmanager
-    async def rollouts(self, sampler: SamplerConfig | None = None) -> AsyncIterator[Rollouts]:
+    async def rollouts(self) -> AsyncIterator[Rollouts]:
         """Browsers, sites and a sampler on the trainer's weights, for as long as the block lasts."""
         sets = self.tasks
         worlds = worlds_of(sets.train + sets.heldout)
@@ -88,7 +88,7 @@ class Parts:
         with SiteServer(worlds, self.config.browser.site_port) as server:
             async with BrowserPool(self.config.browser, server.resolver_rules()) as pool:
                 model = self.trainer.policy.model
-                engine = HfSampler(model, self.language, sampler or self.config.sampler, threads)
+                engine = HfSampler(model, self.language, self.config.sampler, threads)
                 try:
                     verify = WorldVerifier()
                     yield Rollouts(self.config, self.language, engine, pool, verify, self.run.put_image)

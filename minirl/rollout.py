@@ -29,10 +29,23 @@ from minirl import tools
 from minirl.browser import BrowserFault, BrowserPool, Session, ToolFailure
 from minirl.config import Config
 from minirl.context import Context
-from minirl.hf_sampler import Request, request_seed
+from minirl.hf_sampler import request_seed
 from minirl.model import Language
 from minirl.reward import is_effective, make_group, reward
-from minirl.types import Call, Group, Observation, Parsed, Prompt, Sample, Stop, Task, Trajectory, Turn
+from minirl.types import (
+    Call,
+    Group,
+    Observation,
+    Parsed,
+    Prompt,
+    Request,
+    Sample,
+    Sampling,
+    Stop,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 
 @dataclass(frozen=True)
@@ -241,13 +254,13 @@ class Rollouts:
         self.interface = visual(config.agent.brief)
         self.slots = asyncio.Semaphore(config.browser.episodes)
 
-    def sampling(self, *names: object, response_tokens: int) -> PolicyFn:
+    def ask(self, how: Sampling, response_tokens: int, *names: object) -> PolicyFn:
         """The policy that asks the sampler, with a seed from the names and the turn."""
 
         async def policy(t: int, prompt: Prompt, session: Session) -> Sample:
             room = self.config.agent.context_tokens - len(prompt.ids)
             seed = request_seed(self.config.seed, *names, t)
-            return await self.sampler.generate(Request(prompt, seed, min(response_tokens, room)))
+            return await self.sampler.generate(Request(prompt, seed, min(response_tokens, room), how))
 
         return policy
 
@@ -262,7 +275,8 @@ class Rollouts:
         """G episodes of one task; `number` is the task's place in the stream."""
         tokens = self.config.agent.response_tokens
         members = range(self.config.rollout.group)
-        policies = [self.sampling("train", step, number, task.id, m, response_tokens=tokens) for m in members]
+        how = Sampling(self.config.sampler.temperature)
+        policies = [self.ask(how, tokens, "train", step, number, task.id, m) for m in members]
         async with asyncio.TaskGroup() as tasks:  # a gather would not wait for what it cancels
             runs = [tasks.create_task(self.episode(task, m, policies[m], max_steps)) for m in members]
         return [run.result() for run in runs]
@@ -336,12 +350,13 @@ class Rollouts:
     async def evaluate(
         self, tasks: Sequence[Task], label: str, max_steps: int, tick: Callable[[int], None]
     ) -> list[Trajectory]:
-        """One episode per task (a task may occur several times), in order."""
-        tokens, done = self.config.eval.response_tokens, 0
+        """One episode per task (a task may occur several times), in order, sampled as `config.eval` says."""
+        config, done = self.config.eval, 0
+        how = Sampling(config.temperature, config.top_p, config.top_k)
 
         async def one(i: int, task: Task) -> Trajectory:
             nonlocal done
-            policy = self.sampling("eval", label, i, task.id, response_tokens=tokens)
+            policy = self.ask(how, config.response_tokens, "eval", label, i, task.id)
             trajectory = await self.episode(task, i, policy, max_steps)
             done += 1
             tick(done)

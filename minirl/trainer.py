@@ -58,6 +58,7 @@ class Trainer:
     def reinforce(self, groups: Sequence[Group], seed: int, tick: Callable[[], None]) -> dict[str, float]:
         """All epochs of clipped updates on one step's groups; metrics averaged over response tokens."""
         config, totals, norms, updates, loss_sum = self.config, {}, [], 0, 0.0
+        self.policy.temperature = config.sampler.temperature
         for epoch in range(config.batch.epochs):
             for rows in minibatches(groups, config.batch.minibatch_turns, seed + epoch):
                 turns = len(rows)
@@ -88,6 +89,7 @@ class Trainer:
     def imitate(self, rows: Sequence[Row], lr: float) -> float:
         """One behaviour cloning update; the loss per response token."""
         tokens = sum(len(row.ids) - row.start for row in rows)
+        self.policy.temperature = 1.0  # nothing was sampled
 
         def loss_of(batch, logprobs_N):
             return imitation_loss(logprobs_N, tokens), {"tokens": torch.tensor(float(len(logprobs_N)))}

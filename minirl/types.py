@@ -105,6 +105,30 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn: softmax(logits / temperature), cut to the top k and the top p of its mass.
+
+    Temperature 0 takes the most probable token; top_k 0 is no limit. Training draws from the whole
+    distribution, because its log-probs are what the loss normalises.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt for the sampler. The seed is the request's own, so that what is drawn does not depend on
+    what else is sampled at the time."""
+
+    prompt: Prompt
+    seed: int
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+@dataclass(frozen=True)
 class Sample:
     """What the sampler returns for one request.
 

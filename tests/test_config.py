@@ -50,7 +50,7 @@ def numbers(config: Config) -> dict[str, object]:
         "kl": loss.kl,
         "epochs": config.batch.epochs,
         "response, context": (config.agent.response_tokens, config.agent.context_tokens),
-        "temperature, top-p": (config.sampler.temperature, config.sampler.top_p),
+        "temperature": config.sampler.temperature,
         "viewport": (config.browser.width, config.browser.height),
     }
 
@@ -67,7 +67,7 @@ OPENWEBRL = {
     "kl": 0.0,
     "epochs": 2,
     "response, context": (1024, 32768),
-    "temperature, top-p": (0.8, 1.0),
+    "temperature": 0.8,
     "viewport": (1280, 1000),
 }
 
@@ -114,7 +114,7 @@ def test_webagent_r1(recipe, path):
         "kl": 0.001,
         "epochs": 1,
         "response, context": (1024, 16384),
-        "temperature, top-p": (1.0, 1.0),
+        "temperature": 1.0,
         "viewport": (1280, 720),
     }
     assert config.agent.kind == "text" and config.loss.weighting == "webagent-r1"
@@ -144,7 +144,7 @@ def test_autowebworld(recipe, path):
         "clip": (0.2, 0.2),
         "kl": 0.04,
         "epochs": 1,
-        "temperature, top-p": (1.0, 1.0),
+        "temperature": 1.0,
         "viewport": (1280, 720),
     }
     assert config.agent.response_tokens == 256 and config.eval.max_steps == 15

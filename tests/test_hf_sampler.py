@@ -12,9 +12,9 @@ import torch
 
 from minirl.batch import Row, collate
 from minirl.config import SamplerConfig
-from minirl.hf_sampler import HfSampler, Request, request_seed, truncate
+from minirl.hf_sampler import HfSampler, request_seed, truncate
 from minirl.model import Policy
-from minirl.types import Prompt, Sample
+from minirl.types import Prompt, Request, Sample, Sampling
 
 CPU = torch.device("cpu")
 
@@ -24,9 +24,12 @@ def new_sampler(model, language):
     """`new_sampler(temperature=0.8)`; `end` replaces the ids that end a response."""
     made = []
 
-    def make(end: tuple[int, ...] | None = None, **settings) -> HfSampler:
+    def make(end=None, max_batch: int = 32, request_seconds: float = 30, **how) -> HfSampler:
         speaks = language if end is None else replace(language, end=end)
-        made.append(HfSampler(model, speaks, SamplerConfig(**settings)))
+        made.append(
+            HfSampler(model, speaks, SamplerConfig(max_batch=max_batch, request_seconds=request_seconds))
+        )
+        made[-1].how = Sampling(**how)  # what `sample_all` asks for
         return made[-1]
 
     yield make
@@ -50,7 +53,7 @@ def prompts(language, png) -> list[Prompt]:
 
 
 async def sample_all(sampler: HfSampler, prompts: list[Prompt], max_tokens: int = 12) -> list[Sample]:
-    requests = [Request(p, request_seed("test", n), max_tokens) for n, p in enumerate(prompts)]
+    requests = [Request(p, request_seed("test", n), max_tokens, sampler.how) for n, p in enumerate(prompts)]
     return await asyncio.gather(*(sampler.generate(request) for request in requests))
 
 
@@ -206,7 +209,7 @@ def test_tokens_come_as_often_as_their_probability_says(new_sampler):
     n = 4000
     logits_BV = torch.tensor([PROBABILITIES]).log().expand(n, 4).clone() + 7.0
     generators = [torch.Generator().manual_seed(request_seed(i)) for i in range(n)]
-    chosen, logprobs = sampler._sample(logits_BV, generators)
+    chosen, logprobs = sampler._sample(logits_BV, Sampling(), generators)
     shares = np.bincount(chosen, minlength=4) / n
     assert shares == pytest.approx(PROBABILITIES, abs=0.025)  # three standard deviations of the first
     assert np.exp(logprobs) == pytest.approx([PROBABILITIES[token] for token in chosen], abs=1e-5)

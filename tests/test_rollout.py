@@ -19,12 +19,19 @@ from pages import HEIGHT, WIDTH, point
 
 from minirl.batch import collate, turn_rows
 from minirl.browser import BrowserPool, Session
-from minirl.config import AgentConfig, BrowserConfig, Config, RolloutConfig, tiny
-from minirl.hf_sampler import Request
+from minirl.config import (
+    AgentConfig,
+    BrowserConfig,
+    Config,
+    EvalConfig,
+    RolloutConfig,
+    SamplerConfig,
+    tiny,
+)
 from minirl.model import Language
 from minirl.rollout import Collected, Rollouts, TaskStream
 from minirl.store import Run
-from minirl.types import Sample, Stop, Task, Trajectory, Turn
+from minirl.types import Prompt, Request, Sample, Sampling, Stop, Task, Trajectory, Turn
 from minirl.world.generate import make_shop, make_tasks
 from minirl.world.replay import WorldVerifier
 from minirl.world.site import SiteServer
@@ -500,3 +507,30 @@ async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(language,
     assert set(batch.advantage_N.tolist()) == {0.5}
     lengths = [len(sample.ids) for sample in script.samples]
     assert batch.length_N.tolist() == [n for n in lengths for _ in range(n)]
+
+
+async def test_training_and_evaluation_sample_each_in_their_own_way():
+    """Training draws from the whole distribution at its temperature; evaluation as `config.eval` says."""
+    asked: list[Request] = []
+
+    class Sampler:
+        async def generate(self, request: Request) -> Sample:
+            asked.append(request)
+            return Sample((1,), (0.0,), "stop")
+
+    how = EvalConfig(temperature=0.6, top_p=0.95, top_k=20, response_tokens=7)
+    config = replace(CONFIG, sampler=SamplerConfig(temperature=0.8), eval=how)
+    rollouts = Rollouts(config, None, Sampler(), None, None, None)
+
+    async def episode(task: Task, member: int, policy: Any, max_steps: int) -> Trajectory:
+        await policy(0, Prompt((1, 2), 0), None)
+        return Trajectory(task, member)
+
+    rollouts.episode = episode
+    task = Task("one", "", "http://shop-0.test/")
+    await rollouts.group(task, step=0, number=0, max_steps=3)
+    await rollouts.evaluate([task], "eval", 3, lambda done: None)
+    *trained, evaluated = asked
+    assert {request.sampling for request in trained} == {Sampling(0.8, 1.0, 0)}
+    assert len({request.seed for request in asked}) == len(asked), "every request has a seed of its own"
+    assert (evaluated.sampling, evaluated.max_tokens) == (Sampling(0.6, 0.95, 20), 7)

@@ -17,11 +17,33 @@ from minirl.trainer import checkpoints
 
 ROOT = Path(__file__).resolve().parents[1]
 # Small in every number; not dynamic, because a model cloned for three updates never succeeds.
-SMALL = (
-    "--eval.episodes 4 --eval.response-tokens 8 --agent.response-tokens 8 --task.train-goals 12 "
-    "--task.demo-goals 4 --sft.max-steps 3 --sft.batch 8 --sft.stop-success None --rollout.group 2 "
-    "--rollout.groups 2 --rollout.no-dynamic --browser.episodes 4 --threads 1"
-).split()
+SMALL = [
+    "--eval.episodes",
+    "4",
+    "--eval.response-tokens",
+    "8",
+    "--agent.response-tokens",
+    "8",
+    "--task.train-goals",
+    "12",
+    "--task.demo-goals",
+    "4",
+    "--sft.max-steps",
+    "3",
+    "--sft.batch",
+    "8",
+    "--sft.stop-success",
+    "None",
+    "--rollout.group",
+    "2",
+    "--rollout.groups",
+    "2",
+    "--rollout.no-dynamic",
+    "--browser.episodes",
+    "4",
+    "--threads",
+    "1",
+]
 
 
 def train(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -43,10 +65,22 @@ def test_a_run_leaves_metrics_evaluations_dumps_and_a_report(finished):
     run = Run(finished / "tiny")
     metrics = run.metrics()
     assert [m["step"] for m in metrics] == [1, 2]
-    for key in (
-        "reward success tokens_mean tokens_p90 turns response_tokens groups_submitted groups_kept "
-        "groups_dropped ratio_mean clip_fraction entropy seconds/rollout seconds/train"
-    ).split():
+    for key in [
+        "reward",
+        "success",
+        "tokens_mean",
+        "tokens_p90",
+        "turns",
+        "response_tokens",
+        "groups_submitted",
+        "groups_kept",
+        "groups_dropped",
+        "ratio_mean",
+        "clip_fraction",
+        "entropy",
+        "seconds/rollout",
+        "seconds/train",
+    ]:
         assert key in metrics[0], key
     assert any(key.startswith("stop/") for key in metrics[0])
     assert [row["label"] for row in run.evals()] == ["before", "after_sft", "after_rl"]
