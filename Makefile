@@ -48,7 +48,7 @@ test-slow: setup ## the tests that take minutes
 train: setup ## train; ARGS passes flags to train.py
 	$(PY) train.py $(ARGS)
 
-demo: setup ## a small model learns a small world on this machine
+demo: setup ## watch or play one episode on a generated site
 	$(PY) -m minirl demo $(ARGS)
 
 doctor: setup ## what this machine has, what it lacks, and how to get it

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 VERBS = {
     "doctor": "what this machine has, what it lacks, and how to get it",
-    "demo": "a small model learns a small world on this machine",
+    "demo": "watch or play one episode on a generated site",
 }
 
 

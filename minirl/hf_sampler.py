@@ -25,7 +25,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from minirl.config import SamplerConfig
 from minirl.model import Language, positions
-from minirl.types import Request, Sample, Sampling
+from minirl.types import Request, Sample, SamplerError, Sampling
 
 
 def request_seed(*parts: object) -> int:
@@ -51,7 +51,10 @@ class HfSampler:
         self.waiting.append((request, future))
         if self.pump is None or self.pump.done():
             self.pump = asyncio.create_task(self._pump())
-        return await asyncio.wait_for(future, self.config.request_seconds)
+        try:
+            return await asyncio.wait_for(future, self.config.request_seconds)
+        except TimeoutError:
+            raise SamplerError("the sampler did not answer in time") from None
 
     def sync(self) -> None:
         """The trainer has updated the weights, which are shared: nothing to copy."""
@@ -80,10 +83,10 @@ class HfSampler:
             loop = asyncio.get_running_loop()
             try:
                 samples = await loop.run_in_executor(self.thread, self._decode, [r for r, _ in batch])
-            except Exception as error:  # handed to whoever awaits: the episode decides what it means
+            except Exception as error:  # it ends the episodes that asked, not the run
                 for _, future in batch:
                     if not future.done():
-                        future.set_exception(error)
+                        future.set_exception(SamplerError(f"{type(error).__name__}: {error}"))
                 continue
             for (_, future), sample in zip(batch, samples, strict=True):
                 if not future.done():

@@ -110,7 +110,7 @@ def load_language(config: ModelConfig) -> Language:
 
 
 def _settings(path: str) -> AutoConfig:
-    looks_local = path.startswith((".", "/", "~")) or Path(path).exists()
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
     if looks_local and not (Path(path) / "config.json").is_file():
         raise ValueError(f"--model.path {path}: no config.json there; give a Hugging Face folder or hub name")
     try:

@@ -40,6 +40,7 @@ from minirl.types import (
     Prompt,
     Request,
     Sample,
+    SamplerError,
     Sampling,
     Stop,
     Task,
@@ -160,8 +161,8 @@ class Episode:
             before = time.monotonic()
             try:
                 sample = await self.policy(t, prompt, session)
-            except TimeoutError:
-                self.stop, self.error = Stop.SAMPLER_ERROR, "the sampler did not answer in time"
+            except SamplerError as failure:
+                self.stop, self.error = Stop.SAMPLER_ERROR, str(failure)
                 break
             self.context.respond(sample.ids)
             sampled = time.monotonic()

@@ -128,6 +128,10 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
 
 
+class SamplerError(Exception):
+    """The sampler refused or failed a request; the episode that asked ends with Stop.SAMPLER_ERROR."""
+
+
 @dataclass(frozen=True)
 class Sample:
     """What the sampler returns for one request.

@@ -14,7 +14,7 @@ from minirl.batch import Row, collate
 from minirl.config import SamplerConfig
 from minirl.hf_sampler import HfSampler, request_seed, truncate
 from minirl.model import Policy
-from minirl.types import Prompt, Request, Sample, Sampling
+from minirl.types import Prompt, Request, Sample, SamplerError, Sampling
 
 CPU = torch.device("cpu")
 
@@ -317,7 +317,8 @@ async def test_a_failure_reaches_everybody_in_the_batch_and_nobody_after(new_sam
     sampler._decode = fail
     requests = [Request(prompt, 0, 3) for prompt in prompts[:3]]
     failures = await asyncio.gather(*map(sampler.generate, requests), return_exceptions=True)
-    assert [str(failure) for failure in failures] == ["out of memory"] * 3
+    assert {type(failure) for failure in failures} == {SamplerError}
+    assert [str(failure) for failure in failures] == ["RuntimeError: out of memory"] * 3
     sampler._decode = plain
     assert (await sampler.generate(requests[0])).ids
 
@@ -325,7 +326,7 @@ async def test_a_failure_reaches_everybody_in_the_batch_and_nobody_after(new_sam
 async def test_a_request_that_takes_too_long_is_given_up(new_sampler, prompts):
     sampler = new_sampler(request_seconds=0.05)
     gate = Gate(sampler)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(SamplerError, match="in time"):
         await sampler.generate(Request(prompts[0], 1, 3))
     gate.opened.set()
 
@@ -333,5 +334,5 @@ async def test_a_request_that_takes_too_long_is_given_up(new_sampler, prompts):
 async def test_a_closed_sampler_says_so_instead_of_hanging(new_sampler, prompts):
     sampler = new_sampler()
     sampler.close()
-    with pytest.raises(RuntimeError, match="shutdown"):
+    with pytest.raises(SamplerError, match="shutdown"):
         await sampler.generate(Request(prompts[0], 1, 3))

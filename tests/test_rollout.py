@@ -31,7 +31,17 @@ from minirl.config import (
 from minirl.model import Language
 from minirl.rollout import Collected, Rollouts, TaskStream
 from minirl.store import Run
-from minirl.types import Prompt, Request, Sample, Sampling, Stop, Task, Trajectory, Turn
+from minirl.types import (
+    Prompt,
+    Request,
+    Sample,
+    SamplerError,
+    Sampling,
+    Stop,
+    Task,
+    Trajectory,
+    Turn,
+)
 from minirl.world.generate import make_shop, make_tasks
 from minirl.world.replay import WorldVerifier
 from minirl.world.site import SiteServer
@@ -392,12 +402,9 @@ async def test_the_deadline_ends_an_episode(play):
 
 
 async def test_a_sampler_that_does_not_answer_or_fails_ends_the_episode(play):
-    async with play(TimeoutError()) as (rollouts, _, task):
+    async with play(saying(WAIT), SamplerError("out of memory")) as (rollouts, _, task):
         t = await episode(rollouts, task)
-    assert (t.stop, t.valid) == (Stop.SAMPLER_ERROR, False)
-    async with play(saying(WAIT), RuntimeError("out of memory")) as (rollouts, _, task):
-        t = await episode(rollouts, task)
-    assert not t.valid and "out of memory" in t.error and len(t.turns) == 1
+    assert (t.stop, t.valid, len(t.turns)) == (Stop.SAMPLER_ERROR, False, 1) and "out of memory" in t.error
 
 
 async def test_a_start_page_that_does_not_open_is_an_infrastructure_error(play):

@@ -17,37 +17,41 @@ from minirl.trainer import checkpoints
 
 ROOT = Path(__file__).resolve().parents[1]
 # Small in every number; not dynamic, because a model cloned for three updates never succeeds.
-SMALL = [
-    "--eval.episodes",
-    "4",
-    "--eval.response-tokens",
-    "8",
-    "--agent.response-tokens",
-    "8",
-    "--task.train-goals",
-    "12",
-    "--task.demo-goals",
-    "4",
-    "--sft.max-steps",
-    "3",
-    "--sft.batch",
-    "8",
-    "--sft.stop-success",
-    "None",
-    "--rollout.group",
-    "2",
-    "--rollout.groups",
-    "2",
-    "--rollout.no-dynamic",
-    "--browser.episodes",
-    "4",
-    "--threads",
-    "1",
-]
+SMALL = {
+    "eval.episodes": 4,
+    "eval.response-tokens": 8,
+    "agent.response-tokens": 8,
+    "task.train-goals": 12,
+    "task.demo-goals": 4,
+    "sft.max-steps": 3,
+    "sft.batch": 8,
+    "sft.stop-success": None,
+    "rollout.group": 2,
+    "rollout.groups": 2,
+    "browser.episodes": 4,
+    "threads": 1,
+}
+SMALL_FLAGS = ["--rollout.no-dynamic", *(f"--{name}={value}" for name, value in SMALL.items())]
+METRICS = (
+    "reward",
+    "success",
+    "tokens_mean",
+    "tokens_p90",
+    "turns",
+    "response_tokens",
+    "groups_submitted",
+    "groups_kept",
+    "groups_dropped",
+    "ratio_mean",
+    "clip_fraction",
+    "entropy",
+    "seconds/rollout",
+    "seconds/train",
+)
 
 
 def train(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(out), *SMALL, *flags]
+    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(out), *SMALL_FLAGS, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
@@ -65,22 +69,7 @@ def test_a_run_leaves_metrics_evaluations_dumps_and_a_report(finished):
     run = Run(finished / "tiny")
     metrics = run.metrics()
     assert [m["step"] for m in metrics] == [1, 2]
-    for key in [
-        "reward",
-        "success",
-        "tokens_mean",
-        "tokens_p90",
-        "turns",
-        "response_tokens",
-        "groups_submitted",
-        "groups_kept",
-        "groups_dropped",
-        "ratio_mean",
-        "clip_fraction",
-        "entropy",
-        "seconds/rollout",
-        "seconds/train",
-    ]:
+    for key in METRICS:
         assert key in metrics[0], key
     assert any(key.startswith("stop/") for key in metrics[0])
     assert [row["label"] for row in run.evals()] == ["before", "after_sft", "after_rl"]
@@ -108,7 +97,15 @@ def test_replay_trains_on_the_dumps_without_a_browser(finished):
     flags += ["--warm-start", str(finished / "tiny/checkpoints/sft")]
     losses = []
     for name in ("one", "two"):
-        command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(finished), *SMALL, *flags]
+        command = [
+            sys.executable,
+            str(ROOT / "train.py"),
+            "tiny",
+            "--out",
+            str(finished),
+            *SMALL_FLAGS,
+            *flags,
+        ]
         env = os.environ | {"MINIRL_CHROMIUM": "/nowhere"}
         done = subprocess.run(
             [*command, "--name", name], capture_output=True, text=True, timeout=240, env=env
@@ -122,7 +119,7 @@ def test_replay_trains_on_the_dumps_without_a_browser(finished):
 
 def test_interrupt_saves_and_can_be_resumed(tmp_path):
     out = tmp_path / "runs"
-    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(out), *SMALL]
+    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(out), *SMALL_FLAGS]
     command += ["--steps", "1000", "--save-every", "1000"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     metrics = out / "tiny/metrics.jsonl"
@@ -156,7 +153,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, flags, said):
 
 
 def test_no_chromium_is_one_line_and_status_2(tmp_path):
-    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(tmp_path), *SMALL]
+    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(tmp_path), *SMALL_FLAGS]
     env = os.environ | {"MINIRL_CHROMIUM": "/nowhere"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 2
