@@ -26,7 +26,7 @@ class Row:
     """One turn: `ids[start:]` is the sampled response; `old` are the sampler's log-probs of it.
 
     For the prompt 1 2 3 9 9 4 and the response 7 2: ids (1, 2, 3, 9, 9, 4, 7, 2), start 6; the log-prob of
-    7 is read at position 5 and that of 2 at position 6.
+    7 is read at position 5 and that of 2 at position 6. The first `shared` ids are the trajectory's trunk.
     """
 
     ids: tuple[int, ...]
@@ -34,6 +34,7 @@ class Row:
     images: tuple[str, ...]
     old: tuple[float, ...]
     advantage: float
+    shared: int = 0
 
 
 def turn_rows(trajectory: Trajectory, advantage: float) -> list[Row]:
@@ -41,7 +42,9 @@ def turn_rows(trajectory: Trajectory, advantage: float) -> list[Row]:
     rows = []
     for t, turn in enumerate(trajectory.turns):
         prompt = trajectory.prompt_ids(t)
-        rows.append(Row(prompt + turn.response_ids, len(prompt), turn.images, turn.logprobs, advantage))
+        rows.append(
+            Row(prompt + turn.response_ids, len(prompt), turn.images, turn.logprobs, advantage, turn.shared)
+        )
     return rows
 
 

@@ -140,8 +140,8 @@ class BatchConfig:
     """Turns per optimizer update, in whole trajectories."""
     micro_tokens: int = 32768
     """Tokens per forward pass, padding included."""
-    layout: Literal["per-turn"] = "per-turn"
-    """One row per turn."""
+    layout: Literal["tree", "per-turn"] = "tree"
+    """tree: turns share their common beginnings (minirl/tree.py); per-turn: one padded row for each turn."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import math
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
-from minirl.batch import Row, collate, micro_batches, minibatches
+from minirl import tree
+from minirl.batch import Batch, Row, collate, micro_batches, minibatches
 from minirl.config import Config
 from minirl.loss import imitation_loss, openwebrl_weights, policy_loss
 from minirl.model import Language, Policy
@@ -46,6 +47,8 @@ class Trainer:
         self.policy = Policy(model, language, config.sampler.temperature)
         self.device = model.device
         self.bad_steps = 0
+        if config.batch.layout == "tree":
+            tree.enable(model)
         self.reset_optimizer()
 
     def reset_optimizer(self) -> None:
@@ -107,8 +110,7 @@ class Trainer:
         self.policy.train()
         self.optimizer.zero_grad(set_to_none=True)
         total, sums = 0.0, {}
-        for part in micro_batches(rows, self.config.batch.micro_tokens):
-            batch = collate(part, self.language, self.image, self.device)
+        for batch in self._batches(rows):
             logprobs_N, entropy_N = self.policy(batch.inputs, batch.sources_N, batch.targets_N)
             loss, part_sums = loss_of(batch, logprobs_N)
             loss.backward()
@@ -129,6 +131,17 @@ class Trainer:
                     f"{MAX_BAD_STEPS} updates in a row had no finite gradient; lower the learning rate"
                 )
         return total, norm, sums
+
+    def _batches(self, rows: Sequence[Row]) -> Iterator[Batch]:
+        """The rows as forward passes, in the config's layout; their order does not matter to the sum."""
+        budget, where = self.config.batch.micro_tokens, (self.language, self.image, self.device)
+        if self.config.batch.layout == "per-turn":
+            for part in micro_batches(rows, budget):
+                yield collate(part, *where)
+        else:
+            together = sorted(rows, key=lambda row: row.ids)  # what begins alike lies in one forest
+            for part in tree.micro_batches(together, budget, self.language.pad):
+                yield tree.pack(part, *where)
 
     # --- checkpoints -------------------------------------------------------------------------------
 

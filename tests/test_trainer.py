@@ -136,9 +136,12 @@ def test_good_episodes_become_more_likely_and_bad_ones_less(new_trainer, groups)
     assert moved[1] > 0 > moved[-1]
 
 
-def test_micro_batches_change_nothing(new_trainer, groups):
-    """One forward pass for all 11 turns, or one for each: the same gradient and the same weights."""
-    whole, cut = new_trainer(lr=1e-4, micro_tokens=10_000), new_trainer(lr=1e-4, micro_tokens=1)
+@pytest.mark.parametrize("layout, micro_tokens", [("per-turn", 10_000), ("per-turn", 1), ("tree", 30)])
+def test_layout_and_micro_batches_change_nothing(new_trainer, groups, layout, micro_tokens):
+    """One prefix tree for all 11 turns, one padded batch, a row for each turn, several small trees: the same
+    gradient and the same weights."""
+    whole = new_trainer(lr=1e-4, micro_tokens=10_000)
+    cut = new_trainer(lr=1e-4, micro_tokens=micro_tokens, layout=layout)
     start = weights(whole)
     results = [trainer.reinforce(groups, seed=0, tick=nothing) for trainer in (whole, cut)]
     assert results[0] == pytest.approx(results[1], abs=1e-4)
@@ -177,8 +180,8 @@ def test_without_advantages_there_is_no_gradient(new_trainer, groups):
 
 def test_imitation_is_the_mean_over_tokens_however_it_is_cut(new_trainer, groups):
     rows = rows_of(groups)
-    for micro_tokens in (10_000, 1):
-        trainer = new_trainer(micro_tokens=micro_tokens)
+    for layout, micro_tokens in (("tree", 10_000), ("per-turn", 10_000), ("per-turn", 1)):
+        trainer = new_trainer(micro_tokens=micro_tokens, layout=layout)
         expected = -torch.cat(scored(trainer, rows)).mean().item()
         assert trainer.imitate(rows, lr=1e-3) == pytest.approx(expected, abs=1e-5)
         assert trainer.imitate(rows, lr=1e-3) < expected

@@ -1,0 +1,244 @@
+"""The prefix tree computes what one row per turn computes: log-probs and every gradient, to 1e-5."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from minirl import tree
+from minirl.batch import Row, collate
+from minirl.context import Context
+from minirl.model import Language, Policy
+from minirl.tree import Chain, Forest
+from minirl.types import Observation
+
+CPU = torch.device("cpu")
+
+
+# --- the layout, by hand ---------------------------------------------------------------------------
+
+
+def lay_out(*sequences: str) -> tuple[Forest, list[list[int]]]:
+    forest = Forest()
+    return forest, [forest.add(np.array([ord(c) for c in s])).tolist() for s in sequences]
+
+
+def test_equal_beginnings_are_laid_out_once():
+    forest, places = lay_out("abcd", "abx", "q", "abcdef", "abxy", "ab")
+    assert forest.chains == [
+        Chain(0, 4),
+        Chain(4, 5, ((0, 2),)),
+        Chain(5, 6),
+        Chain(6, 8, ((0, 4),)),
+        Chain(8, 9, ((0, 2), (4, 5))),
+    ]
+    assert places == [[0, 1, 2, 3], [0, 1, 4], [5], [0, 1, 2, 3, 6, 7], [0, 1, 4, 8], [0, 1]]
+
+
+def test_touching_ranges_are_one():
+    """ "abcdef" goes on where "abcd" ends in the row, so its prefix is one piece for what comes after."""
+    forest, _ = lay_out("abcd", "abcdef", "abcdez")
+    assert forest.chains[2] == Chain(6, 7, ((0, 5),))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_sequences_are_found_again(seed):
+    """Every sequence reads back from its places; a chain's prefix and itself are its sequence's beginning;
+    and the tree has as many tokens as there are distinct prefixes."""
+    rng = random.Random(seed)
+    sequences = ["".join(rng.choices("ab", k=rng.randint(1, 8))) for _ in range(12)]
+    forest = Forest()
+    row: dict[int, str] = {}
+    for s in sequences:
+        keys = np.array([ord(c) for c in s])
+        expected = forest.size + forest.unshared(keys)
+        places = forest.add(keys)
+        assert forest.size == expected
+        assert "".join(row.setdefault(int(p), c) for p, c in zip(places, s, strict=True)) == s
+    assert forest.size == len({s[: i + 1] for s in sequences for i in range(len(s))})
+    for chain in forest.chains:
+        seen = "".join(
+            row[i] for start, end in (*chain.prefix, (chain.start, chain.end)) for i in range(start, end)
+        )
+        assert any(s.startswith(seen) for s in sequences)
+
+
+# --- equality with one row per turn ----------------------------------------------------------------
+
+
+class Album:
+    """Screenshots by content hash, as the run folder keeps them."""
+
+    def __init__(self) -> None:
+        self.pictures: dict[str, bytes] = {}
+
+    def put(self, png: bytes) -> str:
+        name = sha256(png).hexdigest()[:16]
+        self.pictures[name] = png
+        return name
+
+
+def conversation(
+    language: Language, album: Album, png: Callable, seed: int, turns: int, keep: int
+) -> list[Row]:
+    """A trajectory's rows, through the real Context; screenshots come in pairs of one size."""
+    rng = random.Random(seed)
+    context = Context(
+        language.tokenizer, language.chat, "Use it.", "Order two mugs.", language.image_tokens, keep
+    )
+    rows, feedback = [], ()
+    for t in range(turns):
+        picture = png(64 + 32 * (t // 2 % 2), 64, seed=100 * seed + t) if language.images else None
+        prompt = context.observe(Observation(f"tab {t} {seed}", image=picture), feedback)
+        response = tuple(rng.randrange(40, 300) for _ in range(rng.randint(2, 7)))
+        context.respond(response)
+        feedback = (f"click: {rng.randrange(100)}",)
+        images = tuple(album.put(p) for p in prompt.images)
+        old = tuple(-rng.random() for _ in response)
+        rows.append(Row(prompt.ids + response, len(prompt.ids), images, old, rng.gauss(0, 1), prompt.shared))
+    return rows
+
+
+def computed(model, language, batches) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Log-probs in the order of the rows' response tokens, and all gradients of a weighted sum of them."""
+    model.zero_grad()
+    policy = Policy(model, language, temperature=0.8)
+    out = []
+    for batch in batches:
+        logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
+        (logprobs_N * batch.advantage_N / batch.length_N).sum().backward()
+        out.append(logprobs_N.detach())
+    return torch.cat(out), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_equal(ours, oracle) -> None:
+    torch.testing.assert_close(ours[0], oracle[0], rtol=1e-5, atol=1e-5)
+    assert ours[1].keys() == oracle[1].keys()
+    scale = max(g.abs().max() for g in oracle[1].values())
+    for name, grad in oracle[1].items():
+        error = (ours[1][name] - grad).abs().max()
+        assert error <= 1e-5 * max(grad.abs().max(), 1e-2 * scale), name
+
+
+@pytest.fixture
+def seeing(model, language, png):
+    """The tiny Qwen3-VL with the tree switched on, rows of a group of three, and where their images are."""
+    model = copy.deepcopy(model).train()
+    tree.enable(model)
+    album = Album()
+
+    def rows(keep: int = 1) -> list[Row]:
+        return [r for seed in range(3) for r in conversation(language, album, png, seed, turns=4, keep=keep)]
+
+    return model, language, rows, album.pictures.__getitem__
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_group_with_screenshots_equals_its_turns_one_by_one(seeing, keep):
+    model, language, rows, image = seeing
+    rows = rows(keep)
+    one_by_one = computed(model, language, [collate([row], language, image, CPU) for row in rows])
+    packed = tree.pack(rows, language, image, CPU)
+    assert packed.tokens < 0.75 * sum(len(row.ids) for row in rows), "nothing was shared"
+    assert len(one_by_one[1]) == len(list(model.parameters())), "a parameter without a gradient is not tested"
+    assert_equal(computed(model, language, [packed]), one_by_one)
+
+
+def test_a_split_trajectory_equals_the_whole(seeing):
+    model, language, rows, image = seeing
+    rows = rows()
+    parts = list(tree.micro_batches(rows, 330, language.pad))
+    assert len(parts) > 2 and [row for part in parts for row in part] == rows
+    batches = [tree.pack(part, language, image, CPU) for part in parts]
+    assert all(batch.tokens <= 330 for batch in batches)
+    whole = computed(model, language, [tree.pack(rows, language, image, CPU)])
+    assert_equal(computed(model, language, batches), whole)
+
+
+def test_gradient_checkpointing_changes_nothing(seeing):
+    model, language, rows, image = seeing
+    batch = tree.pack(rows(), language, image, CPU)
+    plain = computed(model, language, [batch])
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert_equal(computed(model, language, [batch]), plain)
+
+
+@pytest.mark.parametrize("wrong", ["mask", "positions", "images"])
+def test_a_wrong_tree_is_noticed(seeing, wrong):
+    """The controls: everything visible to everything before it, row positions, two screenshots swapped."""
+    model, language, rows, image = seeing
+    rows = rows()
+    oracle = computed(model, language, [collate([row], language, image, CPU) for row in rows])
+    batch = tree.pack(rows, language, image, CPU)
+    if wrong == "mask":
+        batch.inputs["tree"] = (Chain(0, batch.tokens),)
+    elif wrong == "positions":
+        batch.inputs["position_ids"] = torch.arange(batch.tokens).expand(3, 1, -1)
+    else:
+        pixels = batch.inputs["pixel_values"]
+        n = int(batch.inputs["image_grid_thw"][0].prod())
+        assert batch.inputs["image_grid_thw"][0].tolist() == batch.inputs["image_grid_thw"][1].tolist()
+        batch.inputs["pixel_values"] = torch.cat([pixels[n : 2 * n], pixels[:n], pixels[2 * n :]])
+    with pytest.raises(AssertionError):
+        assert_equal(computed(model, language, [batch]), oracle)
+
+
+def test_equal_screenshots_are_seen_once_and_different_ones_apart(seeing, png):
+    model, language, _, _ = seeing
+    album = Album()
+    one, two = album.put(png(64, 64, seed=1)), album.put(png(64, 64, seed=2))
+    pads = (language.pad,) * language.image_tokens(album.pictures[one])
+    rows = [Row((50, *pads, 60, 70), 1 + len(pads) + 1, (name,), (0.0,), 1.0) for name in (one, one, two)]
+    batch = tree.pack(rows, language, album.pictures.__getitem__, CPU)
+    assert len(batch.inputs["image_grid_thw"]) == 2
+    assert batch.tokens == 1 + 2 * (len(pads) + 2)
+
+
+def test_text_models(language):
+    """A Llama, with grouped heads."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(language.tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation="sdpa",
+    )
+    model = LlamaForCausalLM(config).train()
+    blind = Language(language.tokenizer, language.chat, None, language.suppressed, language.end)
+    tree.enable(model)
+    album = Album()
+    rows = [r for seed in range(3) for r in conversation(blind, album, None, seed, turns=3, keep=1)]
+    one_by_one = computed(model, blind, [collate([row], blind, None, CPU) for row in rows])
+    assert_equal(computed(model, blind, [tree.pack(rows, blind, None, CPU)]), one_by_one)
+
+
+def test_without_a_tree_padding_is_masked_as_before(seeing):
+    """The model that trains on trees also samples: padded rows must not see their padding."""
+    model, language, rows, image = seeing
+    rows = rows()
+    alone = computed(model, language, [collate([row], language, image, CPU) for row in rows])
+    assert_equal(computed(model, language, [collate(rows, language, image, CPU)]), alone)
+
+
+def test_layers_that_a_tree_would_be_wrong_for_are_refused():
+    config = MistralConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, sliding_window=8
+    )
+    with pytest.raises(ValueError, match="--batch.layout per-turn"):
+        tree.enable(MistralForCausalLM(config))
+
+
+def test_a_row_budget_below_one_turn_is_refused(seeing):
+    _, language, rows, _ = seeing
+    with pytest.raises(ValueError, match="--batch.micro-tokens 50 is less than one turn's"):
+        list(tree.micro_batches(rows(), 50, language.pad))
