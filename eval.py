@@ -4,6 +4,7 @@
     python eval.py tiny --name second-try                     that of runs/second-try
     python eval.py tiny --model.path FOLDER                   any Hugging Face folder
     python eval.py tiny --task.heldout FILE --eval.max-steps 10
+                                                              other tasks than those the run held out
 
     checkpoint --rollouts, one episode per task--> trajectories --record--> runs/NAME-eval --table--> you
 
@@ -25,8 +26,9 @@ from statistics import mean
 
 from rich.table import Table
 
-from minirl.config import RECIPES, Config, from_command_line, run_main
+from minirl.config import RECIPES, Config, TaskConfig, from_command_line, run_main
 from minirl.log import CONSOLE, progress, say
+from minirl.model import check_checkpoint
 from minirl.parts import Parts, open_parts
 from minirl.report import write_report
 from minirl.stats import wilson
@@ -43,22 +45,54 @@ def choose(config: Config) -> Config:
     The folder belongs to the run that is evaluated: `--name tiny` and `--name tiny-eval` mean the same.
     """
     run = (config.name or config.recipe).removesuffix("-eval")
-    path = checkpoint_of(config, config.out / run / "checkpoints")
-    return replace(config, name=f"{run}-eval", model=replace(config.model, path=path))
+    folder = config.out / run
+    path = checkpoint_of(config, folder / "checkpoints")
+    is_own = not is_given(config) or Path(path).resolve().is_relative_to(folder.resolve())
+    task = tasks_of(config, folder) if is_own else config.task
+    return replace(config, name=f"{run}-eval", model=replace(config.model, path=path), task=task)
+
+
+def is_given(config: Config) -> bool:
+    """Whether --model.path says which weights to evaluate."""
+    recipe = RECIPES.get(config.recipe)
+    return recipe is None or config.model.path != recipe().model.path
 
 
 def checkpoint_of(config: Config, folder: Path) -> str:
     """--model.path if it was given; else the newest RL checkpoint in the folder, the warm start, or what
-    the recipe starts from."""
-    given, recipe = config.model.path, RECIPES.get(config.recipe)
-    if recipe is None or given != recipe().model.path:
+    the recipe starts from. A checkpoint that can't be read is named, and the one before it is taken."""
+    given = config.model.path
+    if is_given(config):
         return given
     for path in [*reversed(checkpoints(folder)), folder / "sft"]:
-        if (path / "config.json").is_file():
+        if not path.is_dir():
+            continue
+        try:
+            check_checkpoint(replace(config.model, path=str(path)))
             return str(path)
+        except ValueError as problem:
+            say(f"passed over: {problem}")
     if given == "tiny":
         raise ValueError(f"no checkpoint in {folder}; train first, or name a folder with --model.path")
     return given
+
+
+def tasks_of(config: Config, folder: Path) -> TaskConfig:
+    """The run's own tasks: what was not given is as in its config.json, and held out is what it held out."""
+    usual, task = RECIPES[config.recipe](), config.task
+    settings = folder / "config.json"
+    if settings.is_file():
+        try:
+            saved = json.loads(settings.read_text())["task"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{settings} can't be read: {error!r}") from None
+        for name in ("train", "seed", "train_goals", "demo_goals"):
+            if getattr(task, name) == getattr(usual.task, name):
+                task = replace(task, **{name: saved.get(name, getattr(task, name))})
+    heldout = folder / "heldout.jsonl"
+    if task.heldout == usual.task.heldout and heldout.is_file():
+        task = replace(task, heldout=str(heldout))
+    return task
 
 
 async def attempt(parts: Parts) -> list[Trajectory]:

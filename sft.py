@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from minirl.batch import Row, turn_rows
 from minirl.config import from_command_line, run_main
 from minirl.log import progress, say
-from minirl.parts import Parts, open_parts
+from minirl.parts import Parts, open_parts, refuse_other_settings
 from minirl.rollout import Rollouts
 from minirl.types import Trajectory
 
@@ -41,8 +41,9 @@ def batches(demos: Sequence[Trajectory], size: int, epochs: int, seed: int) -> l
 
 
 async def warm_start(parts: Parts, rollouts: Rollouts) -> None:
-    """Clones the demonstrations and saves the checkpoint `sft`."""
+    """Evaluates what there is, clones the demonstrations and saves the checkpoint `sft`."""
     config, sft = parts.config, parts.config.sft
+    await parts.evaluate(rollouts, parts.tasks.heldout, "before", 0)
     demos = await parts.demonstrate(rollouts)
     if not demos:
         raise ValueError("no demonstration succeeded; look at the dump demos.jsonl in the run folder")
@@ -64,7 +65,9 @@ async def warm_start(parts: Parts, rollouts: Rollouts) -> None:
 
 
 async def main_async(argv: Sequence[str]) -> None:
-    parts = open_parts(from_command_line(argv, "sft.py"))
+    config = from_command_line(argv, "sft.py")
+    refuse_other_settings(config)
+    parts = open_parts(config)
     async with parts.rollouts() as rollouts:
         await warm_start(parts, rollouts)
         await parts.evaluate(rollouts, parts.tasks.heldout, "after_sft", 0)

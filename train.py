@@ -18,10 +18,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from minirl.config import from_command_line, run_main
+from minirl.config import Config, from_command_line, run_main
 from minirl.log import final_table, progress, say
 from minirl.metrics import rollout_metrics
-from minirl.parts import Parts, open_parts
+from minirl.parts import PHASES, Parts, open_parts, refuse_other_settings
 from minirl.reward import assign_advantages, shuffle_rewards
 from minirl.rollout import Collected, Rollouts, TaskStream
 from minirl.store import Run
@@ -35,6 +35,7 @@ async def train(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None
     stream = TaskStream(parts.tasks.train, config.seed)
     while state["step"] < config.steps:
         step, started = state["step"], time.monotonic()
+        await evaluate_if_due(parts, rollouts, state)
 
         collected = await collect(parts, rollouts, stream, state["cursor"], step)
         if not collected.groups:
@@ -51,11 +52,9 @@ async def train(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None
         updated = time.monotonic()
         metrics |= rollout_metrics(collected)
         metrics |= {"seconds/rollout": gathered - started, "seconds/train": updated - gathered}
-        metrics["seconds/total"] = time.monotonic() - started
+        metrics["seconds/total"] = updated - started
         invalid = [trajectory for trajectory in collected.finished if not trajectory.valid]
         parts.run.save_trajectories(Run.step_label(step + 1), [*groups, *invalid])
-        if config.eval_every and (step + 1) % config.eval_every == 0:
-            metrics["eval_success"] = await evaluate_and_keep_best(parts, rollouts, state)
         parts.log.step(step + 1, metrics)
         if (step + 1) % config.save_every == 0:
             save(parts, state)
@@ -70,86 +69,109 @@ async def collect(parts: Parts, rollouts: Rollouts, stream: TaskStream, cursor: 
     return collected
 
 
+async def evaluate_if_due(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None:
+    """Every `eval_every` steps a small held-out evaluation; the weights are kept if they are the best so
+    far. One that was interrupted is made up for after --resume."""
+    step, label = state["step"], f"eval_step_{state['step']:05d}"
+    due = parts.config.eval_every and step and step % parts.config.eval_every == 0
+    if not due or label in {row["label"] for row in parts.run.evals()}:
+        return
+    success = await parts.evaluate(rollouts, parts.tasks.heldout[: parts.config.eval_size], label, step)
+    if success > state.get("best", -1.0):
+        state["best"] = success
+        parts.trainer.save(parts.run.checkpoint_dir / "best", state)
+
+
+def save(parts: Parts, state: dict[str, Any]) -> None:
+    """The checkpoint of the step that was finished last, if it is not there yet."""
+    path = parts.run.checkpoint_dir / Run.step_label(state["step"])
+    if state["step"] and not path.exists():
+        parts.trainer.save(path, state)
+        prune(parts.run.checkpoint_dir, parts.config.keep)
+        parts.run.prune(keep_steps=10)
+
+
+async def prepare(parts: Parts, rollouts: Rollouts) -> dict[str, Any]:
+    """Where to start: the last checkpoint, a given one, or a warm start made here and now."""
+    config, trainer, folder = parts.config, parts.trainer, parts.run.checkpoint_dir
+    if checkpoints(folder):
+        state = load_latest(trainer, folder, say)
+        parts.run.truncate_after(state["step"])
+        say(f"resumed after step {state['step']}")
+        return state
+    sft, heldout = folder / "sft", parts.tasks.heldout
+    reuse = config.warm_start is None and (sft / "state.json").is_file()
+    parts.run.truncate_after(0 if reuse else -1)
+    if config.warm_start is None and not reuse:
+        await warm_start(parts, rollouts)
+    else:
+        path = config.warm_start or sft
+        trainer.load(path, optimizer=False)
+        say(f"starting from {path}")
+    if "after SFT" not in {row["label"] for row in parts.run.evals()}:
+        await parts.evaluate(rollouts, heldout, "after_sft", 0)
+    trainer.reset_optimizer()
+    return {"step": 0, "cursor": 0}
+
+
 def train_on_dumps(parts: Parts, source: Run) -> None:
     """The updates alone, on the groups that another run has dumped; opens no browser."""
     config, state = parts.config, {"step": 0, "cursor": 0}
+    start = config.warm_start or source.checkpoint_dir / "sft"
+    if config.warm_start or start.exists():
+        parts.trainer.load(start, optimizer=False)
     parts.run.truncate_after(-1)
     prune(parts.run.checkpoint_dir, keep=0)
-    if config.warm_start is not None:
-        parts.trainer.load(config.warm_start, optimizer=False)
-    for label in [label for label in source.labels() if label.startswith("step_")][: config.steps]:
+    for label in dumped_steps(source)[: config.steps]:
         step = int(label.removeprefix("step_")) - 1
         groups = assign_advantages(source.load_groups(label), config.loss.std_eps)
         with progress(f"{label}: updating", config.batch.epochs) as meter:
             metrics = parts.trainer.reinforce(groups, config.seed + 1000 * step, meter.advance)
         state["step"] = step + 1
         parts.log.step(step + 1, metrics)
-    if not state["step"]:
-        raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
     save(parts, state)
     parts.log.close()
 
 
-async def evaluate_and_keep_best(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> float:
-    """A small held-out evaluation; the weights are kept if they are the best so far."""
-    tasks = parts.tasks.heldout[: parts.config.eval_size]
-    success = await parts.evaluate(rollouts, tasks, f"eval_step_{state['step']:05d}", state["step"])
-    if success > state.get("best", -1.0):
-        state["best"] = success
-        parts.trainer.save(parts.run.checkpoint_dir / "best", state)
-    return success
+def dumped_steps(source: Run) -> list[str]:
+    return [label for label in source.labels() if label.startswith("step_")]
 
 
-def save(parts: Parts, state: dict[str, Any]) -> None:
-    folder = parts.run.checkpoint_dir
-    parts.trainer.save(folder / Run.step_label(state["step"]), state)
-    prune(folder, parts.config.keep)
-    parts.run.prune(keep_steps=10)
-
-
-async def prepare(parts: Parts, rollouts: Rollouts) -> dict[str, Any]:
-    """Where to start: the last checkpoint, a given one, or a warm start made here and now."""
-    config, trainer, folder = parts.config, parts.trainer, parts.run.checkpoint_dir
-    if config.resume and checkpoints(folder):
-        state = load_latest(trainer, folder, say)
-        parts.run.truncate_after(state["step"])
-        say(f"resumed after step {state['step']}")
-        return state
-    sft, heldout = folder / "sft", parts.tasks.heldout
-    reuse_sft = config.warm_start is None and (sft / "state.json").is_file()
-    parts.run.truncate_after(0 if reuse_sft else -1)
-    prune(folder, keep=0)
-    if reuse_sft:
-        trainer.load(sft, optimizer=False)
-        say(f"starting from {sft}")
-    elif config.warm_start is not None:
-        trainer.load(config.warm_start, optimizer=False)
-        await parts.evaluate(rollouts, heldout, "after_sft", 0)
-    else:
-        await parts.evaluate(rollouts, heldout, "before", 0)
-        await warm_start(parts, rollouts)
-        await parts.evaluate(rollouts, heldout, "after_sft", 0)
-    trainer.reset_optimizer()
-    return {"step": 0, "cursor": 0}
+def check_folders(config: Config) -> None:
+    """Refuses to mix two runs in one folder, before anything in it is changed."""
+    refuse_other_settings(config)
+    run = Run(config.run_dir)
+    if config.replay is not None:
+        if config.replay.resolve() == config.run_dir.resolve():
+            raise ValueError("--replay reads a run's dumps; give the new run another --name")
+        if not dumped_steps(Run(config.replay)):
+            raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
+    elif config.resume and not run.root.exists():
+        raise ValueError(f"--resume: there is no run in {run.root}")
+    elif not config.resume and checkpoints(run.checkpoint_dir):
+        raise ValueError(f"{run.root} holds a run already; go on with --resume, or choose another --name")
 
 
 async def main(argv: Sequence[str]) -> None:
-    parts = open_parts(from_command_line(argv, "train.py"))
-    if parts.config.replay is not None:
-        return train_on_dumps(parts, Run(parts.config.replay))
+    config = from_command_line(argv, "train.py")
+    check_folders(config)
+    parts = open_parts(config)
+    if config.replay is not None:
+        return train_on_dumps(parts, Run(config.replay))
     async with parts.rollouts() as rollouts:
         state = await prepare(parts, rollouts)
-        saved = state["step"]
         try:
             await train(parts, rollouts, state)
-            await parts.evaluate(rollouts, parts.tasks.heldout, "after_rl", state["step"])
-        finally:  # also on Ctrl-C, which arrives here as a cancellation between two steps
-            if state["step"] > saved:
-                save(parts, state)
+        except asyncio.CancelledError:  # Ctrl-C; it arrives between two updates, so the weights are whole
+            save(parts, state)
             parts.log.close()
-    phases = {"before": "before training", "after_sft": "after SFT", "after_rl": "after RL"}
-    rows = {row["label"]: row for row in parts.run.evals()}  # the latest of each
-    final_table([rows[label] | {"label": name} for label, name in phases.items() if label in rows])
+            say(f"interrupted after step {state['step']}; --resume goes on from here")
+            raise
+        save(parts, state)
+        await parts.evaluate(rollouts, parts.tasks.heldout, "after_rl", state["step"])
+    parts.log.close()
+    rows = {row["label"]: row for row in parts.run.evals()}
+    final_table([rows[name] for name in PHASES.values() if name in rows])
 
 
 if __name__ == "__main__":

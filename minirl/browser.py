@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import os
 import re
+import signal
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Any
@@ -245,19 +247,30 @@ class BrowserPool:
         self.loads = [0] * config.browsers  # episodes per browser
         self.locks = [asyncio.Lock() for _ in range(config.browsers)]
         self.launches = 0
+        self.pids: dict[Browser, int] = {}
+        self.ending: set[asyncio.Task[None]] = set()  # browsers that are being closed
+        self.starter = async_playwright()
         self.playwright: Playwright | None = None
 
     async def __aenter__(self) -> BrowserPool:
-        self.playwright = await async_playwright().start()
+        """Starts the first browser: what is wrong with all of them is better told now than per episode."""
+        try:
+            self.playwright = await asyncio.wait_for(self.starter.start(), self.config.start_seconds)
+            await self._browser(0)
+        except (PlaywrightError, TimeoutError, OSError) as error:
+            await self.__aexit__()
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            hint = "`python -m minirl doctor` says what is missing"
+            raise ValueError(f"no browser can be started ({reason}): {hint}") from None
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for browser in self.browsers:
+        for i, browser in enumerate(self.browsers):
             if browser is not None:
-                with contextlib.suppress(PlaywrightError, TimeoutError):
-                    await asyncio.wait_for(browser.close(), self.config.exit_seconds)
-        assert self.playwright is not None
-        await self.playwright.stop()
+                self._drop(i, browser)
+        await asyncio.gather(*self.ending)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.starter.__aexit__(), self.config.exit_seconds)
 
     async def _browser(self, i: int) -> Browser:
         async with self.locks[i]:
@@ -269,7 +282,28 @@ class BrowserPool:
                 browser = await self.playwright.chromium.launch(**self.options, timeout=limit)
                 self.browsers[i] = browser
                 self.launches += 1
+                self.pids[browser] = await asyncio.wait_for(process_id(browser), self.config.start_seconds)
             return browser
+
+    def _drop(self, i: int, browser: Browser) -> None:
+        """Closes a browser in the background; the next episode gets another one."""
+        if self.browsers[i] is browser:  # and not one that has replaced it already
+            self.browsers[i] = None
+            task = asyncio.create_task(self._end(browser))
+            self.ending.add(task)
+            task.add_done_callback(self.ending.discard)
+
+    async def _end(self, browser: Browser) -> None:
+        """Closes a browser; one that hangs is killed."""
+        pid = self.pids.pop(browser, None)
+        try:
+            await asyncio.wait_for(browser.close(), self.config.exit_seconds)
+        except PlaywrightError:
+            pass  # it is gone already
+        except TimeoutError:
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
@@ -283,8 +317,12 @@ class BrowserPool:
                 size = {"width": self.config.width, "height": self.config.height}
                 opening = asyncio.ensure_future(browser.new_context(viewport=size, accept_downloads=False))
                 # shielded: Chromium opens it even for an episode that is cancelled now, and it must be closed
-                context = await asyncio.wait_for(asyncio.shield(opening), self.config.start_seconds)
-                page = await asyncio.wait_for(context.new_page(), self.config.start_seconds)
+                try:
+                    context = await asyncio.wait_for(asyncio.shield(opening), self.config.start_seconds)
+                    page = await asyncio.wait_for(context.new_page(), self.config.start_seconds)
+                except TimeoutError:  # connected, but it hangs, and would with every later episode
+                    self._drop(i, browser)
+                    raise
             except (PlaywrightError, TimeoutError) as error:
                 reason = (str(error) or type(error).__name__).splitlines()[0]
                 raise BrowserFault(Stop.INFRA_ERROR, f"no browser: {reason}") from None
@@ -297,6 +335,14 @@ class BrowserPool:
                 with contextlib.suppress(PlaywrightError, TimeoutError):
                     async with asyncio.timeout(self.config.exit_seconds):
                         await (await opening).close()
+
+
+async def process_id(browser: Browser) -> int:
+    """The process of a browser, which Playwright does not tell."""
+    cdp = await browser.new_browser_cdp_session()
+    processes = (await cdp.send("SystemInfo.getProcessInfo"))["processInfo"]
+    await cdp.detach()
+    return next(process["id"] for process in processes if process["type"] == "browser")
 
 
 async def _accept(dialog: Any) -> None:

@@ -73,7 +73,7 @@ class BrowserConfig:
 @dataclass(frozen=True)
 class SamplerConfig:
     kind: Literal["auto", "hf", "vllm", "remote"] = "auto"
-    """auto: vllm on CUDA, transformers elsewhere."""
+    """The transformers sampler (hf, auto) is the only one yet."""
     temperature: float = 1.0
     """Of training's episodes, which are drawn from the whole vocabulary: no top-p, no top-k."""
     max_batch: int = 32
@@ -371,10 +371,16 @@ def check(config: Config) -> Config:
         "--batch.minibatch-turns": batch.minibatch_turns,
         "--sft.batch": config.sft.batch,
         "--sft.eval-every": config.sft.eval_every,
+        "--sft.eval-episodes": config.sft.eval_episodes,
+        "--task.train-goals": config.task.train_goals,
+        "--eval.episodes": config.eval.episodes,
+        "--rollout.max-oversample": rollout.max_oversample,
     }
     for flag, value in counts.items():
         if value < 1:
             raise ValueError(f"{flag} must be at least 1")
+    if config.threads < 0:
+        raise ValueError("--threads can't be negative")
     return config
 
 
@@ -417,11 +423,11 @@ def run_main(main: Callable[[Sequence[str]], None]) -> None:
     (unless MINIRL_TRACEBACK is set, for those who look for a mistake of ours)."""
     try:
         main(sys.argv[1:])
-    except ValueError as problem:
+    except (ValueError, OSError) as problem:
         if "MINIRL_TRACEBACK" in os.environ:
             raise
         print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("interrupted; --resume goes on from here", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         sys.exit(130)

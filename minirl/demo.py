@@ -113,8 +113,9 @@ def player(options: Options, task: Task, rollouts: Rollouts) -> tuple[str, Polic
     if options.by_hand:
         return "by-hand", Person(rollouts.language)
     if options.checkpoint is not None:
-        tokens = rollouts.config.eval.response_tokens
-        return "checkpoint", rollouts.sampling("demo", task.id, response_tokens=tokens)
+        how = rollouts.config.eval
+        sampling = Sampling(how.temperature, how.top_p, how.top_k)
+        return "checkpoint", rollouts.ask(sampling, how.response_tokens, "demo", task.id)
     return "scripted", ScriptedPolicy(make_shop(options.site), task, rollouts.language)
 
 

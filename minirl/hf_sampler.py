@@ -4,7 +4,8 @@ The default where there is no GPU. It shares the trainer's weights (so that `syn
 and batches dynamically: whatever requests wait when the last batch is done are decoded together, in one
 thread beside the event loop, while Chromium runs the other episodes' actions.
 
-A sampler, here or elsewhere, has `generate` (Request -> Sample), `sync` (after an update) and `close`.
+A sampler, here or elsewhere, has `generate` (Request -> Sample), `idle` (before an update), `sync` (after
+it) and `close`.
 The distribution is softmax(logits / temperature) over the vocabulary less the suppressed tokens, in
 float32, and `Sample.logprobs` are of that distribution. Every request brings its own seed, so what an
 episode samples does not depend on which other episodes share its batches.
@@ -55,6 +56,12 @@ class HfSampler:
             return await asyncio.wait_for(future, self.config.request_seconds)
         except TimeoutError:
             raise SamplerError("the sampler did not answer in time") from None
+
+    async def idle(self) -> None:
+        """Waits until nothing is decoded, not even for requests that were given up: an update may not change
+        weights that the thread still reads."""
+        while self.pump is not None and not self.pump.done():
+            await asyncio.wait([self.pump])
 
     def sync(self) -> None:
         """The trainer has updated the weights, which are shared: nothing to copy."""

@@ -13,12 +13,15 @@ Shape suffixes: B rows, L padded row length, N scored tokens of all rows, V voca
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import safetensors
 import torch
 from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
 from PIL import Image
@@ -93,17 +96,19 @@ class Language:
 def load_language(config: ModelConfig) -> Language:
     """Tokenizer, chat format and image processor of a checkpoint. ValueError if the path has none."""
     settings = _settings(config.path)
-    tokenizer = AutoTokenizer.from_pretrained(config.path)
     visual = hasattr(settings, "vision_config")
+    capacity = 64 if config.max_pixels is None else max(64, 2**31 // (24 * config.max_pixels))  # 2 GB
+    with _reading(config.path):
+        tokenizer = AutoTokenizer.from_pretrained(config.path)
+        images = Images(config.path, config.max_pixels, capacity) if visual else None
     vision = (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, VIDEO_PAD)
     vocabulary = tokenizer.get_vocab()
     size = settings.get_text_config().vocab_size
-    capacity = 64 if config.max_pixels is None else max(64, 2**31 // (24 * config.max_pixels))  # 2 GB
     unused = range(max(vocabulary.values()) + 1, size)  # rows beyond the tokenizer, for alignment only
     return Language(
         tokenizer=tokenizer,
         chat=ChatFormat.from_template(tokenizer),
-        images=Images(config.path, config.max_pixels, capacity) if visual else None,
+        images=images,
         suppressed=tuple(vocabulary[t] for t in vision if t in vocabulary) + tuple(unused),
         end=(tokenizer.eos_token_id,),
     )
@@ -113,11 +118,30 @@ def _settings(path: str) -> AutoConfig:
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
     if looks_local and not (Path(path) / "config.json").is_file():
         raise ValueError(f"--model.path {path}: no config.json there; give a Hugging Face folder or hub name")
-    try:
+    with _reading(path):
         return AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"--model.path {path} can't be loaded: {reason}") from None
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """What is missing or broken in a folder is one line for the user, whichever library finds it."""
+    try:
+        yield
+    except Exception as error:  # tokenizers raises bare ones, safetensors its own, torch RuntimeError
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"--model.path {path} can't be loaded: {reason}") from error
+
+
+def check_checkpoint(config: ModelConfig) -> None:
+    """Raises ValueError if a folder's checkpoint can't be loaded, without reading its weights."""
+    load_language(config)
+    with _reading(config.path):
+        files = list(Path(config.path).glob("*.safetensors"))
+        if not files:
+            raise ValueError("no *.safetensors file there")
+        for file in files:  # opening one compares its size with what its header announces
+            with safetensors.safe_open(file, "pt"):
+                pass
 
 
 def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
@@ -127,7 +151,9 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
     if config.dtype != "auto":
         dtype = getattr(torch, config.dtype)
     auto = AutoModelForImageTextToText if hasattr(settings, "vision_config") else AutoModelForCausalLM
-    return auto.from_pretrained(config.path, dtype=dtype, attn_implementation="sdpa").to(device)
+    with _reading(config.path):
+        model = auto.from_pretrained(config.path, dtype=dtype, attn_implementation="sdpa")
+    return model.to(device)
 
 
 def positions(ids: np.ndarray, grids: list[tuple[int, int, int]], pad: int, merge: int) -> np.ndarray:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
-import random
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -33,11 +34,14 @@ from minirl.world.generate import make_shop, make_tasks
 from minirl.world.replay import ScriptedPolicy, WorldVerifier
 from minirl.world.site import SiteServer
 
+# Evaluations of the whole held-out set: the name of the dump, and what people read
+PHASES = {"before": "before training", "after_sft": "after SFT", "after_rl": "after RL"}
+
 
 @dataclass(frozen=True)
 class TaskSets:
     """Which goals serve what. `heldout` shares no goal with the others; `demos` and `validation` are
-    disjoint parts of `train`."""
+    parts of `train`, disjoint unless every training goal is demonstrated."""
 
     train: list[Task]
     demos: list[Task]
@@ -54,17 +58,42 @@ def make_task_sets(config: Config) -> TaskSets:
         train = load_tasks(Path(task.train))
     if task.heldout != "shop":
         heldout = load_tasks(Path(task.heldout))
-    trained = {(t.start_url, t.instruction) for t in train}
-    leaked = [t.id for t in heldout if (t.start_url, t.instruction) in trained]
+    trained = {name for t in train for name in names_of(t)}
+    leaked = [t.id for t in heldout if names_of(t) & trained]
     if leaked:
         raise ValueError(f"{len(leaked)} held-out tasks are also training tasks, {leaked[0]} for one")
     n = task.demo_goals
     return TaskSets(train, train[:n], train[n : n + config.sft.eval_episodes] or train, heldout)
 
 
+def names_of(task: Task) -> set[tuple[str, ...]]:
+    """What makes two tasks the same: the site, with the wording or with the goal."""
+    host = urlsplit(task.start_url).netloc
+    names = {(host, task.instruction)}
+    return names | {(host, json.dumps(task.goal, sort_keys=True))} if task.goal else names
+
+
+def refuse_other_settings(config: Config) -> None:
+    """ValueError if the run's folder was made with another model, seed, task set or agent: its warm start,
+    evaluations and held-out tasks would not be this run's."""
+    saved, given = Run(config.run_dir).config(), to_json(config)
+    if given["model"]["path"] == "tiny":
+        given["model"]["path"] = str((config.replay or config.run_dir) / "model")
+    given["eval"] = {"episodes": config.eval.episodes}
+    for section in ("seed", "task", "model", "agent", "sft", "eval") if saved else ():
+        old, new = saved.get(section), given[section]
+        if not isinstance(new, dict):
+            old, new = {section: old}, {section: new}
+        for name, value in new.items():
+            if old.get(name) != value:
+                flag = name if name == section else f"{section}.{name}"
+                made = f"{config.run_dir} was made with {flag} {old.get(name)}, not {value}"
+                raise ValueError(f"{made}; choose another --name")
+
+
 def worlds_of(tasks: Sequence[Task]) -> list[World]:
     """The generated sites that the tasks live on, told by their host names."""
-    hosts = {m[1] for t in tasks if (m := re.match(r"http://shop-(\d+)\.test/", t.start_url))}
+    hosts = {m[1] for t in tasks if (m := re.match(r"http://shop-(\d+)\.test(/|$)", t.start_url))}
     return [make_shop(int(seed)) for seed in sorted(hosts, key=int)]
 
 
@@ -84,7 +113,7 @@ class Parts:
         """Browsers, sites and a sampler on the trainer's weights, for as long as the block lasts."""
         sets = self.tasks
         worlds = worlds_of(sets.train + sets.heldout)
-        threads = self.config.threads or max(1, (os.cpu_count() or 2) - 1)
+        threads = self.config.threads or max(1, len(os.sched_getaffinity(0)) - 1)
         with SiteServer(worlds, self.config.browser.site_port) as server:
             async with BrowserPool(self.config.browser, server.resolver_rules()) as pool:
                 model = self.trainer.policy.model
@@ -101,7 +130,10 @@ class Parts:
         valid = [t for t in trajectories if t.valid]
         if len(valid) < len(trajectories):
             say(f"{label}: {len(trajectories) - len(valid)} episodes failed for reasons not the agent's")
-        row = self.log.evaluation(label, step, sum(t.success for t in valid), len(valid))
+        if not valid:
+            raise ValueError(f"{label}: no episode got as far as the agent; {trajectories[0].error}")
+        name = PHASES.get(label, label)
+        row = self.log.evaluation(name, step, sum(t.success for t in valid), len(valid))
         return row["success"]
 
     async def run_tasks(self, rollouts: Rollouts, tasks: Sequence[Task], label: str) -> list[Trajectory]:
@@ -140,7 +172,7 @@ def open_parts(config: Config) -> Parts:
     tasks = make_task_sets(config)
     run = Run(config.run_dir)
     if config.model.path == "tiny":
-        path = config.run_dir / "model"
+        path = (config.replay or config.run_dir) / "model"
         if not (path / "config.json").is_file():
             words = [word for world in worlds_of(tasks.train) for rows in world.data.values() for row in rows
                      for word in (row["id"], row["title"])]  # fmt: skip
@@ -149,7 +181,6 @@ def open_parts(config: Config) -> Parts:
             tiny.build(path, texts, seed=config.seed)
         config = replace(config, model=replace(config.model, path=str(path)))
     torch.manual_seed(config.seed)
-    random.seed(config.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     language = load_language(config.model)
     with progress("loading the model"):

@@ -8,8 +8,9 @@
 All episodes of a rank live in one asyncio loop, each in its own browser context. What the agent sees and
 says is an `Interface` of three functions that the recipe chooses. OpenWebRL sections 3.1 to 3.4.
 Deviations from the released code: groups are accepted in the order of submission, not of completion
-(which would favour fast tasks), so that a step's batch does not depend on timing; what is cut off at a
-step's end goes back to the stream; calls of one response stop at the first failure.
+(which would favour fast tasks), so that a step's batch does not depend on timing, up to floating point
+and timeouts; what is cut off at a step's end goes back to the stream; calls of one response stop at the
+first failure.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from minirl.browser import BrowserFault, BrowserPool, Session, ToolFailure
 from minirl.config import Config
 from minirl.context import Context
 from minirl.hf_sampler import request_seed
+from minirl.log import say
 from minirl.model import Language
 from minirl.reward import is_effective, make_group, reward
 from minirl.types import (
@@ -89,6 +91,16 @@ class TaskStream:
         return self.tasks[order[n % len(order)]]
 
 
+TOLD: list[str] = []  # the first unexpected failure of this process
+
+
+def tell_once(trace: str) -> None:
+    """Prints a traceback, if it is the first: what nobody expected is a bug of ours, not a flaky browser."""
+    if not TOLD:
+        TOLD.append(trace)
+        say(f"an episode failed in a way that minirl does not expect; the first such failure:\n{trace}")
+
+
 @dataclass
 class Episode:
     """One attempt at a task. `run` returns the trajectory, whatever happens on the way."""
@@ -132,6 +144,7 @@ class Episode:
             self.stop, self.error = Stop.ENV_ERROR, (str(error) or type(error).__name__).splitlines()[0]
         except Exception as error:
             self.stop, self.error = Stop.INFRA_ERROR, "".join(traceback.format_exception(error, limit=-3))
+            tell_once("".join(traceback.format_exception(error)))
         trajectory = Trajectory(
             task=self.task,
             member=self.member,
@@ -320,6 +333,7 @@ class Rollouts:
                     done[n] = self._qualified(episodes[n])
             for work in running:
                 work.cancel()
+        await self.sampler.idle()  # what was cancelled may still be decoded, with weights about to change
         finished = [trajectory for n in range(complete) for trajectory in episodes[n]]
         reason = "" if len(accepted) == rollout.groups else why_so_few(finished, submitted)
         return Collected(
@@ -365,6 +379,7 @@ class Rollouts:
 
         async with asyncio.TaskGroup() as running:
             runs = [running.create_task(one(i, task)) for i, task in enumerate(tasks)]
+        await self.sampler.idle()  # as in `collect`: an episode's deadline may have cut off its request
         return [run.result() for run in runs]
 
 

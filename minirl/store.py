@@ -184,9 +184,11 @@ class Run:
     def add_eval(
         self, label: str, *, step: int, success: float, low: float, high: float, n: int, **more: Any
     ) -> None:
-        """One held-out evaluation: `success` of `n` episodes with its interval [`low`, `high`]."""
-        record = {"label": label, "step": step, "success": success, "low": low, "high": high, "n": n}
-        append_line(self.root / "evals.jsonl", {**record, **more})
+        """One held-out evaluation: `success` of `n` episodes with its interval [`low`, `high`]. One that was
+        made again after a resume replaces the earlier one of its label."""
+        record = {"label": label, "step": step, "success": success, "low": low, "high": high, "n": n, **more}
+        records = [*(row for row in self.evals() if row["label"] != label), record]
+        write_atomic(self.root / "evals.jsonl", b"".join(map(to_line, records)))
 
     def evals(self) -> list[dict[str, Any]]:
         return [record for _, record in read_lines(self.root / "evals.jsonl")]

@@ -2,7 +2,8 @@
 
     {"id": "shop-0-17", "instruction": "...", "start_url": "http://...", "goal": {...}, "meta": {...}}
 
-`id`, `instruction` and `start_url` are required; `goal` and `meta` may be left out.
+`id`, `instruction` and `start_url` are required; `goal` and `meta` may be left out. Only on a generated
+shop, http://shop-N.test/, a goal is needed and checked: nothing else could say whether the task was done.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from minirl.types import Task
+from minirl.world.schema import load_goal
 
 _FIELDS = {"id": str, "instruction": str, "start_url": str, "goal": dict, "meta": dict}
 
@@ -60,7 +63,12 @@ def read_task(line: str) -> Task:
     unknown = [name for name in record if name not in _FIELDS]
     if unknown:
         raise ValueError(f"unknown field {unknown[0]!r}; what is not {', '.join(_FIELDS)} belongs into meta")
-    return Task(**record)
+    task = Task(**record)
+    if re.match(r"http://shop-\d+\.test(/|$)", task.start_url):
+        if not task.goal:
+            raise ValueError("the field 'goal' is missing or empty; a task on a generated shop needs one")
+        load_goal(task.goal)
+    return task
 
 
 def save_tasks(path: Path, tasks: Sequence[Task]) -> None:

@@ -15,13 +15,14 @@ import math
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
@@ -73,9 +74,7 @@ class Trainer:
                 loss, norm, sums = self._update(rows, loss_of, config.optim.lr)
                 updates, loss_sum = updates + 1, loss_sum + loss
                 norms.append(norm)
-                for name, value in sums.items():
-                    keep = max if name == "ratio_max" else float.__add__
-                    totals[name] = keep(totals.get(name, 0.0), value)
+                add_up(totals, sums)
             tick()
         tokens = totals["tokens"]
         return {
@@ -106,7 +105,7 @@ class Trainer:
 
         A step without a finite gradient changes nothing and is counted; several in a row are fatal.
         """
-        torch.set_num_threads(self.config.threads or os.cpu_count() or 1)  # Chromium is idle meanwhile
+        torch.set_num_threads(self.config.threads or len(os.sched_getaffinity(0)))  # Chromium is idle now
         self.policy.train()
         self.optimizer.zero_grad(set_to_none=True)
         total, sums = 0.0, {}
@@ -115,9 +114,7 @@ class Trainer:
             loss, part_sums = loss_of(batch, logprobs_N)
             loss.backward()
             total += loss.item()
-            for name, value in (part_sums | {"entropy": entropy_N.sum()}).items():
-                keep = max if name == "ratio_max" else float.__add__
-                sums[name] = keep(sums.get(name, 0.0), float(value))
+            add_up(sums, part_sums | {"entropy": entropy_N.sum()})
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.optim.grad_clip).item()
         if math.isfinite(total) and math.isfinite(norm):
             self.bad_steps = 0
@@ -167,15 +164,16 @@ class Trainer:
         shutil.rmtree(old, ignore_errors=True)
 
     def load(self, path: Path, optimizer: bool = True) -> dict[str, Any]:
-        """Reads a checkpoint into the model; the run's state. ValueError names a folder that can't be
-        read, and nothing is changed by one of another model."""
+        """Reads a checkpoint into the model; the run's state. Without the optimizer any Hugging Face folder
+        of this model will do. ValueError names a folder that can't be read, and nothing is changed by one
+        of another model."""
         try:
             weights = {}
             for file in sorted(path.glob("model*.safetensors")):
                 weights |= load_file(file)
-            state = json.loads((path / "state.json").read_text())
-            saved = None
+            state, saved = {}, None
             if optimizer:
+                state = json.loads((path / "state.json").read_text())
                 saved = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
             if not weights:
                 raise ValueError("it has no weights")
@@ -203,25 +201,41 @@ class Trainer:
         return state
 
 
+def add_up(totals: dict[str, float], sums: Mapping[str, Tensor | float]) -> None:
+    """Adds metric sums to their totals; of the largest ratio the larger one stays."""
+    for name, value in sums.items():
+        both = (totals.get(name, 0.0), float(value))
+        totals[name] = max(both) if name == "ratio_max" else sum(both)
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """The complete RL checkpoints of a run, oldest first."""
     return sorted(p for p in folder.glob("step_*") if p.suffix == "" and p.is_dir())
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Deletes all but the newest `keep` RL checkpoints, and what interrupted writes have left."""
-    for path in (
-        checkpoints(folder)[: -keep or None] + list(folder.glob("*.part")) + list(folder.glob("*.old"))
-    ):
+    """Deletes all but the newest `keep` RL checkpoints, and what interrupted writes have left; a folder that
+    was to be replaced, and was not, comes back."""
+    for old in folder.glob("*.old"):
+        if not old.with_suffix("").exists():
+            old.rename(old.with_suffix(""))
+    leftovers = [*folder.glob("*.part"), *folder.glob("*.old")]
+    for path in checkpoints(folder)[: -keep or None] + leftovers:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def load_latest(trainer: Trainer, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Resumes from the newest checkpoint that can be read; ValueError if there is none."""
-    paths = checkpoints(folder)
-    for path in reversed(paths):
+    """Resumes from the newest checkpoint that can be read, and deletes newer ones; ValueError if there is
+    none."""
+    broken: list[Path] = []
+    for path in reversed(checkpoints(folder)):
         try:
-            return trainer.load(path)
+            state = trainer.load(path)
         except ValueError as problem:
             say(f"{problem}; trying the one before")
+            broken.append(path)
+            continue
+        for newer in broken:
+            shutil.rmtree(newer)
+        return state
     raise ValueError(f"nothing to resume: no usable checkpoint in {folder}")

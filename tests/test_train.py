@@ -72,7 +72,7 @@ def test_a_run_leaves_metrics_evaluations_dumps_and_a_report(finished):
     for key in METRICS:
         assert key in metrics[0], key
     assert any(key.startswith("stop/") for key in metrics[0])
-    assert [row["label"] for row in run.evals()] == ["before", "after_sft", "after_rl"]
+    assert [row["label"] for row in run.evals()] == ["before training", "after SFT", "after RL"]
     assert {"before", "after_sft", "after_rl", "demos", "step_00001", "step_00002"} <= set(run.labels())
     assert run.report_path.is_file() and (run.root / "config.json").is_file()
 
@@ -158,3 +158,31 @@ def test_no_chromium_is_one_line_and_status_2(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 2
     assert "MINIRL_CHROMIUM" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--steps", "3"], "go on with --resume, or choose another --name"),
+        (["--resume", "--task.seed", "1"], "was made with task.seed 0, not 1; choose another --name"),
+        (["--replay", "{run}"], "give the new run another --name"),
+        (["--resume", "--name", "tinny"], "--resume: there is no run in"),
+    ],
+)
+def test_two_runs_are_never_mixed_in_one_folder(finished, flags, said):
+    """What is refused is refused before anything in the folder has changed."""
+    run = finished / "tiny"
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    flags = [flag.format(run=run) for flag in flags]
+    done = train(finished, *flags, *(["--name", "tiny"] if "--replay" in flags else []))
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+def test_resuming_a_finished_run_changes_no_row(finished):
+    """The last evaluation is made again, with the same seeds, and replaces itself."""
+    run = Run(finished / "tiny")
+    before = run.evals(), run.metrics()
+    done = train(finished, "--steps", str(len(run.metrics())), "--resume")
+    assert done.returncode == 0, done.stderr
+    assert (run.evals(), run.metrics()) == before

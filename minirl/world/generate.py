@@ -90,7 +90,8 @@ def make_tasks(world: World, train: int, heldout: int, seed: int) -> tuple[list[
     """`train` and `heldout` different orders for a shop, no order in both lists.
 
     Orders are drawn without replacement from all combinations of the five choices (9216 in a shop
-    made here). Raises ValueError if more are asked for than there are.
+    made here). The first of one shuffled row are for training and those behind them held out, so that
+    more held-out tasks never change the others. Raises ValueError if more are asked for than there are.
     """
     options = [[record["id"] for record in world.data[collection]] for _, collection in CHOICES]
     total = 1
@@ -98,8 +99,9 @@ def make_tasks(world: World, train: int, heldout: int, seed: int) -> tuple[list[
         total *= len(ids)
     if train + heldout > total:
         raise ValueError(f"{world.name} has {total} different orders, not {train + heldout}: ask for fewer")
-    drawn = random.Random(f"tasks {seed}").sample(range(total), train + heldout)
-    tasks = [_order(world, _digits(number, options)) for number in drawn]
+    order = list(range(total))
+    random.Random(f"tasks {seed}").shuffle(order)
+    tasks = [_order(world, _digits(number, options)) for number in order[: train + heldout]]
     return tasks[:train], tasks[train:]
 
 

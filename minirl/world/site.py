@@ -184,7 +184,7 @@ class SiteServer:
     (['shop-0.test', 'shop-1.test'], 'MAP shop-0.test 127.0.0.1:40313,MAP shop-1.test 127.0.0.1:40313')
 
     The rules are for Chromium's --host-resolver-rules: addresses in prompts and logs then carry no
-    port and are the same in every run. Raises ValueError if the port is taken, two worlds share a
+    port and are the same in every run. Raises ValueError if the port can't be had, two worlds share a
     name, or a world cannot be drawn.
     """
 
@@ -195,8 +195,10 @@ class SiteServer:
         self.hosts = list(pages)
         try:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(pages))
-        except OSError as error:
-            raise ValueError(f"cannot serve on 127.0.0.1:{port} ({error.strerror}): choose port 0") from error
+        except (OSError, OverflowError) as error:  # in use, or no port number at all
+            reason = getattr(error, "strerror", None) or error
+            hint = "choose another --browser.site-port, or 0 for any free one"
+            raise ValueError(f"cannot serve on 127.0.0.1:{port} ({reason}): {hint}") from error
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="sites", daemon=True)
 

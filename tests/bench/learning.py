@@ -13,6 +13,7 @@ The last line is JSON: success rates per seed, mean gains in percentage points.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -43,9 +44,10 @@ def outcome(run: Run, label: str) -> float | None:
 
 
 def train(args: Args, name: str, seed: int, *flags: str) -> Run:
-    """Runs train.py to its end, from wherever an earlier call has left it."""
+    """Runs train.py to its end, from wherever an earlier call has left it. Other flags, other folder."""
+    name += re.sub(r"[^A-Za-z0-9.]+", "-", args.flags)
     run = Run(args.out / name)
-    if outcome(run, "after_rl") is None:
+    if outcome(run, "after RL") is None:
         resume = ["--resume"] if checkpoints(run.checkpoint_dir) else []
         seeds = ["--seed", str(seed), "--task.seed", str(seed)]
         place = ["--out", str(args.out), "--name", name]
@@ -61,9 +63,9 @@ def main() -> None:
         learned = train(args, f"seed{seed}", seed)
         start = learned.checkpoint_dir / "sft"
         permuted = train(args, f"seed{seed}_control", seed, "--warm-start", str(start), "--shuffle-rewards")
-        sft.append(outcome(learned, "after_sft"))
-        rl.append(outcome(learned, "after_rl"))
-        control.append(outcome(permuted, "after_rl"))
+        sft.append(outcome(learned, "after SFT"))
+        rl.append(outcome(learned, "after RL"))
+        control.append(outcome(permuted, "after RL"))
     gains = [100 * (after - before) for before, after in zip(sft, rl, strict=True)]
     control_gains = [100 * (after - before) for before, after in zip(sft, control, strict=True)]
     result = {
