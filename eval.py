@@ -160,7 +160,10 @@ def show(trajectories: Sequence[Trajectory]) -> None:
 
 
 async def main(argv: Sequence[str]) -> None:
-    parts = open_parts(choose(from_command_line(argv, "eval.py")))
+    config = choose(from_command_line(argv, "eval.py"))
+    parts = open_parts(config)
+    if config.eval.episodes != RECIPES[config.recipe]().eval.episodes:  # asked for: fewer than a file holds
+        parts.tasks = replace(parts.tasks, heldout=parts.tasks.heldout[: config.eval.episodes])
     say(f"evaluating {parts.config.model.path} on {len(parts.tasks.heldout)} tasks")
     trajectories = await attempt(parts)
     record(parts.run, parts.config.model.path, trajectories)

@@ -236,7 +236,7 @@ def tiny() -> Config:
     """A 1M-parameter Qwen3-VL on a generated shop: minutes on two CPU cores, every part real."""
     return Config(
         recipe="tiny",
-        steps=16,
+        steps=20,
         save_every=1,
         model=ModelConfig(max_pixels=160 * 128),
         agent=AgentConfig(brief=True, response_tokens=64, context_tokens=1024),
@@ -244,9 +244,9 @@ def tiny() -> Config:
             width=480, height=360, episodes=24, action_seconds=15, episode_seconds=120, quiet_ms=0
         ),
         sampler=SamplerConfig(temperature=1.0, max_batch=12),
-        rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 6), stage_steps=(8,)),
+        rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 6), stage_steps=(10,)),
         optim=OptimConfig(lr=1e-4),
-        batch=BatchConfig(minibatch_turns=128, micro_tokens=3072),
+        batch=BatchConfig(minibatch_turns=128, micro_tokens=2048),
         sft=SftConfig(lr=2e-3, epochs=1000, max_steps=200, batch=32, stop_success=0.25, eval_from=120),
         eval=EvalConfig(max_steps=6, temperature=1.0, top_p=1.0, top_k=0, response_tokens=64),
     )

@@ -31,7 +31,7 @@ from minirl.report import write_report
 from minirl.rollout import Interface, PolicyFn, Rollouts
 from minirl.store import Run
 from minirl.tools import TOOLS
-from minirl.types import Call, Observation, Parsed, Prompt, Sample, Stop, Task, Trajectory
+from minirl.types import Call, Observation, Parsed, Prompt, Sample, Sampling, Stop, Task, Trajectory
 from minirl.world.generate import make_shop
 from minirl.world.replay import ScriptedPolicy
 

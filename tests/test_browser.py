@@ -338,19 +338,13 @@ async def test_a_first_page_that_does_not_open_is_tried_again_and_given_up(pool)
     assert caught.value.stop is Stop.INFRA_ERROR and len(opened) == CONFIG.start_attempts
 
 
-async def browser_process(session: Session) -> int:
-    cdp = await session.context.browser.new_browser_cdp_session()
-    processes = (await cdp.send("SystemInfo.getProcessInfo"))["processInfo"]
-    return next(process["id"] for process in processes if process["type"] == "browser")
-
-
 async def test_a_killed_browser_takes_only_its_own_sessions_and_is_replaced(site):
     config = replace(CONFIG, browsers=2)
     async with BrowserPool(config) as pool, pool.session() as first:
         async with pool.session() as second:
             await asyncio.gather(first.start(f"{site}/"), second.start(f"{site}/"))
             assert first.context.browser is not second.context.browser
-            os.kill(await browser_process(second), signal.SIGKILL)
+            os.kill(pool.pids[second.context.browser], signal.SIGKILL)
             with pytest.raises(BrowserFault, match="the browser is gone") as caught:
                 for _ in range(3):  # the first call may be told before the death is known
                     await do(second, "hover", point_2d=TIP)
@@ -363,8 +357,47 @@ async def test_a_killed_browser_takes_only_its_own_sessions_and_is_replaced(site
         assert pool.launches == 3 and pool.loads == [1, 0]
 
 
-async def test_a_browser_that_cannot_be_started_is_an_infrastructure_error():
+async def test_a_browser_that_hangs_is_replaced_for_the_next_episode(site):
+    async with BrowserPool(replace(CONFIG, exit_seconds=2)) as pool:
+        hung = pool.browsers[0]
+        pid, usual = pool.pids[hung], pool.config
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            pool.config = replace(usual, start_seconds=0.5, exit_seconds=0.5)
+            with pytest.raises(BrowserFault, match="no browser: TimeoutError") as caught:
+                async with pool.session():
+                    pass
+            assert caught.value.stop is Stop.INFRA_ERROR
+            pool.config = usual
+            async with pool.session() as session:
+                await session.start(f"{site}/")
+                assert session.context.browser is not hung
+            await until(lambda: not hung.is_connected())  # stopped as it was, it has been killed
+            assert pool.launches == 2 and pool.loads == [0] and not pool.ending
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_chromium_that_never_starts_is_told_at_once(tmp_path, monkeypatch):
+    script = tmp_path / "chromium"
+    script.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Chromium 140.0.0.0" || exit 1\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("MINIRL_CHROMIUM", str(script))
+    pool = BrowserPool(CONFIG)
+    with pytest.raises(
+        ValueError, match=r"no browser can be started \(.*\): `python -m minirl doctor`"
+    ) as caught:
+        async with pool:
+            pass
+    assert "\n" not in str(caught.value)
+    with pytest.raises(Exception, match="closed|stopped"):  # Playwright's driver is gone as well
+        await asyncio.wait_for(pool.playwright.chromium.launch(), 5)
+
+
+async def test_a_browser_that_cannot_be_started_later_is_an_infrastructure_error():
     async with BrowserPool(CONFIG) as pool:
+        await pool.browsers[0].close()
         pool.options["executable_path"] = "/nonexistent/chromium"
         with pytest.raises(BrowserFault, match="no browser: ") as caught:
             async with pool.session():

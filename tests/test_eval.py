@@ -7,13 +7,14 @@ import importlib.util
 import json
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from minirl.config import Config, openwebrl_4b, tiny
+from minirl.config import Config, TaskConfig, openwebrl_4b, tiny, to_json
 from minirl.stats import wilson
 from minirl.store import Run
 from minirl.tasks import save_tasks
@@ -41,18 +42,21 @@ def episode(i: int, stop: Stop = Stop.DONE, success: bool = False, turns: int = 
 # --- which checkpoint, which folder -----------------------------------------------------------------
 
 
-def checkpoint(folder: Path, name: str) -> str:
-    path = folder / "checkpoints" / name
-    path.mkdir(parents=True)
-    (path / "config.json").write_text("{}")
-    return str(path)
+@pytest.fixture
+def checkpoint(tiny_folder: Path) -> Callable[[Path, str], str]:
+    def make(folder: Path, name: str) -> str:
+        return str(shutil.copytree(tiny_folder, folder / "checkpoints" / name))
+
+    return make
 
 
 def config(tmp_path: Path, **changes: object) -> Config:
     return replace(tiny(), out=tmp_path, **changes)
 
 
-def test_the_newest_checkpoint_of_the_run_is_evaluated_in_a_folder_of_its_own(evaluation, tmp_path):
+def test_the_newest_checkpoint_of_the_run_is_evaluated_in_a_folder_of_its_own(
+    evaluation, tmp_path, checkpoint
+):
     sft = checkpoint(tmp_path / "tiny", "sft")
     checkpoint(tmp_path / "tiny", "best")
     assert evaluation.choose(config(tmp_path)).model.path == sft
@@ -64,13 +68,13 @@ def test_the_newest_checkpoint_of_the_run_is_evaluated_in_a_folder_of_its_own(ev
 
 
 @pytest.mark.parametrize("name", ["other", "other-eval"])
-def test_the_name_is_that_of_the_run_with_or_without_its_ending(evaluation, tmp_path, name):
+def test_the_name_is_that_of_the_run_with_or_without_its_ending(evaluation, tmp_path, checkpoint, name):
     path = checkpoint(tmp_path / "other", "step_00003")
     chosen = evaluation.choose(config(tmp_path, name=name))
     assert (chosen.model.path, chosen.run_dir) == (path, tmp_path / "other-eval")
 
 
-def test_a_given_model_is_taken_as_it_is(evaluation, tmp_path):
+def test_a_given_model_is_taken_as_it_is(evaluation, tmp_path, checkpoint):
     checkpoint(tmp_path / "tiny", "step_00003")
     given = config(tmp_path, model=replace(tiny().model, path="some/folder"))
     assert evaluation.choose(given).model.path == "some/folder"
@@ -80,6 +84,55 @@ def test_without_any_checkpoint_a_published_model_is_evaluated_but_not_an_untrai
     paper = replace(openwebrl_4b(), out=tmp_path)
     assert evaluation.choose(paper).model.path == paper.model.path
     with pytest.raises(ValueError, match="no checkpoint in .*; train first, or name a folder"):
+        evaluation.choose(config(tmp_path))
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_named(evaluation, tmp_path, checkpoint, capsys):
+    good = checkpoint(tmp_path / "tiny", "step_00001")
+    torn = Path(checkpoint(tmp_path / "tiny", "step_00002"), "model.safetensors")
+    torn.write_bytes(torn.read_bytes()[:-1])
+    Path(checkpoint(tmp_path / "tiny", "step_00003"), "config.json").unlink()
+    assert evaluation.choose(config(tmp_path)).model.path == good
+    said = capsys.readouterr().out
+    assert [line.split()[3] for line in said.splitlines()] == [
+        str(tmp_path / "tiny" / "checkpoints" / name) for name in ("step_00003", "step_00002")
+    ]
+
+
+def test_a_given_model_that_cannot_be_read_is_one_line(evaluation, tmp_path, checkpoint):
+    torn = Path(checkpoint(tmp_path, "torn"), "model.safetensors")
+    torn.write_bytes(torn.read_bytes()[:-1])
+    flags = ["--model.path", str(torn.parent), "--out", str(tmp_path)]
+    with pytest.raises(ValueError, match="--model.path .*torn can't be loaded: ") as caught:
+        asyncio.run(evaluation.main(["tiny", *flags]))
+    assert "\n" not in str(caught.value)
+
+
+# --- which tasks ------------------------------------------------------------------------------------
+
+
+def test_the_runs_own_tasks_are_evaluated_unless_others_are_asked_for(evaluation, tmp_path, checkpoint):
+    run = tmp_path / "tiny"
+    path = checkpoint(run, "step_00001")
+    trained = replace(tiny(), task=TaskConfig(seed=3, train_goals=200, heldout="elsewhere.jsonl"))
+    (run / "config.json").write_text(json.dumps(to_json(trained)))
+    assert evaluation.choose(config(tmp_path)).task == TaskConfig(seed=3, train_goals=200)
+    save_tasks(run / "heldout.jsonl", TASKS)
+    own = TaskConfig(seed=3, train_goals=200, heldout=str(run / "heldout.jsonl"))
+    model = replace(tiny().model, path=path)
+    assert evaluation.choose(config(tmp_path)).task == own
+    assert evaluation.choose(config(tmp_path, model=model)).task == own  # it is the run's
+    given = config(tmp_path, task=TaskConfig(seed=4, heldout="mine.jsonl"))
+    assert evaluation.choose(given).task == replace(given.task, train_goals=200)
+    elsewhere = config(tmp_path, model=replace(model, path="some/folder"))
+    assert evaluation.choose(elsewhere).task == TaskConfig()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_settings_of_a_run_that_cannot_be_read_are_named(evaluation, tmp_path, checkpoint, text):
+    checkpoint(tmp_path / "tiny", "step_00001")
+    (tmp_path / "tiny" / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"tiny/config.json can't be read: "):
         evaluation.choose(config(tmp_path))
 
 

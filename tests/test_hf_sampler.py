@@ -307,6 +307,24 @@ async def test_the_sampler_goes_on_after_everybody_left(new_sampler, prompts):
     assert len((await sampler.generate(Request(prompts[1], 2, 3))).ids) <= 3
 
 
+async def test_idle_waits_for_what_is_decoded_for_nobody(new_sampler, prompts):
+    sampler = new_sampler()
+    await sampler.idle()  # at once: nothing was ever asked
+    gate, returned = Gate(sampler), []
+    decode = sampler._decode
+    sampler._decode = lambda requests: (decode(requests), returned.append(True))[0]
+    lonely = asyncio.create_task(sampler.generate(Request(prompts[0], 1, 3)))
+    await asyncio.to_thread(gate.entered.wait, 60)
+    lonely.cancel()
+    await asyncio.wait([lonely])
+    idle = asyncio.create_task(sampler.idle())
+    await asyncio.wait([idle], timeout=0.1)
+    assert not idle.done() and not returned
+    gate.opened.set()
+    await idle
+    assert returned
+
+
 async def test_a_failure_reaches_everybody_in_the_batch_and_nobody_after(new_sampler, prompts):
     sampler = new_sampler()
     plain = sampler._decode

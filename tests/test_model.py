@@ -18,7 +18,7 @@ from torch import nn
 
 from minirl.batch import Row, collate
 from minirl.config import ModelConfig
-from minirl.model import Images, Language, Policy, load_language, load_model, positions
+from minirl.model import Images, Language, Policy, check_checkpoint, load_language, load_model, positions
 
 CPU = torch.device("cpu")
 PAD = 99  # stands for the image pad where no model is needed
@@ -236,6 +236,38 @@ def test_a_folder_without_a_model_is_named(path):
 def test_a_hub_name_that_cannot_be_had_is_one_line():
     with pytest.raises(ValueError, match="--model.path nobody/nothing can't be loaded: ") as caught:
         load_language(ModelConfig(path="nobody/nothing"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", ["tokenizer*", "*processor_config.json"])
+def test_a_folder_without_a_part_is_one_line(tiny_folder, tmp_path, missing):
+    folder = shutil.copytree(tiny_folder, tmp_path / "part", ignore=shutil.ignore_patterns(missing))
+    for load in (load_language, check_checkpoint):
+        with pytest.raises(ValueError, match=f"--model.path {folder} can't be loaded: ") as caught:
+            load(ModelConfig(path=str(folder)))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [None, 0, 100, -1])
+def test_weights_that_are_missing_or_cut_off_are_one_line(tiny_folder, tmp_path, size):
+    folder = shutil.copytree(tiny_folder, tmp_path / "part")
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.unlink() if size is None else weights.write_bytes(whole[:size])
+    for load in (lambda config: load_model(config, CPU), check_checkpoint):
+        with pytest.raises(ValueError, match=f"--model.path {folder} can't be loaded: .") as caught:
+            load(ModelConfig(path=str(folder)))
+        assert "\n" not in str(caught.value)
+    weights.write_bytes(whole)
+    check_checkpoint(ModelConfig(path=str(folder)))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_json_that_is_cut_off_is_one_line(tiny_folder, tmp_path, name):
+    folder = shutil.copytree(tiny_folder, tmp_path / "part")
+    (folder / name).write_text((folder / name).read_text()[:20])
+    with pytest.raises(ValueError, match=f"--model.path {folder} can't be loaded: .") as caught:
+        load_language(ModelConfig(path=str(folder)))
     assert "\n" not in str(caught.value)
 
 

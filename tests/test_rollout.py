@@ -17,6 +17,7 @@ import pytest
 import torch
 from pages import HEIGHT, WIDTH, point
 
+from minirl import rollout
 from minirl.batch import collate, turn_rows
 from minirl.browser import BrowserPool, Session
 from minirl.config import (
@@ -95,11 +96,12 @@ class Theatre:
     max_steps: list[int] = field(default_factory=list)
     running: set[str] = field(default_factory=set)  # began and have not cleaned up yet
     most: int = 0  # that ran at the same time
+    idled: int = 0  # how often the sampler was waited for
 
     def __post_init__(self) -> None:
         self.tasks = [Task(f"task-{i}", "", "http://shop-0.test/") for i in range(len(self.plans))]
         rollout = RolloutConfig(2, self.groups, self.dynamic, self.oversample, (3, 7), (1,))
-        self.rollouts = Rollouts(replace(CONFIG, rollout=rollout), None, None, None, None, None)
+        self.rollouts = Rollouts(replace(CONFIG, rollout=rollout), None, self, None, None, None)
         self.rollouts.episode = self.episode
 
     async def episode(self, task: Task, member: int, policy: Any, max_steps: int) -> Trajectory:
@@ -116,6 +118,10 @@ class Theatre:
             self.running.remove(name)
         turn = Turn(0, (1,), (2,), (-0.1,), "")
         return Trajectory(task, member, turns=(turn,), stop=plan.stops[member], reward=plan.rewards[member])
+
+    async def idle(self) -> None:  # the theatre is its own sampler
+        assert not self.running
+        self.idled += 1
 
     async def collect(self, cursor: int = 0, step: int = 0) -> Collected:
         """One step; afterwards nothing may still be running."""
@@ -215,6 +221,7 @@ async def test_episodes_that_failed_for_other_reasons_leave_their_group():
 async def test_nothing_runs_on_after_a_step_and_every_episode_could_clean_up():
     theatre = Theatre([Plan(delay=3), EQUAL, *[Plan(delay=3)] * 2, *[Plan(delay=1000)] * 6])
     collected = await theatre.collect()  # which looks
+    assert theatre.idled == 1
     assert names(collected) == ["task-0", "task-2"] and len(collected.finished) < 2 * collected.submitted
 
 
@@ -336,7 +343,7 @@ async def nobody_verifies(task: Task, session: Session) -> tuple[bool, dict[str,
 
 
 async def episode(rollouts: Rollouts, task: Task, max_steps: int = 5) -> Trajectory:
-    policy = rollouts.sampling("test", response_tokens=rollouts.config.agent.response_tokens)
+    policy = rollouts.ask(Sampling(), rollouts.config.agent.response_tokens, "test")
     return await rollouts.episode(task, 0, policy, max_steps)
 
 
@@ -405,6 +412,22 @@ async def test_a_sampler_that_does_not_answer_or_fails_ends_the_episode(play):
     async with play(saying(WAIT), SamplerError("out of memory")) as (rollouts, _, task):
         t = await episode(rollouts, task)
     assert (t.stop, t.valid, len(t.turns)) == (Stop.SAMPLER_ERROR, False, 1) and "out of memory" in t.error
+
+
+async def test_what_nobody_expects_is_an_infrastructure_error_and_its_first_traceback_is_shown(
+    play, monkeypatch, capsys
+):
+    monkeypatch.setattr(rollout, "TOLD", [])
+    async with play(saying(WAIT)) as (rollouts, _, task):
+
+        async def observe(session: Session) -> Any:
+            raise KeyError("a bug of ours")
+
+        rollouts.interface = replace(rollouts.interface, observe=observe)
+        ended = [await episode(rollouts, task) for _ in range(2)]
+    assert [t.stop for t in ended] == [Stop.INFRA_ERROR] * 2 and "a bug of ours" in ended[1].error
+    said = capsys.readouterr().out
+    assert said.count("KeyError: 'a bug of ours'") == 1 and "test_rollout.py" in said
 
 
 async def test_a_start_page_that_does_not_open_is_an_infrastructure_error(play):
@@ -524,6 +547,9 @@ async def test_training_and_evaluation_sample_each_in_their_own_way():
         async def generate(self, request: Request) -> Sample:
             asked.append(request)
             return Sample((1,), (0.0,), "stop")
+
+        async def idle(self) -> None:
+            pass
 
     how = EvalConfig(temperature=0.6, top_p=0.95, top_k=20, response_tokens=7)
     config = replace(CONFIG, sampler=SamplerConfig(temperature=0.8), eval=how)

@@ -59,6 +59,13 @@ def test_train_and_heldout_are_disjoint_and_repeat():
     assert make_tasks(world, 300, 100, seed=6)[0] != train
 
 
+def test_more_heldout_tasks_change_no_others():
+    world = make_shop(0)
+    (train, few), (same, more), (again, most) = (make_tasks(world, 300, n, seed=5) for n in (8, 256, 2000))
+    assert train == same == again
+    assert few == more[:8] and more == most[:256]
+
+
 def test_all_combinations_can_be_drawn_but_no_more():
     world = make_shop(0)
     train, heldout = make_tasks(world, 9000, 216, seed=0)

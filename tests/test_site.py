@@ -398,7 +398,9 @@ def test_the_server_answers_by_host():
         assert ask(server.port, "127.0.0.1")[0] == 404
         rules = server.resolver_rules().split(",")
         assert rules[1] == f"MAP shop-1.test 127.0.0.1:{server.port}"
-        with pytest.raises(ValueError, match=f"cannot serve on 127.0.0.1:{server.port} .*: choose port 0"):
+        with pytest.raises(
+            ValueError, match=f"cannot serve on 127.0.0.1:{server.port} .*: choose .*--browser.site-port"
+        ):
             SiteServer(worlds, port=server.port)
     with SiteServer(worlds, port=server.port):  # free again
         pass
@@ -439,3 +441,9 @@ def test_what_cannot_be_drawn_is_refused():
         render(World("x", fsm, {"things": ({"id": "a", "swatch": "red;"},)}))
     with pytest.raises(ValueError, match="unknown shape"):
         render(World("x", fsm, {"things": ({"id": "a", "shape": "constructor"},)}))
+
+
+@pytest.mark.parametrize("port", [65536, -1])
+def test_a_number_that_is_no_port_is_refused_by_its_flag(port):
+    with pytest.raises(ValueError, match=f"127.0.0.1:{port} .*: choose another --browser.site-port, or 0"):
+        SiteServer([make_shop(0)], port=port)

@@ -12,12 +12,13 @@ from minirl.tasks import load_tasks, read_task, save_tasks
 from minirl.types import Task
 
 GOOD = '{"id": "a", "instruction": "buy", "start_url": "http://shop.test/"}'
+SHOP = GOOD.replace("shop.test", "shop-0.test")
 
 
 def test_load_gives_back_what_save_wrote(tmp_path):
     tasks = [
         Task("shop-0-1", "Order 2 röd mugs", "http://shop-0.test/", {"page": "DONE"}, {"difficulty": 3}),
-        Task("shop-0-2", 'Say "hi",\nthen leave', "http://shop-0.test/#HOME", {"where": [{"cond": "eq"}]}),
+        Task("shop-0-2", 'Say "hi",\nthen leave', "http://shop-0.test/#HOME", {"page": "HOME"}),
     ]
     path = tmp_path / "deep" / "tasks.jsonl"
     save_tasks(path, tasks)
@@ -37,6 +38,10 @@ def test_any_text_survives(tmp_path_factory, tasks):
     path = tmp_path_factory.getbasetemp() / "any.jsonl"
     save_tasks(path, tasks)
     assert load_tasks(path) == tasks
+
+
+def test_the_goals_of_other_sites_are_not_looked_into():
+    assert read_task(GOOD.replace("}", ', "goal": {"url": "/cart"}}')).goal == {"url": "/cart"}
 
 
 def test_goal_and_meta_may_be_left_out():
@@ -75,6 +80,10 @@ def test_only_a_newline_ends_a_line(tmp_path):
         (GOOD.replace("}", ', "meta": [1]}'), "the field 'meta' must be an object"),
         (GOOD.replace("}", ', "site": "shop"}'), "unknown field 'site'; what is not .* belongs into meta"),
         (GOOD, "the id 'a' occurs twice"),
+        (SHOP, "the field 'goal' is missing or empty"),
+        (SHOP.replace("}", ', "goal": {}}'), "the field 'goal' is missing or empty"),
+        (SHOP.replace("}", ', "goal": {"pages": "DONE"}}'), "goal: .*'page'"),
+        (SHOP.replace("}", ', "goal": {"page": "DONE", "where": [{"cond": "is"}]}}'), "goal: where"),
     ],
     ids=lambda value: value[:30],
 )
