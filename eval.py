@@ -79,7 +79,7 @@ def checkpoint_of(config: Config, folder: Path) -> str:
 
 def tasks_of(config: Config, folder: Path) -> TaskConfig:
     """The run's own tasks: what was not given is as in its config.json, and held out is what it held out."""
-    usual, task = RECIPES[config.recipe](), config.task
+    usual, task, saved = RECIPES[config.recipe](), config.task, {}
     settings = folder / "config.json"
     if settings.is_file():
         try:
@@ -89,8 +89,8 @@ def tasks_of(config: Config, folder: Path) -> TaskConfig:
         for name in ("train", "seed", "train_goals", "demo_goals"):
             if getattr(task, name) == getattr(usual.task, name):
                 task = replace(task, **{name: saved.get(name, getattr(task, name))})
-    heldout = folder / "heldout.jsonl"
-    if task.heldout == usual.task.heldout and heldout.is_file():
+    heldout, same_shop = folder / "heldout.jsonl", task.seed == saved.get("seed", task.seed)
+    if task.heldout == usual.task.heldout and same_shop and heldout.is_file():
         task = replace(task, heldout=str(heldout))
     return task
 

@@ -100,9 +100,11 @@ def load_language(config: ModelConfig) -> Language:
     capacity = 64 if config.max_pixels is None else max(64, 2**31 // (24 * config.max_pixels))  # 2 GB
     with _reading(config.path):
         tokenizer = AutoTokenizer.from_pretrained(config.path)
+        vocabulary = tokenizer.get_vocab()
+        if vocabulary.keys() <= set(tokenizer.all_special_tokens):  # made up from the model's type alone
+            raise ValueError("no tokenizer there")
         images = Images(config.path, config.max_pixels, capacity) if visual else None
     vision = (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, VIDEO_PAD)
-    vocabulary = tokenizer.get_vocab()
     size = settings.get_text_config().vocab_size
     unused = range(max(vocabulary.values()) + 1, size)  # rows beyond the tokenizer, for alignment only
     return Language(

@@ -94,9 +94,7 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_named(evaluation, t
     Path(checkpoint(tmp_path / "tiny", "step_00003"), "config.json").unlink()
     assert evaluation.choose(config(tmp_path)).model.path == good
     said = capsys.readouterr().out
-    assert [line.split()[3] for line in said.splitlines()] == [
-        str(tmp_path / "tiny" / "checkpoints" / name) for name in ("step_00003", "step_00002")
-    ]
+    assert re.findall(r"passed over: --model.path .*/(step_\d+)", said) == ["step_00003", "step_00002"]
 
 
 def test_a_given_model_that_cannot_be_read_is_one_line(evaluation, tmp_path, checkpoint):
@@ -124,6 +122,8 @@ def test_the_runs_own_tasks_are_evaluated_unless_others_are_asked_for(evaluation
     assert evaluation.choose(config(tmp_path, model=model)).task == own  # it is the run's
     given = config(tmp_path, task=TaskConfig(seed=4, heldout="mine.jsonl"))
     assert evaluation.choose(given).task == replace(given.task, train_goals=200)
+    other_shop = config(tmp_path, task=TaskConfig(seed=4))
+    assert evaluation.choose(other_shop).task == TaskConfig(seed=4, train_goals=200)
     elsewhere = config(tmp_path, model=replace(model, path="some/folder"))
     assert evaluation.choose(elsewhere).task == TaskConfig()
 
