@@ -31,7 +31,7 @@ def test_there_is_no_judge_yet():
 
 def test_a_broken_task_file_is_named_with_its_line(tmp_path):
     broken = tmp_path / "broken.jsonl"
-    good = '{"id": "a", "instruction": "x", "start_url": "http://shop-0.test/"}'
+    good = '{"id": "a", "instruction": "x", "start_url": "http://elsewhere.test/"}'
     broken.write_text(good + '\n{"id": "b", "instruction": "x"}\n')
     done = start("eval.py", "tiny", "--task.heldout", str(broken), "--model.path", str(tmp_path))
     assert done.returncode == 2 and done.stdout == ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -447,3 +449,13 @@ def test_what_cannot_be_drawn_is_refused():
 def test_a_number_that_is_no_port_is_refused_by_its_flag(port):
     with pytest.raises(ValueError, match=f"127.0.0.1:{port} .*: choose another --browser.site-port, or 0"):
         SiteServer([make_shop(0)], port=port)
+
+
+def test_a_client_that_hangs_up_is_no_news(capfd):
+    """An episode that is cancelled while its page loads must not print a traceback into the run's output."""
+    with SiteServer([make_shop(0)]) as server:
+        for _ in range(50):
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.sendall(b"GET / HTTP/1.1\r\nHost: shop-0.test\r\n\r\n")
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset
+    assert capfd.readouterr().err == ""

@@ -17,6 +17,7 @@ in the colour `fill`. Everything but `id` may be absent.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -238,8 +239,9 @@ def _handler(pages: Mapping[str, bytes]) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(body)
+            with contextlib.suppress(ConnectionError):  # a cancelled episode's page no longer listens
+                self.end_headers()
+                self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
             pass  # a training run makes thousands of requests
