@@ -59,7 +59,7 @@ def train(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 def finished(tmp_path_factory) -> Path:
     """A run of two steps."""
     out = tmp_path_factory.mktemp("runs")
-    done = train(out, "--steps", "2")
+    done = train(out, "--steps", "2", "--eval-every", "1", "--eval-size", "2")
     assert done.returncode == 0, done.stderr
     assert "after RL" in "".join(done.stdout.splitlines()[-4:]), "the table comes last"
     return out
@@ -72,7 +72,10 @@ def test_a_run_leaves_metrics_evaluations_dumps_and_a_report(finished):
     for key in METRICS:
         assert key in metrics[0], key
     assert any(key.startswith("stop/") for key in metrics[0])
-    assert [row["label"] for row in run.evals()] == ["before training", "after SFT", "after RL"]
+    labels = ["before training", "after SFT", "eval_step_00001", "after RL"]
+    assert [(row["label"], row["n"]) for row in run.evals()] == list(zip(labels, (4, 4, 2, 4), strict=True))
+    best = json.loads((run.checkpoint_dir / "best/state.json").read_text())
+    assert best["step"] == 1 and best["best"] == run.evals()[2]["success"]
     assert {"before", "after_sft", "after_rl", "demos", "step_00001", "step_00002"} <= set(run.labels())
     assert run.report_path.is_file() and (run.root / "config.json").is_file()
 
