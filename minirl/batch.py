@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,9 +125,16 @@ def collate(
     }
     if patches:
         inputs |= {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)}
+    return with_targets({name: tensor.to(device) for name, tensor in inputs.items()}, rows, sources, device)
+
+
+def with_targets(
+    inputs: dict[str, Any], rows: Sequence[Row], sources: Sequence[np.ndarray], device: torch.device
+) -> Batch:
+    """A batch from a layout's inputs and, per row, the places that predict its response tokens."""
     lengths = [len(row.ids) - row.start for row in rows]
     return Batch(
-        inputs={name: tensor.to(device) for name, tensor in inputs.items()},
+        inputs=inputs,
         sources_N=torch.from_numpy(np.concatenate(sources)).to(device),
         targets_N=torch.tensor([i for row in rows for i in row.ids[row.start :]], device=device),
         old_N=torch.tensor([lp for row in rows for lp in row.old], device=device),

@@ -35,7 +35,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from minirl.batch import Batch, Row
+from minirl.batch import Batch, Row, with_targets
 from minirl.model import Language, positions
 
 Range = tuple[int, int]
@@ -176,16 +176,8 @@ def pack(
         ordered = [pictures[start] for start in sorted(pictures)]
         inputs["pixel_values"] = torch.cat([pixels for pixels, _ in ordered]).to(device)
         inputs["image_grid_thw"] = torch.tensor([grid for _, grid in ordered], device=device)
-    lengths = [len(row.ids) - row.start for row in rows]
     sources = [place[row.start - 1 : -1] for row, place in zip(rows, places, strict=True)]
-    return Batch(
-        inputs=inputs,
-        sources_N=torch.from_numpy(np.concatenate(sources)).to(device),
-        targets_N=torch.tensor([i for row in rows for i in row.ids[row.start :]], device=device),
-        old_N=torch.tensor([lp for row in rows for lp in row.old], device=device),
-        advantage_N=torch.tensor(np.repeat([r.advantage for r in rows], lengths), device=device).float(),
-        length_N=torch.tensor(np.repeat(lengths, lengths), device=device).float(),
-    )
+    return with_targets(inputs, rows, sources, device)
 
 
 # --- attention -------------------------------------------------------------------------------------
