@@ -26,14 +26,16 @@ from statistics import mean
 
 from rich.table import Table
 
-from minirl.config import RECIPES, Config, TaskConfig, from_command_line, run_main
+from minirl.checkpoint import checkpoints
+from minirl.config import Config, TaskConfig
 from minirl.log import CONSOLE, progress, say
 from minirl.model import check_checkpoint
 from minirl.parts import Parts, open_parts
+from minirl.ranks import Ranks, open_ranks
+from minirl.recipes import RECIPES, from_command_line, run_main
 from minirl.report import write_report
 from minirl.stats import wilson
 from minirl.store import Run
-from minirl.trainer import checkpoints
 from minirl.types import Trajectory
 
 NAMED = 5  # invalid episodes that are named one by one
@@ -159,17 +161,23 @@ def show(trajectories: Sequence[Trajectory]) -> None:
     CONSOLE.print(table)
 
 
-async def main(argv: Sequence[str]) -> None:
-    config = choose(from_command_line(argv, "eval.py"))
-    parts = open_parts(config)
+async def main(config: Config, ranks: Ranks) -> None:
+    parts = open_parts(config, ranks)
     if config.eval.episodes != RECIPES[config.recipe]().eval.episodes:  # asked for: fewer than a file holds
         parts.tasks = replace(parts.tasks, heldout=parts.tasks.heldout[: config.eval.episodes])
     say(f"evaluating {parts.config.model.path} on {len(parts.tasks.heldout)} tasks")
     trajectories = await attempt(parts)
-    record(parts.run, parts.config.model.path, trajectories)
+    if ranks.first:
+        record(parts.run, parts.config.model.path, trajectories)
     say(f"report: {parts.run.report_path}")
     show(trajectories)
 
 
+def run(argv: Sequence[str]) -> None:
+    config = choose(from_command_line(argv, "eval.py"))
+    with open_ranks(config.browser.episode_seconds) as ranks:
+        asyncio.run(main(config, ranks))
+
+
 if __name__ == "__main__":
-    run_main(lambda argv: asyncio.run(main(argv)))
+    run_main(run)

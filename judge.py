@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minirl.config import run_main
+from minirl.recipes import run_main
 
 
 def main(argv: Sequence[str]) -> None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections.abc import Sequence
 
-from minirl.batch import Row, turn_rows
-from minirl.config import from_command_line, run_main
+from minirl.batch import Member, Row, minibatches, turn_rows
+from minirl.config import Config
 from minirl.log import progress, say
 from minirl.parts import Parts, open_parts, refuse_other_settings
+from minirl.ranks import Ranks, open_ranks
+from minirl.recipes import from_command_line, run_main
 from minirl.rollout import Rollouts
 from minirl.types import Trajectory
 
@@ -30,14 +31,11 @@ def cosine(update: int, total: int, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (update - rise) / max(1, total - rise)))
 
 
-def batches(demos: Sequence[Trajectory], size: int, epochs: int, seed: int) -> list[list[Row]]:
-    """Shuffled turns, `size` at a time, for so many epochs."""
-    rows = [row for trajectory in demos for row in turn_rows(trajectory, advantage=1.0)]
-    order: list[Row] = []
-    for epoch in range(epochs):
-        random.Random(f"{seed}|{epoch}").shuffle(rows)
-        order += rows
-    return [order[i : i + size] for i in range(0, len(order) - size + 1, size)] or [order]
+def batches(demos: Sequence[Trajectory], turns: int, epochs: int, seed: int) -> list[list[Row]]:
+    """Whole demonstrations in random order, about `turns` turns at a time, for so many epochs."""
+    members = [Member(i, turn_rows(trajectory, advantage=1.0)) for i, trajectory in enumerate(demos)]
+    shuffled = (minibatches(members, turns, seed + epoch) for epoch in range(epochs))
+    return [[row for member in part for row in member.rows] for parts in shuffled for part in parts]
 
 
 async def warm_start(parts: Parts, rollouts: Rollouts) -> None:
@@ -56,23 +54,30 @@ async def warm_start(parts: Parts, rollouts: Rollouts) -> None:
             due = i + 1 >= sft.eval_from and (i + 1 - sft.eval_from) % sft.eval_every == 0
             if sft.stop_success is not None and due:
                 tasks = parts.tasks.validation[: sft.eval_episodes]
+                rollouts.sampler.sync(parts.trainer.weights())
                 tried = await parts.run_tasks(rollouts, tasks, "validation")
                 success = sum(t.success for t in tried) / len(tried)
                 say(f"cloning: update {i + 1}, loss {loss:.3f}, validation success {success:.1%}")
                 if success >= sft.stop_success:
                     break
-    parts.trainer.save(parts.run.checkpoint_dir / "sft", {"step": 0, "cursor": 0})
+    rollouts.sampler.sync(parts.trainer.weights())
+    parts.checkpoints.export("sft", {"step": 0, "cursor": 0})
 
 
-async def main_async(argv: Sequence[str]) -> None:
-    config = from_command_line(argv, "sft.py")
-    refuse_other_settings(config)
-    parts = open_parts(config)
+async def main(config: Config, ranks: Ranks) -> None:
+    parts = open_parts(config, ranks)
     async with parts.rollouts() as rollouts:
         await warm_start(parts, rollouts)
         await parts.evaluate(rollouts, parts.tasks.heldout, "after_sft", 0)
     parts.log.close()
 
 
+def run(argv: Sequence[str]) -> None:
+    config = from_command_line(argv, "sft.py")
+    refuse_other_settings(config)
+    with open_ranks(config.browser.episode_seconds) as ranks:
+        asyncio.run(main(config, ranks))
+
+
 if __name__ == "__main__":
-    run_main(lambda argv: asyncio.run(main_async(argv)))
+    run_main(run)

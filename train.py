@@ -18,14 +18,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from minirl.config import Config, from_command_line, run_main
+from minirl.checkpoint import checkpoints
+from minirl.config import Config
 from minirl.log import final_table, progress, say
 from minirl.metrics import rollout_metrics
 from minirl.parts import PHASES, Parts, open_parts, refuse_other_settings
+from minirl.ranks import Ranks, open_ranks
+from minirl.recipes import from_command_line, run_main
 from minirl.reward import assign_advantages, shuffle_rewards
 from minirl.rollout import Collected, Rollouts, TaskStream
 from minirl.store import Run
-from minirl.trainer import checkpoints, load_latest, prune
 from sft import warm_start
 
 
@@ -41,12 +43,13 @@ async def train(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None
         if not collected.groups:
             raise ValueError(f"step {step + 1}: no group to learn from. {collected.reason}")
         groups = shuffle_rewards(collected.groups, step) if config.shuffle_rewards else collected.groups
-        groups = assign_advantages(groups, config.loss.std_eps)
+        groups = assign_advantages(groups, config.loss)
+        parts.checkpoints.finish()  # it was written while the episodes ran
         gathered = time.monotonic()
 
         with progress(f"step {step + 1}: updating", config.batch.epochs) as meter:
             metrics = trainer.reinforce(groups, config.seed + 1000 * step, meter.advance)
-        rollouts.sampler.sync()
+        rollouts.sampler.sync(trainer.weights())
 
         state |= {"step": step + 1, "cursor": collected.next_cursor}
         updated = time.monotonic()
@@ -74,62 +77,65 @@ async def evaluate_if_due(parts: Parts, rollouts: Rollouts, state: dict[str, Any
     far. One that was interrupted is made up for after --resume."""
     step, label = state["step"], f"eval_step_{state['step']:05d}"
     due = parts.config.eval_every and step and step % parts.config.eval_every == 0
-    if not due or label in {row["label"] for row in parts.run.evals()}:
+    if not due or label in parts.evaluated():
         return
     success = await parts.evaluate(rollouts, parts.tasks.heldout[: parts.config.eval_size], label, step)
     if success > state.get("best", -1.0):
         state["best"] = success
-        parts.trainer.save(parts.run.checkpoint_dir / "best", state)
+        parts.checkpoints.export("best", state)
 
 
 def save(parts: Parts, state: dict[str, Any]) -> None:
     """The checkpoint of the step that was finished last, if it is not there yet."""
-    path = parts.run.checkpoint_dir / Run.step_label(state["step"])
-    if state["step"] and not path.exists():
-        parts.trainer.save(path, state)
-        prune(parts.run.checkpoint_dir, parts.config.keep)
+    name, checkpoints = Run.step_label(state["step"]), parts.checkpoints
+    if state["step"] and name not in checkpoints.saved():
+        checkpoints.save(name, state, parts.config.keep)
         parts.run.prune(keep_steps=10)
 
 
 async def prepare(parts: Parts, rollouts: Rollouts) -> dict[str, Any]:
     """Where to start: the last checkpoint, a given one, or a warm start made here and now."""
-    config, trainer, folder = parts.config, parts.trainer, parts.run.checkpoint_dir
-    if checkpoints(folder):
-        state = load_latest(trainer, folder, say)
-        parts.run.truncate_after(state["step"])
-        say(f"resumed after step {state['step']}")
-        return state
-    sft, heldout = folder / "sft", parts.tasks.heldout
-    reuse = config.warm_start is None and (sft / "state.json").is_file()
-    parts.run.truncate_after(0 if reuse else -1)
-    if config.warm_start is None and not reuse:
+    config, trainer, checkpoints = parts.config, parts.trainer, parts.checkpoints
+    sft = checkpoints.folder / "sft"
+    resumed, cloned = bool(checkpoints.saved()), parts.ranks.agree((sft / "state.json").is_file())
+    if not resumed:
+        parts.run.truncate_after(0 if cloned and config.warm_start is None else -1)
+    if config.warm_start is None and not cloned:
         await warm_start(parts, rollouts)
     else:
-        path = config.warm_start or sft
-        trainer.load(path, optimizer=False)
-        say(f"starting from {path}")
-    if "after SFT" not in {row["label"] for row in parts.run.evals()}:
-        await parts.evaluate(rollouts, heldout, "after_sft", 0)
+        checkpoints.start_from(config.warm_start or sft)
+        say(f"starting from {config.warm_start or sft}")
+    trainer.keep_reference()
     trainer.reset_optimizer()
-    return {"step": 0, "cursor": 0}
+    state = {"step": 0, "cursor": 0}
+    if resumed:
+        state = checkpoints.resume(say)
+        parts.run.truncate_after(state["step"])
+        say(f"resumed after step {state['step']}")
+    rollouts.sampler.sync(trainer.weights())
+    if "after SFT" not in parts.evaluated():
+        await parts.evaluate(rollouts, parts.tasks.heldout, "after_sft", 0)
+    return state
 
 
 def train_on_dumps(parts: Parts, source: Run) -> None:
     """The updates alone, on the groups that another run has dumped; opens no browser."""
-    config, state = parts.config, {"step": 0, "cursor": 0}
+    config, checkpoints, state = parts.config, parts.checkpoints, {"step": 0, "cursor": 0}
     start = config.warm_start or source.checkpoint_dir / "sft"
-    if config.warm_start or start.exists():
-        parts.trainer.load(start, optimizer=False)
+    if config.warm_start or parts.ranks.agree(start.exists()):
+        checkpoints.start_from(start)
+    parts.trainer.keep_reference()
     parts.run.truncate_after(-1)
-    prune(parts.run.checkpoint_dir, keep=0)
+    checkpoints.clear()
     for label in dumped_steps(source)[: config.steps]:
         step = int(label.removeprefix("step_")) - 1
-        groups = assign_advantages(source.load_groups(label), config.loss.std_eps)
+        groups = assign_advantages(source.load_groups(label), config.loss)
         with progress(f"{label}: updating", config.batch.epochs) as meter:
             metrics = parts.trainer.reinforce(groups, config.seed + 1000 * step, meter.advance)
         state["step"] = step + 1
         parts.log.step(step + 1, metrics)
     save(parts, state)
+    checkpoints.finish()
     parts.log.close()
 
 
@@ -152,10 +158,8 @@ def check_folders(config: Config) -> None:
         raise ValueError(f"{run.root} holds a run already; go on with --resume, or choose another --name")
 
 
-async def main(argv: Sequence[str]) -> None:
-    config = from_command_line(argv, "train.py")
-    check_folders(config)
-    parts = open_parts(config)
+async def main(config: Config, ranks: Ranks) -> None:
+    parts = open_parts(config, ranks)
     if config.replay is not None:
         return train_on_dumps(parts, Run(config.replay))
     async with parts.rollouts() as rollouts:
@@ -163,16 +167,27 @@ async def main(argv: Sequence[str]) -> None:
         try:
             await train(parts, rollouts, state)
         except asyncio.CancelledError:  # Ctrl-C; it arrives between two updates, so the weights are whole
-            save(parts, state)
+            if ranks.world == 1:  # several ranks were not stopped at the same place
+                save(parts, state)
+                parts.checkpoints.finish()
             parts.log.close()
-            say(f"interrupted after step {state['step']}; --resume goes on from here")
+            say(f"interrupted after step {state['step']}; --resume goes on from the last checkpoint")
             raise
         save(parts, state)
+        parts.checkpoints.finish()
         await parts.evaluate(rollouts, parts.tasks.heldout, "after_rl", state["step"])
     parts.log.close()
     rows = {row["label"]: row for row in parts.run.evals()}
-    final_table([rows[name] for name in PHASES.values() if name in rows])
+    if ranks.first:
+        final_table([rows[name] for name in PHASES.values() if name in rows])
+
+
+def run(argv: Sequence[str]) -> None:
+    config = from_command_line(argv, "train.py")
+    check_folders(config)
+    with open_ranks(config.browser.episode_seconds) as ranks:
+        asyncio.run(main(config, ranks))
 
 
 if __name__ == "__main__":
-    run_main(lambda argv: asyncio.run(main(argv)))
+    run_main(run)

@@ -1,6 +1,7 @@
 """Rows: what one forward pass reads, and which of its tokens are trained with what.
 
-Stands between groups and the loss. Here every turn is a row of its own: its prompt exactly as sampled,
+Stands between groups and the loss: groups become members (trajectories as rows), members minibatches,
+minibatches micro-batches for each rank. Here every turn is a row of its own: its prompt exactly as sampled,
 then its response. The prompts of a trajectory share most of their tokens, so this layout computes many of
 them again for every turn; it is the plain one, against which any cleverer one can be checked.
 
@@ -10,24 +11,28 @@ Shape suffixes: B rows, L padded row length, N response tokens of all rows.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minirl.model import Language, positions
+from minirl.config import LossConfig
+from minirl.loss import turn_weights
+from minirl.model import BLANK, BLANK_PNG, Language, positions
 from minirl.types import Group, Trajectory
 
 
 @dataclass(frozen=True)
 class Row:
-    """One turn: `ids[start:]` is the sampled response; `old` are the sampler's log-probs of it.
+    """One turn: `ids[start:]` is the sampled response; `old`, `weights` and `ref` are of its tokens.
 
     For the prompt 1 2 3 9 9 4 and the response 7 2: ids (1, 2, 3, 9, 9, 4, 7, 2), start 6; the log-prob of
     7 is read at position 5 and that of 2 at position 6. The first `shared` ids are the trajectory's trunk.
+    `old` are the log-probs that importance ratios start from, `ref` the reference model's, if there is one;
+    `weights` say how much a token counts in the loss (minirl/loss.py).
     """
 
     ids: tuple[int, ...]
@@ -36,36 +41,75 @@ class Row:
     old: tuple[float, ...]
     advantage: float
     shared: int = 0
+    weights: tuple[float, ...] = ()
+    ref: tuple[float, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Of the response."""
+        return len(self.ids) - self.start
 
 
-def turn_rows(trajectory: Trajectory, advantage: float) -> list[Row]:
-    """A row for every turn of a trajectory."""
+@dataclass(frozen=True)
+class Member:
+    """One trajectory of a group, as rows."""
+
+    group: int
+    rows: tuple[Row, ...]
+
+
+def turn_rows(trajectory: Trajectory, advantage: float) -> tuple[Row, ...]:
+    """A row for every turn of a trajectory, its tokens of weight 1."""
     rows = []
     for t, turn in enumerate(trajectory.turns):
-        prompt = trajectory.prompt_ids(t)
-        rows.append(
-            Row(prompt + turn.response_ids, len(prompt), turn.images, turn.logprobs, advantage, turn.shared)
-        )
-    return rows
+        prompt, ones = trajectory.prompt_ids(t), (1.0,) * len(turn.response_ids)
+        ids = prompt + turn.response_ids
+        rows.append(Row(ids, len(prompt), turn.images, turn.logprobs, advantage, turn.shared, ones))
+    return tuple(rows)
 
 
-def minibatches(groups: Sequence[Group], turns: int, seed: int) -> Iterator[list[Row]]:
-    """All rows of a step in random order, in whole trajectories, about `turns` turns at a time.
+def members_of(groups: Sequence[Group]) -> list[Member]:
+    """All trajectories of a step."""
+    return [
+        Member(number, turn_rows(trajectory, advantage))
+        for number, group in enumerate(groups)
+        for trajectory, advantage in zip(group.trajectories, group.advantages, strict=True)
+    ]
+
+
+def minibatches(members: Sequence[Member], turns: int, seed: int) -> Iterator[list[Member]]:
+    """Whole trajectories in random order, about `turns` turns at a time.
 
     The last minibatch joins the one before if it has less than half of that, so that no update rests on
     a few turns only.
     """
-    pairs = [p for g in groups for p in zip(g.trajectories, g.advantages, strict=True)]
-    random.Random(seed).shuffle(pairs)
-    batches: list[list[Row]] = [[]]
-    for trajectory, advantage in pairs:
-        if len(batches[-1]) >= turns:
+    shuffled = random.Random(seed).sample(members, len(members))
+    batches: list[list[Member]] = [[]]
+    size = 0
+    for member in shuffled:
+        if size >= turns:
             batches.append([])
-        batches[-1] += turn_rows(trajectory, advantage)
-    if len(batches) > 1 and len(batches[-1]) < turns / 2:
+            size = 0
+        batches[-1].append(member)
+        size += len(member.rows)
+    if len(batches) > 1 and size < turns / 2:
         last = batches.pop()
         batches[-1] += last
     yield from batches
+
+
+def weighted(members: Sequence[Member], config: LossConfig) -> list[Row]:
+    """The rows of a minibatch; each token's weight times what `turn_weights` gives its turn."""
+    lengths = [[row.length for row in member.rows] for member in members]
+    per_turn = turn_weights([member.group for member in members], lengths, config)
+    return [
+        replace(row, weights=tuple(w * share for w in row.weights))
+        for member, shares in zip(members, per_turn, strict=True)
+        for row, share in zip(member.rows, shares, strict=True)
+    ]
+
+
+# --- what goes through the model together, and on which rank ------------------------------------------
 
 
 def micro_batches(rows: Sequence[Row], tokens: int) -> Iterator[list[Row]]:
@@ -81,17 +125,41 @@ def micro_batches(rows: Sequence[Row], tokens: int) -> Iterator[list[Row]]:
         yield part
 
 
+def share_out(parts: Sequence[list[Row]], ranks: int) -> list[list[list[Row]]]:
+    """Micro-batches for each rank: the largest first, each to the rank that has least so far."""
+    shares: list[list[list[Row]]] = [[] for _ in range(ranks)]
+    tokens = [0] * ranks
+    for part in sorted(parts, key=lambda part: -sum(len(row.ids) for row in part)):
+        least = tokens.index(min(tokens))
+        shares[least].append(part)
+        tokens[least] += sum(len(row.ids) for row in part)
+    return shares
+
+
+def filler(language: Language) -> Row:
+    """A turn that counts for nothing. Every rank must go through the whole model in every micro-batch, or
+    the others wait for its gradients for ever: a rank that has run out of rows, or whose rows show no
+    screenshot, takes this one (in addition)."""
+    end = language.end[0]
+    ids: tuple[int, ...] = (end,)
+    if language.images is not None:
+        ids = (*(language.pad,) * language.image_tokens(BLANK_PNG), end)
+    images = (BLANK,) if language.images else ()
+    return Row((*ids, end), len(ids), images, (0.0,), 0.0, weights=(0.0,), ref=(0.0,))
+
+
 @dataclass(frozen=True)
 class Batch:
     """One forward pass: the model's inputs, and for each of N response tokens the flat position that
-    predicts it, the token, its old log-prob, its advantage, and the length of its response."""
+    predicts it, the token, and what the loss needs of it."""
 
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Any]
     sources_N: Tensor
     targets_N: Tensor
     old_N: Tensor
+    ref_N: Tensor | None  # None without a reference
     advantage_N: Tensor
-    length_N: Tensor
+    weight_N: Tensor
 
     @property
     def tokens(self) -> int:
@@ -132,12 +200,16 @@ def with_targets(
     inputs: dict[str, Any], rows: Sequence[Row], sources: Sequence[np.ndarray], device: torch.device
 ) -> Batch:
     """A batch from a layout's inputs and, per row, the places that predict its response tokens."""
-    lengths = [len(row.ids) - row.start for row in rows]
+
+    def flat(values: Iterable[Sequence[float]]) -> Tensor:
+        return torch.tensor([v for row in values for v in row], dtype=torch.float32, device=device)
+
     return Batch(
         inputs=inputs,
         sources_N=torch.from_numpy(np.concatenate(sources)).to(device),
         targets_N=torch.tensor([i for row in rows for i in row.ids[row.start :]], device=device),
-        old_N=torch.tensor([lp for row in rows for lp in row.old], device=device),
-        advantage_N=torch.tensor(np.repeat([r.advantage for r in rows], lengths), device=device).float(),
-        length_N=torch.tensor(np.repeat(lengths, lengths), device=device).float(),
+        old_N=flat(row.old for row in rows),
+        ref_N=flat(row.ref for row in rows) if all(row.ref for row in rows) else None,
+        advantage_N=flat([row.advantage] * row.length for row in rows),
+        weight_N=flat(row.weights for row in rows),
     )

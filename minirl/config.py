@@ -1,21 +1,13 @@
-"""Every setting, once: dataclasses that tyro turns into flags, and the recipes as functions.
+"""Every setting, once: dataclasses that tyro turns into flags, and what they may not be.
 
-A recipe is a complete `Config`; flags change single values (`python train.py tiny --loss.clip-high 0.3`).
-Values are the papers'; where only released code or a public fork states one, the recipe says so. Where
-paper and code disagree, the recipe follows the paper.
+The defaults are OpenWebRL's; minirl/recipes.py has each paper's values.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import json
-import os
-import re
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +17,14 @@ class ModelConfig:
     path: str = "tiny"
     """Hugging Face folder or hub name; `tiny` builds a small Qwen3-VL locally."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on CUDA, float32 elsewhere."""
+    """What is computed in; auto: bfloat16 on CUDA, float32 elsewhere. The trained weights are float32."""
+    attention: Literal["auto", "segment", "flex", "flash"] = "auto"
+    """How a prefix tree attends: chain by chain with SDPA on any device (segment, auto), with a block mask
+    in FlexAttention, or with flash-attn's varlen kernel; the last two need CUDA."""
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input, and compute the rest again in the backward pass."""
+    freeze_vision: bool = False
+    """Leave the vision tower as it is."""
     max_pixels: int | None = None
     """Screenshots are scaled down to this many pixels; None: the model's own limit."""
 
@@ -114,14 +113,25 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
+    method: Literal["grpo", "filtered-bc", "awr"] = "grpo"
+    """grpo: clipped surrogate; filtered-bc: log-likelihood of the successes; awr: log-likelihood weighted by
+    exp(advantage / awr-temperature). See minirl/loss.py for this and all that follows."""
     weighting: Literal["openwebrl", "webagent-r1", "token-mean", "grpo"] = "openwebrl"
-    """How tokens are averaged (see minirl/loss.py)."""
+    """How tokens are averaged."""
+    over: Literal["turns", "trajectories"] = "turns"
+    """What openwebrl divides the sum over turns by: the minibatch's turns (code) or trajectories (paper)."""
+    old: Literal["sampler", "recompute"] = "sampler"
+    """Whose log-probs the ratio starts from: the sampler's, or the trainer's own before the step's
+    updates."""
+    correction: float = 2.0
+    """With recomputed log-probs a token's weight is multiplied by min(trainer / sampler, this); 0: not."""
     clip_low: float = 0.2
     clip_high: float = 0.28
     kl: float = 0.0
-    """Weight of the k3 divergence from the initial model."""
+    """Weight of the k3 divergence from the model that reinforcement started from."""
     std_eps: float = 1e-6
     """Added to a group's standard deviation."""
+    awr_temperature: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,11 @@ class OptimConfig:
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.1
     grad_clip: float = 1.0
+    replicas: int = 1
+    """How many full copies of the sharded weights there are: 1 shards over all ranks (FSDP); the number of
+    nodes shards within each node and averages gradients between them (HSDP)."""
+    offload: bool = False
+    """Keep weights, gradients and moments in the CPU's memory (CUDA only)."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +152,9 @@ class BatchConfig:
     epochs: int = 2
     """Passes over a step's trajectories."""
     minibatch_turns: int = 256
-    """Turns per optimizer update, in whole trajectories."""
+    """Turns per optimizer update over all ranks, in whole trajectories."""
     micro_tokens: int = 32768
-    """Tokens per forward pass, padding included."""
+    """Tokens per forward pass and rank, padding included."""
     layout: Literal["tree", "per-turn"] = "tree"
     """tree: turns share their common beginnings (minirl/tree.py); per-turn: one padded row for each turn."""
 
@@ -229,115 +244,6 @@ class Config:
         return self.rollout.max_steps[passed]
 
 
-# --- recipes ---------------------------------------------------------------------------------------
-
-
-def tiny() -> Config:
-    """A 1M-parameter Qwen3-VL on a generated shop: minutes on two CPU cores, every part real."""
-    return Config(
-        recipe="tiny",
-        steps=20,
-        save_every=1,
-        model=ModelConfig(max_pixels=160 * 128),
-        agent=AgentConfig(brief=True, response_tokens=64, context_tokens=1024),
-        browser=BrowserConfig(
-            width=480, height=360, episodes=24, action_seconds=15, episode_seconds=120, quiet_ms=0
-        ),
-        sampler=SamplerConfig(temperature=1.0, max_batch=12),
-        rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 6), stage_steps=(10,)),
-        optim=OptimConfig(lr=1e-4),
-        batch=BatchConfig(minibatch_turns=128, micro_tokens=2048),
-        sft=SftConfig(lr=2e-3, epochs=1000, max_steps=200, batch=32, stop_success=0.25, eval_from=120),
-        eval=EvalConfig(max_steps=6, temperature=1.0, top_p=1.0, top_k=0, response_tokens=64),
-    )
-
-
-def openwebrl_4b() -> Config:
-    """OpenWebRL, 4B: 90 iterations of 15 turns, then 50 of 30. Adam's second beta and the learning rates
-    are from released scripts."""
-    return Config(
-        recipe="openwebrl_4b",
-        steps=140,
-        model=ModelConfig(path="Qwen/Qwen3-VL-4B-Thinking"),
-        browser=BrowserConfig(episodes=80),
-        sampler=SamplerConfig(temperature=0.8),
-        rollout=RolloutConfig(group=5, groups=48, max_steps=(15, 30), stage_steps=(90,)),
-    )
-
-
-def openwebrl_8b() -> Config:
-    """OpenWebRL, 8B: as the 4B with half the learning rate (and 912 instead of 412 demonstrations)."""
-    config = openwebrl_4b()
-    return replace(
-        config,
-        recipe="openwebrl_8b",
-        model=replace(config.model, path="Qwen/Qwen3-VL-8B-Thinking"),
-        optim=replace(config.optim, lr=5e-7),
-    )
-
-
-def webagent_r1_3b() -> Config:
-    """WebAgent-R1, Qwen2.5-3B. Group size, Adam's betas and the gradient clip are from the released code."""
-    return Config(
-        recipe="webagent_r1_3b",
-        steps=40,
-        model=ModelConfig(path="Qwen/Qwen2.5-3B-Instruct"),
-        agent=AgentConfig(kind="text", context_tokens=16384),
-        browser=BrowserConfig(width=1280, height=720, episodes=64),
-        sampler=SamplerConfig(temperature=1.0),
-        rollout=RolloutConfig(group=4, groups=16, dynamic=False, max_steps=(15,)),
-        loss=LossConfig(weighting="webagent-r1", clip_high=0.2, kl=0.001, std_eps=1e-4),
-        optim=OptimConfig(lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0, grad_clip=0.01),
-        batch=BatchConfig(epochs=1),
-        sft=SftConfig(lr=5e-5, batch=128, warmup=0.05),
-        eval=EvalConfig(max_steps=30, temperature=1.0, top_p=0.9, top_k=0, response_tokens=2048),
-    )
-
-
-def webagent_r1_8b() -> Config:
-    """WebAgent-R1, Llama-3.1-8B; the paper starts from WebRL's checkpoint (--warm-start)."""
-    config = webagent_r1_3b()
-    model = replace(config.model, path="meta-llama/Llama-3.1-8B-Instruct")
-    return replace(config, recipe="webagent_r1_8b", model=model)
-
-
-def autowebworld_7b() -> Config:
-    """AutoWebWorld, Qwen2.5-VL-7B on recorded steps. Clip, KL and response length are from released code."""
-    return Config(
-        recipe="autowebworld_7b",
-        steps=500,
-        model=ModelConfig(path="Qwen/Qwen2.5-VL-7B-Instruct", max_pixels=12_845_056),
-        agent=AgentConfig(kind="autowebworld", response_tokens=256, context_tokens=16384),
-        browser=BrowserConfig(width=1280, height=720),
-        sampler=SamplerConfig(temperature=1.0),
-        rollout=RolloutConfig(group=8, groups=32, dynamic=False, max_steps=(1,)),
-        loss=LossConfig(weighting="grpo", clip_high=0.2, kl=0.04, std_eps=1e-4),
-        batch=BatchConfig(epochs=1),
-        eval=EvalConfig(max_steps=15),
-    )
-
-
-def autowebworld_3b() -> Config:
-    """AutoWebWorld, Qwen2.5-VL-3B."""
-    config = autowebworld_7b()
-    model = replace(config.model, path="Qwen/Qwen2.5-VL-3B-Instruct")
-    return replace(config, recipe="autowebworld_3b", model=model)
-
-
-RECIPES: dict[str, Callable[[], Config]] = {
-    recipe.__name__: recipe
-    for recipe in (
-        tiny,
-        openwebrl_4b,
-        openwebrl_8b,
-        webagent_r1_3b,
-        webagent_r1_8b,
-        autowebworld_3b,
-        autowebworld_7b,
-    )
-}
-
-
 def check(config: Config) -> Config:
     """Refuses what can't work, before anything is loaded. Raises ValueError with the flag to change."""
     rollout, batch = config.rollout, config.batch
@@ -345,8 +251,12 @@ def check(config: Config) -> Config:
         raise ValueError(f"recipe {config.recipe}: the {config.agent.kind} agent is not built yet")
     if config.sampler.kind in ("vllm", "remote"):
         raise ValueError(f"--sampler.kind {config.sampler.kind} is not built yet; use hf")
-    if config.loss.kl or config.loss.weighting != "openwebrl":
-        raise ValueError("only --loss.weighting openwebrl with --loss.kl 0 is built yet")
+    if config.loss.method == "filtered-bc" and rollout.dynamic:
+        raise ValueError("--loss.method filtered-bc learns from a fixed batch: add --rollout.no-dynamic")
+    if config.loss.method != "grpo" and (config.loss.kl or config.loss.old != "sampler"):
+        raise ValueError(f"--loss.method {config.loss.method} has neither --loss.kl nor --loss.old recompute")
+    if min(config.loss.kl, config.loss.correction) < 0 or config.loss.awr_temperature <= 0:
+        raise ValueError("--loss.kl and --loss.correction can't be negative, nor --loss.awr-temperature 0")
     if rollout.group < 2:
         raise ValueError("--rollout.group must be at least 2: an advantage compares episodes of one task")
     if len(rollout.max_steps) != len(rollout.stage_steps) + 1:
@@ -367,6 +277,7 @@ def check(config: Config) -> Config:
         "--sampler.max-batch": config.sampler.max_batch,
         "--rollout.groups": rollout.groups,
         "--rollout.max-steps": min(rollout.max_steps),
+        "--optim.replicas": config.optim.replicas,
         "--batch.epochs": batch.epochs,
         "--batch.minibatch-turns": batch.minibatch_turns,
         "--sft.batch": config.sft.batch,
@@ -384,50 +295,6 @@ def check(config: Config) -> Config:
     return config
 
 
-# --- the command line ------------------------------------------------------------------------------
-
-
-def from_command_line(argv: Sequence[str], prog: str) -> Config:
-    """`RECIPE [flags]`; no recipe means tiny. Raises ValueError for anything that can't be understood."""
-    import tyro  # not at import time: everything else works without a command line
-
-    name, flags = ("tiny", argv) if not argv or argv[0].startswith("-") else (argv[0], argv[1:])
-    recipe = RECIPES.get(name.replace("-", "_"))
-    if recipe is None:
-        raise ValueError(f"unknown recipe {name!r}; there are {', '.join(RECIPES)}")
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            config = tyro.cli(
-                Config,
-                args=list(flags),
-                default=recipe(),
-                prog=f"{prog} {name}",
-                description=recipe.__doc__,
-            )
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        words = re.sub(r"[│╭╮╰╯─╷╵┃━]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()))
-        raise ValueError(" ".join(words.split())[:400]) from None
-    return check(config)
-
-
 def to_json(config: Config) -> dict[str, Any]:
     """The config as plain JSON data, for the run folder."""
     return json.loads(json.dumps(dataclasses.asdict(config), default=str))
-
-
-def run_main(main: Callable[[Sequence[str]], None]) -> None:
-    """Runs a script's `main`: a user's mistake is one line and exit status 2, never a traceback
-    (unless MINIRL_TRACEBACK is set, for those who look for a mistake of ours)."""
-    try:
-        main(sys.argv[1:])
-    except (ValueError, OSError) as problem:
-        if "MINIRL_TRACEBACK" in os.environ:
-            raise
-        print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)

@@ -23,10 +23,12 @@ from rich.table import Table
 from rich.text import Text
 
 from minirl.browser import Session, ToolFailure
-from minirl.config import Config, tiny
+from minirl.config import Config
 from minirl.keyboard import Person
 from minirl.log import CONSOLE, duration
 from minirl.parts import open_parts
+from minirl.ranks import Ranks, open_ranks
+from minirl.recipes import tiny
 from minirl.report import write_report
 from minirl.rollout import Interface, PolicyFn, Rollouts
 from minirl.store import Run
@@ -61,7 +63,9 @@ def main(argv: Sequence[str]) -> int:
     flags = (tyro.conf.FlagCreatePairsOff,)
     options = tyro.cli(Options, args=list(argv), prog="python -m minirl demo", config=flags)
     try:
-        asyncio.run(play(options, settings(options)))
+        config = settings(options)
+        with open_ranks(config.browser.episode_seconds) as ranks:
+            asyncio.run(play(options, config, ranks))
     except ValueError as problem:
         print(f"minirl demo: {problem}", file=sys.stderr)
         return 2
@@ -92,9 +96,9 @@ def settings(options: Options) -> Config:
     )
 
 
-async def play(options: Options, config: Config) -> Trajectory:
+async def play(options: Options, config: Config, ranks: Ranks) -> Trajectory:
     """The episode, shown while it runs, then written down."""
-    parts = open_parts(config)
+    parts = open_parts(config, ranks)
     task = parts.tasks.heldout[options.task]
     CONSOLE.print(Panel(Text(task.instruction, style="bold"), title=Text(task.id), title_align="left"))
     async with parts.rollouts() as rollouts:

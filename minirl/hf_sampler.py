@@ -1,8 +1,8 @@
 """The transformers sampler: token ids and images in, sampled ids and their log-probs out.
 
-The default where there is no GPU. It shares the trainer's weights (so that `sync` only counts versions)
-and batches dynamically: whatever requests wait when the last batch is done are decoded together, in one
-thread beside the event loop, while Chromium runs the other episodes' actions.
+The default where there is no GPU. Every rank has one, on the trainer's own model if that is whole, or else
+on a copy that `sync` fills. It batches dynamically: whatever requests wait when the last batch is done are
+decoded together, in one thread beside the event loop, while Chromium runs the other episodes' actions.
 
 A sampler, here or elsewhere, has `generate` (Request -> Sample), `idle` (before an update), `sync` (after
 it) and `close`.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -63,8 +64,13 @@ class HfSampler:
         while self.pump is not None and not self.pump.done():
             await asyncio.wait([self.pump])
 
-    def sync(self) -> None:
-        """The trainer has updated the weights, which are shared: nothing to copy."""
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes the updated weights, named as in the model."""
+        own = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, weight in weights:
+                if weight.data_ptr() != own[name].data_ptr():  # else the trainer's own
+                    own[name].copy_(weight)
         self.version += 1
 
     def close(self) -> None:

@@ -243,7 +243,7 @@ class Logger:
     def __init__(self, run: Run, wandb_project: str | None = None, total: int = 0):
         self.run = run
         self.total = total
-        self._wandb = start_wandb(run, wandb_project) if wandb_project else None
+        self._wandb = start_wandb(run, wandb_project) if wandb_project and run.records else None
         self._reported = float("-inf")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -274,6 +274,8 @@ class Logger:
         say(f"report: {self.run.report_path}")
 
     def _report(self) -> None:
+        if not self.run.records:
+            return
         write_report(self.run.root)
         self._reported = time.monotonic()
 

@@ -1,48 +1,147 @@
-"""The clipped surrogate with a weight and an advantage for every response token.
+"""What is minimised: a weight and an advantage for every response token, whatever the method.
 
-    loss = sum over tokens of  weight * max(-ratio * A, -clip(ratio, 1 - low, 1 + high) * A)
+Stands between rows and the optimizer. Pure functions: tensors in, loss and metrics out.
 
-where ratio = exp(logprob - old logprob), and the old log-probs are the sampler's own. Pure functions:
-tensors in, loss and metrics out. OpenWebRL section 3.4 (and DAPO's asymmetric clip). The weight says how
-tokens are averaged; denominators are of the whole minibatch, so that splitting it into micro-batches
-changes nothing:
+    grpo         sum of  w * [ max(-ratio * A, -clip(ratio, 1 - low, 1 + high) * A)  +  kl * k3 ]
+    filtered-bc  sum of  w * -logprob, over the successes only (online: each step's own)
+    awr          sum of  w * -logprob * exp(A / temperature), A = reward - group mean
+    imitation    filtered-bc on demonstrations
 
-    openwebrl   1 / (|response| * turns of the minibatch): the mean over turns of each turn's token mean,
-                without a 1/T, so that a long trajectory counts for more than a short one
+ratio = exp(logprob - old), where old is the sampler's log-prob or, with `--loss.old recompute`, the trainer's
+before the step's first update; then a token's weight is multiplied by min(trainer / sampler, correction),
+truncated importance sampling. k3 = exp(ref - logprob) - (ref - logprob) - 1, never negative, zero at the
+reference. Every log-prob is of the tempered distribution over the tokens that the sampler may choose.
+
+The papers differ in how tokens are averaged, which is all in w. In a minibatch, |r| is the length of a
+response, T the turns of its trajectory, G the trajectories of its group:
+
+    openwebrl    1 / (|r| * turns of the minibatch)     the mean over turns of each turn's token mean, without
+                 1/T, so that a long trajectory counts for more. The paper's formula divides the sum over
+                 turns by the trajectories instead (`--loss.over trajectories`); the released code by the
+                 turns.
+    webagent-r1  1 / (|r| * T * G * groups)             mean over tokens, turns, group, tasks: M-GRPO. The
+                 released code takes one token mean per trajectory, which is `grpo` here.
+    grpo         1 / (tokens of the trajectory * G * groups)
+    token-mean   1 / (tokens of the minibatch)          DAPO
+
+Denominators are of the whole minibatch, over all ranks, so that cutting it up changes nothing. OpenWebRL
+section 3.4, WebAgent-R1 section 3 (its baselines: section 4). Asymmetric clip: DAPO.
+
+Shape suffixes: N response tokens, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
 from torch import Tensor
 
 from minirl.config import LossConfig
 
+# --- log-probs -------------------------------------------------------------------------------------
 
-def openwebrl_weights(length_N: Tensor, turns: int) -> Tensor:
-    """Token weights from each token's response length and the number of turns in the minibatch."""
-    return 1 / (length_N * turns)
+
+def token_logprobs(
+    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, bias_V: Tensor, temperature: float
+) -> Tensor:
+    """log softmax((hidden @ weight.T + bias) / temperature) at the targets, (N,) in float32.
+
+    Neither pass holds (N, V) logits: Liger goes over blocks of the vocabulary, and over them again for the
+    gradient. The bias is very negative, but finite, for tokens that can't be sampled.
+    """
+    args = (hidden_NH[None], weight_VH, targets_N[None])
+    return LigerFusedLinearPPOBase.chunk_forward(*args, bias=bias_V, temperature=temperature)[0]
+
+
+@torch.no_grad()
+def token_entropies(
+    hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor, temperature: float, chunk: int = 256
+) -> Tensor:
+    """The entropies (N,) of the same distributions; a metric, without gradient."""
+    out = []
+    for part_nH in hidden_NH.split(chunk):
+        logits_nV = (part_nH @ weight_VH.T + bias_V).float() / temperature
+        logprobs_nV = logits_nV.log_softmax(-1)
+        out.append(-(logprobs_nV.exp() * logprobs_nV.clamp_min(-1e4)).sum(-1))
+    return torch.cat(out)
+
+
+# --- weights ---------------------------------------------------------------------------------------
+
+
+def turn_weights(
+    groups: Sequence[int], lengths: Sequence[Sequence[int]], config: LossConfig
+) -> list[list[float]]:
+    """The weight of each token of every turn of a minibatch's trajectories.
+
+    `groups[i]` says which group trajectory i belongs to, `lengths[i]` how long its responses are. Two
+    trajectories of one group, of one turn of 2 tokens and of two turns of 4 and 1 tokens:
+
+    >>> [[round(w, 4) for w in row] for row in turn_weights([0, 0], [[2], [4, 1]], LossConfig())]
+    [[0.1667], [0.0833, 0.3333]]
+    >>> turn_weights([0, 0], [[2], [4, 1]], LossConfig(weighting="webagent-r1"))
+    [[0.25], [0.0625, 0.25]]
+    """
+    turns, tokens = sum(map(len, lengths)), sum(map(sum, lengths))
+    over = turns if config.over == "turns" else len(lengths)
+    out = []
+    for group, own in zip(groups, lengths, strict=True):
+        per_trajectory = 1 / (groups.count(group) * len(set(groups)))
+        if config.weighting == "openwebrl":
+            out.append([1 / (n * over) for n in own])
+        elif config.weighting == "webagent-r1":
+            out.append([per_trajectory / (n * len(own)) for n in own])
+        elif config.weighting == "grpo":
+            out.append([per_trajectory / sum(own) for _ in own])
+        else:
+            out.append([1 / tokens for _ in own])
+    return out
+
+
+def truncated_correction(trainer: Sequence[float], sampler: Sequence[float], limit: float) -> list[float]:
+    """min(p trainer / p sampler, limit) for every token; all 1 if the limit is 0."""
+    if not limit:
+        return [1.0] * len(trainer)
+    difference = torch.tensor(trainer) - torch.tensor(sampler)
+    return difference.exp().clamp_max(limit).tolist()
+
+
+# --- losses ----------------------------------------------------------------------------------------
 
 
 def policy_loss(
-    logprobs_N: Tensor, old_N: Tensor, advantage_N: Tensor, weight_N: Tensor, config: LossConfig
+    logprobs_N: Tensor,
+    old_N: Tensor,
+    ref_N: Tensor | None,
+    advantage_N: Tensor,
+    weight_N: Tensor,
+    config: LossConfig,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted clipped loss, and sums over tokens for the metrics (divide by "tokens")."""
+    """The weighted clipped loss, and sums over the tokens that count (divide by "tokens"). A token of weight
+    0 is there for the shape of the computation only, and is in no statistic."""
     ratio_N = (logprobs_N - old_N).exp()
     clipped_N = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_high)
     per_token_N = torch.maximum(-ratio_N * advantage_N, -clipped_N * advantage_N)
-    loss = (weight_N * per_token_N).sum()
-    with torch.no_grad():
-        cut_N = (clipped_N != ratio_N) & (per_token_N > -ratio_N * advantage_N)
-        sums = {
-            "tokens": torch.tensor(float(len(ratio_N))),
-            "ratio": ratio_N.sum(),
-            "ratio_max": ratio_N.max(),
-            "clipped": cut_N.sum(),
-        }
-    return loss, sums
+    cut_N = per_token_N > -ratio_N * advantage_N
+    sums = {}
+    if config.kl:
+        assert ref_N is not None, "the reference's log-probs"
+        behind_N = ref_N - logprobs_N
+        k3_N = behind_N.exp() - behind_N - 1
+        per_token_N = per_token_N + config.kl * k3_N
+        sums["kl"] = k3_N.detach()[weight_N > 0].sum()
+    counted_N = ratio_N.detach()[weight_N > 0]
+    sums |= {
+        "tokens": torch.tensor(float(len(counted_N))),
+        "ratio": counted_N.sum(),
+        "ratio_max": counted_N.max() if len(counted_N) else torch.tensor(0.0),
+        "clipped": cut_N[weight_N > 0].sum(),
+    }
+    return (weight_N * per_token_N).sum(), sums
 
 
-def imitation_loss(logprobs_N: Tensor, tokens: int) -> Tensor:
-    """Behaviour cloning: the mean over the batch's response tokens of -log p."""
-    return -logprobs_N.sum() / tokens
+def likelihood_loss(logprobs_N: Tensor, advantage_N: Tensor, weight_N: Tensor) -> Tensor:
+    """Weighted negative log-likelihood: imitation, filtered behaviour cloning and AWR."""
+    return -(weight_N * advantage_N * logprobs_N).sum()

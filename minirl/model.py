@@ -2,13 +2,13 @@
 
 Stands between config and everything that needs ids or weights. `load_language` reads what is around the
 weights (tokenizer, chat format, image processor), `load_model` the weights, both from an ordinary Hugging
-Face folder or hub name, and `Policy` turns rows of ids and images into log-probs for the trainer.
+Face folder or hub name.
 
 The sampler never picks vision tokens (a sampled image pad has no image, and breaks the next forward), so
 the policy's distribution is over the remaining vocabulary: `Language.suppressed` holds what is left out,
-and the sampler and `Policy` mask it alike.
+and the sampler and the trained policy mask it alike.
 
-Shape suffixes: B rows, L padded row length, N scored tokens of all rows, V vocabulary, H hidden size.
+Shape suffixes: L row length.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from pathlib import Path
 import numpy as np
 import safetensors
 import torch
-from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -40,7 +39,16 @@ from minirl.config import ModelConfig
 from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN, ChatFormat
 
 VIDEO_PAD = "<|video_pad|>"
-NEVER = -1e30  # added to a suppressed token's logit; finite, because chunks of logits get multiplied by 0
+BLANK = "blank"  # names BLANK_PNG, a picture for rows that must show one and have none
+
+
+def _blank() -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(out, "PNG")
+    return out.getvalue()
+
+
+BLANK_PNG = _blank()
 
 
 class Images:
@@ -146,15 +154,28 @@ def check_checkpoint(config: ModelConfig) -> None:
                 pass
 
 
-def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
-    """The weights, in the config's dtype, on one device."""
+def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+    if config.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, config.dtype)
+
+
+def load_model(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype | str | None = None
+) -> PreTrainedModel:
+    """The weights on one device, in `dtype` ("auto": as they are stored), by default the one that the config
+    computes in. ValueError if some are missing."""
     settings = _settings(config.path)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    if config.dtype != "auto":
-        dtype = getattr(torch, config.dtype)
     auto = AutoModelForImageTextToText if hasattr(settings, "vision_config") else AutoModelForCausalLM
     with _reading(config.path):
-        model = auto.from_pretrained(config.path, dtype=dtype, attn_implementation="sdpa")
+        model, found = auto.from_pretrained(
+            config.path,
+            dtype=dtype or compute_dtype(config, device),
+            attn_implementation="sdpa",
+            output_loading_info=True,
+        )
+        if found["missing_keys"]:  # they would be random
+            raise ValueError(f"no weights for {min(found['missing_keys'])}")
     return model.to(device)
 
 
@@ -181,42 +202,3 @@ def positions(ids: np.ndarray, grids: list[tuple[int, int, int]], pad: int, merg
     assert pad < 0 or not (ids[i:] == pad).any(), "image pads without an image"
     out[:, i:] = np.arange(p, p + len(ids) - i)
     return out
-
-
-class Policy(nn.Module):
-    """The trained model as one module: rows in, log-probs of chosen tokens out.
-
-    `suppressed_V` is 0, or NEVER for tokens that the sampler can't choose; `temperature` the sampler's.
-    Both are parts of the distribution that was sampled, and so of the one that is trained.
-    """
-
-    def __init__(self, model: PreTrainedModel, language: Language, temperature: float):
-        super().__init__()
-        self.model, self.temperature = model, temperature
-        head = model.get_output_embeddings()
-        mask_V = torch.zeros(head.weight.shape[0], device=head.weight.device, dtype=head.weight.dtype)
-        mask_V[list(language.suppressed)] = NEVER
-        self.register_buffer("suppressed_V", mask_V, persistent=False)
-
-    def forward(
-        self, inputs: dict[str, Tensor], sources_N: Tensor, targets_N: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs (N,) of `targets_N`, each predicted from the flat (B * L) position in `sources_N`,
-        and the entropies (N,), without gradient."""
-        hidden_BLH = self.model.model(**inputs, use_cache=False).last_hidden_state
-        hidden_NH = hidden_BLH.flatten(0, 1)[sources_N]
-        weight_VH = self.model.get_output_embeddings().weight
-        logprobs_N = LigerFusedLinearPPOBase.chunk_forward(
-            hidden_NH[None], weight_VH, targets_N[None], bias=self.suppressed_V, temperature=self.temperature
-        )[0]
-        logprobs_N = logprobs_N.masked_fill(self.suppressed_V[targets_N] < 0, float("-inf"))
-        return logprobs_N, self._entropy(hidden_NH, weight_VH)
-
-    @torch.no_grad()
-    def _entropy(self, hidden_NH: Tensor, weight_VH: Tensor, chunk: int = 1024) -> Tensor:
-        out = []
-        for part_nH in hidden_NH.split(chunk):
-            logits_nV = (part_nH @ weight_VH.T + self.suppressed_V).float() / self.temperature
-            logprobs_nV = logits_nV.log_softmax(-1)
-            out.append(-(logprobs_nV.exp() * logprobs_nV.clamp_min(-1e4)).sum(-1))
-        return torch.cat(out)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,18 +15,22 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from minirl import tiny
 from minirl.browser import BrowserPool
+from minirl.checkpoint import Checkpoints
 from minirl.config import Config, to_json
 from minirl.hf_sampler import HfSampler
-from minirl.log import Logger, progress, say
+from minirl.log import CONSOLE, Logger, progress, say
 from minirl.model import Language, load_language, load_model
+from minirl.ranks import Ranks
 from minirl.rollout import Rollouts
 from minirl.store import Run
 from minirl.tasks import load_tasks, save_tasks
-from minirl.trainer import Trainer
+from minirl.trainer import Trainer, cores
 from minirl.types import Task, Trajectory
 from minirl.world.fsm import World
 from minirl.world.generate import make_shop, make_tasks
@@ -107,22 +110,31 @@ class Parts:
     tasks: TaskSets
     language: Language
     trainer: Trainer
+    checkpoints: Checkpoints
+    ranks: Ranks
 
     @contextlib.asynccontextmanager
     async def rollouts(self) -> AsyncIterator[Rollouts]:
         """Browsers, sites and a sampler on the trainer's weights, for as long as the block lasts."""
         sets = self.tasks
         worlds = worlds_of(sets.train + sets.heldout)
-        threads = self.config.threads or max(1, len(os.sched_getaffinity(0)) - 1)
+        threads = self.config.threads or max(1, cores() // self.ranks.here - 1)
         with SiteServer(worlds, self.config.browser.site_port) as server:
             async with BrowserPool(self.config.browser, server.resolver_rules()) as pool:
-                model = self.trainer.policy.model
-                engine = HfSampler(model, self.language, self.config.sampler, threads)
+                engine = HfSampler(self._sampled_model(), self.language, self.config.sampler, threads)
+                engine.sync(self.trainer.weights())
                 try:
-                    verify = WorldVerifier()
-                    yield Rollouts(self.config, self.language, engine, pool, verify, self.run.put_image)
+                    where = (engine, pool, WorldVerifier(), self.run.put_image, self.ranks)
+                    yield Rollouts(self.config, self.language, *where)
                 finally:
                     engine.close()
+
+    def _sampled_model(self) -> PreTrainedModel:
+        """The trainer's model if it is whole; a sharded one can't be asked by one rank alone."""
+        model = self.trainer.policy.model
+        if any(isinstance(weight, DTensor) for weight in model.parameters()):
+            return load_model(self.config.model, self.ranks.device)
+        return model
 
     async def evaluate(self, rollouts: Rollouts, tasks: Sequence[Task], label: str, step: int) -> float:
         """Held-out success, recorded under `label`."""
@@ -135,6 +147,10 @@ class Parts:
         name = PHASES.get(label, label)
         row = self.log.evaluation(name, step, sum(t.success for t in valid), len(valid))
         return row["success"]
+
+    def evaluated(self) -> set[str]:
+        """The names of the evaluations that have been recorded."""
+        return self.ranks.agree({row["label"] for row in self.run.evals()})
 
     async def run_tasks(self, rollouts: Rollouts, tasks: Sequence[Task], label: str) -> list[Trajectory]:
         with progress(f"evaluating {label}", len(tasks)) as meter:
@@ -154,40 +170,44 @@ class Parts:
                 raise ValueError(f"task {task.id} has no scripted solution; give --warm-start a checkpoint")
             policy = ScriptedPolicy(world, task, self.language)
             trajectory = await rollouts.episode(task, 0, policy, self.config.eval.max_steps)
-            meter.advance()
+            meter.advance(self.ranks.world)
             if not trajectory.success:
                 say(f"demonstration {task.id} dropped: {trajectory.stop.value} {trajectory.error}")
             return trajectory
 
         with progress("recording demonstrations", len(self.tasks.demos)) as meter:
-            tried = await asyncio.gather(*map(act_out, self.tasks.demos))
-        out = [trajectory for trajectory in tried if trajectory.success]
+            own = self.tasks.demos[self.ranks.rank :: self.ranks.world]
+            tried = await asyncio.gather(*map(act_out, own))
+        out = self.ranks.gather([trajectory for trajectory in tried if trajectory.success])
         self.run.save_trajectories("demos", out)
         return out
 
 
-def open_parts(config: Config) -> Parts:
+def open_parts(config: Config, ranks: Ranks) -> Parts:
     """Run folder, tasks and weights; builds the tiny checkpoint if the recipe names it."""
     disable_progress_bar()  # transformers' own, which is drawn even where there is no terminal
+    CONSOLE.quiet = not ranks.first
     tasks = make_task_sets(config)
-    run = Run(config.run_dir)
+    run = Run(config.run_dir, records=ranks.first)
     if config.model.path == "tiny":
         path = (config.replay or config.run_dir) / "model"
-        if not (path / "config.json").is_file():
+        if ranks.first and not (path / "config.json").is_file():
             words = [word for world in worlds_of(tasks.train) for rows in world.data.values() for row in rows
                      for word in (row["id"], row["title"])]  # fmt: skip
             texts = tiny.corpus(words, tasks.train[0].start_url)
             texts += ["choose choose " + task.instruction for task in tasks.train[:20]]
             tiny.build(path, texts, seed=config.seed)
         config = replace(config, model=replace(config.model, path=str(path)))
+    ranks.wait()
     torch.manual_seed(config.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     language = load_language(config.model)
     with progress("loading the model"):
-        model = load_model(config.model, device)
-    image = Run(config.replay).image if config.replay else run.image
-    trainer = Trainer(model, language, config, image)
+        model = load_model(config.model, torch.device("cpu"), "auto")
+        image = Run(config.replay).image if config.replay else run.image
+        trainer = Trainer(model, language, config, image, ranks)
     # last: a model that can't be loaded leaves an earlier run's settings as they were
     run.write_config(to_json(config))
-    save_tasks(config.run_dir / "heldout.jsonl", tasks.heldout)
-    return Parts(config, run, Logger(run, config.wandb, total=config.steps), tasks, language, trainer)
+    if ranks.first:
+        save_tasks(config.run_dir / "heldout.jsonl", tasks.heldout)
+    log = Logger(run, config.wandb, total=config.steps)
+    return Parts(config, run, log, tasks, language, trainer, Checkpoints(trainer, run.checkpoint_dir), ranks)

@@ -1,10 +1,11 @@
 """From verdicts to advantages.
 
-Stands between episodes and training. OpenWebRL, appendix A.4: -1 for an episode that ended in format
-errors, 1 for one that the agent ended with `done` and the verifier calls a success, 0 otherwise. GRPO's
-advantage compares the episodes of one task: (r - mean) / (std + eps), std unbiased, one value for all
-tokens of a trajectory. Deviation from the released code: trajectories whose ending says nothing about the
-policy leave before mean and deviation are taken; there they stay in the statistics as zeros.
+Stands between episodes and training. OpenWebRL, appendix A.4: -1 for an episode that ended in format errors,
+1 for one that the agent ended with `done` and the verifier calls a success, 0 otherwise. GRPO's advantage
+compares the episodes of one task: (r - mean) / (std + eps), std unbiased, one value for all tokens of a
+trajectory; the baselines of WebAgent-R1 have their own (minirl/loss.py). Deviation from the released code:
+trajectories whose ending says nothing about the policy leave before mean and deviation are taken; there they
+stay in the statistics as zeros.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from math import exp
 from statistics import mean, stdev
 
+from minirl.config import LossConfig
 from minirl.types import Group, Stop, Task, Trajectory
+
+AWR_MAX = 20.0  # on exp(advantage / temperature), as in the code of AWR's authors
 
 
 def reward(trajectory: Trajectory) -> float:
@@ -45,11 +50,20 @@ def advantages(rewards: Sequence[float], eps: float) -> tuple[float, ...]:
     return tuple((r - center) / (spread + eps) for r in rewards)
 
 
-def assign_advantages(groups: Sequence[Group], eps: float) -> list[Group]:
+def assign_advantages(groups: Sequence[Group], config: LossConfig) -> list[Group]:
+    """What every trajectory is weighted with: GRPO's advantage; with filtered behaviour cloning 1 for a
+    success and 0 otherwise; with AWR exp((r - mean) / temperature), at most AWR_MAX."""
     out = []
     for group in groups:
         rewards = [trajectory.reward for trajectory in group.trajectories]
-        out.append(replace(group, advantages=advantages(rewards, eps)))
+        if config.method == "grpo":
+            values = advantages(rewards, config.std_eps)
+        elif config.method == "filtered-bc":
+            values = tuple(float(r == 1) for r in rewards)
+        else:
+            center = mean(rewards)
+            values = tuple(min(exp((r - center) / config.awr_temperature), AWR_MAX) for r in rewards)
+        out.append(replace(group, advantages=values))
     return out
 
 

@@ -20,7 +20,7 @@ import random
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from minirl.context import Context
 from minirl.hf_sampler import request_seed
 from minirl.log import say
 from minirl.model import Language
+from minirl.ranks import Board, Ranks
 from minirl.reward import is_effective, make_group, reward
 from minirl.types import (
     Call,
@@ -90,6 +91,8 @@ class TaskStream:
         random.Random(f"{self.seed}|{n // len(order)}").shuffle(order)
         return self.tasks[order[n % len(order)]]
 
+
+POLL_SECONDS = 0.2  # between two looks at what other ranks have finished
 
 TOLD: list[str] = []  # the first unexpected failure of this process
 
@@ -252,7 +255,8 @@ class Collected:
 
 
 class Rollouts:
-    """Runs episodes with one sampler, one browser pool and one interface."""
+    """Runs episodes with one sampler, one browser pool and one interface, on every rank a share. `collect`
+    and `evaluate` are called by all ranks, and return the same on all."""
 
     def __init__(
         self,
@@ -262,8 +266,10 @@ class Rollouts:
         pool: BrowserPool,
         verify: Verifier,
         put_image: Callable[[bytes], str],
+        ranks: Ranks,
     ):
         self.config, self.language, self.sampler, self.pool = config, language, sampler, pool
+        self.ranks = ranks
         self.verify, self.put_image = verify, put_image
         self.interface = visual(config.agent.brief)
         self.slots = asyncio.Semaphore(config.browser.episodes)
@@ -300,48 +306,56 @@ class Rollouts:
     ) -> Collected:
         """Groups for one step, in the stream's order; with dynamic sampling until enough are effective.
 
-        So many groups are in flight as there are episode slots for (and one that waits), and as the share
-        kept so far makes likely to be needed. The accepted ones are the first of the stream that qualify,
-        whichever finished first; the rest is cancelled and comes again next step. `tick` is told the number
-        of groups that are sure to be kept.
+        Every rank takes the next task when it has episode slots for a group (and one that waits), as long as
+        the share kept so far makes it likely to be needed. The accepted groups are the first of the stream
+        that qualify, whichever finished first; the rest is cancelled and comes again next step. `tick` is
+        told the number of groups that are sure to be kept. All ranks return the same.
         """
         rollout, max_steps = self.config.rollout, self.config.max_steps(step)
         running: dict[asyncio.Task[list[Trajectory]], int] = {}
-        done: dict[int, Group | None] = {}
-        episodes: dict[int, list[Trajectory]] = {}
-        submitted, limit = 0, int(rollout.groups * rollout.max_oversample)
+        episodes: dict[int, list[Trajectory]] = {}  # this rank's
+        board = Board(self.ranks, f"step {step}")
+        limit = int(rollout.groups * rollout.max_oversample)
         room = self.config.browser.episodes // rollout.group + 1
         async with asyncio.TaskGroup() as tasks:
             while True:
-                accepted, complete = self._accepted(done)
-                tick(len(accepted))
-                if len(accepted) == rollout.groups or (complete == submitted == limit):
+                results = board.results()
+                kept, complete = accepted(results, rollout.groups)
+                tick(kept)
+                if kept == rollout.groups or complete == limit:
                     break
-                kept = sum(group is not None for group in done.values())
-                rate = (kept + 3) / (len(done) + 4)  # a first guess of 3 in 4, outweighed by what is seen
-                while (
-                    submitted < limit and len(running) < room and kept + len(running) * rate < rollout.groups
-                ):
-                    task = stream[cursor + submitted]
-                    work = self.group(task, step, cursor + submitted, max_steps)
-                    running[tasks.create_task(work)] = submitted
-                    submitted += 1
-                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                likely = (sum(results.values()) + 3) / (len(results) + 4)  # a first guess of 3 in 4
+                while len(running) < room and (claimed := board.claimed()) < limit:
+                    if sum(results.values()) + (claimed - len(results)) * likely >= rollout.groups:
+                        break
+                    n = board.claim()
+                    if n < limit:  # another rank may have taken the last one just now
+                        work = self.group(stream[cursor + n], step, cursor + n, max_steps)
+                        running[tasks.create_task(work)] = n
+                if not running:
+                    await asyncio.sleep(POLL_SECONDS)
+                    continue
+                ended, _ = await asyncio.wait(
+                    running, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
                 for work in ended:
                     n = running.pop(work)
                     episodes[n] = work.result()
-                    done[n] = self._qualified(episodes[n])
+                    board.post(n, self._qualified(episodes[n]) is not None)
             for work in running:
                 work.cancel()
         await self.sampler.idle()  # what was cancelled may still be decoded, with weights about to change
-        finished = [trajectory for n in range(complete) for trajectory in episodes[n]]
-        reason = "" if len(accepted) == rollout.groups else why_so_few(finished, submitted)
+        everything = dict(self.ranks.gather([(n, e) for n, e in episodes.items() if n < complete]))
+        groups = [self._qualified(everything[n]) for n in range(complete)]
+        finished = [trajectory for n in range(complete) for trajectory in everything[n]]
+        submitted = self.ranks.agree(min(board.claimed(), limit))
+        reason = "" if kept == rollout.groups else why_so_few(finished, submitted)
         return Collected(
-            groups=accepted,
+            groups=[group for group in groups if group is not None],
             next_cursor=cursor + complete,
             finished=finished,
             submitted=submitted,
-            dropped=complete - len(accepted),
+            dropped=complete - kept,
             reason=reason,
         )
 
@@ -350,17 +364,6 @@ class Rollouts:
         if group is None or (self.config.rollout.dynamic and not is_effective(group)):
             return None
         return group
-
-    def _accepted(self, done: dict[int, Group | None]) -> tuple[list[Group], int]:
-        """The groups of the longest finished stretch of the stream, up to the number wanted, and how far
-        that stretch reaches."""
-        groups, n = [], 0
-        while n in done and len(groups) < self.config.rollout.groups:
-            group = done[n]
-            if group is not None:
-                groups.append(group)
-            n += 1
-        return groups, n
 
     async def evaluate(
         self, tasks: Sequence[Task], label: str, max_steps: int, tick: Callable[[int], None]
@@ -374,13 +377,29 @@ class Rollouts:
             policy = self.ask(how, config.response_tokens, "eval", label, i, task.id)
             trajectory = await self.episode(task, i, policy, max_steps)
             done += 1
-            tick(done)
+            tick(min(done * self.ranks.world, len(tasks)))
             return trajectory
 
+        own = range(self.ranks.rank, len(tasks), self.ranks.world)
         async with asyncio.TaskGroup() as running:
-            runs = [running.create_task(one(i, task)) for i, task in enumerate(tasks)]
+            runs = [running.create_task(one(i, tasks[i])) for i in own]
         await self.sampler.idle()  # as in `collect`: an episode's deadline may have cut off its request
-        return [run.result() for run in runs]
+        found = self.ranks.gather([run.result() for run in runs])
+        return sorted(found, key=lambda trajectory: trajectory.member)
+
+
+def accepted(results: Mapping[int, bool], wanted: int) -> tuple[int, int]:
+    """How many groups of the longest finished stretch of the stream are kept, up to the number wanted, and
+    how far that stretch reaches.
+
+    >>> accepted({0: True, 1: False, 2: True, 4: True}, wanted=8)
+    (2, 3)
+    """
+    kept = n = 0
+    while n in results and kept < wanted:
+        kept += results[n]
+        n += 1
+    return kept, n
 
 
 def why_so_few(finished: Sequence[Trajectory], submitted: int) -> str:

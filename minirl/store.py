@@ -150,12 +150,15 @@ def broken_line(path: Path, number: int, error: Exception) -> ValueError:
 class Run:
     """One run folder. Cheap to make; creates the folder on the first write.
 
+    Of the ranks that train together only the first one writes and deletes `records`; screenshots are stored
+    by the rank that saw them.
+
     >>> Run.step_label(12)
     'step_00012'
     """
 
-    def __init__(self, root: Path):
-        self.root = Path(root)
+    def __init__(self, root: Path, records: bool = True):
+        self.root, self.records = Path(root), records
         self.checkpoint_dir = self.root / "checkpoints"
         self.report_path = self.root / "report.html"
         self._put_at: dict[str, float] = {}  # image hash -> when it was last put
@@ -168,6 +171,8 @@ class Run:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Values that JSON lacks (paths, enums) are written as their text."""
+        if not self.records:
+            return
         text = json.dumps(config, indent=2, default=str)
         write_atomic(self.root / "config.json", text.encode() + b"\n")
 
@@ -176,6 +181,8 @@ class Run:
         return json.loads(path.read_bytes()) if path.exists() else {}
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        if not self.records:
+            return
         append_line(self.root / "metrics.jsonl", {"step": step, **metrics})
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -186,6 +193,8 @@ class Run:
     ) -> None:
         """One held-out evaluation: `success` of `n` episodes with its interval [`low`, `high`]. One that was
         made again after a resume replaces the earlier one of its label."""
+        if not self.records:
+            return
         record = {"label": label, "step": step, "success": success, "low": low, "high": high, "n": n, **more}
         records = [*(row for row in self.evals() if row["label"] != label), record]
         write_atomic(self.root / "evals.jsonl", b"".join(map(to_line, records)))
@@ -220,6 +229,8 @@ class Run:
 
     def save_trajectories(self, label: str, items: Iterable[Trajectory | Group]) -> None:
         """Save trajectories, groups, or both mixed (kept groups and the episodes that left theirs)."""
+        if not self.records:
+            return
         write_atomic(self.trajectory_path(label), b"".join(map(to_line, dump_lines(items))))
         self._named.pop(label, None)
 
@@ -264,6 +275,8 @@ class Run:
         Metrics and evaluations of later steps go, and dumps whose label ends in a later step
         (`step_00012`, `eval_step_00012`). Temporary files of a killed process go too.
         """
+        if not self.records:
+            return
         for name in ("metrics.jsonl", "evals.jsonl"):
             path = self.root / name
             if path.exists():
@@ -283,6 +296,8 @@ class Run:
         step is a multiple of 10. Other dumps (evaluations, demonstrations) always stay. Screenshots put
         less than an hour ago stay too: an episode that is still running may yet name them.
         """
+        if not self.records:
+            return
         assert keep_steps >= 1, keep_steps
         steps = {int(m[1]): label for label in self.labels() if (m := STEP_LABEL.fullmatch(label))}
         for step, label in steps.items():

@@ -1,122 +1,177 @@
-"""Optimizer updates on rows, and checkpoints that survive being interrupted.
+"""Optimizer updates on rows: reinforcement and imitation, on one rank or many.
 
-Stands behind train.py and sft.py. A checkpoint is an ordinary Hugging Face folder (so that it can be
-evaluated, served or published as it is) with two files more: `trainer.pt` (optimizer, random states) and
-`state.json` (where the run was). It is written beside its place and renamed, so a folder with the final
-name is complete; one that can't be read all the same is named, and the one before it is used.
+Stands behind train.py and sft.py. Every rank is given the same groups, cuts them into the same minibatches
+and micro-batches, and computes its share of the latter. Weights of tokens are settled over the whole
+minibatch before the first backward pass, and gradients are summed, so neither the size of the micro-batches
+nor the number of ranks changes an update.
 
 Shape suffixes: N response tokens of a micro-batch.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import math
 import os
-import pickle
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from itertools import zip_longest
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils import cached_file
 
 from minirl import tree
-from minirl.batch import Batch, Row, collate, micro_batches, minibatches
+from minirl.batch import (
+    Batch,
+    Member,
+    Row,
+    collate,
+    filler,
+    members_of,
+    micro_batches,
+    minibatches,
+    share_out,
+    weighted,
+)
 from minirl.config import Config
-from minirl.loss import imitation_loss, openwebrl_weights, policy_loss
-from minirl.model import Language, Policy
+from minirl.loss import likelihood_loss, policy_loss, truncated_correction
+from minirl.model import BLANK, BLANK_PNG, Language, load_model
+from minirl.policy import Policy, copy_local, make_policy
+from minirl.ranks import Ranks, whole
 from minirl.types import Group
 
-PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
-IF_THERE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
 MAX_BAD_STEPS = 3  # consecutive updates without a finite gradient before training gives up
 
 
 class Trainer:
-    """One model, its optimizer, and the updates of reinforcement and imitation."""
+    """One model, its optimizer, and the updates of reinforcement and imitation. Methods are collective calls:
+    all ranks make them, with the same arguments."""
 
     def __init__(
-        self, model: PreTrainedModel, language: Language, config: Config, image: Callable[[str], bytes]
+        self,
+        model: PreTrainedModel,
+        language: Language,
+        config: Config,
+        image: Callable[[str], bytes],
+        ranks: Ranks,
     ):
-        self.language, self.config, self.image = language, config, image
-        self.policy = Policy(model, language, config.sampler.temperature)
-        self.device = model.device
+        self.language, self.config, self.ranks, self.device = language, config, ranks, ranks.device
+        self.image = lambda name: BLANK_PNG if name == BLANK else image(name)
+        self.policy = make_policy(model, language, config, ranks)
+        self.reference: Policy | None = None
         self.bad_steps = 0
-        if config.batch.layout == "tree":
-            tree.enable(model)
-        self.reset_optimizer()
 
     def reset_optimizer(self) -> None:
         """Forgets the moments: reinforcement does not start from those of imitation."""
+        vars(self).pop("optimizer", None)
+
+    @functools.cached_property
+    def optimizer(self) -> torch.optim.AdamW:
+        """Adam, made when it is first needed: evaluation has no use for moments."""
         optim = self.config.optim
-        self.optimizer = torch.optim.AdamW(
-            self.policy.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay
+        trained = [weight for weight in self.policy.parameters() if weight.requires_grad]
+        adam = torch.optim.AdamW(
+            trained, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True
         )
+        for weight in trained:  # from the start, so that any checkpoint can be loaded
+            moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+            adam.state[weight] = {"step": torch.zeros((), device=weight.device), **moments}
+        return adam
+
+    def keep_reference(self) -> None:
+        """Freezes the weights as they are now as the reference of the KL term, if there is one."""
+        if self.config.loss.kl:
+            if self.reference is None:
+                model = load_model(self.config.model, torch.device("cpu"), "auto")
+                self.reference = make_policy(model, self.language, self.config, self.ranks, train=False)
+            copy_local(self.policy, self.reference)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights under their Hugging Face names, gathered one at a time."""
+        for name, weight in self.policy.model.named_parameters():
+            yield name, whole(weight.detach())
+
+    # --- updates -----------------------------------------------------------------------------------
 
     def reinforce(self, groups: Sequence[Group], seed: int, tick: Callable[[], None]) -> dict[str, float]:
-        """All epochs of clipped updates on one step's groups; metrics averaged over response tokens."""
-        config, totals, norms, updates, loss_sum = self.config, {}, [], 0, 0.0
+        """All epochs of updates on one step's groups; metrics averaged over response tokens."""
+        config, totals, norms, losses = self.config, {}, [], []
         self.policy.temperature = config.sampler.temperature
+        members = members_of(groups)
+        if config.loss.method == "filtered-bc":
+            members = [member for member in members if member.rows[0].advantage]
+        if not members:
+            raise ValueError("no success to learn from; the warm start must succeed sometimes")
+        members, mismatch = self._scored(members)
+
+        def loss_of(batch: Batch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            columns = (batch.old_N, batch.ref_N, batch.advantage_N, batch.weight_N)
+            loss, sums = policy_loss(logprobs_N, *columns, config.loss)
+            if config.loss.method != "grpo":
+                loss = likelihood_loss(logprobs_N, batch.advantage_N, batch.weight_N)
+            return loss, sums
+
         for epoch in range(config.batch.epochs):
-            for rows in minibatches(groups, config.batch.minibatch_turns, seed + epoch):
-                turns = len(rows)
-
-                def loss_of(batch, logprobs_N, turns=turns):
-                    weight_N = openwebrl_weights(batch.length_N, turns)
-                    return policy_loss(logprobs_N, batch.old_N, batch.advantage_N, weight_N, config.loss)
-
-                loss, norm, sums = self._update(rows, loss_of, config.optim.lr)
-                updates, loss_sum = updates + 1, loss_sum + loss
+            for part in minibatches(members, config.batch.minibatch_turns, seed + epoch):
+                loss, norm, sums = self._update(weighted(part, config.loss), loss_of, config.optim.lr)
+                losses.append(loss)
                 norms.append(norm)
                 add_up(totals, sums)
             tick()
-        tokens = totals["tokens"]
+        tokens = totals.pop("tokens")
         return {
-            "loss": loss_sum / updates,
+            "loss": sum(losses) / len(losses),
             "ratio_mean": totals["ratio"] / tokens,
             "ratio_max": totals["ratio_max"],
             "clip_fraction": totals["clipped"] / tokens,
             "entropy": totals["entropy"] / tokens,
             "grad_norm": sum(norms) / len(norms),
             "lr": config.optim.lr,
-            "updates": updates,
+            "updates": len(norms),
+            "skipped": sum(not math.isfinite(loss + norm) for loss, norm in zip(losses, norms, strict=True)),
+            **({"kl": totals["kl"] / tokens} if "kl" in totals else {}),
+            **mismatch,
         }
 
     def imitate(self, rows: Sequence[Row], lr: float) -> float:
         """One behaviour cloning update; the loss per response token."""
-        tokens = sum(len(row.ids) - row.start for row in rows)
+        tokens = sum(row.length for row in rows)
         self.policy.temperature = 1.0  # nothing was sampled
+        rows = [replace(row, advantage=1.0, weights=(1 / tokens,) * row.length) for row in rows]
 
-        def loss_of(batch, logprobs_N):
-            return imitation_loss(logprobs_N, tokens), {"tokens": torch.tensor(float(len(logprobs_N)))}
+        def loss_of(batch: Batch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            return likelihood_loss(logprobs_N, batch.advantage_N, batch.weight_N), {}
 
-        return self._update(rows, loss_of, lr)[0]
+        return self._update(rows, loss_of, lr, entropy=False)[0]
 
     def _update(
-        self, rows: Sequence[Row], loss_of: Callable, lr: float
+        self, rows: Sequence[Row], loss_of: Callable, lr: float, entropy: bool = True
     ) -> tuple[float, float, dict[str, float]]:
-        """One optimizer step on rows that are split into micro-batches; (loss, gradient norm, metric sums).
+        """One optimizer step on a minibatch; (loss, gradient norm, metric sums), equal on all ranks.
 
         A step without a finite gradient changes nothing and is counted; several in a row are fatal.
         """
-        torch.set_num_threads(self.config.threads or len(os.sched_getaffinity(0)))  # Chromium is idle now
+        torch.set_num_threads(self.config.threads or cores() // self.ranks.here)  # Chromium is idle now
         self.policy.train()
         self.optimizer.zero_grad(set_to_none=True)
-        total, sums = 0.0, {}
+        own: dict[str, float] = {}
         for batch in self._batches(rows):
-            logprobs_N, entropy_N = self.policy(batch.inputs, batch.sources_N, batch.targets_N)
-            loss, part_sums = loss_of(batch, logprobs_N)
-            loss.backward()
-            total += loss.item()
-            add_up(sums, part_sums | {"entropy": entropy_N.sum()})
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.optim.grad_clip).item()
-        if math.isfinite(total) and math.isfinite(norm):
+            inputs = (batch.inputs, batch.sources_N, batch.targets_N)
+            logprobs_N, entropy_N = self.policy(*inputs, entropy=entropy)
+            loss, sums = loss_of(batch, logprobs_N)
+            (loss * self.ranks.world).backward()  # FSDP averages over ranks, and this is a sum
+            sums["loss"] = loss.detach()
+            if entropy_N is not None:
+                sums["entropy"] = entropy_N[batch.weight_N > 0].sum()
+            add_up(own, sums)
+        totals: dict[str, float] = {}
+        for sums in self.ranks.gather([own]):
+            add_up(totals, sums)
+        loss = totals.pop("loss")
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.optim.grad_clip)
+        norm = whole(grad_norm).item()
+        if math.isfinite(loss) and math.isfinite(norm):
             self.bad_steps = 0
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -125,80 +180,108 @@ class Trainer:
             self.bad_steps += 1
             if self.bad_steps >= MAX_BAD_STEPS:
                 raise ValueError(
-                    f"{MAX_BAD_STEPS} updates in a row had no finite gradient; lower the learning rate"
+                    f"{MAX_BAD_STEPS} updates in a row had no finite gradient (loss {loss}, "
+                    f"norm {norm}); "
+                    "lower --optim.lr"
                 )
-        return total, norm, sums
+        return loss, norm, totals
+
+    # --- log-probs before the updates ----------------------------------------------------------------
+
+    def _scored(self, members: Sequence[Member]) -> tuple[Sequence[Member], dict[str, float]]:
+        """The members with the log-probs that the config asks for: the trainer's own of before the updates in
+        place of the sampler's, corrected for their difference, and the reference's. And how far the sampler
+        was off, in metrics."""
+        config, metrics = self.config.loss, {}
+        if config.old == "recompute":
+            sampled = [row.old for member in members for row in member.rows]
+            scores = self._score(self.policy, members)
+            corrected = [
+                truncated_correction(new, old, config.correction)
+                for new, old in zip(scores, sampled, strict=True)
+            ]
+            metrics = mismatch_metrics(scores, sampled, corrected, config.correction)
+            fields = [{"old": s, "weights": tuple(c)} for s, c in zip(scores, corrected, strict=True)]
+            members = changed(members, fields)
+        if config.kl:
+            assert self.reference is not None, "keep_reference() comes before the first update"
+            members = changed(members, [{"ref": s} for s in self._score(self.reference, members)])
+        return members, metrics
+
+    @torch.no_grad()
+    def _score(self, policy: Policy, members: Sequence[Member]) -> list[tuple[float, ...]]:
+        """Log-probs of every row's response, each rank computing a share."""
+        torch.set_num_threads(self.config.threads or cores() // self.ranks.here)
+        policy.eval()
+        policy.temperature = self.config.sampler.temperature
+        rows = [row for member in members for row in member.rows]
+        # a row's number travels as its advantage, so that the layouts may reorder rows as they like
+        numbered = [replace(row, advantage=float(i)) for i, row in enumerate(rows)]
+        found: list[tuple[int, float]] = []
+        for batch in self._batches(numbered):
+            logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
+            counted_N = batch.weight_N > 0
+            numbers, values = batch.advantage_N[counted_N].int(), logprobs_N[counted_N]
+            found += zip(numbers.tolist(), values.tolist(), strict=True)
+        out: list[list[float]] = [[] for _ in rows]
+        for number, value in self.ranks.gather(found):
+            out[number].append(value)
+        return [tuple(values) for values in out]
+
+    # --- micro-batches -------------------------------------------------------------------------------
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[Batch]:
-        """The rows as forward passes, in the config's layout; their order does not matter to the sum."""
-        budget, where = self.config.batch.micro_tokens, (self.language, self.image, self.device)
+        """This rank's share of a minibatch as forward passes, in the config's layout; as many on every rank.
+        Their order does not matter to the sum."""
+        budget, pad, world = self.config.batch.micro_tokens, self.language.pad, self.ranks.world
         if self.config.batch.layout == "per-turn":
-            for part in micro_batches(rows, budget):
-                yield collate(part, *where)
+            parts = list(micro_batches(rows, even(budget, sum(len(row.ids) for row in rows), world)))
         else:
             together = sorted(rows, key=lambda row: row.ids)  # what begins alike lies in one forest
-            for part in tree.micro_batches(together, budget, self.language.pad):
-                yield tree.pack(part, *where)
+            tokens = even(budget, tree.size(together, pad), world)
+            parts = list(tree.micro_batches(together, budget, pad, tokens))
+        spare = filler(self.language)
+        shares = share_out(parts, world)
+        for _, part in zip_longest(range(max(map(len, shares))), shares[self.ranks.rank], fillvalue=[]):
+            if not part or (self.language.images is not None and not any(row.images for row in part)):
+                part = [*part, spare]
+            layout = collate if self.config.batch.layout == "per-turn" else tree.pack
+            yield layout(part, self.language, self.image, self.device)
 
-    # --- checkpoints -------------------------------------------------------------------------------
 
-    def save(self, path: Path, state: dict[str, Any]) -> None:
-        """Writes the folder `path`; `state` is the run's own (step, task cursor, best success)."""
-        part = path.with_name(path.name + ".part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        self.policy.model.save_pretrained(part)
-        self.language.tokenizer.save_pretrained(part)
-        for name in PROCESSOR_FILES:  # of a folder, or of a hub name in the cache
-            file = cached_file(self.config.model.path, name, **IF_THERE)
-            if file is not None:
-                shutil.copy(file, part)
-        saved = {"optimizer": self.optimizer.state_dict(), "torch": torch.get_rng_state()}
-        torch.save(saved, part / "trainer.pt")
-        (part / "state.json").write_text(json.dumps(state))
-        old = path.with_name(path.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
-        if path.exists():
-            path.rename(old)
-        part.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
+def even(budget: int, tokens: int, ranks: int) -> int:
+    """A token budget at which `tokens` fall into as many micro-batches on every rank."""
+    rounds = math.ceil(tokens / (budget * ranks))
+    return min(budget, math.ceil(tokens / (rounds * ranks)))
 
-    def load(self, path: Path, optimizer: bool = True) -> dict[str, Any]:
-        """Reads a checkpoint into the model; the run's state. Without the optimizer any Hugging Face folder
-        of this model will do. ValueError names a folder that can't be read, and nothing is changed by one
-        of another model."""
-        try:
-            weights = {}
-            for file in sorted(path.glob("model*.safetensors")):
-                weights |= load_file(file)
-            state, saved = {}, None
-            if optimizer:
-                state = json.loads((path / "state.json").read_text())
-                saved = torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
-            if not weights:
-                raise ValueError("it has no weights")
-            model = self.policy.model
-            tied = model.all_tied_weights_keys  # saved once, under the other name
-            shapes = {n: w.shape for n, w in model.state_dict().items() if n in weights or n not in tied}
-            if shapes != {name: weight.shape for name, weight in weights.items()}:
-                raise ValueError("it belongs to another model")
-            model.load_state_dict(weights, strict=False)
-            model.tie_weights()
-            if saved is not None:
-                self.optimizer.load_state_dict(saved["optimizer"])
-                torch.set_rng_state(saved["torch"])
-        except (
-            OSError,
-            ValueError,
-            RuntimeError,
-            EOFError,
-            KeyError,
-            SafetensorError,
-            pickle.PickleError,
-        ) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ValueError(f"checkpoint {path} can't be used: {reason}") from None
-        return state
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def changed(members: Sequence[Member], fields: Sequence[Mapping[str, tuple[float, ...]]]) -> list[Member]:
+    """The members with new values in their rows, in order."""
+    each = iter(fields)
+    return [replace(m, rows=tuple(replace(row, **next(each)) for row in m.rows)) for m in members]
+
+
+def mismatch_metrics(
+    trainer: Sequence[Sequence[float]],
+    sampler: Sequence[Sequence[float]],
+    corrected: Sequence[Sequence[float]],
+    limit: float,
+) -> dict[str, float]:
+    """How the trainer's log-probs differ from the sampler's, which are of the same weights: the mean and the
+    largest absolute difference, the mean correction, and the share of tokens at its limit."""
+    pairs = [(a, b) for new, old in zip(trainer, sampler, strict=True) for a, b in zip(new, old, strict=True)]
+    gaps = [abs(a - b) for a, b in pairs]
+    flat = [c for row in corrected for c in row]
+    return {
+        "mismatch_mean": sum(gaps) / len(gaps),
+        "mismatch_max": max(gaps),
+        "correction_mean": sum(flat) / len(flat),
+        "correction_cut": sum(limit > 0 and c >= limit for c in flat) / len(flat),
+    }
 
 
 def add_up(totals: dict[str, float], sums: Mapping[str, Tensor | float]) -> None:
@@ -206,36 +289,3 @@ def add_up(totals: dict[str, float], sums: Mapping[str, Tensor | float]) -> None
     for name, value in sums.items():
         both = (totals.get(name, 0.0), float(value))
         totals[name] = max(both) if name == "ratio_max" else sum(both)
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The complete RL checkpoints of a run, oldest first."""
-    return sorted(p for p in folder.glob("step_*") if p.suffix == "" and p.is_dir())
-
-
-def prune(folder: Path, keep: int) -> None:
-    """Deletes all but the newest `keep` RL checkpoints, and what interrupted writes have left; a folder that
-    was to be replaced, and was not, comes back."""
-    for old in folder.glob("*.old"):
-        if not old.with_suffix("").exists():
-            old.rename(old.with_suffix(""))
-    leftovers = [*folder.glob("*.part"), *folder.glob("*.old")]
-    for path in checkpoints(folder)[: -keep or None] + leftovers:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def load_latest(trainer: Trainer, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Resumes from the newest checkpoint that can be read, and deletes newer ones; ValueError if there is
-    none."""
-    broken: list[Path] = []
-    for path in reversed(checkpoints(folder)):
-        try:
-            state = trainer.load(path)
-        except ValueError as problem:
-            say(f"{problem}; trying the one before")
-            broken.append(path)
-            continue
-        for newer in broken:
-            shutil.rmtree(newer)
-        return state
-    raise ValueError(f"nothing to resume: no usable checkpoint in {folder}")

@@ -9,7 +9,7 @@ system and task. A `Forest` lays the turns out as chains of tokens,
     chain 2               |                                \\ screenshot 2 response 2   (up to tabs 2)
     ...
 
-and `tree_attention` lets a chain see its prefix and, causally, itself. A token sits at the position that
+and minirl/attention.py lets a chain see its prefix and, causally, itself. A token sits at the position that
 it would have had alone, so the hidden states, log-probs and gradients are those of one row per turn: it is
 the same computation, not an approximation. Where chains branch is found by longest common prefix, so that
 several screenshots in the prompt, groups, single-turn tasks and equal prompts of different tasks are no
@@ -17,7 +17,7 @@ special cases. Linear work falls from the sum of all turns' lengths to the lengt
 
 Images count as what they show: two different screenshots have equal ids, and part at their first pad.
 
-Shape suffixes: L row length, N response tokens, A attention heads, D head size.
+Shape suffixes: L row length, N response tokens.
 """
 
 from __future__ import annotations
@@ -29,26 +29,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from torch import Tensor
 
+from minirl.attention import Chain, Range, Tree
 from minirl.batch import Batch, Row, with_targets
 from minirl.model import Language, positions
-
-Range = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A stretch [start, end) of the row whose tokens follow one another; `prefix` are the ranges of the
-    row that come before it in its own sequence, in order: Chain(5, 9, ((0, 3),)) continues after token 2."""
-
-    start: int
-    end: int
-    prefix: tuple[Range, ...] = ()
 
 
 @dataclass
@@ -127,15 +112,23 @@ def image_keys(row: Row, pad: int) -> np.ndarray:
     return ids
 
 
-def micro_batches(rows: Sequence[Row], tokens: int, pad: int) -> Iterator[list[Row]]:
+def size(rows: Sequence[Row], pad: int) -> int:
+    """How many tokens the rows take as one forest."""
+    forest = Forest()
+    for row in rows:
+        forest.add(image_keys(row, pad))
+    return forest.size
+
+
+def micro_batches(rows: Sequence[Row], limit: int, pad: int, tokens: int) -> Iterator[list[Row]]:
     """Rows in order, as many as fit into a forest of `tokens` tokens; ancestors are repeated where a
-    trajectory is split. ValueError if one row alone does not fit."""
+    trajectory is split. A row longer than that stands alone; ValueError if it is longer than `limit`."""
     part, forest = [], Forest()
     for row in rows:
         keys = image_keys(row, pad)
-        if len(keys) > tokens:
-            raise ValueError(f"--batch.micro-tokens {tokens} is less than one turn's {len(keys)} tokens")
-        if forest.size + forest.unshared(keys) > tokens:
+        if len(keys) > limit:
+            raise ValueError(f"--batch.micro-tokens {limit} is less than one turn's {len(keys)} tokens")
+        if part and forest.size + forest.unshared(keys) > tokens:
             yield part
             part, forest = [], Forest()
         forest.add(keys)
@@ -148,7 +141,7 @@ def pack(
     rows: Sequence[Row], language: Language, image: Callable[[str], bytes], device: torch.device
 ) -> Batch:
     """One forest as a batch of one row: ids, positions, images in the row's order, and for each response
-    token the place that predicts it. `inputs["tree"]` holds the chains for `tree_attention`."""
+    token the place that predicts it. `inputs["tree"]` holds the chains for the attention."""
     forest = Forest()
     keys = [image_keys(row, language.pad) for row in rows]
     # Trunks first, the longest before its own beginnings, so that each is one chain in one piece.
@@ -170,7 +163,7 @@ def pack(
     inputs: dict[str, Any] = {
         "input_ids": torch.from_numpy(ids_L)[None].to(device),
         "position_ids": torch.from_numpy(position_3L if images else position_3L[0])[..., None, :].to(device),
-        "tree": tuple(forest.chains),
+        "tree": Tree(tuple(forest.chains)),
     }
     if pictures:
         ordered = [pictures[start] for start in sorted(pictures)]
@@ -178,93 +171,3 @@ def pack(
         inputs["image_grid_thw"] = torch.tensor([grid for _, grid in ordered], device=device)
     sources = [place[row.start - 1 : -1] for row, place in zip(rows, places, strict=True)]
     return with_targets(inputs, rows, sources, device)
-
-
-# --- attention -------------------------------------------------------------------------------------
-
-
-def heads_of(x_1ALD: Tensor, chain: Chain) -> Tensor:
-    """What a chain sees: its prefix and itself, (1, A, prefix + own, D)."""
-    ranges = [*chain.prefix, (chain.start, chain.end)]
-    parts = [x_1ALD[:, :, start:end] for start, end in ranges]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    """One chain's queries against what it sees: causal, aligned at the end."""
-    own, seen = q.shape[2], k.shape[2]
-    mask = None if own == seen else torch.ones(own, seen, dtype=torch.bool, device=q.device).tril(seen - own)
-    grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
-    )
-
-
-class TreeAttention(torch.autograd.Function):
-    """Attention chain by chain. The backward pass computes each chain's attention again and adds its
-    gradients in place: autograd on slices would write a full-length gradient for every chain."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, chains: tuple[Chain, ...], scale: float | None
-    ) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.chains, ctx.scale = chains, scale
-        out = torch.empty_like(q)
-        for chain in chains:
-            own = slice(chain.start, chain.end)
-            out[:, :, own] = attend(q[:, :, own], heads_of(k, chain), heads_of(v, chain), scale)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        grads = [torch.zeros_like(x) for x in (q, k, v)]
-        for chain in ctx.chains:
-            own = (chain.start, chain.end)
-            seen = [x.detach().requires_grad_() for x in (heads_of(k, chain), heads_of(v, chain))]
-            asked = q[:, :, own[0] : own[1]].detach().requires_grad_()
-            with torch.enable_grad():
-                out = attend(asked, *seen, ctx.scale)
-            parts = torch.autograd.grad(out, (asked, *seen), grad[:, :, own[0] : own[1]])
-            grads[0][:, :, own[0] : own[1]] += parts[0]
-            for total, part in zip(grads[1:], parts[1:], strict=True):
-                at = 0
-                for start, end in (*chain.prefix, own):
-                    total[:, :, start:end] += part[:, :, at : at + end - start]
-                    at += end - start
-        return (*grads, None, None)
-
-
-def tree_attention(
-    module: nn.Module,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    tree: tuple[Chain, ...] | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """For transformers' AttentionInterface: q (1, A, L, D) to (1, L, A, D). Without a tree it is plain
-    SDPA, so that the same model also samples and trains in the per-turn layout."""
-    if tree is None:
-        return sdpa_attention_forward(module, q, k, v, attention_mask, dropout, scaling, **kwargs)
-    assert q.shape[0] == 1 and q.shape[2] == k.shape[2] == tree[-1].end, "one packed row, without a cache"
-    return TreeAttention.apply(q, k, v, tree, scaling).transpose(1, 2).contiguous(), None
-
-
-def enable(model: PreTrainedModel) -> None:
-    """Makes the model's text layers understand `tree=`. ValueError for layers it would be wrong for."""
-    text = model.config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or getattr(text, "sliding_window", None):
-        raise ValueError(
-            f"{model.config.model_type} has layers ({', '.join(sorted(kinds))}) for which prefix trees would "
-            "be wrong; use --batch.layout per-turn"
-        )
-    AttentionInterface.register("tree", tree_attention)
-    AttentionMaskInterface.register("tree", sdpa_mask)
-    vision = hasattr(model.config, "vision_config")
-    model.set_attn_implementation({"text_config": "tree", "vision_config": "sdpa"} if vision else "tree")

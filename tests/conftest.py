@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # slow to import: only the tests that use them do
     from transformers import PreTrainedModel
 
     from minirl.model import Language
+    from minirl.ranks import Ranks
 
 # An example's time says more about the machine's load than about the code.
 settings.register_profile("minirl", deadline=None)
@@ -69,6 +70,15 @@ def model(tiny_folder: Path) -> PreTrainedModel:
     from minirl.model import load_model
 
     return load_model(ModelConfig(path=str(tiny_folder)), torch.device("cpu")).eval()
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """This process alone, as the only rank."""
+    from minirl.ranks import open_ranks
+
+    with open_ranks() as ranks:
+        yield ranks
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minirl.config import RECIPES, Config, check, from_command_line, to_json
+from minirl.config import Config, check, to_json
+from minirl.recipes import RECIPES, from_command_line
 
 
 def parse(*argv: str) -> Config:

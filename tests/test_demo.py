@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from minirl import demo
-from minirl.config import tiny
 from minirl.keyboard import SHORT, read_line
 from minirl.parts import make_task_sets
+from minirl.recipes import tiny
 from minirl.store import Run
 from minirl.tools import TOOLS
 from minirl.types import Call, Stop

@@ -14,9 +14,10 @@ import pytest
 import pytest_asyncio
 
 from minirl.browser import BrowserFault, BrowserPool, Session, ToolFailure
-from minirl.config import Config, tiny
+from minirl.config import Config
 from minirl.model import Language
 from minirl.parts import Parts, make_task_sets, worlds_of
+from minirl.recipes import tiny
 from minirl.rollout import Rollouts
 from minirl.store import Run
 from minirl.tasks import save_tasks

@@ -27,9 +27,9 @@ from minirl.config import (
     EvalConfig,
     RolloutConfig,
     SamplerConfig,
-    tiny,
 )
 from minirl.model import Language
+from minirl.recipes import tiny
 from minirl.rollout import Collected, Rollouts, TaskStream
 from minirl.store import Run
 from minirl.types import (

@@ -12,8 +12,9 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from minirl import tiny
 from minirl.batch import Row, collate, minibatches, turn_rows
-from minirl.config import RECIPES, Config, ModelConfig
+from minirl.config import Config, ModelConfig
 from minirl.model import load_language, load_model
+from minirl.recipes import RECIPES
 from minirl.trainer import Trainer, checkpoints, load_latest, prune
 from minirl.types import Group, Task, Trajectory, Turn
 

@@ -22,8 +22,8 @@ from statistics import mean
 
 import tyro
 
+from minirl.checkpoint import checkpoints
 from minirl.store import Run
-from minirl.trainer import checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,0 +1,110 @@
+"""The policy: rows of ids and images in, log-probs of chosen tokens out, on as many ranks as there are.
+
+Stands between rows and the trainer. `make_policy` shards the weights with FSDP2 (with replicas, HSDP): each
+decoder layer and each vision block is a unit that is gathered when it is needed; the policy itself is the
+root, which holds the rest (embeddings, head, norms).
+
+Shape suffixes: B rows, L padded row length, N scored tokens of all rows, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from minirl import attention
+from minirl.config import Config
+from minirl.loss import token_entropies, token_logprobs
+from minirl.model import Language, compute_dtype
+from minirl.ranks import Ranks
+
+# Added to a suppressed token's logit; finite, because blocks of logits get multiplied by 0
+NEVER = -1e30
+
+
+class Policy(nn.Module):
+    """The trained model as one module: rows in, log-probs of chosen tokens out.
+
+    `suppressed_V` is 0, or NEVER for tokens that the sampler can't choose; `temperature` the sampler's.
+    Both are parts of the distribution that was sampled, and so of the one that is trained. All that needs
+    weights happens inside `forward`, because a sharded module gathers them when it is called, the head's
+    too, tied or not.
+    """
+
+    def __init__(self, model: PreTrainedModel, language: Language, temperature: float):
+        super().__init__()
+        self.model, self.temperature = model, temperature
+        head = model.get_output_embeddings()
+        mask_V = torch.zeros(head.weight.shape[0], device=head.weight.device)
+        mask_V[list(language.suppressed)] = NEVER
+        self.register_buffer("suppressed_V", mask_V, persistent=False)
+
+    def forward(
+        self, inputs: dict[str, Any], sources_N: Tensor, targets_N: Tensor, entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs (N,) of `targets_N`, each predicted from the flat (B * L) position in `sources_N`; and
+        if asked for the entropies (N,), without gradient."""
+        hidden_BLH = self.model.model(**inputs, use_cache=False).last_hidden_state
+        hidden_NH = hidden_BLH.flatten(0, 1)[sources_N]
+        distribution = (self.model.get_output_embeddings().weight, self.suppressed_V, self.temperature)
+        weight_VH, bias_V, temperature = distribution
+        logprobs_N = token_logprobs(hidden_NH, weight_VH, targets_N, bias_V, temperature)
+        logprobs_N = logprobs_N.masked_fill(bias_V[targets_N] < 0, float("-inf"))
+        return logprobs_N, token_entropies(hidden_NH, *distribution) if entropy else None
+
+
+def make_policy(
+    model: PreTrainedModel, language: Language, config: Config, ranks: Ranks, train: bool = True
+) -> Policy:
+    """The model as a policy on this rank's device: float32 weights, sharded, computed with in the config's
+    dtype. A single rank that computes in float32 has nothing to shard or to cast, and keeps plain tensors."""
+    policy = Policy(model, language, config.sampler.temperature)
+    policy.requires_grad_(train)
+    if train and config.model.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if config.model.freeze_vision:
+        if language.images is None:
+            raise ValueError("--model.freeze-vision: this model has no vision tower")
+        model.model.visual.requires_grad_(False)
+    if config.batch.layout == "tree":
+        attention.enable(model, config.model.attention)
+    dtype = compute_dtype(config.model, ranks.device)
+    if ranks.world == 1 and dtype == torch.float32 and not config.optim.offload:
+        return policy.to(ranks.device).float()
+    if config.optim.offload and ranks.device.type != "cuda":
+        raise ValueError("--optim.offload moves weights off a GPU; there is none")
+    settings: dict[str, Any] = {
+        "mesh": ranks.mesh(config.optim.replicas),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "offload_policy": CPUOffloadPolicy() if config.optim.offload else OffloadPolicy(),
+    }
+    # a unit is gathered, used and freed at a time: each decoder layer and vision block, and all the rest
+    for module in list(model.modules()):
+        if isinstance(module, GradientCheckpointingLayer):
+            fully_shard(module, **settings)
+    fully_shard(policy, **settings)
+    return policy.float()
+
+
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    """Fills `target`, sharded or not, with the weights of a whole model of the same shape."""
+    given = dict(source.named_parameters())
+    with torch.no_grad():
+        for name, own in target.named_parameters():
+            new = given[name].to(own.device, own.dtype)
+            if isinstance(own, DTensor):  # every rank has all of it, so nothing need be sent
+                new = distribute_tensor(new, own.device_mesh, own.placements, src_data_rank=None)
+            own.copy_(new)
+
+
+def copy_local(source: nn.Module, target: nn.Module) -> None:
+    """Fills `target` with the weights of a module that is sharded alike."""
+    with torch.no_grad():
+        for own, new in zip(target.parameters(), source.parameters(), strict=True):
+            own.copy_(new)

@@ -1,0 +1,182 @@
+"""The recipes as functions, and the command line that starts from one.
+
+A recipe is a complete `Config`; flags change single values (`python train.py tiny --loss.clip-high 0.3`).
+Values are the papers'; where only released code or a public fork states one, the recipe says so. Where
+paper and code disagree, the recipe follows the paper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from minirl.config import (
+    AgentConfig,
+    BatchConfig,
+    BrowserConfig,
+    Config,
+    EvalConfig,
+    LossConfig,
+    ModelConfig,
+    OptimConfig,
+    RolloutConfig,
+    SamplerConfig,
+    SftConfig,
+    check,
+)
+
+
+def tiny() -> Config:
+    """A 1M-parameter Qwen3-VL on a generated shop: minutes on two CPU cores, every part real."""
+    return Config(
+        recipe="tiny",
+        steps=20,
+        save_every=1,
+        model=ModelConfig(max_pixels=160 * 128),
+        agent=AgentConfig(brief=True, response_tokens=64, context_tokens=1024),
+        browser=BrowserConfig(
+            width=480, height=360, episodes=24, action_seconds=15, episode_seconds=120, quiet_ms=0
+        ),
+        sampler=SamplerConfig(temperature=1.0, max_batch=12),
+        rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 6), stage_steps=(10,)),
+        optim=OptimConfig(lr=1e-4),
+        batch=BatchConfig(minibatch_turns=128, micro_tokens=2048),
+        sft=SftConfig(lr=2e-3, epochs=1000, max_steps=200, batch=32, stop_success=0.25, eval_from=120),
+        eval=EvalConfig(max_steps=6, temperature=1.0, top_p=1.0, top_k=0, response_tokens=64),
+    )
+
+
+def openwebrl_4b() -> Config:
+    """OpenWebRL, 4B: 90 iterations of 15 turns, then 50 of 30. Adam's second beta and the learning rates
+    are from released scripts."""
+    return Config(
+        recipe="openwebrl_4b",
+        steps=140,
+        model=ModelConfig(path="Qwen/Qwen3-VL-4B-Thinking"),
+        browser=BrowserConfig(episodes=80),
+        sampler=SamplerConfig(temperature=0.8),
+        rollout=RolloutConfig(group=5, groups=48, max_steps=(15, 30), stage_steps=(90,)),
+    )
+
+
+def openwebrl_8b() -> Config:
+    """OpenWebRL, 8B: as the 4B with half the learning rate (and 912 instead of 412 demonstrations)."""
+    config = openwebrl_4b()
+    return replace(
+        config,
+        recipe="openwebrl_8b",
+        model=replace(config.model, path="Qwen/Qwen3-VL-8B-Thinking"),
+        optim=replace(config.optim, lr=5e-7),
+    )
+
+
+def webagent_r1_3b() -> Config:
+    """WebAgent-R1, Qwen2.5-3B. Group size, Adam's betas and the gradient clip are from the released code."""
+    return Config(
+        recipe="webagent_r1_3b",
+        steps=40,
+        model=ModelConfig(path="Qwen/Qwen2.5-3B-Instruct"),
+        agent=AgentConfig(kind="text", context_tokens=16384),
+        browser=BrowserConfig(width=1280, height=720, episodes=64),
+        sampler=SamplerConfig(temperature=1.0),
+        rollout=RolloutConfig(group=4, groups=16, dynamic=False, max_steps=(15,)),
+        loss=LossConfig(weighting="webagent-r1", clip_high=0.2, kl=0.001, std_eps=1e-4),
+        optim=OptimConfig(lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0, grad_clip=0.01),
+        batch=BatchConfig(epochs=1, minibatch_turns=1024),  # 16 tasks x 4 x 15 turns: one update a step
+        sft=SftConfig(lr=5e-5, batch=128, warmup=0.05),
+        eval=EvalConfig(max_steps=30, temperature=1.0, top_p=0.9, top_k=0, response_tokens=2048),
+    )
+
+
+def webagent_r1_8b() -> Config:
+    """WebAgent-R1, Llama-3.1-8B; the paper starts from WebRL's checkpoint (--warm-start)."""
+    config = webagent_r1_3b()
+    model = replace(config.model, path="meta-llama/Llama-3.1-8B-Instruct")
+    return replace(config, recipe="webagent_r1_8b", model=model)
+
+
+def autowebworld_7b() -> Config:
+    """AutoWebWorld, Qwen2.5-VL-7B on recorded steps. Clip, KL and response length are from released code."""
+    return Config(
+        recipe="autowebworld_7b",
+        steps=500,
+        model=ModelConfig(path="Qwen/Qwen2.5-VL-7B-Instruct", max_pixels=12_845_056),
+        agent=AgentConfig(kind="autowebworld", response_tokens=256, context_tokens=16384),
+        browser=BrowserConfig(width=1280, height=720),
+        sampler=SamplerConfig(temperature=1.0),
+        rollout=RolloutConfig(group=8, groups=32, dynamic=False, max_steps=(1,)),
+        loss=LossConfig(weighting="grpo", clip_high=0.2, kl=0.04, std_eps=1e-4),
+        batch=BatchConfig(epochs=1),  # 32 prompts x 8 responses of one turn: one update a step
+        eval=EvalConfig(max_steps=15),
+    )
+
+
+def autowebworld_3b() -> Config:
+    """AutoWebWorld, Qwen2.5-VL-3B."""
+    config = autowebworld_7b()
+    model = replace(config.model, path="Qwen/Qwen2.5-VL-3B-Instruct")
+    return replace(config, recipe="autowebworld_3b", model=model)
+
+
+RECIPES: dict[str, Callable[[], Config]] = {
+    recipe.__name__: recipe
+    for recipe in (
+        tiny,
+        openwebrl_4b,
+        openwebrl_8b,
+        webagent_r1_3b,
+        webagent_r1_8b,
+        autowebworld_3b,
+        autowebworld_7b,
+    )
+}
+
+
+# --- the command line ------------------------------------------------------------------------------
+
+
+def from_command_line(argv: Sequence[str], prog: str) -> Config:
+    """`RECIPE [flags]`; no recipe means tiny. Raises ValueError for anything that can't be understood."""
+    import tyro  # not at import time: everything else works without a command line
+
+    name, flags = ("tiny", argv) if not argv or argv[0].startswith("-") else (argv[0], argv[1:])
+    recipe = RECIPES.get(name.replace("-", "_"))
+    if recipe is None:
+        raise ValueError(f"unknown recipe {name!r}; there are {', '.join(RECIPES)}")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            config = tyro.cli(
+                Config,
+                args=list(flags),
+                default=recipe(),
+                prog=f"{prog} {name}",
+                description=recipe.__doc__,
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        words = re.sub(r"[│╭╮╰╯─╷╵┃━]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()))
+        raise ValueError(" ".join(words.split())[:400]) from None
+    return check(config)
+
+
+def run_main(main: Callable[[Sequence[str]], None]) -> None:
+    """Runs a script's `main`: a user's mistake is one line and exit status 2, never a traceback
+    (unless MINIRL_TRACEBACK is set, for those who look for a mistake of ours)."""
+    try:
+        main(sys.argv[1:])
+    except (ValueError, OSError) as problem:
+        if "MINIRL_TRACEBACK" in os.environ:
+            raise
+        print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

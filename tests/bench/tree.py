@@ -1,0 +1,237 @@
+"""What do prefix trees save? The same trajectories forward and backward in three layouts.
+
+    python tests/bench/tree.py
+
+`one`: one row per turn, one row per forward pass. `padded`: one row per turn, all rows of a trajectory in
+one batch. `tree`: all turns in one row, each shared token once. The model is a small Qwen3 with random
+weights and about the proportions of the 4B one; observations are text, since each screenshot is seen once
+in every layout. Lengths are OpenWebRL's divided by `--scale`, so that attention has about the share of the
+work that it has at full size. First T trajectories of their own, then G5T30: a group of 5 with a system
+prompt as long as OpenWebRL's, in one tree.
+
+Seconds are CPU-seconds of one thread, the least of some repeats; memory is the peak above what the model
+takes, in a process of its own for each measurement. All layouts must give the same log-probs and gradients.
+`flop_ratio` is what the counts of operations promise, `flop_ratio_4b` the same for the 4B model at full
+length.
+
+The last line is JSON: seconds, memory and tokens per number of turns and layout; for the group the ratios too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+import tyro
+from measure import Cost, cost, fresh
+from rich.console import Console
+from rich.table import Table
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from minirl import tree
+from minirl.batch import Batch, Row, collate
+from minirl.model import Language, Policy
+from minirl.tree import Chain, Forest
+
+GROUP = 5
+TEXT_ONLY = Language(None, None, images=None, suppressed=(), end=())  # nothing here is tokenised
+
+
+@dataclass
+class Args:
+    turns: list[int] = field(default_factory=lambda: [30, 15, 5])
+    group_turns: int = 30
+    scale: float = 8.0
+    """Tokens are OpenWebRL's divided by this; 8 needs 10 GB for 30 padded turns."""
+    repeats: int = 3
+    enough: float = 20.0
+    """No further repeat after so many seconds."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of each part of a trajectory."""
+
+    system: int = 1500
+    response: int = 400
+    feedback: int = 60
+    observation: int = 1300
+
+    def divided(self, by: float) -> Lengths:
+        return Lengths(*(round(n / by) for n in asdict(self).values()))
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The sizes of a Qwen3 model."""
+
+    vocab_size: int = 512
+    hidden_size: int = 256
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 2
+    head_dim: int = 48
+    intermediate_size: int = 976
+
+
+LONG_SYSTEM = Lengths(system=4000)
+SMALL, QWEN3_4B = Dims(), Dims(151936, 2560, 36, 32, 8, 128, 9728)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    cost: Cost
+    tokens: int
+    logprobs: np.ndarray
+    grad_norms: np.ndarray  # one per parameter
+
+
+def trajectory_rows(lengths: Lengths, turns: int, trajectories: int = 1) -> list[Row]:
+    """Random trajectories with one system prompt. Observations have ids of their own, so that a turn's
+    branch leaves the trunk where its observation begins."""
+    rng, half = np.random.default_rng(0), SMALL.vocab_size // 2
+
+    def ids(n: int, kind: int = 0) -> tuple[int, ...]:
+        return tuple((rng.integers(half, size=n) + kind * half).tolist())
+
+    rows, system = [], ids(lengths.system)
+    for _ in range(trajectories):
+        trunk = system
+        for _ in range(turns):
+            prompt, response = trunk + ids(lengths.observation, kind=1), ids(lengths.response)
+            old = (0.0,) * lengths.response
+            rows.append(Row(prompt + response, len(prompt), (), old, advantage=1.0, shared=len(trunk)))
+            trunk += response + ids(lengths.feedback)
+    return rows
+
+
+def batches(layout: str, rows: Sequence[Row]) -> Iterator[Batch]:
+    cpu = torch.device("cpu")
+    if layout == "tree":
+        yield tree.pack(rows, TEXT_ONLY, None, cpu)
+    else:
+        for part in [[row] for row in rows] if layout == "one" else [rows]:
+            yield collate(part, TEXT_ONLY, None, cpu)
+
+
+def run(layout: str, lengths: Lengths, turns: int, trajectories: int, args: Args) -> Outcome:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(**asdict(SMALL), attn_implementation="sdpa")).train()
+    if layout == "tree":
+        tree.enable(model)
+    policy = Policy(model, TEXT_ONLY, temperature=1.0)
+
+    def update(rows: Sequence[Row]) -> tuple[int, torch.Tensor]:
+        model.zero_grad()
+        tokens, out = 0, []
+        for batch in batches(layout, rows):
+            logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
+            (logprobs_N * batch.advantage_N / batch.length_N).sum().backward()
+            tokens += batch.tokens
+            out.append(logprobs_N.detach())
+        return tokens, torch.cat(out)
+
+    update(trajectory_rows(Lengths().divided(20), turns=2))
+    rows = trajectory_rows(lengths, turns, trajectories)
+    spent, (tokens, logprobs_N) = cost(lambda: update(rows), args.repeats, args.enough)
+    norms = np.array([p.grad.norm().item() for p in model.parameters()])
+    return Outcome(spent, tokens, logprobs_N.numpy(), norms)
+
+
+def compare(layouts: Sequence[str], *what: object) -> dict[str, Outcome]:
+    """Measures the layouts. They must have computed the same."""
+    found: dict[str, Outcome] = {}
+    for layout in layouts:
+        print(f"{layout} {what[:-1]}", file=sys.stderr)
+        found[layout] = fresh(run, layout, *what)
+        print(f"  {found[layout].cost}, {found[layout].tokens} tokens", file=sys.stderr)
+    oracle = found["one"]
+    for layout, other in found.items():
+        np.testing.assert_allclose(other.logprobs, oracle.logprobs, rtol=0, atol=1e-4, err_msg=layout)
+        np.testing.assert_allclose(other.grad_norms, oracle.grad_norms, rtol=1e-3, err_msg=layout)
+    return found
+
+
+# --- counting operations ---------------------------------------------------------------------------
+
+
+def flops(dims: Dims, chains: Sequence[Chain], responses: int) -> int:
+    """Operations of a forward pass over these chains; forward and backward are three times that. Linear
+    layers for every token, the head for `responses` tokens, attention to exactly what a token sees."""
+    d = dims
+    heads, kv_heads = d.num_attention_heads * d.head_dim, d.num_key_value_heads * d.head_dim
+    weights = d.hidden_size * (2 * heads + 2 * kv_heads + 3 * d.intermediate_size)
+    tokens = pairs = 0
+    for chain in chains:
+        own, before = chain.end - chain.start, sum(end - start for start, end in chain.prefix)
+        tokens += own
+        pairs += own * before + own * (own + 1) // 2
+    layer = 2 * weights * tokens + 4 * heads * pairs
+    return d.num_hidden_layers * layer + 2 * d.hidden_size * d.vocab_size * responses
+
+
+def flop_ratio(dims: Dims, rows: Sequence[Row]) -> float:
+    """One row per turn, over all rows in one tree."""
+    forest = Forest()
+    for row in sorted(rows, key=lambda row: -row.shared):  # the longest trunk of a trajectory first
+        forest.add(np.array(row.ids[: row.shared]))
+    for row in rows:
+        forest.add(np.array(row.ids))
+    responses = sum(len(row.ids) - row.start for row in rows)
+    alone = [Chain(0, len(row.ids)) for row in rows]
+    return flops(dims, alone, responses) / flops(dims, forest.chains, responses)
+
+
+# --- the report ------------------------------------------------------------------------------------
+
+
+def numbers(outcome: Outcome) -> dict[str, float]:
+    spent = outcome.cost
+    return {
+        "s": round(spent.seconds, 2),
+        "wall": round(spent.wall, 2),
+        "mb": round(spent.mb),
+        "tokens": outcome.tokens,
+    }
+
+
+def main() -> None:
+    args = tyro.cli(Args)
+    table = Table("", "layout", "tokens", "s", "wall s", "MB", "tree is faster by", "FLOP ratio to tree")
+    result: dict[str, dict] = {}
+
+    def report(name: str, found: dict[str, Outcome], ratio: float) -> None:
+        result[name] = {layout: numbers(outcome) for layout, outcome in found.items()}
+        for layout, n in result[name].items():
+            faster = "" if layout == "tree" else f"{n['s'] / result[name]['tree']['s']:.2f}x"
+            promised = f"{ratio:.2f}x" if layout == "one" else ""
+            cells = (n["tokens"], n["s"], n["wall"], n["mb"], faster, promised)
+            table.add_row(name, layout, *map(str, cells), end_section=layout == "tree")
+
+    lengths = Lengths().divided(args.scale)
+    for turns in args.turns:
+        found = compare(("one", "padded", "tree"), lengths, turns, 1, args)
+        report(f"T{turns}", found, flop_ratio(SMALL, trajectory_rows(lengths, turns)))
+
+    lengths, turns = LONG_SYSTEM.divided(args.scale), args.group_turns
+    name = f"G{GROUP}T{turns}"
+    found = compare(("one", "tree"), lengths, turns, GROUP, args)
+    ratio = flop_ratio(SMALL, trajectory_rows(lengths, turns, GROUP))
+    report(name, found, ratio)
+    result[name] |= {
+        "ratio": round(found["one"].cost.seconds / found["tree"].cost.seconds, 2),
+        "flop_ratio": round(ratio, 2),
+        "flop_ratio_4b": round(flop_ratio(QWEN3_4B, trajectory_rows(LONG_SYSTEM, turns, GROUP)), 2),
+        "sizes": {**asdict(lengths), **asdict(SMALL)},
+    }
+    Console(width=110).print(table)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
