@@ -269,7 +269,7 @@ class Rollouts:
         ranks: Ranks,
     ):
         self.config, self.language, self.sampler, self.pool = config, language, sampler, pool
-        self.ranks = ranks
+        self.ranks, self.collections = ranks, 0
         self.verify, self.put_image = verify, put_image
         self.interface = visual(config.agent.brief)
         self.slots = asyncio.Semaphore(config.browser.episodes)
@@ -314,7 +314,8 @@ class Rollouts:
         rollout, max_steps = self.config.rollout, self.config.max_steps(step)
         running: dict[asyncio.Task[list[Trajectory]], int] = {}
         episodes: dict[int, list[Trajectory]] = {}  # this rank's
-        board = Board(self.ranks, f"step {step}")
+        self.collections += 1
+        board = Board(self.ranks, f"collection {self.collections}")
         limit = int(rollout.groups * rollout.max_oversample)
         room = self.config.browser.episodes // rollout.group + 1
         async with asyncio.TaskGroup() as tasks:

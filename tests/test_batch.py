@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from minirl.batch import Row, collate, micro_batches, minibatches, turn_rows
-from minirl.model import Policy
+from minirl.batch import Row, collate, members_of, micro_batches, minibatches, turn_rows
+from minirl.policy import Policy
 from minirl.types import Group, Task, Trajectory, Turn
 
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
@@ -38,10 +38,10 @@ def test_the_rows_of_a_trajectory():
             Turn(5, (9, 4), (8, 8, 2), (-0.3, -0.2, -0.1), "", images=("b", "c")),
         ),
     )
-    assert turn_rows(trajectory, advantage=0.5) == [
-        Row((1, 2, 3, 9, 9, 4, 7, 2), 6, ("a",), (-0.1, -0.7), 0.5, shared=3),
-        Row((1, 2, 3, 5, 6, 9, 4, 8, 8, 2), 7, ("b", "c"), (-0.3, -0.2, -0.1), 0.5, shared=5),
-    ]
+    assert turn_rows(trajectory, advantage=0.5) == (
+        Row((1, 2, 3, 9, 9, 4, 7, 2), 6, ("a",), (-0.1, -0.7), 0.5, 3, (1.0, 1.0)),
+        Row((1, 2, 3, 5, 6, 9, 4, 8, 8, 2), 7, ("b", "c"), (-0.3, -0.2, -0.1), 0.5, 5, (1.0, 1.0, 1.0)),
+    )
 
 
 # --- minibatches -----------------------------------------------------------------------------------
@@ -56,12 +56,18 @@ def groups_of(*turns: int) -> list[Group]:
     return [Group(TASK, trajectories, tuple(float(m) for m in range(len(turns))))]
 
 
+def cut(groups: list[Group], turns: int, seed: int) -> list[list[Row]]:
+    """The rows of each minibatch."""
+    parts = minibatches(members_of(groups), turns, seed)
+    return [[row for member in part for row in member.rows] for part in parts]
+
+
 def names(batches: list[list[Row]]) -> list[list[int]]:
     return [[row.ids[0] - 100 for row in rows] for rows in batches]
 
 
 def test_minibatches_are_whole_trajectories_with_their_own_advantages():
-    batches = list(minibatches(groups_of(3, 1, 4, 2, 5, 3), turns=4, seed=0))
+    batches = cut(groups_of(3, 1, 4, 2, 5, 3), turns=4, seed=0)
     assert len(batches) > 1
     assert Counter(sum(names(batches), [])) == {0: 3, 1: 1, 2: 4, 3: 2, 4: 5, 5: 3}  # every row once
     for rows in names(batches):
@@ -71,13 +77,13 @@ def test_minibatches_are_whole_trajectories_with_their_own_advantages():
 
 
 def test_a_minibatch_is_full_with_the_trajectory_that_reaches_its_size():
-    batches = list(minibatches(groups_of(*[3] * 6), turns=4, seed=0))
+    batches = cut(groups_of(*[3] * 6), turns=4, seed=0)
     assert [len(rows) for rows in batches] == [6, 6, 6]
 
 
 def test_a_short_last_minibatch_joins_the_one_before():
     def sizes(n: int) -> list[int]:
-        return [len(rows) for rows in minibatches(groups_of(*[1] * n), turns=4, seed=0)]
+        return [len(rows) for rows in cut(groups_of(*[1] * n), turns=4, seed=0)]
 
     assert sizes(8) == [4, 4]
     assert sizes(9) == [4, 5]  # one turn is less than half of four
@@ -87,7 +93,7 @@ def test_a_short_last_minibatch_joins_the_one_before():
 
 def test_every_seed_shuffles_in_its_own_way():
     groups = groups_of(*[1] * 12)
-    orders = [sum(names(list(minibatches(groups, 4, seed))), []) for seed in (0, 0, 1, 2)]
+    orders = [sum(names(cut(groups, 4, seed)), []) for seed in (0, 0, 1, 2)]
     assert orders[0] == orders[1]
     assert len({tuple(order) for order in orders}) == 3
     assert orders[0] != sorted(orders[0])
@@ -96,7 +102,7 @@ def test_every_seed_shuffles_in_its_own_way():
 def test_minibatches_mix_groups():
     one, two = groups_of(*[1] * 6), groups_of(*[1] * 6)
     two = [replace(two[0], trajectories=tuple(replace(t, trunk=(200,)) for t in two[0].trajectories))]
-    first = next(minibatches(one + two, turns=6, seed=0))
+    first = cut(one + two, turns=6, seed=0)[0]
     assert {row.ids[0] == 200 for row in first} == {True, False}
 
 
@@ -143,14 +149,12 @@ def test_tensors_by_hand(language):
     assert batch.targets_N.tolist() == [15, 16, 22, 23]
     assert batch.old_N.tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4])
     assert batch.advantage_N.tolist() == [0.5, 0.5, -1.5, -1.5]
-    assert batch.length_N.tolist() == [2, 2, 2, 2]
     assert batch.tokens == 12
 
 
 def test_responses_of_unequal_length_keep_their_own(language):
     rows = [Row((11, 12, 13), 2, (), (-0.1,), 0.5), Row((20, 21, 22, 23), 1, (), (-0.2, -0.3, -0.4), 2.0)]
     batch = collate(rows, language, no_image, CPU)
-    assert batch.length_N.tolist() == [1, 3, 3, 3]
     assert batch.advantage_N.tolist() == [0.5, 2.0, 2.0, 2.0]
     assert batch.sources_N.tolist() == [1, 4, 5, 6]
 

@@ -13,7 +13,7 @@ import torch
 from minirl.batch import Row, collate
 from minirl.config import SamplerConfig
 from minirl.hf_sampler import HfSampler, request_seed, truncate
-from minirl.model import Policy
+from minirl.policy import Policy
 from minirl.types import Prompt, Request, Sample, SamplerError, Sampling
 
 CPU = torch.device("cpu")
@@ -145,7 +145,7 @@ async def test_waiting_requests_are_decoded_together_up_to_max_batch(new_sampler
 async def test_a_sample_knows_how_many_syncs_the_sampler_had_seen(new_sampler, prompts):
     sampler = new_sampler()
     before = await sampler.generate(Request(prompts[1], 0, 1))
-    sampler.sync()
+    sampler.sync([])
     after = await sampler.generate(Request(prompts[1], 0, 1))
     assert (before.version, after.version) == (0, 1)
 

@@ -18,7 +18,8 @@ from torch import nn
 
 from minirl.batch import Row, collate
 from minirl.config import ModelConfig
-from minirl.model import Images, Language, Policy, check_checkpoint, load_language, load_model, positions
+from minirl.model import Images, Language, check_checkpoint, load_language, load_model, positions
+from minirl.policy import Policy
 
 CPU = torch.device("cpu")
 PAD = 99  # stands for the image pad where no model is needed
@@ -114,7 +115,7 @@ def test_log_probs_entropy_and_gradient_equal_the_plain_formula(language, tiny_f
     batch = collate(ROWS, language, image=lambda name: b"", device=CPU)
     upstream_N = torch.tensor([0.3, -1.0, 0.5, 2.0, -0.1])
 
-    logprobs_N, entropy_N = policy(batch.inputs, batch.sources_N, batch.targets_N)
+    logprobs_N, entropy_N = policy(batch.inputs, batch.sources_N, batch.targets_N, entropy=True)
     (logprobs_N * upstream_N).sum().backward()
     ours = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
 
@@ -172,7 +173,7 @@ def test_suppressed_tokens_anywhere_in_a_large_vocabulary(language, suppressed):
     policy = Policy(body, replace(language, suppressed=suppressed), temperature=0.5)
     hidden_BLH = torch.randn(1, 4, 8, requires_grad=True)
     targets_N = torch.tensor([4097, 5000, 8191, 6000])
-    logprobs_N, entropy_N = policy({"hidden_BLH": hidden_BLH}, torch.arange(4), targets_N)
+    logprobs_N, entropy_N = policy({"hidden_BLH": hidden_BLH}, torch.arange(4), targets_N, entropy=True)
     logprobs_N.sum().backward()
 
     logits_NV = body.head(hidden_BLH.detach()[0]) / 0.5

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from peers import alone
 
 from minirl.browser import BrowserFault, BrowserPool, Session, ToolFailure
 from minirl.config import Config
@@ -42,7 +43,7 @@ async def pool() -> AsyncIterator[BrowserPool]:
 
 @pytest.fixture
 def rollouts(pool: BrowserPool, language: Language, tmp_path: Path) -> Rollouts:
-    return Rollouts(CONFIG, language, None, pool, WorldVerifier(), Run(tmp_path).put_image)
+    return Rollouts(CONFIG, language, None, pool, WorldVerifier(), Run(tmp_path).put_image, alone())
 
 
 def script(task: Task, language: Language) -> ScriptedPolicy:

@@ -7,6 +7,7 @@ from math import sqrt
 
 import pytest
 
+from minirl.config import LossConfig
 from minirl.reward import (
     advantages,
     assign_advantages,
@@ -66,7 +67,7 @@ def test_invalid_episodes_leave_before_the_statistics():
     broken = episode(Stop.ENV_ERROR, member=2)
     group = make_group(TASK, [episode(reward=1.0), episode(reward=0.0, member=1), broken])
     assert [t.member for t in group.trajectories] == [0, 1]
-    (ready,) = assign_advantages([group], eps=0.0)
+    (ready,) = assign_advantages([group], LossConfig(std_eps=0.0))
     assert ready.advantages == pytest.approx((sqrt(0.5), -sqrt(0.5)))  # +-0.5 over sqrt(0.5)
 
 
@@ -107,7 +108,9 @@ def test_equal_rewards_have_no_advantage():
 
 
 def test_every_group_is_compared_with_itself_alone():
-    ready = assign_advantages([group_of(1, 0), group_of(0, 0), group_of(1, 0, 0, 0)], eps=1e-9)
+    ready = assign_advantages(
+        [group_of(1, 0), group_of(0, 0), group_of(1, 0, 0, 0)], LossConfig(std_eps=1e-9)
+    )
     assert ready[0].advantages == pytest.approx((0.707107, -0.707107), abs=1e-6)
     assert ready[1].advantages == (0.0, 0.0)
     # mean 1/4, deviation sqrt((9/16 + 3/16) / 3) = 1/2

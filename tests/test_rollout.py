@@ -16,6 +16,7 @@ import pages
 import pytest
 import torch
 from pages import HEIGHT, WIDTH, point
+from peers import alone
 
 from minirl import rollout
 from minirl.batch import collate, turn_rows
@@ -101,7 +102,7 @@ class Theatre:
     def __post_init__(self) -> None:
         self.tasks = [Task(f"task-{i}", "", "http://shop-0.test/") for i in range(len(self.plans))]
         rollout = RolloutConfig(2, self.groups, self.dynamic, self.oversample, (3, 7), (1,))
-        self.rollouts = Rollouts(replace(CONFIG, rollout=rollout), None, self, None, None, None)
+        self.rollouts = Rollouts(replace(CONFIG, rollout=rollout), None, self, None, None, None, alone())
         self.rollouts.episode = self.episode
 
     async def episode(self, task: Task, member: int, policy: Any, max_steps: int) -> Trajectory:
@@ -331,7 +332,7 @@ def play(
         task = Task("local", "Do it.", site + start if start.startswith("/") else start)
         async with BrowserPool(config.browser) as pool:
             put = Run(tmp_path).put_image
-            yield Rollouts(config, language, script, pool, nobody_verifies, put), script, task
+            yield Rollouts(config, language, script, pool, nobody_verifies, put, alone()), script, task
             assert [c for b in pool.browsers if b is not None for c in b.contexts] == []
             assert set(pool.loads) == {0}
 
@@ -507,7 +508,7 @@ async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(language,
     run = Run(tmp_path)
     with SiteServer([SHOP]) as server:
         async with BrowserPool(config.browser, server.resolver_rules()) as pool:
-            rollouts = Rollouts(config, language, script, pool, WorldVerifier(), run.put_image)
+            rollouts = Rollouts(config, language, script, pool, WorldVerifier(), run.put_image, alone())
             t = await episode(rollouts, TASK)
     assert (t.stop, len(t.turns), t.success) == (Stop.DONE, 4, False)
     assert t.final_state["page"] == "CATEGORY"
@@ -553,7 +554,7 @@ async def test_training_and_evaluation_sample_each_in_their_own_way():
 
     how = EvalConfig(temperature=0.6, top_p=0.95, top_k=20, response_tokens=7)
     config = replace(CONFIG, sampler=SamplerConfig(temperature=0.8), eval=how)
-    rollouts = Rollouts(config, None, Sampler(), None, None, None)
+    rollouts = Rollouts(config, None, Sampler(), None, None, None, alone())
 
     async def episode(task: Task, member: int, policy: Any, max_steps: int) -> Trajectory:
         await policy(0, Prompt((1, 2), 0), None)

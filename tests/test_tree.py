@@ -12,11 +12,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from minirl import tree
+from minirl import attention, tree
+from minirl.attention import Chain, Tree
 from minirl.batch import Row, collate
 from minirl.context import Context
-from minirl.model import Language, Policy
-from minirl.tree import Chain, Forest
+from minirl.model import Language
+from minirl.policy import Policy
+from minirl.tree import Forest
 from minirl.types import Observation
 
 CPU = torch.device("cpu")
@@ -102,7 +104,10 @@ def conversation(
         feedback = (f"click: {rng.randrange(100)}",)
         images = tuple(album.put(p) for p in prompt.images)
         old = tuple(-rng.random() for _ in response)
-        rows.append(Row(prompt.ids + response, len(prompt.ids), images, old, rng.gauss(0, 1), prompt.shared))
+        weights = (rng.random() / len(response),) * len(response)
+        advantage = rng.gauss(0, 1)
+        ids = prompt.ids + response
+        rows.append(Row(ids, len(prompt.ids), images, old, advantage, prompt.shared, weights))
     return rows
 
 
@@ -113,7 +118,7 @@ def computed(model, language, batches) -> tuple[torch.Tensor, dict[str, torch.Te
     out = []
     for batch in batches:
         logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
-        (logprobs_N * batch.advantage_N / batch.length_N).sum().backward()
+        (logprobs_N * batch.advantage_N * batch.weight_N).sum().backward()
         out.append(logprobs_N.detach())
     return torch.cat(out), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
@@ -131,7 +136,7 @@ def assert_equal(ours, oracle) -> None:
 def seeing(model, language, png):
     """The tiny Qwen3-VL with the tree switched on, rows of a group of three, and where their images are."""
     model = copy.deepcopy(model).train()
-    tree.enable(model)
+    attention.enable(model)
     album = Album()
 
     def rows(keep: int = 1) -> list[Row]:
@@ -154,7 +159,7 @@ def test_a_group_with_screenshots_equals_its_turns_one_by_one(seeing, keep):
 def test_a_split_trajectory_equals_the_whole(seeing):
     model, language, rows, image = seeing
     rows = rows()
-    parts = list(tree.micro_batches(rows, 330, language.pad))
+    parts = list(tree.micro_batches(rows, 330, language.pad, 330))
     assert len(parts) > 2 and [row for part in parts for row in part] == rows
     batches = [tree.pack(part, language, image, CPU) for part in parts]
     assert all(batch.tokens <= 330 for batch in batches)
@@ -178,7 +183,7 @@ def test_a_wrong_tree_is_noticed(seeing, wrong):
     oracle = computed(model, language, [collate([row], language, image, CPU) for row in rows])
     batch = tree.pack(rows, language, image, CPU)
     if wrong == "mask":
-        batch.inputs["tree"] = (Chain(0, batch.tokens),)
+        batch.inputs["tree"] = Tree((Chain(0, batch.tokens),))
     elif wrong == "positions":
         batch.inputs["position_ids"] = torch.arange(batch.tokens).expand(3, 1, -1)
     else:
@@ -195,7 +200,10 @@ def test_equal_screenshots_are_seen_once_and_different_ones_apart(seeing, png):
     album = Album()
     one, two = album.put(png(64, 64, seed=1)), album.put(png(64, 64, seed=2))
     pads = (language.pad,) * language.image_tokens(album.pictures[one])
-    rows = [Row((50, *pads, 60, 70), 1 + len(pads) + 1, (name,), (0.0,), 1.0) for name in (one, one, two)]
+    rows = [
+        Row((50, *pads, 60, 70), 1 + len(pads) + 1, (name,), (0.0,), 1.0, weights=(1.0,))
+        for name in (one, one, two)
+    ]
     batch = tree.pack(rows, language, album.pictures.__getitem__, CPU)
     assert len(batch.inputs["image_grid_thw"]) == 2
     assert batch.tokens == 1 + 2 * (len(pads) + 2)
@@ -215,7 +223,7 @@ def test_text_models(language):
     )
     model = LlamaForCausalLM(config).train()
     blind = Language(language.tokenizer, language.chat, None, language.suppressed, language.end)
-    tree.enable(model)
+    attention.enable(model)
     album = Album()
     rows = [r for seed in range(3) for r in conversation(blind, album, None, seed, turns=3, keep=1)]
     one_by_one = computed(model, blind, [collate([row], blind, None, CPU) for row in rows])
@@ -235,10 +243,10 @@ def test_layers_that_a_tree_would_be_wrong_for_are_refused():
         vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, sliding_window=8
     )
     with pytest.raises(ValueError, match="--batch.layout per-turn"):
-        tree.enable(MistralForCausalLM(config))
+        attention.enable(MistralForCausalLM(config))
 
 
 def test_a_row_budget_below_one_turn_is_refused(seeing):
     _, language, rows, _ = seeing
     with pytest.raises(ValueError, match="--batch.micro-tokens 50 is less than one turn's"):
-        list(tree.micro_batches(rows(), 50, language.pad))
+        list(tree.micro_batches(rows(), 50, language.pad, 50))

@@ -23,13 +23,13 @@ from statistics import median
 
 import torch
 import tyro
-from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
 from measure import Cost, cost, fresh
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from minirl.model import NEVER
+from minirl.loss import token_logprobs
+from minirl.policy import NEVER
 
 SUPPRESSED = [3, 7]  # some tokens that are never sampled; no target is one of them
 
@@ -44,7 +44,7 @@ class Args:
 
 
 def ours(hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, bias_V: Tensor) -> Tensor:
-    return LigerFusedLinearPPOBase.chunk_forward(hidden_NH[None], weight_VH, targets_N[None], bias=bias_V)[0]
+    return token_logprobs(hidden_NH, weight_VH, targets_N, bias_V, temperature=1.0)
 
 
 def plain(hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, bias_V: Tensor) -> Tensor:
@@ -67,15 +67,13 @@ def run(path: str, tokens: int, vocabulary: int, hidden: int) -> tuple[Cost, lis
     bias_V = torch.zeros(vocabulary)
     bias_V[SUPPRESSED] = NEVER
 
-    def update(n: int) -> Tensor:
-        hidden_NH.grad = weight_VH.grad = None
-        logprobs_N = PATHS[path](hidden_NH[:n], weight_VH, targets_N[:n], bias_V)
-        (logprobs_N * advantage_N[:n]).sum().backward()
+    def update(*inputs: Tensor) -> Tensor:
+        logprobs_N = PATHS[path](*inputs)
+        (logprobs_N * advantage_N[: len(logprobs_N)]).sum().backward()
         return logprobs_N.detach()
 
-    update(8)
-    hidden_NH.grad = weight_VH.grad = None
-    spent, logprobs_N = cost(lambda: update(tokens))
+    update(torch.randn(8, hidden), torch.randn(64, hidden, requires_grad=True), torch.arange(8), bias_V[:64])
+    spent, logprobs_N = cost(lambda: update(hidden_NH, weight_VH, targets_N, bias_V))
     return spent, [logprobs_N, hidden_NH.grad, weight_VH.grad @ torch.randn(hidden)]
 
 

@@ -32,10 +32,12 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from minirl import tree
+from minirl import attention
+from minirl.attention import Chain
 from minirl.batch import Batch, Row, collate
-from minirl.model import Language, Policy
-from minirl.tree import Chain, Forest
+from minirl.model import Language
+from minirl.policy import Policy
+from minirl.tree import Forest, pack
 
 GROUP = 5
 TEXT_ONLY = Language(None, None, images=None, suppressed=(), end=())  # nothing here is tokenised
@@ -48,7 +50,7 @@ class Args:
     scale: float = 8.0
     """Tokens are OpenWebRL's divided by this; 8 needs 10 GB for 30 padded turns."""
     repeats: int = 3
-    enough: float = 20.0
+    enough: float = 40.0
     """No further repeat after so many seconds."""
 
 
@@ -103,8 +105,8 @@ def trajectory_rows(lengths: Lengths, turns: int, trajectories: int = 1) -> list
         trunk = system
         for _ in range(turns):
             prompt, response = trunk + ids(lengths.observation, kind=1), ids(lengths.response)
-            old = (0.0,) * lengths.response
-            rows.append(Row(prompt + response, len(prompt), (), old, advantage=1.0, shared=len(trunk)))
+            old, weights = (0.0,) * lengths.response, (1 / lengths.response,) * lengths.response
+            rows.append(Row(prompt + response, len(prompt), (), old, 1.0, len(trunk), weights))
             trunk += response + ids(lengths.feedback)
     return rows
 
@@ -112,7 +114,7 @@ def trajectory_rows(lengths: Lengths, turns: int, trajectories: int = 1) -> list
 def batches(layout: str, rows: Sequence[Row]) -> Iterator[Batch]:
     cpu = torch.device("cpu")
     if layout == "tree":
-        yield tree.pack(rows, TEXT_ONLY, None, cpu)
+        yield pack(rows, TEXT_ONLY, None, cpu)
     else:
         for part in [[row] for row in rows] if layout == "one" else [rows]:
             yield collate(part, TEXT_ONLY, None, cpu)
@@ -123,7 +125,7 @@ def run(layout: str, lengths: Lengths, turns: int, trajectories: int, args: Args
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(Qwen3Config(**asdict(SMALL), attn_implementation="sdpa")).train()
     if layout == "tree":
-        tree.enable(model)
+        attention.enable(model)
     policy = Policy(model, TEXT_ONLY, temperature=1.0)
 
     def update(rows: Sequence[Row]) -> tuple[int, torch.Tensor]:
@@ -131,7 +133,7 @@ def run(layout: str, lengths: Lengths, turns: int, trajectories: int, args: Args
         tokens, out = 0, []
         for batch in batches(layout, rows):
             logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
-            (logprobs_N * batch.advantage_N / batch.length_N).sum().backward()
+            (logprobs_N * batch.weight_N).sum().backward()
             tokens += batch.tokens
             out.append(logprobs_N.detach())
         return tokens, torch.cat(out)

@@ -1,0 +1,57 @@
+"""Ranks for tests: one without peers, or several in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from minirl.ranks import Ranks, open_ranks
+
+
+def alone() -> Ranks:
+    """A rank that has nobody to talk to, and needs no process group."""
+    return Ranks(0, 1, torch.device("cpu"), dist.HashStore(), None)
+
+
+def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """What `work(ranks, *args)` returns on each of `world` ranks; `work` is a function of a module."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = mp.get_context("spawn")
+    box = context.Queue()
+    processes = [
+        context.Process(target=rank_main, args=(r, world, port, work, args, box)) for r in range(world)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        found = dict(box.get(timeout=240) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(timeout=5)
+            process.kill()
+    for answer in found.values():
+        if isinstance(answer, str) and answer.startswith("Traceback"):
+            raise AssertionError(answer)
+    return [found[rank] for rank in range(world)]
+
+
+def rank_main(rank: int, world: int, port: int, work: Callable, args: tuple, box: Any) -> None:
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(world)}
+    os.environ |= address | {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    try:
+        with open_ranks() as ranks:
+            answer = work(ranks, *args)
+            ranks.wait()
+    except BaseException:
+        answer = traceback.format_exc()
+    box.put((rank, answer))

@@ -1,0 +1,301 @@
+"""Checkpoints that survive what befalls files and processes, and fit any number of ranks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from peers import on_ranks
+from safetensors.torch import load_file, save_file
+from training import distance, equal, make_groups, make_trainer, nothing, picture, rows_of, weights
+from transformers import AutoModelForImageTextToText, PreTrainedModel
+
+from minirl import tiny
+from minirl.checkpoint import Checkpoints, checkpoints, prune
+from minirl.config import ModelConfig
+from minirl.model import load_language
+from minirl.ranks import Ranks
+from minirl.trainer import Trainer
+from minirl.types import Group
+
+
+@pytest.fixture
+def new_trainer(tiny_folder, ranks):
+    return partial(make_trainer, tiny_folder, ranks)
+
+
+@pytest.fixture
+def groups(language) -> list[Group]:
+    return make_groups(language)
+
+
+@pytest.fixture
+def new_checkpoints(new_trainer, tmp_path) -> Callable[..., Checkpoints]:
+    """The run's folder in the hands of a fresh trainer."""
+
+    def make(trainer: Trainer | None = None) -> Checkpoints:
+        return Checkpoints(trainer or new_trainer(), tmp_path)
+
+    return make
+
+
+def test_a_resumed_run_continues_as_if_never_interrupted(new_trainer, new_checkpoints, groups, tmp_path):
+    running = new_checkpoints()
+    running.trainer.reinforce(groups, 0, nothing)
+    running.save("step_00001", {"step": 1, "cursor": 7, "best": 0.25}, keep=2)
+    running.trainer.reinforce(groups, 1, nothing)  # while it is being written
+    running.finish()
+
+    resumed = new_checkpoints()
+    resumed.trainer.imitate(rows_of(groups), lr=1e-2)  # whatever it was before
+    assert resumed.resume(pytest.fail) == {"step": 1, "cursor": 7, "best": 0.25}
+    resumed.trainer.reinforce(groups, 1, nothing)
+    assert equal(weights(resumed.trainer), weights(running.trainer))
+
+    forgetful = new_checkpoints()  # the control: without the optimizer's moments the update is another
+    forgetful.start_from(tmp_path / "step_00001")
+    forgetful.trainer.reinforce(groups, 1, nothing)
+    assert not equal(weights(forgetful.trainer), weights(running.trainer))
+
+
+def test_a_checkpoint_has_its_name_only_when_it_is_complete(new_checkpoints, groups):
+    here = new_checkpoints()
+    here.save("step_00001", {"step": 1}, keep=2)
+    assert here.saved() == {"step_00001"} and checkpoints(here.folder) == []
+    here.save("step_00002", {"step": 2}, keep=2)  # completes the one before
+    assert [path.name for path in checkpoints(here.folder)] == ["step_00001"]
+    here.finish()
+    here.save("step_00003", {"step": 3}, keep=2)
+    here.finish()
+    assert [path.name for path in checkpoints(here.folder)] == ["step_00002", "step_00003"]
+
+
+def on_some_ranks(ranks: Ranks, path: Path, folder: Path, replicas: int) -> tuple[dict, dict]:
+    """Goes on from the folder's checkpoint, if there is one, by one step, and saves that."""
+    trainer = make_trainer(path, ranks, optim={"replicas": replicas})
+    groups = make_groups(trainer.language)
+    here = Checkpoints(trainer, folder)
+    step = here.resume(print)["step"] if here.saved() else 0
+    metrics = trainer.reinforce(groups, step, nothing)
+    here.save(f"step_{step + 1:05d}", {"step": step + 1}, keep=5)
+    here.finish()
+    return {name: weight.numpy() for name, weight in weights(trainer).items()}, metrics
+
+
+def test_a_run_goes_on_with_more_ranks_or_fewer(tiny_folder, language, groups, ranks, tmp_path):
+    """One rank, then two, then one again, then two that replicate, against one that was never stopped."""
+    whole = make_trainer(tiny_folder, ranks)
+    start = weights(whole)
+    for step, world, replicas in ((0, 1, 1), (1, 2, 1), (2, 1, 1), (3, 2, 2)):
+        expected = whole.reinforce(groups, step, nothing)
+        for found, metrics in on_ranks(world, on_some_ranks, tiny_folder, tmp_path, replicas):
+            assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)
+            found = {name: torch.from_numpy(weight) for name, weight in found.items()}
+            error, moved = distance(found, weights(whole)), distance(weights(whole), start)
+            assert error < 1e-3 * moved
+    there = AutoModelForImageTextToText.from_pretrained(tmp_path / "step_00004", dtype=torch.float32)
+    assert distance(dict(there.named_parameters()), weights(whole)) < 1e-3 * moved
+
+
+def logits(model: PreTrainedModel, language, png: bytes) -> torch.Tensor:
+    pixels, grid = language.images.prepare(png)
+    pads = [language.pad] * language.image_tokens(png)
+    ids_1L = torch.tensor([[1, 3, *pads, 4, 50, 51, 52]])
+    kinds = (ids_1L == language.pad).int()
+    with torch.no_grad():
+        return model(
+            input_ids=ids_1L,
+            mm_token_type_ids=kinds,
+            pixel_values=pixels,
+            image_grid_thw=torch.tensor([grid]),
+        ).logits
+
+
+def test_a_checkpoint_is_a_folder_for_plain_transformers(new_trainer, groups, language, tmp_path):
+    trainer = new_trainer()
+    before = logits(trainer.policy.model, language, picture("wide"))
+    trainer.reinforce(groups, 0, nothing)
+    Checkpoints(trainer, tmp_path).export("best", {"step": 1})
+    theirs = AutoModelForImageTextToText.from_pretrained(tmp_path / "best", dtype=torch.float32)
+    loaded = load_language(ModelConfig(path=str(tmp_path / "best")))
+    out = logits(theirs, loaded, picture("wide"))
+    torch.testing.assert_close(
+        out, logits(trainer.policy.model, language, picture("wide")), atol=1e-6, rtol=0
+    )
+    assert (out - before).abs().max() > 1e-3
+    assert (loaded.chat, loaded.suppressed, loaded.end) == (language.chat, language.suppressed, language.end)
+
+
+def test_a_checkpoint_of_a_model_from_the_hub_is_complete(
+    ranks, language, tiny_folder, tmp_path, monkeypatch
+):
+    """Its image processor lies in the hub's cache, not in a folder of the model's name."""
+    cached = tmp_path / "hub/models--nobody--tiny"
+    shutil.copytree(tiny_folder, cached / "snapshots/0123")
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text("0123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    trainer = make_trainer(Path("nobody/tiny"), ranks)
+    Checkpoints(trainer, tmp_path).export("best", {})
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        assert (tmp_path / "best" / name).read_bytes() == (tiny_folder / name).read_bytes()
+    assert load_language(ModelConfig(path=str(tmp_path / "best"))).pad == language.pad
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGE = {
+    "state missing": lambda folder: (folder / "state.json").unlink(),
+    "state cut short": lambda folder: cut_short(folder / "state.json"),
+    "shards cut short": lambda folder: cut_short(next((folder / "shards").glob("*.distcp"))),
+    "shards empty": lambda folder: next((folder / "shards").glob("*.distcp")).write_bytes(b""),
+    "shards missing": lambda folder: next((folder / "shards").glob("*.distcp")).unlink(),
+    "directory of shards cut short": lambda folder: cut_short(folder / "shards/.metadata"),
+    "directory of shards no pickle": lambda folder: (folder / "shards/.metadata").write_bytes(b"nothing"),
+    "directory of shards missing": lambda folder: (folder / "shards/.metadata").unlink(),
+    "a warm start": lambda folder: shutil.rmtree(folder / "shards"),
+}
+
+
+@pytest.fixture
+def saved(new_checkpoints, groups):
+    """Checkpoints of steps 1 and 2, and the weights of step 1."""
+    here = new_checkpoints()
+    here.trainer.reinforce(groups, 0, nothing)
+    here.save("step_00001", {"step": 1}, keep=5)
+    first = weights(here.trainer)
+    here.trainer.reinforce(groups, 1, nothing)
+    here.save("step_00002", {"step": 2}, keep=5)
+    here.finish()
+    return here, first
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(saved, damage):
+    here, first = saved
+    DAMAGE[damage](here.folder / "step_00002")
+    said: list[str] = []
+    assert here.resume(said.append) == {"step": 1}
+    assert equal(weights(here.trainer), first)
+    (line,) = said
+    assert line.startswith(f"checkpoint {here.folder / 'step_00002'} can't be used: ")
+    assert line.endswith("; trying the one before") and "\n" not in line
+    assert [path.name for path in checkpoints(here.folder)] == ["step_00001"]
+
+
+def test_the_newest_checkpoint_is_used_if_it_can_be_read(saved):
+    here, _ = saved
+    second = weights(here.trainer)
+    here.load(here.folder / "step_00001")
+    assert here.resume(pytest.fail) == {"step": 2}
+    assert equal(weights(here.trainer), second)
+
+
+def test_no_checkpoint_that_can_be_read(saved, new_checkpoints):
+    here, _ = saved
+    for name in ("step_00001", "step_00002"):
+        shutil.rmtree(here.folder / name / "shards")
+    said: list[str] = []
+    with pytest.raises(ValueError, match=f"nothing to resume: no usable checkpoint in {here.folder}"):
+        here.resume(said.append)
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut short", "empty", "missing", "a weight missing"])
+def test_weights_to_start_from_that_cant_be_read(new_checkpoints, groups, tmp_path, damage):
+    here = new_checkpoints()
+    here.export("sft", {})
+    file = tmp_path / "sft/model.safetensors"
+    if damage == "cut short":
+        cut_short(file)
+    elif damage == "empty":
+        file.write_bytes(b"")
+    elif damage == "missing":
+        file.unlink()
+    else:
+        some = load_file(file)
+        some.pop(next(name for name in some if "q_proj" in name))
+        save_file(some, file, {"format": "pt"})
+    before = weights(here.trainer)
+    with pytest.raises(ValueError, match=f"checkpoint {tmp_path / 'sft'} can't be used: "):
+        here.start_from(tmp_path / "sft")
+    assert equal(weights(here.trainer), before)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "layers"), [(32, 2), (64, 3), (64, 1)], ids=["narrower", "deeper", "flatter"]
+)
+def test_a_checkpoint_of_another_model_is_named_and_not_mixed_in(
+    new_checkpoints, ranks, tmp_path, hidden, layers
+):
+    texts = tiny.corpus(["mug", "plate", "red", "blue"], "http://shop-0.test/")
+    path = tiny.build(tmp_path / "other", texts, seed=9, hidden=hidden, layers=layers)
+    other = Checkpoints(make_trainer(path, ranks), tmp_path)
+    other.save("step_00001", {"step": 1}, keep=1)
+    other.finish()
+    here = new_checkpoints()
+    before = weights(here.trainer)
+    for load in (here.load, here.start_from):
+        with pytest.raises(
+            ValueError, match=f"{tmp_path / 'step_00001'} can't be used: it belongs to another model"
+        ):
+            load(tmp_path / "step_00001")
+    assert equal(weights(here.trainer), before)
+
+
+def test_an_interrupted_save_leaves_the_one_before(saved, monkeypatch):
+    here, _ = saved
+
+    def full(*_, **__):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("torch.distributed.checkpoint.async_save", full)
+    with pytest.raises(OSError, match="no space"):
+        here.save("step_00003", {"step": 3}, keep=5)
+    with pytest.raises(OSError, match="no space"):
+        here.save("step_00002", {"step": 99}, keep=5)  # over an old one
+    assert [path.name for path in checkpoints(here.folder)] == ["step_00001", "step_00002"]
+    assert here.resume(pytest.fail) == {"step": 2}
+
+
+def test_a_save_replaces_what_was_there(saved):
+    here, _ = saved
+    here.save("step_00002", {"step": 2, "again": True}, keep=5)
+    here.finish()
+    assert here.load(here.folder / "step_00002") == {"step": 2, "again": True}
+    assert sorted(path.name for path in here.folder.iterdir()) == ["step_00001", "step_00002"]
+
+
+@pytest.fixture
+def folders(tmp_path) -> Path:
+    names = ["step_00010", "step_00002", "step_00100", "step_00101.part", "step_00002.old", "sft", "best"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    (tmp_path / "step_00003").write_text("a file, no checkpoint")
+    return tmp_path
+
+
+def test_checkpoints_are_the_complete_ones_oldest_first(folders):
+    assert [path.name for path in checkpoints(folders)] == ["step_00002", "step_00010", "step_00100"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"),
+    [(1, ["step_00100"]), (2, ["step_00010", "step_00100"]), (9, ["step_00002", "step_00010", "step_00100"])],
+)
+def test_prune_keeps_the_newest_and_what_is_no_rl_checkpoint(folders, keep, left):
+    prune(folders, keep)
+    assert [path.name for path in checkpoints(folders)] == left
+    assert {path.name for path in folders.iterdir() if path.is_dir()} == {"sft", "best", *left}
+
+
+def test_prune_to_none_starts_a_run_anew(folders):
+    prune(folders, keep=0)
+    assert checkpoints(folders) == []
+    assert {path.name for path in folders.iterdir() if path.is_dir()} == {"sft", "best"}
