@@ -19,6 +19,7 @@ from itertools import zip_longest
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from minirl import tree
@@ -223,6 +224,8 @@ class Trainer:
             counted_N = batch.weight_N > 0
             numbers, values = batch.advantage_N[counted_N].int(), logprobs_N[counted_N]
             found += zip(numbers.tolist(), values.tolist(), strict=True)
+        if isinstance(policy, FSDPModule):
+            policy.reshard()  # after a forward without a backward pass the root would stay as it was gathered
         out: list[list[float]] = [[] for _ in rows]
         for number, value in self.ranks.gather(found):
             out[number].append(value)

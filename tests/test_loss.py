@@ -1,26 +1,47 @@
-"""The clipped surrogate and its weights, by hand."""
+"""What is minimised, against numbers worked out by hand, the papers' formulas, and TRL's loss."""
 
 from __future__ import annotations
 
-from math import log
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import exp, log
+from statistics import mean
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from minirl.config import LossConfig
-from minirl.loss import imitation_loss, openwebrl_weights, policy_loss
+from minirl.loss import likelihood_loss, policy_loss, truncated_correction, turn_weights
 
 CLIP = LossConfig(clip_low=0.2, clip_high=0.28)  # ratios are clipped to 0.8 .. 1.28
 
 
-def of_ratios(ratios, advantages, weights=None, config=CLIP):
-    """Loss, metrics and gradient for tokens whose probability has changed by these ratios."""
+def of_ratios(
+    ratios: Sequence[float],
+    advantages: Sequence[float],
+    weights: Sequence[float] | None = None,
+    config: LossConfig = CLIP,
+    behind: Sequence[float] | None = None,
+) -> tuple[float, dict[str, float], list[float]]:
+    """Loss, metrics and gradient for tokens whose probability has changed by these ratios; `behind` is by how
+    much the reference's log-probs are above theirs."""
     old_N = torch.tensor([-1.0] * len(ratios))
     logprobs_N = (old_N + torch.tensor([log(r) for r in ratios])).requires_grad_()
+    ref_N = None if behind is None else logprobs_N.detach() + torch.tensor(behind)
     weight_N = torch.tensor(weights or [1.0] * len(ratios))
-    loss, sums = policy_loss(logprobs_N, old_N, torch.tensor(advantages), weight_N, config)
+    loss, sums = policy_loss(logprobs_N, old_N, ref_N, torch.tensor(advantages), weight_N, config)
     loss.backward()
-    return loss.item(), sums, logprobs_N.grad.tolist()
+    return loss.item(), {name: value.item() for name, value in sums.items()}, logprobs_N.grad.tolist()
+
+
+# --- the clip --------------------------------------------------------------------------------------
 
 
 # The gradient of -ratio * A with respect to the log-prob is -ratio * A, and 0 where the ratio is clipped.
@@ -64,28 +85,437 @@ def test_no_advantage_no_gradient():
 def test_metrics_count_only_what_the_clip_changed():
     """Ratios 1.5 and 0.5 are outside on the harmless side for the last two tokens."""
     _, sums, _ = of_ratios([1.5, 0.5, 1.1, 1.5, 0.5], [1.0, -1.0, 1.0, -1.0, 1.0])
-    assert {name: value.item() for name, value in sums.items()} == pytest.approx(
-        {"tokens": 5, "ratio": 5.1, "ratio_max": 1.5, "clipped": 2}
-    )
+    assert sums == pytest.approx({"tokens": 5, "ratio": 5.1, "ratio_max": 1.5, "clipped": 2})
 
 
-def test_openwebrl_weights_of_turns_of_unequal_length():
-    """Two turns, of 1 and 4 tokens: each turn weighs a half, whatever its length."""
-    weights = openwebrl_weights(torch.tensor([1.0, 4.0, 4.0, 4.0, 4.0]), turns=2)
-    assert weights.tolist() == [0.5, 0.125, 0.125, 0.125, 0.125]
+# --- the distance to the reference -----------------------------------------------------------------
+
+
+# k3 = exp(d) - d - 1 with d = ref - logprob; its gradient with respect to the log-prob is 1 - exp(d).
+@pytest.mark.parametrize(
+    ("behind", "k3", "gradient"),
+    [
+        (log(2), 2 - log(2) - 1, -1.0),  # half as likely as in the reference: pulled up
+        (-log(2), 0.5 + log(2) - 1, 0.5),  # twice as likely: pushed down, more gently
+        (0.0, 0.0, 0.0),
+    ],
+)
+def test_k3_by_hand(behind, k3, gradient):
+    loss, sums, (grad,) = of_ratios([1.0], [0.0], [0.5], LossConfig(kl=0.1), [behind])
+    assert loss == pytest.approx(0.5 * 0.1 * k3, abs=1e-7)
+    assert grad == pytest.approx(0.5 * 0.1 * gradient, abs=1e-7)
+    assert sums["kl"] == pytest.approx(k3, abs=1e-6)  # the metric is the divergence itself
+
+
+def test_k3_is_added_to_the_surrogate_of_a_clipped_token_too():
+    """The clip takes the gradient of the surrogate, and leaves the pull to the reference."""
+    # -1.28 * 2 + 0.1 * (2 - log 2 - 1) = -2.56 + 0.0306853; 0 + 0.1 * (1 - 2)
+    loss, sums, (grad,) = of_ratios([1.5], [2.0], config=LossConfig(kl=0.1), behind=[log(2)])
+    assert (loss, grad) == pytest.approx((-2.5293147, -0.1))
+    assert sums["clipped"] == 1
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=8))
+def test_k3_is_never_negative(behind):
+    zeros_N = torch.zeros(len(behind), dtype=torch.float64)
+    for d in behind:
+        ref_N = torch.tensor([d], dtype=torch.float64)
+        one = (zeros_N[:1], zeros_N[:1], ref_N, zeros_N[:1], zeros_N[:1] + 1)
+        assert policy_loss(*one, LossConfig(kl=1.0))[0].item() >= 0
+
+
+def test_without_kl_nothing_of_a_reference_counts():
+    loss, sums, _ = of_ratios([1.0], [1.0], config=LossConfig(kl=0.0), behind=[3.0])
+    assert loss == -1.0 and "kl" not in sums
+
+
+# --- tokens that don't count -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_a_token_of_weight_0_is_in_no_statistic_and_has_no_gradient(kl):
+    """The other two tokens' loss, metrics and gradient are what they are without it."""
+    config = LossConfig(kl=kl)
+    three = of_ratios([1.5, 40.0, 0.9], [1.0, -7.0, -1.0], [0.5, 0.0, 0.25], config, [0.2, 3.0, -0.1])
+    two = of_ratios([1.5, 0.9], [1.0, -1.0], [0.5, 0.25], config, [0.2, -0.1])
+    assert three[0] == pytest.approx(two[0])
+    assert three[1] == pytest.approx(two[1]) and three[1]["tokens"] == 2
+    assert three[2] == pytest.approx([two[2][0], 0.0, two[2][1]]) and three[2][1] == 0.0
+
+
+def test_a_micro_batch_of_such_tokens_alone_counts_for_nothing():
+    loss, sums, gradient = of_ratios([1.5, 0.5], [1.0, 1.0], [0.0, 0.0], LossConfig(kl=0.1), [1.0, 1.0])
+    assert loss == 0.0 and gradient == [0.0, 0.0]
+    assert sums == {"tokens": 0, "ratio": 0, "ratio_max": 0, "clipped": 0, "kl": 0}
+
+
+# --- weights, by hand ------------------------------------------------------------------------------
+
+# Two groups. The first has a trajectory of one turn of 2 tokens and one of two turns, of 4 and 1 tokens;
+# the second one trajectory, of one turn of 3 tokens. So 10 tokens, 4 turns, 3 trajectories.
+GROUPS = [0, 0, 1]
+LENGTHS = [[2], [4, 1], [3]]
+
+WEIGHTED = {
+    # 1 / (tokens of the turn * 4 turns)
+    LossConfig(): [[1 / 8], [1 / 16, 1 / 4], [1 / 12]],
+    # 1 / (tokens of the turn * 3 trajectories)
+    LossConfig(over="trajectories"): [[1 / 6], [1 / 12, 1 / 3], [1 / 9]],
+    # 1 / (tokens of the turn * turns of the trajectory * trajectories of the group * 2 groups):
+    # 1 / (2 * 1 * 2 * 2), 1 / (4 * 2 * 2 * 2), 1 / (1 * 2 * 2 * 2), 1 / (3 * 1 * 1 * 2)
+    LossConfig(weighting="webagent-r1"): [[1 / 8], [1 / 32, 1 / 8], [1 / 6]],
+    # 1 / (tokens of the trajectory * trajectories of the group * 2 groups):
+    # 1 / (2 * 2 * 2), 1 / (5 * 2 * 2) for both turns, 1 / (3 * 1 * 2)
+    LossConfig(weighting="grpo"): [[1 / 8], [1 / 20, 1 / 20], [1 / 6]],
+    # 1 / 10 tokens
+    LossConfig(weighting="token-mean"): [[1 / 10], [1 / 10, 1 / 10], [1 / 10]],
+}
+
+
+@pytest.mark.parametrize("config", WEIGHTED, ids=lambda c: f"{c.weighting}-{c.over}")
+def test_weights_by_hand(config):
+    found = turn_weights(GROUPS, LENGTHS, config)
+    assert len(found) == 3
+    for own, expected in zip(found, WEIGHTED[config], strict=True):
+        assert own == pytest.approx(expected, rel=1e-12)
 
 
 def test_openwebrl_does_not_divide_by_the_turns_of_a_trajectory():
     """Of 4 turns in the minibatch three belong to one trajectory: it counts three times the other's."""
-    lengths = torch.tensor([2.0, 2.0] * 4)
-    weights = openwebrl_weights(lengths, turns=4)
-    assert weights[:6].sum().item() == pytest.approx(0.75) and weights[6:].sum().item() == pytest.approx(0.25)
+    long, short = turn_weights([0, 0], [[2, 2, 2], [2]], LossConfig())
+    assert (2 * sum(long), 2 * sum(short)) == pytest.approx((0.75, 0.25))
+
+
+def test_webagent_r1_does_and_every_trajectory_of_a_group_counts_alike():
+    long, short = turn_weights([0, 0], [[2, 2, 2], [2]], LossConfig(weighting="webagent-r1"))
+    assert (2 * sum(long), 2 * sum(short)) == pytest.approx((0.5, 0.5))
+
+
+# --- weights, as the papers' formulas --------------------------------------------------------------
+
+MEANS_TO_ONE = [
+    LossConfig(weighting="openwebrl", over="turns"),
+    LossConfig(weighting="webagent-r1"),
+    LossConfig(weighting="grpo"),
+    LossConfig(weighting="token-mean"),
+]
+# The group of each trajectory with the lengths of its responses, in any order.
+MINIBATCHES = st.lists(
+    st.tuples(st.integers(0, 3), st.lists(st.integers(1, 9), min_size=1, max_size=5)), min_size=1, max_size=12
+)
+Tree = list[list[list[list[float]]]]  # group, trajectory, turn, token
+
+
+def sum_of(groups: Sequence[int], lengths: Sequence[Sequence[int]], config: LossConfig) -> float:
+    weights = turn_weights(groups, lengths, config)
+    shares = zip(itertools.chain(*weights), itertools.chain(*lengths), strict=True)
+    return sum(w * n for w, n in shares)
+
+
+@given(MINIBATCHES, st.sampled_from(MEANS_TO_ONE))
+def test_over_all_tokens_the_weights_sum_to_one(minibatch, config):
+    assert sum_of(*zip(*minibatch, strict=True), config) == pytest.approx(1)
+
+
+@given(MINIBATCHES)
+def test_openwebrl_over_trajectories_sums_to_the_mean_number_of_turns(minibatch):
+    groups, lengths = zip(*minibatch, strict=True)
+    turns = sum(map(len, lengths)) / len(lengths)
+    assert sum_of(groups, lengths, LossConfig(over="trajectories")) == pytest.approx(turns)
+
+
+@given(MINIBATCHES, st.sampled_from([*MEANS_TO_ONE, LossConfig(over="trajectories")]), st.randoms())
+def test_weights_depend_on_neither_order_nor_names(minibatch, config, random):
+    places = list(range(len(minibatch)))
+    random.shuffle(places)
+    before = turn_weights(*zip(*minibatch, strict=True), config)
+    mixed = [minibatch[place] for place in places]
+    after = turn_weights([f"task {group}" for group, _ in mixed], [own for _, own in mixed], config)
+    for place, own in zip(places, after, strict=True):
+        assert own == pytest.approx(before[place])
+
+
+def webagent_r1(tree: Tree) -> float:
+    """M-GRPO as the paper writes it: the mean over tasks, episodes, turns, tokens."""
+    return mean(mean(mean(mean(turn) for turn in episode) for episode in group) for group in tree)
+
+
+def openwebrl(tree: Tree) -> float:
+    """Over turns: all turns of the minibatch are alike."""
+    return mean(mean(turn) for group in tree for episode in group for turn in episode)
+
+
+def openwebrl_paper(tree: Tree) -> float:
+    """Over trajectories: the sum over a trajectory's turns, averaged over trajectories."""
+    return mean(sum(mean(turn) for turn in episode) for group in tree for episode in group)
+
+
+def grpo(tree: Tree) -> float:
+    """A trajectory is one long response."""
+    return mean(mean(mean(sum(episode, [])) for episode in group) for group in tree)
+
+
+def token_mean(tree: Tree) -> float:
+    return mean(value for group in tree for episode in group for turn in episode for value in turn)
+
+
+FORMULAS = {
+    webagent_r1: LossConfig(weighting="webagent-r1"),
+    openwebrl: LossConfig(weighting="openwebrl"),
+    openwebrl_paper: LossConfig(weighting="openwebrl", over="trajectories"),
+    grpo: LossConfig(weighting="grpo"),
+    token_mean: LossConfig(weighting="token-mean"),
+}
+
+
+@pytest.mark.parametrize("formula", FORMULAS, ids=lambda f: f.__name__)
+@given(minibatch=MINIBATCHES, random=st.randoms(use_true_random=False))
+def test_the_weighted_sum_is_the_formula(formula, minibatch, random):
+    """The paper's nested means over any per-token values, against weights times values."""
+    values = [[[random.uniform(-2, 2) for _ in range(n)] for n in own] for _, own in minibatch]
+    numbers, lengths = zip(*minibatch, strict=True)
+    by_group = defaultdict(list)
+    for number, episode in zip(numbers, values, strict=True):
+        by_group[number].append(episode)
+    weights = turn_weights(numbers, lengths, FORMULAS[formula])
+    pairs = zip(itertools.chain(*weights), itertools.chain(*values), strict=True)
+    weighted = sum(w * value for w, turn in pairs for value in turn)
+    assert weighted == pytest.approx(formula(list(by_group.values())), abs=1e-9)
+
+
+def test_webagent_r1s_whole_loss_as_nested_means():
+    """Clip, KL and means of M-GRPO, term by term: two tasks of two and three episodes."""
+    shape = [[[2, 3], [1]], [[4], [2, 2, 1], [5, 1]]]
+    generator = torch.Generator().manual_seed(0)
+    eps, beta = 0.2, 0.001
+
+    def term(new: float, old: float, ref: float, a: float) -> float:
+        ratio = exp(new - old)
+        clipped = min(max(ratio, 1 - eps), 1 + eps)
+        return -min(ratio * a, clipped * a) + beta * (exp(ref - new) - (ref - new) - 1)
+
+    tree, flat, advantages = [], [], [[1.2, -0.7], [0.4, 0.9, -1.3]]
+    for group, own in zip(shape, advantages, strict=True):
+        tree.append([])
+        for episode, a in zip(group, own, strict=True):
+            drawn = [(torch.randn(n, 3, generator=generator) * 0.4 - 1).tolist() for n in episode]
+            tree[-1].append([[term(*token, a) for token in turn] for turn in drawn])
+            flat += [(*token, a) for turn in drawn for token in turn]
+    config = LossConfig(weighting="webagent-r1", clip_low=eps, clip_high=eps, kl=beta)
+    lengths = [episode for group in shape for episode in group]
+    weights = turn_weights([0, 0, 1, 1, 1], lengths, config)
+    weight_N = spread(weights, lengths)
+    loss, sums = policy_loss(*torch.tensor(flat, dtype=torch.float64).T, weight_N, config)
+    assert 0 < sums["clipped"] < sums["tokens"]
+    assert loss.item() == pytest.approx(webagent_r1(tree), rel=1e-9)
+
+
+def spread(weights: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]]) -> Tensor:
+    """The turns' weights as one for every token."""
+    pairs = zip(itertools.chain(*weights), itertools.chain(*lengths), strict=True)
+    return torch.tensor([w for w, n in pairs for _ in range(n)], dtype=torch.float64)
+
+
+# --- the correction of the sampler's log-probs -----------------------------------------------------
+
+
+def test_the_correction_is_the_ratio_of_probabilities_up_to_a_limit():
+    # 0.3 / 0.2, 0.1 / 0.4, 0.5 / 0.5, and 0.9 / 0.1 = 9, cut to 2
+    trainer, sampler = [log(p) for p in (0.3, 0.1, 0.5, 0.9)], [log(p) for p in (0.2, 0.4, 0.5, 0.1)]
+    assert truncated_correction(trainer, sampler, 2.0) == pytest.approx([1.5, 0.25, 1.0, 2.0])
+    assert truncated_correction(trainer, sampler, 10.0) == pytest.approx([1.5, 0.25, 1.0, 9.0])
+
+
+def test_a_limit_of_0_turns_it_off():
+    assert truncated_correction([-0.1, -5.0], [-3.0, -0.2], 0.0) == [1.0, 1.0]
+
+
+# --- likelihoods -----------------------------------------------------------------------------------
+
+
+def test_likelihood_by_hand():
+    """The successes of filtered behaviour cloning have advantage 1, AWR's episodes have exp(A / temperature)."""
+    # 0.5 * 1 * 1 + 0.25 * 2 * 3 + 0.25 * 0 * 2 = 0.5 + 1.5
+    logprobs_N = torch.tensor([-1.0, -3.0, -2.0], requires_grad=True)
+    loss = likelihood_loss(logprobs_N, torch.tensor([1.0, 2.0, 0.0]), torch.tensor([0.5, 0.25, 0.25]))
+    loss.backward()
+    assert loss.item() == pytest.approx(2.0)
+    assert logprobs_N.grad.tolist() == pytest.approx([-0.5, -0.5, 0.0])
 
 
 def test_imitation_is_the_mean_over_all_tokens_of_the_batch():
     # two of the batch's five tokens: (1 + 3) / 5
     logprobs_N = torch.tensor([-1.0, -3.0], requires_grad=True)
-    loss = imitation_loss(logprobs_N, tokens=5)
+    loss = likelihood_loss(logprobs_N, torch.ones(2), torch.full((2,), 1 / 5))
     loss.backward()
     assert loss.item() == pytest.approx(0.8)
     assert logprobs_N.grad.tolist() == pytest.approx([-0.2, -0.2])
+
+
+# --- TRL -------------------------------------------------------------------------------------------
+
+# Two groups of three trajectories; turns and responses differ in length. The same shape for both sides.
+TRL_GROUPS = [0, 0, 0, 1, 1, 1]
+TRL_LENGTHS = [[3, 1], [2], [1, 4, 2], [5], [2, 2], [1]]
+TRL_ADVANTAGES = [1.1, -0.4, -0.7, 0.3, -1.2, 0.9]
+TURN_LENGTHS = [n for own in TRL_LENGTHS for n in own]
+
+
+class Result(NamedTuple):
+    loss: float
+    gradient: list[float]  # with respect to the log-probs
+    clipped: float  # share of the tokens
+    kl: float  # mean over the tokens
+
+    def near(self, other: Result) -> bool:
+        values, others = ([r.loss, *r.gradient, r.clipped, r.kl] for r in (self, other))
+        return values == pytest.approx(others, rel=0, abs=1e-6)
+
+
+def trl_numbers(correction: float) -> tuple[Tensor, list[list[Tensor]]]:
+    """A leaf with all tokens' log-probs, and every trajectory's turns, whose tokens have the columns log-prob,
+    old, ref, advantage, correction and 1, for sampled."""
+    generator = torch.Generator().manual_seed(0)
+    noise_N3 = torch.randn(sum(TURN_LENGTHS), 3, generator=generator, dtype=torch.float64)
+    leaf_N = (noise_N3[:, 0] * 0.3 - 1).requires_grad_()
+    old_N, ref_N = (leaf_N.detach()[:, None] + noise_N3[:, 1:] * 0.4).T
+    advantages = zip(TRL_LENGTHS, TRL_ADVANTAGES, strict=True)
+    advantage_N = torch.tensor([a for own, a in advantages for _ in range(sum(own))], dtype=torch.float64)
+    ones_N = torch.ones_like(old_N)
+    corrected_N = torch.tensor(
+        truncated_correction(old_N.tolist(), ref_N.tolist(), correction), dtype=torch.float64
+    )
+    columns_NC = torch.stack((leaf_N, old_N, ref_N, advantage_N, corrected_N, ones_N), -1)
+    turns = iter(columns_NC.split(TURN_LENGTHS))
+    return leaf_N, [[next(turns) for _ in own] for own in TRL_LENGTHS]
+
+
+def per_turn(trajectories: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """One of TRL's sequences for each turn."""
+    return [turn for own in trajectories for turn in own]
+
+
+def per_trajectory(trajectories: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """One for each trajectory, with two tokens from the environment after each turn: TRL masks them out."""
+    between = torch.tensor([[-3.0, -2.0, -1.0, 5.0, 1.0, 0.0]] * 2, dtype=torch.float64)
+    return [torch.cat([part for turn in own for part in (turn, between)]) for own in trajectories]
+
+
+def of_trl(
+    loss_type: str, layout: Callable[..., list[Tensor]], config: LossConfig, correction: float = 0.0
+) -> Result:
+    """From TRL's own code, with a stand-in for a trainer that would have a model."""
+    pytest.importorskip("trl")
+    from trl import GRPOTrainer  # slow to import, so only where it is used
+
+    leaf_N, trajectories = trl_numbers(correction)
+    rows = layout(trajectories)
+    columns = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).unbind(-1)
+    new_BT, old_BT, ref_BT, advantage_BT, correction_BT, sampled_BT = columns
+    there_BT = torch.nn.utils.rnn.pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True)
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (new_BT, torch.zeros_like(old_BT), None),
+        loss_type=loss_type,
+        beta=config.kl,
+        epsilon_low=config.clip_low,
+        epsilon_high=config.clip_high,
+        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+        importance_sampling_level="token",
+        use_vllm=True,  # what is sampled elsewhere is corrected
+        vllm_importance_sampling_correction=True,
+        off_policy_mask_threshold=None,
+        top_entropy_quantile=1.0,
+        aux_loss_enabled=False,
+        _entropy_bonus_enabled=False,
+        current_gradient_accumulation_steps=1,
+        model=SimpleNamespace(training=True),
+        accelerator=SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x),
+        _metrics={"train": defaultdict(list)},
+    )
+    inputs = {
+        "prompt_ids": there_BT[:, :1],
+        "prompt_mask": there_BT[:, :1],
+        "completion_ids": there_BT,
+        "completion_mask": there_BT,
+        "tool_mask": sampled_BT,
+        "advantages": advantage_BT,
+        "old_per_token_logps": old_BT,
+        "ref_per_token_logps": ref_BT,
+        "importance_sampling_ratio": correction_BT,
+        "num_items_in_batch": sampled_BT.sum(),
+    }
+    loss = GRPOTrainer._compute_loss(trainer, None, inputs)
+    (gradient_N,) = torch.autograd.grad(loss, leaf_N)
+    metrics = trainer._metrics["train"]
+    (clipped,), (kl,) = metrics["clip_ratio/region_mean"], metrics.get("kl", [0.0])
+    return Result(loss.item(), gradient_N.tolist(), clipped, kl)
+
+
+def of_minirl(config: LossConfig, correction: float = 0.0) -> Result:
+    leaf_N, trajectories = trl_numbers(correction)
+    new_N, old_N, ref_N, advantage_N, correction_N, _ = torch.cat(per_turn(trajectories)).unbind(-1)
+    weight_N = spread(turn_weights(TRL_GROUPS, TRL_LENGTHS, config), TRL_LENGTHS) * correction_N
+    loss, sums = policy_loss(new_N, old_N, ref_N, advantage_N, weight_N, config)
+    (gradient_N,) = torch.autograd.grad(loss, leaf_N)
+    clipped, kl = (
+        (sums[name] / sums["tokens"]).item() if name in sums else 0.0 for name in ("clipped", "kl")
+    )
+    return Result(loss.item(), gradient_N.tolist(), clipped, kl)
+
+
+# TRL's loss, what one of its sequences is, and the weighting that computes the same. Its `grpo` is the mean
+# over sequences of their token means, `bnpo` and `dapo` the mean over tokens, of the local and the whole batch.
+SAME = [
+    ("grpo", per_trajectory, LossConfig(weighting="grpo")),
+    ("bnpo", per_trajectory, LossConfig(weighting="token-mean")),
+    ("dapo", per_trajectory, LossConfig(weighting="token-mean")),
+    ("grpo", per_turn, LossConfig(weighting="openwebrl")),
+]
+same = pytest.mark.parametrize(
+    ("loss_type", "layout", "config"), SAME, ids=[f"{a}-{b.__name__}-{c.weighting}" for a, b, c in SAME]
+)
+
+
+@same
+@pytest.mark.parametrize("clip", [(0.2, 0.28), (0.2, 0.2), (0.1, 0.5)])
+@pytest.mark.parametrize("kl", [0.0, 0.04])
+def test_trl_computes_the_same(loss_type, layout, config, clip, kl):
+    config = replace(config, clip_low=clip[0], clip_high=clip[1], kl=kl)
+    ours = of_minirl(config)
+    assert ours.near(of_trl(loss_type, layout, config))
+    assert 0 < ours.clipped < 1 and (ours.kl > 0) == (kl > 0)  # neither is idle
+
+
+@same
+def test_trl_corrects_the_surrogate_by_the_same_truncated_ratio(loss_type, layout, config):
+    """Without a reference, that is: TRL leaves its KL term uncorrected."""
+    ours = of_minirl(config, correction=1.2)
+    assert ours.near(of_trl(loss_type, layout, config, correction=1.2))
+    assert not ours.near(of_minirl(config))
+
+
+@same
+@pytest.mark.parametrize("kl", [0.0, 0.04])
+def test_no_other_weighting_matches_trl(loss_type, layout, config, kl):
+    """The control: of all weightings only one is near."""
+    theirs = of_trl(loss_type, layout, replace(config, kl=kl))
+    assert [c for c in WEIGHTED if of_minirl(replace(c, kl=kl)).near(theirs)] == [config]
+
+
+@same
+@pytest.mark.parametrize("change", [{"clip_high": 0.2}, {"clip_low": 0.3}, {"kl": 0.01}], ids=str)
+def test_no_other_clip_and_no_other_kl_matches_trl(loss_type, layout, config, change):
+    theirs = of_trl(loss_type, layout, config)
+    assert of_minirl(config).near(theirs) and not of_minirl(replace(config, **change)).near(theirs)
+
+
+@pytest.mark.parametrize(("loss_type", "weighting"), [("grpo", "webagent-r1"), ("grpo", "grpo")])
+def test_with_one_turn_each_webagent_r1_is_grpo(loss_type, weighting, monkeypatch):
+    """Where every trajectory is a single response, the mean over its turns is idle."""
+    config = LossConfig(weighting=weighting, kl=0.001)
+    for name, value in {
+        "TRL_LENGTHS": [[n] for n in (3, 2, 7, 5, 4, 1)],
+        "TURN_LENGTHS": [3, 2, 7, 5, 4, 1],
+    }.items():
+        monkeypatch.setattr(f"{__name__}.{name}", value)
+    assert of_minirl(config).near(of_trl(loss_type, per_turn, config))

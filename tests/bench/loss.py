@@ -2,10 +2,10 @@
 
     python tests/bench/loss.py
 
-`ours` is what `Policy` calls, which works through the vocabulary in chunks; `plain` holds all logits: a matrix
-product, log_softmax, gather. Both must give the same log-probs and gradients. Seconds are CPU-seconds of one
-thread, the median of repeats; memory is the peak above inputs and weights. Every repeat is a process of its
-own, and the two take turns.
+`ours` is what `Policy` calls, which goes through the vocabulary in blocks; `plain` holds all logits: a
+matrix product, log_softmax, gather. Both must give the same log-probs and gradients. Seconds are CPU-seconds
+of one thread, the median of repeats; memory is the peak above inputs and weights. Every repeat is a process
+of its own, and the two take turns.
 
 The last line is JSON, ours over plain: at hidden size 64, where the vocabulary is nearly all of the work, and
 at 1024, where the matrix products count, of which ours does one more: it computes the logits again.

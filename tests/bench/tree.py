@@ -14,7 +14,7 @@ takes, in a process of its own for each measurement. All layouts must give the s
 `flop_ratio` is what the counts of operations promise, `flop_ratio_4b` the same for the 4B model at full
 length.
 
-The last line is JSON: seconds, memory and tokens per number of turns and layout; for the group the ratios too.
+The last line is JSON: seconds, memory and tokens per number of turns and layout, and the group's ratios.
 """
 
 from __future__ import annotations
