@@ -125,15 +125,23 @@ def train_on_dumps(parts: Parts, source: Run) -> None:
     if config.warm_start or parts.ranks.agree(start.exists()):
         checkpoints.start_from(start)
     parts.trainer.keep_reference()
-    parts.run.truncate_after(-1)
-    checkpoints.clear()
+    if config.resume and checkpoints.saved():
+        state = checkpoints.resume(say)
+        say(f"resumed after step {state['step']}")
+    else:
+        checkpoints.clear()
+    parts.run.truncate_after(state["step"] or -1)
     for label in dumped_steps(source)[: config.steps]:
         step = int(label.removeprefix("step_")) - 1
+        if step < state["step"]:
+            continue
         groups = assign_advantages(source.load_groups(label), config.loss)
         with progress(f"{label}: updating", config.batch.epochs) as meter:
             metrics = parts.trainer.reinforce(groups, config.seed + 1000 * step, meter.advance)
         state["step"] = step + 1
         parts.log.step(step + 1, metrics)
+        if (step + 1) % config.save_every == 0:
+            save(parts, dict(state))
     save(parts, state)
     checkpoints.finish()
     parts.log.close()
@@ -152,9 +160,9 @@ def check_folders(config: Config) -> None:
             raise ValueError("--replay reads a run's dumps; give the new run another --name")
         if not dumped_steps(Run(config.replay)):
             raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
-    elif config.resume and not run.root.exists():
+    if config.resume and not run.root.exists():
         raise ValueError(f"--resume: there is no run in {run.root}")
-    elif not config.resume and checkpoints(run.checkpoint_dir):
+    if not config.resume and config.replay is None and checkpoints(run.checkpoint_dir):
         raise ValueError(f"{run.root} holds a run already; go on with --resume, or choose another --name")
 
 

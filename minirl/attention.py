@@ -49,6 +49,7 @@ class Tree:
     layers."""
 
     chains: tuple[Chain, ...]
+    device: torch.device = torch.device("cpu")
 
     @functools.cached_property
     def visible_LC(self) -> tuple[Tensor, Tensor]:
@@ -63,7 +64,7 @@ class Tree:
             chain_L[chain.start : chain.end] = c
             for start, end in (*chain.prefix, (chain.start, chain.end)):
                 seen_CL[c, start:end] = True
-        return chain_L, seen_CL
+        return chain_L.to(self.device), seen_CL.to(self.device)
 
     @functools.cached_property
     def varlen(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
@@ -75,19 +76,19 @@ class Tree:
         ]
         own = torch.tensor([0] + [chain.end - chain.start for chain in self.chains])
         all_seen = torch.tensor([0] + [len(tokens) for tokens in seen])
-        sums = (own.cumsum(0).int(), all_seen.cumsum(0).int())
-        return torch.cat(seen), *sums, int(own.max()), int(all_seen.max())
+        tensors = (torch.cat(seen), own.cumsum(0).int(), all_seen.cumsum(0).int())
+        return *(tensor.to(self.device) for tensor in tensors), int(own.max()), int(all_seen.max())
 
-    @functools.cache  # noqa: B019 (a tree lives for one micro-batch)
-    def block_mask(self, device: torch.device) -> BlockMask:
+    @functools.cached_property
+    def block_mask(self) -> BlockMask:
         """FlexAttention's mask: prefixes lie before their chains in the row, so causality is one
         comparison."""
-        chain_L, seen_CL = (tensor.to(device) for tensor in self.visible_LC)
+        chain_L, seen_CL = self.visible_LC
 
         def sees(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             return (k <= q) & seen_CL[chain_L[q], k]
 
-        return create_block_mask(sees, None, None, len(chain_L), len(chain_L), device=device)
+        return create_block_mask(sees, None, None, len(chain_L), len(chain_L), device=self.device)
 
 
 # --- chain by chain ---------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ def compiled_flex() -> Callable[..., Tensor]:
 def flex(q: Tensor, k: Tensor, v: Tensor, tree: Tree, scale: float | None) -> Tensor:
     kernel = compiled_flex() if q.is_cuda else flex_attention
     grouped = q.shape[1] != k.shape[1]
-    return kernel(q, k, v, block_mask=tree.block_mask(q.device), scale=scale, enable_gqa=grouped)
+    return kernel(q, k, v, block_mask=tree.block_mask, scale=scale, enable_gqa=grouped)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, tree: Tree, scale: float | None) -> Tensor:
@@ -172,7 +173,6 @@ def varlen(
     """One call for all chains: (1, A, L, D) to the kernel's (L, A, D) and back. The kernel aligns a chain's
     queries with the end of what it sees."""
     seen_S, own_C, all_C, most_own, most_seen = tree.varlen
-    seen_S, own_C, all_C = (tensor.to(q.device) for tensor in (seen_S, own_C, all_C))
     q_LAD, k_SAD, v_SAD = q[0].transpose(0, 1), k[0].transpose(0, 1)[seen_S], v[0].transpose(0, 1)[seen_S]
     out_LAD = kernel(q_LAD, k_SAD, v_SAD, own_C, all_C, most_own, most_seen, softmax_scale=scale, causal=True)
     return out_LAD.transpose(0, 1)[None]

@@ -163,7 +163,7 @@ def pack(
     inputs: dict[str, Any] = {
         "input_ids": torch.from_numpy(ids_L)[None].to(device),
         "position_ids": torch.from_numpy(position_3L if images else position_3L[0])[..., None, :].to(device),
-        "tree": Tree(tuple(forest.chains)),
+        "tree": Tree(tuple(forest.chains), device),
     }
     if pictures:
         ordered = [pictures[start] for start in sorted(pictures)]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +22,13 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from minirl import tiny
 from minirl.checkpoint import Checkpoints, checkpoints, prune
 from minirl.config import ModelConfig
-from minirl.model import load_language
+from minirl.model import Language, load_language
 from minirl.ranks import Ranks
+from minirl.store import Run
 from minirl.trainer import Trainer
-from minirl.types import Group
+from minirl.types import Group, Turn
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -299,3 +307,70 @@ def test_prune_to_none_starts_a_run_anew(folders):
     prune(folders, keep=0)
     assert checkpoints(folders) == []
     assert {path.name for path in folders.iterdir() if path.is_dir()} == {"sft", "best"}
+
+
+# --- a run that is killed --------------------------------------------------------------------------
+
+
+def recorded(language: Language, model: Path, folder: Path, steps: int) -> Run:
+    """A run folder with the dumps of so many steps, every step's responses its own."""
+    run = Run(folder)
+    shutil.copytree(model, folder / "model")
+    names = {name: run.put_image(picture(name)) for name in ("wide", "small")}
+
+    def turn_of(turn: Turn, step: int) -> Turn:
+        ids = tuple(i + step if i > 50 else i for i in turn.response_ids)
+        return replace(turn, response_ids=ids, images=tuple(names[i] for i in turn.images))
+
+    for step in range(steps):
+        groups = []
+        for group in make_groups(language):
+            turned = [replace(t, turns=tuple(turn_of(u, step) for u in t.turns)) for t in group.trajectories]
+            rewards = [float(m == step % 3) for m in range(3)]
+            members = tuple(replace(t, reward=r) for t, r in zip(turned, rewards, strict=True))
+            groups.append(replace(group, trajectories=members))
+        run.save_trajectories(Run.step_label(step + 1), groups)
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_that_is_killed_ten_times_ends_as_if_it_had_not_been(language, tiny_folder, tmp_path):
+    """kill -9 at random moments of 30 steps with a checkpoint each, while they are written too."""
+    source = recorded(language, tiny_folder, tmp_path / "source", steps=30)
+
+    def command(name: str) -> list[str]:
+        flags = ["--replay", str(source.root), "--out", str(tmp_path), "--name", name, "--steps", "30"]
+        return [sys.executable, str(ROOT / "train.py"), "tiny", *flags, "--agent.context-tokens", "256"]
+
+    started = time.monotonic()
+    subprocess.run(command("whole"), check=True, capture_output=True, timeout=300)
+    seconds = time.monotonic() - started
+    expected = {row["step"]: row["loss"] for row in Run(tmp_path / "whole").metrics()}
+    assert len(expected) == 30 and len({round(loss, 4) for loss in expected.values()}) > 20
+
+    killed, rng = Run(tmp_path / "killed"), random.Random(0)
+    kills, before = 0, -1
+    while kills < 10:
+        process = subprocess.Popen(
+            [*command("killed"), *(["--resume"] if killed.root.exists() else [])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for line in process.stdout:  # started up; from here on any moment will do
+            if line.startswith(("step ", "resumed ")):
+                break
+        if before > 0:
+            assert line.startswith(f"resumed after step {before}\n"), line
+        time.sleep(rng.uniform(0, seconds / 12))
+        process.kill()
+        process.communicate(timeout=60)
+        kills += 1
+        done = [int(path.name.removeprefix("step_")) for path in checkpoints(killed.checkpoint_dir)]
+        before = max(done, default=0)
+    if before < 30:
+        subprocess.run([*command("killed"), "--resume"], check=True, capture_output=True, timeout=300)
+    found = [(row["step"], row["loss"]) for row in killed.metrics()]
+    assert [step for step, _ in found] == list(range(1, 31))
+    assert dict(found) == pytest.approx(expected, abs=1e-6)

@@ -10,7 +10,18 @@ from hashlib import sha256
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from minirl import attention, tree
 from minirl.attention import Chain, Tree
@@ -209,10 +220,19 @@ def test_equal_screenshots_are_seen_once_and_different_ones_apart(seeing, png):
     assert batch.tokens == 1 + 2 * (len(pads) + 2)
 
 
-def test_text_models(language):
-    """A Llama, with grouped heads."""
+TEXT = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2.5": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+@pytest.mark.parametrize("kind", TEXT)
+def test_text_models(language, kind):
+    """With grouped heads; pages and responses are text."""
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config, make = TEXT[kind]
+    settings = config(
         vocab_size=len(language.tokenizer),
         hidden_size=64,
         intermediate_size=96,
@@ -221,13 +241,116 @@ def test_text_models(language):
         num_key_value_heads=2,
         attn_implementation="sdpa",
     )
-    model = LlamaForCausalLM(config).train()
+    model = make(settings).train()
     blind = Language(language.tokenizer, language.chat, None, language.suppressed, language.end)
     attention.enable(model)
     album = Album()
     rows = [r for seed in range(3) for r in conversation(blind, album, None, seed, turns=3, keep=1)]
     one_by_one = computed(model, blind, [collate([row], blind, None, CPU) for row in rows])
     assert_equal(computed(model, blind, [tree.pack(rows, blind, None, CPU)]), one_by_one)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_qwen2_5_vl(tiny_folder, language, png, keep):
+    """Another vision tower (windows, no deepstack), and no norms on queries and keys."""
+    ids = {name: language.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in
+           ("image_pad", "video_pad", "vision_start", "vision_end")}  # fmt: skip
+    torch.manual_seed(0)
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(language.tokenizer),
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "window_size": 64,
+            "fullatt_block_indexes": [1],
+        },
+        image_token_id=ids["image_pad"],
+        video_token_id=ids["video_pad"],
+        vision_start_token_id=ids["vision_start"],
+        vision_end_token_id=ids["vision_end"],
+    )
+    model = Qwen2_5_VLForConditionalGeneration(config).train()
+    model.set_attn_implementation("sdpa")
+    attention.enable(model)
+    album = Album()
+    rows = [r for seed in range(2) for r in conversation(language, album, png, seed, turns=4, keep=keep)]
+    image = album.pictures.__getitem__
+    one_by_one = computed(model, language, [collate([row], language, image, CPU) for row in rows])
+    assert len(one_by_one[1]) == len(list(model.parameters()))
+    assert_equal(computed(model, language, [tree.pack(rows, language, image, CPU)]), one_by_one)
+
+
+def forest_of(lengths: list[tuple[int, int]]) -> Tree:
+    """A trunk and branches off it: (place on the trunk, length)."""
+    size, chains = 40, [Chain(0, 40)]
+    for place, length in lengths:
+        chains.append(Chain(size, size + length, ((0, place),)))
+        size += length
+    chains.append(Chain(size, size + 3, ((0, 10), (chains[1].start, chains[1].end))))  # a branch of a branch
+    return Tree(tuple(chains))
+
+
+def reference_varlen(q, k, v, own_C, all_C, most_own, most_seen, softmax_scale, causal):
+    """What flash-attn's kernel computes, chain by chain."""
+    assert causal and most_own == own_C.diff().max() and most_seen == all_C.diff().max()
+    out = torch.empty_like(q)
+    for c in range(len(own_C) - 1):
+        own, seen = slice(*own_C[c : c + 2].tolist()), slice(*all_C[c : c + 2].tolist())
+        one = [x.transpose(0, 1)[None] for x in (q[own], k[seen], v[seen])]
+        out[own] = attention.attend(*one, softmax_scale)[0].transpose(0, 1)
+    return out
+
+
+@pytest.mark.parametrize("kernel", ["flex", "flash"])
+def test_the_kernels_agree(kernel):
+    """FlexAttention's forward pass, which a CPU has; and the arguments of flash-attn's, which it has not."""
+    torch.manual_seed(0)
+    tree = forest_of([(10, 7), (25, 9), (40, 5)])
+    size = tree.chains[-1].end
+    q, k, v = torch.randn(1, 4, size, 16), torch.randn(1, 2, size, 16), torch.randn(1, 2, size, 16)
+    expected = attention.segment(q, k, v, tree, 0.3)
+    if kernel == "flex":
+        with torch.no_grad():
+            found = attention.flex(q, k, v, tree, 0.3)
+    else:
+        found = attention.varlen(reference_varlen, q, k, v, tree, 0.3)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    control = attention.segment(q, k, v, Tree((Chain(0, size),)), 0.3)
+    assert (control - expected).abs().max() > 0.1
+
+
+def test_what_a_chain_sees_by_hand():
+    tree = Tree((Chain(0, 4), Chain(4, 5, ((0, 2),)), Chain(5, 7, ((0, 2), (4, 5)))))
+    chain_L, seen_CL = tree.visible_LC
+    assert chain_L.tolist() == [0, 0, 0, 0, 1, 2, 2]
+    assert seen_CL.int().tolist() == [[1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 0, 0], [1, 1, 0, 0, 1, 1, 1]]
+    seen_S, own_C, all_C, most_own, most_seen = tree.varlen
+    assert seen_S.tolist() == [0, 1, 2, 3, 0, 1, 4, 0, 1, 4, 5, 6]
+    assert (own_C.tolist(), all_C.tolist(), most_own, most_seen) == ([0, 4, 5, 7], [0, 4, 7, 12], 4, 5)
+
+
+@pytest.mark.parametrize("asked", ["flex", "flash"])
+def test_a_kernel_that_cant_run_is_replaced_in_one_line(asked, capsys):
+    assert attention.available(asked, cuda=False) is attention.segment
+    assert capsys.readouterr().out == f"--model.attention {asked} needs CUDA; using segment\n"
+
+
+def test_flash_attention_that_is_not_installed(capsys):
+    assert attention.available("flash", cuda=True) is attention.segment
+    assert "flash-attn is not installed" in capsys.readouterr().out
 
 
 def test_without_a_tree_padding_is_masked_as_before(seeing):
