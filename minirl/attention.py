@@ -112,8 +112,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
 
 
 class TreeAttention(torch.autograd.Function):
-    """Attention chain by chain. The backward pass computes each chain's attention again and adds its
-    gradients in place: autograd on slices would write a full-length gradient for every chain."""
+    """Attention chain by chain, on any device. The backward pass computes each chain's attention again and
+    adds its gradients in place: autograd on slices would write a full-length gradient for every chain."""
 
     @staticmethod
     def forward(
@@ -145,6 +145,76 @@ class TreeAttention(torch.autograd.Function):
                     total[:, :, start:end] += part[:, :, at : at + end - start]
                     at += end - start
         return (*grads, None, None)
+
+
+# --- chain by chain, on a CPU ---------------------------------------------------------------------------
+
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class CpuTreeAttention(torch.autograd.Function):
+    """The same on the CPU, with its flash kernel called directly: nothing is masked, copied or recomputed.
+
+    A chain's attention is that to itself, causal, and that to each range of its prefix, of which every query
+    sees all. The kernel returns the logarithms of the softmax denominators beside the outputs, which is what
+    it takes to join the pieces; and given the joint ones, its backward pass gives each piece's gradients.
+    Towards the prefix, the query heads that share a key head are so many more queries of one head.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, chains: tuple[Chain, ...], scale: float | None
+    ) -> Tensor:
+        heads, shared = k.shape[1], q.shape[1] // k.shape[1]
+        out, sums = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+        for chain in chains:
+            own = slice(chain.start, chain.end)
+            own_kv = [x[:, :, own].repeat_interleave(shared, 1) for x in (k, v)]
+            pieces = [FLASH(q[:, :, own], *own_kv, 0.0, True, scale=scale)]
+            q_folded = fold(q[:, :, own], heads)
+            for start, end in chain.prefix:
+                seen = (k[:, :, start:end], v[:, :, start:end])
+                piece = FLASH(q_folded, *seen, 0.0, False, scale=scale)
+                pieces.append(tuple(unfold(x, shared) for x in piece))
+            total = torch.stack([piece_sums for _, piece_sums in pieces]).logsumexp(0)
+            out[:, :, own] = sum(o * (s - total).exp()[..., None].to(o.dtype) for o, s in pieces)
+            sums[:, :, own] = total
+        ctx.save_for_backward(q, k, v, out, sums)
+        ctx.chains, ctx.scale = chains, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, sums = ctx.saved_tensors
+        heads, shared = k.shape[1], q.shape[1] // k.shape[1]
+        dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+        for chain in ctx.chains:
+            own = slice(chain.start, chain.end)
+            g, asked, o, s = (x[:, :, own] for x in (grad, q, out, sums))
+            own_kv = [x[:, :, own].repeat_interleave(shared, 1) for x in (k, v)]
+            parts = FLASH_BACKWARD(g, asked, *own_kv, o, s, 0.0, True, scale=ctx.scale)
+            dq[:, :, own] += parts[0]
+            for total, part in zip((dk, dv), parts[1:], strict=True):
+                total[:, :, own] += part.unflatten(1, (heads, shared)).sum(2)
+            g, asked, o, s = (fold(x, heads) for x in (g, asked, o, s))
+            for start, end in chain.prefix:
+                seen = (k[:, :, start:end], v[:, :, start:end])
+                parts = FLASH_BACKWARD(g, asked, *seen, o, s, 0.0, False, scale=ctx.scale)
+                dq[:, :, own] += unfold(parts[0], shared)
+                dk[:, :, start:end] += parts[1]
+                dv[:, :, start:end] += parts[2]
+        return dq, dk, dv, None, None
+
+
+def fold(x: Tensor, heads: int) -> Tensor:
+    """(1, A, L, ...) to (1, heads, A / heads * L, ...): the heads of a group, one after another."""
+    return x.unflatten(1, (heads, -1)).flatten(2, 3)
+
+
+def unfold(x: Tensor, shared: int) -> Tensor:
+    """The inverse of `fold`."""
+    return x.unflatten(2, (shared, -1)).flatten(1, 2)
 
 
 # --- the other kernels -------------------------------------------------------------------------------
@@ -179,7 +249,8 @@ def varlen(
 
 
 def segment(q: Tensor, k: Tensor, v: Tensor, tree: Tree, scale: float | None) -> Tensor:
-    return TreeAttention.apply(q, k, v, tree.chains, scale)
+    function = CpuTreeAttention if q.device.type == "cpu" else TreeAttention
+    return function.apply(q, k, v, tree.chains, scale)
 
 
 # --- registration ------------------------------------------------------------------------------------

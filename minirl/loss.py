@@ -121,25 +121,24 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The weighted clipped loss, and sums over the tokens that count (divide by "tokens"). A token of weight
     0 is there for the shape of the computation only, and is in no statistic."""
+    counts_N = weight_N > 0  # by selection: 0 times an overflow would be no number
+    logprobs_N, old_N, advantage_N = logprobs_N[counts_N], old_N[counts_N], advantage_N[counts_N]
     ratio_N = (logprobs_N - old_N).exp()
     clipped_N = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_high)
     per_token_N = torch.maximum(-ratio_N * advantage_N, -clipped_N * advantage_N)
-    cut_N = per_token_N > -ratio_N * advantage_N
-    sums = {}
+    sums = {
+        "tokens": torch.tensor(float(len(ratio_N))),
+        "ratio": ratio_N.detach().sum(),
+        "ratio_max": ratio_N.detach().max() if len(ratio_N) else torch.tensor(0.0),
+        "clipped": (per_token_N > -ratio_N * advantage_N).sum(),
+    }
     if config.kl:
         assert ref_N is not None, "the reference's log-probs"
-        behind_N = ref_N - logprobs_N
+        behind_N = ref_N[counts_N] - logprobs_N
         k3_N = behind_N.exp() - behind_N - 1
         per_token_N = per_token_N + config.kl * k3_N
-        sums["kl"] = k3_N.detach()[weight_N > 0].sum()
-    counted_N = ratio_N.detach()[weight_N > 0]
-    sums |= {
-        "tokens": torch.tensor(float(len(counted_N))),
-        "ratio": counted_N.sum(),
-        "ratio_max": counted_N.max() if len(counted_N) else torch.tensor(0.0),
-        "clipped": cut_N[weight_N > 0].sum(),
-    }
-    return (weight_N * per_token_N).sum(), sums
+        sums["kl"] = k3_N.detach().sum()
+    return (weight_N[counts_N] * per_token_N).sum(), sums
 
 
 def likelihood_loss(logprobs_N: Tensor, advantage_N: Tensor, weight_N: Tensor) -> Tensor:

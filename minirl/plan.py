@@ -1,24 +1,22 @@
 """The memory plan: what each GPU holds, whether it fits, and if not, which flags make it fit.
 
-Stands behind `python train.py RECIPE --plan --gpus 8 --gpu-gb 80`. Nothing is allocated: shapes come from the
-model on torch's meta device. What is counted, for P parameters sharded by FSDP2 over S = gpus / replicas:
+Stands behind `python train.py RECIPE --plan --gpus 8 --gpu-gb 80`. Nothing is allocated: the model is made
+on torch's meta device. For P parameters, sharded by FSDP2 over S = gpus / replicas, and a compute dtype of e
+bytes:
 
-    weights, gradients     4 P / S each (float32; gradients stay until the next update sets them free)
-    AdamW moments          8 P / S, of trained parameters only, as gradients
-    gathered               in the compute dtype (e bytes): the root unit (embeddings, head, norms, vision
-                           mergers), which stays from forward to backward, and two layers, one of them
-                           prefetched; gradients of root and layer before they are scattered, in float32 too
-    reference              with a KL term: float32 shards like the policy's, and its gathered root
-    activations            see `Block` and `activations`; a row of --batch.micro-tokens tokens
-    sampler                vLLM in this process: all weights in the compute dtype, and its KV cache
+    weights, gradients  4 P / S each; gradients stay until the next update
+    AdamW moments       8 P / S; like gradients, of trained parameters only
+    reference           with a KL term: 4 P / S, and its gathered root, which nothing frees
+    gathered            the root (all outside layers) from forward to backward, and two layers, one of them
+                        prefetched; their gradients until they are scattered, a layer's in float32 too
+    activations         of a row of --batch.micro-tokens tokens: see `Block` and `activations`
+    sampler             vLLM in this process: e P, and a KV cache
 
-Rollout and update take turns. The sampler's weights go to the CPU for the update (sleep level 1) and its cache
-is dropped. With --optim.offload the shards are on the CPU. A KV cache too small for all episodes makes vLLM
-wait and recompute, so a full context for every EPISODES_PER_CONTEXT episodes is the least that fits: most
-episodes wait for their browser, and most contexts are far from full.
-
-Not counted: the caching allocator's fragmentation. It takes what a card has above its nominal size: a GB is
-1e9 bytes here, and 80 GB cards have 85e9.
+Rollout and update take turns: for the update the sampler's weights go to the CPU (sleep level 1) and its
+cache goes. With --optim.offload the shards are always on the CPU. A small cache makes vLLM wait and
+recompute, so the least that fits is a full context for every EPISODES_PER_CONTEXT episodes: most wait for
+their browser, and most contexts are far from full. Fragmentation is not counted; it takes what a card has
+above its nominal size: a GB is 1e9 bytes here, and 80 GB cards have 85e9.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ import functools
 import itertools
 import math
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -43,74 +41,79 @@ from minirl.config import Config
 from minirl.log import CONSOLE, say
 from minirl.model import _settings
 
-GB = 1e9
-EPISODES_PER_CONTEXT = 16  # so many episodes share a full context's worth of KV cache, at least
-CUDA_BYTES = 2e9  # assumed: CUDA's context, NCCL's buffers, cuBLAS's workspace
-VLLM_BYTES = 3e9  # assumed: CUDA graphs, a prefill's activations, images being encoded
-LIGER_BYTES = 4 * 4 * 2048 * 4096  # four float32 blocks of 2048 tokens x 4096 words in the backward pass
-ENTROPY_BYTES = 5 * 4 * 256  # per word: five float32 blocks of 256 tokens, as loss.token_entropies has them
+GB = 10**9
+EPISODES_PER_CONTEXT = 16
+CUDA_BYTES = 2 * GB  # assumed: CUDA's context, NCCL's buffers, cuBLAS's workspace
+VLLM_BYTES = 3 * GB  # assumed: CUDA graphs, a prefill's activations, images being encoded
+LIGER_BYTES = 4 * 4 * 2048 * 4096  # its backward pass: four float32 blocks of 2048 tokens x 4096 words
+ENTROPY_BYTES = 5 * 4 * 256  # a word's, in loss.token_entropies: five float32 blocks of 256 tokens
+CACHE = "KV cache, at least"
 
 
 @dataclass(frozen=True)
 class Block:
     """What autograd keeps of one decoder layer or vision block, in numbers per token or patch.
 
-    A decoder layer of width h, query and key widths q and k, MLP width i keeps, in the compute dtype: for each
-    of two norms its normalised input and its output, 4h; for attention query, key, value, output, 2q + 2k; for
-    the MLP the gate, its SiLU, up and their product, 4i. And in float32 the norms' inputs, 2h. Norms of
-    queries and keys (Qwen3) add q + k in each. The rotary tables are shared by all layers and not counted.
-    Qwen3-VL-4B: h 2560, q 4096, k 1024, i 9728: 2 * (10240 + 10240 + 38912 + 5120) + 4 * (5120 + 5120)
-    = 169984 bytes, or 5.6 GB for 32768 tokens; 36 such layers are 201 GB, their inputs alone 6 GB.
+    A decoder layer of width h, query and key widths q and k and MLP width i keeps in the compute dtype: two
+    norms' normalised inputs and outputs, 4h; query, key, value and what attention returns, 2q + 2k; gate, its
+    SiLU, up and their product, 4i. And the norms' inputs in float32, 2h. Qwen3's norms of queries and keys
+    add q + k to each. The rotary tables are the same for all layers, and left out.
+    Qwen3-VL-4B (h 2560, q 4096, k 1024, i 9728): 2 * (10240 + 10240 + 38912 + 5120) + 4 * (5120 + 5120) =
+    169984 bytes; 32768 tokens in 36 layers are 201 GB, the layers' inputs alone 6 GB.
 
-    A vision block has a fused qkv (3h, kept whole because values are a view of it), rotated queries and keys,
-    and attention's output per image and joined, 7h; LayerNorm keeps no float32 copy, and an MLP without a
-    gate 2i. Qwen3-VL-4B: 2 * (11 * 1024 + 2 * 4096) = 38912 bytes per patch.
+    A vision block: LayerNorms, 4h, without float32; the fused qkv, of which values are a view, rotated
+    queries and keys, what attention returns per image and joined, 7h; an MLP without a gate, 2i. Qwen3-VL-4B:
+    2 * (11 * 1024 + 2 * 4096) = 38912 bytes.
     """
 
     count: int
     width: int
-    kept: int  # elements in the compute dtype
-    wide: int  # elements in float32
+    kept: int  # numbers in the compute dtype
+    wide: int  # numbers in float32
     inner: int  # the MLP's width
 
     def saved(self, size: int) -> int:
         return size * self.kept + 4 * self.wide
 
     def passing(self, size: int) -> int:
-        """Gradients that the backward pass holds at once: three of the MLP's width, two of the layer's."""
+        """Gradients alive at once in the backward pass: three of the MLP's width, two of the layer's."""
         return size * (3 * self.inner + 2 * self.width)
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """A model in numbers."""
+    """A model in numbers; without a vision tower the last six are nothing."""
 
     parameters: int  # tied ones once
-    visual: int  # of them in the vision tower
-    root: int  # outside the layers and blocks that FSDP shards one by one
-    unit: int  # the largest of these
+    root: int  # of them outside the layers and blocks that FSDP gathers one at a time
+    unit: int  # of them in the largest of these
     vocabulary: int
-    kv: int  # elements of the KV cache per token, all layers
+    cache: int  # numbers in the KV cache per token
     text: Block
-    vision: Block | None
-    patch: int = 0  # pixels on a patch's side
-    merge: int = 1  # patches on the side of what becomes one token
+    vision: Block | None = None
+    visual: int = 0  # parameters
+    patch: int = 1  # pixels on a patch's side
+    merge: int = 1  # patches on the side of a token
     pixels: int = 0  # numbers in a patch
     mergers: int = 0
+
+
+def size(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def block_of(layers: nn.ModuleList) -> Block:
     """Counts a layer by its parts' names, which Llama, Qwen2, Qwen3 and the Qwen-VLs share."""
     parts = {name.rpartition(".")[2]: module for name, module in layers[0].named_modules()}
     inner = parts["down_proj" if "down_proj" in parts else "linear_fc2"].in_features
-    fused = "qkv" in parts
-    width = parts["qkv" if fused else "q_proj"].in_features
-    queries, keys = (0, 0) if fused else (parts["q_proj"].out_features, parts["k_proj"].out_features)
-    normed = queries + keys if "q_norm" in parts else 0
-    layer_norm = any(isinstance(module, nn.LayerNorm) for module in parts.values())
-    kept = 4 * width + (7 * width if fused else 2 * queries + 2 * keys) + normed
-    kept += (4 if "gate_proj" in parts else 2) * inner
-    return Block(len(layers), width, kept, normed + (0 if layer_norm else 2 * width), inner)
+    mlp = inner * (4 if "gate_proj" in parts else 2)
+    if "qkv" in parts:
+        width = parts["qkv"].in_features
+        wide = 0 if any(isinstance(module, nn.LayerNorm) for module in parts.values()) else 2 * width
+        return Block(len(layers), width, 11 * width + mlp, wide, inner)
+    width, heads = parts["q_proj"].in_features, parts["q_proj"].out_features + parts["k_proj"].out_features
+    normed = heads if "q_norm" in parts else 0
+    return Block(len(layers), width, 4 * width + 2 * heads + mlp + normed, 2 * width + normed, inner)
 
 
 @functools.lru_cache
@@ -118,32 +121,24 @@ def shapes_of(path: str) -> Shapes:
     """Reads a checkpoint's config, not its weights. ValueError if there is none."""
     with tempfile.TemporaryDirectory() as folder:
         if path == "tiny":
-            disable_progress_bar()  # transformers' own
+            disable_progress_bar()  # of its weights being saved
             path = str(tiny.build(Path(folder) / "model", tiny.corpus([], "http://shop.test/"), seed=0))
         settings = _settings(path)
-    auto = AutoModelForImageTextToText if hasattr(settings, "vision_config") else AutoModelForCausalLM
+    sees = hasattr(settings, "vision_config")
     with torch.device("meta"):
-        model = auto.from_config(settings)
-    units = [size(m) for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    layers = model.get_decoder().layers
-    keys = layers[0].self_attn.k_proj.out_features
-    shapes = Shapes(
-        parameters=size(model),
-        visual=0,
-        root=size(model) - sum(units),
-        unit=max(units),
-        vocabulary=model.get_output_embeddings().out_features,
-        kv=2 * len(layers) * keys,
-        text=block_of(layers),
-        vision=None,
-    )
-    if not hasattr(settings, "vision_config"):
+        model = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(settings)
+    units = [size(module) for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers, total = model.get_decoder().layers, size(model)
+    words = model.get_output_embeddings().out_features
+    cache = 2 * len(layers) * layers[0].self_attn.k_proj.out_features
+    shapes = Shapes(total, total - sum(units), max(units), words, cache, block_of(layers))
+    if not sees:
         return shapes
     tower = model.model.visual
     return replace(
         shapes,
-        visual=size(tower),
         vision=block_of(tower.blocks),
+        visual=size(tower),
         patch=settings.vision_config.patch_size,
         merge=settings.vision_config.spatial_merge_size,
         pixels=tower.patch_embed.proj.weight[0].numel(),
@@ -151,47 +146,37 @@ def shapes_of(path: str) -> Shapes:
     )
 
 
-def size(module: nn.Module) -> int:
-    return sum(weight.numel() for weight in module.parameters())
-
-
 def image_tokens(config: Config, shapes: Shapes) -> int:
     """Tokens of a screenshot, which is the browser's window, scaled down to --model.max-pixels."""
-    if shapes.vision is None:
-        return 0
     pixels = min(config.browser.width * config.browser.height, config.model.max_pixels or 2**31)
-    return math.ceil(pixels / (shapes.patch * shapes.merge) ** 2)
+    return math.ceil(pixels / (shapes.patch * shapes.merge) ** 2) if shapes.vision else 0
 
 
-def patches(config: Config, shapes: Shapes) -> int:
-    """Patches in a row. A turn's typical tokens are assumed to be its screenshots and a quarter of the longest
-    response; what turns share is counted once in a tree, so this many turns are about the most in a row."""
-    each = image_tokens(config, shapes)
-    turn = config.agent.screenshots * each + config.agent.response_tokens // 4
-    images = max(1, config.batch.micro_tokens // turn) * config.agent.screenshots
-    return images * each * shapes.merge**2
+def row_patches(config: Config, shapes: Shapes) -> int:
+    """Patches in a row. A turn is assumed to add its screenshots and a quarter of the longest response; what
+    turns share is in a tree once, so there can hardly be more."""
+    each, shown = image_tokens(config, shapes), config.agent.screenshots
+    turns = max(1, config.batch.micro_tokens // (shown * each + config.agent.response_tokens // 4))
+    return turns * shown * each * shapes.merge**2
 
 
 def activations(
     shapes: Shapes, tokens: int, patches: int, size: int, checkpointing: bool, freeze_vision: bool
 ) -> tuple[int, int]:
-    """Bytes of one row: what the forward pass leaves for the backward pass, and the most that either needs
-    for a moment beside it. `size` is the compute dtype's in bytes.
+    """Bytes of one row: what forward leaves for backward, and the most that is needed for a moment beside it.
 
-    With checkpointing a layer leaves its input, and one layer at a time is whole again. The moment's needs are
-    the largest of: a decoder layer, a vision block, the head. Log-probs never hold (N, V) logits, but Liger's
-    backward pass holds the head's whole gradient in float32, (V, H), beside the hidden states' (N, H). N is
-    at most the row.
+    `size`: of the compute dtype, in bytes. With checkpointing a layer leaves its input, and one layer at a
+    time is whole again. The moments: a decoder layer, a vision block, the entropies, the head. Liger never
+    holds (N, V) logits, but, whole and in float32, the gradients of the head (V, H) and of the hidden states
+    (N, H), N <= tokens. Attention's own blocks (a chain's mask and gathered keys) are small and left out.
     """
-    text, vision = shapes.text, shapes.vision
-    left = tokens * text.width * (4 + 3 * size)  # the last norm, and the hidden states that are scored
-    left += patches * shapes.pixels * (4 + size)
-    head = 4 * text.width * (shapes.vocabulary + tokens) + LIGER_BYTES
-    moments = [head, ENTROPY_BYTES * shapes.vocabulary]
-    blocks = [(text, tokens)]
-    if vision is not None and not freeze_vision:
-        blocks.append((vision, patches))
-        left += patches * shapes.mergers * 3 * size * vision.width  # a merger's norm, first layer, GELU
+    width = shapes.text.width
+    left = tokens * width * (4 + 2 * size) + patches * shapes.pixels * (4 + size)  # last norm; images
+    moments = [4 * width * (shapes.vocabulary + tokens) + LIGER_BYTES, ENTROPY_BYTES * shapes.vocabulary]
+    blocks = [(shapes.text, tokens)]
+    if shapes.vision and not freeze_vision:
+        blocks.append((shapes.vision, patches))
+        left += patches * shapes.mergers * 3 * size * shapes.vision.width  # norm, first layer, GELU
     for block, length in blocks:
         saved = block.saved(size)
         left += block.count * length * (size * block.width if checkpointing else saved)
@@ -199,12 +184,9 @@ def activations(
     return left, max(moments)
 
 
-# --- the plan --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Plan:
-    """Bytes per GPU in both phases, by item. `cpu`: bytes of CPU memory for each GPU."""
+    """Bytes on each GPU by item, in both phases, and `cpu` bytes of CPU memory for each GPU."""
 
     config: Config
     gpus: int
@@ -212,10 +194,11 @@ class Plan:
     rollout: dict[str, int]
     update: dict[str, int]
     cpu: int
-    context: int  # KV cache of one full context
+    context: int  # bytes of a full context in the KV cache
 
     @property
     def total(self) -> int:
+        """The larger phase's."""
         return max(sum(self.rollout.values()), sum(self.update.values()))
 
     @property
@@ -224,16 +207,14 @@ class Plan:
 
     @property
     def contexts(self) -> float:
-        """How many full contexts fit into what the rollout leaves for the KV cache; 0 without a sampler."""
-        cache = self.rollout.get("KV cache, at least", 0)
-        return (
-            max(0.0, self.gpu_gb * GB - sum(self.rollout.values()) + cache) / self.context if cache else 0.0
-        )
+        """How many full contexts the KV cache holds if it takes all that the rollout leaves."""
+        rest = sum(self.rollout.values()) - self.rollout[CACHE]
+        return max(0.0, (self.gpu_gb * GB - rest) / self.context)
 
 
 def plan(config: Config, gpus: int, gpu_gb: float) -> Plan:
-    """What a run would hold on each of its GPUs. ValueError for a machine that there can't be."""
-    replicas = config.optim.replicas
+    """What a run would hold on each of its GPUs. ValueError for what can't be."""
+    replicas, frozen = config.optim.replicas, config.model.freeze_vision
     if gpus < 1:
         raise ValueError("--gpus must be at least 1")
     if not gpu_gb > 0:
@@ -241,159 +222,115 @@ def plan(config: Config, gpus: int, gpu_gb: float) -> Plan:
     if gpus % replicas:
         raise ValueError(f"--optim.replicas {replicas} does not divide --gpus {gpus}; use a divisor, or 1")
     shapes, shard = shapes_of(config.model.path), gpus // replicas
-    frozen = config.model.freeze_vision
     if frozen and shapes.vision is None:
-        raise ValueError("--model.freeze-vision: this model has no vision tower; leave the flag out")
+        raise ValueError("--model.freeze-vision: this model has no vision tower; leave it out")
     e = 4 if config.model.dtype == "float32" else 2
     trained = shapes.parameters - (shapes.visual if frozen else 0)
-    kept = {
+    shards = {
         "weights": 4 * shapes.parameters // shard,
         "gradients": 4 * trained // shard,
         "AdamW moments": 8 * trained // shard,
         "reference": 4 * shapes.parameters // shard if config.loss.kl else 0,
     }
-    cpu = sum(kept.values()) if config.optim.offload else 0
+    cpu = e * shapes.parameters  # the sleeping sampler
     if config.optim.offload:
-        kept = dict.fromkeys(kept, 0)
-    if config.loss.kl:  # an FSDP root that has no backward pass is never freed
-        kept["reference"] += e * shapes.root
-    kept["CUDA, NCCL (assumed)"] = int(CUDA_BYTES)
-    context = e * shapes.kv * config.agent.context_tokens
-    least = math.ceil(config.browser.episodes / EPISODES_PER_CONTEXT)
+        cpu, shards = cpu + sum(shards.values()), dict.fromkeys(shards, 0)
+    if config.loss.kl:
+        shards["reference"] += e * shapes.root
+    shards["CUDA, NCCL (assumed)"] = CUDA_BYTES
+    context = e * shapes.cache * config.agent.context_tokens
     sampler = {
         "sampler weights": e * shapes.parameters,
-        "KV cache, at least": least * context,
-        "vLLM's own (assumed)": int(VLLM_BYTES),
+        CACHE: math.ceil(config.browser.episodes / EPISODES_PER_CONTEXT) * context,
+        "vLLM's own (assumed)": VLLM_BYTES,
     }
-    if config.sampler.kind == "remote":
-        sampler = {}
-    left, moment = activations(
-        shapes,
-        config.batch.micro_tokens,
-        patches(config, shapes),
-        e,
-        config.model.gradient_checkpointing,
-        frozen,
-    )
+    row = config.batch.micro_tokens, row_patches(config, shapes)
+    left, moment = activations(shapes, *row, e, config.model.gradient_checkpointing, frozen)
     update = {
         "gathered weights": e * (shapes.root + 2 * shapes.unit),
         "gathered gradients": e * shapes.root + (e + 4) * shapes.unit,
         "activations": left,
         "one layer or the head": moment,
     }
-    cpu += sampler.get("sampler weights", 0)
-    return Plan(config, gpus, gpu_gb, kept | sampler, kept | update, cpu, context)
+    return Plan(config, gpus, gpu_gb, shards | sampler, shards | update, cpu, context)
 
 
 # --- what would fit --------------------------------------------------------------------------------
 
-Change = tuple[int, str, Callable[[Config], Config]]  # cost, flags, what they do
 
-
-@dataclass(frozen=True)
-class Fix:
-    """Flags, and the plan that they lead to."""
-
-    flags: str
-    plan: Plan
-
-
-def changes(config: Config) -> list[list[Change]]:
-    """What can be given up; one of each list at most. The costs only put combinations in order: what hardly
-    slows training, what slows it, what changes what is learned, the CPU's slow memory, shorter episodes."""
+def changes(config: Config) -> list[list[tuple[int, dict[str, Any]]]]:
+    """What can be given up, at most one of each list, with a cost that only puts combinations in order: what
+    hardly slows training, then what does, what changes what is learned, the CPU's memory, short episodes."""
     shapes, context = shapes_of(config.model.path), config.agent.context_tokens
-
-    def row(tokens: int, config: Config) -> Config:
-        agent = replace(config.agent, context_tokens=min(tokens, context))
-        return replace(config, agent=agent, batch=replace(config.batch, micro_tokens=tokens))
-
-    def episodes(number: int, config: Config) -> Config:
-        return replace(config, browser=replace(config.browser, episodes=number))
-
-    rows: list[Change] = []
-    if config.batch.micro_tokens > context:
-        rows.append((1, f"--batch.micro-tokens {context}", functools.partial(row, context)))
+    rows = [(1, {"batch.micro_tokens": context})] if config.batch.micro_tokens > context else []
     shortest = config.agent.screenshots * image_tokens(config, shapes) + 2 * config.agent.response_tokens
     for cost, tokens in ((128, context // 2), (256, context // 4)):
         if tokens >= shortest:
-            flags = f"--agent.context-tokens {tokens} --batch.micro-tokens {tokens}"
-            rows.append((cost, flags, functools.partial(row, tokens)))
-    halves = [(8 * n, config.browser.episodes >> n) for n in (1, 2, 3) if config.browser.episodes >> n]
-    out = [rows, [(c, f"--browser.episodes {n}", functools.partial(episodes, n)) for c, n in halves]]
-    model, optim = config.model, config.optim
-    if optim.replicas > 1:
-        out.append([(2, "--optim.replicas 1", lambda c: replace(c, optim=replace(c.optim, replicas=1)))])
-    if not model.gradient_checkpointing:
-        flag = "--model.gradient-checkpointing"
-        out.append([(4, flag, lambda c: replace(c, model=replace(c.model, gradient_checkpointing=True)))])
-    if shapes.vision and not model.freeze_vision:
-        flag = "--model.freeze-vision"
-        out.append([(32, flag, lambda c: replace(c, model=replace(c.model, freeze_vision=True)))])
-    if not optim.offload:
-        out.append([(64, "--optim.offload", lambda c: replace(c, optim=replace(c.optim, offload=True)))])
+            rows.append((cost, {"agent.context_tokens": tokens, "batch.micro_tokens": tokens}))
+    fewer = [(8 * n, {"browser.episodes": config.browser.episodes >> n}) for n in (1, 2, 3)]
+    out = [rows, [(cost, values) for cost, values in fewer if values["browser.episodes"]]]
+    if config.optim.replicas > 1:
+        out.append([(2, {"optim.replicas": 1})])
+    if not config.model.gradient_checkpointing:
+        out.append([(4, {"model.gradient_checkpointing": True})])
+    if shapes.vision and not config.model.freeze_vision:
+        out.append([(32, {"model.freeze_vision": True})])
+    if not config.optim.offload:
+        out.append([(64, {"optim.offload": True})])
     return out
 
 
-def advice(plan_: Plan, most: int = 3) -> list[Fix]:
-    """Flags with which a plan that does not fit would: up to `most` ways, the cheapest in speed first, none
-    with a flag that it could do without. If nothing fits, the one that comes closest, whose plan does not.
+def changed(config: Config, values: dict[str, Any]) -> Config:
+    for name, value in values.items():
+        part, field = name.split(".")
+        config = replace(config, **{part: replace(vars(config)[part], **{field: value})})
+    return config
 
-    Every combination's plan is computed; there are a few hundred, of microseconds each.
+
+def advice(tight: Plan, most: int = 3) -> list[tuple[str, Plan]]:
+    """Flags that make a plan fit, with the plans that they lead to: up to `most`, the cheapest in speed
+    first, none with a flag more than another one needs. If nothing fits, the one that comes closest.
+
+    Every combination's plan is computed: a few hundred, in milliseconds.
     """
-    if plan_.fits:
+    if tight.fits:
         return []
-    nothing: Change = (0, "", lambda config: config)
-    combinations = [list(c) for c in itertools.product(*([nothing, *each] for each in changes(plan_.config)))]
-    found: list[tuple[set[str], Fix]] = []
-    closest = Fix("", plan_)
-    for combination in sorted(combinations, key=lambda c: sum(cost for cost, _, _ in c)):
-        config = plan_.config
-        for _, _, change in combination:
-            config = change(config)
-        words = [flags for _, flags, _ in combination if flags]
-        fix = Fix(" ".join(words), plan(config, plan_.gpus, plan_.gpu_gb))
-        if fix.plan.total < closest.plan.total:
-            closest = fix
-        if fix.plan.fits and not any(before <= set(words) for before, _ in found):
-            found.append((set(words), fix))
-    return [fix for _, fix in found[:most]] or [closest]
+    choices = [[(0, {}), *each] for each in changes(tight.config)]
+    tried: list[tuple[str, Plan]] = []
+    fitting: list[tuple[set[str], str, Plan]] = []
+    for combination in sorted(itertools.product(*choices), key=lambda c: sum(cost for cost, _ in c)):
+        values = {name: value for _, part in combination for name, value in part.items()}
+        flags = [f"--{n.replace('_', '-')}" + ("" if v is True else f" {v}") for n, v in values.items()]
+        after = plan(changed(tight.config, values), tight.gpus, tight.gpu_gb)
+        tried.append((" ".join(flags), after))
+        if after.fits and not any(names <= values.keys() for names, _, _ in fitting):
+            fitting.append((set(values), " ".join(flags), after))
+    return [fix[1:] for fix in fitting[:most]] or [min(tried, key=lambda fix: fix[1].total)]
 
 
-def enough_gpus(plan_: Plan) -> int:
-    """How many GPUs of this size would do, in doublings up to 1024; 0 if that is not enough."""
-    counts = (plan_.gpus << n for n in range(11))
-    return next((n for n in counts if n <= 1024 and plan(plan_.config, n, plan_.gpu_gb).fits), 0)
-
-
-def show(plan_: Plan) -> None:
-    """Prints the plan as a table, the room it leaves, and what would make it fit."""
-    machine = f"{plan_.gpus} GPU{'s' * (plan_.gpus > 1)} of {plan_.gpu_gb:g} GB"
-    table = Table(title=f"{plan_.config.recipe} on {machine}: GB on each", title_justify="left")
-    table.add_column("")
-    table.add_column("rollout", justify="right")
-    table.add_column("update", justify="right")
-    phases = (plan_.rollout, plan_.update)
-    for item in plan_.rollout | plan_.update:
-        if any(phase.get(item) for phase in phases):
-            table.add_row(item, *(f"{phase[item] / GB:.2f}" if item in phase else "" for phase in phases))
+def show(shown: Plan) -> None:
+    """Prints the plan as a table, the room that it leaves, and what would make it fit."""
+    machine = f"{shown.gpus} GPU{'s' * (shown.gpus > 1)} of {shown.gpu_gb:g} GB"
+    table = Table(title=f"{shown.config.recipe} on {machine}: GB on each", title_justify="left")
+    table.add_column("item")
+    phases = {"rollout": shown.rollout, "update": shown.update}
+    for name in phases:
+        table.add_column(name, justify="right")
+    for item in shown.rollout | shown.update:
+        found = [phase.get(item, 0) for phase in phases.values()]
+        if any(found):
+            table.add_row(item, *(f"{number / GB:.2f}" if number else "" for number in found))
     table.add_section()
-    table.add_row("total", *(f"{sum(phase.values()) / GB:.2f}" for phase in phases), style="bold")
+    table.add_row("total", *(f"{sum(phase.values()) / GB:.2f}" for phase in phases.values()), style="bold")
     CONSOLE.print(table)
-    if plan_.cpu:
-        say(f"and {plan_.cpu / GB:.1f} GB of CPU memory for each GPU")
-    if plan_.contexts:
-        tokens = plan_.config.agent.context_tokens
-        say(f"the KV cache can take {plan_.contexts:.1f} contexts of {tokens} tokens")
-    spare = plan_.gpu_gb - plan_.total / GB
-    if plan_.fits:
+    say(f"CPU memory for each GPU: {shown.cpu / GB:.1f} GB")
+    say(f"room for a KV cache of {shown.contexts:.1f} contexts of {shown.config.agent.context_tokens} tokens")
+    spare = shown.gpu_gb - shown.total / GB
+    if shown.fits:
         say(f"it fits, with {spare:.1f} GB to spare", "bold green")
         return
     say(f"it does not fit: {-spare:.1f} GB too much", "bold red")
-    for fix in advice(plan_):
-        after = fix.plan.total / GB
-        if fix.plan.fits:
-            say(f"fits with {fix.flags} ({after:.1f} GB)")
-            continue
-        short = f"no flags make it fit; the closest, {fix.flags or 'as it is'}, needs {after:.1f} GB"
-        gpus = enough_gpus(fix.plan)
-        say(short + (f", and fits on {gpus} GPUs" if gpus else ", however many GPUs"))
+    for flags, after in advice(shown):
+        lack = after.total / GB - after.gpu_gb
+        verdict = "fits with" if after.fits else f"nothing fits; {lack:.1f} GB are missing even with"
+        say(f"{verdict} {flags or 'these flags'} ({after.total / GB:.1f} GB)")

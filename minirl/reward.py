@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from math import exp
+from math import exp, log
 from statistics import mean, stdev
 
 from minirl.config import LossConfig
@@ -62,7 +62,8 @@ def assign_advantages(groups: Sequence[Group], config: LossConfig) -> list[Group
             values = tuple(float(r == 1) for r in rewards)
         else:
             center = mean(rewards)
-            values = tuple(min(exp((r - center) / config.awr_temperature), AWR_MAX) for r in rewards)
+            scaled = [(r - center) / config.awr_temperature for r in rewards]
+            values = tuple(exp(min(value, log(AWR_MAX))) for value in scaled)
         out.append(replace(group, advantages=values))
     return out
 

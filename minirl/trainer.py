@@ -194,6 +194,9 @@ class Trainer:
         place of the sampler's, corrected for their difference, and the reference's. And how far the sampler
         was off, in metrics."""
         config, metrics = self.config.loss, {}
+        if config.kl:
+            assert self.reference is not None, "keep_reference() comes before the first update"
+            members = changed(members, [{"ref": s} for s in self._score(self.reference, members)])
         if config.old == "recompute":
             sampled = [row.old for member in members for row in member.rows]
             scores = self._score(self.policy, members)
@@ -204,9 +207,6 @@ class Trainer:
             metrics = mismatch_metrics(scores, sampled, corrected, config.correction)
             fields = [{"old": s, "weights": tuple(c)} for s, c in zip(scores, corrected, strict=True)]
             members = changed(members, fields)
-        if config.kl:
-            assert self.reference is not None, "keep_reference() comes before the first update"
-            members = changed(members, [{"ref": s} for s in self._score(self.reference, members)])
         return members, metrics
 
     @torch.no_grad()

@@ -163,6 +163,9 @@ def pack(
     inputs: dict[str, Any] = {
         "input_ids": torch.from_numpy(ids_L)[None].to(device),
         "position_ids": torch.from_numpy(position_3L if images else position_3L[0])[..., None, :].to(device),
+        # nothing is padding; without saying so, transformers takes jumping positions for packed documents
+        # and makes an L x L mask, which nobody would read
+        "attention_mask": torch.ones(1, forest.size, dtype=torch.int64, device=device),
         "tree": Tree(tuple(forest.chains), device),
     }
     if pictures:

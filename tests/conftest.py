@@ -72,7 +72,7 @@ def model(tiny_folder: Path) -> PreTrainedModel:
     return load_model(ModelConfig(path=str(tiny_folder)), torch.device("cpu")).eval()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: a script that runs in a test's process opens its own
 def ranks() -> Iterator[Ranks]:
     """This process alone, as the only rank."""
     from minirl.ranks import open_ranks

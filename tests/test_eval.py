@@ -14,7 +14,8 @@ from types import ModuleType
 
 import pytest
 
-from minirl.config import Config, TaskConfig, openwebrl_4b, tiny, to_json
+from minirl.config import Config, TaskConfig, to_json
+from minirl.recipes import openwebrl_4b, tiny
 from minirl.stats import wilson
 from minirl.store import Run
 from minirl.tasks import save_tasks
@@ -102,7 +103,7 @@ def test_a_given_model_that_cannot_be_read_is_one_line(evaluation, tmp_path, che
     torn.write_bytes(torn.read_bytes()[:-1])
     flags = ["--model.path", str(torn.parent), "--out", str(tmp_path)]
     with pytest.raises(ValueError, match="--model.path .*torn can't be loaded: ") as caught:
-        asyncio.run(evaluation.main(["tiny", *flags]))
+        evaluation.run(["tiny", *flags])
     assert "\n" not in str(caught.value)
 
 
@@ -194,7 +195,7 @@ def test_a_checkpoint_is_evaluated_from_the_command_line(evaluation, tmp_path, t
     save_tasks(tmp_path / "tasks.jsonl", [*tasks, Task("gone", "Order.", "http://nothing-here.test/", goal)])
     flags = ["--name", "first", "--out", str(tmp_path), "--task.heldout", str(tmp_path / "tasks.jsonl")]
     flags += ["--eval.max-steps", "2", "--eval.response-tokens", "8", "--browser.browsers", "1"]
-    asyncio.run(evaluation.main(["tiny", *flags]))
+    evaluation.run(["tiny", *flags])
     said = capsys.readouterr().out
     assert f"evaluating {run / 'checkpoints' / 'step_00004'} on 3 tasks" in said
     assert "invalid: gone: infra_error: http://nothing-here.test/ did not open" in said
@@ -237,7 +238,7 @@ def test_two_evaluations_of_the_same_weights_agree(evaluation, tmp_path, tiny_fo
     flags = ["--model.path", str(tiny_folder), "--out", str(tmp_path), "--eval.episodes", "3"]
     flags += ["--eval.max-steps", "1", "--eval.response-tokens", "6", "--browser.browsers", "1"]
     for _ in range(2):
-        asyncio.run(evaluation.main(["tiny", *flags]))
+        evaluation.run(["tiny", *flags])
     run = Run(tmp_path / "tiny-eval")
     one, two = (run.load_trajectories(label) for label in run.labels())
     assert [t.turns[0].response_ids for t in one] == [t.turns[0].response_ids for t in two]

@@ -103,6 +103,13 @@ def test_epsilon_is_added_to_the_deviation():
     assert advantages((1, 0), eps=0.1) == pytest.approx((0.619496, -0.619496), abs=1e-6)
 
 
+@pytest.mark.parametrize(("eps", "advantage"), [(1e-6, 0.70710578), (1e-4, 0.70700680)])
+def test_the_papers_epsilons_on_an_unbiased_deviation(eps, advantage):
+    """0.5 / (0.70710678 + eps): the deviation of 1 and 0 is sqrt(2 * 1/4 / 1), and not 1/2."""
+    (ready,) = assign_advantages([group_of(1, 0)], LossConfig(std_eps=eps))
+    assert ready.advantages == pytest.approx((advantage, -advantage), abs=5e-9)
+
+
 def test_equal_rewards_have_no_advantage():
     assert advantages((1, 1, 1), eps=1e-6) == (0.0, 0.0, 0.0)
 
@@ -115,6 +122,32 @@ def test_every_group_is_compared_with_itself_alone():
     assert ready[1].advantages == (0.0, 0.0)
     # mean 1/4, deviation sqrt((9/16 + 3/16) / 3) = 1/2
     assert ready[2].advantages == pytest.approx((1.5, -0.5, -0.5, -0.5))
+
+
+def test_filtered_behaviour_cloning_imitates_successes_only():
+    """A format error's -1 is no negative example, and the other rewards of the group don't matter."""
+    config = LossConfig(method="filtered-bc")
+    ready = assign_advantages([group_of(1, 0, -1, 1), group_of(1, 1), group_of(0, -1)], config)
+    assert [group.advantages for group in ready] == [(1.0, 0.0, 0.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
+
+
+def test_awr_weighs_an_episode_by_how_much_better_it_is_than_its_group():
+    groups = [group_of(1, 0), group_of(1, 0, -1, 0), group_of(1, 1), group_of(1, 0, 0, 0)]
+    ready = assign_advantages(groups, LossConfig(method="awr"))
+    assert ready[0].advantages == pytest.approx((1.6487213, 0.6065307))  # exp(1/2), exp(-1/2)
+    assert ready[1].advantages == pytest.approx((2.7182818, 1, 0.3678794, 1))  # mean 0: e, 1, 1/e, 1
+    assert ready[2].advantages == (1.0, 1.0)  # no better than the others
+    # mean 1/4: exp(3/4) and exp(-1/4)
+    assert ready[3].advantages == pytest.approx((2.1170000, 0.7788008, 0.7788008, 0.7788008))
+
+
+def test_awr_divides_by_its_temperature_and_stops_at_20():
+    def weights(temperature: float) -> tuple[float, ...]:
+        config = LossConfig(method="awr", awr_temperature=temperature)
+        return assign_advantages([group_of(1, 0)], config)[0].advantages
+
+    assert weights(0.5) == pytest.approx((2.7182818, 0.3678794))  # exp(1), exp(-1)
+    assert weights(0.1) == pytest.approx((20.0, 0.0067379), rel=1e-5)  # exp(5) = 148, exp(-5)
 
 
 # --- the control -----------------------------------------------------------------------------------
@@ -147,3 +180,8 @@ def test_every_member_gets_the_reward_equally_often():
         (group,) = shuffle_rewards([group_of(1, 0, 0, 0)], seed)
         places[[t.reward for t in group.trajectories].index(1.0)] += 1
     assert all(70 <= count <= 130 for count in places), places
+
+
+def test_awr_at_a_temperature_that_would_overflow():
+    (ready,) = assign_advantages([group_of(1, 0)], LossConfig(method="awr", awr_temperature=0.0005))
+    assert ready.advantages == pytest.approx((20.0, 0.0))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from minirl.checkpoint import checkpoints
 from minirl.store import Run
-from minirl.trainer import checkpoints
 
 ROOT = Path(__file__).resolve().parents[1]
 # Small in every number; not dynamic, because a model cloned for three updates never succeeds.
@@ -85,6 +85,26 @@ def test_the_first_step_is_on_policy(finished):
     mean over a step's two epochs has moved away by the end, but not far at this learning rate."""
     first = Run(finished / "tiny").metrics()[0]
     assert first["ratio_mean"] == pytest.approx(1, abs=0.02)
+
+
+def test_two_ranks_run_the_whole_loop_as_one_does(finished, tmp_path):
+    """Browsers, sampler, updates, evaluations and checkpoints: the same episodes, and the same losses."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    flags = ["--steps", "2", "--eval-every", "1", "--eval-size", "2", "--out", str(tmp_path), *SMALL_FLAGS]
+    done = subprocess.run(
+        [*command, str(ROOT / "train.py"), "tiny", *flags], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("after SFT:") == 1, "one rank speaks for all"
+    one, two = Run(finished / "tiny"), Run(tmp_path / "tiny")
+    for mine, theirs in zip(two.metrics(), one.metrics()[:2], strict=True):
+        for name in ("reward", "response_tokens", "turns", "episodes", "groups_kept"):
+            assert mine[name] == theirs[name], name
+        for name in ("loss", "ratio_mean", "entropy", "grad_norm"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), (mine, theirs)
+    assert [row["label"] for row in two.evals()] == [row["label"] for row in one.evals()]
+    assert two.labels() == one.labels()
+    assert [p.name for p in checkpoints(two.checkpoint_dir)] == ["step_00001", "step_00002"]
 
 
 def test_resume_goes_on_and_shows_no_step_twice(finished):

@@ -314,6 +314,35 @@ def reference_varlen(q, k, v, own_C, all_C, most_own, most_seen, softmax_scale, 
     return out
 
 
+@pytest.mark.parametrize("heads", [(4, 2), (4, 4), (4, 1)])
+def test_both_segment_loops_agree(heads):
+    """The one for any device and the CPU's own: outputs and gradients."""
+    torch.manual_seed(0)
+    tree, found = forest_of([(10, 7), (25, 9), (40, 1)]), []
+    size = tree.chains[-1].end
+    inputs = [torch.randn(1, n, size, 16) for n in (heads[0], heads[1], heads[1])]
+    grad = torch.randn(1, heads[0], size, 16)
+    for function in (attention.TreeAttention, attention.CpuTreeAttention):
+        q, k, v = (x.clone().requires_grad_() for x in inputs)
+        out = function.apply(q, k, v, tree.chains, 0.3)
+        out.backward(grad)
+        found.append((out.detach(), q.grad, k.grad, v.grad))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_no_square_mask_is_made(seeing, monkeypatch):
+    """transformers makes one of jumping positions unless it is told that nothing is padding."""
+    model, language, rows, image = seeing
+    batch = tree.pack(rows(), language, image, CPU)
+    masks = []
+    attend = attention.AttentionInterface._global_mapping["tree_segment"]
+    watch = lambda *args, **kwargs: masks.append(args[4]) or attend(*args, **kwargs)  # noqa: E731
+    monkeypatch.setitem(attention.AttentionInterface._global_mapping, "tree_segment", watch)
+    Policy(model, language, 1.0)(batch.inputs, batch.sources_N, batch.targets_N)
+    assert masks == [None] * model.config.get_text_config().num_hidden_layers
+
+
 @pytest.mark.parametrize("kernel", ["flex", "flash"])
 def test_the_kernels_agree(kernel):
     """FlexAttention's forward pass, which a CPU has; and the arguments of flash-attn's, which it has not."""

@@ -1,14 +1,15 @@
-"""What a piece of work costs, for the benchmarks: seconds and memory, each piece in a process of its own."""
+"""What a piece of work costs, for the benchmarks: seconds and memory, each piece in a process of its own.
+
+Memory is read from /proc, so on Linux only."""
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -30,19 +31,19 @@ def fresh(function: Callable[..., Result], *args: object) -> Result:
 
 
 def cost(work: Callable[[], Result], repeats: int = 1, enough: float = 0.0) -> tuple[Cost, Result]:
-    """Does the work up to `repeats` times, until that has taken `enough` seconds. Peak memory is a process's
-    peak so far, so measure one thing per process, after a small warm-up."""
-    before, times = peak_mb(), []
+    """Does the work up to `repeats` times, until that has taken `enough` seconds."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again at what is held now
+    before, times = memory_mb("VmHWM"), []
     for _ in range(repeats):
         cpu, wall = time.process_time(), time.perf_counter()
         result = work()
         times.append((time.process_time() - cpu, time.perf_counter() - wall))
         if sum(seconds for seconds, _ in times) >= enough:
             break
-    return Cost(*min(times), peak_mb() - before), result
+    return Cost(*min(times), memory_mb("VmHWM") - before), result
 
 
-def peak_mb() -> float:
-    """The most memory that this process has held."""
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+def memory_mb(name: str) -> float:
+    """A line of /proc/self/status: VmRSS is what this process holds, VmHWM the most that it has held."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
