@@ -23,6 +23,7 @@ from minirl.config import Config
 from minirl.log import final_table, progress, say
 from minirl.metrics import rollout_metrics
 from minirl.parts import PHASES, Parts, open_parts, refuse_other_settings
+from minirl.plan import plan, show
 from minirl.ranks import Ranks, open_ranks
 from minirl.recipes import from_command_line, run_main
 from minirl.reward import assign_advantages, shuffle_rewards
@@ -192,6 +193,8 @@ async def main(config: Config, ranks: Ranks) -> None:
 
 def run(argv: Sequence[str]) -> None:
     config = from_command_line(argv, "train.py")
+    if config.plan:
+        return show(plan(config, config.gpus, config.gpu_gb))
     check_folders(config)
     with open_ranks(config.browser.episode_seconds) as ranks:
         asyncio.run(main(config, ranks))

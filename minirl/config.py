@@ -218,6 +218,12 @@ class Config:
     """CPU threads for torch; 0: all cores while training, all but one while Chromium runs."""
     wandb: str | None = None
     """Project to log to."""
+    plan: bool = False
+    """Only say what each GPU would hold, whether it fits, and which flags make it fit."""
+    gpus: int = 8
+    """Of the plan."""
+    gpu_gb: float = 80.0
+    """Memory of each GPU of the plan."""
     model: ModelConfig = field(default_factory=ModelConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     browser: BrowserConfig = field(default_factory=BrowserConfig)
@@ -247,7 +253,7 @@ class Config:
 def check(config: Config) -> Config:
     """Refuses what can't work, before anything is loaded. Raises ValueError with the flag to change."""
     rollout, batch = config.rollout, config.batch
-    if config.agent.kind != "visual":
+    if config.agent.kind != "visual" and not config.plan:
         raise ValueError(f"recipe {config.recipe}: the {config.agent.kind} agent is not built yet")
     if config.sampler.kind in ("vllm", "remote"):
         raise ValueError(f"--sampler.kind {config.sampler.kind} is not built yet; use hf")

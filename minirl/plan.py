@@ -6,7 +6,7 @@ bytes:
 
     weights, gradients  4 P / S each; gradients stay until the next update
     AdamW moments       8 P / S; like gradients, of trained parameters only
-    reference           with a KL term: 4 P / S, and its gathered root, which nothing frees
+    reference           with a KL term: 4 P / S
     gathered            the root (all outside layers) from forward to backward, and two layers, one of them
                         prefetched; their gradients until they are scattered, a layer's in float32 too
     activations         of a row of --batch.micro-tokens tokens: see `Block` and `activations`
@@ -235,8 +235,6 @@ def plan(config: Config, gpus: int, gpu_gb: float) -> Plan:
     cpu = e * shapes.parameters  # the sleeping sampler
     if config.optim.offload:
         cpu, shards = cpu + sum(shards.values()), dict.fromkeys(shards, 0)
-    if config.loss.kl:
-        shards["reference"] += e * shapes.root
     shards["CUDA, NCCL (assumed)"] = CUDA_BYTES
     context = e * shapes.cache * config.agent.context_tokens
     sampler = {

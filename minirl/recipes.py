@@ -58,7 +58,7 @@ def openwebrl_4b() -> Config:
     return Config(
         recipe="openwebrl_4b",
         steps=140,
-        model=ModelConfig(path="Qwen/Qwen3-VL-4B-Thinking"),
+        model=ModelConfig(path="Qwen/Qwen3-VL-4B-Thinking", gradient_checkpointing=True),
         browser=BrowserConfig(episodes=80),
         sampler=SamplerConfig(temperature=0.8),
         rollout=RolloutConfig(group=5, groups=48, max_steps=(15, 30), stage_steps=(90,)),
@@ -81,7 +81,7 @@ def webagent_r1_3b() -> Config:
     return Config(
         recipe="webagent_r1_3b",
         steps=40,
-        model=ModelConfig(path="Qwen/Qwen2.5-3B-Instruct"),
+        model=ModelConfig(path="Qwen/Qwen2.5-3B-Instruct", gradient_checkpointing=True),
         agent=AgentConfig(kind="text", context_tokens=16384),
         browser=BrowserConfig(width=1280, height=720, episodes=64),
         sampler=SamplerConfig(temperature=1.0),
@@ -106,7 +106,9 @@ def autowebworld_7b() -> Config:
     return Config(
         recipe="autowebworld_7b",
         steps=500,
-        model=ModelConfig(path="Qwen/Qwen2.5-VL-7B-Instruct", max_pixels=12_845_056),
+        model=ModelConfig(
+            path="Qwen/Qwen2.5-VL-7B-Instruct", max_pixels=12_845_056, gradient_checkpointing=True
+        ),
         agent=AgentConfig(kind="autowebworld", response_tokens=256, context_tokens=16384),
         browser=BrowserConfig(width=1280, height=720),
         sampler=SamplerConfig(temperature=1.0),

@@ -10,9 +10,9 @@ work that it has at full size. First T trajectories of their own, then G5T30: a 
 prompt as long as OpenWebRL's, in one tree.
 
 Seconds are CPU-seconds of one thread, the least of some repeats; memory is the peak above what the model
-takes, in a process of its own for each measurement. All layouts must give the same log-probs and gradients.
-`flop_ratio` is what the counts of operations promise, `flop_ratio_4b` the same for the 4B model at full
-length.
+takes, in a process of its own for each measurement; it keeps what it frees (see measure.py). All layouts
+must give the same log-probs and gradients. `flop_ratio` is what the counts of operations promise,
+`flop_ratio_4b` the same for the 4B model at full length.
 
 The last line is JSON: seconds, memory and tokens per number of turns and layout, and the group's ratios.
 """
@@ -150,7 +150,7 @@ def compare(layouts: Sequence[str], *what: object) -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
     for layout in layouts:
         print(f"{layout} {what[:-1]}", file=sys.stderr)
-        found[layout] = fresh(run, layout, *what)
+        found[layout] = fresh(run, layout, *what, keep=True)
         print(f"  {found[layout].cost}, {found[layout].tokens} tokens", file=sys.stderr)
     oracle = found["one"]
     for layout, other in found.items():
