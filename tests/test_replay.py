@@ -144,7 +144,8 @@ async def test_read_state_is_what_the_page_shows(rollouts):
 def parts(config: Config, tasks: list[Task], language: Language, folder: Path) -> Any:
     """As much of `Parts` as demonstrations need: no weights."""
     sets = SimpleNamespace(demos=tasks)
-    return SimpleNamespace(config=config, tasks=sets, language=language, run=Run(folder))
+    one = {"run": Run(folder), "ranks": alone()}
+    return SimpleNamespace(config=config, tasks=sets, language=language, **one)
 
 
 @in_browser

@@ -536,8 +536,6 @@ async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(language,
     assert flat[batch.sources_N + 1].tolist() == batch.targets_N.tolist()  # predicted one position earlier
     assert batch.old_N.tolist() == [lp for sample in script.samples for lp in sample.logprobs]
     assert set(batch.advantage_N.tolist()) == {0.5}
-    lengths = [len(sample.ids) for sample in script.samples]
-    assert batch.length_N.tolist() == [n for n in lengths for _ in range(n)]
 
 
 async def test_training_and_evaluation_sample_each_in_their_own_way():
