@@ -162,7 +162,8 @@ def show(trajectories: Sequence[Trajectory]) -> None:
 
 
 async def main(config: Config, ranks: Ranks) -> None:
-    parts = open_parts(config, ranks)
+    parts = open_parts(ranks.agree(choose(config) if ranks.first else config), ranks)
+    config = parts.config
     if config.eval.episodes != RECIPES[config.recipe]().eval.episodes:  # asked for: fewer than a file holds
         parts.tasks = replace(parts.tasks, heldout=parts.tasks.heldout[: config.eval.episodes])
     say(f"evaluating {parts.config.model.path} on {len(parts.tasks.heldout)} tasks")
@@ -174,7 +175,7 @@ async def main(config: Config, ranks: Ranks) -> None:
 
 
 def run(argv: Sequence[str]) -> None:
-    config = choose(from_command_line(argv, "eval.py"))
+    config = from_command_line(argv, "eval.py")
     with open_ranks(config.browser.episode_seconds) as ranks:
         asyncio.run(main(config, ranks))
 

@@ -81,9 +81,13 @@ async def evaluate_if_due(parts: Parts, rollouts: Rollouts, state: dict[str, Any
     if not due or label in parts.evaluated():
         return
     success = await parts.evaluate(rollouts, parts.tasks.heldout[: parts.config.eval_size], label, step)
-    if success > state.get("best", -1.0):
-        state["best"] = success
+    if success == max(row["success"] for row in parts.evaluated().values() if is_regular(row["label"])):
         parts.checkpoints.export("best", state)
+
+
+def is_regular(label: str) -> bool:
+    """Whether an evaluation is one of those every `eval_every` steps."""
+    return label.startswith("eval_step_")
 
 
 def save(parts: Parts, state: dict[str, Any]) -> None:
@@ -101,6 +105,7 @@ async def prepare(parts: Parts, rollouts: Rollouts) -> dict[str, Any]:
     resumed, cloned = bool(checkpoints.saved()), parts.ranks.agree((sft / "state.json").is_file())
     if not resumed:
         parts.run.truncate_after(0 if cloned and config.warm_start is None else -1)
+        parts.ranks.wait()
     if config.warm_start is None and not cloned:
         await warm_start(parts, rollouts)
     else:
@@ -161,6 +166,8 @@ def check_folders(config: Config) -> None:
             raise ValueError("--replay reads a run's dumps; give the new run another --name")
         if not dumped_steps(Run(config.replay)):
             raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
+        if checkpoints(run.checkpoint_dir) and not run.config().get("replay"):
+            raise ValueError(f"{run.root} holds a run that was not a replay; choose another --name")
     if config.resume and not run.root.exists():
         raise ValueError(f"--resume: there is no run in {run.root}")
     if not config.resume and config.replay is None and checkpoints(run.checkpoint_dir):

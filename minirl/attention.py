@@ -3,7 +3,7 @@
 Registered with transformers, so that the models' own code calls it. Three kernels compute the same thing:
 
     segment  chain by chain with PyTorch's SDPA, on any device
-    flex     FlexAttention with a block mask, compiled: CUDA, and forward passes on a CPU
+    flex     FlexAttention with a block mask, compiled; CUDA (forward passes alone would run on a CPU)
     flash    flash-attn's varlen kernel: a chain's queries against gathered copies of what it sees; CUDA
 
 All take a `Tree`. A dense mask would be exact too, but computes all of L x L, which is the work of the turns
@@ -105,10 +105,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
     """One chain's queries against what it sees: causal, aligned at the end."""
     own, seen = q.shape[2], k.shape[2]
     mask = None if own == seen else torch.ones(own, seen, dtype=torch.bool, device=q.device).tril(seen - own)
-    grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
-    )
+    shared = q.shape[1] // k.shape[1]  # repeated: with a mask, no fast kernel of CUDA takes grouped heads
+    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
 
 
 class TreeAttention(torch.autograd.Function):

@@ -125,14 +125,15 @@ def micro_batches(rows: Sequence[Row], tokens: int) -> Iterator[list[Row]]:
         yield part
 
 
-def share_out(parts: Sequence[list[Row]], ranks: int) -> list[list[list[Row]]]:
-    """Micro-batches for each rank: the largest first, each to the rank that has least so far."""
+def share_out(parts: Sequence[list[Row]], sizes: Sequence[int], ranks: int) -> list[list[list[Row]]]:
+    """Micro-batches for each rank, in number alike: the largest first, each to the rank that has least so
+    far and not its full number."""
     shares: list[list[list[Row]]] = [[] for _ in range(ranks)]
-    tokens = [0] * ranks
-    for part in sorted(parts, key=lambda part: -sum(len(row.ids) for row in part)):
-        least = tokens.index(min(tokens))
-        shares[least].append(part)
-        tokens[least] += sum(len(row.ids) for row in part)
+    most, tokens = -(-len(parts) // ranks), [0] * ranks
+    for n in sorted(range(len(parts)), key=lambda n: -sizes[n]):
+        least = min((r for r in range(ranks) if len(shares[r]) < most), key=tokens.__getitem__)
+        shares[least].append(parts[n])
+        tokens[least] += sizes[n]
     return shares
 
 

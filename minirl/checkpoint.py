@@ -35,6 +35,7 @@ from minirl.trainer import Trainer
 
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 IF_THERE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+WRITE_SECONDS = 3600.0
 UNREADABLE = (OSError, ValueError, RuntimeError, EOFError, KeyError, SafetensorError, pickle.PickleError)
 
 
@@ -78,7 +79,10 @@ class Checkpoints:
             return
         part, future = self.writing
         self.writing = None
-        future.result(timeout=3600)
+        try:
+            future.result(timeout=WRITE_SECONDS)
+        except dcp.api.CheckpointException as error:
+            raise OSError(f"{part} could not be written: {error}".splitlines()[0]) from None
         self._complete(part)
         if self.ranks.first:
             prune(self.folder, self.keep)
@@ -95,6 +99,9 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             trainer.policy.model.save_pretrained(part, state_dict=weights)
+            settings = json.loads((part / "config.json").read_text())
+            settings["dtype"] = str(dtype).removeprefix("torch.")  # the files', not the trained weights'
+            (part / "config.json").write_text(json.dumps(settings, indent=2))
             trainer.language.tokenizer.save_pretrained(part)
             for file_name in PROCESSOR_FILES:  # of a folder, or of a hub name in the cache
                 file = cached_file(trainer.config.model.path, file_name, **IF_THERE)
@@ -119,13 +126,18 @@ class Checkpoints:
     def load(self, path: Path) -> dict[str, Any]:
         """Reads a checkpoint of this model, to go on from it; the run's state. ValueError names a folder that
         can't be read, and nothing is changed by one of another model."""
+        here, state, problem = shards(self.trainer), {}, None
         try:
             state = json.loads((path / "state.json").read_text())
-            here = shards(self.trainer)
             there = dcp.FileSystemReader(path / "shards").read_metadata().state_dict_metadata
             sizes = {k: tuple(v.size) for k, v in there.items() if isinstance(v, TensorStorageMetadata)}
             if sizes != {k: tuple(v.shape) for k, v in here.items()}:
                 raise ValueError("it belongs to another model")
+        except UNREADABLE as error:
+            problem = unusable(path, error)
+        if problems := [p for p in self.ranks.gather([problem]) if p is not None]:
+            raise problems[0]  # on all ranks, or the others would wait for this one
+        try:
             dcp.load(here, checkpoint_id=path / "shards", process_group=self.ranks.side)
         except (*UNREADABLE, dcp.api.CheckpointException) as error:
             raise unusable(path, error) from None

@@ -215,7 +215,7 @@ class Config:
     shuffle_rewards: bool = False
     """Control: permute the rewards within each group, so that nothing can be learned from them."""
     threads: int = 0
-    """CPU threads for torch; 0: all cores while training, all but one while Chromium runs."""
+    """CPU threads for torch; 0: all of the rank's cores while training, all but one while Chromium runs."""
     wandb: str | None = None
     """Project to log to."""
     plan: bool = False

@@ -44,7 +44,7 @@ from minirl.config import LossConfig
 
 
 def token_logprobs(
-    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, bias_V: Tensor, temperature: float
+    hidden_NH: Tensor, targets_N: Tensor, weight_VH: Tensor, bias_V: Tensor, temperature: float
 ) -> Tensor:
     """log softmax((hidden @ weight.T + bias) / temperature) at the targets, (N,) in float32.
 

@@ -1,4 +1,4 @@
-"""Checkpoints as folders: loading them, what surrounds the weights, and the policy's log-probs.
+"""Checkpoints as folders: the weights, and what surrounds them.
 
 Stands between config and everything that needs ids or weights. `load_language` reads what is around the
 weights (tokenizer, chat format, image processor), `load_model` the weights, both from an ordinary Hugging

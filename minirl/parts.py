@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -83,7 +84,8 @@ def refuse_other_settings(config: Config) -> None:
     if given["model"]["path"] == "tiny":
         given["model"]["path"] = str((config.replay or config.run_dir) / "model")
     given["eval"] = {"episodes": config.eval.episodes}
-    for section in ("seed", "task", "model", "agent", "sft", "eval") if saved else ():
+    sections = ("seed", "task", "model", "agent", "sft", "eval", *(("warm_start",) if config.loss.kl else ()))
+    for section in sections if saved else ():  # with a KL term the warm start is its reference
         old, new = saved.get(section), given[section]
         if not isinstance(new, dict):
             old, new = {section: old}, {section: new}
@@ -118,7 +120,7 @@ class Parts:
         """Browsers, sites and a sampler on the trainer's weights, for as long as the block lasts."""
         sets = self.tasks
         worlds = worlds_of(sets.train + sets.heldout)
-        threads = self.config.threads or max(1, cores() // self.ranks.here - 1)
+        threads = self.config.threads or max(1, cores(self.ranks) - 1)
         with SiteServer(worlds, self.config.browser.site_port) as server:
             async with BrowserPool(self.config.browser, server.resolver_rules()) as pool:
                 engine = HfSampler(self._sampled_model(), self.language, self.config.sampler, threads)
@@ -148,9 +150,9 @@ class Parts:
         row = self.log.evaluation(name, step, sum(t.success for t in valid), len(valid))
         return row["success"]
 
-    def evaluated(self) -> set[str]:
-        """The names of the evaluations that have been recorded."""
-        return self.ranks.agree({row["label"] for row in self.run.evals()})
+    def evaluated(self) -> dict[str, dict[str, Any]]:
+        """The evaluations that have been recorded, by name."""
+        return self.ranks.agree({row["label"]: row for row in self.run.evals()})
 
     async def run_tasks(self, rollouts: Rollouts, tasks: Sequence[Task], label: str) -> list[Trajectory]:
         with progress(f"evaluating {label}", len(tasks)) as meter:
@@ -178,7 +180,9 @@ class Parts:
         with progress("recording demonstrations", len(self.tasks.demos)) as meter:
             own = self.tasks.demos[self.ranks.rank :: self.ranks.world]
             tried = await asyncio.gather(*map(act_out, own))
-        out = self.ranks.gather([trajectory for trajectory in tried if trajectory.success])
+        found = self.ranks.gather([trajectory for trajectory in tried if trajectory.success])
+        place = {task.id: n for n, task in enumerate(self.tasks.demos)}
+        out = sorted(found, key=lambda trajectory: place[trajectory.task.id])
         self.run.save_trajectories("demos", out)
         return out
 

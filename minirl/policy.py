@@ -9,6 +9,7 @@ Shape suffixes: B rows, L padded row length, N scored tokens of all rows, V voca
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,11 +53,10 @@ class Policy(nn.Module):
         if asked for the entropies (N,), without gradient."""
         hidden_BLH = self.model.model(**inputs, use_cache=False).last_hidden_state
         hidden_NH = hidden_BLH.flatten(0, 1)[sources_N]
-        distribution = (self.model.get_output_embeddings().weight, self.suppressed_V, self.temperature)
-        weight_VH, bias_V, temperature = distribution
-        logprobs_N = token_logprobs(hidden_NH, weight_VH, targets_N, bias_V, temperature)
-        logprobs_N = logprobs_N.masked_fill(bias_V[targets_N] < 0, float("-inf"))
-        return logprobs_N, token_entropies(hidden_NH, *distribution) if entropy else None
+        head = (self.model.get_output_embeddings().weight, self.suppressed_V, self.temperature)
+        logprobs_N = token_logprobs(hidden_NH, targets_N, *head)
+        logprobs_N = logprobs_N.masked_fill(self.suppressed_V[targets_N] < 0, float("-inf"))
+        return logprobs_N, token_entropies(hidden_NH, *head) if entropy else None
 
 
 def make_policy(
@@ -79,16 +79,18 @@ def make_policy(
         return policy.to(ranks.device).float()
     if config.optim.offload and ranks.device.type != "cuda":
         raise ValueError("--optim.offload moves weights off a GPU; there is none")
+    # inputs are cast at the root alone: inside, rotary tables are float32 on purpose
+    whole = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     settings: dict[str, Any] = {
         "mesh": ranks.mesh(config.optim.replicas),
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "mp_policy": replace(whole, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy() if config.optim.offload else OffloadPolicy(),
     }
     # a unit is gathered, used and freed at a time: each decoder layer and vision block, and all the rest
     for module in list(model.modules()):
         if isinstance(module, GradientCheckpointingLayer):
             fully_shard(module, **settings)
-    fully_shard(policy, **settings)
+    fully_shard(policy, **settings | {"mp_policy": whole})
     return policy.float()
 
 

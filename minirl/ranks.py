@@ -2,9 +2,9 @@
 
 `torchrun --nproc-per-node 8 train.py ...` starts one process, a rank, for each GPU. Every rank runs the same
 script: it has browsers, a sampler and a shard of the weights of its own, runs a share of the episodes, and
-trains on a share of every minibatch. Collective calls (`gather`, `agree`, everything on sharded weights) must
-be made by all ranks in the same order, so whatever a script decides from files it decides by `agree`. Without
-torchrun there is one rank, and the same code runs.
+trains on a share of every minibatch. Collective calls (`gather`, `agree`, everything on sharded weights)
+must be made by all ranks in the same order, so what ranks decide from files that change they decide by
+`agree`. Without torchrun there is one rank, and the same code runs.
 
 The `Board` is how a step's groups are shared out: ranks take the next task of the stream as they have room,
 and post what became of it. A task's seeds depend on its place in the stream alone, and acceptance goes by
@@ -89,7 +89,7 @@ def open_ranks(episode_seconds: float = 0.0) -> Iterator[Ranks]:
     if cuda:
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=episode_seconds + SLACK_SECONDS)
-    alone = {} if "MASTER_ADDR" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout, **alone)
     try:
         store = dist.PrefixStore("minirl", dist.distributed_c10d._get_default_store())

@@ -161,7 +161,6 @@ class Run:
         self.root, self.records = Path(root), records
         self.checkpoint_dir = self.root / "checkpoints"
         self.report_path = self.root / "report.html"
-        self._put_at: dict[str, float] = {}  # image hash -> when it was last put
         self._named: dict[str, frozenset[str]] = {}  # label -> the images that its file names
 
     @staticmethod
@@ -210,9 +209,10 @@ class Run:
     def put_image(self, png: bytes) -> str:
         """Store a screenshot under its content hash and return the hash."""
         image = sha256(png).hexdigest()[:16]
-        if image not in self._put_at and not self.image_path(image).exists():
+        try:
+            os.utime(self.image_path(image))  # seen again just now: see `prune`
+        except FileNotFoundError:
             write_atomic(self.image_path(image), png)
-        self._put_at[image] = time.monotonic()
         return image
 
     def image(self, image: str) -> bytes:
@@ -304,13 +304,11 @@ class Run:
             if step <= max(steps) - keep_steps and step % 10 != 0:
                 self._remove_dump(label)
         named = set().union(*(self._images_of(label) for label in self.labels()))
-        now = time.monotonic()
+        now = time.time()
         for path in (self.root / "screenshots").glob("*.png"):
-            image = path.stem
-            running = now - self._put_at.get(image, -RUNNING_EPISODE_SECONDS) < RUNNING_EPISODE_SECONDS
-            if image not in named and not running:
+            running = now - path.stat().st_mtime < RUNNING_EPISODE_SECONDS  # on whichever rank
+            if path.stem not in named and not running:
                 path.unlink()
-                self._put_at.pop(image, None)
 
     def _remove_dump(self, label: str) -> None:
         self.trajectory_path(label).unlink()

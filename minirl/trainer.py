@@ -153,7 +153,7 @@ class Trainer:
 
         A step without a finite gradient changes nothing and is counted; several in a row are fatal.
         """
-        torch.set_num_threads(self.config.threads or cores() // self.ranks.here)  # Chromium is idle now
+        torch.set_num_threads(self.config.threads or cores(self.ranks))  # Chromium is idle now
         self.policy.train()
         self.optimizer.zero_grad(set_to_none=True)
         own: dict[str, float] = {}
@@ -212,7 +212,7 @@ class Trainer:
     @torch.no_grad()
     def _score(self, policy: Policy, members: Sequence[Member]) -> list[tuple[float, ...]]:
         """Log-probs of every row's response, each rank computing a share."""
-        torch.set_num_threads(self.config.threads or cores() // self.ranks.here)
+        torch.set_num_threads(self.config.threads or cores(self.ranks))
         policy.eval()
         policy.temperature = self.config.sampler.temperature
         rows = [row for member in members for row in member.rows]
@@ -236,30 +236,44 @@ class Trainer:
     def _batches(self, rows: Sequence[Row]) -> Iterator[Batch]:
         """This rank's share of a minibatch as forward passes, in the config's layout; as many on every rank.
         Their order does not matter to the sum."""
-        budget, pad, world = self.config.batch.micro_tokens, self.language.pad, self.ranks.world
-        if self.config.batch.layout == "per-turn":
-            parts = list(micro_batches(rows, even(budget, sum(len(row.ids) for row in rows), world)))
-        else:
-            together = sorted(rows, key=lambda row: row.ids)  # what begins alike lies in one forest
-            tokens = even(budget, tree.size(together, pad), world)
-            parts = list(tree.micro_batches(together, budget, pad, tokens))
+        parts, world = self._parts(rows), self.ranks.world
+        sizes = [self._tokens(part) for part in parts]
+        shares = share_out(parts, sizes, world)
         spare = filler(self.language)
-        shares = share_out(parts, world)
         for _, part in zip_longest(range(max(map(len, shares))), shares[self.ranks.rank], fillvalue=[]):
             if not part or (self.language.images is not None and not any(row.images for row in part)):
                 part = [*part, spare]
             layout = collate if self.config.batch.layout == "per-turn" else tree.pack
             yield layout(part, self.language, self.image, self.device)
 
+    def _parts(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """The micro-batches of all ranks: within the token budget, and as nearly as it goes equally many, of
+        equal size, for every rank."""
+        budget, world = self.config.batch.micro_tokens, self.ranks.world
+        if self.config.batch.layout == "tree":
+            rows = sorted(rows, key=lambda row: row.ids)  # what begins alike lies in one forest
+        total = self._tokens(rows)
+        rounds = math.ceil(total / (budget * world))
+        tokens = budget if world == 1 else math.ceil(total / (rounds * world))
+        while True:
+            if self.config.batch.layout == "tree":
+                parts = list(tree.micro_batches(rows, budget, self.language.pad, tokens))
+            else:
+                parts = list(micro_batches(rows, tokens))
+            if tokens >= budget or len(parts) <= rounds * world:
+                return parts
+            tokens = min(budget, math.ceil(1.1 * tokens))  # rows do not fill it to the last token
 
-def even(budget: int, tokens: int, ranks: int) -> int:
-    """A token budget at which `tokens` fall into as many micro-batches on every rank."""
-    rounds = math.ceil(tokens / (budget * ranks))
-    return min(budget, math.ceil(tokens / (rounds * ranks)))
+    def _tokens(self, rows: Sequence[Row]) -> int:
+        """How many tokens the rows take in the config's layout."""
+        if self.config.batch.layout == "tree":
+            return tree.size(rows, self.language.pad)
+        return sum(len(row.ids) for row in rows)
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
+def cores(ranks: Ranks) -> int:
+    """This rank's share of the processor's cores."""
+    return max(1, len(os.sched_getaffinity(0)) // ranks.here)
 
 
 def changed(members: Sequence[Member], fields: Sequence[Mapping[str, tuple[float, ...]]]) -> list[Member]:

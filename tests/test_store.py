@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -201,6 +202,10 @@ def test_another_process_prunes_by_what_the_dumps_name(tmp_path):
     kept = run.put_image(b"kept")
     run.put_image(b"orphan")
     run.save_trajectories("step_00002", [episode(image=kept)])
+    Run(tmp_path).prune(keep_steps=1)
+    assert len(list((tmp_path / "screenshots").iterdir())) == 2, "the first process may be in an episode"
+    for path in (tmp_path / "screenshots").iterdir():
+        os.utime(path, (0, 0))
     Run(tmp_path).prune(keep_steps=1)
     assert [path.stem for path in (tmp_path / "screenshots").iterdir()] == [kept]
 

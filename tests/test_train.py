@@ -16,14 +16,14 @@ from minirl.checkpoint import checkpoints
 from minirl.store import Run
 
 ROOT = Path(__file__).resolve().parents[1]
-# Small in every number; not dynamic, because a model cloned for three updates never succeeds.
+# Small in every number; not dynamic, because a model cloned for so few updates never succeeds.
 SMALL = {
     "eval.episodes": 4,
     "eval.response-tokens": 8,
-    "agent.response-tokens": 8,
+    "agent.response-tokens": 32,
     "task.train-goals": 12,
     "task.demo-goals": 4,
-    "sft.max-steps": 3,
+    "sft.max-steps": 24,  # until some responses end by themselves, and rewards differ
     "sft.batch": 8,
     "sft.stop-success": None,
     "rollout.group": 2,
@@ -75,7 +75,7 @@ def test_a_run_leaves_metrics_evaluations_dumps_and_a_report(finished):
     labels = ["before training", "after SFT", "eval_step_00001", "after RL"]
     assert [(row["label"], row["n"]) for row in run.evals()] == list(zip(labels, (4, 4, 2, 4), strict=True))
     best = json.loads((run.checkpoint_dir / "best/state.json").read_text())
-    assert best["step"] == 1 and best["best"] == run.evals()[2]["success"]
+    assert best["step"] == 1
     assert {"before", "after_sft", "after_rl", "demos", "step_00001", "step_00002"} <= set(run.labels())
     assert run.report_path.is_file() and (run.root / "config.json").is_file()
 
@@ -84,13 +84,12 @@ def test_the_first_step_is_on_policy(finished):
     """With the weights that sampled, the trainer's log-probs are the sampler's: every ratio is 1. The
     mean over a step's two epochs has moved away by the end, but not far at this learning rate."""
     first = Run(finished / "tiny").metrics()[0]
+    assert first["grad_norm"] > 0, "all rewards were equal: nothing is tested here"
     assert first["ratio_mean"] == pytest.approx(1, abs=0.02)
 
 
 def test_two_ranks_run_the_whole_loop_as_one_does(finished, tmp_path):
-    """Browsers, sampler, updates, evaluations and checkpoints. The numbers are alike, not equal: Adam turns a
-    gradient that is rounding error alone into a whole step, so the warm starts differ a little, and what is
-    sampled from them; tests/test_ranks.py compares single updates."""
+    """Browsers, sampler, updates, evaluations and checkpoints: the same episodes, and the same losses."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     flags = ["--steps", "2", "--eval-every", "1", "--eval-size", "2", "--out", str(tmp_path), *SMALL_FLAGS]
     done = subprocess.run(
@@ -102,8 +101,8 @@ def test_two_ranks_run_the_whole_loop_as_one_does(finished, tmp_path):
     for mine, theirs in zip(two.metrics(), one.metrics()[:2], strict=True):
         for name in ("reward", "response_tokens", "turns", "episodes", "groups_kept"):
             assert mine[name] == theirs[name], name
-        assert mine["ratio_mean"] == pytest.approx(1, abs=0.02)
-        assert mine["entropy"] == pytest.approx(theirs["entropy"], rel=0.05)
+        for name in ("loss", "ratio_mean", "entropy", "grad_norm"):
+            assert mine[name] == pytest.approx(theirs[name], rel=1e-2, abs=1e-3), (mine, theirs)
     assert [row["label"] for row in two.evals()] == [row["label"] for row in one.evals()]
     assert two.labels() == one.labels()
     assert [p.name for p in checkpoints(two.checkpoint_dir)] == ["step_00001", "step_00002"]
@@ -137,7 +136,7 @@ def test_replay_trains_on_the_dumps_without_a_browser(finished):
         )
         assert done.returncode == 0, done.stderr
         losses.append([m["loss"] for m in Run(finished / name).metrics()])
-    assert len(losses[0]) == 2 and losses[0] == losses[1]
+    assert len(losses[0]) == 2 and losses[0] == losses[1] and any(losses[0])
     original = [m["loss"] for m in Run(finished / "tiny").metrics()]
     assert losses[0] == pytest.approx(original[:2], rel=1e-4, abs=1e-7)
 

@@ -44,7 +44,7 @@ class Args:
 
 
 def ours(hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, bias_V: Tensor) -> Tensor:
-    return token_logprobs(hidden_NH, weight_VH, targets_N, bias_V, temperature=1.0)
+    return token_logprobs(hidden_NH, targets_N, weight_VH, bias_V, temperature=1.0)
 
 
 def plain(hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, bias_V: Tensor) -> Tensor:
