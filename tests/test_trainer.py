@@ -154,3 +154,19 @@ def test_three_such_updates_in_a_row_end_the_training(new_trainer, groups):
         trainer.reinforce(step, 0, nothing)
     with pytest.raises(ValueError, match="3 updates in a row had no finite gradient"):
         trainer.reinforce(bad, 0, nothing)
+
+
+# --- mixed precision -------------------------------------------------------------------------------
+
+
+def test_weights_stay_float32_where_bfloat16_computes(new_trainer, groups):
+    """A step of 1e-6 is below what a bfloat16 weight of 0.1 can tell; and the log-probs are nearly the same."""
+    exact, half = new_trainer(lr=1e-6), new_trainer(lr=1e-6, model={"dtype": "bfloat16"})
+    before = weights(half)
+    assert all(weight.dtype == torch.float32 for weight in before.values())
+    metrics = [trainer.reinforce(groups, 0, nothing) for trainer in (exact, half)]
+    assert metrics[0] != metrics[1] and metrics[1]["loss"] == pytest.approx(metrics[0]["loss"], abs=0.05)
+    moved = max((weights(half)[name] - before[name]).abs().max().item() for name in before)
+    assert moved == pytest.approx(1e-6, rel=0.5)
+    there = weights(exact)
+    assert distance(weights(half), there) < 1e-3 * sum((w**2).sum().item() for w in there.values()) ** 0.5

@@ -181,9 +181,13 @@ def test_a_split_trajectory_equals_the_whole(seeing):
 def test_gradient_checkpointing_changes_nothing(seeing):
     model, language, rows, image = seeing
     batch = tree.pack(rows(), language, image, CPU)
+    calls = []
+    model.model.language_model.layers[0].self_attn.register_forward_pre_hook(lambda *_: calls.append(1))
     plain = computed(model, language, [batch])
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert len(calls) == 1
     assert_equal(computed(model, language, [batch]), plain)
+    assert len(calls) == 3, "nothing was computed again"
 
 
 @pytest.mark.parametrize("wrong", ["mask", "positions", "images"])

@@ -52,7 +52,7 @@ def make_trainer(
         optim=replace(config.optim, lr=lr, **(optim or {})),
         batch=replace(config.batch, **{"epochs": 1, "minibatch_turns": 1000} | batch),
     )
-    weights = load_model(settings, CPU)
+    weights = load_model(settings, CPU, "auto")
     return Trainer(weights, load_language(settings), config, picture, ranks)
 
 
