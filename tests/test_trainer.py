@@ -160,7 +160,7 @@ def test_three_such_updates_in_a_row_end_the_training(new_trainer, groups):
 
 
 def test_weights_stay_float32_where_bfloat16_computes(new_trainer, groups):
-    """A step of 1e-6 is below what a bfloat16 weight of 0.1 can tell; and the log-probs are nearly the same."""
+    """A step of 1e-6 is below what a bfloat16 weight of 0.1 can tell; the log-probs are nearly the same."""
     exact, half = new_trainer(lr=1e-6), new_trainer(lr=1e-6, model={"dtype": "bfloat16"})
     before = weights(half)
     assert all(weight.dtype == torch.float32 for weight in before.values())
