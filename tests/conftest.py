@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ if TYPE_CHECKING:  # slow to import: only the tests that use them do
 
     from minirl.model import Language
     from minirl.ranks import Ranks
+    from minirl.trainer import Trainer
+    from minirl.types import Group
 
 # An example's time says more about the machine's load than about the code.
 settings.register_profile("minirl", deadline=None)
@@ -79,6 +82,22 @@ def ranks() -> Iterator[Ranks]:
 
     with open_ranks() as ranks:
         yield ranks
+
+
+@pytest.fixture
+def new_trainer(tiny_folder: Path, ranks: Ranks) -> Callable[..., Trainer]:
+    """`new_trainer(micro_tokens=64, epochs=2, lr=1e-3)`: a trainer on a fresh copy of the small model."""
+    from training import make_trainer
+
+    return functools.partial(make_trainer, tiny_folder, ranks)
+
+
+@pytest.fixture
+def groups(language: Language) -> list[Group]:
+    """Two tasks with three episodes each; `training.make_groups` says more."""
+    from training import make_groups
+
+    return make_groups(language)
 
 
 @pytest.fixture(scope="session")

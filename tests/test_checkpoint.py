@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,19 +25,9 @@ from minirl.model import Language, load_language
 from minirl.ranks import Ranks
 from minirl.store import Run
 from minirl.trainer import Trainer
-from minirl.types import Group, Turn
+from minirl.types import Turn
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture
-def new_trainer(tiny_folder, ranks):
-    return partial(make_trainer, tiny_folder, ranks)
-
-
-@pytest.fixture
-def groups(language) -> list[Group]:
-    return make_groups(language)
 
 
 @pytest.fixture

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
-from training import distance, equal, make_groups, make_trainer, nothing, rows_of, scored, weights
+from training import distance, equal, nothing, rows_of, scored, weights
 
 from minirl.batch import turn_rows
 from minirl.trainer import Trainer
 from minirl.types import Group, Trajectory
-
-
-@pytest.fixture
-def new_trainer(tiny_folder, ranks):
-    """`new_trainer(micro_tokens=64, epochs=2, lr=1e-3)`: a trainer on a fresh copy of the small model."""
-    return partial(make_trainer, tiny_folder, ranks)
-
-
-@pytest.fixture
-def groups(language) -> list[Group]:
-    return make_groups(language)
 
 
 def on_policy(trainer: Trainer, groups: list[Group]) -> list[Group]:
