@@ -147,7 +147,7 @@ def train_on_dumps(parts: Parts, source: Run) -> None:
         state["step"] = step + 1
         parts.log.step(step + 1, metrics)
         if (step + 1) % config.save_every == 0:
-            save(parts, dict(state))
+            save(parts, state)
     save(parts, state)
     checkpoints.finish()
     parts.log.close()

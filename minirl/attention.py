@@ -42,6 +42,11 @@ class Chain:
     end: int
     prefix: tuple[Range, ...] = ()
 
+    @property
+    def seen(self) -> tuple[Range, ...]:
+        """The prefix and itself: all that its last token sees."""
+        return (*self.prefix, (self.start, self.end))
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -62,7 +67,7 @@ class Tree:
         seen_CL = torch.zeros(len(self.chains), size, dtype=torch.bool)
         for c, chain in enumerate(self.chains):
             chain_L[chain.start : chain.end] = c
-            for start, end in (*chain.prefix, (chain.start, chain.end)):
+            for start, end in chain.seen:
                 seen_CL[c, start:end] = True
         return chain_L.to(self.device), seen_CL.to(self.device)
 
@@ -70,10 +75,7 @@ class Tree:
     def varlen(self) -> tuple[Tensor, Tensor, Tensor, int, int]:
         """Which tokens the chains see, chain after chain (S,); cumulative numbers (C + 1,) of own and of seen
         tokens; and the largest of either."""
-        seen = [
-            torch.cat([torch.arange(s, e) for s, e in (*chain.prefix, (chain.start, chain.end))])
-            for chain in self.chains
-        ]
+        seen = [torch.cat([torch.arange(*each) for each in chain.seen]) for chain in self.chains]
         own = torch.tensor([0] + [chain.end - chain.start for chain in self.chains])
         all_seen = torch.tensor([0] + [len(tokens) for tokens in seen])
         tensors = (torch.cat(seen), own.cumsum(0).int(), all_seen.cumsum(0).int())
@@ -96,8 +98,7 @@ class Tree:
 
 def heads_of(x_1ALD: Tensor, chain: Chain) -> Tensor:
     """What a chain sees: its prefix and itself, (1, A, prefix + own, D)."""
-    ranges = [*chain.prefix, (chain.start, chain.end)]
-    parts = [x_1ALD[:, :, start:end] for start, end in ranges]
+    parts = [x_1ALD[:, :, start:end] for start, end in chain.seen]
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
@@ -131,16 +132,16 @@ class TreeAttention(torch.autograd.Function):
         q, k, v = ctx.saved_tensors
         grads = [torch.zeros_like(x) for x in (q, k, v)]
         for chain in ctx.chains:
-            own = (chain.start, chain.end)
+            own = slice(chain.start, chain.end)
             seen = [x.detach().requires_grad_() for x in (heads_of(k, chain), heads_of(v, chain))]
-            asked = q[:, :, own[0] : own[1]].detach().requires_grad_()
+            asked = q[:, :, own].detach().requires_grad_()
             with torch.enable_grad():
                 out = attend(asked, *seen, ctx.scale)
-            parts = torch.autograd.grad(out, (asked, *seen), grad[:, :, own[0] : own[1]])
-            grads[0][:, :, own[0] : own[1]] += parts[0]
+            parts = torch.autograd.grad(out, (asked, *seen), grad[:, :, own])
+            grads[0][:, :, own] += parts[0]
             for total, part in zip(grads[1:], parts[1:], strict=True):
                 at = 0
-                for start, end in (*chain.prefix, own):
+                for start, end in chain.seen:
                     total[:, :, start:end] += part[:, :, at : at + end - start]
                     at += end - start
         return (*grads, None, None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -112,28 +112,35 @@ def weighted(members: Sequence[Member], config: LossConfig) -> list[Row]:
 # --- what goes through the model together, and on which rank ------------------------------------------
 
 
-def micro_batches(rows: Sequence[Row], tokens: int) -> Iterator[list[Row]]:
+class MicroBatch(NamedTuple):
+    """Rows for one forward pass, and how many tokens it computes."""
+
+    rows: list[Row]
+    tokens: int
+
+
+def micro_batches(rows: Sequence[Row], tokens: int) -> Iterator[MicroBatch]:
     """Rows of similar length together, at most `tokens` tokens with padding."""
     ordered = sorted(rows, key=lambda row: len(row.ids))
     part: list[Row] = []
     for row in ordered:
         if part and len(row.ids) * (len(part) + 1) > tokens:
-            yield part
+            yield MicroBatch(part, len(part[-1].ids) * len(part))
             part = []
         part.append(row)
     if part:
-        yield part
+        yield MicroBatch(part, len(part[-1].ids) * len(part))
 
 
-def share_out(parts: Sequence[list[Row]], sizes: Sequence[int], ranks: int) -> list[list[list[Row]]]:
+def share_out(parts: Sequence[MicroBatch], ranks: int) -> list[list[MicroBatch]]:
     """Micro-batches for each rank, in number alike: the largest first, each to the rank that has least so
     far and not its full number."""
-    shares: list[list[list[Row]]] = [[] for _ in range(ranks)]
+    shares: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     most, tokens = -(-len(parts) // ranks), [0] * ranks
-    for n in sorted(range(len(parts)), key=lambda n: -sizes[n]):
+    for part in sorted(parts, key=lambda part: -part.tokens):
         least = min((r for r in range(ranks) if len(shares[r]) < most), key=tokens.__getitem__)
-        shares[least].append(parts[n])
-        tokens[least] += sizes[n]
+        shares[least].append(part)
+        tokens[least] += part.tokens
     return shares
 
 

@@ -26,6 +26,7 @@ from minirl import tree
 from minirl.batch import (
     Batch,
     Member,
+    MicroBatch,
     Row,
     collate,
     filler,
@@ -181,8 +182,7 @@ class Trainer:
             self.bad_steps += 1
             if self.bad_steps >= MAX_BAD_STEPS:
                 raise ValueError(
-                    f"{MAX_BAD_STEPS} updates in a row had no finite gradient (loss {loss}, "
-                    f"norm {norm}); "
+                    f"{MAX_BAD_STEPS} updates in a row had no finite gradient (loss {loss}, norm {norm}); "
                     "lower --optim.lr"
                 )
         return loss, norm, totals
@@ -236,39 +236,33 @@ class Trainer:
     def _batches(self, rows: Sequence[Row]) -> Iterator[Batch]:
         """This rank's share of a minibatch as forward passes, in the config's layout; as many on every rank.
         Their order does not matter to the sum."""
-        parts, world = self._parts(rows), self.ranks.world
-        sizes = [self._tokens(part) for part in parts]
-        shares = share_out(parts, sizes, world)
-        spare = filler(self.language)
-        for _, part in zip_longest(range(max(map(len, shares))), shares[self.ranks.rank], fillvalue=[]):
+        shares = share_out(self._parts(rows), self.ranks.world)
+        own, spare = [part.rows for part in shares[self.ranks.rank]], filler(self.language)
+        for _, part in zip_longest(range(max(map(len, shares))), own, fillvalue=[]):
             if not part or (self.language.images is not None and not any(row.images for row in part)):
                 part = [*part, spare]
             layout = collate if self.config.batch.layout == "per-turn" else tree.pack
             yield layout(part, self.language, self.image, self.device)
 
-    def _parts(self, rows: Sequence[Row]) -> list[list[Row]]:
+    def _parts(self, rows: Sequence[Row]) -> list[MicroBatch]:
         """The micro-batches of all ranks: within the token budget, and as nearly as it goes equally many, of
         equal size, for every rank."""
         budget, world = self.config.batch.micro_tokens, self.ranks.world
-        if self.config.batch.layout == "tree":
-            rows = sorted(rows, key=lambda row: row.ids)  # what begins alike lies in one forest
-        total = self._tokens(rows)
-        rounds = math.ceil(total / (budget * world))
-        tokens = budget if world == 1 else math.ceil(total / (rounds * world))
-        while True:
-            if self.config.batch.layout == "tree":
-                parts = list(tree.micro_batches(rows, budget, self.language.pad, tokens))
-            else:
-                parts = list(micro_batches(rows, tokens))
-            if tokens >= budget or len(parts) <= rounds * world:
-                return parts
+        full = self._cut(rows, budget)
+        rounds = math.ceil(len(full) / world)
+        if len(full) == rounds * world:
+            return full
+        tokens = math.ceil(sum(part.tokens for part in full) / (rounds * world))
+        while len(parts := self._cut(rows, tokens)) > rounds * world and tokens < budget:
             tokens = min(budget, math.ceil(1.1 * tokens))  # rows do not fill it to the last token
+        return parts
 
-    def _tokens(self, rows: Sequence[Row]) -> int:
-        """How many tokens the rows take in the config's layout."""
-        if self.config.batch.layout == "tree":
-            return tree.size(rows, self.language.pad)
-        return sum(len(row.ids) for row in rows)
+    def _cut(self, rows: Sequence[Row], tokens: int) -> list[MicroBatch]:
+        """Micro-batches of about so many tokens, in the config's layout."""
+        if self.config.batch.layout == "per-turn":
+            return list(micro_batches(rows, tokens))
+        together = sorted(rows, key=lambda row: row.ids)  # what begins alike lies in one forest
+        return list(tree.micro_batches(together, self.config.batch.micro_tokens, self.language.pad, tokens))
 
 
 def cores(ranks: Ranks) -> int:

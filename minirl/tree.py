@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from minirl.attention import Chain, Range, Tree
-from minirl.batch import Batch, Row, with_targets
+from minirl.batch import Batch, MicroBatch, Row, with_targets
 from minirl.model import Language, positions
 
 
@@ -112,15 +112,7 @@ def image_keys(row: Row, pad: int) -> np.ndarray:
     return ids
 
 
-def size(rows: Sequence[Row], pad: int) -> int:
-    """How many tokens the rows take as one forest."""
-    forest = Forest()
-    for row in rows:
-        forest.add(image_keys(row, pad))
-    return forest.size
-
-
-def micro_batches(rows: Sequence[Row], limit: int, pad: int, tokens: int) -> Iterator[list[Row]]:
+def micro_batches(rows: Sequence[Row], limit: int, pad: int, tokens: int) -> Iterator[MicroBatch]:
     """Rows in order, as many as fit into a forest of `tokens` tokens; ancestors are repeated where a
     trajectory is split. A row longer than that stands alone; ValueError if it is longer than `limit`."""
     part, forest = [], Forest()
@@ -129,12 +121,12 @@ def micro_batches(rows: Sequence[Row], limit: int, pad: int, tokens: int) -> Ite
         if len(keys) > limit:
             raise ValueError(f"--batch.micro-tokens {limit} is less than one turn's {len(keys)} tokens")
         if part and forest.size + forest.unshared(keys) > tokens:
-            yield part
+            yield MicroBatch(part, forest.size)
             part, forest = [], Forest()
         forest.add(keys)
         part.append(row)
     if part:
-        yield part
+        yield MicroBatch(part, forest.size)
 
 
 def pack(

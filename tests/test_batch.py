@@ -116,13 +116,15 @@ def of_length(n: int) -> Row:
 def test_micro_batches_by_hand():
     """At most 10 tokens with padding: 3 and 4 take 8; with 5 they would take 15; 12 is alone anyway."""
     rows = [of_length(n) for n in (5, 12, 3, 4, 5)]
-    lengths = [[len(row.ids) for row in part] for part in micro_batches(rows, tokens=10)]
+    lengths = [[len(row.ids) for row in part.rows] for part in micro_batches(rows, tokens=10)]
     assert lengths == [[3, 4], [5, 5], [12]]
 
 
 @given(st.lists(st.integers(2, 40), max_size=12), st.integers(1, 100))
 def test_micro_batches_hold_every_row_once_within_the_limit(lengths, tokens):
-    parts = list(micro_batches([of_length(n) for n in lengths], tokens))
+    cut = list(micro_batches([of_length(n) for n in lengths], tokens))
+    parts = [part.rows for part in cut]
+    assert [part.tokens for part in cut] == [max(len(row.ids) for row in part) * len(part) for part in parts]
     assert sorted(len(row.ids) for part in parts for row in part) == sorted(lengths)
     for part in parts:
         assert len(part) == 1 or max(len(row.ids) for row in part) * len(part) <= tokens
@@ -220,7 +222,7 @@ def test_padding_and_company_do_not_change_log_probs(language, model, pictures, 
 
     together = scored(picture_rows)
     assert collate(picture_rows, language, pictures.__getitem__, CPU).inputs["attention_mask"].min() == 0
-    parts = [scored(part) for part in micro_batches(picture_rows, tokens=40)]
+    parts = [scored(part.rows) for part in micro_batches(picture_rows, tokens=40)]
     assert 1 < len(parts) < 5
     for row in picture_rows:
         alone = scored([row])[row]

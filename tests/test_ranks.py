@@ -162,13 +162,13 @@ def test_micro_batches_are_alike_on_all_ranks(tiny_folder, layout, world):
     trainer.ranks = replace(alone(), world=world)
     rows = rows_of(make_groups(trainer.language))
     parts = trainer._parts(rows)
-    assert sorted(row.ids for part in parts for row in part) == sorted(row.ids for row in rows)
-    sizes = [trainer._tokens(part) for part in parts]
+    assert sorted(row.ids for part in parts for row in part.rows) == sorted(row.ids for row in rows)
+    sizes = [part.tokens for part in parts]
     assert max(sizes) <= 70
-    shares = share_out(parts, sizes, world)
+    shares = share_out(parts, world)
     counts = [len(share) for share in shares]
     assert sum(counts) == len(parts) and max(counts) - min(counts) <= 1
-    loads = [sum(trainer._tokens(part) for part in share) for share in shares]
+    loads = [sum(part.tokens for part in share) for share in shares]
     assert max(loads) - min(loads) <= max(sizes)
 
 

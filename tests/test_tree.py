@@ -171,8 +171,9 @@ def test_a_split_trajectory_equals_the_whole(seeing):
     model, language, rows, image = seeing
     rows = rows()
     parts = list(tree.micro_batches(rows, 330, language.pad, 330))
-    assert len(parts) > 2 and [row for part in parts for row in part] == rows
-    batches = [tree.pack(part, language, image, CPU) for part in parts]
+    assert len(parts) > 2 and [row for part in parts for row in part.rows] == rows
+    batches = [tree.pack(part.rows, language, image, CPU) for part in parts]
+    assert [batch.tokens for batch in batches] == [part.tokens for part in parts]
     assert all(batch.tokens <= 330 for batch in batches)
     whole = computed(model, language, [tree.pack(rows, language, image, CPU)])
     assert_equal(computed(model, language, batches), whole)

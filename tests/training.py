@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +104,3 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 def nothing() -> None:
     pass
-
-
-NewTrainer = Callable[..., Trainer]
