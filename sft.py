@@ -48,6 +48,7 @@ async def warm_start(parts: Parts, rollouts: Rollouts) -> None:
     updates = batches(demos, sft.batch, sft.epochs, config.seed)[: sft.max_steps]
     with progress("cloning demonstrations", len(updates)) as meter:
         for i, rows in enumerate(updates):
+            rollouts.sampler.sleep()
             loss = parts.trainer.imitate(rows, sft.lr * cosine(i, len(updates), sft.warmup))
             meter.advance(note=f"loss {loss:.3f}")
             await asyncio.sleep(0)  # lets the loop see Ctrl-C

@@ -29,6 +29,7 @@ from minirl.recipes import from_command_line, run_main
 from minirl.reward import assign_advantages, shuffle_rewards
 from minirl.rollout import Collected, Rollouts, TaskStream
 from minirl.store import Run
+from minirl.types import SamplerDied
 from sft import warm_start
 
 
@@ -48,6 +49,7 @@ async def train(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None
         parts.checkpoints.finish()  # it was written while the episodes ran
         gathered = time.monotonic()
 
+        rollouts.sampler.sleep()
         with progress(f"step {step + 1}: updating", config.batch.epochs) as meter:
             metrics = trainer.reinforce(groups, config.seed + 1000 * step, meter.advance)
         rollouts.sampler.sync(trainer.weights())
@@ -189,6 +191,10 @@ async def main(config: Config, ranks: Ranks) -> None:
             parts.log.close()
             say(f"interrupted after step {state['step']}; --resume goes on from the last checkpoint")
             raise
+        except SamplerDied as death:
+            save(parts, state)
+            parts.checkpoints.finish()
+            raise SamplerDied(f"{death}; --resume goes on after step {state['step']}") from None
         save(parts, state)
         parts.checkpoints.finish()
         await parts.evaluate(rollouts, parts.tasks.heldout, "after_rl", state["step"])

@@ -94,7 +94,7 @@ class Checkpoints:
         weights = {}
         for weight_name, weight in trainer.weights():  # gathered one by one, by all ranks
             if self.ranks.first:
-                weights[weight_name] = weight.to("cpu", dtype)
+                weights[weight_name] = weight.cpu()
         if self.ranks.first:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)

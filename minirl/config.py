@@ -9,7 +9,9 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from tyro.conf import arg
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,18 @@ class BrowserConfig:
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    kind: Literal["auto", "hf", "vllm", "remote"] = "auto"
-    """The transformers sampler (hf, auto) is the only one yet."""
+    kind: Annotated[Literal["auto", "hf", "vllm", "remote"], arg(name="sampler", prefix_name=False)] = "auto"
+    """vllm: in this process, on all episodes at once; hf: transformers; auto: vllm on CUDA, hf elsewhere."""
     temperature: float = 1.0
     """Of training's episodes, which are drawn from the whole vocabulary: no top-p, no top-k."""
     max_batch: int = 32
     """Most requests that the transformers sampler decodes together."""
     request_seconds: float = 30.0
     """Longest time that one response may take."""
+    gpu_memory: float = 0.5
+    """Share of each GPU's memory that vLLM has while episodes run: its weights and the KV cache."""
+    tensor_parallel: int = 1
+    """How many ranks run one vLLM engine between them, for models that one GPU can't hold."""
 
 
 @dataclass(frozen=True)
@@ -255,8 +261,10 @@ def check(config: Config) -> Config:
     rollout, batch = config.rollout, config.batch
     if config.agent.kind != "visual" and not config.plan:
         raise ValueError(f"recipe {config.recipe}: the {config.agent.kind} agent is not built yet")
-    if config.sampler.kind in ("vllm", "remote"):
-        raise ValueError(f"--sampler.kind {config.sampler.kind} is not built yet; use hf")
+    if config.sampler.kind == "remote":
+        raise ValueError("--sampler remote is not built yet; use hf or vllm")
+    if not 0 < config.sampler.gpu_memory < 1:
+        raise ValueError("--sampler.gpu-memory is a share, between 0 and 1")
     if config.loss.method == "filtered-bc" and rollout.dynamic:
         raise ValueError("--loss.method filtered-bc learns from a fixed batch: add --rollout.no-dynamic")
     if config.loss.method != "grpo" and (config.loss.kl or config.loss.old != "sampler"):
@@ -281,6 +289,7 @@ def check(config: Config) -> Config:
         "--browser.browsers": config.browser.browsers,
         "--browser.episodes": config.browser.episodes,
         "--sampler.max-batch": config.sampler.max_batch,
+        "--sampler.tensor-parallel": config.sampler.tensor_parallel,
         "--rollout.groups": rollout.groups,
         "--rollout.max-steps": min(rollout.max_steps),
         "--optim.replicas": config.optim.replicas,

@@ -4,8 +4,8 @@ The default where there is no GPU. Every rank has one, on the trainer's own mode
 on a copy that `sync` fills. It batches dynamically: whatever requests wait when the last batch is done are
 decoded together, in one thread beside the event loop, while Chromium runs the other episodes' actions.
 
-A sampler, here or elsewhere, has `generate` (Request -> Sample), `idle` (before an update), `sync` (after
-it) and `close`.
+A sampler, here or in minirl/vllm_sampler.py, has `generate` (Request -> Sample), `idle` and `sleep` (before
+an update), `sync` (after it), `failure` (why it will not answer again, if so) and `close`.
 The distribution is softmax(logits / temperature) over the vocabulary less the suppressed tokens, in
 float32, and `Sample.logprobs` are of that distribution. Every request brings its own seed, so what an
 episode samples does not depend on which other episodes share its batches.
@@ -42,7 +42,7 @@ class HfSampler:
     def __init__(self, model: PreTrainedModel, language: Language, config: SamplerConfig, threads: int = 1):
         self.model, self.language, self.config, self.threads = model, language, config, threads
         self.device = model.device
-        self.version = 0
+        self.version, self.failure = 0, ""
         self.waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
         self.pump: asyncio.Task[None] | None = None
         # one thread of its own: every thread that calls torch keeps its own pool of spinning workers
@@ -63,6 +63,9 @@ class HfSampler:
         weights that the thread still reads."""
         while self.pump is not None and not self.pump.done():
             await asyncio.wait([self.pump])
+
+    def sleep(self) -> None:
+        """Frees nothing: the weights are the trainer's own, or too small to matter."""
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Takes the updated weights, named as in the model."""

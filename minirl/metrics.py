@@ -30,6 +30,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     if valid:
         rewards = [t.reward for t in valid]
         tokens = [trajectory_tokens(t) for t in valid]
+        asked = [(turn.shared + len(turn.branch), turn.cached) for t in valid for turn in t.turns]
         means = {
             "success": mean(t.success for t in valid),
             "reward": mean(rewards),
@@ -38,6 +39,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
             "tokens_p90": percentile(tokens, 0.9),
             "response_tokens": mean(t.response_tokens for t in valid),
             "turns": mean(len(t.turns) for t in valid),
+            "prefix_hits": sum(cached for _, cached in asked) / sum(prompt for prompt, _ in asked),
         }
     stops = Counter(t.stop.value for t in collected.finished)
     return {

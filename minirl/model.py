@@ -31,6 +31,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -124,7 +125,7 @@ def load_language(config: ModelConfig) -> Language:
     )
 
 
-def _settings(path: str) -> AutoConfig:
+def _settings(path: str) -> PreTrainedConfig:
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
     if looks_local and not (Path(path) / "config.json").is_file():
         raise ValueError(f"--model.path {path}: no config.json there; give a Hugging Face folder or hub name")
@@ -166,9 +167,8 @@ def load_model(
     """The weights on one device, in `dtype` ("auto": as they are stored), by default the one that the config
     computes in. ValueError if some are missing."""
     settings = _settings(config.path)
-    auto = AutoModelForImageTextToText if hasattr(settings, "vision_config") else AutoModelForCausalLM
     with _reading(config.path):
-        model, found = auto.from_pretrained(
+        model, found = _auto(settings).from_pretrained(
             config.path,
             dtype=dtype or compute_dtype(config, device),
             attn_implementation="sdpa",
@@ -177,6 +177,17 @@ def load_model(
         if found["missing_keys"]:  # they would be random
             raise ValueError(f"no weights for {min(found['missing_keys'])}")
     return model.to(device)
+
+
+def blueprint(path: str) -> PreTrainedModel:
+    """A checkpoint's model without weights, read from its config alone. ValueError if there is none."""
+    settings = _settings(path)
+    with torch.device("meta"):
+        return _auto(settings).from_config(settings)
+
+
+def _auto(settings: PreTrainedConfig) -> type[AutoModelForImageTextToText | AutoModelForCausalLM]:
+    return AutoModelForImageTextToText if hasattr(settings, "vision_config") else AutoModelForCausalLM
 
 
 def positions(ids: np.ndarray, grids: list[tuple[int, int, int]], pad: int, merge: int) -> np.ndarray:

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from minirl import tiny
@@ -33,6 +32,7 @@ from minirl.store import Run
 from minirl.tasks import load_tasks, save_tasks
 from minirl.trainer import Trainer, cores
 from minirl.types import Task, Trajectory
+from minirl.vllm_sampler import VllmSampler
 from minirl.world.fsm import World
 from minirl.world.generate import make_shop, make_tasks
 from minirl.world.replay import ScriptedPolicy, WorldVerifier
@@ -120,23 +120,26 @@ class Parts:
         """Browsers, sites and a sampler on the trainer's weights, for as long as the block lasts."""
         sets = self.tasks
         worlds = worlds_of(sets.train + sets.heldout)
-        threads = self.config.threads or max(1, cores(self.ranks) - 1)
         with SiteServer(worlds, self.config.browser.site_port) as server:
             async with BrowserPool(self.config.browser, server.resolver_rules()) as pool:
-                engine = HfSampler(self._sampled_model(), self.language, self.config.sampler, threads)
-                engine.sync(self.trainer.weights())
+                sampler = self._sampler()
+                sampler.sync(self.trainer.weights())
                 try:
-                    where = (engine, pool, WorldVerifier(), self.run.put_image, self.ranks)
+                    where = (sampler, pool, WorldVerifier(), self.run.put_image, self.ranks)
                     yield Rollouts(self.config, self.language, *where)
                 finally:
-                    engine.close()
+                    sampler.close()
 
-    def _sampled_model(self) -> PreTrainedModel:
-        """The trainer's model if it is whole; a sharded one can't be asked by one rank alone."""
+    def _sampler(self) -> HfSampler | VllmSampler:
+        kind, device = self.config.sampler.kind, self.ranks.device
+        if kind == "vllm" or (kind == "auto" and device.type == "cuda"):
+            with progress("starting vLLM"):
+                return VllmSampler(self.config, self.language, self.ranks)
         model = self.trainer.policy.model
         if any(isinstance(weight, DTensor) for weight in model.parameters()):
-            return load_model(self.config.model, self.ranks.device)
-        return model
+            model = load_model(self.config.model, device)  # a sharded one can't be asked by one rank alone
+        threads = self.config.threads or max(1, cores(self.ranks) - 1)
+        return HfSampler(model, self.language, self.config.sampler, threads)
 
     async def evaluate(self, rollouts: Rollouts, tasks: Sequence[Task], label: str, step: int) -> float:
         """Held-out success, recorded under `label`."""

@@ -29,17 +29,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.table import Table
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from minirl import tiny
 from minirl.config import Config
 from minirl.log import CONSOLE, say
-from minirl.model import _settings
+from minirl.model import blueprint
 
 GB = 10**9
 EPISODES_PER_CONTEXT = 16
@@ -123,24 +121,21 @@ def shapes_of(path: str) -> Shapes:
         if path == "tiny":
             disable_progress_bar()  # of its weights being saved
             path = str(tiny.build(Path(folder) / "model", tiny.corpus([], "http://shop.test/"), seed=0))
-        settings = _settings(path)
-    sees = hasattr(settings, "vision_config")
-    with torch.device("meta"):
-        model = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(settings)
+        model = blueprint(path)
     units = [size(module) for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     layers, total = model.get_decoder().layers, size(model)
     words = model.get_output_embeddings().out_features
     cache = 2 * len(layers) * layers[0].self_attn.k_proj.out_features
     shapes = Shapes(total, total - sum(units), max(units), words, cache, block_of(layers))
-    if not sees:
+    if not hasattr(model.config, "vision_config"):
         return shapes
     tower = model.model.visual
     return replace(
         shapes,
         vision=block_of(tower.blocks),
         visual=size(tower),
-        patch=settings.vision_config.patch_size,
-        merge=settings.vision_config.spatial_merge_size,
+        patch=model.config.vision_config.patch_size,
+        merge=model.config.vision_config.spatial_merge_size,
         pixels=tower.patch_embed.proj.weight[0].numel(),
         mergers=sum(type(module).__name__.endswith("PatchMerger") for module in tower.modules()),
     )

@@ -69,6 +69,15 @@ class Ranks:
         """Returns when every rank has come here."""
         self.gather([])
 
+    def neighbours(self, count: int) -> dist.ProcessGroup:
+        """This rank and those beside it, `count` together, for collective calls of another thread. A
+        collective call. ValueError if the ranks can't be cut like that."""
+        if self.here % count:
+            raise ValueError(
+                f"--sampler.tensor-parallel {count} does not divide a machine's {self.here} ranks"
+            )
+        return dist.new_subgroups(count, backend="gloo")[0]
+
     def mesh(self, replicas: int) -> DeviceMesh:
         """(replicate, shard): `replicas` groups of ranks, each with one full copy of the weights."""
         if self.world % replicas:
@@ -118,6 +127,13 @@ class Board:
 
     def post(self, n: int, kept: bool) -> None:
         self.store.set(str(n), "kept" if kept else "dropped")
+
+    def give_up(self) -> None:
+        """Tells all ranks to stop collecting."""
+        self.store.set("given up", "")
+
+    def given_up(self) -> bool:
+        return self.store.check(["given up"])
 
     def results(self) -> dict[int, bool]:
         """What is known of the tasks so far: whether their groups are kept."""

@@ -43,6 +43,7 @@ from minirl.types import (
     Prompt,
     Request,
     Sample,
+    SamplerDied,
     SamplerError,
     Sampling,
     Stop,
@@ -202,6 +203,7 @@ class Episode:
                 url=observation.url,
                 finish=sample.finish,
                 version=sample.version,
+                cached=sample.cached,
             )
             if not parsed.error:
                 observation = await self.interface.observe(session)
@@ -323,7 +325,9 @@ class Rollouts:
                 results = board.results()
                 kept, complete = accepted(results, rollout.groups)
                 tick(kept)
-                if kept == rollout.groups or complete == limit:
+                if self.sampler.failure:
+                    board.give_up()
+                if kept == rollout.groups or complete == limit or board.given_up():
                     break
                 likely = (sum(results.values()) + 3) / (len(results) + 4)  # a first guess of 3 in 4
                 while len(running) < room and (claimed := board.claimed()) < limit:
@@ -345,7 +349,7 @@ class Rollouts:
                     board.post(n, self._qualified(episodes[n]) is not None)
             for work in running:
                 work.cancel()
-        await self.sampler.idle()  # what was cancelled may still be decoded, with weights about to change
+        await self._settle_sampler()
         everything = dict(self.ranks.gather([(n, e) for n, e in episodes.items() if n < complete]))
         groups = [self._qualified(everything[n]) for n in range(complete)]
         finished = [trajectory for n in range(complete) for trajectory in everything[n]]
@@ -359,6 +363,14 @@ class Rollouts:
             dropped=complete - kept,
             reason=reason,
         )
+
+    async def _settle_sampler(self) -> None:
+        """What was cancelled may still be decoded, with weights about to change. SamplerDied on all ranks if
+        any has lost its sampler."""
+        await self.sampler.idle()
+        died = self.ranks.gather([self.sampler.failure] if self.sampler.failure else [])
+        if died:
+            raise SamplerDied(died[0])
 
     def _qualified(self, trajectories: Sequence[Trajectory]) -> Group | None:
         group = make_group(trajectories[0].task, trajectories)
@@ -384,7 +396,7 @@ class Rollouts:
         own = range(self.ranks.rank, len(tasks), self.ranks.world)
         async with asyncio.TaskGroup() as running:
             runs = [running.create_task(one(i, tasks[i])) for i in own]
-        await self.sampler.idle()  # as in `collect`: an episode's deadline may have cut off its request
+        await self._settle_sampler()
         found = self.ranks.gather([run.result() for run in runs])
         return sorted(found, key=lambda trajectory: trajectory.member)
 

@@ -112,7 +112,12 @@ def build(path: Path, texts: Iterable[str], seed: int, hidden: int = 128, layers
             "num_key_value_heads": 2,
             "head_dim": 32,
             "max_position_embeddings": 4096,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,  # as transformers takes for granted and vLLM does not
+            },
             "eos_token_id": ids["<|im_end|>"],
             "pad_token_id": ids["<|endoftext|>"],
             "tie_word_embeddings": True,

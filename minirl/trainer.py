@@ -38,7 +38,7 @@ from minirl.batch import (
 )
 from minirl.config import Config
 from minirl.loss import likelihood_loss, policy_loss, truncated_correction
-from minirl.model import BLANK, BLANK_PNG, Language, load_model
+from minirl.model import BLANK, BLANK_PNG, Language, compute_dtype, load_model
 from minirl.policy import Policy, copy_local, make_policy
 from minirl.ranks import Ranks, whole
 from minirl.types import Group
@@ -90,9 +90,10 @@ class Trainer:
             copy_local(self.policy, self.reference)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights under their Hugging Face names, gathered one at a time."""
+        """All weights under their Hugging Face names, as they are computed with, gathered one at a time."""
+        dtype = compute_dtype(self.config.model, self.device)
         for name, weight in self.policy.model.named_parameters():
-            yield name, whole(weight.detach())
+            yield name, whole(weight.detach().to(dtype))
 
     # --- updates -----------------------------------------------------------------------------------
 

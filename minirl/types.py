@@ -132,6 +132,10 @@ class SamplerError(Exception):
     """The sampler refused or failed a request; the episode that asked ends with Stop.SAMPLER_ERROR."""
 
 
+class SamplerDied(ValueError):
+    """The sampler will not answer again, and no episode can go on; raised on all ranks at once."""
+
+
 @dataclass(frozen=True)
 class Sample:
     """What the sampler returns for one request.
@@ -148,6 +152,7 @@ class Sample:
     logprobs: tuple[float, ...]
     finish: str  # "stop" (end token sampled) or "length" (token limit hit)
     version: int = 0  # how many weight syncs the sampler had seen
+    cached: int = 0  # tokens of the prompt that the sampler did not compute again
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,7 @@ class Turn:
     url: str = ""
     finish: str = "stop"
     version: int = 0
+    cached: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: sample, act, observe
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # slow to import: only the tests that use them do
     from minirl.model import Language
     from minirl.ranks import Ranks
     from minirl.trainer import Trainer
-    from minirl.types import Group
+    from minirl.types import Group, Prompt
 
 # An example's time says more about the machine's load than about the code.
 settings.register_profile("minirl", deadline=None)
@@ -118,3 +118,20 @@ def png() -> Callable[..., bytes]:
         return out.getvalue()
 
     return make
+
+
+@pytest.fixture
+def prompts(language, png) -> list[Prompt]:
+    """Six prompts of unequal length with zero to two pictures."""
+    from minirl.types import Prompt
+
+    start, end = (language.tokenizer.convert_tokens_to_ids(f"<|vision_{w}|>") for w in ("start", "end"))
+    sizes = [[(64, 64)], [], [(32, 96), (64, 32)], [(96, 64)], [], [(32, 32)]]
+    out = []
+    for n, shown in enumerate(sizes):
+        pictures = tuple(png(*size, seed=n) for size in shown)
+        ids = (1, *range(40, 43 + 2 * n))
+        for picture in pictures:
+            ids += (start, *[language.pad] * language.image_tokens(picture), end, 30 + n)
+        out.append(Prompt(ids, shared=0, images=pictures))
+    return out

@@ -37,21 +37,6 @@ def new_sampler(model, language):
         sampler.close()
 
 
-@pytest.fixture
-def prompts(language, png) -> list[Prompt]:
-    """Six prompts of unequal length with zero to two pictures."""
-    start, end = (language.tokenizer.convert_tokens_to_ids(f"<|vision_{w}|>") for w in ("start", "end"))
-    sizes = [[(64, 64)], [], [(32, 96), (64, 32)], [(96, 64)], [], [(32, 32)]]
-    out = []
-    for n, shown in enumerate(sizes):
-        pictures = tuple(png(*size, seed=n) for size in shown)
-        ids = (1, *range(40, 43 + 2 * n))
-        for picture in pictures:
-            ids += (start, *[language.pad] * language.image_tokens(picture), end, 30 + n)
-        out.append(Prompt(ids, shared=0, images=pictures))
-    return out
-
-
 async def sample_all(sampler: HfSampler, prompts: list[Prompt], max_tokens: int = 12) -> list[Sample]:
     requests = [Request(p, request_seed("test", n), max_tokens, sampler.how) for n, p in enumerate(prompts)]
     return await asyncio.gather(*(sampler.generate(request) for request in requests))

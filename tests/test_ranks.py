@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from peers import alone, on_ranks
-from training import distance, make_groups, make_trainer, nothing, rows_of, weights
+from training import distance, make_groups, make_trainer, nothing, rows_of, save_text_model, weights
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from minirl.batch import share_out
@@ -20,7 +20,7 @@ from minirl.model import load_model
 from minirl.ranks import Board, Ranks
 from minirl.recipes import tiny
 from minirl.rollout import Collected, Rollouts
-from minirl.types import Group, Task, Trajectory, Turn
+from minirl.types import Group, SamplerDied, Task, Trajectory, Turn
 
 # --- updates ---------------------------------------------------------------------------------------
 
@@ -66,21 +66,8 @@ def assert_same(one: tuple[dict, list[dict]], other: tuple[dict, list[dict]], st
 
 @pytest.fixture(scope="module")
 def text_folder(language, tmp_path_factory) -> Path:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(language.tokenizer),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=False,
-        initializer_range=0.1,
-    )
     path = tmp_path_factory.mktemp("text")
-    Qwen2ForCausalLM(config).save_pretrained(path)
-    language.tokenizer.save_pretrained(path)
-    return path
+    return save_text_model(path, language, Qwen2Config, Qwen2ForCausalLM, tie_word_embeddings=False)
 
 
 def text_step(ranks: Ranks, path: Path) -> tuple[dict, list[dict]]:
@@ -200,6 +187,7 @@ class Stage:
             rollout=RolloutConfig(group=2, groups=6, max_steps=(5,), max_oversample=5),
             browser=replace(config.browser, episodes=4),
         )
+        self.failure = ""
         self.rollouts = Rollouts(config, None, self, None, None, None, ranks)
         self.rollouts.episode = self.episode
 
@@ -226,6 +214,18 @@ def collected(ranks: Ranks, seed: int) -> tuple[list[str], int, list[str], list[
     kept = [group.task.id for step in (first, second) for group in step.groups]
     finished = [trajectory.task.id for step in (first, second) for trajectory in step.finished]
     return kept, second.next_cursor, finished, stage.ran
+
+
+def one_dies(ranks: Ranks) -> str:
+    stage = Stage(ranks, 0)
+    stage.failure = "out of memory" if ranks.rank == 1 else ""
+    with pytest.raises(SamplerDied) as death:
+        stage.collect(0)
+    return str(death.value)
+
+
+def test_a_sampler_that_dies_ends_the_step_on_all_ranks():
+    assert on_ranks(2, one_dies) == ["out of memory"] * 2
 
 
 def test_the_groups_of_a_step_do_not_depend_on_who_ran_them():

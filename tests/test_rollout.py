@@ -37,6 +37,7 @@ from minirl.types import (
     Prompt,
     Request,
     Sample,
+    SamplerDied,
     SamplerError,
     Sampling,
     Stop,
@@ -98,6 +99,7 @@ class Theatre:
     running: set[str] = field(default_factory=set)  # began and have not cleaned up yet
     most: int = 0  # that ran at the same time
     idled: int = 0  # how often the sampler was waited for
+    failure: str = ""  # why the sampler answers no more
 
     def __post_init__(self) -> None:
         self.tasks = [Task(f"task-{i}", "", "http://shop-0.test/") for i in range(len(self.plans))]
@@ -200,6 +202,16 @@ async def test_a_step_that_finds_nothing_gives_up_with_the_reason():
     assert collected.groups == [] and collected.submitted == 6 and collected.dropped == 6
     assert collected.next_cursor == 6
     assert "gave up after 6 groups" in collected.reason and "done 12" in collected.reason
+
+
+async def test_without_its_sampler_a_step_ends_at_once_and_says_why():
+    """Not after the episodes that a step may try; an evaluation ends like that too."""
+    theatre = Theatre([Plan(delay=100.0)] * 20, failure="out of memory")
+    with pytest.raises(SamplerDied, match="out of memory"):
+        await theatre.collect()
+    assert not theatre.running and len(theatre.max_steps) <= 2
+    with pytest.raises(SamplerDied, match="out of memory"):
+        await theatre.rollouts.evaluate(theatre.tasks[:1], "after_rl", 3, lambda n: None)
 
 
 async def test_a_step_that_finds_too_little_keeps_it():
@@ -543,6 +555,8 @@ async def test_training_and_evaluation_sample_each_in_their_own_way():
     asked: list[Request] = []
 
     class Sampler:
+        failure = ""
+
         async def generate(self, request: Request) -> Sample:
             asked.append(request)
             return Sample((1,), (0.0,), "stop")

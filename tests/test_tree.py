@@ -10,6 +10,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 import torch
+from training import TEXT_SIZES
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -237,15 +238,7 @@ def test_text_models(language, kind):
     """With grouped heads; pages and responses are text."""
     torch.manual_seed(0)
     config, make = TEXT[kind]
-    settings = config(
-        vocab_size=len(language.tokenizer),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_implementation="sdpa",
-    )
+    settings = config(vocab_size=len(language.tokenizer), **TEXT_SIZES, attn_implementation="sdpa")
     model = make(settings).train()
     blind = Language(language.tokenizer, language.chat, None, language.suppressed, language.end)
     attention.enable(model)

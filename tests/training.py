@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from minirl.batch import Row, collate, members_of
 from minirl.config import Config, LossConfig, ModelConfig
@@ -20,6 +21,13 @@ from minirl.types import Group, Task, Trajectory, Turn
 
 CPU = torch.device("cpu")
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
+TEXT_SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 SIZES = {"wide": (96, 64), "small": (32, 32)}  # 6 image pads and 1
 
 
@@ -53,6 +61,17 @@ def make_trainer(
     )
     weights = load_model(settings, CPU, "auto")
     return Trainer(weights, load_language(settings), config, picture, ranks)
+
+
+def save_text_model(
+    path: Path, language: Language, config: type[PreTrainedConfig], model: type[PreTrainedModel], **settings
+) -> Path:
+    """A small text model's Hugging Face folder, with the words of the tiny one."""
+    torch.manual_seed(0)
+    made = config(vocab_size=len(language.tokenizer), initializer_range=0.1, **TEXT_SIZES | settings)
+    model(made).save_pretrained(path)
+    language.tokenizer.save_pretrained(path)
+    return path
 
 
 def make_groups(language: Language) -> list[Group]:

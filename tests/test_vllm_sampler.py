@@ -1,0 +1,402 @@
+"""vLLM in process: its log-probs are the trainer's after every update, and what is cancelled leaves no trace.
+
+Two small models: a Qwen3-VL with pictures (tied embeddings), and a Llama (its head is its own).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import random
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peers import on_ranks
+from training import CPU, make_trainer, save_text_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from minirl import vllm_sampler
+from minirl.batch import Member, Row, collate
+from minirl.config import AgentConfig, SamplerConfig
+from minirl.model import BLANK, BLANK_PNG
+from minirl.policy import Policy
+from minirl.ranks import Ranks
+from minirl.trainer import Trainer
+from minirl.types import Prompt, Request, Sample, SamplerError, Sampling
+from minirl.vllm_sampler import VllmSampler, pad_runs
+
+HOT = Sampling(temperature=0.8)
+CONTEXT = 256  # tokens
+NEAR = 1e-4  # of two log-probs that are the same
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), max_size=6))
+def test_runs_of_pads_are_found(spans):
+    """Even where two images follow one another without a word between."""
+    ids, expected = [], []
+    for words, pads in spans:
+        ids += [1] * words
+        expected.append((len(ids), pads))
+        ids += [9] * pads
+    assert pad_runs([*ids, 1], 9, [pads for _, pads in spans]) == expected
+
+
+# --- an engine for each of the two models -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["visual", "text"])
+def trainer(request, tiny_folder, language, ranks, tmp_path_factory) -> Trainer:
+    folder = tiny_folder
+    if request.param == "text":
+        path = tmp_path_factory.mktemp("llama")
+        settings = {"hidden_size": 128, "tie_word_embeddings": False}  # heads of 32: vLLM's least on a CPU
+        folder = save_text_model(path, language, LlamaConfig, LlamaForCausalLM, **settings)
+    return open_trainer(folder, ranks)
+
+
+def open_trainer(folder: Path, ranks: Ranks) -> Trainer:
+    """With a sampler's settings, and a mask that the sampler's share: two words are suppressed beside
+    vision's."""
+    trainer = make_trainer(folder, ranks)
+    trainer.config = replace(
+        trainer.config,
+        agent=AgentConfig(context_tokens=CONTEXT, screenshots=2),
+        sampler=SamplerConfig(temperature=0.8),
+    )
+    words = tuple({*trainer.language.suppressed, 70, 71})
+    trainer.language = replace(trainer.language, suppressed=words)
+    trainer.policy.suppressed_V[[70, 71]] = -1e30
+    trainer.image = PICTURES.__getitem__
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def engine(trainer, ranks) -> Iterator[VllmSampler]:
+    vllm_sampler.CPU_CACHE_BYTES = 1 << 25  # all of it is in use before memory is first measured
+    sampler = VllmSampler(trainer.config, trainer.language, ranks)
+    yield sampler
+    sampler.close()
+
+
+@pytest.fixture
+async def sampler(engine, trainer) -> AsyncIterator[VllmSampler]:
+    """With the trainer's weights as they are."""
+    await engine.idle()
+    engine.sync(trainer.weights())
+    yield engine
+    await engine.idle()
+
+
+PICTURES = {BLANK: BLANK_PNG}  # by the names under which rows know them
+
+
+@pytest.fixture
+def asked(trainer, prompts) -> list[Prompt]:
+    """Six prompts; a model that can't see is given their words."""
+    if trainer.language.images is None:
+        words = set(range(10, 600))
+        return [Prompt(tuple(i for i in p.ids if i in words), 0) for p in prompts]
+    return prompts
+
+
+async def sample(
+    sampler: VllmSampler, prompts: list[Prompt], how: Sampling = HOT, n: int = 12
+) -> list[Sample]:
+    requests = [Request(prompt, seed, n, how) for seed, prompt in enumerate(prompts)]
+    return await asyncio.gather(*map(sampler.generate, requests))
+
+
+def rows_of(prompts: list[Prompt], samples: list[Sample]) -> list[Row]:
+    rows = []
+    for prompt, said in zip(prompts, samples, strict=True):
+        names = tuple(str(hash(png)) for png in prompt.images)
+        PICTURES.update(zip(names, prompt.images, strict=True))
+        rows.append(
+            Row(
+                prompt.ids + said.ids,
+                len(prompt.ids),
+                names,
+                said.logprobs,
+                1.0,
+                weights=(1.0,) * len(said.ids),
+            )
+        )
+    return rows
+
+
+def gap(policy: Policy, trainer: Trainer, rows: list[Row]) -> float:
+    """The largest difference between the rows' log-probs and the trainer's."""
+    gaps = []
+    for row in rows:
+        batch = collate([row], trainer.language, PICTURES.get, CPU)
+        with torch.no_grad():
+            logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
+        gaps.append((logprobs_N - torch.tensor(row.old)).abs().max().item())
+    return max(gaps)
+
+
+# --- log-probs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.vllm
+async def test_log_probs_are_the_trainers_after_every_update(trainer, sampler, asked):
+    """Three updates in a row. Before the sync they differ; so do the log-probs of another temperature, and
+    those that count suppressed words."""
+    trainer.policy.temperature = 0.8
+    for update in range(3):
+        rows = rows_of(asked, await sample(sampler, asked))
+        assert gap(trainer.policy, trainer, rows) < NEAR
+        assert {s.version for s in await sample(sampler, asked)} == {sampler.version}
+        trainer.imitate(rows, lr=3e-3)
+        trainer.policy.temperature = 0.8
+        trainer.policy.eval()
+        stale = rows_of(asked, await sample(sampler, asked))
+        assert gap(trainer.policy, trainer, stale) > 0.01, update
+        sampler.sync(trainer.weights())
+    rows = rows_of(asked, await sample(sampler, asked))
+    assert gap(trainer.policy, trainer, rows) < NEAR
+
+    trainer.policy.temperature = 1.0
+    assert gap(trainer.policy, trainer, rows) > 0.01, "raw log-probs would pass"
+    trainer.policy.temperature = 0.8
+    mask_V, unmasked_V = trainer.policy.suppressed_V, torch.zeros_like(trainer.policy.suppressed_V)
+    trainer.policy.suppressed_V = unmasked_V
+    assert gap(trainer.policy, trainer, rows) > 10 * NEAR, "log-probs over the whole vocabulary would pass"
+    trainer.policy.suppressed_V = mask_V
+
+
+@pytest.mark.vllm
+async def test_suppressed_words_are_never_sampled(trainer, sampler, asked):
+    """Nearly all words are equally probable here, and there are hundreds of draws."""
+    samples = await sample(sampler, asked * 4, Sampling(2.0))
+    assert not {i for s in samples for i in s.ids} & set(trainer.language.suppressed)
+
+
+@pytest.mark.vllm
+async def test_a_weight_that_is_left_out_is_noticed(trainer, sampler, asked):
+    """vLLM itself would go on with what it had: without our check its log-probs are wrong."""
+    name = "lm_head.weight" if trainer.language.images is None else "model.language_model.norm.weight"
+    with torch.no_grad():
+        dict(trainer.policy.model.named_parameters())[name].mul_(1.5)
+    others = [(n, w) for n, w in trainer.weights() if n != name]
+    with pytest.raises(AssertionError, match=name):
+        sampler.sync(others)
+    trainer.policy.temperature = 0.8
+    trainer.policy.eval()
+    assert gap(trainer.policy, trainer, rows_of(asked, await sample(sampler, asked))) > 0.01
+    sampler.sync(trainer.weights())
+    assert gap(trainer.policy, trainer, rows_of(asked, await sample(sampler, asked))) < NEAR
+
+
+@pytest.mark.vllm
+async def test_greedy_sampling_and_limits(trainer, sampler, asked):
+    """The most probable words; an end word ends a response and is part of it, nothing else is added."""
+    samples = await sample(sampler, asked, Sampling(0.0), n=6)
+    trainer.policy.temperature = 1.0
+    trainer.policy.eval()
+    assert gap(trainer.policy, trainer, rows_of(asked, samples)) < NEAR
+    assert {(len(s.ids), s.finish) for s in samples} == {(6, "length")}
+    end = samples[0].ids[2]
+    sampler.language = replace(trainer.language, end=(end,))
+    (ended,) = await sample(sampler, asked[:1], Sampling(0.0), n=6)
+    sampler.language = trainer.language
+    first = samples[0].ids.index(end)
+    assert ended.ids == samples[0].ids[: first + 1] and ended.finish == "stop"
+
+
+@pytest.mark.vllm
+async def test_what_is_sampled_depends_on_the_seed_and_not_on_company(sampler, asked):
+    how = Sampling(2.0)  # updates of earlier tests have made it very sure of itself
+    together = await sample(sampler, asked, how)
+    for seed, (prompt, expected) in enumerate(zip(asked, together, strict=True)):
+        assert (await sampler.generate(Request(prompt, seed, 12, how))).ids == expected.ids
+    other = await sampler.generate(Request(asked[0], 99, 12, how))
+    assert other.ids != together[0].ids
+
+
+# --- caches ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.vllm
+async def test_a_prefix_is_computed_once_for_every_version(trainer, sampler):
+    """In whole blocks of 32 tokens: of a prompt of 100 the first 96 are known the second time."""
+    prompt = Prompt(tuple(range(100, 200)), 0)
+    for _ in range(2):
+        cached = [(await sample(sampler, [prompt], n=2))[0].cached for _ in range(2)]
+        assert cached == [0, 96]
+        sampler.sync(trainer.weights())
+
+
+@pytest.mark.vllm
+async def test_a_screenshot_is_encoded_once_for_every_version(trainer, sampler, asked):
+    if trainer.language.images is None:
+        pytest.skip("a text model")
+    shown = next(prompt for prompt in asked if len(prompt.images) == 1)
+    encoded = []
+    tower = sampler.engine.collective_rpc(lambda worker: worker.get_model().visual)[0]
+    handle = tower.register_forward_hook(lambda *_: encoded.append(1))
+    for n in range(3):
+        await sample(sampler, [replace(shown, ids=(50 + n, *shown.ids))], n=2)
+    assert len(encoded) == 1
+    sampler.sync(trainer.weights())
+    await sample(sampler, [shown], n=2)
+    assert len(encoded) == 2
+    handle.remove()
+
+
+# --- requests that end otherwise --------------------------------------------------------------------
+
+
+def assert_empty(sampler: VllmSampler) -> None:
+    assert not sampler.futures
+    assert sampler.engine.get_num_unfinished_requests() == 0
+    scheduler = sampler.engine.engine_core.engine_core.scheduler
+    assert not scheduler.requests and not scheduler.running and not scheduler.waiting
+    assert scheduler.kv_cache_manager.usage == 0
+
+
+def resident() -> int:
+    """Bytes of memory that are held, not merely kept for later."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.vllm
+async def test_a_thousand_requests_a_third_of_them_cancelled(sampler, asked):
+    """Nothing is left in the engine, and memory does not grow."""
+    rng = random.Random(0)
+
+    async def one(n: int) -> bool:
+        prompt = rng.choice(asked)
+        request = Request(replace(prompt, ids=(*rng.choices(range(100, 600), k=40), *prompt.ids)), n, 8, HOT)
+        work = asyncio.create_task(sampler.generate(request))
+        if n % 3 == 0:
+            await asyncio.sleep(rng.uniform(0, 0.1))
+            work.cancel()
+        return isinstance((await asyncio.gather(work, return_exceptions=True))[0], Sample)
+
+    async def many(numbers: range) -> list[bool]:
+        limit = asyncio.Semaphore(32)
+
+        async def limited(n: int) -> bool:
+            async with limit:
+                return await one(n)
+
+        answered = await asyncio.gather(*map(limited, numbers))
+        await sampler.idle()
+        return answered
+
+    await many(range(2000))  # until every buffer has been made
+    before = resident()
+    answered = await many(range(1000))
+    assert all(answered[n] for n in range(1000) if n % 3)
+    assert sum(answered) < 950, "the test needs requests that are cancelled while they run"
+    assert_empty(sampler)
+    assert resident() < 1.05 * before
+
+
+@pytest.mark.vllm
+async def test_a_request_that_takes_too_long_is_freed(sampler, asked):
+    config = sampler.config
+    sampler.config = replace(config, sampler=replace(config.sampler, request_seconds=0.02))
+    with pytest.raises(SamplerError, match="in time"):
+        await sampler.generate(Request(asked[0], 0, 200, HOT))
+    sampler.config = config
+    await sampler.idle()
+    assert_empty(sampler)
+
+
+@pytest.mark.vllm
+async def test_prompts_that_cannot_be_served_are_refused_alone(trainer, sampler, asked, png):
+    """Longer than the context; a picture of more tokens than the encoder's cache holds."""
+    bad = [Prompt(tuple(range(10, 10 + CONTEXT)), 0)]
+    if trainer.language.images is not None:
+        huge = png(64, 32)
+        pads = (trainer.language.pad,) * trainer.language.image_tokens(huge)
+        limit = sampler.engine.input_processor.mm_encoder_cache_size
+        sampler.engine.input_processor.mm_encoder_cache_size = 1
+        bad.append(Prompt((5, *pads, 6), 0, (huge,)))
+    requests = [Request(p, n, 8, HOT) for n, p in enumerate([asked[0], *bad, asked[1]])]
+    answers = await asyncio.gather(*map(sampler.generate, requests), return_exceptions=True)
+    if trainer.language.images is not None:
+        sampler.engine.input_processor.mm_encoder_cache_size = limit
+    refused = answers[1:-1]
+    assert all(isinstance(answer, SamplerError) for answer in refused), refused
+    assert "longer than the maximum" in str(refused[0])
+    if trainer.language.images is not None:
+        assert "encoder cache" in str(refused[1])
+    await sampler.idle()
+    assert_empty(sampler)
+
+
+# --- the end of an engine ----------------------------------------------------------------------------
+
+
+@pytest.mark.vllm
+async def test_an_engine_that_dies_says_so_to_everybody(sampler, asked, monkeypatch):
+    """To those who wait, and at once to those who come later; the sampler knows why."""
+    requests = [Request(prompt, n, 100, HOT) for n, prompt in enumerate(asked)]
+    work = [asyncio.create_task(sampler.generate(request)) for request in requests]
+    await asyncio.sleep(0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler.engine, "step", lambda: 1 / 0)
+        answers = await asyncio.gather(*work, return_exceptions=True)
+    died = [answer for answer in answers if isinstance(answer, SamplerError)]
+    assert died and all("the vLLM engine died: ZeroDivisionError" in str(answer) for answer in died)
+    assert "ZeroDivisionError" in sampler.failure
+    with pytest.raises(SamplerError, match="the vLLM engine died"):
+        await sampler.generate(requests[0])
+    await sampler.idle()
+    sampler.failure = ""  # it only played dead
+    sampler._call(
+        lambda: sampler.engine.abort_request(list(sampler.engine.output_processor.external_req_ids))
+    )
+
+
+# --- several ranks -----------------------------------------------------------------------------------
+
+
+def sharded(ranks: Ranks, folder: Path, parts: int) -> tuple[float, float, float]:
+    """Two updates on weights cut in two, with an engine on every rank (or one on both): how far the sampler
+    is off at first, after the updates, and once its weights are synced."""
+    trainer = open_trainer(folder, ranks)
+    if parts > 1:
+        trainer.config = replace(
+            trainer.config, sampler=replace(trainer.config.sampler, tensor_parallel=parts)
+        )
+    sampler = VllmSampler(trainer.config, trainer.language, ranks)
+    sampler.sync(trainer.weights())
+    prompts = [Prompt(tuple(range(10 + 7 * n + ranks.rank, 40 + 9 * n)), 0) for n in range(4)]
+
+    def difference() -> float:
+        rows = rows_of(prompts, asyncio.run(sample(sampler, prompts)))
+        rows = ranks.gather(rows)
+        scores = trainer._score(trainer.policy, [Member(0, tuple(rows))])
+        pairs = zip(scores, [row.old for row in rows], strict=True)
+        return max(abs(a - b) for new, old in pairs for a, b in zip(new, old, strict=True)), rows
+
+    before, rows = difference()
+    for _ in range(2):
+        trainer.imitate(rows, lr=3e-3)
+    stale, _ = difference()
+    sampler.sync(trainer.weights())
+    after, _ = difference()
+    sampler.close()
+    return before, stale, after
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("parts", [1, 2])
+def test_two_ranks_sync_from_shards(tiny_folder, parts):
+    """An engine each; and one between them, which tensor parallelism cuts in two."""
+    for before, stale, after in on_ranks(2, sharded, tiny_folder, parts):
+        assert before < NEAR and after < NEAR and stale > 0.01
