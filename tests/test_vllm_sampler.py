@@ -212,6 +212,14 @@ async def test_greedy_sampling_and_limits(trainer, sampler, asked):
 
 
 @pytest.mark.vllm
+async def test_more_prompts_than_fit_into_one_step(sampler, asked, monkeypatch):
+    """Then vLLM would compute a part of one, and its random generator could not follow on a CPU."""
+    long = [Prompt(tuple(range(100 + n, 330 + n)), 0) for n in range(16)] * 4  # 14,720 tokens of new prompts
+    samples = await sample(sampler, long, n=3)
+    assert all(len(s.ids) == 3 for s in samples)
+
+
+@pytest.mark.vllm
 async def test_what_is_sampled_depends_on_the_seed_and_not_on_company(sampler, asked):
     how = Sampling(2.0)  # updates of earlier tests have made it very sure of itself
     together = await sample(sampler, asked, how)

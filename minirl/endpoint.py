@@ -1,0 +1,170 @@
+"""The client for models that are served elsewhere: teachers, judges, writers of worlds, models to evaluate.
+
+Stands beside the loop: whatever asks a model over HTTP asks here. It speaks OpenAI's chat completions, as
+nearly every server does; the `openai` package does the talking, the timeouts and the retries with back-off.
+Added are a limit on requests in flight, a cache on disk (a judge that is asked the same again costs
+nothing), an account of tokens and money, and one clear error for each way in which there can be no answer.
+
+    endpoint = Endpoint(EndpointConfig(url="http://127.0.0.1:8000/v1", model="Qwen/Qwen3-VL-8B"))
+    asked = [{"role": "user", "content": [text("What is this?"), image(png)]}]
+    reply = await endpoint.ask(asked, max_tokens=50)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+
+from minirl.config import EndpointConfig
+
+Message = dict[str, Any]
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+class EndpointError(Exception):
+    """No usable answer, after all retries; the message says which endpoint and why."""
+
+
+class Refusal(EndpointError):
+    """The model, or a filter before it, declined to answer. Asking again would not help."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer. `finish` is "length" if it was cut at the token limit; `cached` if it cost nothing."""
+
+    text: str
+    finish: str
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    cached: bool = False
+
+
+@dataclass
+class Usage:
+    """What an endpoint has been asked, and what that cost at the config's prices."""
+
+    requests: int = 0
+    cached: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    dollars: float = 0.0
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def image(png: bytes) -> dict[str, Any]:
+    data = base64.b64encode(png).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+class Endpoint:
+    """One model behind one URL. Use inside a running event loop, and `close` it there."""
+
+    def __init__(self, config: EndpointConfig):
+        if not config.model:
+            raise ValueError(
+                "--endpoint.model is missing: the name under which the endpoint serves the model"
+            )
+        key = os.environ.get(config.key)
+        if key is None and urlsplit(config.url).hostname not in LOCAL_HOSTS:
+            raise ValueError(f"--endpoint.url {config.url} wants a key: set the variable {config.key}")
+        self.config, self.usage = config, Usage()
+        self.slots = asyncio.Semaphore(config.concurrency)
+        self.client = openai.AsyncOpenAI(
+            base_url=config.url, api_key=key or "none", timeout=config.seconds, max_retries=config.retries
+        )
+
+    async def ask(self, messages: Sequence[Message], max_tokens: int, **sampling: float | int) -> Reply:
+        """The model's answer to a conversation; `sampling` is temperature, top_p, seed, as the API has them.
+        Equal requests have one answer if there is a cache, so give different seeds to want different ones.
+        Raises EndpointError (Refusal among them), never the library's own."""
+        request = {
+            "model": self.config.model,
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            **sampling,
+        }
+        place = self._place(request)
+        if place is not None and place.is_file():
+            self.usage.requests += 1
+            self.usage.cached += 1
+            return Reply(**json.loads(place.read_text()) | {"cached": True})
+        async with self.slots:
+            self.usage.requests += 1
+            try:
+                reply = self._read(await self._send(request))
+            except EndpointError:
+                self.usage.failed += 1
+                raise
+        self.usage.prompt_tokens += reply.prompt_tokens
+        self.usage.response_tokens += reply.response_tokens
+        tokens_and_prices = (
+            (reply.prompt_tokens, self.config.prompt_price),
+            (reply.response_tokens, self.config.response_price),
+        )
+        self.usage.dollars += sum(tokens * price for tokens, price in tokens_and_prices) / 1e6
+        if place is not None:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            part = place.with_suffix(f".{id(reply)}.part")
+            part.write_text(json.dumps(asdict(reply)))
+            part.rename(place)
+        return reply
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    async def _send(self, request: dict[str, Any]) -> str:
+        """The body of the answer."""
+        where = f"{self.config.url} ({self.config.model})"
+        try:
+            response = await self.client.chat.completions.with_raw_response.create(**request)
+            return response.text
+        except openai.APITimeoutError:
+            raise EndpointError(f"{where} did not answer within {self.config.seconds:g} s") from None
+        except openai.APIConnectionError as error:
+            raise EndpointError(f"{where} can't be reached: {error.__cause__ or error}") from None
+        except openai.APIStatusError as error:
+            said = " ".join(error.message.split())[:300]
+            raise EndpointError(f"{where} answered {error.status_code}: {said}") from None
+
+    def _read(self, body: str) -> Reply:
+        try:
+            answer = json.loads(body)
+            choice = answer["choices"][0]
+            message, finish, used = choice["message"], choice["finish_reason"], answer.get("usage") or {}
+            words, refusal = message.get("content"), message.get("refusal")
+            if not refusal and finish != "content_filter" and not isinstance(words, str):
+                raise TypeError("no content")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise EndpointError(
+                f"{self.config.url} sent what is no chat completion ({error!r}): {body[:200]!r}"
+            ) from None
+        if refusal or finish == "content_filter":
+            raise Refusal(f"{self.config.model} refused: {refusal or 'filtered'}")
+        return Reply(
+            text=words,
+            finish="length" if finish == "length" else "stop",
+            prompt_tokens=int(used.get("prompt_tokens") or 0),
+            response_tokens=int(used.get("completion_tokens") or 0),
+        )
+
+    def _place(self, request: dict[str, Any]) -> Path | None:
+        if self.config.cache is None:
+            return None
+        words = json.dumps([self.config.url, request], sort_keys=True)
+        name = hashlib.sha256(words.encode()).hexdigest()
+        return self.config.cache / name[:2] / f"{name}.json"
