@@ -5,6 +5,8 @@
     python eval.py tiny --model.path FOLDER                   any Hugging Face folder
     python eval.py tiny --task.heldout FILE --eval.max-steps 10
                                                               other tasks than those the run held out
+    python eval.py tiny --sampler remote --endpoint.url URL --endpoint.model NAME
+                                                              a model that is served elsewhere
 
     checkpoint --rollouts, one episode per task--> trajectories --record--> runs/NAME-eval --table--> you
 
@@ -48,6 +50,8 @@ def choose(config: Config) -> Config:
     """
     run = (config.name or config.recipe).removesuffix("-eval")
     folder = config.out / run
+    if config.sampler.kind == "remote":  # served weights; the recipe's tokenizer measures conversations
+        return replace(config, name=f"{run}-eval", task=tasks_of(config, folder))
     path = checkpoint_of(config, folder / "checkpoints")
     is_own = not is_given(config) or Path(path).resolve().is_relative_to(folder.resolve())
     task = tasks_of(config, folder) if is_own else config.task
@@ -166,10 +170,11 @@ async def main(config: Config, ranks: Ranks) -> None:
     config = parts.config
     if config.eval.episodes != RECIPES[config.recipe]().eval.episodes:  # asked for: fewer than a file holds
         parts.tasks = replace(parts.tasks, heldout=parts.tasks.heldout[: config.eval.episodes])
-    say(f"evaluating {parts.config.model.path} on {len(parts.tasks.heldout)} tasks")
+    subject = config.endpoint.model if config.sampler.kind == "remote" else config.model.path
+    say(f"evaluating {subject} on {len(parts.tasks.heldout)} tasks")
     trajectories = await attempt(parts)
     if ranks.first:
-        record(parts.run, parts.config.model.path, trajectories)
+        record(parts.run, subject, trajectories)
     say(f"report: {parts.run.report_path}")
     show(trajectories)
 

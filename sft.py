@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from minirl.batch import Member, Row, minibatches, turn_rows
 from minirl.config import Config
 from minirl.log import progress, say
-from minirl.parts import Parts, open_parts, refuse_other_settings
+from minirl.parts import Parts, open_parts, refuse_other_settings, refuse_remote
 from minirl.ranks import Ranks, open_ranks
 from minirl.recipes import from_command_line, run_main
 from minirl.rollout import Rollouts
@@ -75,6 +75,7 @@ async def main(config: Config, ranks: Ranks) -> None:
 
 def run(argv: Sequence[str]) -> None:
     config = from_command_line(argv, "sft.py")
+    refuse_remote(config)
     refuse_other_settings(config)
     with open_ranks(config.browser.episode_seconds) as ranks:
         asyncio.run(main(config, ranks))

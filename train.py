@@ -22,7 +22,7 @@ from minirl.checkpoint import checkpoints
 from minirl.config import Config
 from minirl.log import final_table, progress, say
 from minirl.metrics import rollout_metrics
-from minirl.parts import PHASES, Parts, open_parts, refuse_other_settings
+from minirl.parts import PHASES, Parts, open_parts, refuse_other_settings, refuse_remote
 from minirl.plan import plan, show
 from minirl.ranks import Ranks, open_ranks
 from minirl.recipes import from_command_line, run_main
@@ -161,6 +161,7 @@ def dumped_steps(source: Run) -> list[str]:
 
 def check_folders(config: Config) -> None:
     """Refuses to mix two runs in one folder, before anything in it is changed."""
+    refuse_remote(config)
     refuse_other_settings(config)
     run = Run(config.run_dir)
     if config.replay is not None:

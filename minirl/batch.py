@@ -61,6 +61,8 @@ class Member:
 def turn_rows(trajectory: Trajectory, advantage: float) -> tuple[Row, ...]:
     """A row for every turn of a trajectory, its tokens of weight 1."""
     rows = []
+    if any(turn.text and not turn.response_ids for turn in trajectory.turns):
+        raise ValueError(f"{trajectory.task.id} was said by a served model: clone it, with --sft.demos")
     for t, turn in enumerate(trajectory.turns):
         prompt, ones = trajectory.prompt_ids(t), (1.0,) * len(turn.response_ids)
         ids = prompt + turn.response_ids

@@ -74,7 +74,8 @@ class BrowserConfig:
 @dataclass(frozen=True)
 class SamplerConfig:
     kind: Annotated[Literal["auto", "hf", "vllm", "remote"], arg(name="sampler", prefix_name=False)] = "auto"
-    """vllm: in this process, on all episodes at once; hf: transformers; auto: vllm on CUDA, hf elsewhere."""
+    """vllm: in this process, on all episodes at once; hf: transformers; auto: vllm on CUDA, hf elsewhere;
+    remote: the model behind --endpoint.url, which eval.py can ask and nothing can train."""
     temperature: float = 1.0
     """Of training's episodes, which are drawn from the whole vocabulary: no top-p, no top-k."""
     max_batch: int = 32
@@ -85,6 +86,30 @@ class SamplerConfig:
     """Share of each GPU's memory that vLLM has while episodes run: its weights and the KV cache."""
     tensor_parallel: int = 1
     """How many ranks run one vLLM engine between them, for models that one GPU can't hold."""
+
+
+@dataclass(frozen=True)
+class EndpointConfig:
+    """A model that is served elsewhere, for --sampler remote."""
+
+    url: str = "http://127.0.0.1:8000/v1"
+    """Base of an OpenAI-compatible API."""
+    model: str = ""
+    """The name under which the model is served."""
+    key: str = "OPENAI_API_KEY"
+    """The environment variable that holds the key; servers on this machine need none."""
+    concurrency: int = 16
+    """Most requests in flight."""
+    seconds: float = 120.0
+    """Longest time that one attempt may take."""
+    retries: int = 5
+    """Further attempts after a timeout, a broken connection, 429 or 5xx, with growing pauses."""
+    cache: Path | None = None
+    """Folder of answers: a request that was answered before is not sent again."""
+    prompt_price: float = 0.0
+    """Dollars for a million tokens of prompts ..."""
+    response_price: float = 0.0
+    """... and of responses."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +192,9 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class SftConfig:
+    demos: Path | None = None
+    """Trajectories to clone the successes of: a file in a run's trajectories folder, a served model's for
+    example. By default scripted solutions are recorded."""
     lr: float = 1e-5
     epochs: int = 3
     max_steps: int | None = None
@@ -234,6 +262,7 @@ class Config:
     agent: AgentConfig = field(default_factory=AgentConfig)
     browser: BrowserConfig = field(default_factory=BrowserConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -261,8 +290,9 @@ def check(config: Config) -> Config:
     rollout, batch = config.rollout, config.batch
     if config.agent.kind != "visual" and not config.plan:
         raise ValueError(f"recipe {config.recipe}: the {config.agent.kind} agent is not built yet")
-    if config.sampler.kind == "remote":
-        raise ValueError("--sampler remote is not built yet; use hf or vllm")
+    endpoint = config.endpoint
+    if min(endpoint.retries, endpoint.prompt_price, endpoint.response_price) < 0 or endpoint.seconds <= 0:
+        raise ValueError("--endpoint.retries and prices can't be negative, nor --endpoint.seconds 0")
     if not 0 < config.sampler.gpu_memory < 1:
         raise ValueError("--sampler.gpu-memory is a share, between 0 and 1")
     if config.loss.method == "filtered-bc" and rollout.dynamic:
@@ -290,6 +320,7 @@ def check(config: Config) -> Config:
         "--browser.episodes": config.browser.episodes,
         "--sampler.max-batch": config.sampler.max_batch,
         "--sampler.tensor-parallel": config.sampler.tensor_parallel,
+        "--endpoint.concurrency": endpoint.concurrency,
         "--rollout.groups": rollout.groups,
         "--rollout.max-steps": min(rollout.max_steps),
         "--optim.replicas": config.optim.replicas,

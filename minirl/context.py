@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from minirl.types import Observation, Prompt
+from minirl.types import Message, Observation, Prompt
 
 VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 _MARKS = ("\ue000S\ue000", "\ue000U\ue000", "\ue000A\ue000", "\ue000V\ue000")
@@ -85,7 +85,9 @@ class Step:
     ephemeral: tuple[int, ...]
     tail: tuple[int, ...]
     image: bytes | None
+    words: tuple[str, str, str]  # head, page and tail as text
     response: tuple[int, ...] = ()
+    answer: str = ""  # the response as text
 
 
 class Context:
@@ -113,6 +115,8 @@ class Context:
         self.close = self._ids(chat.close)
         self.pad = tokenizer.convert_tokens_to_ids(IMAGE_PAD)
         self.trunk: list[int] = list(self._ids(chat.start + system + chat.to_user))
+        self.system, self.stand_in = system, placeholder
+        self.settled: list[Step] = []
         self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the trunk
         self.heads_in_trunk = 0  # 1 while the newest head already ends the trunk
         added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
@@ -139,11 +143,28 @@ class Context:
         images = tuple(step.image for step in self.recent if step.image is not None)
         return Prompt(tuple(self.trunk) + tuple(branch), shared=len(self.trunk), images=images)
 
-    def respond(self, response_ids: tuple[int, ...]) -> None:
-        """Keeps the sampled ids of the newest step, verbatim."""
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation up to the newest observation as chat messages, for a model that is served
+        elsewhere. What is shown and what is not is as in the prompt."""
+        out: list[Message] = [("system", (self.system,))]
+        for step in self.settled + self.recent:
+            head, page, tail = step.words
+            if step not in self.recent:
+                parts: tuple[str | bytes, ...] = (head + self.stand_in + tail,)
+            elif step.image is None:
+                parts = (head + page + tail,)
+            else:
+                parts = (f"{head}{page}screenshot:\n", step.image, "\n" + tail)
+            out.append(("user", parts))
+            if step.response:
+                out.append(("assistant", (step.answer,)))
+        return tuple(out)
+
+    def respond(self, response_ids: tuple[int, ...], answer: str = "") -> None:
+        """Keeps the sampled ids of the newest step, verbatim; `answer` is their text, for `messages`."""
         step = self.recent[-1]
         assert not step.response, "respond() once per observe()"
-        self.recent[-1] = Step(step.head, step.ephemeral, step.tail, step.image, tuple(response_ids))
+        self.recent[-1] = replace(step, response=tuple(response_ids), answer=answer)
 
     def _settle(self, step: Step) -> None:
         """Moves a step whose observation is no longer shown into the trunk."""
@@ -151,6 +172,7 @@ class Context:
             self.trunk += step.head
         self.trunk += self.placeholder + step.tail + step.response + self.close
         self.heads_in_trunk = 0
+        self.settled.append(step)
 
     def _step(self, observation: Observation, feedback: tuple[str, ...], first: bool) -> Step:
         seen = self._inert(observation.text)
@@ -161,15 +183,17 @@ class Context:
             lines = "\n".join(self._inert(line) for line in feedback)
             head = f"<tool_response>\n{lines}\n\n<observation>\n{seen}\n"
             tail = "</observation>\n</tool_response>"
+        page = self._inert(observation.page_text) + "\n" if observation.page_text else ""
         return Step(
             head=self._ids(head),
-            ephemeral=self._ephemeral(observation),
+            ephemeral=self._ephemeral(page, observation),
             tail=self._ids(tail + self.chat.to_assistant),
             image=observation.image,
+            words=(head, page, tail),
         )
 
-    def _ephemeral(self, observation: Observation) -> tuple[int, ...]:
-        ids = self._ids(self._inert(observation.page_text) + "\n") if observation.page_text else ()
+    def _ephemeral(self, page: str, observation: Observation) -> tuple[int, ...]:
+        ids = self._ids(page)
         if observation.image is not None:
             pads = (self.pad,) * self.image_tokens(observation.image)
             ids += self._ids(f"screenshot:\n{VISION_OPEN}") + pads + self._ids(f"{VISION_CLOSE}\n")

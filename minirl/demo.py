@@ -24,13 +24,14 @@ from rich.text import Text
 
 from minirl.browser import Session, ToolFailure
 from minirl.config import Config
+from minirl.episode import Interface, PolicyFn
 from minirl.keyboard import Person
 from minirl.log import CONSOLE, duration
 from minirl.parts import open_parts
 from minirl.ranks import Ranks, open_ranks
 from minirl.recipes import tiny
 from minirl.report import write_report
-from minirl.rollout import Interface, PolicyFn, Rollouts
+from minirl.rollout import Rollouts
 from minirl.store import Run
 from minirl.tools import TOOLS
 from minirl.types import Call, Observation, Parsed, Prompt, Sample, Sampling, Stop, Task, Trajectory

@@ -45,6 +45,7 @@ class Reply:
 
     text: str
     finish: str
+    reasoning: str = ""  # where the server keeps it apart from the answer
     prompt_tokens: int = 0
     response_tokens: int = 0
     cached: bool = False
@@ -60,6 +61,12 @@ class Usage:
     prompt_tokens: int = 0
     response_tokens: int = 0
     dollars: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.requests} requests, {self.cached} of them answered from the cache, {self.failed} failed; "
+            f"{self.prompt_tokens} + {self.response_tokens} tokens, ${self.dollars:.2f}"
+        )
 
 
 def text(words: str) -> dict[str, Any]:
@@ -147,6 +154,7 @@ class Endpoint:
             choice = answer["choices"][0]
             message, finish, used = choice["message"], choice["finish_reason"], answer.get("usage") or {}
             words, refusal = message.get("content"), message.get("refusal")
+            reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
             if not refusal and finish != "content_filter" and not isinstance(words, str):
                 raise TypeError("no content")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -158,6 +166,7 @@ class Endpoint:
         return Reply(
             text=words,
             finish="length" if finish == "length" else "stop",
+            reasoning=reasoning,
             prompt_tokens=int(used.get("prompt_tokens") or 0),
             response_tokens=int(used.get("completion_tokens") or 0),
         )

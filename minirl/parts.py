@@ -23,10 +23,13 @@ from minirl import tiny
 from minirl.browser import BrowserPool
 from minirl.checkpoint import Checkpoints
 from minirl.config import Config, to_json
+from minirl.demonstrations import tokenised
+from minirl.endpoint import Endpoint
 from minirl.hf_sampler import HfSampler
 from minirl.log import CONSOLE, Logger, progress, say
 from minirl.model import Language, load_language, load_model
 from minirl.ranks import Ranks
+from minirl.remote_sampler import RemoteSampler
 from minirl.rollout import Rollouts
 from minirl.store import Run
 from minirl.tasks import load_tasks, save_tasks
@@ -64,7 +67,7 @@ def make_task_sets(config: Config) -> TaskSets:
         heldout = load_tasks(Path(task.heldout))
     trained = {name for t in train for name in names_of(t)}
     leaked = [t.id for t in heldout if names_of(t) & trained]
-    if leaked:
+    if leaked and config.sampler.kind != "remote":  # which trains nothing, and may teach
         raise ValueError(f"{len(leaked)} held-out tasks are also training tasks, {leaked[0]} for one")
     n = task.demo_goals
     return TaskSets(train, train[:n], train[n : n + config.sft.eval_episodes] or train, heldout)
@@ -96,6 +99,15 @@ def refuse_other_settings(config: Config) -> None:
                 raise ValueError(f"{made}; choose another --name")
 
 
+def refuse_remote(config: Config) -> None:
+    """ValueError if a served model is to be trained."""
+    if config.sampler.kind == "remote":
+        raise ValueError(
+            "--sampler remote: a served model's weights can't be trained; evaluate it with eval.py, "
+            "or clone what it did with --sft.demos"
+        )
+
+
 def worlds_of(tasks: Sequence[Task]) -> list[World]:
     """The generated sites that the tasks live on, told by their host names."""
     hosts = {m[1] for t in tasks if (m := re.match(r"http://shop-(\d+)\.test(/|$)", t.start_url))}
@@ -111,8 +123,8 @@ class Parts:
     log: Logger
     tasks: TaskSets
     language: Language
-    trainer: Trainer
-    checkpoints: Checkpoints
+    trainer: Trainer | None  # neither is there if the model is served elsewhere, which only eval.py allows
+    checkpoints: Checkpoints | None
     ranks: Ranks
 
     @contextlib.asynccontextmanager
@@ -121,21 +133,34 @@ class Parts:
         sets = self.tasks
         worlds = worlds_of(sets.train + sets.heldout)
         with SiteServer(worlds, self.config.browser.site_port) as server:
-            async with BrowserPool(self.config.browser, server.resolver_rules()) as pool:
-                sampler = self._sampler()
-                sampler.sync(self.trainer.weights())
-                try:
-                    where = (sampler, pool, WorldVerifier(), self.run.put_image, self.ranks)
-                    yield Rollouts(self.config, self.language, *where)
-                finally:
-                    sampler.close()
+            rules = server.resolver_rules()
+            async with BrowserPool(self.config.browser, rules) as pool, self._sampler() as sampler:
+                where = (sampler, pool, WorldVerifier(), self.run.put_image, self.ranks)
+                yield Rollouts(self.config, self.language, *where)
 
-    def _sampler(self) -> HfSampler | VllmSampler:
+    @contextlib.asynccontextmanager
+    async def _sampler(self) -> AsyncIterator[HfSampler | VllmSampler | RemoteSampler]:
+        if self.trainer is None:
+            endpoint = Endpoint(self.config.endpoint)
+            try:
+                yield RemoteSampler(endpoint)
+            finally:
+                await endpoint.close()
+                say(f"{self.config.endpoint.model}: {endpoint.usage}")
+            return
+        sampler = self._own_sampler(self.trainer)
+        try:
+            sampler.sync(self.trainer.weights())
+            yield sampler
+        finally:
+            sampler.close()
+
+    def _own_sampler(self, trainer: Trainer) -> HfSampler | VllmSampler:
         kind, device = self.config.sampler.kind, self.ranks.device
         if kind == "vllm" or (kind == "auto" and device.type == "cuda"):
             with progress("starting vLLM"):
                 return VllmSampler(self.config, self.language, self.ranks)
-        model = self.trainer.policy.model
+        model = trainer.policy.model
         if any(isinstance(weight, DTensor) for weight in model.parameters()):
             model = load_model(self.config.model, device)  # a sharded one can't be asked by one rank alone
         threads = self.config.threads or max(1, cores(self.ranks) - 1)
@@ -166,7 +191,10 @@ class Parts:
         return trajectories
 
     async def demonstrate(self, rollouts: Rollouts) -> list[Trajectory]:
-        """The demonstrated goals' shortest solutions, acted out; only what the verifier confirms."""
+        """The demonstrated goals' shortest solutions, acted out; only what the verifier confirms. Or the
+        successes of a dump."""
+        if self.config.sft.demos is not None:
+            return self._dumped(self.config.sft.demos, rollouts)
         worlds = {world.name: world for world in worlds_of(self.tasks.demos)}
 
         async def act_out(task: Task) -> Trajectory:
@@ -189,6 +217,16 @@ class Parts:
         self.run.save_trajectories("demos", out)
         return out
 
+    def _dumped(self, path: Path, rollouts: Rollouts) -> list[Trajectory]:
+        """The successful trajectories of a file in a run's trajectories folder, with ids if they had none;
+        their screenshots are copied into this run."""
+        source, system = Run(path.parents[1]), rollouts.interface.system
+        found = [t for t in source.load_trajectories(path.stem) if t.success and t.valid]
+        for name in {image for trajectory in found for turn in trajectory.turns for image in turn.images}:
+            self.run.put_image(source.image(name))
+        how = (self.language, system, self.config.agent.screenshots, source.image)
+        return [t if t.trunk else tokenised(t, *how) for t in found]
+
 
 def open_parts(config: Config, ranks: Ranks) -> Parts:
     """Run folder, tasks and weights; builds the tiny checkpoint if the recipe names it."""
@@ -208,13 +246,16 @@ def open_parts(config: Config, ranks: Ranks) -> Parts:
     ranks.wait()
     torch.manual_seed(config.seed)
     language = load_language(config.model)
-    with progress("loading the model"):
-        model = load_model(config.model, torch.device("cpu"), "auto")
-        image = Run(config.replay).image if config.replay else run.image
-        trainer = Trainer(model, language, config, image, ranks)
+    trainer = checkpoints = None
+    if config.sampler.kind != "remote":
+        with progress("loading the model"):
+            model = load_model(config.model, torch.device("cpu"), "auto")
+            image = Run(config.replay).image if config.replay else run.image
+            trainer = Trainer(model, language, config, image, ranks)
+        checkpoints = Checkpoints(trainer, run.checkpoint_dir)
     # last: a model that can't be loaded leaves an earlier run's settings as they were
     run.write_config(to_json(config))
     if ranks.first:
         save_tasks(config.run_dir / "heldout.jsonl", tasks.heldout)
     log = Logger(run, config.wandb, total=config.steps)
-    return Parts(config, run, log, tasks, language, trainer, Checkpoints(trainer, run.checkpoint_dir), ranks)
+    return Parts(config, run, log, tasks, language, trainer, checkpoints, ranks)

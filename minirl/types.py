@@ -87,6 +87,10 @@ class Observation:
     title: str = ""
 
 
+# A chat message: the role, and its parts in order, texts and PNG bytes
+Message = tuple[str, tuple[str | bytes, ...]]
+
+
 @dataclass(frozen=True)
 class Prompt:
     """Exactly what the sampler reads: ids with image pads in place, and the images in their order.
@@ -102,6 +106,7 @@ class Prompt:
     ids: tuple[int, ...]
     shared: int
     images: tuple[bytes, ...] = ()
+    messages: tuple[Message, ...] = ()  # the same for a served model, which is asked in chat messages
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,9 @@ class Sample:
     finish: str  # "stop" (end token sampled) or "length" (token limit hit)
     version: int = 0  # how many weight syncs the sampler had seen
     cached: int = 0  # tokens of the prompt that the sampler did not compute again
+    text: str | None = (
+        None  # of a served model, which says nothing of ids: then there are none, nor log-probs
+    )
 
 
 @dataclass(frozen=True)
@@ -170,7 +178,7 @@ class Turn:
 
     shared: int
     branch: tuple[int, ...]
-    response_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]  # none if a served model said it, and then there is no branch either
     logprobs: tuple[float, ...]
     text: str  # the decoded response, for parsing and for people; never tokenised again
     images: tuple[str, ...] = ()

@@ -1,0 +1,47 @@
+"""Demonstrations from text: what a served model said, as the ids that our model would have read and said.
+
+Stands between dumped trajectories and imitation. The conversation is told again through the same `Context`
+that episodes use, so that a cloned turn has exactly the prompt that the model will see; here, and only here,
+a response is tokenised. Log-probs are zeros: nobody of ours sampled it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from minirl.context import Context
+from minirl.model import Language
+from minirl.types import Observation, Trajectory
+
+
+def tokenised(
+    trajectory: Trajectory, language: Language, system: str, keep: int, image: Callable[[str], bytes]
+) -> Trajectory:
+    """The trajectory with ids. `system` is our agent's system prompt, `keep` how many screenshots it sees,
+    `image` finds a screenshot by its name."""
+    tokenizer, chat = language.tokenizer, language.chat
+    context = Context(tokenizer, chat, system, trajectory.task.instruction, language.image_tokens, keep)
+    feedback: tuple[str, ...] = ()
+    turns = []
+    for turn in trajectory.turns:
+        shown = image(turn.images[-1]) if turn.images else None
+        prompt = context.observe(Observation(turn.observation, shown, url=turn.url), feedback)
+        text = turn.text
+        if chat.opens_think:  # what the template has written already
+            text = text.removeprefix("<think>").removeprefix("\n")
+        said = text + (tokenizer.eos_token if turn.finish == "stop" else "")
+        ids = tuple(tokenizer(said, add_special_tokens=False)["input_ids"])
+        context.respond(ids, turn.text)
+        turns.append(
+            replace(
+                turn,
+                shared=prompt.shared,
+                branch=prompt.ids[prompt.shared :],
+                response_ids=ids,
+                logprobs=(0.0,) * len(ids),
+                text=text,
+            )
+        )
+        feedback = turn.feedback
+    return replace(trajectory, trunk=tuple(context.trunk), turns=tuple(turns))

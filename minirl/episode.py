@@ -1,0 +1,224 @@
+"""One episode: a task, a browser context, and turns until something ends it.
+
+    observe -> Context -> sample -> parse -> act, call by call -> feedback -> observe ...
+
+Stands between the sampler and rollouts. It is ended by one `Stop`, decided here and nowhere else; then the
+verifier reads the page, and the reward is given. What the agent sees and says is an `Interface` of three
+functions that the recipe chooses. OpenWebRL sections 3.1 to 3.3; deviation from the released code: calls of
+one response stop at the first failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from playwright.async_api import Error as PlaywrightError
+
+from minirl import tools
+from minirl.browser import BrowserFault, BrowserPool, Session, ToolFailure
+from minirl.config import Config
+from minirl.context import Context
+from minirl.log import say
+from minirl.model import Language
+from minirl.reward import reward
+from minirl.types import (
+    Call,
+    Observation,
+    Parsed,
+    Prompt,
+    Sample,
+    SamplerError,
+    Stop,
+    Task,
+    Trajectory,
+    Turn,
+)
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What an agent sees, says and does: chosen by the recipe."""
+
+    system: str
+    observe: Callable[[Session], Awaitable[Observation]]
+    parse: Callable[[str], Parsed]
+    act: Callable[[Session, Call], Awaitable[str]]
+
+
+def visual(brief: bool) -> Interface:
+    """OpenWebRL's: screenshots and 13 tools."""
+    return Interface(tools.system_prompt(brief), tools.observe, tools.parse, tools.act)
+
+
+# A policy answers a prompt. A model looks at nothing but the prompt; scripts and people may use the page.
+PolicyFn = Callable[[int, Prompt, Session], Awaitable[Sample]]
+
+
+class Verifier(Protocol):
+    """Reads the page after the agent called `done`: was the task fulfilled, and what was read."""
+
+    async def __call__(self, task: Task, session: Session) -> tuple[bool, dict[str, Any]]: ...
+
+
+TOLD: list[str] = []  # the first unexpected failure of this process
+
+
+def tell_once(trace: str) -> None:
+    """Prints a traceback, if it is the first: what nobody expected is a bug of ours, not a flaky browser."""
+    if not TOLD:
+        TOLD.append(trace)
+        say(f"an episode failed in a way that minirl does not expect; the first such failure:\n{trace}")
+
+
+@dataclass
+class Episode:
+    """One attempt at a task. `run` returns the trajectory, whatever happens on the way."""
+
+    task: Task
+    member: int
+    policy: PolicyFn
+    max_steps: int
+    config: Config
+    language: Language
+    interface: Interface
+    put_image: Callable[[bytes], str]
+    turns: list[Turn] = field(default_factory=list)
+    stop: Stop = Stop.MAX_STEPS
+    answer: str = ""
+    error: str = ""
+
+    async def run(self, pool: BrowserPool, verify: Verifier) -> Trajectory:
+        """The only place where anything may be caught: an episode's failure is a `Stop`, counted."""
+        start, success, state, last = time.monotonic(), False, {}, ""
+        agent = self.config.agent
+        self.context = Context(
+            self.language.tokenizer,
+            self.language.chat,
+            self.interface.system,
+            self.task.instruction,
+            self.language.image_tokens,
+            keep=agent.screenshots,
+        )
+        try:
+            async with asyncio.timeout(self.config.browser.episode_seconds), pool.session() as session:
+                await session.start(self.task.start_url)
+                last = await self._loop(session)
+                if self.stop is Stop.DONE:
+                    success, state = await verify(self.task, session)
+        except BrowserFault as fault:
+            self.stop, self.error = fault.stop, str(fault)
+        except TimeoutError:
+            self.stop, self.error = Stop.TIMEOUT, "the episode's deadline passed"
+        except (PlaywrightError, ToolFailure) as error:
+            self.stop, self.error = Stop.ENV_ERROR, (str(error) or type(error).__name__).splitlines()[0]
+        except Exception as error:
+            self.stop, self.error = Stop.INFRA_ERROR, "".join(traceback.format_exception(error, limit=-3))
+            tell_once("".join(traceback.format_exception(error)))
+        trajectory = Trajectory(
+            task=self.task,
+            member=self.member,
+            trunk=tuple(self.context.trunk) if any(turn.response_ids for turn in self.turns) else (),
+            turns=tuple(self.turns),
+            stop=self.stop,
+            answer=self.answer,
+            success=success,
+            error=self.error,
+            final_state=state,
+            final_image=last,
+            seconds=time.monotonic() - start,
+        )
+        return replace(trajectory, reward=reward(trajectory))
+
+    async def _loop(self, session: Session) -> str:
+        """Turns until the episode stops; the hash of the last screenshot."""
+        observation = await self.interface.observe(session)
+        feedback: tuple[str, ...] = ()
+        bad = 0
+        for t in range(self.max_steps):
+            prompt = self.context.observe(observation, feedback)
+            room = self.config.agent.context_tokens - len(prompt.ids)
+            if room < 1:
+                self.stop = Stop.LENGTH
+                break
+            if self.config.sampler.kind == "remote":
+                prompt = replace(prompt, messages=self.context.messages())
+            before = time.monotonic()
+            try:
+                sample = await self.policy(t, prompt, session)
+            except SamplerError as failure:
+                self.stop, self.error = Stop.SAMPLER_ERROR, str(failure)
+                break
+            text, ids = self._said(sample)
+            self.context.respond(ids, text)
+            sampled = time.monotonic()
+            parsed = (
+                self.interface.parse(text) if sample.finish == "stop" else Parsed(error="Error: cut off.")
+            )
+            feedback = await self._act(session, parsed)
+            acted = time.monotonic()
+            turn = Turn(
+                shared=prompt.shared if sample.ids else 0,
+                branch=prompt.ids[prompt.shared :] if sample.ids else (),
+                response_ids=sample.ids,
+                logprobs=sample.logprobs,
+                text=text,
+                images=tuple(self.put_image(png) for png in prompt.images),
+                parsed=parsed,
+                feedback=feedback,
+                observation=observation.text,
+                url=observation.url,
+                finish=sample.finish,
+                version=sample.version,
+                cached=sample.cached,
+            )
+            if not parsed.error:
+                observation = await self.interface.observe(session)
+            seconds = {
+                "sample": sampled - before,
+                "act": acted - sampled,
+                "observe": time.monotonic() - acted,
+            }
+            self.turns.append(replace(turn, seconds=seconds))
+            bad = bad + 1 if parsed.error else 0
+            if sample.finish == "length":
+                self.stop = Stop.LENGTH
+                break
+            if bad >= self.config.agent.format_errors:
+                self.stop = Stop.FORMAT_ERROR
+                break
+            if self.stop is Stop.DONE:
+                break
+        return self.put_image(observation.image) if observation.image else ""
+
+    def _said(self, sample: Sample) -> tuple[str, tuple[int, ...]]:
+        """A response as text and as ids. Those of a served model's text only measure how long the
+        conversation is: nothing is trained on them."""
+        tokenizer = self.language.tokenizer
+        if sample.text is not None:
+            return sample.text, tuple(tokenizer(sample.text + tokenizer.eos_token)["input_ids"])
+        text = tokenizer.decode(sample.ids, skip_special_tokens=False)
+        return text.removesuffix(tokenizer.eos_token), sample.ids
+
+    async def _act(self, session: Session, parsed: Parsed) -> tuple[str, ...]:
+        """Runs the calls in order, up to the first failure or `done`; one line of feedback for each."""
+        if parsed.error:
+            return (parsed.error,)
+        lines = []
+        for i, call in enumerate(parsed.calls):
+            try:
+                lines.append(await self.interface.act(session, call))
+            except ToolFailure as failure:
+                lines.append(tools.shorten(f"{call.name}: failed, {failure}."))
+                rest = parsed.calls[i + 1 :]
+                lines += [f"{later.name}: not executed." for later in rest]
+                break
+            if call.name == "done":
+                self.stop, self.answer = Stop.DONE, str(call.arguments["response"])
+                lines += [f"{later.name}: not executed." for later in parsed.calls[i + 1 :]]
+                break
+        return tuple(lines)
