@@ -12,11 +12,12 @@ bytes:
     activations         of a row of --batch.micro-tokens tokens: see `Block` and `activations`
     sampler             vLLM in this process: e P, and a KV cache
 
-Rollout and update take turns: for the update the sampler's weights go to the CPU (sleep level 1) and its
-cache goes. With --optim.offload the shards are always on the CPU. A small cache makes vLLM wait and
-recompute, so the least that fits is a full context for every EPISODES_PER_CONTEXT episodes: most wait for
-their browser, and most contexts are far from full. Fragmentation is not counted; it takes what a card has
-above its nominal size: a GB is 1e9 bytes here, and 80 GB cards have 85e9.
+Rollout and update take turns: for the update vLLM drops its weights and its cache (sleep level 2). With
+--optim.offload the shards are always on the CPU. A small cache makes vLLM wait and recompute, so the least
+that fits is a full context for every EPISODES_PER_CONTEXT episodes: most wait for their browser, and most
+contexts are far from full. vLLM fills the share of the memory that it is given, --sampler.gpu-memory, with
+its cache. Fragmentation is not counted; it takes what a card has above its nominal size: a GB is 1e9 bytes
+here, and 80 GB cards have 85e9.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ CUDA_BYTES = 2 * GB  # assumed: CUDA's context, NCCL's buffers, cuBLAS's workspa
 VLLM_BYTES = 3 * GB  # assumed: CUDA graphs, a prefill's activations, images being encoded
 LIGER_BYTES = 4 * 4 * 2048 * 4096  # its backward pass: four float32 blocks of 2048 tokens x 4096 words
 ENTROPY_BYTES = 5 * 4 * 256  # a word's, in loss.token_entropies: five float32 blocks of 256 tokens
-CACHE = "KV cache, at least"
+SAMPLED, CACHE, VLLM = "sampler weights", "KV cache, at least", "vLLM's own (assumed)"
 
 
 @dataclass(frozen=True)
@@ -201,10 +202,17 @@ class Plan:
         return self.total <= self.gpu_gb * GB
 
     @property
+    def shares(self) -> tuple[float, float]:
+        """The least --sampler.gpu-memory, which is what the sampler needs, and the largest, what is left."""
+        sampler = sum(self.rollout[item] for item in (SAMPLED, CACHE, VLLM))
+        others = sum(self.rollout.values()) - sampler
+        return sampler / (self.gpu_gb * GB), 1 - others / (self.gpu_gb * GB)
+
+    @property
     def contexts(self) -> float:
-        """How many full contexts the KV cache holds if it takes all that the rollout leaves."""
-        rest = sum(self.rollout.values()) - self.rollout[CACHE]
-        return max(0.0, (self.gpu_gb * GB - rest) / self.context)
+        """How many full contexts the KV cache holds, which fills up vLLM's share of the memory."""
+        share = self.config.sampler.gpu_memory * self.gpu_gb * GB
+        return max(0.0, (share - self.rollout[SAMPLED] - self.rollout[VLLM]) / self.context)
 
 
 def plan(config: Config, gpus: int, gpu_gb: float) -> Plan:
@@ -227,15 +235,15 @@ def plan(config: Config, gpus: int, gpu_gb: float) -> Plan:
         "AdamW moments": 8 * trained // shard,
         "reference": 4 * shapes.parameters // shard if config.loss.kl else 0,
     }
-    cpu = e * shapes.parameters  # the sleeping sampler
+    cpu = 0  # a sleeping sampler keeps nothing
     if config.optim.offload:
-        cpu, shards = cpu + sum(shards.values()), dict.fromkeys(shards, 0)
+        cpu, shards = sum(shards.values()), dict.fromkeys(shards, 0)
     shards["CUDA, NCCL (assumed)"] = CUDA_BYTES
     context = e * shapes.cache * config.agent.context_tokens
     sampler = {
-        "sampler weights": e * shapes.parameters,
+        SAMPLED: e * shapes.parameters,
         CACHE: math.ceil(config.browser.episodes / EPISODES_PER_CONTEXT) * context,
-        "vLLM's own (assumed)": VLLM_BYTES,
+        VLLM: VLLM_BYTES,
     }
     row = config.batch.micro_tokens, row_patches(config, shapes)
     left, moment = activations(shapes, *row, e, config.model.gradient_checkpointing, frozen)
@@ -317,7 +325,10 @@ def show(shown: Plan) -> None:
     table.add_row("total", *(f"{sum(phase.values()) / GB:.2f}" for phase in phases.values()), style="bold")
     CONSOLE.print(table)
     say(f"CPU memory for each GPU: {shown.cpu / GB:.1f} GB")
-    say(f"room for a KV cache of {shown.contexts:.1f} contexts of {shown.config.agent.context_tokens} tokens")
+    share, (least, most) = shown.config.sampler.gpu_memory, shown.shares
+    style = "" if least <= share <= most else "bold red"
+    say(f"vLLM's share, --sampler.gpu-memory: {share:g}; at least {least:.2f}, at most {most:.2f}", style)
+    say(f"room in it for {shown.contexts:.1f} contexts of {shown.config.agent.context_tokens} tokens")
     spare = shown.gpu_gb - shown.total / GB
     if shown.fits:
         say(f"it fits, with {spare:.1f} GB to spare", "bold green")

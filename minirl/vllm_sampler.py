@@ -260,8 +260,6 @@ class VllmSampler:
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
         for name, value in (("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_CPU_OMP_THREADS_BIND", "nobind")):
             os.environ.setdefault(name, value)
-        for name, value in (("RANK", self.ranks.rank), ("LOCAL_RANK", self.ranks.device.index or 0)):
-            os.environ.setdefault(name, str(value))  # torchrun's, which the external launcher reads
         try:
             from vllm import EngineArgs, LLMEngine
         except ImportError as error:
@@ -271,7 +269,14 @@ class VllmSampler:
         if self.ranks.device.type == "cuda":
             torch.cuda.set_device(self.ranks.device)
         settings = engine_settings(self.config, self.language, self.ranks)
-        self.engine = LLMEngine.from_engine_args(EngineArgs(**settings))
+        launched = {"RANK": str(self.ranks.rank), "LOCAL_RANK": str(self.ranks.device.index or 0)}
+        added = launched.keys() - os.environ.keys()  # without torchrun, whose variables the launcher reads
+        os.environ |= {name: launched[name] for name in added}
+        try:
+            self.engine = LLMEngine.from_engine_args(EngineArgs(**settings))
+        finally:
+            for name in added:
+                del os.environ[name]
         torch.set_num_threads = set_threads  # vLLM disables it on a CPU; the trainer needs it
 
     def _reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:

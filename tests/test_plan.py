@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3VLConfig
 from minirl import attention
 from minirl.attention import Chain, Tree
 from minirl.config import AgentConfig, BatchConfig, BrowserConfig, Config, LossConfig, ModelConfig
-from minirl.plan import CACHE, activations, advice, changed, plan, row_patches, shapes_of, show
+from minirl.plan import CACHE, SAMPLED, VLLM, activations, advice, changed, plan, row_patches, shapes_of, show
 
 HIDDEN, INNER, LAYERS, QUERIES, KEYS, WORDS = 64, 224, 4, 64, 16, 512
 
@@ -91,7 +91,7 @@ def test_items_by_hand(llama):
     assert out.update["gathered weights"] == 2 * (root + 2 * layer)
     assert out.update["gathered gradients"] == 2 * root + 6 * layer
     assert out.update["reference"] == 0
-    assert out.rollout["sampler weights"] == out.cpu == 2 * parameters
+    assert out.rollout["sampler weights"] == 2 * parameters and out.cpu == 0
     assert out.context == 2 * LAYERS * KEYS * 2 * 1024
     assert out.rollout[CACHE] == 2 * out.context  # one for 16 episodes
     assert "sampler weights" not in out.update and "activations" not in out.rollout
@@ -101,10 +101,13 @@ def test_items_by_hand(llama):
     assert out.fits
 
 
-def test_contexts_fill_what_is_left(llama):
-    out = plan(small(llama), gpus=1, gpu_gb=8)
-    others = sum(out.rollout.values()) - out.rollout[CACHE]
-    assert others + out.contexts * out.context == pytest.approx(8e9)
+def test_contexts_fill_the_samplers_share(llama):
+    out = plan(small(llama, **{"sampler.gpu_memory": 0.7}), gpus=1, gpu_gb=8)
+    assert out.rollout[SAMPLED] + out.rollout[VLLM] + out.contexts * out.context == pytest.approx(0.7 * 8e9)
+    least, most = out.shares
+    sampler = out.rollout[SAMPLED] + out.rollout[VLLM] + out.rollout[CACHE]
+    assert least == pytest.approx(sampler / 8e9) and least < 0.7 < most < 1
+    assert most == pytest.approx(1 - (sum(out.rollout.values()) - sampler) / 8e9)
 
 
 def test_a_reference_costs_shards(llama):

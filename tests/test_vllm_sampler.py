@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +22,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import on_ranks
+from test_train import ROOT, SMALL_FLAGS
 from training import CPU, make_trainer, save_text_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from minirl import vllm_sampler
 from minirl.batch import Member, Row, collate
+from minirl.checkpoint import checkpoints
 from minirl.config import AgentConfig, SamplerConfig
 from minirl.model import BLANK, BLANK_PNG
 from minirl.policy import Policy
@@ -408,3 +413,51 @@ def test_two_ranks_sync_from_shards(tiny_folder, parts):
     """An engine each; and one between them, which tensor parallelism cuts in two."""
     for before, stale, after in on_ranks(2, sharded, tiny_folder, parts):
         assert before < NEAR and after < NEAR and stale > 0.01
+
+
+# --- the whole loop ------------------------------------------------------------------------------------
+
+DIES_AFTER_TWO_STEPS = """
+import train
+from minirl.recipes import run_main
+from minirl.trainer import Trainer
+from minirl.vllm_sampler import VllmSampler
+
+updates, reinforce, sample = [], Trainer.reinforce, VllmSampler._sample
+
+def counted(self, *args):
+    updates.append(1)
+    return reinforce(self, *args)
+
+def dying(self, output):
+    if len(updates) == 2:
+        raise RuntimeError("an illegal memory access was encountered")
+    return sample(self, output)
+
+Trainer.reinforce, VllmSampler._sample = counted, dying
+run_main(train.run)
+"""
+
+
+@pytest.mark.vllm
+def test_a_run_whose_engine_dies_ends_with_one_error_and_a_checkpoint(tmp_path):
+    flags = [
+        "tiny",
+        "--sampler",
+        "vllm",
+        "--out",
+        str(tmp_path),
+        *SMALL_FLAGS,
+        "--steps",
+        "5",
+        "--save-every",
+        "5",
+    ]
+    command = [sys.executable, "-c", DIES_AFTER_TWO_STEPS, *flags]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT)
+    assert out.returncode == 2, out.stderr
+    last = out.stderr.splitlines()[-1]
+    assert "the vLLM engine died: RuntimeError: an illegal memory access was encountered" in last
+    assert "--resume goes on after step 2" in last and "Traceback" not in out.stderr
+    (saved,) = checkpoints(tmp_path / "tiny/checkpoints")  # which was not due yet
+    assert json.loads((saved / "state.json").read_text())["step"] == 2
