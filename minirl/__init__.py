@@ -2,6 +2,8 @@
 
 import os
 
-# Before torch is imported: waiting worker threads sleep instead of spinning. With Chromium, or anything
-# else, on the same cores, spinning made an update up to 15 times slower.
+# Before torch is imported: worker threads that wait for one another spin for some microseconds, then sleep.
+# Without spinning an update takes a third longer; with the usual long spinning, and Chromium or anything else
+# on the same cores, up to 15 times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
