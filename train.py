@@ -100,6 +100,17 @@ def save(parts: Parts, state: dict[str, Any]) -> None:
         parts.run.prune(keep_steps=10)
 
 
+def rescue(parts: Parts, state: dict[str, Any]) -> str:
+    """Saves what there is after the sampler's death, and says how to go on. A GPU that failed may have taken
+    the weights along."""
+    try:
+        save(parts, state)
+        parts.checkpoints.finish()
+    except (RuntimeError, OSError) as problem:
+        return f"step {state['step']} could not be saved ({problem}); --resume goes on from an earlier one"
+    return f"--resume goes on after step {state['step']}"
+
+
 async def prepare(parts: Parts, rollouts: Rollouts) -> dict[str, Any]:
     """Where to start: the last checkpoint, a given one, or a warm start made here and now."""
     config, trainer, checkpoints = parts.config, parts.trainer, parts.checkpoints
@@ -193,9 +204,7 @@ async def main(config: Config, ranks: Ranks) -> None:
             say(f"interrupted after step {state['step']}; --resume goes on from the last checkpoint")
             raise
         except SamplerDied as death:
-            save(parts, state)
-            parts.checkpoints.finish()
-            raise SamplerDied(f"{death}; --resume goes on after step {state['step']}") from None
+            raise SamplerDied(f"{death}; {rescue(parts, state)}") from None
         save(parts, state)
         parts.checkpoints.finish()
         await parts.evaluate(rollouts, parts.tasks.heldout, "after_rl", state["step"])

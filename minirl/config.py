@@ -81,7 +81,7 @@ class SamplerConfig:
     max_batch: int = 32
     """Most requests that the transformers sampler decodes together."""
     request_seconds: float = 30.0
-    """Longest time that one response may take."""
+    """Longest time that one response may take (of remote ones, --endpoint.seconds)."""
     gpu_memory: float = 0.5
     """Share of each GPU's memory that vLLM has while episodes run: its weights and the KV cache."""
     tensor_parallel: int = 1
@@ -101,7 +101,7 @@ class EndpointConfig:
     concurrency: int = 16
     """Most requests in flight."""
     seconds: float = 120.0
-    """Longest time that one attempt may take."""
+    """Longest silence in one attempt; an answer that drips may take twice as long with all its attempts."""
     retries: int = 5
     """Further attempts after a timeout, a broken connection, 429 or 5xx, with growing pauses."""
     cache: Path | None = None

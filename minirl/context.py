@@ -147,9 +147,9 @@ class Context:
         """The conversation up to the newest observation as chat messages, for a model that is served
         elsewhere. What is shown and what is not is as in the prompt."""
         out: list[Message] = [("system", (self.system,))]
-        for step in self.settled + self.recent:
+        for i, step in enumerate(self.settled + self.recent):
             head, page, tail = step.words
-            if step not in self.recent:
+            if i < len(self.settled):
                 parts: tuple[str | bytes, ...] = (head + self.stand_in + tail,)
             elif step.image is None:
                 parts = (head + page + tail,)
@@ -172,7 +172,7 @@ class Context:
             self.trunk += step.head
         self.trunk += self.placeholder + step.tail + step.response + self.close
         self.heads_in_trunk = 0
-        self.settled.append(step)
+        self.settled.append(replace(step, image=None))  # its screenshot would only take memory
 
     def _step(self, observation: Observation, feedback: tuple[str, ...], first: bool) -> Step:
         seen = self._inert(observation.text)

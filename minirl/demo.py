@@ -89,6 +89,7 @@ def settings(options: Options) -> Config:
         config,
         out=options.out,
         name=".",  # the folder itself
+        sampler=replace(config.sampler, kind="hf"),  # vLLM would take longer to start than an episode
         task=replace(config.task, seed=options.site),
         agent=replace(agent, context_tokens=HAND_TOKENS) if hand else agent,
         browser=replace(config.browser, browsers=1, episode_seconds=HAND_SECONDS if hand else seconds),

@@ -113,17 +113,11 @@ class Endpoint:
         async with self.slots:
             self.usage.requests += 1
             try:
-                reply = self._read(await self._send(request))
+                body = await self._send(request)
+                reply = self._read(body)
             except EndpointError:
                 self.usage.failed += 1
                 raise
-        self.usage.prompt_tokens += reply.prompt_tokens
-        self.usage.response_tokens += reply.response_tokens
-        tokens_and_prices = (
-            (reply.prompt_tokens, self.config.prompt_price),
-            (reply.response_tokens, self.config.response_price),
-        )
-        self.usage.dollars += sum(tokens * price for tokens, price in tokens_and_prices) / 1e6
         if place is not None:
             place.parent.mkdir(parents=True, exist_ok=True)
             part = place.with_suffix(f".{id(reply)}.part")
@@ -137,10 +131,13 @@ class Endpoint:
     async def _send(self, request: dict[str, Any]) -> str:
         """The body of the answer."""
         where = f"{self.config.url} ({self.config.model})"
+        attempts = 1 + self.config.retries
         try:
-            response = await self.client.chat.completions.with_raw_response.create(**request)
+            # the library's time limit is one for silence; an answer may also drip
+            async with asyncio.timeout(2 * attempts * self.config.seconds):
+                response = await self.client.chat.completions.with_raw_response.create(**request)
             return response.text
-        except openai.APITimeoutError:
+        except (openai.APITimeoutError, TimeoutError):
             raise EndpointError(f"{where} did not answer within {self.config.seconds:g} s") from None
         except openai.APIConnectionError as error:
             raise EndpointError(f"{where} can't be reached: {error.__cause__ or error}") from None
@@ -155,20 +152,28 @@ class Endpoint:
             message, finish, used = choice["message"], choice["finish_reason"], answer.get("usage") or {}
             words, refusal = message.get("content"), message.get("refusal")
             reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-            if not refusal and finish != "content_filter" and not isinstance(words, str):
+            if words is None and (refusal or finish in ("content_filter", "length")):
+                words = ""  # a limit that was reached while the model still reasoned
+            if not isinstance(words, str):
                 raise TypeError("no content")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise EndpointError(
                 f"{self.config.url} sent what is no chat completion ({error!r}): {body[:200]!r}"
             ) from None
-        if refusal or finish == "content_filter":
+        prompt_tokens = int(used.get("prompt_tokens") or 0)
+        response_tokens = int(used.get("completion_tokens") or 0)
+        self.usage.prompt_tokens += prompt_tokens
+        self.usage.response_tokens += response_tokens
+        self.usage.dollars += prompt_tokens * self.config.prompt_price / 1e6
+        self.usage.dollars += response_tokens * self.config.response_price / 1e6
+        if refusal or finish == "content_filter":  # which is paid for too
             raise Refusal(f"{self.config.model} refused: {refusal or 'filtered'}")
         return Reply(
             text=words,
             finish="length" if finish == "length" else "stop",
             reasoning=reasoning,
-            prompt_tokens=int(used.get("prompt_tokens") or 0),
-            response_tokens=int(used.get("completion_tokens") or 0),
+            prompt_tokens=prompt_tokens,
+            response_tokens=response_tokens,
         )
 
     def _place(self, request: dict[str, Any]) -> Path | None:

@@ -220,8 +220,13 @@ class Parts:
     def _dumped(self, path: Path, rollouts: Rollouts) -> list[Trajectory]:
         """The successful trajectories of a file in a run's trajectories folder, with ids if they had none;
         their screenshots are copied into this run."""
-        source, system = Run(path.parents[1]), rollouts.interface.system
+        source, system = Run(path.resolve().parents[1]), rollouts.interface.system
         found = [t for t in source.load_trajectories(path.stem) if t.success and t.valid]
+        if not found:
+            raise ValueError(f"--sft.demos {path} holds no success to clone")
+        heldout = {name for task in self.tasks.heldout for name in names_of(task)}
+        if leaked := [t.task.id for t in found if names_of(t.task) & heldout]:
+            raise ValueError(f"--sft.demos {path} solves held-out tasks, {leaked[0]} for one")
         for name in {image for trajectory in found for turn in trajectory.turns for image in turn.images}:
             self.run.put_image(source.image(name))
         how = (self.language, system, self.config.agent.screenshots, source.image)

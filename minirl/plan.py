@@ -235,7 +235,7 @@ def plan(config: Config, gpus: int, gpu_gb: float) -> Plan:
         "AdamW moments": 8 * trained // shard,
         "reference": 4 * shapes.parameters // shard if config.loss.kl else 0,
     }
-    cpu = 0  # a sleeping sampler keeps nothing
+    cpu = 0  # a sleeping sampler keeps buffers, hardly anything
     if config.optim.offload:
         cpu, shards = sum(shards.values()), dict.fromkeys(shards, 0)
     shards["CUDA, NCCL (assumed)"] = CUDA_BYTES

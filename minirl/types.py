@@ -180,7 +180,7 @@ class Turn:
     branch: tuple[int, ...]
     response_ids: tuple[int, ...]  # none if a served model said it, and then there is no branch either
     logprobs: tuple[float, ...]
-    text: str  # the decoded response, for parsing and for people; never tokenised again
+    text: str  # the decoded response, for parsing and for people; where there are ids, never tokenised again
     images: tuple[str, ...] = ()
     parsed: Parsed = field(default_factory=Parsed)
     feedback: tuple[str, ...] = ()  # one line per call

@@ -21,28 +21,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from minirl.config import Config
-from minirl.model import Language, blueprint, compute_dtype
+from minirl.model import Language, blueprint
 from minirl.ranks import Ranks
-from minirl.types import Prompt, Request, Sample, SamplerError
+from minirl.types import Request, Sample, SamplerError
+from minirl.vllm_engine import clear_deepstack, engine_input, engine_settings, pack_head, sampling_params
 
-CPU_CACHE_BYTES = 1 << 30  # of the KV cache, where there is no GPU whose share could be taken
-CPU_BLOCK = 32  # tokens; vLLM's CPU attention wants multiples of 32, and its own 128 would hardly ever match
-CPU_BATCH = 8192  # tokens of one step
+if TYPE_CHECKING:
+    from vllm import LLMEngine
+
 CALL_SECONDS = 1800.0  # the longest that starting an engine, or new weights, may take
+IDLE_SECONDS = 600.0  # that a step may take before the engine counts as dead
+CLOSE_SECONDS = 60.0
 POLL_SECONDS = 0.005  # how often idle parts of an engine look for orders
 
 
@@ -69,6 +71,7 @@ class VllmSampler:
         self.calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self.called = 0
         self.closed = False
+        self.engine: LLMEngine | None = None
         self.names = {name for name, _ in blueprint(config.model.path).named_parameters()}
         self.parts = config.sampler.tensor_parallel
         self.peers = ranks.neighbours(self.parts) if self.parts > 1 else None
@@ -97,33 +100,49 @@ class VllmSampler:
 
     async def idle(self) -> None:
         """Waits until the engine has no request left, not even one that was given up."""
+        deadline = time.monotonic() + IDLE_SECONDS
         while self.futures and not self.failure:
+            if time.monotonic() > deadline:
+                self._die(f"no step ended within {IDLE_SECONDS:g} s")
             await asyncio.sleep(POLL_SECONDS)
 
     def sleep(self) -> None:
         """Frees the memory that an update needs; `sync` wakes the engine. Nothing on a CPU."""
-        if self.ranks.device.type == "cuda" and not self.asleep:
+        if self.ranks.device.type == "cuda" and not self.asleep and not self.failure:
             self._call(lambda: self.engine.sleep(level=2))
             self.asleep = True
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Takes all weights, named as in the Hugging Face model, one at a time. A collective call."""
-        assert not self.futures, "idle() comes before new weights"
-        self._call(lambda: self._reload(weights))
+        """Takes all weights, named as in the Hugging Face model, one at a time. A collective call, in which
+        the rank of a dead engine takes part to the end: all ranks learn of its `failure` together."""
+        assert not self.futures or self.failure, "idle() comes before new weights"
+        each, given = iter(weights), set()
+        if not self.failure:
+            if self.ranks.device.type == "cuda":
+                torch.cuda.synchronize()  # the engine's thread has a stream of its own
+            self._call(lambda: self._reload(each, given))
+        given.update(name for name, _ in each)
+        # vLLM would go on with what it had
+        assert given == self.names, f"weights missing or unknown: {sorted(given ^ self.names)[:3]}"
         self.version += 1
 
     def close(self) -> None:
-        self._call(self._stop)
-        self.thread.join(timeout=60)
+        """Frees the engine, whatever state it is in."""
+        with contextlib.suppress(TimeoutError):
+            self._call(self._leave, CLOSE_SECONDS)
+        self.thread.join(CLOSE_SECONDS)
+        with contextlib.suppress(Exception):  # of an engine that is dead anyway; what ended it has been told
+            self._stop()
 
     # --- in the engine's thread ------------------------------------------------------------------------
 
-    def _call(self, work: Callable[[], Any]) -> Any:
-        """What `work` returns, done in the engine's thread, on all ranks that share an engine at once."""
-        done: Future[Any] = Future()
-        self.calls.put((work, done))
-        self.orders.put([Order("")])
-        return done.result(timeout=CALL_SECONDS)
+    def _call(self, work: Callable[[], Any], seconds: float = CALL_SECONDS) -> None:
+        """Has `work` done in the engine's thread, on all ranks that share an engine at once."""
+        if not self.failure:
+            done: Future[None] = Future()
+            self.calls.put((work, done))
+            self.orders.put([Order("")])
+            done.result(seconds)
 
     def _order(self, order: Order) -> None:
         """Passes orders on once for each turn of the event loop: whenever a step ends many requests, many
@@ -139,24 +158,34 @@ class VllmSampler:
     def _serve(self) -> None:
         """Orders, then a step, until closed. If the engine dies, so do all requests, each with its reason."""
         working = False
-        while not self.closed:
-            for order in self._ordered(wait=not working):
-                if not order.name:
-                    self.called += 1
-                    if self.called == self.parts:
-                        self.called = 0
-                        self._run_call()
-                elif order.request is None:
-                    self._abort(order.name)
-                else:
-                    self._add(order.name, order.request)
-            try:
-                working = not (self.closed or self.failure) and self.engine.has_unfinished_requests()
+        try:
+            while not (self.closed or self.failure):
+                for order in self._ordered(wait=not working):
+                    self._obey(order)
+                working = self.engine is not None and self.engine.has_unfinished_requests()
                 if working:
                     self._finish({output.request_id: self._sample(output) for output in self.engine.step()})
-            except Exception as error:  # whatever ends it, episodes must not wait for their deadlines
-                self.failure = f"the vLLM engine died: {type(error).__name__}: {error}"
-                self._finish({name: SamplerError(self.failure) for name in list(self.futures)})
+        except Exception as error:  # whatever ends it, episodes must not wait for their deadlines
+            self._die(f"{type(error).__name__}: {error}")
+
+    def _die(self, reason: str) -> None:
+        """Ends everything that waits for the engine."""
+        self.failure = self.failure or f"the vLLM engine died: {reason}"
+        self._finish({name: SamplerError(self.failure) for name in list(self.futures)})
+        while not self.calls.empty():
+            self.calls.get()[1].set_result(None)
+
+    def _obey(self, order: Order) -> None:
+        if order.request is not None:
+            self._add(order.name, order.request)
+        elif order.name:
+            self.engine.abort_request([order.name])
+            self.futures.pop(order.name, None)
+        else:
+            self.called += 1
+            if self.called == self.parts:
+                self.called = 0
+                self._run_call()
 
     def _ordered(self, wait: bool) -> list[Order]:
         """What has been ordered since the last step, by all ranks that share the engine."""
@@ -173,24 +202,24 @@ class VllmSampler:
         return [order for orders in everyone for order in orders]
 
     def _run_call(self) -> None:
+        """An engine that can't start is the user's to mend, or our bug; one that fails later is dead."""
         work, done = self.calls.get()
         try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
+            work()
+        except Exception as error:
+            if self.version == 0:
+                return done.set_exception(error)
+            self._die(f"{type(error).__name__}: {error}")
+        done.set_result(None)
 
     def _add(self, name: str, request: Request) -> None:
-        if self.failure:
-            return self._finish({name: SamplerError(self.failure)})
-        try:
-            self.engine.add_request(name, self._input(request.prompt), self._params(request))
-        except Exception as error:  # vLLM's own class for what it can't take, which is this request's alone
-            self._finish({name: SamplerError(f"vLLM refused a prompt: {error}")})
+        from vllm.exceptions import VLLMClientError
 
-    def _abort(self, name: str) -> None:
-        if not self.failure:
-            self.engine.abort_request([name])
-        self.futures.pop(name, None)
+        try:
+            prompt = engine_input(request.prompt, self.language)
+            self.engine.add_request(name, prompt, sampling_params(request, self.language))
+        except (VLLMClientError, ValueError) as error:
+            self._finish({name: SamplerError(f"vLLM refused a prompt: {error}")})
 
     def _finish(self, outcomes: dict[str, Sample | SamplerError]) -> None:
         """Wakes those who wait, if they still do and are here."""
@@ -206,50 +235,6 @@ class VllmSampler:
             finish="stop" if text.finish_reason == "stop" else "length",
             version=self.version,
             cached=output.num_cached_tokens or 0,
-        )
-
-    def _params(self, request: Request) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        how = request.sampling
-        return SamplingParams(
-            temperature=how.temperature,
-            top_p=how.top_p,
-            top_k=how.top_k,
-            seed=request.seed,
-            max_tokens=request.max_tokens,
-            logprobs=0,  # the sampled token's, and no others
-            flat_logprobs=True,
-            logit_bias=dict.fromkeys(self.language.suppressed, float("-inf")),
-            ignore_eos=True,  # what ends a response is ours to say
-            stop_token_ids=list(self.language.end),
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-
-    def _input(self, prompt: Prompt) -> Any:
-        """A prompt as vLLM's processors would leave it. Images are named by their content, by which vLLM
-        finds what its encoder made of them before."""
-        from vllm.inputs.engine import mm_input, tokens_input
-        from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
-
-        ids, images = list(prompt.ids), self.language.images
-        if not prompt.images or images is None:
-            return tokens_input(ids)
-        pixels, grids = zip(*map(images.prepare, prompt.images), strict=True)
-        fields = {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.tensor(grids)}
-        patches = torch.tensor([len(each) for each in pixels])
-        kinds = {
-            "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", patches),
-            "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
-        }
-        runs = pad_runs(ids, self.language.pad, (patches // images.merge**2).tolist())
-        return mm_input(
-            ids,
-            mm_kwargs=MultiModalKwargsItems.from_hf_inputs(fields, kinds),
-            mm_hashes={"image": [hashlib.sha256(png).hexdigest() for png in prompt.images]},
-            mm_placeholders={"image": [PlaceholderRange(start, length) for start, length in runs]},
         )
 
     # --- the engine ----------------------------------------------------------------------------------
@@ -275,15 +260,15 @@ class VllmSampler:
         try:
             self.engine = LLMEngine.from_engine_args(EngineArgs(**settings))
         finally:
+            torch.set_num_threads = set_threads  # vLLM disables it on a CPU; the trainer needs it
             for name in added:
                 del os.environ[name]
-        torch.set_num_threads = set_threads  # vLLM disables it on a CPU; the trainer needs it
 
-    def _reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def _reload(self, weights: Iterator[tuple[str, Tensor]], given: set[str]) -> None:
         if self.asleep:
             torch.cuda.empty_cache()
             self.engine.wake_up(["weights"])
-        given: set[str] = set()
+            self.engine.collective_rpc(clear_deepstack)
 
         def named() -> Iterator[tuple[str, Tensor]]:
             for name, weight in weights:
@@ -291,64 +276,28 @@ class VllmSampler:
                 yield name, weight
 
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named()})
-        # vLLM would go on with what it had
-        assert given == self.names, f"weights missing or unknown: {sorted(given ^ self.names)[:3]}"
         if self.ranks.device.type == "cpu":
             self.engine.collective_rpc(pack_head)
         if self.asleep:
             self.engine.wake_up(["kv_cache"])
             self.asleep = False
-        self.engine.reset_prefix_cache()
+        assert self.engine.reset_prefix_cache(), "a request still holds cache blocks"
         self.engine.reset_mm_cache()
         self.engine.reset_encoder_cache()
+
+    def _leave(self) -> None:
+        self.closed = True
 
     def _stop(self) -> None:
         """Frees the engine, and leaves the process group alone, which vLLM's own shutdown would destroy."""
         from vllm.distributed.parallel_state import destroy_model_parallel
 
-        self.closed = True
         client = self.engine.engine_core
         client._finalizer.detach()
         client.engine_core.model_executor.shutdown()
         client.engine_core.scheduler.shutdown()
         destroy_model_parallel()
-        del self.engine
-
-
-def engine_settings(config: Config, language: Language, ranks: Ranks) -> dict[str, Any]:
-    """vLLM's EngineArgs for a config."""
-    sampler, agent, browser = config.sampler, config.agent, config.browser
-    settings: dict[str, Any] = {
-        "model": config.model.path,
-        "dtype": str(compute_dtype(config.model, ranks.device)).removeprefix("torch."),
-        "generation_config": "vllm",  # no defaults of the checkpoint's: every request says all
-        "logprobs_mode": "processed_logprobs",
-        "enable_prefix_caching": True,
-        "max_model_len": agent.context_tokens,
-        "max_num_seqs": browser.episodes * sampler.tensor_parallel,
-        "tensor_parallel_size": sampler.tensor_parallel,
-        "distributed_executor_backend": "external_launcher",
-        "seed": config.seed,
-        "disable_log_stats": True,
-    }
-    if language.images is not None:
-        most = min(language.images.size["longest_edge"], browser.width * browser.height)
-        settings["mm_device_do_normalize"] = False  # pixels come normalised
-        settings["limit_mm_per_prompt"] = {"image": agent.screenshots, "video": 0}
-        settings["mm_processor_kwargs"] = {"size": language.images.size | {"longest_edge": most}}
-    if ranks.device.type == "cuda":
-        return settings | {"gpu_memory_utilization": sampler.gpu_memory, "enable_sleep_mode": True}
-    cpu = {
-        "kv_cache_memory_bytes": CPU_CACHE_BYTES,
-        "block_size": CPU_BLOCK,
-        "enforce_eager": True,
-        "skip_mm_profiling": True,
-        # whole prompts only: after a part of one vLLM turns the request's random generator back, and a CPU's
-        # generator can't be
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(CPU_BATCH, agent.context_tokens),
-    }
-    return settings | cpu
+        self.engine = None
 
 
 def settle(ended: list[tuple[asyncio.Future[Sample], Sample | SamplerError]]) -> None:
@@ -360,26 +309,3 @@ def settle(ended: list[tuple[asyncio.Future[Sample], Sample | SamplerError]]) ->
             future.set_result(outcome)
         else:
             future.set_exception(outcome)
-
-
-def pad_runs(ids: list[int], pad: int, lengths: list[int]) -> list[tuple[int, int]]:
-    """Where the images' runs of pads begin, and how long they are.
-
-    >>> pad_runs([1, 9, 9, 2, 9, 3], 9, [2, 1])
-    [(1, 2), (4, 1)]
-    """
-    array, runs, at = np.asarray(ids), [], 0
-    for length in lengths:
-        at += int(np.argmax(array[at:] == pad))
-        assert (array[at : at + length] == pad).all(), "an image and its pads differ in number"
-        runs.append((at, length))
-        at += length
-    return runs
-
-
-def pack_head(worker: Any) -> None:
-    """On a CPU vLLM multiplies with packed copies of matrices. A reload packs anew what is loaded, which a
-    head that is tied to the embeddings is not."""
-    model = worker.get_model()
-    head = (model.get_language_model() if hasattr(model, "get_language_model") else model).lm_head
-    head.quant_method.process_weights_after_loading(head)

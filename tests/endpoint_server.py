@@ -1,6 +1,6 @@
 """A served model that does as the script says: for tests of whatever asks one.
 
-    with serve([Say("hello"), Status(429), Say("again")]) as server:
+    with serve([say("hello"), status(429), say("again")]) as server:
         Endpoint(EndpointConfig(url=server.url, model="any"))
 
 Each request takes the next act; the last one stays. `server.requests` are the JSON bodies it was sent.
@@ -65,6 +65,17 @@ def cut_off(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
     """The connection breaks in the middle of the answer."""
     answer = completion({"content": "never whole"})
     send(handler, answer[: len(answer) // 2], length=len(answer))
+    handler.close_connection = True
+
+
+def drip(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+    """An answer that never pauses for long and never ends."""
+    send(handler, b"{", length=1000)
+    with contextlib.suppress(OSError):
+        for _ in range(100):
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            time.sleep(0.03)
     handler.close_connection = True
 
 

@@ -271,7 +271,6 @@ def test_recipes_that_are_not_built_say_so(recipe):
         ("--rollout.max-steps 5 0", "--rollout.max-steps must be at least 1"),
         ("--task.demo-goals 301", "--task.demo-goals can't exceed --task.train-goals"),
         ("--batch.micro-tokens 1000", "--batch.micro-tokens must be at least --agent.context-tokens"),
-        ("--sampler remote", "--sampler remote is not built yet; use hf or vllm"),
         ("--sampler.gpu-memory 1.5", "--sampler.gpu-memory is a share"),
         ("--sampler.tensor-parallel 0", "--sampler.tensor-parallel must be at least 1"),
         ("--loss.method filtered-bc", "learns from a fixed batch: add --rollout.no-dynamic"),

@@ -270,3 +270,23 @@ def test_a_format_of_another_kind(language):
 def test_a_template_that_cannot_carry_the_conversation_is_refused(language, template):
     with pytest.raises(ValueError, match="chat template"):
         format_of(language, template)
+
+
+# --- chat messages ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_messages_show_what_the_prompt_shows(new_context, png, keep):
+    """Also where an agent does the same twice and sees the same: what is old is told by its place."""
+    context = new_context(keep=keep)
+    for _ in range(3):
+        context.observe(Observation("Current tab: 0", png(32, 32)), ("click: nothing.",))
+        context.respond((5, 6), "again")
+    prompt = context.observe(Observation("Current tab: 0", png(32, 32)), ("click: nothing.",))
+    roles, parts = zip(*context.messages(), strict=True)
+    assert roles == ("system", *("user", "assistant") * 3, "user")
+    shown = [sum(isinstance(part, bytes) for part in each) for each in parts[1::2]]
+    assert shown == [0] * (4 - keep) + [1] * keep and sum(shown) == len(prompt.images)
+    assert parts[0] == (SYSTEM,) and parts[2] == ("again",)
+    assert TASK in parts[1][0] and "click: nothing." in parts[3][0]
+    assert all(step.image is None for step in context.settled)

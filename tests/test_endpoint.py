@@ -8,7 +8,7 @@ from pathlib import Path
 
 import openai._base_client
 import pytest
-from endpoint_server import Act, body, cut_off, refuse, say, serve, slow, status
+from endpoint_server import Act, body, completion, cut_off, drip, refuse, say, serve, slow, status
 
 from minirl.config import EndpointConfig
 from minirl.endpoint import Endpoint, EndpointError, Refusal, Reply, image, text
@@ -86,13 +86,35 @@ async def test_no_answer_is_one_clear_error(act, attempts, said):
 
 @pytest.mark.parametrize("act", [refuse, say("", finish="content_filter")])
 async def test_a_refusal_is_not_asked_again(act):
-    (error,), _, sent = await ask([act])
+    (error,), endpoint, sent = await ask([act], response_price=1.0)
     assert isinstance(error, Refusal) and "refused" in str(error) and len(sent) == 1
+    assert endpoint.usage.response_tokens == 20 and endpoint.usage.dollars > 0, "it is paid for"
+
+
+async def test_an_answer_that_drips_ends_too():
+    (error,), *_ = await ask([drip], seconds=0.1, retries=0)
+    assert isinstance(error, EndpointError) and "did not answer within" in str(error)
+
+
+async def test_a_request_that_is_given_up_frees_its_place():
+    with serve([slow(3.0), say("next")]) as server:
+        endpoint = Endpoint(EndpointConfig(url=server.url, model="any", concurrency=1))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(endpoint.ask(ASKED, 50), 0.2)
+        assert (await asyncio.wait_for(endpoint.ask(ASKED, 50), 2.0)).text == "next"
+        await endpoint.close()
 
 
 async def test_an_answer_that_was_cut_at_the_limit_says_so():
     (reply,), *_ = await ask([say("a very long", finish="length")])
     assert reply.finish == "length"
+
+
+async def test_a_limit_that_is_reached_while_the_model_still_reasons():
+    """An empty answer that was cut, not an error: the agent's own doing."""
+    cut = {"content": None, "reasoning_content": "Let me see"}
+    (reply,), *_ = await ask([body(completion(cut, finish="length"))])
+    assert (reply.text, reply.finish, reply.reasoning) == ("", "length", "Let me see")
 
 
 async def test_a_server_that_is_not_there():

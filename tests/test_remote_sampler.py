@@ -19,7 +19,7 @@ from minirl.browser import BrowserPool
 from minirl.config import EndpointConfig, SamplerConfig
 from minirl.demonstrations import tokenised
 from minirl.endpoint import Endpoint
-from minirl.parts import Parts
+from minirl.parts import Parts, TaskSets
 from minirl.recipes import tiny
 from minirl.remote_sampler import RemoteSampler
 from minirl.rollout import Rollouts
@@ -80,7 +80,8 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, language,
 
     run.save_trajectories("eval_teacher", [taught, replace(taught, member=1, success=False)])
     student = Run(tmp_path / "student")
-    parts = Parts(CONFIG, student, None, None, language, None, None, alone())
+    tasks = TaskSets([TASK], [], [], [])
+    parts = Parts(CONFIG, student, None, tasks, language, None, None, alone())
     rollouts = Rollouts(CONFIG, language, None, None, None, None, alone())
     (cloned,) = parts._dumped(run.trajectory_path("eval_teacher"), rollouts)
     assert cloned.trunk == expected.trunk
@@ -89,6 +90,13 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, language,
         assert ours.response_ids == theirs.response_ids
         assert student.image(ours.images[-1]) == run.image(theirs.images[-1])
     assert len(turn_rows(cloned, advantage=1.0)) == len(expected.turns)
+
+    parts.tasks = TaskSets([], [], [], [TASK])
+    with pytest.raises(ValueError, match="solves held-out tasks"):
+        parts._dumped(run.trajectory_path("eval_teacher"), rollouts)
+    run.save_trajectories("nothing", [replace(taught, success=False)])
+    with pytest.raises(ValueError, match="holds no success"):
+        parts._dumped(run.trajectory_path("nothing"), rollouts)
 
 
 @in_browser

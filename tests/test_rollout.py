@@ -18,7 +18,6 @@ import torch
 from pages import HEIGHT, WIDTH, point
 from peers import alone
 
-from minirl import rollout
 from minirl.batch import collate, turn_rows
 from minirl.browser import BrowserPool, Session
 from minirl.config import (
@@ -430,7 +429,7 @@ async def test_a_sampler_that_does_not_answer_or_fails_ends_the_episode(play):
 async def test_what_nobody_expects_is_an_infrastructure_error_and_its_first_traceback_is_shown(
     play, monkeypatch, capsys
 ):
-    monkeypatch.setattr(rollout, "TOLD", [])
+    monkeypatch.setattr("minirl.episode.TOLD", [])
     async with play(saying(WAIT)) as (rollouts, _, task):
 
         async def observe(session: Session) -> Any:

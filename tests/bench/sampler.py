@@ -38,13 +38,14 @@ import torch
 import tyro
 from PIL import Image
 
-from minirl import tiny, vllm_sampler
+from minirl import tiny
 from minirl.config import AgentConfig, BrowserConfig, Config, ModelConfig
 from minirl.context import Context
 from minirl.model import Language, load_language, load_model
 from minirl.ranks import Ranks, open_ranks
 from minirl.types import Observation, Prompt, Request, Sample, Sampling
-from minirl.vllm_sampler import VllmSampler, engine_settings
+from minirl.vllm_engine import CPU_BLOCK, engine_settings, sampling_params
+from minirl.vllm_sampler import VllmSampler
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -131,7 +132,7 @@ def waves(llm: LLM, sampler: VllmSampler, args: Args, shows: bool) -> list[list[
     for t in range(args.turns):
         asked = [request(episode.prompt(), n, t, args.tokens) for n, episode in enumerate(running)]
         prompts = [as_vllm_takes_it(r.prompt, sampler.language.pad) for r in asked]
-        outputs = llm.generate(prompts, [sampler._params(r) for r in asked], use_tqdm=False)
+        outputs = llm.generate(prompts, [sampling_params(r, sampler.language) for r in asked], use_tqdm=False)
         for episode, ids, output in zip(running, said, outputs, strict=True):
             ids.append(tuple(output.outputs[0].token_ids))
             episode.respond(Sample(ids[-1], (), "length"))
@@ -172,7 +173,7 @@ def hits(sampler: VllmSampler, args: Args) -> float:
     found = possible = 0
     for episode in asyncio.run(episodes(sampler, args.long, args.tokens, shows=True)):
         for (before, said), (prompt, sample) in zip(episode, episode[1:], strict=False):
-            block = vllm_sampler.CPU_BLOCK
+            block = CPU_BLOCK
             possible += common(prompt.ids[:-1], before.ids + said.ids) // block * block
             found += sample.cached
     print(f"{found} of {possible} tokens that prompts share with the one before", file=sys.stderr)
