@@ -220,6 +220,7 @@ def main() -> None:
         sampler = VllmSampler(config, language, ranks)
         from vllm import LLM  # after the sampler has set vLLM up
 
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0"}  # which its launcher looks for
         llm = LLM(**engine_settings(config, language, ranks))
         text, images = (measure(sampler, llm, args, shows) for shows in (False, True))
         found = hits(sampler, args)
