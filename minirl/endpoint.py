@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 import openai
 
 from minirl.config import EndpointConfig
+from minirl.store import write_atomic
 
-Message = dict[str, Any]
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
@@ -95,7 +95,9 @@ class Endpoint:
             base_url=config.url, api_key=key or "none", timeout=config.seconds, max_retries=config.retries
         )
 
-    async def ask(self, messages: Sequence[Message], max_tokens: int, **sampling: float | int) -> Reply:
+    async def ask(
+        self, messages: Sequence[dict[str, Any]], max_tokens: int, **sampling: float | int
+    ) -> Reply:
         """The model's answer to a conversation; `sampling` is temperature, top_p, seed, as the API has them.
         Equal requests have one answer if there is a cache, so give different seeds to want different ones.
         Raises EndpointError (Refusal among them), never the library's own."""
@@ -119,10 +121,7 @@ class Endpoint:
                 self.usage.failed += 1
                 raise
         if place is not None:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            part = place.with_suffix(f".{id(reply)}.part")
-            part.write_text(json.dumps(asdict(reply)))
-            part.rename(place)
+            write_atomic(place, json.dumps(asdict(reply)).encode())
         return reply
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -190,6 +190,24 @@ def _auto(settings: PreTrainedConfig) -> type[AutoModelForImageTextToText | Auto
     return AutoModelForImageTextToText if hasattr(settings, "vision_config") else AutoModelForCausalLM
 
 
+def image_starts(ids: np.ndarray, lengths: Sequence[int], pad: int) -> list[int]:
+    """Where each image's run of pads begins in one row's ids, given how many pads each image has.
+
+    >>> image_starts(np.array([1, 9, 9, 2, 9, 3]), [2, 1], pad=9)
+    [1, 4]
+    """
+    starts, at = [], 0
+    for length in lengths:
+        is_pad = ids[at:] == pad
+        assert is_pad.any(), "more images than runs of image pads"
+        start = at + int(np.argmax(is_pad))
+        at = start + length
+        assert at <= len(ids) and (ids[start:at] == pad).all(), "an image and its pads differ in number"
+        starts.append(start)
+    assert pad < 0 or not (ids[at:] == pad).any(), "image pads without an image"
+    return starts
+
+
 def positions(ids: np.ndarray, grids: list[tuple[int, int, int]], pad: int, merge: int) -> np.ndarray:
     """MRoPE positions (3, L) of one row: time, height, width.
 
@@ -198,18 +216,14 @@ def positions(ids: np.ndarray, grids: list[tuple[int, int, int]], pad: int, merg
     image of 2 x 2: time 0 1 2 2 2 2 4, height 0 1 2 2 3 3 4, width 0 1 2 3 2 3 4.
     """
     out = np.empty((3, len(ids)), dtype=np.int64)
+    merged = [(rows // merge, columns // merge) for _, rows, columns in grids]
     i = p = 0
-    for _, rows, columns in grids:
-        start = i + int(np.argmax(ids[i:] == pad))
-        assert ids[start] == pad, "more images than runs of image pads"
+    for (r, c), start in zip(merged, image_starts(ids, [r * c for r, c in merged], pad), strict=True):
         out[:, i:start] = np.arange(p, p + start - i)
         p += start - i
-        r, c = rows // merge, columns // merge
-        assert (ids[start : start + r * c] == pad).all(), "an image and its pads differ in number"
         out[0, start : start + r * c] = p
         out[1, start : start + r * c] = p + np.repeat(np.arange(r), c)
         out[2, start : start + r * c] = p + np.tile(np.arange(c), r)
         i, p = start + r * c, p + max(r, c)
-    assert pad < 0 or not (ids[i:] == pad).any(), "image pads without an image"
     out[:, i:] = np.arange(p, p + len(ids) - i)
     return out

@@ -158,9 +158,7 @@ class Sample:
     finish: str  # "stop" (end token sampled) or "length" (token limit hit)
     version: int = 0  # how many weight syncs the sampler had seen
     cached: int = 0  # tokens of the prompt that the sampler did not compute again
-    text: str | None = (
-        None  # of a served model, which says nothing of ids: then there are none, nor log-probs
-    )
+    text: str | None = None  # what a served model said; it gives neither ids nor log-probs
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from minirl.config import Config
-from minirl.model import Language, compute_dtype
+from minirl.model import Language, compute_dtype, image_starts
 from minirl.ranks import Ranks
 from minirl.types import Prompt, Request
 
@@ -101,28 +101,14 @@ def engine_input(prompt: Prompt, language: Language) -> EngineInput:
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", patches),
         "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
     }
-    runs = pad_runs(ids, language.pad, (patches // images.merge**2).tolist())
+    lengths = (patches // images.merge**2).tolist()
+    runs = zip(image_starts(np.asarray(ids), lengths, language.pad), lengths, strict=True)
     return mm_input(
         ids,
         mm_kwargs=MultiModalKwargsItems.from_hf_inputs(fields, kinds),
         mm_hashes={"image": [hashlib.sha256(png).hexdigest() for png in prompt.images]},
         mm_placeholders={"image": [PlaceholderRange(start, length) for start, length in runs]},
     )
-
-
-def pad_runs(ids: list[int], pad: int, lengths: list[int]) -> list[tuple[int, int]]:
-    """Where the images' runs of pads begin, and how long they are.
-
-    >>> pad_runs([1, 9, 9, 2, 9, 3], 9, [2, 1])
-    [(1, 2), (4, 1)]
-    """
-    array, runs, at = np.asarray(ids), [], 0
-    for length in lengths:
-        at += int(np.argmax(array[at:] == pad))
-        assert (array[at : at + length] == pad).all(), "an image and its pads differ in number"
-        runs.append((at, length))
-        at += length
-    return runs
 
 
 def pack_head(worker: Any) -> None:

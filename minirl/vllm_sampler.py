@@ -136,7 +136,7 @@ class VllmSampler:
 
     # --- in the engine's thread ------------------------------------------------------------------------
 
-    def _call(self, work: Callable[[], Any], seconds: float = CALL_SECONDS) -> None:
+    def _call(self, work: Callable[[], None], seconds: float = CALL_SECONDS) -> None:
         """Has `work` done in the engine's thread, on all ranks that share an engine at once."""
         if not self.failure:
             done: Future[None] = Future()

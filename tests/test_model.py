@@ -13,12 +13,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
 from minirl.batch import Row, collate
 from minirl.config import ModelConfig
-from minirl.model import Images, Language, check_checkpoint, load_language, load_model, positions
+from minirl.model import (
+    Images,
+    Language,
+    check_checkpoint,
+    image_starts,
+    load_language,
+    load_model,
+    positions,
+)
 from minirl.policy import Policy
 
 CPU = torch.device("cpu")
@@ -49,6 +59,17 @@ def test_text_after_a_wide_image_goes_on_behind_its_longer_side():
 
 def test_a_row_of_text_counts_on():
     assert positions(np.array([5, 5, 5]), [], PAD, merge=2).tolist() == [[0, 1, 2]] * 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), max_size=6))
+def test_where_images_start(spans):
+    """Even where two images follow one another without a word between."""
+    ids, expected = [], []
+    for words, pads in spans:
+        ids += [1] * words
+        expected.append(len(ids))
+        ids += [PAD] * pads
+    assert image_starts(np.array([*ids, 1]), [pads for _, pads in spans], PAD) == expected
 
 
 def test_positions_equal_those_of_transformers(language, model):

@@ -19,8 +19,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from peers import alone, on_ranks
 from test_train import ROOT, SMALL_FLAGS
 from training import CPU, make_trainer, save_text_model
@@ -36,23 +34,11 @@ from minirl.ranks import Ranks
 from minirl.recipes import tiny
 from minirl.trainer import Trainer
 from minirl.types import Prompt, Request, Sample, SamplerError, Sampling
-from minirl.vllm_engine import pad_runs
 from minirl.vllm_sampler import VllmSampler
 
 HOT = Sampling(temperature=0.8)
 CONTEXT = 256  # tokens
 NEAR = 1e-4  # of two log-probs that are the same
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), max_size=6))
-def test_runs_of_pads_are_found(spans):
-    """Even where two images follow one another without a word between."""
-    ids, expected = [], []
-    for words, pads in spans:
-        ids += [1] * words
-        expected.append((len(ids), pads))
-        ids += [9] * pads
-    assert pad_runs([*ids, 1], 9, [pads for _, pads in spans]) == expected
 
 
 class FakeEngine:
