@@ -141,11 +141,21 @@ def test_replay_trains_on_the_dumps_without_a_browser(finished):
     assert losses[0] == pytest.approx(original[:2], rel=1e-4, abs=1e-7)
 
 
+def heeding_interrupts(command: list[str]) -> subprocess.Popen[str]:
+    """Shells start what runs in the background with SIGINT ignored, and children inherit that: tests that
+    run there would wait for ever. A handler is not inherited, the default takes its place."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
 def test_interrupt_saves_and_can_be_resumed(tmp_path):
     out = tmp_path / "runs"
     command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(out), *SMALL_FLAGS]
     command += ["--steps", "1000", "--save-every", "1000"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    child = heeding_interrupts(command)
     metrics = out / "tiny/metrics.jsonl"
     deadline = time.monotonic() + 200
     while not (metrics.exists() and metrics.read_text().count("\n") >= 1):
