@@ -371,7 +371,7 @@ async def test_a_request_that_takes_too_long_is_freed(sampler, asked):
 @pytest.mark.vllm
 async def test_prompts_that_cannot_be_served_are_refused_alone(trainer, sampler, asked, png):
     """Longer than the context; a picture of more tokens than the encoder's cache holds."""
-    bad = [Prompt(tuple(range(10, 10 + CONTEXT)), 0)]
+    bad = [Prompt((10,) * CONTEXT, 0)]
     if trainer.language.images is not None:
         huge = png(64, 32)
         pads = (trainer.language.pad,) * trainer.language.image_tokens(huge)
