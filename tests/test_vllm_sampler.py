@@ -377,7 +377,7 @@ async def test_prompts_that_cannot_be_served_are_refused_alone(trainer, sampler,
         pads = (trainer.language.pad,) * trainer.language.image_tokens(huge)
         limit = sampler.engine.input_processor.mm_encoder_cache_size
         sampler.engine.input_processor.mm_encoder_cache_size = 1
-        bad.append(Prompt((5, *pads, 6), 0, (huge,)))
+        bad.append(Prompt((3, *pads, 4), 0, (huge,)))
     requests = [Request(p, n, 8, HOT) for n, p in enumerate([asked[0], *bad, asked[1]])]
     answers = await asyncio.gather(*map(sampler.generate, requests), return_exceptions=True)
     if trainer.language.images is not None:
