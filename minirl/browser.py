@@ -1,11 +1,13 @@
-"""Chromium for episodes: a pool of browser processes, and one isolated session per episode.
+"""One episode's browser: a context of its own, its tabs, and everything that is asked of them.
 
-Stands below tools and episodes. Every call into the browser goes through `Session.do`, which gives it a
-timeout and sorts its failures: `ToolFailure` is the agent's news (it reads the reason as feedback),
-`BrowserFault` ends the episode with its `Stop`. A step is never retried: actions are not idempotent.
+Stands between the pool, which opens sessions, and tools, which act through them. Every call into the browser
+goes through `Session.do`, which gives it a timeout and sorts its failures: `ToolFailure` is the agent's news
+(it reads the reason as feedback), `BrowserFault` ends the episode with its `Stop`. A step is never retried:
+actions are not idempotent.
 
 OpenWebRL, appendix A.1 and table 7. Deviations: no fixed sleeps after actions (the page says when it is
-ready, up to a cap), no HTTP service between episode and browser.
+ready, up to a cap), no second attempt of a step that timed out, no HTTP service between episode and browser;
+a page that hangs is stopped and told of instead of ending the episode.
 """
 
 from __future__ import annotations
@@ -13,70 +15,36 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import os
 import re
-import signal
-from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
-from playwright.async_api import Browser, BrowserContext, CDPSession, Page, Playwright, async_playwright
+from playwright.async_api import BrowserContext, CDPSession, Dialog, Download, Frame, Page
 from playwright.async_api import Error as PlaywrightError
 
-from minirl import chromium
 from minirl.config import BrowserConfig
+from minirl.guard import Guard, Refused
+from minirl.probes import ARM, FOCUS, SETTLE, Settled, number_of, text_of
 from minirl.types import Stop
-
-# Resolves when the page is drawn and quiet: loaded, fonts there, images in the viewport decoded, no DOM
-# change for `quiet` ms; at the latest after `cap` ms. Returns the title, which saves a round trip.
-READY = """async ([quiet, cap]) => {
-  const start = performance.now(), left = () => cap - (performance.now() - start);
-  const sleep = ms => new Promise(done => setTimeout(done, Math.max(0, ms)));
-  while (document.readyState !== 'complete' && left() > 0) await sleep(10);
-  const images = [...document.images].filter(i => {
-    const r = i.getBoundingClientRect();
-    return !i.complete && r.bottom > 0 && r.right > 0 && r.top < innerHeight && r.left < innerWidth; });
-  const loads = images.map(i => new Promise(done => { i.onload = i.onerror = done; }));
-  if (loads.length || document.fonts.status !== 'loaded')
-    await Promise.race([Promise.all([document.fonts.ready, ...loads]), sleep(left())]);
-  if (quiet > 0) {
-    let last = performance.now();
-    const watch = new MutationObserver(() => { last = performance.now(); });
-    watch.observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
-    while (performance.now() - last < quiet && left() > 0)
-      await sleep(Math.min(left(), quiet - (performance.now() - last)));
-    watch.disconnect();
-  }
-  return document.title;
-}"""
-
-DESCRIBE = """([x, y]) => {
-  const e = document.elementFromPoint(x, y);
-  if (!e || e === document.body || e === document.documentElement) return 'the page';
-  const hit = e.closest('a,button,input,select,textarea,label,[role]') || e;
-  const kind = hit.getAttribute('role') || hit.tagName.toLowerCase();
-  const name = (hit.getAttribute('aria-label') || hit.innerText || hit.placeholder || '').trim();
-  return name ? kind + ' "' + name.replace(/\\s+/g, ' ').slice(0, 30) + '"' : kind;
-}"""
-
-SCROLL = """([dx, dy, point]) => {
-  let e = point && document.elementFromPoint(point[0], point[1]);
-  const can = n => { const s = getComputedStyle(n);
-    return (dy && n.scrollHeight > n.clientHeight && /auto|scroll/.test(s.overflowY)) ||
-           (dx && n.scrollWidth > n.clientWidth && /auto|scroll/.test(s.overflowX)); };
-  while (e && !can(e)) e = e.parentElement;
-  const area = e || document.scrollingElement, x = area.scrollLeft, y = area.scrollTop;
-  area.scrollBy({left: dx, top: dy, behavior: 'instant'});
-  return Math.abs(area.scrollLeft - x) + Math.abs(area.scrollTop - y) >= 1;
-}"""
-
 
 SHOTS = (1, 3, 6)  # attempts at one screenshot: their shares of the time limit
 SHOT_PAUSE = 0.1  # seconds between them
+MOST_TABS = 20  # a page that opens more has them closed
+CLOSING_SECONDS = 0.1
+STOP_SECONDS = 5.0  # for a script that hangs to be stopped
+TITLE_CHARS = 50
+MEANWHILE = ("XHR", "Fetch")  # requests that an action's effect may wait for
 
 
 class ToolFailure(Exception):
     """A call could not be carried out; the message is for the agent."""
+
+
+class PageHangs(ToolFailure):
+    """A call did not come back in time."""
 
 
 class BrowserFault(Exception):
@@ -88,12 +56,55 @@ class BrowserFault(Exception):
 
 
 @dataclass
+class Traffic:
+    """What a page loads because of an action, from the browser's own events."""
+
+    pending: set[str] = field(default_factory=set)  # requests whose answers the page may show
+    leaves: bool = False  # another document was asked for
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def started(self, event: dict[str, Any]) -> None:
+        if event.get("type") == "Document" and event.get("requestId") == event.get("loaderId"):
+            self.leaves = True
+        elif event.get("type") in MEANWHILE:
+            self.pending.add(event["requestId"])
+            self.idle.clear()
+
+    def ended(self, event: dict[str, Any]) -> None:
+        self.pending.discard(event["requestId"])
+        if not self.pending:
+            self.idle.set()
+
+
+@dataclass
+class Tab:
+    """What is remembered of a tab, so that it need not be asked for again."""
+
+    cdp: CDPSession
+    title: str = ""
+    traffic: Traffic = field(default_factory=Traffic)
+    committed: asyncio.Event = field(default_factory=asyncio.Event)  # another document has come
+
+
+@dataclass
 class Session:
     """One episode's browser context. `page` is the current tab; new windows become current by themselves."""
 
     config: BrowserConfig
     context: BrowserContext
     page: Page
+    guard: Guard
+    news: list[str] = field(default_factory=list)  # what happened by itself: dialogs, downloads, closed tabs
+    armed: Frame | None = None  # where the last action's target is
+    documents: dict[int, int] = field(default_factory=dict)  # requests of every document, by its beginning
+    heap: float = 0.0  # the most JavaScript memory seen, in MB
+    tabs_of: dict[Page, Tab] = field(default_factory=dict)
+    crashed: set[Page] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.context.on("page", self._opened)
+        self.context.on("dialog", self._dialog)
+        self._watch(self.page)
 
     @property
     def width(self) -> int:
@@ -103,115 +114,264 @@ class Session:
     def height(self) -> int:
         return self.config.height
 
+    # --- calls and their failures ---------------------------------------------------------------------
+
     async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any:
         """Awaits a browser call under a timeout and sorts what can go wrong."""
         try:
-            return await asyncio.wait_for(work, seconds or self.config.action_seconds)
+            # not wait_for, which before Python 3.12 may swallow a cancellation
+            async with asyncio.timeout(seconds or self.config.call_seconds):
+                return await work
         except TimeoutError:
-            raise ToolFailure("the browser did not finish in time") from None
+            raise PageHangs("the browser did not finish in time") from None
         except PlaywrightError as error:
             reason = error.message.splitlines()[0]
-            if "Target crashed" in reason or "Page crashed" in reason:
+            if "crashed" in reason or self.page in self.crashed:
                 raise BrowserFault(Stop.ENV_ERROR, "the page crashed") from None
             if "has been closed" in reason or "Connection closed" in reason:
-                if self._lives():
-                    raise ToolFailure("the tab was closed") from None
-                raise BrowserFault(Stop.INFRA_ERROR, "the browser is gone") from None
+                await asyncio.sleep(CLOSING_SECONDS)  # the news of what exactly has closed comes later
+                browser = self.context.browser
+                if browser is None or not browser.is_connected():
+                    raise BrowserFault(Stop.INFRA_ERROR, "the browser is gone") from None
+                if self.page in self.crashed or not self.context.pages:
+                    raise BrowserFault(Stop.ENV_ERROR, "the page crashed, or closed its last tab") from None
+                raise ToolFailure("the tab was closed") from None
             raise ToolFailure(re.sub(r"^\w+\.\w+: ", "", reason)) from None  # "Mouse.click: ..."
 
-    def _lives(self) -> bool:
-        """True while the browser runs and the context has a tab: then only one tab can have been closed."""
-        browser = self.context.browser
-        return browser is not None and browser.is_connected() and len(self.context.pages) > 0
+    async def tab(self, page: Page | None = None) -> Tab:
+        """What is known of a tab, by default the current one, with a protocol session made at first use."""
+        page = page or self.page
+        if page not in self.tabs_of:
+            tab = Tab(await self.do(self.context.new_cdp_session(page)))
+            for name in ("loadingFinished", "loadingFailed"):
+                tab.cdp.on(f"Network.{name}", lambda event: tab.traffic.ended(event))
+            tab.cdp.on("Network.requestWillBeSent", lambda event: tab.traffic.started(event))
+            page.on("framenavigated", lambda frame: frame == page.main_frame and tab.committed.set())
+            self.tabs_of[page] = tab
+        return self.tabs_of[page]
+
+    async def revive(self) -> None:
+        """Stops a script that hangs; a tab that can't be helped is replaced by an empty one."""
+        with contextlib.suppress(ToolFailure):
+            tab = await self.tab()
+            await self.do(tab.cdp.send("Runtime.terminateExecution"), STOP_SECONDS)
+            await self.do(self.page.evaluate("0"), STOP_SECONDS)
+            self.news.append("The page's script hung and was stopped.")
+            return
+        hung = self.page
+        self.page = await self.do(self.context.new_page())
+        with contextlib.suppress(ToolFailure):
+            await self.do(hung.close(), STOP_SECONDS)
+        self.news.append("The page hung and its tab was closed.")
+
+    # --- where the tab is -------------------------------------------------------------------------------
 
     async def start(self, url: str) -> None:
         """Opens the task's first page; only here may a navigation be tried again."""
         for attempt in range(self.config.start_attempts):
             try:
                 await self.goto(url, self.config.start_seconds)
-                await self.settle()
                 return
             except ToolFailure as failure:
                 if attempt + 1 == self.config.start_attempts:
-                    raise BrowserFault(Stop.INFRA_ERROR, f"{url} did not open: {failure}") from None
+                    raise BrowserFault(Stop.SITE_ERROR, f"{url} did not open: {failure}") from None
 
-    async def goto(self, url: str, seconds: float | None = None) -> None:
+    async def goto(self, url: str, seconds: float | None = None) -> int:
+        """Opens an address in the current tab; the HTTP status, or 0 where there is none."""
         if not url.startswith(("http://", "https://")):
             url = "https://" + url if "://" not in url and ":" not in url.split("/")[0] else url
-        if not url.startswith(("http://", "https://")):
-            raise ToolFailure("only http and https addresses can be opened")
-        await self.do(self.page.goto(url, wait_until="domcontentloaded"), seconds)
+        try:
+            await self.guard.check(url)
+        except Refused as refusal:
+            raise ToolFailure(str(refusal)) from None
+        status = 0
+        try:
+            opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
+            response = await self.do(opening, seconds or self.config.action_seconds)
+            status = response.status if response else 0
+        except PageHangs:
+            with contextlib.suppress(ToolFailure):
+                await self.do(self.page.evaluate("stop()"), STOP_SECONDS)
+            raise
+        except ToolFailure as failure:
+            if "interrupted by another navigation" not in str(failure):
+                raise  # a page that sends its visitors on has arrived, though not where it was asked to
+        await self.settle()
+        return status
 
-    async def settle(self) -> None:
-        """Waits until the page is ready, or the cap is reached; one that navigates is asked anew."""
-        cap = self.config.ready_ms
+    async def back(self) -> bool:
+        """Goes back in the tab's history; False if there is nothing to go back to."""
+        tab = await self.tab()
+        history = await self.do(tab.cdp.send("Page.getNavigationHistory"))
+        if history["currentIndex"] == 0:
+            return False
+        await self.do(self.page.go_back(wait_until="commit", timeout=0))
+        return True
+
+    async def pace(self) -> None:
+        """Waits for this host's next turn, if hosts are to be visited slowly."""
+        host = urlsplit(self.page.url).hostname
+        if host:
+            await self.guard.pace(host)
+
+    # --- before and after an action ---------------------------------------------------------------------
+
+    async def arm(self, point: tuple[float, float] | None = None) -> dict[str, Any]:
+        """Marks the page before an action, so that `settle` sees its effect; what is under the point."""
+        tab = await self.tab()
+        tab.traffic = Traffic()
+        tab.committed.clear()
+        self.armed, answer = await self.ask(ARM, point, self.config.dom_note)
+        if self.config.quiet_ms:
+            await self.do(tab.cdp.send("Network.enable"))
+        return answer
+
+    async def ask(self, script: str, point: tuple[float, float] | None, *rest: Any) -> tuple[Frame, Any]:
+        """A script's answer from the innermost frame at a point, and that frame. The script takes the point
+        first, in the frame's own coordinates, and answers with `frame` where another one begins."""
+        frame = self.page.main_frame
+        answer = await self.do(frame.evaluate(script, [point, *rest]))
+        while point is not None and answer.get("frame"):
+            inner = await self._frame(frame, f"document.elementFromPoint({point[0]:.2f}, {point[1]:.2f})")
+            if inner is None:
+                break
+            left, top = answer["frame"]
+            point = (point[0] - number_of(left), point[1] - number_of(top))
+            frame, answer = inner, await self.do(inner.evaluate(script, [point, *rest]))
+        return frame, answer
+
+    async def focus(self) -> tuple[Frame, dict[str, Any]]:
+        """What has the focus, and in which frame."""
+        frame = self.page.main_frame
+        while True:
+            answer = await self.do(frame.evaluate(FOCUS))
+            inner = await self._frame(frame, "document.activeElement") if answer.get("frame") else None
+            if inner is None:
+                return frame, answer
+            frame = inner
+
+    async def _frame(self, frame: Frame, element: str) -> Frame | None:
+        """The frame within an element of a frame; it may belong to another site and process."""
+        handle = (await self.do(frame.evaluate_handle(element))).as_element()
+        return await self.do(handle.content_frame()) if handle else None
+
+    async def settle(self, quiet: bool = False) -> Settled:
+        """Waits until the page is ready, or the cap is reached, and says what has changed since `arm`.
+
+        An action's own requests are waited for: for a new document until it comes, for data until it is
+        there. `quiet` waits the full time even where nothing stirs, as after typing, which pages like to
+        answer late.
+        """
+        config, page = self.config, self.page
+        tab = await self.tab(page)
+        calm, found = (config.quiet_ms if quiet else config.calm_ms), Settled()
+        ends = time.monotonic() + config.ready_ms / 1000
+        for _ in range(4):
+            left = ends - time.monotonic()
+            if left <= 0:
+                break
+            if self.page is not page:  # a window has opened, empty at first
+                page = self.page
+                tab = await self.tab(page)
+                with contextlib.suppress(ToolFailure):
+                    loading = page.wait_for_load_state("domcontentloaded", timeout=0)
+                    await self.do(loading, config.commit_seconds)
+                continue
+            if tab.traffic.leaves and not tab.committed.is_set():
+                await self._calls_off(tab)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(config.commit_seconds):
+                        await tab.committed.wait()
+                ends = time.monotonic() + config.ready_ms / 1000
+                continue
+            found = await self._settled(page, [config.quiet_ms, calm, 1000 * left])
+            if tab.traffic.pending:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0, ends - time.monotonic())):
+                        await tab.traffic.idle.wait()
+            elif self.page is page and (not tab.traffic.leaves or tab.committed.is_set()):
+                break
+        await self._calls_off(tab)
+        self.armed = None
+        if config.connect:  # no proxy of ours stands between a remote browser and the network
+            await self._leave_if_refused()
+        return found
+
+    async def _leave_if_refused(self) -> None:
+        try:
+            if self.page.url.startswith("http"):
+                await self.guard.check(self.page.url)
+        except Refused as refusal:
+            await self.do(self.page.goto("about:blank"))
+            raise ToolFailure(str(refusal)) from None
+
+    async def _settled(self, page: Page, times: list[float]) -> Settled:
+        """SETTLE's answer from the page, and from the frame with the last action's target if there is one."""
+        found, frame, tab = Settled(), self.armed, await self.tab(page)
         for _ in range(3):
             try:
-                await self.do(self.page.evaluate(READY, [self.config.quiet_ms, cap]), cap / 1000 + 5)
-                return
-            except ToolFailure as failure:
+                seconds = times[-1] / 1000 + self.config.call_seconds
+                found = Settled.read(await self.do(page.evaluate(SETTLE, times), seconds))
+                tab.title = found.title
+                if frame is not None and frame != page.main_frame and not frame.is_detached():
+                    found = Settled.read(await self.do(frame.evaluate(SETTLE, times), seconds))
+                break
+            except PageHangs:
+                await self.revive()
+                break
+            except ToolFailure as failure:  # the page is being replaced: the new one is asked
                 if "context was destroyed" not in str(failure):
-                    return  # a hung page shows in the screenshot, or ends the episode there
+                    break  # closed, or gone wrong in a way that shows in the screenshot
+        if found.loaded:
+            self.documents[found.loaded] = max(found.requests, self.documents.get(found.loaded, 0))
+        self.heap = max(self.heap, found.heap)
+        return found
 
-    async def tabs(self) -> tuple[list[tuple[str, str]], int]:
-        """(URL, title) of every tab, and the index of the current one."""
-        # A snapshot: while the titles are asked for, a tab may open and become the current one.
-        pages, current = self.context.pages, self.page
-        if current not in pages:
-            raise BrowserFault(Stop.ENV_ERROR, "the last tab closed itself")
-        titles = []
-        for page in pages:
-            try:
-                titles.append(await self.do(page.title()))
-            except ToolFailure:
-                titles.append("")
-        rows = [(page.url, title) for page, title in zip(pages, titles, strict=True)]
-        return rows, pages.index(current)
+    async def _calls_off(self, tab: Tab) -> None:
+        """No more events: a heavy page has thousands, and each would take our time."""
+        if self.config.quiet_ms:
+            with contextlib.suppress(ToolFailure):
+                await self.do(tab.cdp.send("Network.disable"))
+
+    # --- looking ----------------------------------------------------------------------------------------
 
     async def screenshot(self) -> bytes:
         """The viewport as PNG, straight from the renderer: Playwright's own waits for fonts, and may hang.
 
         A page that is just being replaced refuses, or forgets that it was asked. Looking changes nothing,
-        so unlike an action it is tried again.
+        so unlike an action it is tried again; a script that hangs is stopped first.
         """
         options, reason = {"format": "png", "optimizeForSpeed": True}, ""
         for share in SHOTS:
+            if self.page in self.crashed:  # asked for its picture, it would take the whole browser with it
+                raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
             seconds = self.config.screenshot_seconds * share / sum(SHOTS)
             try:
-                cdp: CDPSession = await self.do(self._cdp(), seconds)
-                shot = await self.do(cdp.send("Page.captureScreenshot", options), seconds)
+                async with asyncio.timeout(seconds):
+                    tab = await self.tab()
+                    shot = await self.do(tab.cdp.send("Page.captureScreenshot", options), seconds)
                 return base64.b64decode(shot["data"])
+            except (TimeoutError, PageHangs):
+                reason = "the browser did not finish in time"
+                await self.revive()
             except ToolFailure as failure:
                 reason = str(failure)
                 await asyncio.sleep(SHOT_PAUSE)
         raise BrowserFault(Stop.ENV_ERROR, f"no screenshot: {reason}")
 
-    async def _cdp(self) -> CDPSession:
-        """One protocol session per page, made at first use."""
-        if self.page not in self._sessions:
-            self._sessions[self.page] = await self.context.new_cdp_session(self.page)
-        return self._sessions[self.page]
+    async def tabs(self) -> tuple[list[tuple[str, str]], int]:
+        """(URL, title) of every tab, and the index of the current one."""
+        if self.page not in self.tabs_of:  # it has opened just now
+            await self.settle()
+        if self.page not in self.context.pages:
+            raise BrowserFault(Stop.ENV_ERROR, "the last tab closed itself")
+        rows = []
+        for page in self.context.pages:
+            known = self.tabs_of.get(page)
+            rows.append((page.url, known.title[:TITLE_CHARS] if known else ""))
+        return rows, self.context.pages.index(self.page)
 
-    def __post_init__(self) -> None:
-        self._sessions: dict[Page, CDPSession] = {}
-        self.context.on("page", self._opened)
-        self.context.on("dialog", _accept)
-
-    def _opened(self, page: Page) -> None:
-        self.page = page
-        page.on("close", self._closed)
-
-    def _closed(self, page: Page) -> None:
-        self._sessions.pop(page, None)
-        if page is self.page and self.context.pages:
-            self.page = self.context.pages[-1]
-
-    async def describe(self, x: float, y: float) -> str:
-        """The element at a pixel, in a few words."""
-        return await self.do(self.page.evaluate(DESCRIBE, [x, y]))
-
-    async def scroll(self, dx: float, dy: float, point: tuple[float, float] | None) -> bool:
-        return await self.do(self.page.evaluate(SCROLL, [dx, dy, point]))
+    # --- tabs -------------------------------------------------------------------------------------------
 
     async def new_tab(self) -> int:
         self.page = await self.do(self.context.new_page())
@@ -232,120 +392,51 @@ class Session:
         self.page = self.context.pages[min(index, len(self.context.pages) - 1)]
         return self.context.pages.index(self.page)
 
+    # --- what happens by itself -------------------------------------------------------------------------
 
-class BrowserPool:
-    """`config.browsers` Chromium processes that share the episodes; a process that died is started anew.
+    def take_news(self) -> list[str]:
+        news, self.news = self.news[:5], []
+        return news
 
-    Use as `async with BrowserPool(config, resolver) as pool`, then `async with pool.session() as session`.
-    `resolver` maps host names to loopback ports (Chromium's --host-resolver-rules), for generated sites.
-    """
+    def _watch(self, page: Page) -> None:
+        page.on("close", self._closed)
+        page.on("download", self._download)
+        page.on("crash", self._crash)
 
-    def __init__(self, config: BrowserConfig, resolver: str = ""):
-        self.config = config
-        self.options = chromium.launch_options([f"--host-resolver-rules={resolver}"] if resolver else [])
-        self.browsers: list[Browser | None] = [None] * config.browsers
-        self.loads = [0] * config.browsers  # episodes per browser
-        self.locks = [asyncio.Lock() for _ in range(config.browsers)]
-        self.launches = 0
-        self.pids: dict[Browser, int] = {}
-        self.ending: set[asyncio.Task[None]] = set()  # browsers that are being closed
-        self.starter = async_playwright()
-        self.playwright: Playwright | None = None
+    def _opened(self, page: Page) -> None:
+        self._watch(page)
+        if len(self.context.pages) > MOST_TABS:
+            asyncio.ensure_future(_quietly(page.close()))
+            note = f"More than {MOST_TABS} tabs were open; new ones were closed."
+            self.news += [note] if note not in self.news else []
+        else:
+            self.page = page
 
-    async def __aenter__(self) -> BrowserPool:
-        """Starts the first browser: what is wrong with all of them is better told now than per episode."""
-        try:
-            self.playwright = await asyncio.wait_for(self.starter.start(), self.config.start_seconds)
-            await self._browser(0)
-        except (PlaywrightError, TimeoutError, OSError) as error:
-            await self.__aexit__()
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            hint = "`python -m minirl doctor` says what is missing"
-            raise ValueError(f"no browser can be started ({reason}): {hint}") from None
-        return self
+    def _closed(self, page: Page) -> None:
+        self.tabs_of.pop(page, None)
+        if page is self.page and self.context.pages:
+            self.page = self.context.pages[-1]
 
-    async def __aexit__(self, *_: object) -> None:
-        for i, browser in enumerate(self.browsers):
-            if browser is not None:
-                self._drop(i, browser)
-        await asyncio.gather(*self.ending)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.starter.__aexit__(), self.config.exit_seconds)
+    def _crash(self, page: Page) -> None:
+        self.crashed.add(page)
 
-    async def _browser(self, i: int) -> Browser:
-        async with self.locks[i]:
-            browser = self.browsers[i]
-            if browser is None or not browser.is_connected():
-                assert self.playwright is not None, "use `async with BrowserPool(...)`"
-                # Playwright's own limit: it also ends the process that took too long
-                limit = 1000 * self.config.start_seconds
-                browser = await self.playwright.chromium.launch(**self.options, timeout=limit)
-                self.browsers[i] = browser
-                self.launches += 1
-                self.pids[browser] = await asyncio.wait_for(process_id(browser), self.config.start_seconds)
-            return browser
+    async def _dialog(self, dialog: Dialog) -> None:
+        """Dialogs block the page for ever otherwise. They are in no screenshot, so they are told."""
+        if dialog.type == "beforeunload":
+            self.news.append("The page asked whether to leave it; that was confirmed.")
+        else:
+            said = text_of(" ".join(dialog.message.split()), 100)
+            self.news.append(f'A dialog ({dialog.type}) said "{said}" and was accepted.')
+        del self.news[20:]  # of a page that asks without end
+        await _quietly(dialog.accept())
 
-    def _drop(self, i: int, browser: Browser) -> None:
-        """Closes a browser in the background; the next episode gets another one."""
-        if self.browsers[i] is browser:  # and not one that has replaced it already
-            self.browsers[i] = None
-            task = asyncio.create_task(self._end(browser))
-            self.ending.add(task)
-            task.add_done_callback(self.ending.discard)
-
-    async def _end(self, browser: Browser) -> None:
-        """Closes a browser; one that hangs is killed."""
-        pid = self.pids.pop(browser, None)
-        try:
-            await asyncio.wait_for(browser.close(), self.config.exit_seconds)
-        except PlaywrightError:
-            pass  # it is gone already
-        except TimeoutError:
-            if pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-    @contextlib.asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
-        """A fresh context in the least loaded browser; closed, whatever happens, when the block ends."""
-        i = self.loads.index(min(self.loads))
-        self.loads[i] += 1
-        opening: asyncio.Future[BrowserContext] | None = None
-        try:
-            try:
-                browser = await self._browser(i)
-                size = {"width": self.config.width, "height": self.config.height}
-                opening = asyncio.ensure_future(browser.new_context(viewport=size, accept_downloads=False))
-                # shielded: Chromium opens it even for an episode that is cancelled now, and it must be closed
-                try:
-                    context = await asyncio.wait_for(asyncio.shield(opening), self.config.start_seconds)
-                    page = await asyncio.wait_for(context.new_page(), self.config.start_seconds)
-                except TimeoutError:  # connected, but it hangs, and would with every later episode
-                    self._drop(i, browser)
-                    raise
-            except (PlaywrightError, TimeoutError) as error:
-                reason = (str(error) or type(error).__name__).splitlines()[0]
-                raise BrowserFault(Stop.INFRA_ERROR, f"no browser: {reason}") from None
-            session = Session(self.config, context, page)
-            page.on("close", session._closed)
-            yield session
-        finally:
-            self.loads[i] -= 1
-            if opening is not None:
-                with contextlib.suppress(PlaywrightError, TimeoutError):
-                    async with asyncio.timeout(self.config.exit_seconds):
-                        await (await opening).close()
+    async def _download(self, download: Download) -> None:
+        self.news.append(f"A download ({text_of(download.suggested_filename, 60)}) was refused.")
+        (await self.tab()).committed.set()  # no document will come
+        await _quietly(download.cancel())
 
 
-async def process_id(browser: Browser) -> int:
-    """The process of a browser, which Playwright does not tell."""
-    cdp = await browser.new_browser_cdp_session()
-    processes = (await cdp.send("SystemInfo.getProcessInfo"))["processInfo"]
-    await cdp.detach()
-    return next(process["id"] for process in processes if process["type"] == "browser")
-
-
-async def _accept(dialog: Any) -> None:
-    """Dialogs block the page for ever otherwise."""
+async def _quietly(work: Awaitable[Any]) -> None:
+    """For answers to the browser that may come too late."""
     with contextlib.suppress(PlaywrightError):
-        await dialog.accept()
+        await work

@@ -37,8 +37,17 @@ class AgentConfig:
     """What the agent sees and says: screenshots and 13 tools, simplified HTML and one action, or one step."""
     brief: bool = False
     """A one-line system prompt without tool schemas, for models too small to read them."""
+    prompt: Annotated[Path | None, arg(name="prompt", prefix_name=False)] = None
+    """A file with the system prompt; `{tools}` in it becomes the tools' schemas. By default our own."""
+    names: Literal["code", "paper"] = "code"
+    """What the schemas call the tools' arguments: as in the released code and data, or as in the paper's
+    table 6. Both are understood."""
     screenshots: int = 1
     """How many of the newest screenshots stay in the prompt."""
+    feedback: bool = True
+    """Tell what each call did; without, only what could not be parsed is told (an ablation)."""
+    reasoning: bool = True
+    """Keep the reasoning of past turns in the prompt; without, only their calls stay (an ablation)."""
     response_tokens: int = 1024
     """Longest response."""
     context_tokens: int = 32768
@@ -51,6 +60,9 @@ class AgentConfig:
 class BrowserConfig:
     browsers: int = 2
     """Chromium processes per rank; a crash takes only the episodes of one."""
+    connect: tuple[str, ...] = ()
+    """Browsers elsewhere, in place of processes here: ws://HOST:PORT/ of Playwright servers, or cdp:ADDRESS
+    of anything that speaks Chromium's protocol. One address is one browser."""
     episodes: int = 16
     """Episodes in flight per rank."""
     site_port: int = 0
@@ -59,16 +71,46 @@ class BrowserConfig:
     height: int = 1000
     start_attempts: int = 3
     """How often a first page is tried; nothing else is ever retried."""
+    acquire_seconds: float = 600.0
+    """Longest wait for a browser and a context in it."""
     start_seconds: float = 30.0
+    """For a browser, or a task's first page, to open."""
     action_seconds: float = 45.0
+    """Longest time of one tool call, waiting for the page included."""
+    call_seconds: float = 10.0
+    """Longest time of one question to the browser; a page that takes longer hangs: its script is stopped."""
     screenshot_seconds: float = 30.0
     exit_seconds: float = 15.0
+    """For a context or a browser to close; browsers that take longer are killed."""
+    first_check_seconds: float = 180.0
+    """When browsers are first asked for a sign of life ..."""
+    check_seconds: float = 30.0
+    """... and every so often afterwards; one that gives none in this time is replaced."""
     episode_seconds: float = 600.0
     """Deadline of an episode."""
     quiet_ms: float = 300.0
-    """The page is ready when its DOM has not changed for so long ..."""
+    """The page is ready when its DOM has not changed for so long; 0: as soon as it is loaded and drawn ..."""
+    calm_ms: float = 50.0
+    """... or, where an action stirs nothing at all, after this time ..."""
+    commit_seconds: float = 10.0
+    """... but a new document that was asked for is waited for ..."""
     ready_ms: float = 3000.0
     """... and at the latest after this time."""
+    dom_note: bool = False
+    """Tell which elements an action has added and removed, five of each at most."""
+    private: bool = False
+    """Let pages and the agent reach private, loopback and link-local addresses. (Generated sites always can
+    be.)"""
+    allow: tuple[str, ...] = ()
+    """Domains that may be visited, subdomains included; by default all."""
+    deny: tuple[str, ...] = ()
+    """Domains that may not."""
+    host_rate: float = 0.0
+    """Most actions a second on one host, over all of the rank's episodes; 0: no limit."""
+    host_failures: int = 5
+    """A host whose first page failed in so many episodes in a row is left out ..."""
+    host_minutes: float = 60.0
+    """... for so long; when that happens again, for twice as long, up to a day."""
 
 
 @dataclass(frozen=True)
@@ -318,6 +360,8 @@ def check(config: Config) -> Config:
         "--agent.screenshots": config.agent.screenshots,
         "--browser.browsers": config.browser.browsers,
         "--browser.episodes": config.browser.episodes,
+        "--browser.start-attempts": config.browser.start_attempts,
+        "--browser.host-failures": config.browser.host_failures,
         "--sampler.max-batch": config.sampler.max_batch,
         "--sampler.tensor-parallel": config.sampler.tensor_parallel,
         "--endpoint.concurrency": endpoint.concurrency,

@@ -33,6 +33,8 @@ from transformers import PreTrainedTokenizerBase
 
 from minirl.types import Message, Observation, Prompt
 
+THINK_END = "</think>"
+
 VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 _MARKS = ("\ue000S\ue000", "\ue000U\ue000", "\ue000A\ue000", "\ue000V\ue000")
 
@@ -94,7 +96,8 @@ class Context:
     """The conversation of one episode. Call `observe`, sample from the prompt, call `respond`, repeat.
 
     `image_tokens(png)` is the number of image pads the model's processor makes of a screenshot; `keep`
-    the number of newest observations shown in full; `placeholder` what stands for an older one.
+    the number of newest observations shown in full; `placeholder` what stands for an older one. Without
+    `reasoning` the ids of a past response begin at its `</think>`.
     """
 
     def __init__(
@@ -106,10 +109,11 @@ class Context:
         image_tokens: Callable[[bytes], int],
         keep: int = 1,
         placeholder: str = "",
+        reasoning: bool = True,
     ):
         if keep < 1:
             raise ValueError(f"--agent.screenshots must be at least 1, not {keep}")
-        self.tokenizer, self.chat, self.task = tokenizer, chat, task
+        self.tokenizer, self.chat, self.task, self.reasoning = tokenizer, chat, task, reasoning
         self.image_tokens, self.keep = image_tokens, keep
         self.placeholder = self._ids(placeholder)
         self.close = self._ids(chat.close)
@@ -139,7 +143,7 @@ class Context:
             branch += () if self.heads_in_trunk else step.head
             branch += step.ephemeral + step.tail
             if i < len(self.recent) - 1:
-                branch += step.response + self.close
+                branch += self._kept(step) + self.close
         images = tuple(step.image for step in self.recent if step.image is not None)
         return Prompt(tuple(self.trunk) + tuple(branch), shared=len(self.trunk), images=images)
 
@@ -157,7 +161,8 @@ class Context:
                 parts = (f"{head}{page}screenshot:\n", step.image, "\n" + tail)
             out.append(("user", parts))
             if step.response:
-                out.append(("assistant", (step.answer,)))
+                said = step.answer if self.reasoning else step.answer.rpartition(THINK_END)[2]
+                out.append(("assistant", (said,)))
         return tuple(out)
 
     def respond(self, response_ids: tuple[int, ...], answer: str = "") -> None:
@@ -170,9 +175,17 @@ class Context:
         """Moves a step whose observation is no longer shown into the trunk."""
         if not self.heads_in_trunk:
             self.trunk += step.head
-        self.trunk += self.placeholder + step.tail + step.response + self.close
+        self.trunk += self.placeholder + step.tail + self._kept(step) + self.close
         self.heads_in_trunk = 0
         self.settled.append(replace(step, image=None))  # its screenshot would only take memory
+
+    def _kept(self, step: Step) -> tuple[int, ...]:
+        """What stays of a past response: all of it, or its ids from `</think>` on. (Where the template has
+        written `<think>` already, that closes it; elsewhere the tag goes too.)"""
+        if self.reasoning:
+            return step.response
+        ends = think_ends(self.tokenizer, step.response)
+        return step.response[ends[0] if self.chat.opens_think else ends[1] :]
 
     def _step(self, observation: Observation, feedback: tuple[str, ...], first: bool) -> Step:
         seen = self._inert(observation.text)
@@ -180,8 +193,8 @@ class Context:
             head = f"<user_request>\n{self._inert(self.task)}\n</user_request>\n\n<observation>\n{seen}\n"
             tail = "</observation>"
         else:
-            lines = "\n".join(self._inert(line) for line in feedback)
-            head = f"<tool_response>\n{lines}\n\n<observation>\n{seen}\n"
+            lines = "".join(self._inert(line) + "\n" for line in feedback) + "\n" * bool(feedback)
+            head = f"<tool_response>\n{lines}<observation>\n{seen}\n"
             tail = "</observation>\n</tool_response>"
         page = self._inert(observation.page_text) + "\n" if observation.page_text else ""
         return Step(
@@ -207,3 +220,19 @@ class Context:
         Halves of surrogate pairs, which JavaScript allows in strings, become question marks."""
         text = text.encode("utf-8", "replace").decode()
         return self.control.sub(lambda m: m[0][0] + " " + m[0][1:], text) if self.control else text
+
+
+def think_ends(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> tuple[int, int]:
+    """Where the last `</think>` begins and ends in a response's ids; (0, 0) if it has none.
+
+    Where it is no token of its own, the ids that hold a part of it are counted in.
+    """
+    tag = tokenizer.convert_tokens_to_ids(THINK_END)
+    if tag is not None and tag != tokenizer.unk_token_id and tag in ids:
+        start = len(ids) - 1 - ids[::-1].index(tag)
+        return start, start + 1
+    if THINK_END not in tokenizer.decode(ids):
+        return 0, 0
+    start = max(i for i in range(len(ids)) if THINK_END in tokenizer.decode(ids[i:]))
+    end = min(i for i in range(start, len(ids) + 1) if THINK_END in tokenizer.decode(ids[start:i]))
+    return start, end

@@ -10,23 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from minirl.context import Context
+from minirl.config import AgentConfig
+from minirl.episode import conversation, shown
 from minirl.model import Language
 from minirl.types import Observation, Trajectory
 
 
 def tokenised(
-    trajectory: Trajectory, language: Language, system: str, keep: int, image: Callable[[str], bytes]
+    trajectory: Trajectory,
+    language: Language,
+    system: str,
+    agent: AgentConfig,
+    image: Callable[[str], bytes],
 ) -> Trajectory:
-    """The trajectory with ids. `system` is our agent's system prompt, `keep` how many screenshots it sees,
-    `image` finds a screenshot by its name."""
+    """The trajectory with ids. `system` is our agent's system prompt, `image` finds a screenshot by its
+    name."""
     tokenizer, chat = language.tokenizer, language.chat
-    context = Context(tokenizer, chat, system, trajectory.task.instruction, language.image_tokens, keep)
+    context = conversation(agent, language, system, trajectory.task)
     feedback: tuple[str, ...] = ()
     turns = []
     for turn in trajectory.turns:
-        shown = image(turn.images[-1]) if turn.images else None
-        prompt = context.observe(Observation(turn.observation, shown, url=turn.url), feedback)
+        screenshot = image(turn.images[-1]) if turn.images else None
+        prompt = context.observe(Observation(turn.observation, screenshot, url=turn.url), feedback)
         text = turn.text
         if chat.opens_think:  # what the template has written already
             text = text.removeprefix("<think>").removeprefix("\n")
@@ -43,5 +48,5 @@ def tokenised(
                 text=text,
             )
         )
-        feedback = turn.feedback
+        feedback = shown(agent, turn.parsed, turn.feedback)
     return replace(trajectory, trunk=tuple(context.trunk), turns=tuple(turns))

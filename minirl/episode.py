@@ -19,12 +19,13 @@ from typing import Any, Protocol
 
 from playwright.async_api import Error as PlaywrightError
 
-from minirl import tools
-from minirl.browser import BrowserFault, BrowserPool, Session, ToolFailure
-from minirl.config import Config
+from minirl import actions, tools
+from minirl.browser import BrowserFault, Session, ToolFailure
+from minirl.config import AgentConfig, Config
 from minirl.context import Context
 from minirl.log import say
 from minirl.model import Language
+from minirl.pool import BrowserPool
 from minirl.reward import reward
 from minirl.types import (
     Call,
@@ -50,9 +51,28 @@ class Interface:
     act: Callable[[Session, Call], Awaitable[str]]
 
 
-def visual(brief: bool) -> Interface:
+def visual(agent: AgentConfig) -> Interface:
     """OpenWebRL's: screenshots and 13 tools."""
-    return Interface(tools.system_prompt(brief), tools.observe, tools.parse, tools.act)
+    system = tools.system_prompt(agent.brief, agent.names, agent.prompt)
+    return Interface(system, actions.observe, tools.parse, actions.act)
+
+
+def conversation(agent: AgentConfig, language: Language, system: str, task: Task) -> Context:
+    """A task's conversation, empty so far, with the recipe's rules of what stays in it."""
+    return Context(
+        language.tokenizer,
+        language.chat,
+        system,
+        task.instruction,
+        language.image_tokens,
+        keep=agent.screenshots,
+        reasoning=agent.reasoning,
+    )
+
+
+def shown(agent: AgentConfig, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
+    """What the model is told after a turn. That it could not be read is not the browser's feedback."""
+    return feedback if agent.feedback or parsed.error else ()
 
 
 # A policy answers a prompt. A model looks at nothing but the prompt; scripts and people may use the page.
@@ -95,21 +115,20 @@ class Episode:
     async def run(self, pool: BrowserPool, verify: Verifier) -> Trajectory:
         """The only place where anything may be caught: an episode's failure is a `Stop`, counted."""
         start, success, state, last = time.monotonic(), False, {}, ""
-        agent = self.config.agent
-        self.context = Context(
-            self.language.tokenizer,
-            self.language.chat,
-            self.interface.system,
-            self.task.instruction,
-            self.language.image_tokens,
-            keep=agent.screenshots,
-        )
+        diagnostics: dict[str, float] = {}
+        self.context = conversation(self.config.agent, self.language, self.interface.system, self.task)
         try:
             async with asyncio.timeout(self.config.browser.episode_seconds), pool.session() as session:
-                await session.start(self.task.start_url)
-                last = await self._loop(session)
-                if self.stop is Stop.DONE:
-                    success, state = await verify(self.task, session)
+                acquired = time.monotonic()
+                try:
+                    await session.start(self.task.start_url)
+                    diagnostics |= {"acquire": acquired - start, "start": time.monotonic() - acquired}
+                    last = await self._loop(session)
+                    if self.stop is Stop.DONE:
+                        success, state = await verify(self.task, session)
+                finally:
+                    diagnostics |= {"uptime": pool.uptime(session), "heap_mb": session.heap}
+                    diagnostics["requests"] = sum(session.documents.values())
         except BrowserFault as fault:
             self.stop, self.error = fault.stop, str(fault)
         except TimeoutError:
@@ -131,16 +150,17 @@ class Episode:
             final_state=state,
             final_image=last,
             seconds=time.monotonic() - start,
+            diagnostics=diagnostics,
         )
         return replace(trajectory, reward=reward(trajectory))
 
     async def _loop(self, session: Session) -> str:
         """Turns until the episode stops; the hash of the last screenshot."""
         observation = await self.interface.observe(session)
-        feedback: tuple[str, ...] = ()
+        told: tuple[str, ...] = ()
         bad = 0
         for t in range(self.max_steps):
-            prompt = self.context.observe(observation, feedback)
+            prompt = self.context.observe(observation, told)
             room = self.config.agent.context_tokens - len(prompt.ids)
             if room < 1:
                 self.stop = Stop.LENGTH
@@ -160,6 +180,7 @@ class Episode:
                 self.interface.parse(text) if sample.finish == "stop" else Parsed(error="Error: cut off.")
             )
             feedback = await self._act(session, parsed)
+            told = shown(self.config.agent, parsed, feedback)
             acted = time.monotonic()
             turn = Turn(
                 shared=prompt.shared if sample.ids else 0,
@@ -213,7 +234,7 @@ class Episode:
             try:
                 lines.append(await self.interface.act(session, call))
             except ToolFailure as failure:
-                lines.append(tools.shorten(f"{call.name}: failed, {failure}."))
+                lines.append(actions.shorten(f"{call.name}: failed, {str(failure).removesuffix('.')}."))
                 rest = parsed.calls[i + 1 :]
                 lines += [f"{later.name}: not executed." for later in rest]
                 break

@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 from transformers.utils.logging import disable_progress_bar
 
 from minirl import tiny
-from minirl.browser import BrowserPool
 from minirl.checkpoint import Checkpoints
 from minirl.config import Config, to_json
 from minirl.demonstrations import tokenised
@@ -28,6 +27,7 @@ from minirl.endpoint import Endpoint
 from minirl.hf_sampler import HfSampler
 from minirl.log import CONSOLE, Logger, progress, say
 from minirl.model import Language, load_language, load_model
+from minirl.pool import BrowserPool
 from minirl.ranks import Ranks
 from minirl.remote_sampler import RemoteSampler
 from minirl.rollout import Rollouts
@@ -133,10 +133,11 @@ class Parts:
         sets = self.tasks
         worlds = worlds_of(sets.train + sets.heldout)
         with SiteServer(worlds, self.config.browser.site_port) as server:
-            rules = server.resolver_rules()
-            async with BrowserPool(self.config.browser, rules) as pool, self._sampler() as sampler:
+            hosts = {urlsplit(task.start_url).hostname for task in sets.train + sets.heldout}
+            opening = BrowserPool(self.config.browser, server.sites, sealed=hosts <= set(server.hosts))
+            async with opening as pool, self._sampler() as sampler:
                 where = (sampler, pool, WorldVerifier(), self.run.put_image, self.ranks)
-                yield Rollouts(self.config, self.language, *where)
+                yield Rollouts(self.config, self.language, *where, self.run.root / "hosts.json")
 
     @contextlib.asynccontextmanager
     async def _sampler(self) -> AsyncIterator[HfSampler | VllmSampler | RemoteSampler]:
@@ -229,7 +230,7 @@ class Parts:
             raise ValueError(f"--sft.demos {path} solves held-out tasks, {leaked[0]} for one")
         for name in {image for trajectory in found for turn in trajectory.turns for image in turn.images}:
             self.run.put_image(source.image(name))
-        how = (self.language, system, self.config.agent.screenshots, source.image)
+        how = (self.language, system, self.config.agent, source.image)
         return [t if t.trunk else tokenised(t, *how) for t in found]
 
 

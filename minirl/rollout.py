@@ -15,13 +15,17 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from minirl.browser import BrowserPool, Session
+from minirl.browser import Session
 from minirl.config import Config
 from minirl.episode import Episode, PolicyFn, Verifier, visual
 from minirl.hf_sampler import request_seed
+from minirl.hosts import Hosts
+from minirl.log import say
 from minirl.model import Language
+from minirl.pool import BrowserPool
 from minirl.ranks import Board, Ranks
 from minirl.reward import is_effective, make_group
 from minirl.types import Group, Prompt, Request, Sample, SamplerDied, Sampling, Task, Trajectory
@@ -69,11 +73,13 @@ class Rollouts:
         verify: Verifier,
         put_image: Callable[[bytes], str],
         ranks: Ranks,
+        host_file: Path | None = None,
     ):
         self.config, self.language, self.sampler, self.pool = config, language, sampler, pool
         self.ranks, self.collections = ranks, 0
         self.verify, self.put_image = verify, put_image
-        self.interface = visual(config.agent.brief)
+        self.interface = visual(config.agent)
+        self.hosts = Hosts(host_file, config.browser.host_failures, 60 * config.browser.host_minutes)
         self.slots = asyncio.Semaphore(config.browser.episodes)
 
     def ask(self, how: Sampling, response_tokens: int, *names: object) -> PolicyFn:
@@ -91,7 +97,9 @@ class Rollouts:
             episode = Episode(
                 task, member, policy, max_steps, self.config, self.language, self.interface, self.put_image
             )
-            return await episode.run(self.pool, self.verify)
+            trajectory = await episode.run(self.pool, self.verify)
+            self.hosts.note(trajectory)
+            return trajectory
 
     async def group(self, task: Task, step: int, number: int, max_steps: int) -> list[Trajectory]:
         """G episodes of one task; `number` is the task's place in the stream."""
@@ -134,7 +142,12 @@ class Rollouts:
                     if sum(results.values()) + (claimed - len(results)) * likely >= rollout.groups:
                         break
                     n = board.claim()
-                    if n < limit:  # another rank may have taken the last one just now
+                    if n >= limit:  # another rank has taken the last one just now
+                        break
+                    if self.hosts.left_out(stream[cursor + n]):
+                        episodes[n] = []
+                        board.post(n, False)
+                    else:
                         work = self.group(stream[cursor + n], step, cursor + n, max_steps)
                         running[tasks.create_task(work)] = n
                 if not running:
@@ -149,7 +162,7 @@ class Rollouts:
                     board.post(n, self._qualified(episodes[n]) is not None)
             for work in running:
                 work.cancel()
-        await self._settle_sampler()
+        await self._settle()
         everything = dict(self.ranks.gather([(n, e) for n, e in episodes.items() if n < complete]))
         groups = [self._qualified(everything[n]) for n in range(complete)]
         finished = [trajectory for n in range(complete) for trajectory in everything[n]]
@@ -164,15 +177,19 @@ class Rollouts:
             reason=reason,
         )
 
-    async def _settle_sampler(self) -> None:
+    async def _settle(self) -> None:
         """What was cancelled may still be decoded, with weights about to change. SamplerDied on all ranks if
         any has lost its sampler."""
         await self.sampler.idle()
+        for line in self.hosts.agree(self.ranks):
+            say(line)
         died = self.ranks.gather([self.sampler.failure] if self.sampler.failure else [])
         if died:
             raise SamplerDied(died[0])
 
     def _qualified(self, trajectories: Sequence[Trajectory]) -> Group | None:
+        if not trajectories:  # its host is left out
+            return None
         group = make_group(trajectories[0].task, trajectories)
         if group is None or (self.config.rollout.dynamic and not is_effective(group)):
             return None
@@ -196,7 +213,7 @@ class Rollouts:
         own = range(self.ranks.rank, len(tasks), self.ranks.world)
         async with asyncio.TaskGroup() as running:
             runs = [running.create_task(one(i, tasks[i])) for i in own]
-        await self._settle_sampler()
+        await self._settle()
         found = self.ranks.gather([run.result() for run in runs])
         return sorted(found, key=lambda trajectory: trajectory.member)
 

@@ -25,7 +25,8 @@ class Stop(Enum):
     TIMEOUT = "timeout"  # the episode's deadline passed
     SAMPLER_ERROR = "sampler_error"  # the sampler refused or failed this request
     ENV_ERROR = "env_error"  # the page or the renderer failed (crash, hang)
-    INFRA_ERROR = "infra_error"  # the browser or the site could not be reached
+    SITE_ERROR = "site_error"  # the task's first page did not open
+    INFRA_ERROR = "infra_error"  # the browser could not be had, or is gone
     JUDGE_ERROR = "judge_error"  # no verdict could be had
     CANCELLED = "cancelled"  # the batch was full before this episode ended
 
@@ -206,6 +207,8 @@ class Trajectory:
     final_state: Mapping[str, Any] = field(default_factory=dict)  # what the verifier read
     final_image: str = ""  # hash of the screenshot after the last action
     seconds: float = 0.0
+    # of the browser: seconds to acquire it and to start, its uptime, MB of JavaScript, requests
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def valid(self) -> bool:

@@ -15,11 +15,11 @@ from endpoint_server import refuse, say, serve
 from peers import alone
 
 from minirl.batch import turn_rows
-from minirl.browser import BrowserPool
 from minirl.config import EndpointConfig, SamplerConfig
 from minirl.demonstrations import tokenised
 from minirl.endpoint import Endpoint
 from minirl.parts import Parts, TaskSets
+from minirl.pool import BrowserPool
 from minirl.recipes import tiny
 from minirl.remote_sampler import RemoteSampler
 from minirl.rollout import Rollouts
@@ -40,7 +40,7 @@ in_browser = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def pool() -> AsyncIterator[BrowserPool]:
     with SiteServer([SHOP]) as server:
-        async with BrowserPool(CONFIG.browser, server.resolver_rules()) as pool:
+        async with BrowserPool(CONFIG.browser, server.sites, sealed=True) as pool:
             yield pool
 
 
@@ -133,10 +133,10 @@ def test_turns_cut_at_the_limit_get_no_end_word(language):
     cut = Trajectory(
         TASK, 0, turns=(Turn(0, (), (), (), "choose a", observation="Current tab: 0", finish="length"),)
     )
-    told = tokenised(cut, language, "Use it.", 1, lambda name: b"")
+    told = tokenised(cut, language, "Use it.", CONFIG.agent, lambda name: b"")
     assert told.turns[0].response_ids[-1] != language.tokenizer.eos_token_id
     whole = replace(cut, turns=(replace(cut.turns[0], finish="stop"),))
-    ended = tokenised(whole, language, "Use it.", 1, lambda name: b"")
+    ended = tokenised(whole, language, "Use it.", CONFIG.agent, lambda name: b"")
     assert ended.turns[0].response_ids == (*told.turns[0].response_ids, language.tokenizer.eos_token_id)
 
 

@@ -14,10 +14,11 @@ import pytest
 import pytest_asyncio
 from peers import alone
 
-from minirl.browser import BrowserFault, BrowserPool, Session, ToolFailure
+from minirl.browser import BrowserFault, Session, ToolFailure
 from minirl.config import Config
 from minirl.model import Language
 from minirl.parts import Parts, make_task_sets, worlds_of
+from minirl.pool import BrowserPool
 from minirl.recipes import tiny
 from minirl.rollout import Rollouts
 from minirl.store import Run
@@ -37,7 +38,7 @@ CONFIG = replace(tiny(), browser=replace(tiny().browser, browsers=1))
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def pool() -> AsyncIterator[BrowserPool]:
     with SiteServer(SHOPS) as server:
-        async with BrowserPool(CONFIG.browser, server.resolver_rules()) as pool:
+        async with BrowserPool(CONFIG.browser, server.sites, sealed=True) as pool:
             yield pool
 
 

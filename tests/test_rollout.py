@@ -19,7 +19,7 @@ from pages import HEIGHT, WIDTH, point
 from peers import alone
 
 from minirl.batch import collate, turn_rows
-from minirl.browser import BrowserPool, Session
+from minirl.browser import Session
 from minirl.config import (
     AgentConfig,
     BrowserConfig,
@@ -29,6 +29,7 @@ from minirl.config import (
     SamplerConfig,
 )
 from minirl.model import Language
+from minirl.pool import BrowserPool
 from minirl.recipes import tiny
 from minirl.rollout import Collected, Rollouts, TaskStream
 from minirl.store import Run
@@ -53,7 +54,9 @@ TASK = make_tasks(SHOP, 1, 1, seed=0)[0][0]
 CONFIG = replace(
     tiny(),
     agent=AgentConfig(brief=True, response_tokens=400, context_tokens=8192),
-    browser=BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=0, action_seconds=10),
+    browser=BrowserConfig(
+        browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=0, action_seconds=10, private=True
+    ),
 )
 
 
@@ -371,7 +374,7 @@ async def test_calls_run_in_order_up_to_the_first_failure_and_to_done(play):
         "done: not executed.",
     )
     assert t.turns[1].feedback == (
-        'click: clicked div "Tip".',
+        'click: clicked div "Tip" at [760, 187.5].',
         "done: task ended.",
         "wait: not executed.",
     )
@@ -442,19 +445,21 @@ async def test_what_nobody_expects_is_an_infrastructure_error_and_its_first_trac
     assert said.count("KeyError: 'a bug of ours'") == 1 and "test_rollout.py" in said
 
 
-async def test_a_start_page_that_does_not_open_is_an_infrastructure_error(play):
+async def test_a_start_page_that_does_not_open_is_an_error_of_the_site(play):
     async with play(saying(DONE), start="http://nothing-here.test/") as (rollouts, script, task):
         t = await episode(rollouts, task)
-    assert (t.stop, t.valid, t.turns) == (Stop.INFRA_ERROR, False, ()) and script.requests == []
+    assert (t.stop, t.valid, t.turns) == (Stop.SITE_ERROR, False, ()) and script.requests == []
     assert "http://nothing-here.test/ did not open" in t.error
 
 
-async def test_a_page_that_hangs_ends_its_episode_in_time(play):
-    browser = replace(CONFIG.browser, action_seconds=0.5, screenshot_seconds=1)
-    async with play(saying(click(HANG)), config=replace(CONFIG, browser=browser)) as (rollouts, _, task):
+async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
+    browser = replace(CONFIG.browser, action_seconds=1)
+    hangs, ends = saying(click(HANG), WAIT), saying(DONE)
+    async with play(hangs, ends, config=replace(CONFIG, browser=browser)) as (rollouts, _, task):
         t = await episode(rollouts, task)
-    assert (t.stop, t.valid) == (Stop.ENV_ERROR, False) and t.seconds < 10
-    assert "did not finish in time" in t.error
+    assert (t.stop, t.success) == (Stop.DONE, True)
+    failed = "click: failed, the browser did not finish in time. The page's script hung and was stopped."
+    assert t.turns[0].feedback == (failed, "wait: not executed.")
 
 
 async def test_a_page_that_crashes_ends_its_episode(play):
@@ -466,6 +471,8 @@ async def test_a_page_that_crashes_ends_its_episode(play):
         async def observe(session: Session) -> Any:
             if crash:
                 await asyncio.wait([asyncio.ensure_future(session.page.goto("chrome://crash"))])
+                while not session.crashed:
+                    await asyncio.sleep(0.01)
             crash.append(session)
             return await look(session)
 
@@ -518,7 +525,7 @@ async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(language,
     )
     run = Run(tmp_path)
     with SiteServer([SHOP]) as server:
-        async with BrowserPool(config.browser, server.resolver_rules()) as pool:
+        async with BrowserPool(config.browser, server.sites, sealed=True) as pool:
             rollouts = Rollouts(config, language, script, pool, WorldVerifier(), run.put_image, alone())
             t = await episode(rollouts, TASK)
     assert (t.stop, len(t.turns), t.success) == (Stop.DONE, 4, False)

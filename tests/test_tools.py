@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minirl.tools import FEEDBACK_CHARS, TOOLS, parse, schemas, shorten, system_prompt
+from minirl.actions import FEEDBACK_CHARS, shorten
+from minirl.tools import TOOLS, parse, schemas, system_prompt
 from minirl.types import Call, Parsed
 
 
@@ -227,7 +228,7 @@ def test_unknown_tools_and_arguments_are_named_in_short():
     ("block", "problem"),
     [
         ('{"name": "click", "arguments": [500, 120]}', "the arguments of click must be an object"),
-        ('{"name": "click", "arguments": {"point_2d": "500, 120"}}', "click.point_2d must be [x, y]"),
+        ('{"name": "click", "arguments": {"point_2d": "500 / 120"}}', "click.point_2d must be [x, y]"),
         ('{"name": "click", "arguments": {"point_2d": [500]}}', "click.point_2d must be [x, y]"),
         ('{"name": "click", "arguments": {"point_2d": [1, 2, 3]}}', "click.point_2d must be [x, y]"),
         ('{"name": "click", "arguments": {"point_2d": [[1, 2], 3]}}', "click.point_2d must be a number"),

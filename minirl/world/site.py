@@ -181,11 +181,11 @@ class SiteServer:
     """Serves worlds on 127.0.0.1, each under its own host name, while a `with` block runs.
 
     >>> with SiteServer([make_shop(0), make_shop(1)]) as server:
-    ...     server.hosts, server.resolver_rules()
-    (['shop-0.test', 'shop-1.test'], 'MAP shop-0.test 127.0.0.1:40313,MAP shop-1.test 127.0.0.1:40313')
+    ...     server.sites
+    {'shop-0.test': 40313, 'shop-1.test': 40313}
 
-    The rules are for Chromium's --host-resolver-rules: addresses in prompts and logs then carry no
-    port and are the same in every run. Raises ValueError if the port can't be had, two worlds share a
+    The browser is told where these hosts are: addresses in prompts and logs then carry no port and are the
+    same in every run. Raises ValueError if the port can't be had, two worlds share a
     name, or a world cannot be drawn.
     """
 
@@ -203,8 +203,10 @@ class SiteServer:
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="sites", daemon=True)
 
-    def resolver_rules(self) -> str:
-        return ",".join(f"MAP {host} 127.0.0.1:{self.port}" for host in self.hosts)
+    @property
+    def sites(self) -> dict[str, int]:
+        """Each host's port on this machine."""
+        return dict.fromkeys(self.hosts, self.port)
 
     def __enter__(self) -> SiteServer:
         self._thread.start()
