@@ -23,6 +23,7 @@ FEEDBACK_CHARS = 512
 VALUE_CHARS = 100  # of a field's text in feedback
 LONGEST_WAIT = 30  # seconds
 DIRECTIONS = {"down": (0, 1), "up": (0, -1), "right": (1, 0), "left": (-1, 0)}
+CLOSED = "closed"  # a component that does not let its fields be seen
 WRITTEN_WHOLE = ("select", "date", "time", "month", "week", "datetime-local", "color", "range")
 
 # What keys are called elsewhere: by people, by other browser drivers and by desktop automation
@@ -149,6 +150,8 @@ class Before:
             notes.append("The page was loaded anew.")
         if found.state:
             notes.append(f"It is now {found.state}.")
+        if found.moved:
+            notes.append("It has moved away from under the pointer, and may not have got the click.")
         if found.focus:
             has = "It has the focus." if found.focus == "it" else f"The focus is on {found.focus}."
             notes.append(has)
@@ -253,7 +256,7 @@ async def _write(session: Session, message: str) -> str:
         raise ToolFailure(f"{holds}, which takes no text; click on a field first")
     await session.arm()
     keyboard = session.page.keyboard
-    if text_of(field.get("value")).strip():
+    if text_of(field.get("value")).strip() or kind == CLOSED:
         await session.do(keyboard.press("ControlOrMeta+A"))
         await session.do(keyboard.press("Backspace"))
     await session.do(keyboard.type(message), session.config.action_seconds)
@@ -282,7 +285,7 @@ def _what_fits(kind: str) -> str:
 def _mismatch(message: str, kind: str, field: Mapping[str, Any], name: str) -> str:
     """A field may hold something else than what was typed: cut, completed, or in its own format."""
     value = text_of(field.get("value"), 10_000)
-    is_same_field = text_of(field.get("kind")) == kind and field.get("editable") is True
+    is_same_field = text_of(field.get("kind")) == kind != CLOSED and field.get("editable") is True
     if not is_same_field or " ".join(value.split()) == " ".join(message.split()):
         return ""
     return f" But {name} now holds {value[:VALUE_CHARS]!r}, which differs from what was typed."

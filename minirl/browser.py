@@ -18,7 +18,7 @@ import contextlib
 import re
 import time
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,12 +28,15 @@ from playwright.async_api import Error as PlaywrightError
 from minirl.config import BrowserConfig
 from minirl.guard import Guard, Refused
 from minirl.probes import ARM, FOCUS, SETTLE, Settled, number_of, text_of
+from minirl.proxy import PROBLEM_HEADER
 from minirl.types import Stop
 
 SHOTS = (1, 3, 6)  # attempts at one screenshot: their shares of the time limit
 SHOT_PAUSE = 0.1  # seconds between them
 MOST_TABS = 20  # a page that opens more has them closed
 CLOSING_SECONDS = 0.1
+ANSWER_SECONDS = 1.0  # for a page that is only slow to show that it lives
+GOTO_SHARE = 2 / 3  # of an action's time, for a page that does not open; the rest is for recovering
 STOP_SECONDS = 5.0  # for a script that hangs to be stopped
 TITLE_CHARS = 50
 MEANWHILE = ("XHR", "Fetch")  # requests that an action's effect may wait for
@@ -60,17 +63,20 @@ class Traffic:
     """What a page loads because of an action, from the browser's own events."""
 
     pending: set[str] = field(default_factory=set)  # requests whose answers the page may show
-    leaves: bool = False  # another document was asked for
+    document: str = ""  # the request of another document, if one was asked for
+    failure: str = ""  # why that one did not come
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def started(self, event: dict[str, Any]) -> None:
         if event.get("type") == "Document" and event.get("requestId") == event.get("loaderId"):
-            self.leaves = True
+            self.document = event["requestId"]
         elif event.get("type") in MEANWHILE:
             self.pending.add(event["requestId"])
             self.idle.clear()
 
     def ended(self, event: dict[str, Any]) -> None:
+        if event["requestId"] == self.document and "errorText" in event:
+            self.failure = text_of(event["errorText"], 60)
         self.pending.discard(event["requestId"])
         if not self.pending:
             self.idle.set()
@@ -151,18 +157,25 @@ class Session:
         return self.tabs_of[page]
 
     async def revive(self) -> None:
-        """Stops a script that hangs; a tab that can't be helped is replaced by an empty one."""
+        """After a call that took too long: stops a script that hangs; a tab that can't be helped is replaced
+        by an empty one. One that answers was only slow."""
+        with contextlib.suppress(ToolFailure):
+            tab = await self.tab()
+            # while another document is awaited the old one does not answer
+            await self.do(tab.cdp.send("Page.stopLoading"), ANSWER_SECONDS)
+            await self.do(self.page.evaluate("0"), ANSWER_SECONDS)
+            return
         with contextlib.suppress(ToolFailure):
             tab = await self.tab()
             await self.do(tab.cdp.send("Runtime.terminateExecution"), STOP_SECONDS)
             await self.do(self.page.evaluate("0"), STOP_SECONDS)
-            self.news.append("The page's script hung and was stopped.")
+            self._tell("The page's script hung and was stopped.")
             return
         hung = self.page
         self.page = await self.do(self.context.new_page())
         with contextlib.suppress(ToolFailure):
             await self.do(hung.close(), STOP_SECONDS)
-        self.news.append("The page hung and its tab was closed.")
+        self._tell("The page hung and its tab was closed.")
 
     # --- where the tab is -------------------------------------------------------------------------------
 
@@ -184,26 +197,32 @@ class Session:
             await self.guard.check(url)
         except Refused as refusal:
             raise ToolFailure(str(refusal)) from None
-        status = 0
+        before = self.page.url
+        opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
         try:
-            opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
-            response = await self.do(opening, seconds or self.config.action_seconds)
-            status = response.status if response else 0
+            response = await self.do(opening, seconds or GOTO_SHARE * self.config.action_seconds)
         except PageHangs:
-            with contextlib.suppress(ToolFailure):
-                await self.do(self.page.evaluate("stop()"), STOP_SECONDS)
-            raise
+            await self.revive()
+            if self.page.url in ("about:blank", before):
+                raise ToolFailure("the page did not load in time") from None
+            response = None  # it has come, with a script that did not end
         except ToolFailure as failure:
             if "interrupted by another navigation" not in str(failure):
-                raise  # a page that sends its visitors on has arrived, though not where it was asked to
+                raise
+            if "chrome-error:" in str(failure):  # the error page of an address that was tried before
+                return await self.goto(url, seconds)
+            response = None  # a page that sends its visitors on has come, though not from where it was asked
+        if response is not None and (problem := response.headers.get(PROBLEM_HEADER)):
+            raise ToolFailure(f"the site could not be opened: its address is {problem}")
         await self.settle()
-        return status
+        return response.status if response else 0
 
     async def back(self) -> bool:
         """Goes back in the tab's history; False if there is nothing to go back to."""
         tab = await self.tab()
         history = await self.do(tab.cdp.send("Page.getNavigationHistory"))
-        if history["currentIndex"] == 0:
+        index = history["currentIndex"]
+        if index == 0 or history["entries"][index - 1]["url"] == "about:blank":  # as tabs begin
             return False
         await self.do(self.page.go_back(wait_until="commit", timeout=0))
         return True
@@ -277,11 +296,11 @@ class Session:
                     loading = page.wait_for_load_state("domcontentloaded", timeout=0)
                     await self.do(loading, config.commit_seconds)
                 continue
-            if tab.traffic.leaves and not tab.committed.is_set():
-                await self._calls_off(tab)
+            if tab.traffic.document and not tab.committed.is_set():
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(config.commit_seconds):
                         await tab.committed.wait()
+                await self._calls_off(tab)
                 ends = time.monotonic() + config.ready_ms / 1000
                 continue
             found = await self._settled(page, [config.quiet_ms, calm, 1000 * left])
@@ -289,10 +308,12 @@ class Session:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0, ends - time.monotonic())):
                         await tab.traffic.idle.wait()
-            elif self.page is page and (not tab.traffic.leaves or tab.committed.is_set()):
+            elif self.page is page and (not tab.traffic.document or tab.committed.is_set()):
                 break
         await self._calls_off(tab)
         self.armed = None
+        if found.error and tab.traffic.failure:
+            found = replace(found, error=tab.traffic.failure)
         if config.connect:  # no proxy of ours stands between a remote browser and the network
             await self._leave_if_refused()
         return found
@@ -395,8 +416,12 @@ class Session:
     # --- what happens by itself -------------------------------------------------------------------------
 
     def take_news(self) -> list[str]:
-        news, self.news = self.news[:5], []
+        news, self.news = self.news, []
         return news
+
+    def _tell(self, line: str) -> None:
+        """The last few lines, each once: a page may ask without end."""
+        self.news = [*(old for old in self.news[-4:] if old != line), line]
 
     def _watch(self, page: Page) -> None:
         page.on("close", self._closed)
@@ -407,8 +432,7 @@ class Session:
         self._watch(page)
         if len(self.context.pages) > MOST_TABS:
             asyncio.ensure_future(_quietly(page.close()))
-            note = f"More than {MOST_TABS} tabs were open; new ones were closed."
-            self.news += [note] if note not in self.news else []
+            self._tell(f"More than {MOST_TABS} tabs were open; new ones were closed.")
         else:
             self.page = page
 
@@ -423,15 +447,14 @@ class Session:
     async def _dialog(self, dialog: Dialog) -> None:
         """Dialogs block the page for ever otherwise. They are in no screenshot, so they are told."""
         if dialog.type == "beforeunload":
-            self.news.append("The page asked whether to leave it; that was confirmed.")
+            self._tell("The page asked whether to leave it; that was confirmed.")
         else:
             said = text_of(" ".join(dialog.message.split()), 100)
-            self.news.append(f'A dialog ({dialog.type}) said "{said}" and was accepted.')
-        del self.news[20:]  # of a page that asks without end
-        await _quietly(dialog.accept())
+            self._tell(f'A dialog ({dialog.type}) said "{said}" and was accepted.')
+        await _quietly(dialog.accept(dialog.default_value))
 
     async def _download(self, download: Download) -> None:
-        self.news.append(f"A download ({text_of(download.suggested_filename, 60)}) was refused.")
+        self._tell(f"A download ({text_of(download.suggested_filename, 60)}) was refused.")
         (await self.tab()).committed.set()  # no document will come
         await _quietly(download.cancel())
 

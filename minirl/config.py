@@ -89,9 +89,10 @@ class BrowserConfig:
     episode_seconds: float = 600.0
     """Deadline of an episode."""
     quiet_ms: float = 300.0
-    """The page is ready when its DOM has not changed for so long; 0: as soon as it is loaded and drawn ..."""
-    calm_ms: float = 50.0
-    """... or, where an action stirs nothing at all, after this time ..."""
+    """The page is ready when its DOM has not changed for twice as long as an action has been stirring it, at
+    most for so long; 0: as soon as it is loaded and drawn ..."""
+    calm_ms: float = 25.0
+    """... at least for so long ..."""
     commit_seconds: float = 10.0
     """... but a new document that was asked for is waited for ..."""
     ready_ms: float = 3000.0

@@ -24,7 +24,8 @@ from playwright.async_api import Error as PlaywrightError
 from minirl import chromium
 from minirl.browser import BrowserFault, Session
 from minirl.config import BrowserConfig
-from minirl.guard import FLAGS, Guard, Proxy
+from minirl.guard import Guard
+from minirl.proxy import FLAGS, Proxy
 from minirl.types import Stop
 
 CDP = "cdp:"  # marks the address of a browser that speaks Chromium's protocol, not Playwright's
@@ -42,7 +43,7 @@ class BrowserPool:
 
     def __init__(self, config: BrowserConfig, sites: Mapping[str, int] | None = None, sealed: bool = False):
         self.config, self.sealed = config, sealed
-        self.guard = Guard(config.private, config.allow, config.deny, config.host_rate, sites or {})
+        self.guard = Guard(config.private, config.allow, config.deny, config.host_rate, sites)
         self.proxy: Proxy | None = None
         self.places = list(config.connect) or [""] * config.browsers  # "": a process of our own
         self.options: dict[str, Any] = {}

@@ -34,9 +34,13 @@ _HELPERS = """
     return e === document.body || e === document.documentElement ? null : e;
   };
   const meant = e => e && (e.closest(HIT) || e);
+  const owner = e => (e && e.tagName === 'LABEL' && e.control) || e;  // whose state a click changes
+  const boxOf = e => { const r = e.getBoundingClientRect();
+    return [r.left + scrollX, r.top + scrollY, r.right + scrollX, r.bottom + scrollY]; };
   const short = (text, n) => String(text || '').trim().replace(/\\s+/g, ' ').slice(0, n);
   const TYPED = /^(text|search|email|url|tel|password|number|date|time|month|week|datetime-local)$/;
-  const editable = e => !!e && (e.isContentEditable || (!e.readOnly && !e.disabled &&
+  const closed = e => e.tagName.includes('-') && !e.shadowRoot;  // it may hold a field that can't be seen
+  const editable = e => !!e && (closed(e) || e.isContentEditable || (!e.readOnly && !e.disabled &&
     (e.tagName === 'TEXTAREA' || (e.tagName === 'INPUT' && TYPED.test(e.type)))));
   const valueOf = e => 'value' in e ? String(e.value) : e.isContentEditable ? e.innerText : '';
   const stateOf = e => {
@@ -73,11 +77,12 @@ ARM = (
     "([point, dom]) => {"
     + _HELPERS
     + """
-  const hit = point && at(point[0], point[1]), target = meant(hit);
-  const old = window[MARK];
+  const hit = point && at(point[0], point[1]), target = owner(meant(hit));
+  const old = window[MARK], now = performance.now();
   if (old) old.watch.disconnect();
-  const mark = {changes: 0, loud: performance.now(), added: [], gone: [], target, focus: focused(),
-    value: target && valueOf(target), state: target && stateOf(target)};
+  const mark = {changes: 0, since: now, loud: now, added: [], gone: [], target, focus: focused(),
+    late: !!old && old.late, at: point && [point[0] + scrollX, point[1] + scrollY],
+    box: target && boxOf(target), value: target && valueOf(target), state: target && stateOf(target)};
   mark.watch = new MutationObserver(records => {
     for (const r of records) {
       mark.changes += 1;
@@ -105,40 +110,49 @@ ARM = (
 )
 
 # Resolves when the page is loaded, drawn and quiet: fonts there, images in the viewport there, animations
-# over, no change for `quiet` ms. Where nothing stirs, `calm` ms are enough. At the latest after `cap` ms.
+# over, and no change for twice as long as it has been stirring since the action (or since it began to load),
+# at least `calm` and at most `quiet` ms. At the latest after `cap` ms, and what took so long once, a font
+# that never comes for example, is not waited for again in the same document.
 SETTLE = (
     "async ([quiet, calm, cap]) => {"
     + _HELPERS
     + """
   const start = performance.now(), left = () => cap - (performance.now() - start);
   const sleep = ms => new Promise(done => setTimeout(done, Math.max(0, ms)));
-  while (document.readyState !== 'complete' && left() > 0) await sleep(10);
+  let mark = window[MARK];
+  const fresh = !mark;
+  if (fresh) {
+    mark = {changes: 0, since: 0, loud: 0, late: false};
+    mark.watch = new MutationObserver(() => { mark.changes += 1; mark.loud = performance.now(); });
+    mark.watch.observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
+  }
+  const patience = () => mark.late ? 0 : left();
+  while (document.readyState !== 'complete' && patience() > 0) await sleep(10);
   const visible = r => r.bottom > 0 && r.right > 0 && r.top < innerHeight && r.left < innerWidth;
   const images = [...document.images].filter(i => !i.complete && visible(i.getBoundingClientRect()));
   const loads = images.map(i => new Promise(done => {
     i.addEventListener('load', done); i.addEventListener('error', done); }));
   if (loads.length || document.fonts.status !== 'loaded')
-    await Promise.race([Promise.all([document.fonts.ready, ...loads]), sleep(left())]);
+    await Promise.race([Promise.all([document.fonts.ready, ...loads]), sleep(patience())]);
+  if (left() <= 0) mark.late = true;
+  if (fresh) mark.loud = Math.max(mark.loud, performance.now());
   const ends = document.getAnimations().filter(a => a.playState === 'running' && a.effect &&
     a.effect.getComputedTiming().endTime < cap).map(a => a.finished.catch(() => 0));
   if (ends.length) await Promise.race([Promise.all(ends), sleep(left())]);
-  let mark = window[MARK];
-  const fresh = !mark;
+  const enough = () => Math.min(quiet, Math.max(calm, 2 * (mark.loud - mark.since)));
+  const rest = () => Math.max(start + calm, mark.loud + enough()) - performance.now();
+  while (quiet > 0 && rest() > 0 && left() > 0) await sleep(Math.min(left(), rest()));
   if (fresh) {
-    mark = {changes: 0, loud: start};
-    mark.watch = new MutationObserver(() => { mark.changes += 1; mark.loud = performance.now(); });
-    mark.watch.observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
+    mark.watch.disconnect();
+    Object.defineProperty(window, MARK, {value: mark, configurable: true, enumerable: false});
   }
-  const stirs = () => fresh || mark.changes > 0;
-  while (calm > 0 && !stirs() && performance.now() - start < calm && left() > 0)
-    await sleep(Math.min(10, left()));
-  while (quiet > 0 && stirs() && performance.now() - mark.loud < quiet && left() > 0)
-    await sleep(Math.min(left(), quiet - (performance.now() - mark.loud)));
-  if (fresh) mark.watch.disconnect();
   const focus = focused(), t = mark.target, there = t && t.isConnected;
+  const [x, y] = mark.at || [0, 0], box = there && mark.at ? boxOf(t) : null;
+  const moved = box && box[2] > box[0] && String(box) !== String(mark.box) &&
+    !(box[0] <= x && x <= box[2] && box[1] <= y && y <= box[3]);
   const memory = performance.memory ? performance.memory.usedJSHeapSize / 1048576 : 0;
   return {
-    fresh, title: document.title, changes: mark.changes,
+    fresh: mark.since === 0, moved: !!moved, title: document.title, changes: mark.changes,
     state: there && stateOf(t) !== mark.state ? stateOf(t) : '',
     revalued: !!there && valueOf(t) !== mark.value,
     focus: fresh || !focus || focus === mark.focus ? '' : focus !== t ? describe(focus)
@@ -160,7 +174,7 @@ FOCUS = (
   const e = focused();
   if (!e) return {name: '', editable: false, frame: false};
   return {name: describe(e), editable: editable(e), frame: e.tagName === 'IFRAME', value: valueOf(e),
-    kind: e.tagName === 'SELECT' ? 'select' : e.tagName === 'INPUT' ? e.type : 'text'};
+    kind: closed(e) ? 'closed' : e.tagName === 'SELECT' ? 'select' : e.tagName === 'INPUT' ? e.type : 'text'};
 }"""
 )
 
@@ -227,6 +241,7 @@ class Settled:
     """What SETTLE found. A page is free to answer anything, so nothing is believed to have its type."""
 
     fresh: bool = False  # another document than the one that was marked
+    moved: bool = False  # the element under the point has gone from there
     title: str = ""
     changes: int = 0
     state: str = ""  # of the marked element, if it is another than before
@@ -245,6 +260,7 @@ class Settled:
             return cls()
         return cls(
             fresh=answer.get("fresh") is True,
+            moved=answer.get("moved") is True,
             title=text_of(answer.get("title")),
             changes=int(number_of(answer.get("changes"))),
             state=text_of(answer.get("state")),
