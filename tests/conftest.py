@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # Before anything imports torch, which reads them once. Tests share their machine with browsers.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -135,3 +136,21 @@ def prompts(language, png) -> list[Prompt]:
             ids += (start, *[language.pad] * language.image_tokens(picture), end, 30 + n)
         out.append(Prompt(ids, shared=0, images=pictures))
     return out
+
+
+@pytest.fixture
+def names(monkeypatch) -> dict[str, Any]:
+    """The names that resolve, to these addresses; each one that is looked up is added to "asked"."""
+    known: dict[str, Any] = {"asked": []}
+    real = socket.getaddrinfo
+
+    def lookup(host: str, port: int, *args: Any, **kwargs: Any) -> list[Any]:
+        if host[0].isdigit() or ":" in host:
+            return real(host, port, *args, **kwargs)
+        known["asked"].append(host)
+        if host not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in known[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    return known

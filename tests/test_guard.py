@@ -8,7 +8,6 @@ import gc
 import socket
 import threading
 import time
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -129,24 +128,6 @@ def test_refusals_of_names_without_end_are_bounded():
 
 
 # --- addresses -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def names(monkeypatch) -> dict[str, Any]:
-    """The names that resolve, to these addresses; each one that is looked up is added to "asked"."""
-    known: dict[str, Any] = {"asked": []}
-    real = socket.getaddrinfo
-
-    def lookup(host: str, port: int, *args: Any, **kwargs: Any) -> list[Any]:
-        if host[0].isdigit() or ":" in host:
-            return real(host, port, *args, **kwargs)
-        known["asked"].append(host)
-        if host not in known:
-            raise socket.gaierror(socket.EAI_NONAME, "unknown")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in known[host]]
-
-    monkeypatch.setattr(socket, "getaddrinfo", lookup)
-    return known
 
 
 async def test_only_public_addresses_of_a_name_are_used(names):
