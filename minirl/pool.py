@@ -29,6 +29,7 @@ from minirl.proxy import FLAGS, Proxy
 from minirl.types import Stop
 
 CDP = "cdp:"  # marks the address of a browser that speaks Chromium's protocol, not Playwright's
+CONNECT_HEADERS: dict[str, str] = {}  # sent to Playwright servers
 CONNECT_PAUSE = 1.0  # seconds between attempts to reach a remote browser
 
 
@@ -132,7 +133,7 @@ class BrowserPool:
                 if place.startswith(CDP):
                     address = place.removeprefix(CDP)
                     return await self.playwright.chromium.connect_over_cdp(address, timeout=limit)
-                return await self.playwright.chromium.connect(place, timeout=limit)
+                return await self.playwright.chromium.connect(place, timeout=limit, headers=CONNECT_HEADERS)
             except PlaywrightError:
                 if time.monotonic() > ends:
                     raise
