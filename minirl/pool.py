@@ -112,6 +112,9 @@ class BrowserPool:
                 assert self.playwright is not None, "use `async with BrowserPool(...)`"
                 # Playwright's own limit: it also ends the process that took too long
                 limit = 1000 * self.config.start_seconds
+                if browser is not None:  # it died
+                    self.pids.pop(browser, None)
+                    self.born.pop(browser, None)
                 if self.places[i]:
                     browser = await self._connect(self.places[i])
                 else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from minirl.context import ChatFormat, Context
+from minirl.context import ChatFormat, Context, think_ends
 from minirl.types import Observation, Prompt, Task, Trajectory, Turn
 
 SYSTEM = "Use the browser."
@@ -290,3 +290,63 @@ def test_messages_show_what_the_prompt_shows(new_context, png, keep):
     assert parts[0] == (SYSTEM,) and parts[2] == ("again",)
     assert TASK in parts[1][0] and "click: nothing." in parts[3][0]
     assert all(step.image is None for step in context.settled)
+
+
+# --- without past reasoning -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_without_reasoning_only_the_calls_of_past_turns_stay(language, new_context, keep):
+    """By slicing ids: what is left of a response are ids that were sampled, from `</think>` on, as the
+    template has opened `<think>` already. The newest response is trained whole."""
+    tokenizer = language.tokenizer
+    whole, bare = Played(new_context(keep=keep)), Played(new_context(keep=keep, reasoning=False))
+    for i in range(4):
+        ids = tuple(tokenizer(RESPONSES[i] + "<|im_end|>")["input_ids"])
+        for played in (whole, bare):
+            played.turn(Observation(f"tab {i}"), ids, ("did",) if i else ())
+    text = tokenizer.decode(bare.prompts[-1].ids)
+    assert "look" in tokenizer.decode(whole.prompts[-1].ids) and "look" not in text
+    assert text.count('<think>\n</think>\n<tool_call>\n{"name": "go_back"}\n</tool_call><|im_end|>') == 3
+    trajectory = bare.trajectory()
+    for t, prompt in enumerate(bare.prompts):
+        assert trajectory.prompt_ids(t) == prompt.ids
+        assert "look" in tokenizer.decode(trajectory.turns[t].response_ids)
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ("a</think>b", "</think>b"),
+        ("a</think>b</think>c", "</think>c"),
+        ("never closed", "never closed"),
+    ],
+)
+def test_where_a_thought_ends(language, said, left):
+    ids = tuple(language.tokenizer(said)["input_ids"])
+    start, end = think_ends(language.tokenizer, ids)
+    assert language.tokenizer.decode(ids[start:]) == left
+    assert language.tokenizer.decode(ids[end:]) == left.removeprefix("</think>")
+
+
+def test_where_a_thought_ends_if_its_tag_is_no_token(language):
+    """As in models without thinking: the tag is spelled in several tokens, one of which may hold more."""
+
+    class Spelled:
+        unk_token_id = None
+
+        def convert_tokens_to_ids(self, token: str) -> None:
+            return None
+
+        def decode(self, ids: tuple[int, ...]) -> str:
+            return "".join(["wh", "y</", "thi", "nk", ">\n", "call"][i] for i in ids)
+
+    assert think_ends(Spelled(), (0, 1, 2, 3, 4, 5)) == (1, 5)
+
+
+def test_messages_without_reasoning(new_context):
+    context = new_context(reasoning=False)
+    context.observe(Observation("tab"))
+    context.respond((1,), "why</think>call")
+    context.observe(Observation("tab"))
+    assert ("assistant", ("call",)) in context.messages()

@@ -212,7 +212,7 @@ async def test_without_its_sampler_a_step_ends_at_once_and_says_why():
     with pytest.raises(SamplerDied, match="out of memory"):
         await theatre.collect()
     assert not theatre.running and len(theatre.max_steps) <= 2
-    with pytest.raises(SamplerDied, match="out of memory"):
+    with clock_that_jumps(), pytest.raises(SamplerDied, match="out of memory"):
         await theatre.rollouts.evaluate(theatre.tasks[:1], "after_rl", 3, lambda n: None)
 
 
@@ -297,6 +297,10 @@ class Script:
         self.language, self.sayings = language, sayings
         self.requests: list[Request] = []
         self.samples: list[Sample] = []
+        self.failure = ""
+
+    async def idle(self) -> None:
+        """It never decodes anything."""
 
     async def generate(self, request: Request) -> Sample:
         saying = self.sayings[min(len(self.requests), len(self.sayings) - 1)]
@@ -380,6 +384,38 @@ async def test_calls_run_in_order_up_to_the_first_failure_and_to_done(play):
     )
     assert (t.stop, t.answer, t.success, t.reward) == (Stop.DONE, "it is done", True, 1.0)
     assert len(t.turns) == 2 and t.final_state == {"asked": True} and t.final_image
+
+
+async def test_feedback_can_be_kept_from_the_model(play):
+    """It is recorded all the same, for the judge; that a response could not be read is still told."""
+    config = replace(CONFIG, agent=replace(CONFIG.agent, feedback=False))
+    async with play(saying(WAIT), "hm", saying(DONE), config=config) as (rollouts, script, task):
+        t = await episode(rollouts, task)
+    texts = [rollouts.language.tokenizer.decode(request.prompt.ids) for request in script.requests]
+    assert t.turns[0].feedback == ("wait: waited 0 s.",) and "waited" not in texts[-1]
+    assert "Error: no" not in texts[1] and "Error: no" in texts[2]
+
+
+async def test_past_reasoning_can_be_kept_from_the_model(play):
+    config = replace(CONFIG, agent=replace(CONFIG.agent, reasoning=False))
+    sayings = (saying(WAIT, thought="my secret plan"), saying(DONE, thought="another"))
+    async with play(*sayings, config=config) as (rollouts, script, task):
+        t = await episode(rollouts, task)
+    text = rollouts.language.tokenizer.decode(script.requests[1].prompt.ids)
+    assert "secret" not in text and '"wait"' in text and "secret" in t.turns[0].text
+    assert [turn.response_ids for turn in t.turns] == [sample.ids for sample in script.samples]
+
+
+async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play):
+    """A step in which every group fails makes the next one look elsewhere."""
+    browser = replace(CONFIG.browser, host_failures=2, start_attempts=1)
+    rollout = replace(CONFIG.rollout, group=2, groups=1, max_oversample=2)
+    config = replace(CONFIG, browser=browser, rollout=rollout)
+    async with play(saying(DONE), config=config, start="http://nothing-here.test/") as (rollouts, _, task):
+        first = await rollouts.collect(TaskStream([task], 0), 0, 0, lambda n: None)
+        assert rollouts.hosts.left_out(task) and {t.stop for t in first.finished} == {Stop.SITE_ERROR}
+        second = await rollouts.collect(TaskStream([task], 0), 0, 0, lambda n: None)
+    assert second.finished == [] and second.groups == [] and second.next_cursor == 2
 
 
 async def test_only_done_is_verified(play):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -300,6 +303,132 @@ def test_very_long_responses():
     assert "not valid JSON" in parse("x</think><tool_call>" + "[" * n + "</tool_call>").error
     assert parse("<think>" * n + "</think>" + call("go_back")).calls == (Call("go_back"),)
     assert len(parse("x</think>" + call("go_back") * n).calls) == n
+
+
+# --- other names ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("paper", "code"),
+    [
+        (("click", {"x": 5, "y": 7}), ("click", {"point_2d": [5, 7]})),
+        (("click", {"x": 5, "y": 7, "click_type": "double"}), ("click", {"point_2d": [5, 7], "clicks": 2})),
+        (("hover", {"x": 5, "y": 7}), ("hover", {"point_2d": [5, 7]})),
+        (
+            ("drag", {"x1": 1, "y1": 2, "x2": 3, "y2": 4}),
+            ("drag", {"start_point_2d": [1, 2], "end_point_2d": [3, 4]}),
+        ),
+        (("write", {"text": "a"}), ("write", {"message": "a"})),
+        (("switch_tab", {"index": 1}), ("switch_tab", {"tab_index": 1})),
+        (("done", {"answer": "a"}), ("done", {"response": "a"})),
+        (
+            ("scroll", {"direction": "up", "x": 1, "y": 2}),
+            ("scroll", {"direction": "up", "point_2d": [1, 2]}),
+        ),
+    ],
+)
+def test_the_papers_names_mean_the_same(paper, code):
+    ours, theirs = (parse(f"x</think>{call(name, **arguments)}") for name, arguments in (code, paper))
+    assert ours == theirs and ours.error is None
+
+
+def test_both_names_at_once_or_half_a_point_are_refused():
+    assert "click has no argument 'x'" in parse(f"x</think>{call('click', point_2d=[1, 2], x=1, y=2)}").error
+    assert "has no argument 'x'" in parse(f"x</think>{call('click', x=1)}").error
+
+
+def test_the_schema_in_the_papers_names():
+    shown = {s["function"]["name"]: s["function"]["parameters"] for s in schemas("paper")}
+    assert list(shown["click"]["properties"]) == ["x", "y", "click_type", "button"]
+    assert shown["click"]["required"] == ["x", "y"]
+    assert shown["click"]["properties"]["click_type"]["enum"] == ["single", "double", "triple"]
+    assert shown["drag"]["required"] == ["x1", "y1", "x2", "y2"]
+    required = {"write": ["text"], "switch_tab": ["index"], "done": ["answer"]}
+    assert {name: shown[name]["required"] for name in required} == required
+    assert shown["goto_url"] == schemas()[NAMES.index("goto_url")]["function"]["parameters"]
+
+
+@pytest.mark.parametrize("point", ["500, 120", "[500, 120]", "(500,120)", {"x": 500, "y": 120}, ["500", 120]])
+def test_points_in_other_forms(point):
+    assert parse(f"x</think>{call('hover', point_2d=point)}").calls[0].arguments == {"point_2d": [500, 120]}
+
+
+def test_arguments_as_a_string_of_json():
+    block = json.dumps({"name": "write", "arguments": json.dumps({"message": "a"})})
+    assert parse(f"x</think><tool_call>{block}</tool_call>").calls == (Call("write", {"message": "a"}),)
+
+
+def test_a_system_prompt_from_a_file(tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text("Mine.\n{tools}\nEnd. {braces} stay.")
+    text = system_prompt(brief=False, names="paper", file=path)
+    assert text.startswith("Mine.\n{") and text.endswith("\nEnd. {braces} stay.")
+    assert '"click_type"' in text and '"point_2d"' not in text
+    path.write_text("No place.")
+    with pytest.raises(ValueError, match="write {tools} where"):
+        system_prompt(brief=False, file=path)
+    with pytest.raises(ValueError, match="can't be read"):
+        system_prompt(brief=False, file=tmp_path / "nowhere")
+
+
+# --- a hundred thousand responses -----------------------------------------------------------------
+
+PIECES = (
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "{", "}", "[", "]", '"', ",", ":", "\\", "\n",
+    "null", "NaN", "Infinity", "-0", "1e999", "9" * 5000, "\u202e", "\ud800", "\x00", "é", "\U0001f9ff",
+    '"name"', '"arguments"', '"click"', '"point_2d"', "[" * 2000, '{"a":' * 2000,
+)  # fmt: skip
+
+
+def random_call(chance: random.Random) -> Call:
+    """A call that is valid and complete, so that it must come back as it is."""
+
+    def value(kind: str) -> Any:
+        text = "".join(chance.choice('ab "\\<>{}/é漢\U0001f9ff\n') for _ in range(chance.randrange(1, 12)))
+        return {
+            "point": [chance.randrange(1001), chance.uniform(0, 1000)],
+            "strings": [text] * chance.randrange(1, 4),
+            "string": text,
+            "integer": chance.randrange(1001),
+            "number": chance.uniform(0, 1000),
+            "boolean": chance.random() < 0.5,
+        }[kind]
+
+    name = chance.choice(NAMES)
+    return Call(name, {a: value(kind) for a, (kind, _) in TOOLS[name].arguments.items()})
+
+
+def spoiled(text: str, chance: random.Random) -> str:
+    """Cut, with pieces put in, left out, doubled or swapped."""
+    for _ in range(chance.randrange(1, 5)):
+        i, j = sorted(chance.randrange(len(text) + 1) for _ in range(2))
+        match chance.randrange(5):
+            case 0:
+                text = text[:j]
+            case 1:
+                text = text[:i] + chance.choice(PIECES) + text[i:]
+            case 2:
+                text = text[:i] + text[j:]
+            case 3:
+                text = text[:j] + text[i:]
+            case 4:
+                text = text[:i] + chance.choice(PIECES) + text[j:]
+    return text
+
+
+def test_a_hundred_thousand_outputs():
+    """Valid calls come back as they were; whatever is done to them, nothing raises."""
+    chance, ended = random.Random(0), Counter()
+    for n in range(50_000):
+        calls = tuple(random_call(chance) for _ in range(chance.randrange(1, 4)))
+        ascii_only = n % 2 == 0
+        blocks = (json.dumps(asdict(made), ensure_ascii=ascii_only) for made in calls)
+        text = "why</think>" + "".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks)
+        assert parse(text) == Parsed("why", calls)
+        parsed = parse(spoiled(text, chance))
+        assert bool(parsed.calls) == (parsed.error is None)
+        ended["calls" if parsed.calls else "error"] += 1
+    assert min(ended.values()) > 2000, ended  # both ends of the parser were seen
 
 
 # --- feedback --------------------------------------------------------------------------------------
