@@ -459,7 +459,9 @@ async def test_five_hundred_episodes_while_browsers_are_killed(language, site, t
     """Each ends within its deadline with a `Stop`: that of its page, or infra_error where its browser was
     killed. Nothing is left of them, and memory stays where it was."""
     chance, n, killed = random.Random(0), 500, 0
-    config = replace(CONFIG, browser=replace(BROWSER, browsers=2, episodes=16, episode_seconds=90))
+    patient = {"start_seconds": 30, "call_seconds": 10, "screenshot_seconds": 30, "action_seconds": 45}
+    browser = replace(BROWSER, browsers=2, episodes=16, episode_seconds=180, **patient)
+    config = replace(CONFIG, browser=browser)
     memory: list[float] = []
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     files, tasks = open_files(), len(asyncio.all_tasks())
