@@ -219,7 +219,7 @@ def run(argv: Sequence[str]) -> None:
     if config.plan:
         return show(plan(config, config.gpus, config.gpu_gb))
     check_folders(config)
-    with open_ranks(config.browser.episode_seconds) as ranks:
+    with open_ranks(config.browser.acquire_seconds + config.browser.episode_seconds) as ranks:
         asyncio.run(main(config, ranks))
 
 

@@ -11,17 +11,22 @@ nothing on the page changed, not whenever the address stayed; keys that do not e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minirl.browser import PageHangs, Session, ToolFailure
-from minirl.probes import CHOOSE, FOCUS, SCROLL, Settled, names_of, number_of, text_of
+from minirl.probes import CHOOSE, FOCUS, SCROLL, Settled, names_of, number_of, record, text_of
 from minirl.tools import SCALE
 from minirl.types import Call, Observation
 
 FEEDBACK_CHARS = 512
+URL_CHARS = 300  # of an address in what the agent sees
 VALUE_CHARS = 100  # of a field's text in feedback
 LONGEST_WAIT = 30  # seconds
+MOST_PRESSES, MOST_CLICKS = 50, 3
+LOADING = ("click", "drag", "write", "press_keys", "go_back")  # calls that may ask a host for something
+MODIFIERS = ("Control", "Shift", "Alt", "Meta")
 DIRECTIONS = {"down": (0, 1), "up": (0, -1), "right": (1, 0), "left": (-1, 0)}
 CLOSED = "closed"  # a component that does not let its fields be seen
 WRITTEN_WHOLE = ("select", "date", "time", "month", "week", "datetime-local", "color", "range")
@@ -51,6 +56,7 @@ async def observe(session: Session) -> Observation:
         "Available tabs:",
     ]
     for i, (url, title) in enumerate(tabs):
+        url = url if len(url) <= URL_CHARS else url[:URL_CHARS] + "..."  # a page can make it endless
         lines.append(f"- Tab {i}{' (active)' if i == active else ''}: {url} - {title}")
     url, title = tabs[active]
     return Observation("\n".join(lines), image=image, url=url, title=title)
@@ -64,7 +70,8 @@ async def act(session: Session, call: Call) -> str:
     """
     if call.name == "done":
         return "done: task ended."
-    await session.pace()
+    if call.name in LOADING:
+        await session.pace()
     seconds = session.config.action_seconds
     if call.name == "wait":  # on purpose, so it does not count
         seconds += LONGEST_WAIT
@@ -73,10 +80,20 @@ async def act(session: Session, call: Call) -> str:
             said = await _run(session, call)
     except (TimeoutError, PageHangs):
         await session.revive()
+        await _let_go(session, call)
         raise ToolFailure(" ".join(["the browser did not finish in time.", *session.take_news()])) from None
     except ToolFailure as failure:
+        await _let_go(session, call)
         raise ToolFailure(" ".join([str(failure), *session.take_news()])) from None
     return shorten(" ".join([f"{call.name}: {said}", *session.take_news()]))
+
+
+async def _let_go(session: Session, call: Call) -> None:
+    """A hotkey that failed half-way must not turn all that follows into hotkeys."""
+    if call.name == "press_keys":
+        for key in MODIFIERS:
+            with contextlib.suppress(ToolFailure):
+                await session.do(session.page.keyboard.up(key))
 
 
 def shorten(text: str) -> str:
@@ -170,6 +187,11 @@ def pixels(session: Session, point: Sequence[float]) -> tuple[float, float]:
     return min(x, session.width - 1), min(y, session.height - 1)
 
 
+def name_of(answer: Mapping[str, Any]) -> str:
+    """What a pointer has hit; a page that spoils our scripts leaves that open."""
+    return text_of(answer.get("target")) or "something"
+
+
 def place(point: Sequence[float]) -> str:
     return f"[{point[0]:g}, {point[1]:g}]"
 
@@ -183,12 +205,12 @@ async def _click(session: Session, arguments: Mapping[str, Any]) -> str:
     if button not in ("left", "middle", "right"):
         raise ToolFailure(f"there is no {button!r} mouse button")
     before, answer = Before(session), await session.arm((x, y))
-    clicks = min(max(arguments["clicks"], 1), 3)
+    clicks = min(max(arguments["clicks"], 1), MOST_CLICKS)
     await session.do(session.page.mouse.click(x, y, button=button, click_count=clicks))
     notes = before.notes(await session.settle(), after_click=True)
     if options := names_of(answer.get("options")):
         notes = f" Its list is not in the screenshot; write one of: {', '.join(options)}."
-    return f"clicked {text_of(answer.get('target'))} at {place(arguments['point_2d'])}.{notes}"
+    return f"clicked {name_of(answer)} at {place(arguments['point_2d'])}.{notes}"
 
 
 async def _hover(session: Session, point: Sequence[float]) -> str:
@@ -196,7 +218,7 @@ async def _hover(session: Session, point: Sequence[float]) -> str:
     before, answer = Before(session), await session.arm((x, y))
     await session.do(session.page.mouse.move(x, y))
     notes = before.notes(await session.settle())
-    return f"the pointer is over {text_of(answer.get('target'))} at {place(point)}.{notes}"
+    return f"the pointer is over {name_of(answer)} at {place(point)}.{notes}"
 
 
 async def _drag(session: Session, arguments: Mapping[str, Any]) -> str:
@@ -210,7 +232,7 @@ async def _drag(session: Session, arguments: Mapping[str, Any]) -> str:
     finally:  # a button that stays down would spoil all that follows
         await session.do(mouse.up())
     notes = before.notes(await session.settle(), after_click=True)
-    return f"dragged {text_of(answer.get('target'))} from {place(start)} to {place(end)}.{notes}"
+    return f"dragged {name_of(answer)} from {place(start)} to {place(end)}.{notes}"
 
 
 async def _scroll(session: Session, arguments: Mapping[str, Any]) -> str:
@@ -226,7 +248,7 @@ async def _scroll(session: Session, arguments: Mapping[str, Any]) -> str:
     pixel = (dx * share * session.width, dy * share * session.height)
     _, answer = await session.ask(SCROLL, point, *pixel)
     notes = before.notes(await session.settle())
-    name, moved = text_of(answer.get("name")), number_of(answer.get("moved"))
+    name, moved = text_of(answer.get("name")) or "the page", number_of(answer.get("moved"))
     end = {"down": "bottom", "up": "top", "right": "right end", "left": "left end"}[direction]
     if moved < 1:
         return f"{name} did not move {direction}; it may be at its {end}.{notes}"
@@ -263,7 +285,8 @@ async def _write(session: Session, message: str) -> str:
     found = await session.settle(quiet=True)
     notes = before.notes(found)
     if not found.fresh and not frame.is_detached():
-        notes += _mismatch(message, kind, await session.do(frame.evaluate(FOCUS)), name)
+        now = record(await session.do(frame.evaluate(FOCUS)))
+        notes += _mismatch(message, kind, now, name)
     return f"typed {message[:VALUE_CHARS]!r} into {name}.{notes}"
 
 
@@ -295,13 +318,13 @@ async def _press(session: Session, arguments: Mapping[str, Any]) -> str:
     keys = [normal(key) for key in arguments["keys"]]
     if arguments["is_hotkey"]:
         keys = ["+".join(keys)]
-    before = Before(session)
+    before, presses = Before(session), min(max(arguments["presses"], 1), MOST_PRESSES)
     await session.arm()
     for key in keys:
-        for _ in range(min(max(arguments["presses"], 1), 50)):
+        for _ in range(presses):
             await session.do(session.page.keyboard.press(key))
     notes = before.notes(await session.settle(quiet=True))
-    times = f" {arguments['presses']} times" if arguments["presses"] > 1 else ""
+    times = f" {presses} times" if presses > 1 else ""
     return f"pressed {', '.join(keys)}{times}.{notes}"
 
 

@@ -17,7 +17,7 @@ import base64
 import contextlib
 import re
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,7 +27,7 @@ from playwright.async_api import Error as PlaywrightError
 
 from minirl.config import BrowserConfig
 from minirl.guard import Guard, Refused
-from minirl.probes import ARM, FOCUS, SETTLE, Settled, number_of, text_of
+from minirl.probes import ARM, FOCUS, SETTLE, Settled, corner_of, record, text_of
 from minirl.proxy import PROBLEM_HEADER
 from minirl.types import Stop
 
@@ -37,7 +37,8 @@ MOST_TABS = 20  # a page that opens more has them closed
 CLOSING_SECONDS = 0.1
 ANSWER_SECONDS = 1.0  # for a page that is only slow to show that it lives
 GOTO_SHARE = 2 / 3  # of an action's time, for a page that does not open; the rest is for recovering
-STOP_SECONDS = 5.0  # for a script that hangs to be stopped
+STOP_SECONDS = 3.0  # for a script that hangs to be stopped
+REVIVE_SECONDS = 12.0  # for all that may help a page that hangs
 TITLE_CHARS = 50
 MEANWHILE = ("XHR", "Fetch")  # requests that an action's effect may wait for
 
@@ -62,24 +63,39 @@ class BrowserFault(Exception):
 class Traffic:
     """What a page loads because of an action, from the browser's own events."""
 
+    frame: str  # the tab's own, as the protocol names it: what frames within it load is no news of the tab
+    document: str = ""  # the request of another document, until it comes or fails
+    failure: str = ""  # why it failed
     pending: set[str] = field(default_factory=set)  # requests whose answers the page may show
-    document: str = ""  # the request of another document, if one was asked for
-    failure: str = ""  # why that one did not come
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def started(self, event: dict[str, Any]) -> None:
-        if event.get("type") == "Document" and event.get("requestId") == event.get("loaderId"):
+        if event.get("type") == "Document" and event.get("frameId") == self.frame:
             self.document = event["requestId"]
+            self.pending.clear()
         elif event.get("type") in MEANWHILE:
             self.pending.add(event["requestId"])
-            self.idle.clear()
 
     def ended(self, event: dict[str, Any]) -> None:
-        if event["requestId"] == self.document and "errorText" in event:
-            self.failure = text_of(event["errorText"], 60)
         self.pending.discard(event["requestId"])
-        if not self.pending:
-            self.idle.set()
+        if event["requestId"] == self.document and "errorText" in event:
+            self.document, self.failure = "", text_of(event["errorText"], 60)
+        self.news.set()
+
+    def committed(self) -> None:
+        """The tab has gone elsewhere. Within a document, that leaves its requests alone."""
+        if self.document:
+            self.document = ""
+            self.pending.clear()
+            self.news.set()
+
+    async def wait(self, done: Callable[[], bool], seconds: float) -> None:
+        """Until `done`, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0, seconds)):
+                while not done():
+                    self.news.clear()
+                    await self.news.wait()
 
 
 @dataclass
@@ -87,9 +103,8 @@ class Tab:
     """What is remembered of a tab, so that it need not be asked for again."""
 
     cdp: CDPSession
+    traffic: Traffic
     title: str = ""
-    traffic: Traffic = field(default_factory=Traffic)
-    committed: asyncio.Event = field(default_factory=asyncio.Event)  # another document has come
 
 
 @dataclass
@@ -106,6 +121,7 @@ class Session:
     heap: float = 0.0  # the most JavaScript memory seen, in MB
     tabs_of: dict[Page, Tab] = field(default_factory=dict)
     crashed: set[Page] = field(default_factory=set)
+    closing: set[asyncio.Future[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.context.on("page", self._opened)
@@ -148,17 +164,26 @@ class Session:
         """What is known of a tab, by default the current one, with a protocol session made at first use."""
         page = page or self.page
         if page not in self.tabs_of:
-            tab = Tab(await self.do(self.context.new_cdp_session(page)))
+            cdp = await self.do(self.context.new_cdp_session(page))
+            tree = await self.do(cdp.send("Page.getFrameTree"))
+            tab = Tab(cdp, Traffic(tree["frameTree"]["frame"]["id"]))
             for name in ("loadingFinished", "loadingFailed"):
-                tab.cdp.on(f"Network.{name}", lambda event: tab.traffic.ended(event))
-            tab.cdp.on("Network.requestWillBeSent", lambda event: tab.traffic.started(event))
-            page.on("framenavigated", lambda frame: frame == page.main_frame and tab.committed.set())
+                cdp.on(f"Network.{name}", lambda event: tab.traffic.ended(event))
+            cdp.on("Network.requestWillBeSent", lambda event: tab.traffic.started(event))
+            page.on("framenavigated", lambda frame: frame == page.main_frame and tab.traffic.committed())
             self.tabs_of[page] = tab
         return self.tabs_of[page]
 
     async def revive(self) -> None:
         """After a call that took too long: stops a script that hangs; a tab that can't be helped is replaced
         by an empty one. One that answers was only slow."""
+        try:
+            async with asyncio.timeout(REVIVE_SECONDS):
+                await self._revive()
+        except (TimeoutError, ToolFailure):
+            raise BrowserFault(Stop.ENV_ERROR, "the page hangs, and nothing helps") from None
+
+    async def _revive(self) -> None:
         with contextlib.suppress(ToolFailure):
             tab = await self.tab()
             # while another document is awaited the old one does not answer
@@ -197,6 +222,7 @@ class Session:
             await self.guard.check(url)
         except Refused as refusal:
             raise ToolFailure(str(refusal)) from None
+        await self.pace(url)
         before = self.page.url
         opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
         try:
@@ -227,43 +253,48 @@ class Session:
         await self.do(self.page.go_back(wait_until="commit", timeout=0))
         return True
 
-    async def pace(self) -> None:
-        """Waits for this host's next turn, if hosts are to be visited slowly."""
-        host = urlsplit(self.page.url).hostname
+    async def pace(self, url: str = "") -> None:
+        """Waits for the next turn on a host, by default the current page's, if hosts are to be visited
+        slowly."""
+        host = urlsplit(url or self.page.url).hostname
         if host:
             await self.guard.pace(host)
 
     # --- before and after an action ---------------------------------------------------------------------
 
-    async def arm(self, point: tuple[float, float] | None = None) -> dict[str, Any]:
+    async def arm(self, point: tuple[float, float] | None = None) -> Mapping[str, Any]:
         """Marks the page before an action, so that `settle` sees its effect; what is under the point."""
         tab = await self.tab()
-        tab.traffic = Traffic()
-        tab.committed.clear()
-        self.armed, answer = await self.ask(ARM, point, self.config.dom_note)
+        try:
+            self.armed, answer = await self.ask(ARM, point, self.config.dom_note)
+        except PageHangs:
+            raise
+        except ToolFailure:  # a page that spoils our scripts can still be acted on
+            self.armed, answer = None, {}
         if self.config.quiet_ms:
             await self.do(tab.cdp.send("Network.enable"))
         return answer
 
-    async def ask(self, script: str, point: tuple[float, float] | None, *rest: Any) -> tuple[Frame, Any]:
+    async def ask(
+        self, script: str, point: tuple[float, float] | None, *rest: Any
+    ) -> tuple[Frame, Mapping[str, Any]]:
         """A script's answer from the innermost frame at a point, and that frame. The script takes the point
         first, in the frame's own coordinates, and answers with `frame` where another one begins."""
         frame = self.page.main_frame
-        answer = await self.do(frame.evaluate(script, [point, *rest]))
-        while point is not None and answer.get("frame"):
+        answer = record(await self.do(frame.evaluate(script, [point, *rest])))
+        while point is not None and (corner := corner_of(answer)):
             inner = await self._frame(frame, f"document.elementFromPoint({point[0]:.2f}, {point[1]:.2f})")
             if inner is None:
                 break
-            left, top = answer["frame"]
-            point = (point[0] - number_of(left), point[1] - number_of(top))
-            frame, answer = inner, await self.do(inner.evaluate(script, [point, *rest]))
+            point = (point[0] - corner[0], point[1] - corner[1])
+            frame, answer = inner, record(await self.do(inner.evaluate(script, [point, *rest])))
         return frame, answer
 
-    async def focus(self) -> tuple[Frame, dict[str, Any]]:
+    async def focus(self) -> tuple[Frame, Mapping[str, Any]]:
         """What has the focus, and in which frame."""
         frame = self.page.main_frame
         while True:
-            answer = await self.do(frame.evaluate(FOCUS))
+            answer = record(await self.do(frame.evaluate(FOCUS)))
             inner = await self._frame(frame, "document.activeElement") if answer.get("frame") else None
             if inner is None:
                 return frame, answer
@@ -285,35 +316,31 @@ class Session:
         tab = await self.tab(page)
         calm, found = (config.quiet_ms if quiet else config.calm_ms), Settled()
         ends = time.monotonic() + config.ready_ms / 1000
-        for _ in range(4):
-            left = ends - time.monotonic()
-            if left <= 0:
-                break
+        while time.monotonic() < ends:
+            traffic = tab.traffic
             if self.page is not page:  # a window has opened, empty at first
+                await self._calls_off(tab)
                 page = self.page
                 tab = await self.tab(page)
+                loading = page.wait_for_load_state("domcontentloaded", timeout=0)
                 with contextlib.suppress(ToolFailure):
-                    loading = page.wait_for_load_state("domcontentloaded", timeout=0)
                     await self.do(loading, config.commit_seconds)
-                continue
-            if tab.traffic.document and not tab.committed.is_set():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(config.commit_seconds):
-                        await tab.committed.wait()
-                await self._calls_off(tab)
                 ends = time.monotonic() + config.ready_ms / 1000
-                continue
-            found = await self._settled(page, [config.quiet_ms, calm, 1000 * left])
-            if tab.traffic.pending:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0, ends - time.monotonic())):
-                        await tab.traffic.idle.wait()
-            elif self.page is page and (not tab.traffic.document or tab.committed.is_set()):
+            elif traffic.document:
+                await traffic.wait(lambda waited=traffic: not waited.document, config.commit_seconds)
+                traffic.document = ""  # in time or not: the page is looked at now
+                ends = time.monotonic() + config.ready_ms / 1000
+            found = await self._settled(page, [config.quiet_ms, calm], ends)
+            if traffic.pending:
+                left = ends - time.monotonic()
+                await traffic.wait(lambda waited=traffic: not waited.pending or bool(waited.document), left)
+            elif self.page is page and not traffic.document:
                 break
+        failure = tab.traffic.failure
         await self._calls_off(tab)
         self.armed = None
-        if found.error and tab.traffic.failure:
-            found = replace(found, error=tab.traffic.failure)
+        if found.error and failure:
+            found = replace(found, error=failure)
         if config.connect:  # no proxy of ours stands between a remote browser and the network
             await self._leave_if_refused()
         return found
@@ -326,16 +353,23 @@ class Session:
             await self.do(self.page.goto("about:blank"))
             raise ToolFailure(str(refusal)) from None
 
-    async def _settled(self, page: Page, times: list[float]) -> Settled:
-        """SETTLE's answer from the page, and from the frame with the last action's target if there is one."""
+    async def _settled(self, page: Page, times: list[float], ends: float) -> Settled:
+        """SETTLE's answer from the page, and from the frame with the last action's target if that is another
+        one."""
         found, frame, tab = Settled(), self.armed, await self.tab(page)
+
+        async def answer(asked: Page | Frame) -> Settled:
+            cap = max(0.0, ends - time.monotonic())
+            work = asked.evaluate(SETTLE, [*times, 1000 * cap])
+            return Settled.read(await self.do(work, cap + self.config.call_seconds))
+
         for _ in range(3):
             try:
-                seconds = times[-1] / 1000 + self.config.call_seconds
-                found = Settled.read(await self.do(page.evaluate(SETTLE, times), seconds))
+                found = await answer(page)
                 tab.title = found.title
-                if frame is not None and frame != page.main_frame and not frame.is_detached():
-                    found = Settled.read(await self.do(frame.evaluate(SETTLE, times), seconds))
+                inner = frame is not None and frame.page is page and frame != page.main_frame
+                if inner and not frame.is_detached():
+                    found = await answer(frame)
                 break
             except PageHangs:
                 await self.revive()
@@ -349,21 +383,23 @@ class Session:
         return found
 
     async def _calls_off(self, tab: Tab) -> None:
-        """No more events: a heavy page has thousands, and each would take our time."""
+        """No more events: a heavy page has thousands, and each would take our time. What was under way is
+        forgotten with them."""
         if self.config.quiet_ms:
             with contextlib.suppress(ToolFailure):
                 await self.do(tab.cdp.send("Network.disable"))
+        tab.traffic = Traffic(tab.traffic.frame)
 
     # --- looking ----------------------------------------------------------------------------------------
 
     async def screenshot(self) -> bytes:
         """The viewport as PNG, straight from the renderer: Playwright's own waits for fonts, and may hang.
 
-        A page that is just being replaced refuses, or forgets that it was asked. Looking changes nothing,
-        so unlike an action it is tried again; a script that hangs is stopped first.
+        A page that is just being replaced refuses, or forgets that it was asked, so it is asked again; one
+        that still does not answer is revived before the last attempt.
         """
         options, reason = {"format": "png", "optimizeForSpeed": True}, ""
-        for share in SHOTS:
+        for n, share in enumerate(SHOTS):
             if self.page in self.crashed:  # asked for its picture, it would take the whole browser with it
                 raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
             seconds = self.config.screenshot_seconds * share / sum(SHOTS)
@@ -374,7 +410,8 @@ class Session:
                 return base64.b64decode(shot["data"])
             except (TimeoutError, PageHangs):
                 reason = "the browser did not finish in time"
-                await self.revive()
+                if n == len(SHOTS) - 2:
+                    await self.revive()
             except ToolFailure as failure:
                 reason = str(failure)
                 await asyncio.sleep(SHOT_PAUSE)
@@ -382,21 +419,23 @@ class Session:
 
     async def tabs(self) -> tuple[list[tuple[str, str]], int]:
         """(URL, title) of every tab, and the index of the current one."""
+        current = self._index()
         if self.page not in self.tabs_of:  # it has opened just now
             await self.settle()
-        if self.page not in self.context.pages:
-            raise BrowserFault(Stop.ENV_ERROR, "the last tab closed itself")
+            current = self._index()
         rows = []
         for page in self.context.pages:
             known = self.tabs_of.get(page)
             rows.append((page.url, known.title[:TITLE_CHARS] if known else ""))
-        return rows, self.context.pages.index(self.page)
+        return rows, current
 
     # --- tabs -------------------------------------------------------------------------------------------
 
     async def new_tab(self) -> int:
+        if len(self.context.pages) >= MOST_TABS:
+            raise ToolFailure(f"there are {MOST_TABS} tabs already; close one first")
         self.page = await self.do(self.context.new_page())
-        return self.context.pages.index(self.page)
+        return self._index()
 
     async def switch_tab(self, index: int) -> None:
         if not 0 <= index < len(self.context.pages):
@@ -405,12 +444,17 @@ class Session:
         await self.do(self.page.bring_to_front())
 
     async def close_tab(self) -> int:
-        pages = self.context.pages
+        index, pages = self._index(), self.context.pages
         if len(pages) == 1:
             raise ToolFailure("the last tab can't be closed")
-        index = pages.index(self.page)
-        await self.do(self.page.close())
-        self.page = self.context.pages[min(index, len(self.context.pages) - 1)]
+        self.page = pages[index + 1 if index + 1 < len(pages) else index - 1]
+        await self.do(pages[index].close())
+        return self._index()
+
+    def _index(self) -> int:
+        """The current tab's. It may have closed itself, and if it was the last there is none left."""
+        if self.page not in self.context.pages:
+            raise BrowserFault(Stop.ENV_ERROR, "the last tab closed itself")
         return self.context.pages.index(self.page)
 
     # --- what happens by itself -------------------------------------------------------------------------
@@ -431,7 +475,9 @@ class Session:
     def _opened(self, page: Page) -> None:
         self._watch(page)
         if len(self.context.pages) > MOST_TABS:
-            asyncio.ensure_future(_quietly(page.close()))
+            closing = asyncio.ensure_future(_quietly(page.close()))
+            self.closing.add(closing)
+            closing.add_done_callback(self.closing.discard)
             self._tell(f"More than {MOST_TABS} tabs were open; new ones were closed.")
         else:
             self.page = page
@@ -455,7 +501,8 @@ class Session:
 
     async def _download(self, download: Download) -> None:
         self._tell(f"A download ({text_of(download.suggested_filename, 60)}) was refused.")
-        (await self.tab()).committed.set()  # no document will come
+        if download.page in self.tabs_of:
+            self.tabs_of[download.page].traffic.committed()  # no document will come
         await _quietly(download.cancel())
 
 

@@ -76,7 +76,7 @@ class BrowserConfig:
     start_seconds: float = 30.0
     """For a browser, or a task's first page, to open."""
     action_seconds: float = 45.0
-    """Longest time of one tool call, waiting for the page included."""
+    """Longest time of one tool call, waiting for the page included; to help a page that hangs takes more."""
     call_seconds: float = 10.0
     """Longest time of one question to the browser; a page that takes longer hangs: its script is stopped."""
     screenshot_seconds: float = 30.0
@@ -108,8 +108,8 @@ class BrowserConfig:
     """Domains that may not."""
     host_rate: float = 0.0
     """Most actions a second on one host, over all of the rank's episodes; 0: no limit."""
-    host_failures: int = 5
-    """A host whose first page failed in so many episodes in a row is left out ..."""
+    host_failures: int = 3
+    """A host is left out when the first pages of so many tasks in a row did not open there ..."""
     host_minutes: float = 60.0
     """... for so long; when that happens again, for twice as long, up to a day."""
 

@@ -118,17 +118,23 @@ class Episode:
         diagnostics: dict[str, float] = {}
         self.context = conversation(self.config.agent, self.language, self.interface.system, self.task)
         try:
-            async with asyncio.timeout(self.config.browser.episode_seconds), pool.session() as session:
-                acquired = time.monotonic()
+            async with pool.session() as session:
+                acquired = began = time.monotonic()
                 try:
-                    await session.start(self.task.start_url)
-                    diagnostics |= {"acquire": acquired - start, "start": time.monotonic() - acquired}
-                    last = await self._loop(session)
-                    if self.stop is Stop.DONE:
-                        success, state = await verify(self.task, session)
+                    async with asyncio.timeout(self.config.browser.episode_seconds):
+                        await session.start(self.task.start_url)
+                        began = time.monotonic()
+                        last = await self._loop(session)
+                        if self.stop is Stop.DONE:
+                            success, state = await verify(self.task, session)
                 finally:
-                    diagnostics |= {"uptime": pool.uptime(session), "heap_mb": session.heap}
-                    diagnostics["requests"] = sum(session.documents.values())
+                    diagnostics = {
+                        "acquire": acquired - start,
+                        "start": (began if began > acquired else time.monotonic()) - acquired,
+                        "uptime": pool.uptime(session),
+                        "heap_mb": session.heap,
+                        "requests": sum(session.documents.values()),
+                    }
         except BrowserFault as fault:
             self.stop, self.error = fault.stop, str(fault)
         except TimeoutError:

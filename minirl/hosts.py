@@ -26,7 +26,7 @@ LONGEST = 24 * 3600.0  # seconds
 
 @dataclass
 class Record:
-    """One host: episodes that failed in a row, how often it was left out, until when, and the last reason."""
+    """One host: tasks that failed in a row, how often it was left out, until when, and the last reason."""
 
     failures: int = 0
     bans: int = 0
@@ -35,13 +35,14 @@ class Record:
 
 
 class Hosts:
-    """`limit` failed episodes in a row leave a host out for `seconds`, the next time for twice as long, up to
-    a day. What ranks note counts from the next `agree` on, which all of them call together."""
+    """`limit` tasks in a row whose first page did not open leave a host out for `seconds`, the next time for
+    twice as long, up to a day. What ranks note counts from the next `agree` on, which all of them call
+    together."""
 
     def __init__(self, path: Path | None, limit: int, seconds: float):
         self.path, self.limit, self.seconds = path, limit, seconds
         self.records: dict[str, Record] = {}
-        self.noted: list[tuple[str, str]] = []  # host, and why it failed: "" if it did not
+        self.noted: list[tuple[str, str, str]] = []  # host, task, and why it failed: "" if it did not
         self.now = time.time()
         if path is not None and path.is_file():
             try:
@@ -54,14 +55,18 @@ class Hosts:
         """Whether an episode's first page opened. One that never got a browser says nothing."""
         host = host_of(trajectory.task)
         if trajectory.stop is Stop.SITE_ERROR:
-            self.noted.append((host, trajectory.error or "it did not open"))
+            self.noted.append((host, trajectory.task.id, trajectory.error or "it did not open"))
         elif trajectory.turns:
-            self.noted.append((host, ""))
+            self.noted.append((host, trajectory.task.id, ""))
 
     def agree(self, ranks: Ranks) -> list[str]:
         """Counts what was noted on all ranks and saves it; one line for every host that is now left out."""
-        noted: Sequence[tuple[str, str]] = ranks.gather(self.noted)
+        gathered: Sequence[tuple[str, str, str]] = ranks.gather(self.noted)
+        # a group's episodes fail together, and count once
+        noted = {(host, task, bool(reason)): (host, reason) for host, task, reason in gathered}.values()
         self.noted, self.now, news = [], ranks.agree(time.time()), []
+        if len({host for host, _ in noted}) > 1 and all(reason for _, reason in noted):
+            return [f"no site opened at all, so none is left out for it: {next(iter(noted))[1]}"]
         for host, reason in noted:
             if not reason:
                 self.records.pop(host, None)

@@ -88,10 +88,13 @@ def refuse_other_settings(config: Config) -> None:
         given["model"]["path"] = str((config.replay or config.run_dir) / "model")
     given["eval"] = {"episodes": config.eval.episodes}
     sections = ("seed", "task", "model", "agent", "sft", "eval", *(("warm_start",) if config.loss.kl else ()))
+    defaults = to_json(Config(recipe=""))  # of settings that are younger than the run
     for section in sections if saved else ():  # with a KL term the warm start is its reference
         old, new = saved.get(section), given[section]
         if not isinstance(new, dict):
             old, new = {section: old}, {section: new}
+        elif isinstance(old, dict):
+            old = {**defaults[section], **old}
         for name, value in new.items():
             if old.get(name) != value:
                 flag = name if name == section else f"{section}.{name}"

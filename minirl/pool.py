@@ -25,6 +25,7 @@ from minirl import chromium
 from minirl.browser import BrowserFault, Session
 from minirl.config import BrowserConfig
 from minirl.guard import Guard
+from minirl.log import say
 from minirl.proxy import FLAGS, Proxy
 from minirl.types import Stop
 
@@ -51,6 +52,7 @@ class BrowserPool:
         self.browsers: list[Browser | None] = [None] * len(self.places)
         self.loads = [0] * len(self.places)  # episodes per browser
         self.locks = [asyncio.Lock() for _ in self.places]
+        self.down: set[int] = set()  # addresses that did not answer when they were asked last
         self.launches = 0
         self.pids: dict[Browser, int] = {}
         self.born: dict[Browser, float] = {}
@@ -78,6 +80,8 @@ class BrowserPool:
         if self.config.connect:
             return
         config = self.config
+        if chromium.sandbox_off() and not self.sealed:
+            say("Chromium runs without its sandbox, which it must as root: other users are safer")
         rules = [f"MAP {host} 127.0.0.1:{port}" for host, port in self.guard.sites.items()]
         if self.sealed or (config.private and not config.allow and not config.deny):
             rules += ["MAP * ~NOTFOUND"] if self.sealed else []
@@ -116,7 +120,7 @@ class BrowserPool:
                     self.pids.pop(browser, None)
                     self.born.pop(browser, None)
                 if self.places[i]:
-                    browser = await self._connect(self.places[i])
+                    browser = await self._connect(i)
                 else:
                     browser = await self.playwright.chromium.launch(**self.options, timeout=limit)
                 self.browsers[i] = browser
@@ -124,20 +128,28 @@ class BrowserPool:
                 self.launches += 1
                 if not self.places[i]:
                     async with asyncio.timeout(self.config.start_seconds):
-                        self.pids[browser] = await process_id(browser)
+                        pid = await process_id(browser)
+                        self.pids |= {browser: pid} if pid else {}
             return browser
 
-    async def _connect(self, place: str) -> Browser:
-        """A browser elsewhere. One that is just being started refuses at first."""
+    async def _connect(self, i: int) -> Browser:
+        """A browser elsewhere. One that is just being started refuses at first; meanwhile episodes go to
+        others, if there are any."""
         assert self.playwright is not None
+        place = self.places[i]
         limit, ends = 1000 * self.config.start_seconds, time.monotonic() + self.config.acquire_seconds
         while True:
             try:
                 if place.startswith(CDP):
                     address = place.removeprefix(CDP)
-                    return await self.playwright.chromium.connect_over_cdp(address, timeout=limit)
-                return await self.playwright.chromium.connect(place, timeout=limit, headers=CONNECT_HEADERS)
+                    browser = await self.playwright.chromium.connect_over_cdp(address, timeout=limit)
+                else:
+                    how = {"timeout": limit, "headers": CONNECT_HEADERS}
+                    browser = await self.playwright.chromium.connect(place, **how)
+                self.down.discard(i)
+                return browser
             except PlaywrightError:
+                self.down.add(i)
                 if time.monotonic() > ends:
                     raise
                 await asyncio.sleep(CONNECT_PAUSE)
@@ -173,7 +185,9 @@ class BrowserPool:
                     continue
                 try:
                     async with asyncio.timeout(self.config.check_seconds):
-                        await process_id(browser)
+                        cdp = await browser.new_browser_cdp_session()
+                        await cdp.send("Browser.getVersion")
+                        await cdp.detach()
                 except (PlaywrightError, TimeoutError):
                     self._drop(i, browser)
             await asyncio.sleep(self.config.check_seconds)
@@ -183,7 +197,7 @@ class BrowserPool:
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
         """A fresh context in the least loaded browser; closed, whatever happens, when the block ends."""
-        i = self.loads.index(min(self.loads))
+        i = min(range(len(self.places)), key=lambda i: (i in self.down, self.loads[i]))
         self.loads[i] += 1
         contexts: list[asyncio.Future[BrowserContext]] = []
         try:
@@ -224,9 +238,9 @@ class BrowserPool:
         return time.monotonic() - self.born[browser] if browser in self.born else 0.0
 
 
-async def process_id(browser: Browser) -> int:
+async def process_id(browser: Browser) -> int | None:
     """The process of a browser, which Playwright does not tell."""
     cdp = await browser.new_browser_cdp_session()
     processes = (await cdp.send("SystemInfo.getProcessInfo"))["processInfo"]
     await cdp.detach()
-    return next(process["id"] for process in processes if process["type"] == "browser")
+    return next((process["id"] for process in processes if process["type"] == "browser"), None)

@@ -217,7 +217,10 @@ SCROLL = (
   const up = n => n.parentElement || (n.getRootNode().host || null);
   const root = document.scrollingElement || document.documentElement;
   let e = point && at(point[0], point[1]);
-  const frame = e && e.tagName === 'IFRAME' ? e.getBoundingClientRect() : null;
+  if (e && e.tagName === 'IFRAME') {
+    const r = e.getBoundingClientRect();
+    return {moved: 0, name: describe(e), frame: [r.left + e.clientLeft, r.top + e.clientTop]};
+  }
   while (e && !can(e)) e = up(e);
   const locked = getComputedStyle(root).overflowY === 'hidden' || root.scrollHeight <= root.clientHeight;
   if (!e && !point && locked) {
@@ -231,7 +234,7 @@ SCROLL = (
     : dy < 0 ? area.scrollTop <= 0
     : dx > 0 ? area.scrollLeft + area.clientWidth >= area.scrollWidth - 1 : area.scrollLeft <= 0;
   return {moved: Math.abs(area.scrollLeft - x) + Math.abs(area.scrollTop - y), ends,
-    name: area === root ? 'the page' : describe(area), frame: frame && [frame.left, frame.top]};
+    name: area === root ? 'the page' : describe(area)};
 }"""
 )
 
@@ -256,8 +259,7 @@ class Settled:
 
     @classmethod
     def read(cls, answer: Any) -> Settled:
-        if not isinstance(answer, Mapping):
-            return cls()
+        answer = record(answer)
         return cls(
             fresh=answer.get("fresh") is True,
             moved=answer.get("moved") is True,
@@ -273,6 +275,19 @@ class Settled:
             heap=number_of(answer.get("heap")),
             loaded=int(number_of(answer.get("loaded"))),
         )
+
+
+def record(answer: Any) -> Mapping[str, Any]:
+    """An answer that is to be an object."""
+    return answer if isinstance(answer, Mapping) else {}
+
+
+def corner_of(answer: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Where a frame begins, if the answer names one."""
+    corner = answer.get("frame")
+    if not isinstance(corner, list) or len(corner) != 2:
+        return None
+    return number_of(corner[0]), number_of(corner[1])
 
 
 def text_of(value: Any, limit: int = 200) -> str:

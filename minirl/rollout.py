@@ -5,7 +5,8 @@
 All episodes of a rank (minirl/episode.py) live in one asyncio loop, each in its own browser context.
 OpenWebRL section 3.4. Deviation from the released code: groups are accepted in the order of submission, not
 of completion (which would favour fast tasks), so that a step's batch does not depend on timing, up to
-floating point and timeouts; what is cut off at a step's end goes back to the stream.
+floating point and timeouts; what is cut off at a step's end goes back to the stream. There is no limit of its
+own on how long cancelled episodes may take to end (30 s in table 7): closing a context has one (15 s).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,7 @@ class Rollouts:
         self.collections += 1
         board = Board(self.ranks, f"collection {self.collections}")
         limit = int(rollout.groups * rollout.max_oversample)
+        places = self._places(stream, cursor, limit)
         room = self.config.browser.episodes // rollout.group + 1
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -144,12 +147,8 @@ class Rollouts:
                     n = board.claim()
                     if n >= limit:  # another rank has taken the last one just now
                         break
-                    if self.hosts.left_out(stream[cursor + n]):
-                        episodes[n] = []
-                        board.post(n, False)
-                    else:
-                        work = self.group(stream[cursor + n], step, cursor + n, max_steps)
-                        running[tasks.create_task(work)] = n
+                    work = self.group(stream[places[n]], step, places[n], max_steps)
+                    running[tasks.create_task(work)] = n
                 if not running:
                     await asyncio.sleep(POLL_SECONDS)
                     continue
@@ -170,12 +169,18 @@ class Rollouts:
         reason = "" if kept == rollout.groups else why_so_few(finished, submitted)
         return Collected(
             groups=[group for group in groups if group is not None],
-            next_cursor=cursor + complete,
+            next_cursor=places[complete - 1] + 1 if complete else cursor,
             finished=finished,
             submitted=submitted,
             dropped=complete - kept,
             reason=reason,
         )
+
+    def _places(self, stream: TaskStream, cursor: int, limit: int) -> list[int]:
+        """The next places in the stream. Hosts that are left out are passed over, unless that leaves none."""
+        everywhere = all(map(self.hosts.left_out, stream.tasks))
+        places = (n for n in count(cursor) if everywhere or not self.hosts.left_out(stream[n]))
+        return list(islice(places, limit))
 
     async def _settle(self) -> None:
         """What was cancelled may still be decoded, with weights about to change. SamplerDied on all ranks if
@@ -188,8 +193,6 @@ class Rollouts:
             raise SamplerDied(died[0])
 
     def _qualified(self, trajectories: Sequence[Trajectory]) -> Group | None:
-        if not trajectories:  # its host is left out
-            return None
         group = make_group(trajectories[0].task, trajectories)
         if group is None or (self.config.rollout.dynamic and not is_effective(group)):
             return None

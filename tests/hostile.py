@@ -201,6 +201,23 @@ BODIES = {
         onclick="history.pushState({}, '', '/anchor?pushed'); say('Pushed')">Push</button>
 <output id="out" at="10 60 200 30">first view</output><p id="bottom" at="10 2500 200 30">Bottom</p>
 <script>addEventListener("popstate", () => say("Popped"))</script>""",
+    "/late-frame": """
+<button at="late-frame 10 10 120 30" onclick="document.body.append(Object.assign(
+  document.createElement('iframe'), {src: '/inner'}))">Add a frame</button>""",
+    "/leaving": """
+<a at="no-content 10 10 120 30" href="/204">Nothing there</a>
+<a at="never-page 140 10 120 30" href="/slow">Never</a>
+<button at="fetch-and-leave 270 10 120 30"
+        onclick="fetch('/never.txt'); location = '/two'">Fetch and leave</button>""",
+    "/frame-scroll": """
+<style>body { height: 2000px }</style>
+<iframe id="inner" at="frame-scroll 40 60 300 200" src="/tall"></iframe>""",
+    "/spoiled": """
+<button at="spoiled 10 10 120 30" onclick="say('clicked')">Click</button>
+<script>Symbol.for = () => { throw 0 }; window.MutationObserver = undefined;
+  Object.keys = () => []; Object.prototype.toJSON = () => 5;</script>""",
+    "/long-address": """
+<script>history.replaceState({}, "", "?q=" + "x".repeat(100000))</script>""",
     # --- links to where no page should lead ---
     "/download": '<a at="download 10 10 120 30" href="/file.bin">Download</a>',
     # What a javascript: link returns replaces the document, if it is a string.
@@ -295,6 +312,8 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/reset":  # closed behind the server's back, which would end it properly
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             os.close(self.connection.detach())
+        elif path == "/204":
+            self.reply(b"", status=204)
         elif path == "/slow":
             self.server.stop.wait()
         elif path.startswith("/never."):

@@ -17,13 +17,15 @@ import pytest_asyncio
 from hostile import HEIGHT, SPOTS, WIDTH, hits, point, serve
 from peers import alone
 
-from minirl.browser import Session
+from minirl.actions import act, observe
+from minirl.browser import BrowserFault, Session
 from minirl.config import AgentConfig, BrowserConfig
 from minirl.model import Language
 from minirl.pool import BrowserPool
 from minirl.recipes import tiny
 from minirl.rollout import Rollouts
 from minirl.store import Run
+from minirl.tools import read_call
 from minirl.types import Prompt, Sample, Stop, Task, Trajectory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -321,6 +323,25 @@ CASES: dict[str, tuple[str, list[tuple[str, str]], str]] = {
         [(call("go_back"), "failed, there is no earlier page in this tab")],
         "Two",
     ),
+    "a frame that is added": ("/late-frame", [(click("late-frame"), "!Nothing")], "Late frame"),
+    "a link to nothing": ("/leaving", [(click("no-content"), STILL), (call("new_tab"), "opened tab 1.")], ""),
+    "a link to a page that never comes": ("/leaving", [(click("never-page"), STILL)], "Leaving"),
+    "data of a page that is left": ("/leaving", [(click("fetch-and-leave"), "Now at SITE/two.")], "Two"),
+    "a frame that scrolls": (
+        "/frame-scroll",
+        [(call("scroll", point_2d=point(*SPOTS["frame-scroll"])), "scrolled the page down by 50%")],
+        "Frame scroll",
+    ),
+    "a page that spoils scripts": ("/spoiled", [(click("spoiled"), "clicked something")], "clicked"),
+    "a hotkey that is none": (
+        "/masked",
+        [
+            (click("masked"), HAS),
+            (call("press_keys", keys=["ctrl", "foo"], is_hotkey=True), 'failed, Unknown key: "foo"'),
+            (write("12"), "typed '12' into input."),
+        ],
+        "Masked",
+    ),
     "download": ("/download", [(click("download"), "A download (file.bin) was refused.")], "Download"),
     "a script for an address": ("/js-url", [(click("js-url"), 'clicked link "Run"')], "ran"),
     "a document from a script": ("/js-url", [(click("js-url-text"), "The page was loaded anew.")], ""),
@@ -339,6 +360,54 @@ async def test_the_agent_is_told_and_the_episode_goes_on(play, site, case):
         assert (expected in line) is not unwanted, line
         assert len(line) <= 512
     assert trajectory.final_state["title"] == title
+
+
+@pytest.mark.parametrize(
+    ("path", "spot", "seconds"),
+    [
+        ("/late-frame", "late-frame", 1.5),
+        ("/leaving", "no-content", 1.5),
+        ("/leaving", "never-page", BROWSER.commit_seconds + 1.5),
+        ("/leaving", "fetch-and-leave", 1.5),
+    ],
+)
+async def test_nothing_is_waited_for_that_will_not_come(pool, site, path, spot, seconds):
+    """Neither now nor by the next call: the limits are far below the caps, which are the alternative."""
+    async with pool.session() as session:
+        await session.start(site + path)
+        for made in (click(spot), call("hover", point_2d=[900, 900])):
+            begun = asyncio.get_running_loop().time()
+            await act(session, read_call(made))
+            assert asyncio.get_running_loop().time() - begun < seconds
+
+
+async def test_scrolling_in_a_frame_leaves_the_page_around_it(pool, site):
+    async with pool.session() as session:
+        await session.start(f"{site}/frame-scroll")
+        await act(session, read_call(call("scroll", point_2d=point(*SPOTS["frame-scroll"]))))
+        assert await session.page.evaluate("scrollY") == 0
+        assert await session.page.frames[1].evaluate("scrollY") == HEIGHT / 2
+
+
+async def test_an_endless_address_is_cut(pool, site):
+    """Else a page could use up the context, and that would count as the agent's fault."""
+    async with pool.session() as session:
+        await session.start(f"{site}/long-address")
+        seen = await observe(session)
+        assert len(session.page.url) > 100_000 and len(seen.text) < 1000
+
+
+async def test_closing_a_tab_when_all_have_closed_themselves(pool, site):
+    async with pool.session() as session:
+        await session.start(f"{site}/popup")
+        await act(session, read_call(click("popup")))
+        popup = session.page
+        await act(session, read_call(call("switch_tab", tab_index=0)))
+        await act(session, read_call(call("close_tab")))
+        await popup.close()
+        with pytest.raises(BrowserFault, match="closed itself") as caught:
+            await act(session, read_call(call("close_tab")))
+        assert caught.value.stop is Stop.ENV_ERROR
 
 
 async def test_data_that_an_action_asked_for_is_in_the_screenshot(play, pool, site):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from peers import alone
@@ -15,8 +16,8 @@ BAD, GOOD = Task("b", "", "https://bad.test/x"), Task("g", "", "https://good.tes
 TURN = Turn(0, (), (), (), "")
 
 
-def failed(task: Task = BAD) -> Trajectory:
-    return Trajectory(task, 0, stop=Stop.SITE_ERROR, error="net::ERR_CONNECTION_RESET")
+def failed(task: Task = BAD, n: int = 0) -> Trajectory:
+    return Trajectory(replace(task, id=f"b{n}"), 0, stop=Stop.SITE_ERROR, error="net::ERR_CONNECTION_RESET")
 
 
 def reached(task: Task = BAD) -> Trajectory:
@@ -32,10 +33,10 @@ def clock(monkeypatch) -> list[float]:
 
 def test_failures_in_a_row_leave_a_host_out_until_the_time_is_over(tmp_path, clock):
     listed = Hosts(tmp_path / "hosts.json", limit=3, seconds=60)
-    for trajectory in (failed(), failed(), reached(), failed(), failed(), reached(GOOD)):
+    for trajectory in (failed(n=0), failed(n=1), reached(), failed(n=2), failed(n=3), reached(GOOD)):
         listed.note(trajectory)
     assert listed.agree(alone()) == [] and not listed.left_out(BAD)
-    listed.note(failed())
+    listed.note(failed(n=4))
     assert not listed.left_out(BAD)  # not before all ranks know
     assert listed.agree(alone()) == ["bad.test is left out for 1 minutes: net::ERR_CONNECTION_RESET"]
     assert listed.left_out(BAD) and not listed.left_out(GOOD)
@@ -82,3 +83,19 @@ def test_a_resumed_run_knows_them(tmp_path, clock):
     path.write_text("{")
     with pytest.raises(ValueError, match="is damaged; delete it"):
         Hosts(path, limit=1, seconds=60)
+
+
+def test_the_episodes_of_one_task_count_once(clock):
+    listed = Hosts(None, limit=2, seconds=60)
+    for _ in range(5):
+        listed.note(failed())
+    listed.agree(alone())
+    assert listed.records["bad.test"].failures == 1 and not listed.left_out(BAD)
+
+
+def test_a_network_that_is_down_is_not_the_sites_fault(clock):
+    listed = Hosts(None, limit=1, seconds=60)
+    for trajectory in (failed(), failed(GOOD)):
+        listed.note(trajectory)
+    (line,) = listed.agree(alone())
+    assert line.startswith("no site opened at all") and listed.records == {}

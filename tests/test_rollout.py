@@ -407,15 +407,22 @@ async def test_past_reasoning_can_be_kept_from_the_model(play):
 
 
 async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play):
-    """A step in which every group fails makes the next one look elsewhere."""
-    browser = replace(CONFIG.browser, host_failures=2, start_attempts=1)
-    rollout = replace(CONFIG.rollout, group=2, groups=1, max_oversample=2)
+    """A step in which its first page failed makes the next one look elsewhere, and both count right."""
+    browser = replace(CONFIG.browser, host_failures=1, start_attempts=1)
+    rollout = replace(CONFIG.rollout, group=2, groups=1, max_oversample=4, dynamic=False)
     config = replace(CONFIG, browser=browser, rollout=rollout)
-    async with play(saying(DONE), config=config, start="http://nothing-here.test/") as (rollouts, _, task):
-        first = await rollouts.collect(TaskStream([task], 0), 0, 0, lambda n: None)
-        assert rollouts.hosts.left_out(task) and {t.stop for t in first.finished} == {Stop.SITE_ERROR}
-        second = await rollouts.collect(TaskStream([task], 0), 0, 0, lambda n: None)
-    assert second.finished == [] and second.groups == [] and second.next_cursor == 2
+    async with play(saying(DONE), config=config) as (rollouts, _, task):
+        bad = replace(task, id="bad", start_url="http://nothing-here.test/")
+        stream = TaskStream([task, bad], 0)
+        order = [stream[n].id for n in range(4)]
+        start = order.index("bad")
+        first = await rollouts.collect(stream, start, 0, lambda n: None)
+        assert rollouts.hosts.left_out(bad) and {t.stop for t in first.finished} > {Stop.SITE_ERROR}
+        second = await rollouts.collect(stream, start, 0, lambda n: None)
+        assert {t.task.id for t in second.finished} == {"local"}
+        assert second.next_cursor == next(n for n in range(start, 4) if order[n] == "local") + 1
+        alone = await rollouts.collect(TaskStream([bad], 0), 0, 0, lambda n: None)
+    assert {t.stop for t in alone.finished} == {Stop.SITE_ERROR}  # where all are left out, none is
 
 
 async def test_only_done_is_verified(play):
