@@ -17,7 +17,7 @@ import base64
 import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,18 +29,19 @@ from minirl.config import BrowserConfig
 from minirl.guard import Guard, Refused
 from minirl.probes import ARM, FOCUS, SETTLE, Settled, corner_of, record, text_of
 from minirl.proxy import PROBLEM_HEADER
+from minirl.traffic import Traffic
 from minirl.types import Stop
 
 SHOTS = (1, 3, 6)  # attempts at one screenshot: their shares of the time limit
 SHOT_PAUSE = 0.1  # seconds between them
 MOST_TABS = 20  # a page that opens more has them closed
+MOST_DOCUMENTS = 3  # one after the other that an action is given time for: some pages never rest
 CLOSING_SECONDS = 0.1
 ANSWER_SECONDS = 1.0  # for a page that is only slow to show that it lives
 GOTO_SHARE = 2 / 3  # of an action's time, for a page that does not open; the rest is for recovering
 STOP_SECONDS = 3.0  # for a script that hangs to be stopped
 REVIVE_SECONDS = 12.0  # for all that may help a page that hangs
 TITLE_CHARS = 50
-MEANWHILE = ("XHR", "Fetch")  # requests that an action's effect may wait for
 
 
 class ToolFailure(Exception):
@@ -57,45 +58,6 @@ class BrowserFault(Exception):
     def __init__(self, stop: Stop, message: str):
         super().__init__(message)
         self.stop = stop
-
-
-@dataclass
-class Traffic:
-    """What a page loads because of an action, from the browser's own events."""
-
-    frame: str  # the tab's own, as the protocol names it: what frames within it load is no news of the tab
-    document: str = ""  # the request of another document, until it comes or fails
-    failure: str = ""  # why it failed
-    pending: set[str] = field(default_factory=set)  # requests whose answers the page may show
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def started(self, event: dict[str, Any]) -> None:
-        if event.get("type") == "Document" and event.get("frameId") == self.frame:
-            self.document = event["requestId"]
-            self.pending.clear()
-        elif event.get("type") in MEANWHILE:
-            self.pending.add(event["requestId"])
-
-    def ended(self, event: dict[str, Any]) -> None:
-        self.pending.discard(event["requestId"])
-        if event["requestId"] == self.document and "errorText" in event:
-            self.document, self.failure = "", text_of(event["errorText"], 60)
-        self.news.set()
-
-    def committed(self) -> None:
-        """The tab has gone elsewhere. Within a document, that leaves its requests alone."""
-        if self.document:
-            self.document = ""
-            self.pending.clear()
-            self.news.set()
-
-    async def wait(self, done: Callable[[], bool], seconds: float) -> None:
-        """Until `done`, or for so long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0, seconds)):
-                while not done():
-                    self.news.clear()
-                    await self.news.wait()
 
 
 @dataclass
@@ -170,6 +132,8 @@ class Session:
             for name in ("loadingFinished", "loadingFailed"):
                 cdp.on(f"Network.{name}", lambda event: tab.traffic.ended(event))
             cdp.on("Network.requestWillBeSent", lambda event: tab.traffic.started(event))
+            cdp.on("Page.windowOpen", lambda event: tab.traffic.opens(event))
+            await self.do(cdp.send("Page.enable"))
             page.on("framenavigated", lambda frame: frame == page.main_frame and tab.traffic.committed())
             self.tabs_of[page] = tab
         return self.tabs_of[page]
@@ -314,10 +278,13 @@ class Session:
         """
         config, page = self.config, self.page
         tab = await self.tab(page)
-        calm, found = (config.quiet_ms if quiet else config.calm_ms), Settled()
-        ends = time.monotonic() + config.ready_ms / 1000
+        times = [config.quiet_ms, config.quiet_ms if quiet else config.calm_ms]
+        ends, documents = time.monotonic() + config.ready_ms / 1000, 0
+        found: Settled | None = None
         while time.monotonic() < ends:
-            traffic = tab.traffic
+            if tab.traffic.opening:
+                await tab.traffic.wait(lambda seen: not seen.opening, ANSWER_SECONDS)
+                tab.traffic.opening = False
             if self.page is not page:  # a window has opened, empty at first
                 await self._calls_off(tab)
                 page = self.page
@@ -326,16 +293,21 @@ class Session:
                 with contextlib.suppress(ToolFailure):
                     await self.do(loading, config.commit_seconds)
                 ends = time.monotonic() + config.ready_ms / 1000
-            elif traffic.document:
-                await traffic.wait(lambda waited=traffic: not waited.document, config.commit_seconds)
-                traffic.document = ""  # in time or not: the page is looked at now
-                ends = time.monotonic() + config.ready_ms / 1000
-            found = await self._settled(page, [config.quiet_ms, calm], ends)
-            if traffic.pending:
+            giving_up = asyncio.ensure_future(self._give_up_late_document(tab))
+            try:
+                found = await self._settled(page, times, ends)
+            finally:
+                giving_up.cancel()
+            if found is None:  # the page was replaced meanwhile: the new one is asked, with time of its own
+                documents += 1
+                if documents <= MOST_DOCUMENTS:
+                    ends = time.monotonic() + config.ready_ms / 1000
+            elif tab.traffic.pending:
                 left = ends - time.monotonic()
-                await traffic.wait(lambda waited=traffic: not waited.pending or bool(waited.document), left)
-            elif self.page is page and not traffic.document:
+                await tab.traffic.wait(lambda seen: not seen.pending or bool(seen.document), left)
+            elif self.page is page and not tab.traffic.document and not tab.traffic.opening:
                 break
+        found = found or Settled(fresh=True)
         failure = tab.traffic.failure
         await self._calls_off(tab)
         self.armed = None
@@ -345,6 +317,17 @@ class Session:
             await self._leave_if_refused()
         return found
 
+    async def _give_up_late_document(self, tab: Tab) -> None:
+        """While another document is awaited the old one answers no question, so none is awaited for ever."""
+        while True:
+            await tab.traffic.wait(lambda seen: bool(seen.document))
+            await tab.traffic.wait(lambda seen: not seen.document, self.config.commit_seconds)
+            if tab.traffic.document:
+                tab.traffic.document, seconds = "", self.config.commit_seconds
+                self._tell(f"The page that it leads to did not come within {seconds:g} s, and was given up.")
+                with contextlib.suppress(ToolFailure):
+                    await self.do(tab.cdp.send("Page.stopLoading"))
+
     async def _leave_if_refused(self) -> None:
         try:
             if self.page.url.startswith("http"):
@@ -353,30 +336,31 @@ class Session:
             await self.do(self.page.goto("about:blank"))
             raise ToolFailure(str(refusal)) from None
 
-    async def _settled(self, page: Page, times: list[float], ends: float) -> Settled:
+    async def _settled(self, page: Page, times: list[float], ends: float) -> Settled | None:
         """SETTLE's answer from the page, and from the frame with the last action's target if that is another
-        one."""
+        one; None if the page was replaced before it could answer."""
         found, frame, tab = Settled(), self.armed, await self.tab(page)
+        patience = self.config.call_seconds
+        if tab.traffic.document:
+            patience += self.config.commit_seconds
 
         async def answer(asked: Page | Frame) -> Settled:
             cap = max(0.0, ends - time.monotonic())
             work = asked.evaluate(SETTLE, [*times, 1000 * cap])
-            return Settled.read(await self.do(work, cap + self.config.call_seconds))
+            return Settled.read(await self.do(work, cap + patience))
 
-        for _ in range(3):
-            try:
-                found = await answer(page)
-                tab.title = found.title
-                inner = frame is not None and frame.page is page and frame != page.main_frame
-                if inner and not frame.is_detached():
-                    found = await answer(frame)
-                break
-            except PageHangs:
-                await self.revive()
-                break
-            except ToolFailure as failure:  # the page is being replaced: the new one is asked
-                if "context was destroyed" not in str(failure):
-                    break  # closed, or gone wrong in a way that shows in the screenshot
+        try:
+            found = await answer(page)
+            tab.title = found.title
+            inner = frame is not None and frame.page is page and frame != page.main_frame
+            if inner and not frame.is_detached():
+                found = await answer(frame)
+        except PageHangs:
+            await self.revive()
+        except ToolFailure as failure:
+            if "context was destroyed" in str(failure):
+                return None
+            # closed, or gone wrong in a way that shows in the screenshot
         if found.loaded:
             self.documents[found.loaded] = max(found.requests, self.documents.get(found.loaded, 0))
         self.heap = max(self.heap, found.heap)
@@ -474,6 +458,8 @@ class Session:
 
     def _opened(self, page: Page) -> None:
         self._watch(page)
+        for tab in self.tabs_of.values():
+            tab.traffic.opened()
         if len(self.context.pages) > MOST_TABS:
             closing = asyncio.ensure_future(_quietly(page.close()))
             self.closing.add(closing)

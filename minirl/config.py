@@ -94,7 +94,7 @@ class BrowserConfig:
     calm_ms: float = 25.0
     """... at least for so long ..."""
     commit_seconds: float = 10.0
-    """... but a new document that was asked for is waited for ..."""
+    """... but a new document that was asked for is awaited for so long, then given up ..."""
     ready_ms: float = 3000.0
     """... and at the latest after this time."""
     dom_note: bool = False

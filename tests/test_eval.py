@@ -198,7 +198,7 @@ def test_a_checkpoint_is_evaluated_from_the_command_line(evaluation, tmp_path, t
     evaluation.run(["tiny", *flags])
     said = capsys.readouterr().out
     assert f"evaluating {run / 'checkpoints' / 'step_00004'} on 3 tasks" in said
-    assert "invalid: gone: infra_error: http://nothing-here.test/ did not open" in said
+    assert "invalid: gone: site_error: http://nothing-here.test/ did not open" in said
     assert "all, invalid as failures" in said
     (row,) = Run(tmp_path / "first-eval").evals()
     assert (row["label"], row["n"], row["invalid"]) == ("eval_step_00004", 2, 1)

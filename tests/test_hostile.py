@@ -325,7 +325,11 @@ CASES: dict[str, tuple[str, list[tuple[str, str]], str]] = {
     ),
     "a frame that is added": ("/late-frame", [(click("late-frame"), "!Nothing")], "Late frame"),
     "a link to nothing": ("/leaving", [(click("no-content"), STILL), (call("new_tab"), "opened tab 1.")], ""),
-    "a link to a page that never comes": ("/leaving", [(click("never-page"), STILL)], "Leaving"),
+    "a link to a page that never comes": (
+        "/leaving",
+        [(click("never-page"), "did not come within 3 s, and was")],
+        "Leaving",
+    ),
     "data of a page that is left": ("/leaving", [(click("fetch-and-leave"), "Now at SITE/two.")], "Two"),
     "a frame that scrolls": (
         "/frame-scroll",

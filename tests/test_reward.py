@@ -40,6 +40,7 @@ GATE = {
     Stop.LENGTH: (0.0, 0.0, True),
     Stop.TIMEOUT: (0.0, 0.0, False),
     Stop.SAMPLER_ERROR: (0.0, 0.0, False),
+    Stop.SITE_ERROR: (0.0, 0.0, False),
     Stop.ENV_ERROR: (0.0, 0.0, False),
     Stop.INFRA_ERROR: (0.0, 0.0, False),
     Stop.JUDGE_ERROR: (0.0, 0.0, False),

@@ -26,9 +26,9 @@ SMALL = {
     "sft.max-steps": 24,  # until some responses end by themselves, and rewards differ
     "sft.batch": 8,
     "sft.stop-success": None,
-    "rollout.group": 2,
-    "rollout.groups": 2,
-    "browser.episodes": 4,
+    "rollout.group": 4,
+    "rollout.groups": 3,
+    "browser.episodes": 6,
     "threads": 1,
 }
 SMALL_FLAGS = ["--rollout.no-dynamic", *(f"--{name}={value}" for name, value in SMALL.items())]
