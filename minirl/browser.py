@@ -33,7 +33,8 @@ from minirl.traffic import Traffic
 from minirl.types import Stop
 
 SHOTS = (1, 3, 6)  # attempts at one screenshot: their shares of the time limit
-SHOT_PAUSE = 0.1  # seconds between them
+SHOT_PAUSE = 0.05  # seconds before it is asked again when it refuses,
+MOST_REFUSALS = 20  # so often
 MOST_TABS = 20  # a page that opens more has them closed
 MOST_DOCUMENTS = 3  # one after the other that an action is given time for: some pages never rest
 CLOSING_SECONDS = 0.1
@@ -382,24 +383,32 @@ class Session:
         A page that is just being replaced refuses, or forgets that it was asked, so it is asked again; one
         that still does not answer is revived before the last attempt.
         """
-        options, reason = {"format": "png", "optimizeForSpeed": True}, ""
+        reason = ""
         for n, share in enumerate(SHOTS):
-            if self.page in self.crashed:  # asked for its picture, it would take the whole browser with it
-                raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
-            seconds = self.config.screenshot_seconds * share / sum(SHOTS)
-            try:
-                async with asyncio.timeout(seconds):
-                    tab = await self.tab()
-                    shot = await self.do(tab.cdp.send("Page.captureScreenshot", options), seconds)
-                return base64.b64decode(shot["data"])
-            except (TimeoutError, PageHangs):
-                reason = "the browser did not finish in time"
-                if n == len(SHOTS) - 2:
-                    await self.revive()
-            except ToolFailure as failure:
-                reason = str(failure)
-                await asyncio.sleep(SHOT_PAUSE)
+            seconds, refusals = self.config.screenshot_seconds * share / sum(SHOTS), 0
+            while refusals < MOST_REFUSALS:
+                if (
+                    self.page in self.crashed
+                ):  # asked for its picture, it would take the whole browser with it
+                    raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
+                try:
+                    async with asyncio.timeout(seconds):
+                        return await self._shoot(seconds)
+                except (TimeoutError, PageHangs):
+                    reason = "the browser did not finish in time"
+                    break
+                except ToolFailure as failure:
+                    reason, refusals = str(failure), refusals + 1
+                    await asyncio.sleep(SHOT_PAUSE)
+            if n == len(SHOTS) - 2:
+                await self.revive()
         raise BrowserFault(Stop.ENV_ERROR, f"no screenshot: {reason}")
+
+    async def _shoot(self, seconds: float) -> bytes:
+        tab = await self.tab()
+        options = {"format": "png", "optimizeForSpeed": True}
+        shot = await self.do(tab.cdp.send("Page.captureScreenshot", options), seconds)
+        return base64.b64decode(shot["data"])
 
     async def tabs(self) -> tuple[list[tuple[str, str]], int]:
         """(URL, title) of every tab, and the index of the current one."""

@@ -210,10 +210,20 @@ class BrowserPool:
             yield session
         finally:
             self.loads[i] -= 1
-            for opening in contexts:
-                with contextlib.suppress(PlaywrightError, TimeoutError):
-                    async with asyncio.timeout(self.config.exit_seconds):
-                        await (await opening).close()
+            closing = asyncio.ensure_future(self._close(contexts))
+            try:
+                await asyncio.shield(closing)
+            except (
+                asyncio.CancelledError
+            ):  # it reaches the episode as it leaves, and must not cost the closing
+                await closing
+                raise
+
+    async def _close(self, contexts: list[asyncio.Future[BrowserContext]]) -> None:
+        for opening in contexts:
+            with contextlib.suppress(PlaywrightError, TimeoutError):
+                async with asyncio.timeout(self.config.exit_seconds):
+                    await (await opening).close()
 
     async def _open(self, i: int, contexts: list[asyncio.Future[BrowserContext]]) -> Session:
         browser = await self._browser(i)

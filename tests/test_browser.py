@@ -439,6 +439,23 @@ async def test_sessions_cancelled_while_they_open_leave_nothing_behind(pool):
     assert pool.loads == [0]
 
 
+async def test_sessions_cancelled_while_they_close_leave_nothing_behind(pool):
+    """At once, and not only when the browser gets to it: the next episode may look."""
+
+    async def leave() -> None:
+        async with pool.session():
+            left.set()
+
+    for i in range(10):
+        left = asyncio.Event()
+        closing = asyncio.create_task(leave())
+        await left.wait()
+        await asyncio.sleep(0.001 * i)
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert contexts(pool) == 0 and pool.loads == [0]
+
+
 async def test_the_pool_takes_the_least_loaded_browser(site):
     async with BrowserPool(replace(CONFIG, browsers=2)) as pool:
         async with pool.session(), pool.session(), pool.session():

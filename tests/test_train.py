@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
     "eval.episodes": 4,
     "eval.response-tokens": 8,
-    "agent.response-tokens": 32,
+    "agent.response-tokens": 48,
     "task.train-goals": 12,
     "task.demo-goals": 4,
-    "sft.max-steps": 24,  # until some responses end by themselves, and rewards differ
+    "sft.max-steps": 40,  # until some responses end by themselves, and rewards differ
     "sft.batch": 8,
     "sft.stop-success": None,
     "rollout.group": 4,
