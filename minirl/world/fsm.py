@@ -258,6 +258,9 @@ def _write_effect(
         case "append_unique":
             items = list(old) if isinstance(old, (list, tuple)) else []
             new = items if any(same(one, given) for one in items) else [*items, given]
+        case "remove":
+            items = list(old) if isinstance(old, (list, tuple)) else []
+            new = [one for one in items if not same(one, given)]
         case _:
             raise AssertionError(f"no such effect: {effect.op}")
     return _write(signature, effect.path, new)

@@ -94,6 +94,8 @@
         const known = items.some((one) => same(one, given));
         return write(signature, effect.path, known ? items : [...items, given]);
       }
+      case "remove":
+        return write(signature, effect.path, (Array.isArray(old) ? old : []).filter((one) => !same(one, given)));
     }
     throw new Error("no such effect: " + effect.op);
   }

@@ -7,7 +7,8 @@ nobody reaches, writes to undeclared fields) is accepted: judging a site is a va
 
 Paper: AutoWebWorld, section 3 and appendix A (a site is pages, per-page signatures and actions with
 preconditions and effects). The JSON form is that of the sites released with the paper: actions
-inline in their page, defaults derived from type strings. Deviations, all optional in a file:
+inline in their page, defaults derived from type strings. The form that the paper's appendix shows is
+translated into it by `appendix`. Deviations, all optional in a file:
 
 * an action may carry `bind`, which says where the values of one of its parameters come from:
 
@@ -15,17 +16,21 @@ inline in their page, defaults derived from type strings. Deviations, all option
 
   makes `product` range over the ids of those records of `products` whose `category` equals the
   page's current `$.category`. Parameters without it stay one symbol, such as "{ITEM_ANY}".
-* an effect may also be `toggle`.
+* an effect may also be `toggle` or `remove`.
+* a page may have `defaults`, which go before those of its types.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from minirl.world.appendix import is_appendix_form, translate
+from minirl.world.malformed import Malformed, shown, taken
 
 Signature = Mapping[str, Any]  # what a page remembers: a JSON object, never written into
 FieldPath = tuple[str, ...]  # "$.view.sort" is ("view", "sort")
@@ -33,9 +38,9 @@ FieldPath = tuple[str, ...]  # "$.view.sort" is ("view", "sort")
 ORDERED = {"gt", "gte", "lt", "lte", "length_gt"}  # conditions that compare with a number
 LISTED = {"in", "oneof"}  # conditions that compare with a list
 CONDITIONS = {"eq", "neq", "exists", "not_null"} | ORDERED | LISTED
-EFFECTS = {"set", "inc", "clear", "append_unique", "toggle"}
-GUI_OPS = {"click", "hover", "type_text", "key_press", "drag"}
-TYPE_DEFAULTS = {"string": "", "boolean": False, "integer": 0, "integer>=1": 1, "number": 0}
+EFFECTS = {"set", "inc", "clear", "append_unique", "remove", "toggle"}
+GUI_OPS = {"click", "hover", "type_text", "key_press", "drag", "scroll_until_visible", "scroll"}
+TYPE_DEFAULTS = {"string": "", "boolean": False, "integer": 0, "integer>=1": 1, "number": 0, "any": None}
 
 
 @dataclass(frozen=True)
@@ -124,18 +129,26 @@ class Goal:
 # --- reading ------------------------------------------------------------------------------------
 
 
-def load_fsm(source: Path | Mapping[str, Any]) -> Fsm:
+def load_fsm(source: Path | Mapping[str, Any], problems: list[Malformed] | None = None) -> Fsm:
     """Read a machine from an fsm.json file, or from the same thing as a mapping.
 
-    Raises ValueError that names the file (or "fsm") and the place in it.
+    Raises Malformed, a ValueError, that names the file (or "fsm") and the place in it. With `problems`, what
+    can't be read is noted there and left out instead, and only a file without a first page raises.
     """
-    if isinstance(source, Mapping):
-        return _read_fsm(source, "fsm")
+    place, document = "fsm", source
+    if not isinstance(source, Mapping):
+        place = str(source)
+        try:
+            document = json.loads(source.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        except (OSError, ValueError, RecursionError) as error:
+            raise Malformed(place, f"not a readable JSON file: {error}") from error
+    reader = _Reader(problems)
     try:
-        document = json.loads(source.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{source}: not a readable JSON file: {error}") from error
-    return _read_fsm(document, str(source))
+        if is_appendix_form(document):
+            document = translate(document, place, reader.note)
+        return reader.fsm(document, place)
+    except RecursionError:
+        raise Malformed(place, "objects within objects without end") from None
 
 
 def load_goal(goal: Mapping[str, Any]) -> Goal:
@@ -143,9 +156,9 @@ def load_goal(goal: Mapping[str, Any]) -> Goal:
 
     Raises ValueError that names the place.
     """
-    where = _take(goal, "where", list, "goal", [])
+    where = taken(goal, "where", list, "goal", [])
     conditions = [_read_condition(one, f"goal: where[{i}]") for i, one in enumerate(where)]
-    return Goal(_take(goal, "page", str, "goal"), tuple(conditions))
+    return Goal(taken(goal, "page", str, "goal"), tuple(conditions))
 
 
 def is_placeholder(value: Any) -> bool:
@@ -157,7 +170,7 @@ def parse_path(text: Any, place: str) -> FieldPath:
     """ "$.view.sort" -> ("view", "sort"). Raises ValueError that names `place`."""
     # Names with two leading underscores mean something to JavaScript objects, so they are refused.
     if not isinstance(text, str) or not re.fullmatch(r"\$(\.(?!__)[A-Za-z_][A-Za-z0-9_]*)+", text):
-        raise ValueError(f"{place}: path {text!r} must look like $.field or $.field.inner")
+        raise Malformed(place, f"path {shown(text)} must look like $.field or $.field.inner")
     return tuple(text[2:].split("."))
 
 
@@ -165,72 +178,118 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-def _take(record: Any, key: str, kind: type, place: str, default: Any = None) -> Any:
-    """`record[key]`, or `default` if that is not None; ValueError if missing or not of `kind`."""
-    if not isinstance(record, Mapping):
-        raise ValueError(f"{place}: must be an object, not {record!r}")
-    value = record.get(key, default)
-    if not isinstance(value, kind):
-        word = {str: "a text", list: "a list", Mapping: "an object", bool: "true or false"}[kind]
-        raise ValueError(f"{place}: {key!r} must be {word}, not {value!r}")
-    return value
+class _Reader:
+    """Reads one file. `problems` collects what is wrong; without it, the first problem is raised."""
 
+    def __init__(self, problems: list[Malformed] | None):
+        self.problems = problems
 
-def _read_fsm(document: Any, place: str) -> Fsm:
-    meta = _take(document, "meta", Mapping, place)
-    pages: dict[str, Page] = {}
-    for i, entry in enumerate(_take(document, "pages", list, place)):
-        page = _read_page(entry, f"{place}: pages[{i}]")
-        if page.id in pages:
-            raise ValueError(f"{place}: pages[{i}]: there are two pages {page.id}")
-        pages[page.id] = page
-    for page in pages.values():
-        for action in page.actions.values():
-            if action.target not in pages:
-                raise ValueError(
-                    f"{place}: {page.id}: {action.id}: goes to {action.target!r}, which is no page"
-                )
-    initial = _take(meta, "initial_page_id", str, f"{place}: meta")
-    terminals = tuple(_take(meta, "terminal_pages", list, f"{place}: meta", []))
-    for id in (initial, *terminals):
-        if id not in pages:
-            raise ValueError(f"{place}: meta: {id!r} is no page")
-    return Fsm(_take(meta, "app", str, f"{place}: meta", ""), initial, terminals, pages, meta)
+    def note(self, problem: Malformed) -> None:
+        if self.problems is None:
+            raise problem
+        self.problems.append(problem)
 
+    def each(self, entries: Iterable[Any], place: str, read: Callable[[Any, str], Any]) -> list[Any]:
+        """What `read` makes of each entry."""
+        out = []
+        for i, entry in enumerate(entries):
+            try:
+                out.append(read(entry, f"{place}[{i}]"))
+            except Malformed as problem:
+                self.note(problem)
+        return out
 
-def _read_page(entry: Any, place: str) -> Page:
-    id = _take(entry, "id", str, place)
-    place = f"{place} {id}"
-    schema = _take(entry, "signature_schema", Mapping, place)
-    actions: dict[str, Action] = {}
-    for i, one in enumerate(_take(entry, "actions", list, place)):
-        action = _read_action(one, id, f"{place}: actions[{i}]")
-        if action.id in actions:
-            raise ValueError(f"{place}: actions[{i}]: there are two actions {action.id}")
-        actions[action.id] = action
-    return Page(id, schema, _read_defaults(schema, f"{place}: signature_schema"), actions)
+    def unique(self, records: Iterable[Any], place: str, what: str) -> dict[str, Any]:
+        """By their ids, of which the first counts."""
+        out: dict[str, Any] = {}
+        for record in records:
+            if record.id in out:
+                self.note(Malformed(place, f"there are two {what} {record.id}"))
+            out.setdefault(record.id, record)
+        return out
 
+    def fsm(self, document: Any, place: str) -> Fsm:
+        meta = taken(document, "meta", Mapping, place)
+        entries = taken(document, "pages", list, place)
+        pages = self.unique(self.each(entries, f"{place}: pages", self.page), place, "pages")
+        for page in pages.values():
+            lost = {id for id, action in page.actions.items() if action.target not in pages}
+            for id in lost:
+                target = page.actions[id].target
+                self.note(Malformed(f"{place}: {page.id}: {id}", f"goes to {target!r}, which is no page"))
+            actions = {id: action for id, action in page.actions.items() if id not in lost}
+            pages[page.id] = replace(page, actions=actions)
+        initial = taken(meta, "initial_page_id", str, f"{place}: meta")
+        if initial not in pages:
+            raise Malformed(f"{place}: meta", f"{initial!r} is no page")
+        terminals = []
+        for id in taken(meta, "terminal_pages", list, f"{place}: meta", []):
+            if isinstance(id, str) and id in pages:
+                terminals.append(id)
+            else:
+                self.note(Malformed(f"{place}: meta", f"{shown(id)} is no page"))
+        skeleton = document.get("nav_skeleton")
+        meta = {**meta, "nav_skeleton": skeleton} if skeleton is not None else meta
+        app = taken(meta, "app", str, f"{place}: meta", "")
+        return Fsm(app, initial, tuple(terminals), pages, meta)
 
-def _read_defaults(schema: Mapping[str, Any], place: str) -> Signature:
-    defaults: dict[str, Any] = {}
-    for name, kind in schema.items():
-        parse_path(f"$.{name}", place)
-        defaults[name] = _default(kind, f"{place}: {name}")
-    return defaults
+    def page(self, entry: Any, place: str) -> Page:
+        id = taken(entry, "id", str, place)
+        place = f"{place} {id}"
+        schema = taken(entry, "signature_schema", Mapping, place)
+        schema, defaults = self.signature(schema, f"{place}: signature_schema")
+        defaults = {**defaults, **taken(entry, "defaults", Mapping, place, {})}
+        entries = taken(entry, "actions", list, place)
+        actions = self.each(entries, f"{place}: actions", lambda one, where: self.action(one, id, where))
+        return Page(id, schema, defaults, self.unique(actions, place, "actions"))
+
+    def signature(self, schema: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The fields whose types can be read, and their defaults."""
+        kinds, defaults = {}, {}
+        for name, kind in schema.items():
+            try:
+                parse_path(f"$.{name}", place)
+                if isinstance(kind, Mapping):
+                    kinds[name], defaults[name] = self.signature(kind, f"{place}: {name}")
+                else:
+                    kinds[name], defaults[name] = kind, _default(kind, f"{place}: {name}")
+            except Malformed as problem:
+                self.note(problem)
+        return kinds, defaults
+
+    def action(self, entry: Any, page: str, place: str) -> Action:
+        id = taken(entry, "id", str, place)
+        place = f"{place} {id}"
+        source, target = taken(entry, "from", str, place, page), taken(entry, "to", str, place, page)
+        moves = taken(entry, "is_navigation", bool, place, source != target)
+        if source != page or (target != page and not moves):
+            raise Malformed(place, f"'from' must be {page}, and so must 'to' unless 'is_navigation' is true")
+        parameters = taken(entry, "parameters", Mapping, place, {})
+        conditions = taken(entry, "preconditions", list, place, [])
+        effects = taken(entry, "effects", list, place, [])
+        steps = taken(entry, "gui_procedure", list, place, [])
+        return Action(
+            id=id,
+            name=taken(entry, "name", str, place, "click"),
+            source=source,
+            target=target,
+            is_navigation=moves,
+            parameters=parameters,
+            preconditions=tuple(self.each(conditions, f"{place}: preconditions", _read_condition)),
+            effects=tuple(
+                self.each(effects, f"{place}: effects", lambda one, at: _read_effect(one, parameters, at))
+            ),
+            gui_procedure=tuple(self.each(steps, f"{place}: gui_procedure", _read_gui_step)),
+            bind=_read_bind(taken(entry, "bind", Mapping, place, {}), parameters, f"{place}: bind"),
+        )
 
 
 def _default(kind: Any, place: str) -> Any:
-    if isinstance(kind, Mapping):
-        return _read_defaults(kind, place)
     base, _, null = kind.partition("|") if isinstance(kind, str) else ("", "", "")
-    if (
-        base not in {*TYPE_DEFAULTS, "object"}
-        and not re.fullmatch(r"array<\w+>", base)
-        or null not in {"", "null"}
-    ):
-        raise ValueError(
-            f"{place}: unknown type {kind!r}: use {', '.join(TYPE_DEFAULTS)}, object or array<...>"
-        )
+    is_known = base in {*TYPE_DEFAULTS, "object"} or re.fullmatch(r"array<\w+>", base)
+    if not is_known or null not in {"", "null"}:
+        types = f"{', '.join(TYPE_DEFAULTS)}, object or array<...>"
+        raise Malformed(place, f"unknown type {shown(kind)}: use {types}")
     if null:
         return None
     if base == "object":
@@ -238,56 +297,32 @@ def _default(kind: Any, place: str) -> Any:
     return TYPE_DEFAULTS.get(base, [])
 
 
-def _read_action(entry: Any, page: str, place: str) -> Action:
-    id = _take(entry, "id", str, place)
-    place = f"{place} {id}"
-    source, target = _take(entry, "from", str, place, page), _take(entry, "to", str, place, page)
-    moves = _take(entry, "is_navigation", bool, place, source != target)
-    if source != page or (target != page and not moves):
-        raise ValueError(f"{place}: 'from' must be {page}, and so must 'to' unless 'is_navigation' is true")
-    parameters = _take(entry, "parameters", Mapping, place, {})
-    conditions = _take(entry, "preconditions", list, place, [])
-    effects = _take(entry, "effects", list, place, [])
-    steps = _take(entry, "gui_procedure", list, place, [])
-    for i, step in enumerate(steps):
-        if _take(step, "op", str, f"{place}: gui_procedure[{i}]") not in GUI_OPS:
-            raise ValueError(f"{place}: gui_procedure[{i}]: unknown op {step['op']!r}: use {sorted(GUI_OPS)}")
-    return Action(
-        id=id,
-        name=_take(entry, "name", str, place, "click"),
-        source=source,
-        target=target,
-        is_navigation=moves,
-        parameters=parameters,
-        preconditions=tuple(
-            _read_condition(c, f"{place}: preconditions[{i}]") for i, c in enumerate(conditions)
-        ),
-        effects=tuple(_read_effect(e, parameters, f"{place}: effects[{i}]") for i, e in enumerate(effects)),
-        gui_procedure=tuple(steps),
-        bind=_read_bind(_take(entry, "bind", Mapping, place, {}), parameters, f"{place}: bind"),
-    )
+def _read_gui_step(entry: Any, place: str) -> Mapping[str, Any]:
+    if taken(entry, "op", str, place) not in GUI_OPS:
+        raise Malformed(place, f"unknown op {shown(entry['op'])}: use {sorted(GUI_OPS)}")
+    return entry
 
 
 def _read_condition(entry: Any, place: str) -> Condition:
-    cond, value = _take(entry, "cond", str, place), entry.get("value")
+    cond, value = taken(entry, "cond", str, place), entry.get("value")
     if cond not in CONDITIONS:
-        raise ValueError(f"{place}: unknown cond {cond!r}: use one of {sorted(CONDITIONS)}")
+        raise Malformed(place, f"unknown cond {shown(cond)}: use one of {sorted(CONDITIONS)}")
     if cond in ORDERED and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise ValueError(f"{place}: {cond} compares with a number, not {value!r}")
+        raise Malformed(place, f"{cond} compares with a number, not {shown(value)}")
     if cond in LISTED and not isinstance(value, (list, tuple)):
-        raise ValueError(f"{place}: {cond} compares with a list, not {value!r}")
+        raise Malformed(place, f"{cond} compares with a list, not {shown(value)}")
     return Condition(parse_path(entry.get("path"), place), cond, value)
 
 
 def _read_effect(entry: Any, parameters: Mapping[str, Any], place: str) -> Effect:
-    op, by = _take(entry, "op", str, place), entry.get("by", 1)
+    op, by = taken(entry, "op", str, place), entry.get("by", 1)
     if op not in EFFECTS:
-        raise ValueError(f"{place}: unknown op {op!r}: use one of {sorted(EFFECTS)}")
+        raise Malformed(place, f"unknown op {shown(op)}: use one of {sorted(EFFECTS)}")
     if isinstance(by, bool) or not isinstance(by, (int, float)):
-        raise ValueError(f"{place}: 'by' must be a number, not {by!r}")
+        raise Malformed(place, f"'by' must be a number, not {shown(by)}")
     ref, expr = entry.get("value_ref"), entry.get("value_expr")
     if ref is not None and not (is_placeholder(ref) and ref[1:-1] in parameters):
-        raise ValueError(f"{place}: value_ref {ref!r} must be a parameter in braces: {sorted(parameters)}")
+        raise Malformed(place, f"value_ref {shown(ref)} must be a parameter in braces: {sorted(parameters)}")
     name = None if ref is None else ref[1:-1]
     return Effect(op, parse_path(entry.get("path"), place), entry.get("value"), name, expr, by)
 
@@ -296,12 +331,12 @@ def _read_bind(entry: Mapping[str, Any], parameters: Mapping[str, Any], place: s
     if not entry:
         return None
     if len(entry) > 1:
-        raise ValueError(f"{place}: one bound parameter per action, not {sorted(entry)}")
+        raise Malformed(place, f"one bound parameter per action, not {sorted(entry)}")
     ((param, spec),) = entry.items()
     if param not in parameters:
-        raise ValueError(f"{place}: {param!r} is not among the parameters {sorted(parameters)}")
-    where = _take(spec, "where", Mapping, place, {})
+        raise Malformed(place, f"{param!r} is not among the parameters {sorted(parameters)}")
+    where = taken(spec, "where", Mapping, place, {})
     for value in where.values():
         if isinstance(value, str) and value.startswith("$"):
             parse_path(value, place)
-    return Bind(param, _take(spec, "collection", str, place), where)
+    return Bind(param, taken(spec, "collection", str, place), where)
