@@ -24,7 +24,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def rollout_metrics(collected: Collected) -> dict[str, float]:
     """Success and reward over all valid episodes that finished, so that dropping equal groups does not
-    colour them; and how the groups fared. A step without a valid episode has no means, only counts."""
+    colour them; how the groups fared; and the browsers' diagnostics (see Trajectory), means over all episodes
+    that got one. A step without a valid episode has no means, only counts."""
     valid = [t for t in collected.finished if t.valid]
     means = {}
     if valid:
@@ -41,6 +42,9 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
             "turns": mean(len(t.turns) for t in valid),
             "prefix_hits": sum(cached for _, cached in asked) / sum(prompt for prompt, _ in asked),
         }
+    browsers = [t.diagnostics for t in collected.finished if t.diagnostics]
+    for name in browsers[0] if browsers else ():
+        means[f"browser/{name}"] = mean(browser[name] for browser in browsers)
     stops = Counter(t.stop.value for t in collected.finished)
     return {
         **means,

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from minirl.types import Task
 from minirl.world.schema import load_goal
@@ -64,11 +65,22 @@ def read_task(line: str) -> Task:
     if unknown:
         raise ValueError(f"unknown field {unknown[0]!r}; what is not {', '.join(_FIELDS)} belongs into meta")
     task = Task(**record)
+    _check_address(task.start_url)
     if re.match(r"http://shop-\d+\.test(/|$)", task.start_url):
         if not task.goal:
             raise ValueError("the field 'goal' is missing or empty; a task on a generated shop needs one")
         load_goal(task.goal)
     return task
+
+
+def _check_address(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_page = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, brackets that are no address
+        is_page = False
+    if not is_page:
+        raise ValueError(f"the start_url {url[:80]!r} must be like http://host/ or https://host/")
 
 
 def save_tasks(path: Path, tasks: Sequence[Task]) -> None:

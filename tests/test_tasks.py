@@ -30,7 +30,10 @@ def test_load_gives_back_what_save_wrote(tmp_path):
 
 TEXT = st.text(max_size=10)
 MAPPINGS = st.dictionaries(TEXT, st.none() | st.integers() | TEXT | st.lists(TEXT, max_size=2), max_size=2)
-TASKS = st.builds(Task, id=TEXT, instruction=TEXT, start_url=TEXT, goal=MAPPINGS, meta=MAPPINGS)
+URLS = st.builds(
+    "http{}://{}.test:{}/".format, st.sampled_from(["", "s"]), st.integers(0, 9), st.integers(1, 99)
+)
+TASKS = st.builds(Task, id=TEXT, instruction=TEXT, start_url=URLS, goal=MAPPINGS, meta=MAPPINGS)
 
 
 @given(st.lists(TASKS, min_size=1, max_size=3, unique_by=lambda task: task.id))
@@ -80,6 +83,14 @@ def test_only_a_newline_ends_a_line(tmp_path):
         (GOOD.replace("}", ', "meta": [1]}'), "the field 'meta' must be an object"),
         (GOOD.replace("}", ', "site": "shop"}'), "unknown field 'site'; what is not .* belongs into meta"),
         (GOOD, "the id 'a' occurs twice"),
+        (
+            GOOD.replace("http://shop.test/", "shop.test"),
+            "the start_url 'shop.test' must be like http://host/",
+        ),
+        (GOOD.replace("http://shop.test/", "http:///x"), "the start_url 'http:///x' must be like"),
+        (GOOD.replace("http://shop.test/", "ftp://shop.test/"), "must be like http://host/ or https://host/"),
+        (GOOD.replace("http://shop.test/", "http://shop.test:x/"), "must be like http://host/"),
+        (GOOD.replace("http://shop.test/", "http://[::1/"), "must be like http://host/"),
         (SHOP, "the field 'goal' is missing or empty"),
         (SHOP.replace("}", ', "goal": {}}'), "the field 'goal' is missing or empty"),
         (SHOP.replace("}", ', "goal": {"pages": "DONE"}}'), "goal: .*'page'"),
