@@ -383,25 +383,22 @@ class Session:
         A page that is just being replaced refuses, or forgets that it was asked, so it is asked again; one
         that still does not answer is revived before the last attempt.
         """
-        reason = ""
-        for n, share in enumerate(SHOTS):
-            seconds, refusals = self.config.screenshot_seconds * share / sum(SHOTS), 0
-            while refusals < MOST_REFUSALS:
-                if (
-                    self.page in self.crashed
-                ):  # asked for its picture, it would take the whole browser with it
-                    raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
-                try:
-                    async with asyncio.timeout(seconds):
-                        return await self._shoot(seconds)
-                except (TimeoutError, PageHangs):
-                    reason = "the browser did not finish in time"
-                    break
-                except ToolFailure as failure:
-                    reason, refusals = str(failure), refusals + 1
-                    await asyncio.sleep(SHOT_PAUSE)
-            if n == len(SHOTS) - 2:
-                await self.revive()
+        reason, refusals, attempts = "", 0, list(SHOTS)
+        while attempts and refusals < MOST_REFUSALS:
+            if self.page in self.crashed:  # asked for its picture, it would take the whole browser with it
+                raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
+            seconds = self.config.screenshot_seconds * attempts[0] / sum(SHOTS)
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self._shoot(seconds)
+            except (TimeoutError, PageHangs):
+                reason = "the browser did not finish in time"
+                attempts.pop(0)
+                if len(attempts) == 1:
+                    await self.revive()
+            except ToolFailure as failure:
+                reason, refusals = str(failure), refusals + 1
+                await asyncio.sleep(SHOT_PAUSE)
         raise BrowserFault(Stop.ENV_ERROR, f"no screenshot: {reason}")
 
     async def _shoot(self, seconds: float) -> bytes:

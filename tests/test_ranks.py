@@ -188,6 +188,7 @@ class Stage:
             browser=replace(config.browser, episodes=4),
         )
         self.failure = ""
+        self.tasks = [self[n] for n in range(len(PLANS))]
         self.rollouts = Rollouts(config, None, self, None, None, None, ranks)
         self.rollouts.episode = self.episode
 
