@@ -55,13 +55,15 @@ def corpus(words: Iterable[str], url: str) -> list[str]:
     tens = "".join(f"[{n}, {n}]" for n in range(0, SCALE + 1, 10))
     texts = [system_prompt(brief=True), tens]
     for word in words:
-        texts += [f"{word} {word}, {word}.", f' "{word}".']
+        texts += [f"{word} {word}, {word}.", f'clicked button "{word}" at [500, 500].']
     for page in ("Home", "Category", "Product", "Checkout", "Done"):
         texts.append(
             "<user_request>\n</user_request>\n\n<observation>\nscreen size: 480 x 360\nCurrent tab: 0\n"
             f"Available tabs:\n- Tab 0 (active): {url}#{page.upper()} - {page}\nscreenshot:\n</observation>\n"
-            f'click: clicked button "{page}". Now at {url}#{page.upper()}.'
+            f'click: clicked button "{page}" at [500, 500]. Now at {url}#{page.upper()}.'
         )
+    for label in ("Continue", "Place order", "Back"):
+        texts.append(f'clicked button "{label}" at [500, 500].')
     for name, tool in TOOLS.items():
         arguments = {
             a: [0, 0] if kind == "point" else default for a, (kind, default) in tool.arguments.items()

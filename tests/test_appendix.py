@@ -121,7 +121,7 @@ def broken(*path: str, value: Any = None) -> dict[str, Any]:
         (("actions", "LIST_NEXT", "preconditions", "0", "path"), "page", "malformed", "preconditions[0]"),
         (("actions", "LIST_SEARCH", "effects", "1", "path"), "$.query", "pagination_reset", "LIST_SEARCH"),
         (("actions", "LIST_OPEN", "to_page_id"), "NOWHERE", "malformed", "LIST_OPEN"),
-        (("actions", "LIST_NEXT"), 7, "malformed", "LIST"),
+        (("actions", "LIST_NEXT"), 7, "malformed", "LIST_NEXT'"),
         (("actions", "STRAY"), {}, "malformed", "actions STRAY"),
         (("pages", "NOTE"), [], "malformed", "pages NOTE"),
         (("pages", "NOTE", "signature"), {"text": "", "starred": False}, "item_lost", "LIST: LIST_OPEN"),

@@ -41,7 +41,7 @@ def test_a_response_is_made_of_few_tokens(tokenizer):
     )
     assert pieces(tokenizer, response) == [
         "mug", "\n", "</think>", "\n", "<tool_call>", "\n",
-        '{"name":', ' "click",', ' "arguments":', ' {"point_2d":', " ", "[", "500", ",", " 120", "]}}",
+        '{"name":', ' "click",', ' "arguments":', ' {"point_2d":', " [", "500", ",", " 120", "]}}",
         "\n", "</tool_call>",
     ]  # fmt: skip
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from minirl.world.malformed import Malformed, taken
+from minirl.world.malformed import Malformed, shown, taken
 
 CONDITIONS = {"==": "eq", "=": "eq", "!=": "neq", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 EFFECTS = {
@@ -34,7 +34,7 @@ def translate(document: Mapping[str, Any], place: str, note: Callable[[Malformed
     pages = []
     for id, page in document["pages"].items():
         try:
-            pages.append(_page(id, page, actions, f"{place}: pages {id}"))
+            pages.append(_page(id, page, actions, f"{place}: pages {id}", note))
         except Malformed as problem:
             note(problem)
     listed = {action["id"] for page in pages for action in page["actions"] if isinstance(action, Mapping)}
@@ -44,18 +44,26 @@ def translate(document: Mapping[str, Any], place: str, note: Callable[[Malformed
     return {**document, "pages": pages}
 
 
-def _page(id: str, page: Any, actions: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _page(
+    id: str, page: Any, actions: Mapping[str, Any], place: str, note: Callable[[Malformed], None]
+) -> dict[str, Any]:
     signature = taken(page, "signature", Mapping, place, {})
-    ids = list(dict.fromkeys(taken(page, "actions", list, place, [])))
+    ids = list(taken(page, "actions", list, place, []))
     for action_id, action in actions.items():
         is_here = isinstance(action, Mapping) and any(action.get(key) == id for key in PAGE_KEYS)
         if is_here and action_id not in ids:
             ids.append(action_id)
+    translated = []
+    for one in ids:
+        try:
+            translated.append(_action(one, actions, id, f"{place}: {shown(one)}"))
+        except Malformed as problem:
+            note(problem)
     return {
         "id": id,
         "signature_schema": {name: _type(value) for name, value in signature.items()},
         "defaults": dict(signature),
-        "actions": [_action(one, actions.get(one), id, f"{place}: {one}") for one in ids],
+        "actions": translated,
     }
 
 
@@ -73,14 +81,21 @@ def _type(value: Any) -> Any:
     return names.get(type(value), "any|null")
 
 
-def _action(id: Any, action: Any, page: str, place: str) -> dict[str, Any]:
+def _action(id: Any, actions: Mapping[str, Any], page: str, place: str) -> dict[str, Any]:
+    action = id
     if isinstance(id, Mapping):  # written out where it belongs
-        id, action = taken(id, "id", str, place), id
-    if not isinstance(action, Mapping):
+        id = taken(id, "id", str, place)
+    elif not isinstance(id, str) or id not in actions:
         raise Malformed(place, "is not among the actions")
+    else:
+        action = actions[id]
+    if not isinstance(action, Mapping):
+        raise Malformed(place, f"must be an object, not {shown(action)}")
     params = action.get("params", action.get("parameters", {}))
     if isinstance(params, list):
         params = {str(name): f"{{{name}}}" for name in params}
+    if not isinstance(params, Mapping):
+        raise Malformed(place, f"'params' must be an object or a list, not {shown(params)}")
     target = action.get("to_page_id", action.get("to")) or page
     out = {
         "id": id,

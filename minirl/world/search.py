@@ -257,14 +257,15 @@ def by_access(world: World, terminal: str, plain: bool = False) -> dict[str, lis
 
 def negatives(world: World, goal: Goal, path: list[Step], count: int, seed: int) -> list[list[Step]]:
     """Ways that look like `path` and miss the goal: it stops early, leaves a step out, takes another value
-    or another action instead. Every one can be walked; fewer than `count` if there are not so many."""
+    or another action instead, and goes on as far as it can be. Every one can be walked; fewer than `count`
+    if there are not so many."""
     out: list[list[Step]] = []
     candidates = list(_changed(world, path))
     random.Random(seed).shuffle(candidates)
-    for steps in candidates:
-        end = _end(world, steps)
-        if end is not None and not holds(end, goal) and steps not in out:
-            out.append(steps)
+    for candidate in candidates:
+        walked = _walked(world, candidate)
+        if walked is not None and not holds(walked[1], goal) and walked[0] not in out:
+            out.append(walked[0])
         if len(out) == count:
             break
     return out
@@ -281,17 +282,21 @@ def _changed(world: World, path: list[Step]) -> Iterator[list[Step]]:
         state = apply(world.fsm, state, step.action_id, step.params)
 
 
-def _end(world: World, steps: list[Step]) -> State | None:
-    """Where the steps lead; None if one of them can't be taken."""
-    state = initial_state(world.fsm)
+def _walked(world: World, steps: list[Step]) -> tuple[list[Step], State] | None:
+    """The steps and where they lead. A value that is not offered any more becomes the first that is; None
+    if a step can't be taken at all."""
+    state, taken = initial_state(world.fsm), []
     for step in steps:
-        action = world.fsm.pages[state.page].actions.get(step.action_id)
-        if action is None or not enabled(world.fsm, state, step.action_id, step.params):
+        if step.action_id not in world.fsm.pages[state.page].actions:
             return None
-        if dict(step.params) not in parameter_values(world, state, step.action_id):
+        choices = parameter_values(world, state, step.action_id)
+        if choices and dict(step.params) not in choices:
+            step = Step(step.action_id, choices[0])
+        if not choices or not enabled(world.fsm, state, step.action_id, step.params):
             return None
+        taken.append(step)
         state = apply(world.fsm, state, step.action_id, step.params)
-    return state
+    return taken, state
 
 
 def _steps(world: World, state: State, classes: Classes | None) -> Iterator[Step]:
