@@ -112,6 +112,13 @@ def test_clear_restores_the_default():
     }
 
 
+def test_remove_takes_out_what_is_equal_and_nothing_else():
+    remove = {"op": "remove", "path": "$.tags", "value_ref": "{tag}"}
+    assert after(remove, start={"tags": ["a", "b", "c", "b"]}, tag="b")["tags"] == ["a", "c"]
+    assert after(remove, start={"tags": [1, True]}, tag="1")["tags"] == [1, True]
+    assert after({"op": "remove", "path": "$.rows", "value": 1})["rows"] == []
+
+
 def test_toggle_and_append_unique():
     assert after({"op": "toggle", "path": "$.flag"})["flag"] is True
     assert after({"op": "toggle", "path": "$.flag"}, start={"flag": True})["flag"] is False

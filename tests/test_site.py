@@ -99,6 +99,7 @@ def laboratory() -> World:
         *({"op": "set", "path": path, "value_ref": "{v}"} for path in paths),
         *({"op": op, "path": path} for op in ("clear", "toggle", "inc") for path in paths),
         *({"op": "append_unique", "path": path, "value_ref": "{v}"} for path in paths),
+        *({"op": "remove", "path": path, "value_ref": "{v}"} for path in paths),
         {"op": "inc", "path": "$.n", "by": -1.5},
         {"op": "set", "path": "$.n", "value_expr": "append($.list, 1)"},
     ]
