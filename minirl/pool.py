@@ -213,9 +213,7 @@ class BrowserPool:
             closing = asyncio.ensure_future(self._close(contexts))
             try:
                 await asyncio.shield(closing)
-            except (
-                asyncio.CancelledError
-            ):  # it reaches the episode as it leaves, and must not cost the closing
+            except asyncio.CancelledError:  # as the episode leaves: what it opened is closed all the same
                 await closing
                 raise
 

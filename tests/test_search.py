@@ -260,7 +260,7 @@ def test_a_filter_that_is_only_unset_is_no_interceptor():
 
 def test_every_access_method_has_its_path():
     world = symbolic(load_fsm(LIBRARY))
-    paths = by_access(world, "RESERVED")
+    paths = by_access(world)["RESERVED"]
     opened = {
         method: {s.action_id for s in path if "_OPEN_" in s.action_id} for method, path in paths.items()
     }

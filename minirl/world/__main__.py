@@ -72,14 +72,14 @@ def solve(
         answer = {"hops": hops, "states": len(graph.nodes), "unreached_pages": unreached}
         print(json.dumps(answer | {"complete": graph.is_complete}, indent=1))
         return 0
+    methods = by_access(world, plain, max_depth, max_states)
     for page, count in hops.items():
         if count is None:
             _say(f"{page}: not reached")
             continue
         at = lambda state, page=page: state.page == page  # noqa: E731
-        ways, methods = graph.count(at), by_access(world, page, plain)
-        through = f", by {' or '.join(methods)}" if methods else ""
-        _say(f"{page}: {count} actions, {ways} shortest ways{through}")
+        through = f", by {' or '.join(methods[page])}" if methods[page] else ""
+        _say(f"{page}: {count} actions, {graph.count(at)} shortest ways{through}")
         _say("  " + " > ".join(step.action_id for step in graph.path(graph.nearest(at)[0])))
     rest = "" if graph.is_complete else "; there are more than were looked at"
     _say(f"{len(graph.nodes)} states on {len(reached)} of {len(world.fsm.pages)} pages{rest}")

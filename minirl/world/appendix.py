@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from minirl.world.malformed import Malformed, shown, taken
+from minirl.world.reading import Malformed, is_number, is_placeholder, readable, shown, taken
 
 CONDITIONS = {"==": "eq", "=": "eq", "!=": "neq", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
 EFFECTS = {
@@ -31,12 +31,8 @@ def is_appendix_form(document: Any) -> bool:
 def translate(document: Mapping[str, Any], place: str, note: Callable[[Malformed], None]) -> dict[str, Any]:
     """The same machine in the released form. Pages that can't be translated are told to `note`."""
     actions = taken(document, "actions", Mapping, place, {})
-    pages = []
-    for id, page in document["pages"].items():
-        try:
-            pages.append(_page(id, page, actions, f"{place}: pages {id}", note))
-        except Malformed as problem:
-            note(problem)
+    entries = ((f"{place}: pages {id}", (id, page)) for id, page in document["pages"].items())
+    pages = readable(entries, lambda entry, where: _page(*entry, actions, where, note), note)
     listed = {action["id"] for page in pages for action in page["actions"] if isinstance(action, Mapping)}
     for id in actions:
         if id not in listed:
@@ -53,12 +49,8 @@ def _page(
         is_here = isinstance(action, Mapping) and any(action.get(key) == id for key in PAGE_KEYS)
         if is_here and action_id not in ids:
             ids.append(action_id)
-    translated = []
-    for one in ids:
-        try:
-            translated.append(_action(one, actions, id, f"{place}: {shown(one)}"))
-        except Malformed as problem:
-            note(problem)
+    entries = ((f"{place}: {shown(one)}", one) for one in ids)
+    translated = readable(entries, lambda one, where: _action(one, actions, id, where), note)
     return {
         "id": id,
         "signature_schema": {name: _type(value) for name, value in signature.items()},
@@ -124,8 +116,8 @@ def _effect(effect: Any, params: Any) -> Any:
     op, out = EFFECTS.get(effect["op"], effect["op"]), dict(effect)
     if op == "dec":
         by = effect.get("by", 1)
-        op, out["by"] = "inc", -by if isinstance(by, int | float) else by
+        op, out["by"] = "inc", -by if is_number(by) else by
     value = effect.get("value")
-    if isinstance(value, str) and value[:1] + value[-1:] == "{}" and value[1:-1] in params:
+    if is_placeholder(value) and value[1:-1] in params:
         out["value_ref"] = value
     return {**out, "op": op}

@@ -1,7 +1,7 @@
 """What is wrong with a site file: everything that would make its tasks unsolvable, ambiguous or unplayable.
 
-Where it stands: `python -m minirl.world check FILE` prints its findings, and the generator asserts that its
-own sites have none. It judges; `schema` only reads, and `fsm` only runs.
+Where it stands: `python -m minirl.world check FILE` prints its findings. It judges; `schema` only reads, and
+`fsm` only runs.
 
 Paper: AutoWebWorld, appendix A.1 (the validator's requirements). Deviations: the checks are code, where the
 released validator asks a language model; what can be reached is found by the search that solves tasks, and
@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from minirl.world.expression import parse_expression
 from minirl.world.fsm import enabled, meets
-from minirl.world.malformed import Malformed, shown
-from minirl.world.schema import Action, Condition, Effect, FieldPath, Fsm, Page, is_placeholder, load_fsm
+from minirl.world.reading import Malformed, is_number, is_placeholder, shown
+from minirl.world.schema import ORDERED, Action, Condition, Effect, FieldPath, Fsm, Page, load_fsm
 from minirl.world.search import MAX_DEPTH, Graph, explore, symbolic
 
 MAX_STATES = 20_000  # a site of a person's size has some hundreds
@@ -45,12 +45,13 @@ def check(source: Path | Mapping[str, Any], max_states: int = MAX_STATES) -> lis
     except Malformed as problem:
         problems.append(problem)
     else:
-        fsm = symbolic(fsm).fsm
-        graph = explore(symbolic(fsm), max_depth=MAX_DEPTH, max_states=max_states)
+        world = symbolic(fsm)
+        fsm, graph = world.fsm, explore(world, max_depth=MAX_DEPTH, max_states=max_states)
         for part in (_reach, _counts, _skeleton):
             findings += part(fsm, graph)
         for page in fsm.pages.values():
             findings += _page(page, fsm, graph)
+            findings += _selectors(page)
             for action in page.actions.values():
                 for look in (_writes, _conditions, _gates, _items, _resets, _procedure):
                     findings += look(action, page, fsm)
@@ -84,8 +85,10 @@ def _reach(fsm: Fsm, graph: Graph) -> Iterator[Finding]:
     for id in fsm.terminal_pages:
         if id not in reached:
             yield _error("unreachable_terminal", id, f"no way leads here{_why_not(fsm, id, reached)}")
-    ways_in = {a.target for p in fsm.pages.values() for a in p.actions.values() if a.target != p.id}
-    for id in fsm.pages.keys() - reached - set(fsm.terminal_pages):
+    ways_in = {action.target for action in fsm.actions if action.target != action.source}
+    for id in fsm.pages:
+        if id in reached or id in fsm.terminal_pages:
+            continue
         if id in ways_in:
             yield _warning("unreached_page", id, f"no way leads here{_why_not(fsm, id, reached)}")
         else:
@@ -94,7 +97,7 @@ def _reach(fsm: Fsm, graph: Graph) -> Iterator[Finding]:
 
 def _why_not(fsm: Fsm, id: str, reached: set[str]) -> str:
     """The last actions before a page that was not reached, and what they wait for."""
-    doors = [a for p in fsm.pages.values() for a in p.actions.values() if a.target == id and p.id != id]
+    doors = [action for action in fsm.actions if action.target == id != action.source]
     if not doors:
         return ": no action goes to it"
     shut = [a for a in doors if a.source in reached]
@@ -109,8 +112,6 @@ def _page(page: Page, fsm: Fsm, graph: Graph) -> Iterator[Finding]:
     if not leaves and page.id not in fsm.terminal_pages:
         yield _warning("dead_end", page.id, "no action leaves it, and it is no terminal page")
     states = [node.state for node in graph.nodes.values() if node.state.page == page.id]
-    finals: dict[str, list[Action]] = {}
-    roles: dict[str, set[str]] = {}
     for action in page.actions.values():
         params = {name: action.parameters[name] for name in action.open_parameters}
         possible = [c for c in action.preconditions if _setters(c, fsm)]
@@ -118,6 +119,13 @@ def _page(page: Page, fsm: Fsm, graph: Graph) -> Iterator[Finding]:
         if is_known and not any(enabled(fsm, state, action.id, params) for state in states):
             text = "can never be taken: what it waits for does not come together"
             yield _warning("never_enabled", _place(action), text)
+
+
+def _selectors(page: Page) -> Iterator[Finding]:
+    """What a hand touches last must say which action is meant, and no element can be two widgets."""
+    finals: dict[str, list[Action]] = {}
+    roles: dict[str, set[str]] = {}
+    for action in page.actions.values():
         selectors = [step.get("selector") for step in action.gui_procedure]
         if isinstance(last := next(reversed(selectors), None), str):
             finals.setdefault(last, []).append(action)
@@ -150,7 +158,7 @@ def _counts(fsm: Fsm, graph: Graph) -> Iterator[Finding]:
 
 def _number(record: Any, key: str) -> float | None:
     value = record.get(key) if isinstance(record, Mapping) else None
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return value if is_number(value) else None
 
 
 def _skeleton(fsm: Fsm, graph: Graph) -> Iterator[Finding]:
@@ -234,8 +242,7 @@ def _expression(action: Action, effect: Effect, fsm: Fsm) -> Iterator[Finding]:
     path = _dotted(effect.path)
     readers = sorted(
         other.id
-        for page in fsm.pages.values()
-        for other in page.actions.values()
+        for other in fsm.actions
         if any(condition.path[0] == effect.path[0] for condition in other.preconditions)
     )
     depends = f"; {', '.join(readers)} depend on it" if readers else "; nothing depends on it"
@@ -254,10 +261,10 @@ def _conditions(action: Action, page: Page, fsm: Fsm) -> Iterator[Finding]:
         kind, said = _kind(page, condition.path), _said(condition)
         if kind is None:
             yield _error("undeclared_read", where, f"waits for {said}, which {page.id} does not declare")
-        elif condition.cond in ("gt", "gte", "lt", "lte") and not _is_one_of(kind, ("integer", "number")):
-            yield _error("invalid_condition", where, f"waits for {said}, a {shown(kind)}: no number")
-        elif condition.cond == "length_gt" and not _is_one_of(kind, ("string", "array", "object")):
+        elif condition.cond == "length_gt" and not _is_one_of(kind, ("string", "object", *ARRAYS)):
             yield _error("invalid_condition", where, f"waits for {said}, a {shown(kind)}: it has no length")
+        elif condition.cond in ORDERED - {"length_gt"} and not _is_one_of(kind, NUMBERS):
+            yield _error("invalid_condition", where, f"waits for {said}, a {shown(kind)}: no number")
         elif condition.cond == "eq" and condition.value is not None and not _fits(kind, condition.value):
             yield _error("invalid_condition", where, f"waits for {said}, which a {shown(kind)} never is")
         if isinstance(condition.value, str) and is_placeholder(condition.value):
@@ -267,19 +274,19 @@ def _conditions(action: Action, page: Page, fsm: Fsm) -> Iterator[Finding]:
 def _setters(condition: Condition, fsm: Fsm) -> bool:
     """Whether anything makes a condition true: a page's default, or an effect on any page, since fields of
     one name are carried along. Expressions do not count."""
-    for page in fsm.pages.values():
-        if _kind(page, condition.path) is not None and meets(page.defaults, condition):
-            return True
-        for action in page.actions.values():
-            for effect in action.effects:
-                if effect.path != condition.path or effect.expr is not None:
-                    continue
-                if effect.op not in ("set", "clear") or effect.ref is not None:
-                    return True
-                signature = _nested(effect.path, effect.value)
-                if effect.op == "set" and meets(signature, condition):
-                    return True
-    return False
+    declaring = (page for page in fsm.pages.values() if _kind(page, condition.path) is not None)
+    if any(meets(page.defaults, condition) for page in declaring):
+        return True
+    effects = (effect for action in fsm.actions for effect in action.effects)
+    return any(_may_set(effect, condition) for effect in effects)
+
+
+def _may_set(effect: Effect, condition: Condition) -> bool:
+    if effect.path != condition.path or effect.expr is not None or effect.op == "clear":
+        return False
+    if effect.op != "set" or effect.ref is not None:
+        return True
+    return meets(_nested(effect.path, effect.value), condition)
 
 
 def _nested(path: FieldPath, value: Any) -> dict[str, Any]:
@@ -294,8 +301,7 @@ def _gates(action: Action, page: Page, fsm: Fsm) -> Iterator[Finding]:
             continue
         writers = [
             other.id
-            for one in fsm.pages.values()
-            for other in one.actions.values()
+            for other in fsm.actions
             for effect in other.effects
             if effect.path == condition.path and effect.expr is not None
         ]

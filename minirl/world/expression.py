@@ -43,8 +43,8 @@ def parse_expression(text: object) -> Expression:
         raise ValueError("an expression must be a text that is neither empty nor endless")
     expected: list[str] = []  # the brackets that are still to be closed
     functions, paths = set(), set()
-    name, at = "", 0
-    while text[at:].strip():
+    name, at, text = "", 0, text.rstrip()
+    while at < len(text):
         token = TOKEN.match(text, at)
         if token is None:
             raise ValueError(f"can't be read from {text[at : at + 20].strip()!r} on")

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from minirl.world.reading import is_number
 from minirl.world.schema import Action as Action
 from minirl.world.schema import Bind, Condition, Effect, FieldPath, Fsm, Goal, Signature, load_goal
 from minirl.world.schema import Page as Page
@@ -70,12 +71,11 @@ class World:
                     )
             if len(set(ids)) < len(ids):
                 raise ValueError(f"{self.name}: {collection}: two records have the same id")
-        for page in self.fsm.pages.values():
-            for action in page.actions.values():
-                if action.bind is not None and action.bind.collection not in self.data:
-                    raise ValueError(
-                        f"{self.name}: {action.id}: no collection {action.bind.collection!r} in data"
-                    )
+        for action in self.fsm.actions:
+            if action.bind is not None and action.bind.collection not in self.data:
+                raise ValueError(
+                    f"{self.name}: {action.id}: no collection {action.bind.collection!r} in data"
+                )
 
 
 # --- what the machine does ----------------------------------------------------------------------
@@ -152,7 +152,7 @@ def meets(signature: Signature, condition: Condition) -> bool:
             return any(same(value, one) for one in wanted)
         case "length_gt":
             return (len(value) if isinstance(value, (str, list, tuple, dict)) else 0) > wanted
-    if not _is_number(value):
+    if not is_number(value):
         return False
     match condition.cond:
         case "gt":
@@ -208,10 +208,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _resolve(value: Any, signature: Signature) -> Any:
     if not (isinstance(value, str) and value.startswith("$.")):
         return value
@@ -252,7 +248,7 @@ def _write_effect(
             default = _read(defaults, effect.path)
             new = None if default is _MISSING else default
         case "inc":
-            new = (old if _is_number(old) else 0) + effect.by
+            new = (old if is_number(old) else 0) + effect.by
         case "toggle":
             new = old is not True
         case "append_unique":

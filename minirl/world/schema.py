@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from minirl.world.appendix import is_appendix_form, translate
-from minirl.world.malformed import Malformed, shown, taken
+from minirl.world.reading import Malformed, is_number, is_placeholder, readable, shown, taken
 
 Signature = Mapping[str, Any]  # what a page remembers: a JSON object, never written into
 FieldPath = tuple[str, ...]  # "$.view.sort" is ("view", "sort")
@@ -117,6 +117,11 @@ class Fsm:
     pages: Mapping[str, Page]
     meta: Mapping[str, Any] = field(default_factory=dict)  # the rest of the file's meta, as it was
 
+    @property
+    def actions(self) -> list[Action]:
+        """Of all pages, in the order of the file."""
+        return [action for page in self.pages.values() for action in page.actions.values()]
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -161,11 +166,6 @@ def load_goal(goal: Mapping[str, Any]) -> Goal:
     return Goal(taken(goal, "page", str, "goal"), tuple(conditions))
 
 
-def is_placeholder(value: Any) -> bool:
-    """Whether a parameter's value is a symbol such as "{ITEM_ANY}", which stands for any value."""
-    return isinstance(value, str) and re.fullmatch(r"\{[^{}]*\}", value) is not None
-
-
 def parse_path(text: Any, place: str) -> FieldPath:
     """ "$.view.sort" -> ("view", "sort"). Raises ValueError that names `place`."""
     # Names with two leading underscores mean something to JavaScript objects, so they are refused.
@@ -190,14 +190,8 @@ class _Reader:
         self.problems.append(problem)
 
     def each(self, entries: Iterable[Any], place: str, read: Callable[[Any, str], Any]) -> list[Any]:
-        """What `read` makes of each entry."""
-        out = []
-        for i, entry in enumerate(entries):
-            try:
-                out.append(read(entry, f"{place}[{i}]"))
-            except Malformed as problem:
-                self.note(problem)
-        return out
+        """What `read` makes of each entry of a list."""
+        return readable(((f"{place}[{i}]", entry) for i, entry in enumerate(entries)), read, self.note)
 
     def unique(self, records: Iterable[Any], place: str, what: str) -> dict[str, Any]:
         """By their ids, of which the first counts."""
@@ -307,7 +301,7 @@ def _read_condition(entry: Any, place: str) -> Condition:
     cond, value = taken(entry, "cond", str, place), entry.get("value")
     if cond not in CONDITIONS:
         raise Malformed(place, f"unknown cond {shown(cond)}: use one of {sorted(CONDITIONS)}")
-    if cond in ORDERED and (isinstance(value, bool) or not isinstance(value, (int, float))):
+    if cond in ORDERED and not is_number(value):
         raise Malformed(place, f"{cond} compares with a number, not {shown(value)}")
     if cond in LISTED and not isinstance(value, (list, tuple)):
         raise Malformed(place, f"{cond} compares with a list, not {shown(value)}")
@@ -318,7 +312,7 @@ def _read_effect(entry: Any, parameters: Mapping[str, Any], place: str) -> Effec
     op, by = taken(entry, "op", str, place), entry.get("by", 1)
     if op not in EFFECTS:
         raise Malformed(place, f"unknown op {shown(op)}: use one of {sorted(EFFECTS)}")
-    if isinstance(by, bool) or not isinstance(by, (int, float)):
+    if not is_number(by):
         raise Malformed(place, f"'by' must be a number, not {shown(by)}")
     ref, expr = entry.get("value_ref"), entry.get("value_expr")
     if ref is not None and not (is_placeholder(ref) and ref[1:-1] in parameters):

@@ -213,8 +213,7 @@ def interceptors(fsm: Fsm) -> frozenset[str]:
     they need to be null, so not yet answered, they set to true."""
     return frozenset(
         action.id
-        for page in fsm.pages.values()
-        for action in page.actions.values()
+        for action in fsm.actions
         if not action.is_navigation
         and any(
             condition.cond == "eq"
@@ -240,18 +239,20 @@ def access_method(action: Action) -> str | None:
     return None
 
 
-def by_access(world: World, terminal: str, plain: bool = False) -> dict[str, list[Step]]:
-    """A shortest path to a terminal page for every access method that can take part in one, alone."""
-    actions = [action for page in world.fsm.pages.values() for action in page.actions.values()]
-    methods = {action.id: access_method(action) for action in actions}
-    out = {}
+def by_access(
+    world: World, plain: bool = False, max_depth: int = MAX_DEPTH, max_states: int = MAX_STATES
+) -> dict[str, dict[str, list[Step]]]:
+    """For every terminal page a shortest path by each access method that can take part in one, alone."""
+    methods = {action.id: access_method(action) for action in world.fsm.actions}
+    out: dict[str, dict[str, list[Step]]] = {page: {} for page in world.fsm.terminal_pages}
     for method in ACCESS:
         others = frozenset(id for id, its in methods.items() if its not in (None, method))
-        graph = explore(world, lambda state: state.page == terminal, plain, others)
-        if graph.found is not None:
-            path = graph.path(graph.found)
+        graph = explore(world, plain=plain, without=others, max_depth=max_depth, max_states=max_states)
+        for terminal, paths in out.items():
+            keys = graph.nearest(lambda state, page=terminal: state.page == page)
+            path = graph.path(keys[0]) if keys else []
             if any(methods[step.action_id] == method for step in path):
-                out[method] = path
+                paths[method] = path
     return out
 
 
@@ -312,7 +313,7 @@ class Classes:
     """Which ids are interchangeable, for one world and one goal."""
 
     def __init__(self, world: World, goal: Goal) -> None:
-        actions = [action for page in world.fsm.pages.values() for action in page.actions.values()]
+        actions = world.fsm.actions
         self._world = world
         self._conditions = [*goal.where, *(c for action in actions for c in action.preconditions)]
         # The pairs (collection, field) that some binding compares with the current signature.

@@ -1,8 +1,9 @@
-"""What is wrong with a file, and where: the error that every reader of site files raises."""
+"""What the readers of site files share: the error that says what is wrong and where, and small questions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 WORDS = {str: "a text", list: "a list", Mapping: "an object", bool: "true or false"}
@@ -25,6 +26,28 @@ def taken(record: Any, key: str, kind: type, place: str, default: Any = None) ->
     if not isinstance(value, kind):
         raise Malformed(place, f"{key!r} must be {WORDS[kind]}, not {shown(value)}")
     return value
+
+
+def readable(
+    entries: Iterable[tuple[str, Any]], read: Callable[[Any, str], Any], note: Callable[[Malformed], None]
+) -> list[Any]:
+    """What `read` makes of each (place, entry); `note` is told of those that can't be read."""
+    out = []
+    for place, entry in entries:
+        try:
+            out.append(read(entry, place))
+        except Malformed as problem:
+            note(problem)
+    return out
+
+
+def is_placeholder(value: Any) -> bool:
+    """Whether a parameter's value is a symbol such as "{ITEM_ANY}", which stands for any value."""
+    return isinstance(value, str) and re.fullmatch(r"\{[^{}]*\}", value) is not None
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:
