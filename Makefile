@@ -7,11 +7,13 @@
 #   TORCH   what pip is asked for, on its own, before everything else. On Linux the plain name takes
 #           the CUDA build of several GB; without a GPU, name PyTorch's CPU index:
 #           make setup TORCH="torch==2.13.0 --index-url URL"
+#   WORKERS how many files of quick tests run at a time; 0 for one after the other in one process
 #   ARGS    flags for `make train`, `make demo` and the tests
 
 VENV ?= .venv
 PYTHON ?= python3
 EXTRAS ?= test
+WORKERS ?= 2
 ARGS ?=
 
 comma := ,
@@ -42,7 +44,7 @@ setup: $(STAMP) ## make .venv/ with all packages, and find or install Chromium
 test: setup ## lint, format check and the quick tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: setup ## the tests that take minutes
 	$(PY) -m pytest -m slow $(ARGS)

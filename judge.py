@@ -4,7 +4,7 @@
 
 It is not there yet: OpenWebRL judges episodes on the open web with a vision-language model (section 3.2).
 Nothing that runs today needs one, because a synthetic world is asked for its state instead
-(`WorldVerifier` in minirl/world/replay.py).
+(`WorldVerifier` in minirl.world.script.py).
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ from minirl.rollout import Rollouts
 from minirl.store import Run
 from minirl.tools import TOOLS
 from minirl.types import Call, Observation, Parsed, Prompt, Sample, Sampling, Stop, Task, Trajectory
-from minirl.world.generate import make_shop
-from minirl.world.replay import ScriptedPolicy
+from minirl.world.script import ScriptedPolicy
+from minirl.world.shop import make_shop
 
 HAND_STEPS, HAND_SECONDS, HAND_TOKENS = 100, 24 * 3600.0, 1_000_000  # no limit that a person would meet
 

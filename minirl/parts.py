@@ -37,8 +37,8 @@ from minirl.trainer import Trainer, cores
 from minirl.types import Task, Trajectory
 from minirl.vllm_sampler import VllmSampler
 from minirl.world.fsm import World
-from minirl.world.generate import make_shop, make_tasks
-from minirl.world.replay import ScriptedPolicy, WorldVerifier
+from minirl.world.script import ScriptedPolicy, WorldVerifier
+from minirl.world.shop import make_shop, make_tasks
 from minirl.world.site import SiteServer
 
 # Evaluations of the whole held-out set: the name of the dump, and what people read

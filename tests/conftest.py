@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Before anything imports torch, which reads them once. Tests share their machine with browsers.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Before anything imports torch, which reads them once. Tests share their machine with browsers, and where
+# several files run at a time with each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # A test makes its own small model; one that reaches for a hub should fail at once, not time out.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -39,7 +39,7 @@ BROWSER = BrowserConfig(
     action_seconds=12,
     call_seconds=2,
     commit_seconds=3,
-    screenshot_seconds=10,
+    screenshot_seconds=20,
     start_attempts=2,
 )
 CONFIG = replace(

@@ -25,8 +25,8 @@ from minirl.remote_sampler import RemoteSampler
 from minirl.rollout import Rollouts
 from minirl.store import Run
 from minirl.types import Sampling, Stop, Trajectory, Turn
-from minirl.world.generate import make_shop, make_tasks
-from minirl.world.replay import ScriptedPolicy, WorldVerifier
+from minirl.world.script import ScriptedPolicy, WorldVerifier
+from minirl.world.shop import make_shop, make_tasks
 from minirl.world.site import SiteServer
 
 ROOT = Path(__file__).resolve().parents[1]

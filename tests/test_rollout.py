@@ -45,8 +45,8 @@ from minirl.types import (
     Trajectory,
     Turn,
 )
-from minirl.world.generate import make_shop, make_tasks
-from minirl.world.replay import WorldVerifier
+from minirl.world.script import WorldVerifier
+from minirl.world.shop import make_shop, make_tasks
 from minirl.world.site import SiteServer
 
 SHOP = make_shop(0)

@@ -9,8 +9,8 @@ import re
 import pytest
 
 from minirl.world.fsm import apply, holds, initial_state
-from minirl.world.generate import CHOICES, make_shop, make_tasks
 from minirl.world.search import solve
+from minirl.world.shop import CHOICES, make_shop, make_tasks
 from minirl.world.site import describe
 
 SEVEN_STEPS = [

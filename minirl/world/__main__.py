@@ -1,24 +1,34 @@
 """`python -m minirl.world VERB`: what can be done with sites as files.
 
-check judges an fsm.json, solve says how far its terminal pages are. Exit status 0: fine; 1: `check` has found
-errors; 2: the command line or the file is of no use.
+make draws sites, check judges an fsm.json, solve says how far its terminal pages are, replay acts solutions
+out in Chromium. Exit status 0: fine; 1: `check` has found errors, or `replay` a page that does not do what
+its machine says; 2: the command line or the file is of no use.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
+import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
+from minirl.config import BrowserConfig
 from minirl.world import check as checks
+from minirl.world.folder import load_world, save_outcomes, save_world
+from minirl.world.generate import PROFILES, make_site, shape
+from minirl.world.guess import world_of
+from minirl.world.replay import Outcome, replay_sites
 from minirl.world.schema import load_fsm
 from minirl.world.search import MAX_DEPTH, MAX_STATES, by_access, explore, symbolic
+from minirl.world.themes import THEMES
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a file's strings must not move a terminal's cursor
 
@@ -86,15 +96,104 @@ def solve(
     return 0
 
 
+def make(
+    out: Path,
+    theme: str | None = None,
+    seed: int = 0,
+    count: int = 1,
+    difficulty: Literal["easy", "medium", "hard"] | None = None,
+) -> int:
+    """Sites from a theme and a seed, or many: themes, difficulties and seeds in turn.
+
+    Args:
+        out: A folder, in which every site gets its own.
+        theme: What the sites are about; by default everything in turn.
+        seed: The first site's.
+        count: How many.
+        difficulty: How large; by default all in turn.
+    """
+    themes = [theme] if theme else list(THEMES)
+    levels = [difficulty] if difficulty else list(PROFILES) if count > 1 else ["medium"]
+    shapes: Counter[str] = Counter()
+    for n in range(count):
+        # all themes, then all themes at the next level, then the next seed
+        level, later = n // len(themes) % len(levels), n // (len(themes) * len(levels))
+        world = make_site(themes[n % len(themes)], seed + later, levels[level])
+        save_world(world, out / world.name)
+        shapes[shape(world)] += 1
+        _say(f"{out / world.name}: {len(world.fsm.pages)} pages, {len(world.fsm.terminal_pages)} tasks' ends")
+    if count > 1:
+        often = f", the most frequent {max(shapes.values())} times"
+        _say(f"{count} sites of {len(shapes)} different shapes{often if len(shapes) < count else ''}")
+    return 0
+
+
+def render(file: tyro.conf.Positional[Path], out: Path, data: Path | None = None) -> int:
+    """A released fsm.json as a site, with its records or with invented ones.
+
+    Args:
+        file: An fsm.json.
+        out: The site's folder.
+        data: JSON: an object of lists of records.
+    """
+    documents = json.loads(data.read_text(encoding="utf-8")) if data else {}
+    if not isinstance(documents, dict):
+        raise ValueError(f"{data}: must be an object of lists of records")
+    world, guesses = world_of(out.name.lower(), load_fsm(file), documents)
+    for guess in guesses:
+        _say(f"guessed: {guess}")
+    save_world(world, out)
+    _say(f"{out / 'index.html'}: {len(world.fsm.pages)} pages")
+    return 0
+
+
+def replay(
+    folders: tyro.conf.Positional[tuple[Path, ...]],
+    out: Path | None = None,
+    seed: int = 0,
+    workers: int = 8,
+    browsers: int = 2,
+) -> int:
+    """One shortest solution per terminal page, acted out in Chromium and compared after every action.
+
+    Args:
+        folders: Sites that `make` has made.
+        out: A folder for the trajectories that matched: steps.jsonl and pictures.
+        seed: Which solution, where there are several.
+        workers: How many at a time.
+        browsers: Chromium processes.
+    """
+    if not folders:
+        raise ValueError("name the folders of the sites to be replayed")
+    worlds = [load_world(folder) for folder in folders]
+    config = BrowserConfig(browsers=browsers, episodes=workers, width=1280, height=720)
+    start = time.monotonic()
+    outcomes = asyncio.run(replay_sites(worlds, config, seed, pictures=out is not None, tick=_report))
+    seconds = time.monotonic() - start
+    kept = [outcome for outcome in outcomes if not outcome.replay.reason]
+    if out is not None:
+        save_outcomes(kept, out)
+    actions = sum(len(outcome.replay.steps) for outcome in kept) / max(1, len(kept))
+    pages = sum(len(world.fsm.pages) for world in worlds)
+    _say(f"{len(worlds)} sites, {pages} pages, {len(kept)} of {len(outcomes)} trajectories kept")
+    _say(f"{actions:.1f} actions and {seconds / max(1, len(outcomes)):.2f} s a trajectory, at no cost")
+    return 0 if len(kept) == len(outcomes) else 1
+
+
+def _report(outcome: Outcome) -> None:
+    if outcome.replay.reason:
+        _say(f"dropped: {outcome.world}, {outcome.terminal}: {outcome.replay.reason}")
+
+
 def _say(line: str) -> None:
     print(CONTROL.sub("?", line))
 
 
 def main(argv: Sequence[str]) -> int:
     try:
-        verbs = {"check": check, "solve": solve}
+        verbs = {"make": make, "check": check, "solve": solve, "render": render, "replay": replay}
         return tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.world", args=list(argv))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"minirl.world: {CONTROL.sub('?', str(error))}", file=sys.stderr)
         return 2
 

@@ -1,7 +1,7 @@
 """What is wrong with a site file: everything that would make its tasks unsolvable, ambiguous or unplayable.
 
-Where it stands: `python -m minirl.world check FILE` prints its findings. It judges; `schema` only reads, and
-`fsm` only runs.
+Where it stands: `python -m minirl.world check FILE` prints its findings, and the generator's own sites have
+none. It judges; `schema` only reads, and `fsm` only runs.
 
 Paper: AutoWebWorld, appendix A.1 (the validator's requirements). Deviations: the checks are code, where the
 released validator asks a language model; what can be reached is found by the search that solves tasks, and
@@ -41,22 +41,27 @@ def check(source: Path | Mapping[str, Any], max_states: int = MAX_STATES) -> lis
     problems: list[Malformed] = []
     findings: list[Finding] = []
     try:
-        fsm = load_fsm(source, problems)
+        findings += check_fsm(load_fsm(source, problems), max_states)
     except Malformed as problem:
         problems.append(problem)
-    else:
-        world = symbolic(fsm)
-        fsm, graph = world.fsm, explore(world, max_depth=MAX_DEPTH, max_states=max_states)
-        for part in (_reach, _counts, _skeleton):
-            findings += part(fsm, graph)
-        for page in fsm.pages.values():
-            findings += _page(page, fsm, graph)
-            findings += _selectors(page)
-            for action in page.actions.values():
-                for look in (_writes, _conditions, _gates, _items, _resets, _procedure):
-                    findings += look(action, page, fsm)
     findings += [Finding("error", "malformed", problem.place, problem.reason) for problem in problems]
     return sorted(findings, key=lambda finding: finding.severity)
+
+
+def check_fsm(fsm: Fsm, max_states: int = MAX_STATES) -> list[Finding]:
+    """The same of a machine that could be read."""
+    world = symbolic(fsm)
+    fsm, graph = world.fsm, explore(world, max_depth=MAX_DEPTH, max_states=max_states)
+    findings: list[Finding] = []
+    for part in (_reach, _counts, _skeleton):
+        findings += part(fsm, graph)
+    for page in fsm.pages.values():
+        findings += _page(page, fsm, graph)
+        findings += _selectors(page)
+        for action in page.actions.values():
+            for look in (_writes, _conditions, _gates, _items, _resets, _procedure):
+                findings += look(action, page, fsm)
+    return findings
 
 
 def _error(code: str, where: str, message: str) -> Finding:

@@ -72,7 +72,7 @@ class World:
             if len(set(ids)) < len(ids):
                 raise ValueError(f"{self.name}: {collection}: two records have the same id")
         for action in self.fsm.actions:
-            if action.bind is not None and action.bind.collection not in self.data:
+            if action.bind and action.bind.collection and action.bind.collection not in self.data:
                 raise ValueError(
                     f"{self.name}: {action.id}: no collection {action.bind.collection!r} in data"
                 )
@@ -166,24 +166,55 @@ def meets(signature: Signature, condition: Condition) -> bool:
     raise AssertionError(f"no such condition: {condition.cond}")
 
 
-def parameter_values(world: World, state: State, action_id: str) -> list[dict[str, str]]:
+def parameter_values(world: World, state: State, action_id: str) -> list[dict[str, Any]]:
     """Every assignment of the action's open parameters in `state`, in display order.
 
-    A bound parameter takes the ids of its records; an unbound one stays its own placeholder. Whether
-    the action is enabled is not asked. An action without open parameters has the one assignment {}.
+    A bound parameter takes its values, or the ids of its records; an unbound one stays its own placeholder.
+    Whether the action is enabled is not asked. An action without open parameters has the one assignment {}.
     """
     action = world.fsm.pages[state.page].actions[action_id]
     symbols = {name: action.parameters[name] for name in action.open_parameters}
     if action.bind is None:
         return [symbols]
-    return [{**symbols, action.bind.param: id} for id in bound_ids(world, state, action.bind)]
+    return [{**symbols, action.bind.param: value} for value in bound_values(world, state, action.bind)]
 
 
-def bound_ids(world: World, state: State, bind: Bind) -> list[str]:
-    """The ids that `bind` offers in `state`, in display order."""
-    wanted = {name: _resolve(value, state.signature) for name, value in bind.where.items()}
-    records = world.data[bind.collection]
-    return [r["id"] for r in records if all(same(r.get(name), value) for name, value in wanted.items())]
+def bound_values(world: World, state: State, bind: Bind) -> list[Any]:
+    """The values, or the ids of the records, that `bind` offers in `state`, in display order."""
+    if not bind.collection:
+        return list(bind.values)
+    records = [r for r in world.data[bind.collection] if _is_offered(r, bind.where, state.signature)]
+    name, _, direction = str(_resolve(bind.order or None, state.signature) or "").partition(":")
+    if name:
+        # the order of the file decides between equals, in both directions
+        records.sort(key=lambda r: r.get(name) or 0, reverse=direction == "desc")
+    return [record["id"] for record in records]
+
+
+def _is_offered(record: Mapping[str, Any], where: Mapping[str, Any], signature: Signature) -> bool:
+    for name, wanted in where.items():
+        if isinstance(wanted, Mapping):
+            if not passes(record.get(name), wanted["cond"], _resolve(wanted["value"], signature)):
+                return False
+        elif not same(record.get(name), _resolve(wanted, signature)):
+            return False
+    return True
+
+
+def passes(value: Any, cond: str, asked: Any) -> bool:
+    """Whether a record's value passes a list's filter. One that is not set (null, false) lets all pass."""
+    if asked is None or asked is False:
+        return True
+    match cond:
+        case "eq":
+            return same(value, asked)
+        case "flag":
+            return value is True
+        case "gte":
+            return is_number(value) and is_number(asked) and value >= asked
+        case "lte":
+            return is_number(value) and is_number(asked) and value <= asked
+    raise AssertionError(f"no such filter: {cond}")
 
 
 def canonical(value: Any) -> str:

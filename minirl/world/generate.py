@@ -1,212 +1,144 @@
-"""Small shops from a seed, and the tasks that can be done in them.
+"""Sites from a theme and a seed: a plan of pages and flows, told in the theme's words.
 
-Where it stands: a recipe calls `make_shop` and `make_tasks`; `site` serves the shop, `search` proves
-that every task can be done, and a verifier compares the final state with `Task.goal`.
+Where it stands: `make_site` gives a World that `check` finds nothing wrong with, `search` solves, `site`
+draws and `replay` verifies. Everything is drawn from the seed: names, records, pages and flows (`plan`), and
+how it all looks.
 
-Paper: AutoWebWorld, section 3 (synthetic sites whose states are known, so that success is checked
-and not judged). Deviation: there, a language model proposes the machine and writes the pages. Here
-the machine is a fixed plan, HOME -> CATEGORY -> PRODUCT -> CHECKOUT -> DONE, and a seed decides
-where everything is and how it looks: the same words stand in different places in another shop, so
-an agent has to read. Every word belongs to one collection only, which makes goals unambiguous.
+Paper: AutoWebWorld, section 4.1 and appendix A.1, with the released code's profiles of difficulty. Deviation:
+there, a language model proposes the machine and others repair it. Here it is
+put together from fragments, and drawn again if its paths do not have the profile's length.
 """
 
 from __future__ import annotations
 
+import colorsys
+import hashlib
 import random
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
-from minirl.types import Task
 from minirl.world.fsm import World
+from minirl.world.plan import Json, Plan, Profile
 from minirl.world.schema import load_fsm
+from minirl.world.search import explore, symbolic
+from minirl.world.themes import THEMES, Entity, Number, Theme
 
-CATEGORIES = ("mugs", "lamps", "chairs", "clocks", "scarves", "vases", "drums", "kites")
-PRODUCTS = (
-    "acorn",
-    "birch",
-    "cedar",
-    "dune",
-    "ember",
-    "fjord",
-    "grove",
-    "heron",
-)  # brands, in every category
-COLOURS = {
-    "red": "#d64545",
-    "orange": "#ee8a2e",
-    "yellow": "#f2cb3d",
-    "green": "#3f9d63",
-    "blue": "#3a78c9",
-    "purple": "#8457b8",
+PROFILES: Mapping[str, Profile] = {
+    "easy": Profile((10, 15), 3, (4, 6)),
+    "medium": Profile((15, 25), 5, (6, 8)),
+    "hard": Profile((25, 35), 5, (6, 8)),
 }
-SIZES = ("small", "medium", "large", "giant")
-QUANTITIES = ("one", "two", "three", "four", "five", "six")  # shown as digits
-SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
-
-# background, tile, text, accent, and four fills for the shapes
-PALETTES = (
-    ("#f6f4ef", "#ffffff", "#2b2a28", "#2f6f5e", ("#7fb3a3", "#d9a05b", "#c77d6b", "#8d9bb5")),
-    ("#eef2f7", "#ffffff", "#1f2a37", "#2d5fa4", ("#7aa2d6", "#e0a96d", "#8fb58a", "#b48cc0")),
-    ("#fbf3f1", "#ffffff", "#33242a", "#a8435a", ("#d98c9a", "#8fb0a6", "#e0b26a", "#9a8fc2")),
-    ("#f2f1f8", "#ffffff", "#27243a", "#5b4bb0", ("#9d92d8", "#7fb8b0", "#dba26a", "#cf8aa8")),
-    ("#f3f6ec", "#ffffff", "#272d1e", "#58792b", ("#a3bd74", "#d6a75f", "#7fa9b8", "#c58b7a")),
-    ("#fbf6e8", "#ffffff", "#322a19", "#9a6412", ("#dfb565", "#88ac9a", "#c98468", "#8ea0c0")),
-)
-
-# The five choices, in the order in which the pages ask for them: field and collection.
-CHOICES = (
-    ("category", "categories"),
-    ("product", "products"),
-    ("colour", "colours"),
-    ("size", "sizes"),
-    ("quantity", "quantities"),
-)
+MOST_DRAWS = 200
 
 
-def make_shop(seed: int) -> World:
-    """The shop `shop-<seed>`: the same seed gives the same shop, to the pixel."""
-    rng = random.Random(f"shop {seed}")
-    background, tile, text, accent, fills = rng.choice(PALETTES)
-    data = {
-        "categories": _with_shapes(rng, CATEGORIES, fills),
-        "products": _with_shapes(rng, PRODUCTS, fills),
-        "colours": [{"id": word, "title": word, "swatch": colour} for word, colour in COLOURS.items()],
-        "sizes": [{"id": word, "title": word} for word in SIZES],
-        "quantities": [{"id": word, "title": str(n)} for n, word in enumerate(QUANTITIES, start=1)],
-    }
-    for records in data.values():
-        rng.shuffle(records)
-    style = {
-        "background": background,
-        "tile": tile,
-        "text": text,
-        "accent": accent,
-        "messages": {"DONE": "Thank you, your order is placed."},
-    }
-    return World(f"shop-{seed}", load_fsm(_shop_machine()), {k: tuple(v) for k, v in data.items()}, style)
+def make_site(theme: str, seed: int, difficulty: str = "medium") -> World:
+    """The site `<theme>-<difficulty>-<seed>`: the same arguments give the same site.
 
-
-def make_tasks(world: World, train: int, heldout: int, seed: int) -> tuple[list[Task], list[Task]]:
-    """`train` and `heldout` different orders for a shop, no order in both lists.
-
-    Orders are drawn without replacement from all combinations of the five choices (9216 in a shop
-    made here). The first of one shuffled row are for training and those behind them held out, so that
-    more held-out tasks never change the others. Raises ValueError if more are asked for than there are.
+    Raises ValueError for a theme or difficulty that there is not.
     """
-    options = [[record["id"] for record in world.data[collection]] for _, collection in CHOICES]
-    total = 1
-    for ids in options:
-        total *= len(ids)
-    if train + heldout > total:
-        raise ValueError(f"{world.name} has {total} different orders, not {train + heldout}: ask for fewer")
-    order = list(range(total))
-    random.Random(f"tasks {seed}").shuffle(order)
-    tasks = [_order(world, _digits(number, options)) for number in order[: train + heldout]]
-    return tasks[:train], tasks[train:]
+    if theme not in THEMES:
+        raise ValueError(f"there is no theme {theme!r}; there are: {', '.join(THEMES)}")
+    if difficulty not in PROFILES:
+        raise ValueError(f"there is no difficulty {difficulty!r}; there are: {', '.join(PROFILES)}")
+    profile = PROFILES[difficulty]
+    for draw in range(MOST_DRAWS):
+        rng = random.Random(f"{theme} {difficulty} {seed} {draw}")
+        world = _draw(THEMES[theme], profile, rng, f"{theme}-{difficulty}-{seed}")
+        if _fits(world, profile):
+            return world
+    raise AssertionError(f"no plan fits {difficulty}: the fragments and the profile contradict each other")
 
 
-def _digits(number: int, options: list[list[str]]) -> list[str]:
-    """The combination with this number, counting through the options like an odometer."""
-    words: list[str] = []
-    for ids in reversed(options):
-        number, which = divmod(number, len(ids))
-        words.append(ids[which])
-    return words[::-1]
+def _draw(theme: Theme, profile: Profile, rng: random.Random, name: str) -> World:
+    brand = rng.choice(theme.brands)
+    data = {entity.plural: _records(entity, rng) for entity in theme.entities}
+    plan = Plan(theme, profile, brand, data, rng)
+    fsm = load_fsm(plan.fsm())
+    facts = {entity.plural: _facts(entity) for entity in plan.entities}
+    words = {"brand": brand, "labels": plan.labels, "messages": plan.messages, "facts": facts}
+    data = {entity.plural: data[entity.plural] for entity in plan.entities}
+    return World(name, fsm, data, _style(rng) | words | {"look": "pages"})
 
 
-def _order(world: World, words: list[str]) -> Task:
-    category, product, colour, size, quantity = words
-    where = [
-        {"path": f"$.{name}", "cond": "eq", "value": word}
-        for (name, _), word in zip(CHOICES, words, strict=True)
-    ]
-    return Task(
-        id="-".join([world.name, *words]),
-        instruction=f"Order {product} {category} in {colour}, size {size}, quantity {quantity}.",
-        start_url=f"http://{world.name}.test/",
-        goal={"page": "DONE", "where": where},
-        meta={"world": world.name},
+def _fits(world: World, profile: Profile) -> bool:
+    low, high = profile.hops
+    graph = explore(symbolic(world.fsm), plain=False)
+    hops = [graph.hops(page) for page in world.fsm.terminal_pages]
+    sized = profile.pages[0] <= len(world.fsm.pages) <= profile.pages[1]
+    return sized and all(count is not None and low <= count <= high for count in hops)
+
+
+def shape(world: World) -> str:
+    """What is left of a site without its words: how many ways each page has in and out, what is done on it
+    and how far it is. Sites of one shape differ in looks and vocabulary only."""
+    fsm, graph = world.fsm, explore(symbolic(world.fsm))
+    ways_in = Counter(
+        a.target for page in fsm.pages.values() for a in page.actions.values() if a.target != page.id
     )
+    pages = []
+    for page in fsm.pages.values():
+        kinds = sorted(
+            f"{a.name} {len(a.preconditions)} {len(a.effects)} {len(a.gui_procedure)} {a.target != page.id}"
+            for a in page.actions.values()
+        )
+        pages.append(f"{graph.hops(page.id)} {ways_in[page.id]} {page.id in fsm.terminal_pages} {kinds}")
+    return hashlib.sha256("\n".join(sorted(pages)).encode()).hexdigest()[:12]
 
 
-def _with_shapes(rng: random.Random, words: tuple[str, ...], fills: tuple[str, ...]) -> list[dict[str, Any]]:
-    shapes = rng.sample(SHAPES, len(words))
-    return [
-        {"id": word, "title": word, "shape": shape, "fill": fills[i % len(fills)]}
-        for i, (word, shape) in enumerate(zip(words, shapes, strict=True))
-    ]
+# --- records and looks ------------------------------------------------------------------------------
+
+SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
+FILLS = {
+    "red": "#c94f4f", "orange": "#d98a3d", "yellow": "#cfae3a", "green": "#4f9d69",
+    "blue": "#4a7fc1", "purple": "#8a5fb8", "brown": "#8d6b4f", "grey": "#7a828c",
+}  # fmt: skip
 
 
-# --- the machine ----------------------------------------------------------------------------------
+def _records(entity: Entity, rng: random.Random) -> tuple[Json, ...]:
+    """12 to 24 things with titles, pictures and numbers of their own."""
+    titles = [f"{adjective} {noun}" for adjective in entity.adjectives for noun in entity.nouns]
+    pictures = [(shape, colour) for shape in SHAPES for colour in FILLS]
+    count = rng.randint(12, 24)
+    titles, pictures = rng.sample(titles, count), rng.sample(pictures, count)
+    columns = {number.name: _numbers(number, count, rng) for number in entity.numbers}
+    for k, flag in enumerate(entity.flags):  # at least one yes and one no of each
+        columns[flag] = [(i + k) % 2 == 0 if i < 2 else rng.random() < 0.5 for i in range(count)]
+    out: list[Json] = []
+    for i, (title, (shape, colour)) in enumerate(zip(titles, pictures, strict=True)):
+        record: Json = {"id": f"{entity.name}-{i + 1}", "title": title, "shape": shape, "fill": FILLS[colour]}
+        record |= {name: column[i] for name, column in columns.items()}
+        out.append(record | {"colour": colour, "kind": entity.kinds[i % len(entity.kinds)]})
+    rng.shuffle(out)
+    return tuple(out)
 
 
-def _shop_machine() -> dict[str, Any]:
-    """The machine of every shop, in the form of an fsm.json file.
-
-    A page remembers what was chosen up to and including itself; the fields have the same names all
-    along, so that going on carries them and going back forgets what belongs to the page left.
-    """
-    pages = [
-        _page("HOME", 1, [_choose("HOME_OPEN_CATEGORY", 0, "CATEGORY")]),
-        _page("CATEGORY", 2, [_back("CATEGORY", "HOME"), _choose("CATEGORY_OPEN_PRODUCT", 1, "PRODUCT")]),
-        _page(
-            "PRODUCT",
-            4,
-            [
-                _back("PRODUCT", "CATEGORY"),
-                _choose("PRODUCT_CHOOSE_COLOUR", 2),
-                _choose("PRODUCT_CHOOSE_SIZE", 3),
-                _button("PRODUCT_CONTINUE", "CHECKOUT", "#product-continue", ["colour", "size"]),
-            ],
-        ),
-        _page(
-            "CHECKOUT",
-            5,
-            [
-                _back("CHECKOUT", "PRODUCT"),
-                _choose("CHECKOUT_CHOOSE_QUANTITY", 4),
-                _button("CHECKOUT_PLACE_ORDER", "DONE", "#checkout-place", ["quantity"]),
-            ],
-        ),
-        _page("DONE", 5, []),
-    ]
-    return {"meta": {"app": "shop", "initial_page_id": "HOME", "terminal_pages": ["DONE"]}, "pages": pages}
+def _numbers(number: Number, count: int, rng: random.Random) -> list[int]:
+    """All different where there are enough, so that an order has no ties."""
+    choices = range(number.low, number.high + 1, number.step)
+    return rng.sample(choices, count) if len(choices) >= count else rng.choices(choices, k=count)
 
 
-def _page(id: str, fields: int, actions: list[dict[str, Any]]) -> dict[str, Any]:
-    """A page that remembers the first `fields` of the five choices."""
-    schema = {name: "string|null" for name, _ in CHOICES[:fields]}
-    return {"id": id, "signature_schema": schema, "actions": [{"from": id, "to": id, **a} for a in actions]}
+def _facts(entity: Entity) -> dict[str, str]:
+    """What a row shows of a record, and how."""
+    facts = {number.name: f"{number.name} {number.unit}" for number in entity.numbers}
+    return {"kind": "{}", **facts, **dict.fromkeys(entity.flags, "{}")}
 
 
-def _choose(id: str, which: int, target: str | None = None) -> dict[str, Any]:
-    """Click one record of the `which`-th collection; stay on the page if there is no target."""
-    name, collection = CHOICES[which]
+def _style(rng: random.Random) -> Json:
+    """Colours and a layout."""
+    hue = rng.random()
+    dark = rng.random() < 0.2
     return {
-        "id": id,
-        "name": "click",
-        **_going(target),
-        "parameters": {name: "{ITEM_ANY}"},
-        "bind": {name: {"collection": collection}},
-        "effects": [{"op": "set", "path": f"$.{name}", "value_ref": f"{{{name}}}"}],
-        "gui_procedure": [{"op": "click", "selector": f"#{collection} .row"}],
+        "background": _colour(hue, 0.15, 0.13 if dark else 0.96),
+        "tile": _colour(hue, 0.12, 0.2 if dark else 1.0),
+        "text": _colour(hue, 0.25, 0.92 if dark else 0.14),
+        "accent": _colour((hue + rng.choice((0.0, 0.08, 0.5))) % 1, 0.55, 0.45),
+        "layout": rng.choice(("side", "top")),
+        "consent": rng.choice(("banner", "modal")),
+        "corners": rng.choice((0, 4, 10)),
     }
 
 
-def _button(id: str, target: str, selector: str, needed: list[str]) -> dict[str, Any]:
-    """Click a button that works once the `needed` fields are chosen."""
-    return {
-        "id": id,
-        "name": "click",
-        **_going(target),
-        "preconditions": [{"path": f"$.{name}", "cond": "not_null"} for name in needed],
-        "gui_procedure": [{"op": "click", "selector": selector}],
-    }
-
-
-def _back(page: str, target: str) -> dict[str, Any]:
-    return _button(f"{page}_BACK", target, f"#{page.lower()}-back", [])
-
-
-def _going(target: str | None) -> Mapping[str, Any]:
-    return {"is_navigation": False} if target is None else {"is_navigation": True, "to": target}
+def _colour(hue: float, saturation: float, lightness: float) -> str:
+    red, green, blue = colorsys.hls_to_rgb(hue, lightness, saturation)
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"

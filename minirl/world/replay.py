@@ -1,93 +1,237 @@
-"""Solutions acted out in Chromium: demonstrations whose every step is checked.
+"""Solutions acted out in Chromium: every step's state compared with the interpreter's, and where it happened.
 
-Stands between search and imitation. `ScriptedPolicy` answers an episode's prompts with the shortest
-solution instead of a model's samples, so a demonstration is an ordinary trajectory: same harness, same
-history, same ids as the model will see. Before it acts it compares the page's state with the state that
-the interpreter predicts, and refuses to go on if they differ. AutoWebWorld section 3.3; deviation: there
-the browser's state is never compared.
+Where it stands: between search and data. `instantiate` gives a path's symbols real values, `replay` acts it
+out with mouse and keyboard, and what comes back is a demonstration with the box of every element that was
+touched, or the reason why it is not one. Only what matches to the end is kept.
+
+Paper: AutoWebWorld, section 4.3 (execution-based filtering). Deviations: there, a failed click is a warning
+and the page is believed to be where the trace says; here the page is asked after every action.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from minirl.browser import BrowserFault, Session
-from minirl.model import Language
-from minirl.tools import SCALE
-from minirl.types import Prompt, Sample, Stop, Task
-from minirl.world.fsm import World, apply, holds, initial_state
-from minirl.world.search import Step, solve
-from minirl.world.site import read_state, selector_for
+from minirl.browser import BrowserFault, Session, ToolFailure
+from minirl.config import BrowserConfig
+from minirl.pool import BrowserPool
+from minirl.world.fsm import State, World, apply, enabled, initial_state, parameter_values
+from minirl.world.search import Step, explore, symbolic
+from minirl.world.site import SiteServer, read_state
+from minirl.world.widgets import gui_steps, widget_of
 
-CENTER = """selector => {
+BOX = """selector => {
   const e = document.querySelector(selector);
   if (!e) return null;
+  e.scrollIntoView({block: 'nearest', behavior: 'instant'});
   const r = e.getBoundingClientRect();
-  return [r.left, r.top, r.right, r.bottom];
+  return r.width > 0 && r.height > 0 ? [r.left, r.top, r.right, r.bottom] : null;
 }"""
+# How far a list is to be turned for a row to be its first.
+TURN = """([list, row]) => {
+  const box = document.querySelector(list), e = box && box.querySelector(row);
+  return e ? e.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientTop : null;
+}"""
+# Where a slider's thumb is, and where it is to go.
+THUMB = """([selector, to]) => {
+  const e = document.querySelector(selector), r = e.getBoundingClientRect(), thumb = 16;
+  const at = share => r.left + thumb / 2 + share * (r.width - thumb);
+  return [at((e.value - e.min) / ((e.max - e.min) || 1)), at(to), (r.top + r.bottom) / 2];
+}"""
+ROWS_SEEN = 4  # of a list that begins where it was scrolled to, on a page 720 pixels high
+FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
-class ScriptedPolicy:
-    """The shortest solution of one task as a policy: call it turn by turn.
+@dataclass(frozen=True)
+class Grounded:
+    """One operation of a hand: on what, where (left, top, right, bottom in CSS pixels), before and after."""
 
-    One response does everything that can be done on the current page, then ends with the navigation; the
-    last one also calls `done`.
-    """
+    action_id: str
+    op: str
+    selector: str
+    box: tuple[float, float, float, float] | None
+    text: str = ""
+    before: bytes = b""
+    after: bytes = b""
 
-    def __init__(self, world: World, task: Task, language: Language):
-        self.world, self.language = world, language
-        steps = solve(world, task.goal)
-        if steps is None:
-            raise ValueError(f"task {task.id} has no solution in {world.name}")
-        self.steps: list[Step] = steps
-        self.state = initial_state(world.fsm)  # what the page must show by now
-
-    async def __call__(self, t: int, prompt: Prompt, session: Session) -> Sample:
-        text = await self.respond(session) + self.language.tokenizer.eos_token
-        ids = tuple(self.language.tokenizer(text, add_special_tokens=False)["input_ids"])
-        return Sample(ids, (0.0,) * len(ids), "stop")
-
-    async def respond(self, session: Session) -> str:
-        """The next response's text. BrowserFault if the page is not in the predicted state."""
-        seen = await session.do(read_state(session.page))
-        if seen is None or seen.key() != self.state.key():
-            found = seen.key() if seen else "no state"
-            raise BrowserFault(Stop.ENV_ERROR, f"the page shows {found}, not {self.state.key()}")
-        calls, words, page = [], [], self.state.page
-        while self.steps and self.state.page == page:
-            step = self.steps.pop(0)
-            for gui in selector_for(self.world, step):
-                calls.append(await self._click(session, gui["selector"]))
-            words += [str(value) for value in step.params.values()]
-            self.state = apply(self.world.fsm, self.state, step.action_id, step.params)
-        if not self.steps:
-            calls.append({"name": "done", "arguments": {"response": "done"}})
-        blocks = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
-        opening = "" if self.language.chat.opens_think else "<think>\n"
-        return f"{opening}choose {' '.join(words)}</think>{blocks}"
-
-    async def _click(self, session: Session, selector: str) -> dict[str, Any]:
-        """A click on the element's centre, or on the nearest multiple of 10 if that is inside too: round
-        coordinates are what a person would say, and single tokens for a small vocabulary."""
-        box = await session.do(session.page.evaluate(CENTER, selector))
-        if box is None:
-            raise BrowserFault(Stop.ENV_ERROR, f"the page has no element {selector}")
-        left, top, right, bottom = box
-        point = []
-        for low, high, size in ((left, right, session.width), (top, bottom, session.height)):
-            exact = (low + high) / 2 * SCALE / size
-            tens = round(exact / 10) * 10
-            inside = low < tens * size / SCALE < high
-            point.append(tens if inside else round(exact))
-        return {"name": "click", "arguments": {"point_2d": point}}
+    @property
+    def center(self) -> tuple[float, float] | None:
+        return (
+            None if self.box is None else ((self.box[0] + self.box[2]) / 2, (self.box[1] + self.box[3]) / 2)
+        )
 
 
-class WorldVerifier:
-    """Success in a synthetic world: the page's state fulfils the task's goal, by the interpreter's rules."""
+@dataclass(frozen=True)
+class Replay:
+    """A path acted out. `reason` is empty if the page was in the predicted state after every action."""
 
-    async def __call__(self, task: Task, session: Session) -> tuple[bool, dict[str, Any]]:
-        state = await session.do(read_state(session.page))
-        if state is None:
-            return False, {}
-        return holds(state, task.goal), {"page": state.page, "signature": dict(state.signature)}
+    steps: tuple[Step, ...]
+    grounded: tuple[Grounded, ...] = field(repr=False, default=())
+    reason: str = ""
+
+
+class Mismatch(Exception):
+    """The page did not do what the machine says."""
+
+
+def solutions(world: World, seed: int, plain: bool = False) -> dict[str, list[Step]]:
+    """One shortest path to every terminal page that can be reached, with values."""
+    graph = explore(symbolic(world.fsm), plain=plain)
+    out = {}
+    for page in world.fsm.terminal_pages:
+        at: Callable[[State], bool] = lambda state, page=page: state.page == page  # noqa: E731
+        for path in graph.sample(at, 20, seed):
+            steps = instantiate(world, path, random.Random(f"{seed} {page}"))
+            if steps is not None:
+                out[page] = steps
+                break
+    return out
+
+
+def instantiate(world: World, path: list[Step], rng: random.Random, tries: int = 5) -> list[Step] | None:
+    """The path's actions with values that are offered where they are needed; None if none were found."""
+
+    def go(state: State, i: int) -> list[Step] | None:
+        if i == len(path):
+            return []
+        id = path[i].action_id
+        values = within_reach(world, state, id)
+        for params in rng.sample(values, min(tries, len(values))):
+            if enabled(world.fsm, state, id, params):
+                rest = go(apply(world.fsm, state, id, params), i + 1)
+                if rest is not None:
+                    return [Step(id, params), *rest]
+        return None
+
+    return go(initial_state(world.fsm), 0)
+
+
+def within_reach(world: World, state: State, id: str) -> list[dict[str, Any]]:
+    """What can be chosen at once. Of a list's rows those that are seen without scrolling it, which where
+    scrolling counts as an action would be one more; and it is scrolled to another row than its first."""
+    values = parameter_values(world, state, id)
+    action = world.fsm.pages[state.page].actions[id]
+    kind = widget_of(action, world.fsm).kind
+    if kind not in ("row", "scroll"):
+        return values
+    anchors = [value for name, value in state.signature.items() if name.endswith("_viewport_anchor_id")]
+    ids = [params[action.open_parameters[0]] for params in values]
+    first = next((ids.index(anchor) for anchor in anchors if anchor in ids), 0)
+    return values[first : first + ROWS_SEEN] if kind == "row" else values[:first] + values[first + 1 :]
+
+
+async def replay(session: Session, world: World, steps: list[Step], pictures: bool = False) -> Replay:
+    """Acts a path out on a page that shows the world's first state."""
+    grounded: list[Grounded] = []
+    state = initial_state(world.fsm)
+    try:
+        await _compare(session, state, "at the start")
+        for step in steps:
+            for gui in gui_steps(world, state, step):
+                grounded.append(await _do(session, step, gui, pictures))
+            state = apply(world.fsm, state, step.action_id, step.params)
+            await _compare(session, state, f"after {step.action_id}")
+    except (Mismatch, ToolFailure, BrowserFault) as failure:
+        return Replay(tuple(steps), tuple(grounded), str(failure) or type(failure).__name__)
+    return Replay(tuple(steps), tuple(grounded))
+
+
+async def _compare(session: Session, expected: State, when: str) -> None:
+    await session.do(session.page.evaluate(FRAMES))  # scrolling tells the page only with the next frame
+    seen = await session.do(read_state(session.page))
+    if seen is None or seen.key() != expected.key():
+        raise Mismatch(f"{when} the page shows {seen.key() if seen else 'no state'}, not {expected.key()}")
+
+
+async def _do(session: Session, step: Step, gui: Mapping[str, Any], pictures: bool) -> Grounded:
+    page, op, selector = session.page, gui["op"], gui.get("selector", "")
+    box = await session.do(page.evaluate(BOX, selector)) if selector else None
+    if selector and box is None:
+        raise Mismatch(f"{step.action_id}: the page shows no element {selector}")
+    before = await session.screenshot() if pictures else b""
+    x, y = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2) if box else (0.0, 0.0)
+    match op:
+        case "click":
+            await session.do(page.mouse.click(x, y))
+        case "hover":
+            await session.do(page.mouse.move(x, y))
+        case "type_text":
+            await session.do(page.keyboard.press("ControlOrMeta+A"))
+            await session.do(page.keyboard.type(gui["text"]))
+        case "key_press":
+            await session.do(page.keyboard.press(gui["key"]))
+        case "drag":
+            start, end, y = await session.do(page.evaluate(THUMB, [selector, gui["to"]]))
+            await session.do(page.mouse.move(start, y))
+            await session.do(page.mouse.down())
+            await session.do(page.mouse.move(end, y, steps=4))
+            await session.do(page.mouse.up())
+        case "scroll":
+            await session.do(page.mouse.move(x, y))
+            distance = await session.do(page.evaluate(TURN, [selector, gui["to"].split()[-1]]))
+            if distance is None:
+                raise Mismatch(f"{step.action_id}: the list has no {gui['to']}")
+            await session.do(page.mouse.wheel(0, distance))
+    after = await session.screenshot() if pictures else b""
+    grounded_box = tuple(box) if box else None
+    return Grounded(step.action_id, op, selector, grounded_box, str(gui.get("text", "")), before, after)
+
+
+# --- many sites -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One path of one site."""
+
+    world: str
+    terminal: str
+    replay: Replay
+    seconds: float
+
+
+async def replay_sites(
+    worlds: Sequence[World],
+    config: BrowserConfig,
+    seed: int = 0,
+    pictures: bool = False,
+    tick: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Solves every site for each of its terminal pages and acts the solutions out, `config.episodes` at a
+    time. A terminal page without a solution is an outcome too."""
+    places = asyncio.Semaphore(config.episodes)
+    with SiteServer(worlds, config.site_port) as server:
+        async with BrowserPool(config, server.sites, sealed=True) as pool:
+
+            async def one(world: World, terminal: str, steps: list[Step] | None) -> Outcome:
+                async with places:
+                    start = time.monotonic()
+                    result = await _visit(pool, world, steps, pictures)
+                    outcome = Outcome(world.name, terminal, result, time.monotonic() - start)
+                    tick(outcome)
+                    return outcome
+
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(one(world, terminal, solved.get(terminal)))
+                    for world in worlds
+                    for solved in [solutions(world, seed)]
+                    for terminal in world.fsm.terminal_pages
+                ]
+            return [task.result() for task in running]
+
+
+async def _visit(pool: BrowserPool, world: World, steps: list[Step] | None, pictures: bool) -> Replay:
+    if steps is None:
+        return Replay((), (), "no solution was found")
+    try:
+        async with pool.session() as session:
+            await session.start(f"http://{world.name}.test/")
+            return await replay(session, world, steps, pictures)
+    except BrowserFault as fault:
+        return Replay(tuple(steps), (), str(fault))

@@ -15,7 +15,8 @@ translated into it by `appendix`. Deviations, all optional in a file:
       "bind": {"product": {"collection": "products", "where": {"category": "$.category"}}}
 
   makes `product` range over the ids of those records of `products` whose `category` equals the
-  page's current `$.category`. Parameters without it stay one symbol, such as "{ITEM_ANY}".
+  page's current `$.category`. Parameters without it stay one symbol, such as "{ITEM_ANY}". `Bind` has
+  the other forms: filters, an order, or a list of values.
 * an effect may also be `toggle` or `remove`.
 * a page may have `defaults`, which go before those of its types.
 """
@@ -38,6 +39,7 @@ FieldPath = tuple[str, ...]  # "$.view.sort" is ("view", "sort")
 ORDERED = {"gt", "gte", "lt", "lte", "length_gt"}  # conditions that compare with a number
 LISTED = {"in", "oneof"}  # conditions that compare with a list
 CONDITIONS = {"eq", "neq", "exists", "not_null"} | ORDERED | LISTED
+FILTERS = {"eq", "gte", "lte", "flag"}  # what a list's filter may ask of its records
 EFFECTS = {"set", "inc", "clear", "append_unique", "remove", "toggle"}
 GUI_OPS = {"click", "hover", "type_text", "key_press", "drag", "scroll_until_visible", "scroll"}
 TYPE_DEFAULTS = {"string": "", "boolean": False, "integer": 0, "integer>=1": 1, "number": 0, "any": None}
@@ -67,14 +69,18 @@ class Effect:
 
 @dataclass(frozen=True)
 class Bind:
-    """The values of `param` are the ids in `collection`, of the records that fit `where`.
+    """The values of `param`: those of `values`, or the ids in `collection`, of the records that fit `where`.
 
-    `where` maps a record's field to a literal or to a path ("$.category") in the current signature.
+    `where` maps a record's field to a literal, to a path ("$.category") in the current signature, or to what
+    a list's filter asks, {"cond": "gte", "value": "$.least_price"}; a filter that is not set lets all pass.
+    `order` is the path of a field that says "price:asc" or "price:desc".
     """
 
     param: str
-    collection: str
+    collection: str = ""
     where: Mapping[str, Any] = field(default_factory=dict)
+    order: str = ""
+    values: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -329,8 +335,14 @@ def _read_bind(entry: Mapping[str, Any], parameters: Mapping[str, Any], place: s
     ((param, spec),) = entry.items()
     if param not in parameters:
         raise Malformed(place, f"{param!r} is not among the parameters {sorted(parameters)}")
-    where = taken(spec, "where", Mapping, place, {})
-    for value in where.values():
-        if isinstance(value, str) and value.startswith("$"):
+    if isinstance(spec, Mapping) and "values" in spec:
+        return Bind(param, values=tuple(taken(spec, "values", list, place)))
+    where, order = taken(spec, "where", Mapping, place, {}), taken(spec, "order", str, place, "")
+    for value in (*where.values(), *([order] if order else [])):
+        if isinstance(value, Mapping):
+            if value.get("cond") not in FILTERS:
+                raise Malformed(place, f"unknown cond {shown(value.get('cond'))}: use {sorted(FILTERS)}")
+            value = taken(value, "value", str, place)
+        if isinstance(value, str) and (value.startswith("$") or value == order):
             parse_path(value, place)
-    return Bind(param, taken(spec, "collection", str, place), where)
+    return Bind(param, taken(spec, "collection", str, place), where, order)

@@ -2,7 +2,7 @@
 
 Where it stands: a generator asks it whether a task can be done and in how many steps; a test or a
 demonstration asks it for the steps themselves; `check` asks what is out of reach. It knows nothing of
-browsers: `site.selector_for` says how a step is clicked.
+browsers: `widgets.gui_steps` says what a hand does for a step.
 
 Paper: AutoWebWorld, section 3.2 and appendix A.2 (breadth-first search over page and signature).
 Deviations:
@@ -26,7 +26,17 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from minirl.world.fsm import State, World, apply, enabled, holds, initial_state, meets, parameter_values
+from minirl.world.fsm import (
+    State,
+    World,
+    apply,
+    enabled,
+    holds,
+    initial_state,
+    meets,
+    parameter_values,
+    passes,
+)
 from minirl.world.schema import Action, Condition, Fsm, Goal, load_goal
 
 MAX_DEPTH = 40
@@ -316,13 +326,13 @@ class Classes:
         actions = world.fsm.actions
         self._world = world
         self._conditions = [*goal.where, *(c for action in actions for c in action.preconditions)]
-        # The pairs (collection, field) that some binding compares with the current signature.
+        # (collection, field, how) that some binding compares with the current signature.
         self._filters = {
-            (action.bind.collection, name)
+            (action.bind.collection, name, value["cond"] if isinstance(value, Mapping) else "eq")
             for action in actions
             if action.bind is not None
             for name, value in action.bind.where.items()
-            if isinstance(value, str) and value.startswith("$.")
+            if isinstance(value, Mapping) or (isinstance(value, str) and value.startswith("$."))
         }
         self._known: dict[str, Hashable] = {}
 
@@ -338,13 +348,13 @@ class Classes:
             first.setdefault(self._class_of(params[param]), params)
         return list(first.values())
 
-    def _class_of(self, id: str) -> Hashable:
-        """Everything that the machine or the goal could ever notice about a field with this id."""
+    def _class_of(self, id: Any) -> Hashable:
+        """Everything that the machine or the goal could ever notice about a field with this value."""
         if id not in self._known:
             tests = tuple(meets({"it": id}, Condition(("it",), c.cond, c.value)) for c in self._conditions)
             chosen = tuple(
-                tuple(record["id"] for record in self._world.data[collection] if record.get(name) == id)
-                for collection, name in sorted(self._filters)
+                tuple(r["id"] for r in self._world.data[collection] if passes(r.get(name), cond, id))
+                for collection, name, cond in sorted(self._filters)
             )
             self._known[id] = (tests, chosen)
         return self._known[id]

@@ -7,12 +7,14 @@ keeps its state where `read_state` finds it: what a verifier judges is the state
 Paper: AutoWebWorld, section 3.3 (sites made from machines). Deviation: there, a language model writes
 a front end per site, and a replay assumes the state from the trace. Here one generic runtime draws
 every machine, so that page and machine cannot disagree, and the state is read from the page itself.
-What it draws so far: an action that is bound to a collection is a group of tiles, any other action
-is a button, and each is done by one click.
+There are two looks. "tiles" is for small pictures and small models: an action that is bound to a
+collection is a group of tiles, any other is a button, and each is done by one click. "pages" are pages as
+people know them, with the widgets that the machine's gui_procedures describe (`widgets.widget_of`).
 
-`World.style` holds the colours `background`, `tile`, `text` and `accent` ("#rrggbb") and `messages`
-(terminal page -> text). A record shows its `title`, next to its `swatch` (a colour) or its `shape`
-in the colour `fill`. Everything but `id` may be absent.
+`World.style` holds the `look`, the colours `background`, `tile`, `text` and `accent` ("#rrggbb"), `messages`
+(terminal page -> text) and, for pages, `brand`, `labels` (page or action -> text), `facts` (collection ->
+field -> how a row says it), `layout`, `corners` and `consent`. A record shows its `title`, next to its
+`swatch` (a colour) or its `shape` in the colour `fill`. Everything but `id` may be absent.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from types import TracebackType
@@ -29,37 +32,13 @@ from typing import TYPE_CHECKING, Any
 
 from minirl.world.fsm import State, World
 from minirl.world.schema import Action, Page
-from minirl.world.search import Step
+from minirl.world.widgets import target_of, widget_of
 
 if TYPE_CHECKING:
     from playwright.async_api import Page as BrowserPage
 
 COLOURS = {"background": "#f4f5f7", "tile": "#ffffff", "text": "#22262b", "accent": "#2d5fa4"}
 SHAPES = {"circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop"}  # in runtime.js
-
-_TILES = re.compile(r"#([A-Za-z][\w-]*) \.row")  # a container, and any of its tiles
-_BUTTON = re.compile(r"#([A-Za-z][\w-]*)")
-
-
-def selector_for(world: World, step: Step) -> list[dict[str, Any]]:
-    """The mouse work behind a step: gui operations whose `selector` finds one element on the page.
-
-    >>> selector_for(shop, Step("HOME_OPEN_CATEGORY", {"category": "mugs"}))
-    [{'op': 'click', 'selector': '#categories .row.data-id-mugs'}]
-
-    Raises ValueError unless exactly one page has the action and the step names a record for a tile.
-    """
-    found = [p.actions[step.action_id] for p in world.fsm.pages.values() if step.action_id in p.actions]
-    if len(found) != 1:
-        raise ValueError(f"{world.name}: {len(found)} pages have an action {step.action_id}, not one")
-    action = found[0]
-    gui = [dict(operation) for operation in action.gui_procedure]
-    if action.bind is not None:
-        id = step.params.get(action.bind.param)
-        if id not in [record["id"] for record in world.data[action.bind.collection]]:
-            raise ValueError(f"{action.id}: {action.bind.param}={id!r} is not in {action.bind.collection}")
-        gui[-1]["selector"] += f".data-id-{id}"
-    return gui
 
 
 async def read_state(page: BrowserPage) -> State | None:
@@ -74,12 +53,14 @@ async def read_state(page: BrowserPage) -> State | None:
 def render(world: World) -> bytes:
     """The whole site as one HTML document that needs nothing else.
 
-    Raises ValueError for what cannot be drawn: an action that is not a single click on a selector
-    that fits its kind, two actions of a page with the same selector, a style that is not a colour.
+    Raises ValueError for what cannot be drawn: an action whose gui_procedure no widget has, two actions that
+    would share an element, a style that is not a colour.
     """
-    here = files("minirl.world")
-    css = here.joinpath("style.css").read_text(encoding="utf-8")
-    script = here.joinpath("runtime.js").read_text(encoding="utf-8")
+    look = world.style.get("look", "tiles")
+    if look not in ("tiles", "pages"):
+        raise ValueError(f"{world.name}: style: there is no look {look!r}; there are tiles and pages")
+    css = _file(f"{look}.css")
+    script = "".join(map(_file, ("runtime.js", "pictures.js", f"{look}.js")))
     text = json.dumps(describe(world), ensure_ascii=False, allow_nan=False)
     # Inside <script> only these could end the element early or be read as markup.
     for character in "<>&\u2028\u2029":
@@ -89,51 +70,77 @@ def render(world: World) -> bytes:
         '<meta name="viewport" content="width=device-width">\n'
         f"<style>\n{css}</style>\n<body>\n"
         f'<script id="world" type="application/json">{text}</script>\n'
-        f"<script>\n{script}</script>\n</body>\n</html>\n"
+        f'<script>\n(() => {{\n"use strict";\n{script}}})();\n</script>\n</body>\n</html>\n'
     )
     return html.encode("utf-8", errors="replace")  # a lone surrogate in a title becomes "?"
 
 
+def _file(name: str) -> str:
+    return files("minirl.world").joinpath(name).read_text(encoding="utf-8")
+
+
 def describe(world: World) -> dict[str, Any]:
-    """What runtime.js is told: the machine with paths, defaults and words worked out, the records,
-    the colours. JSON only."""
-    messages = world.style.get("messages", {})
+    """What the scripts are told: the machine with paths, defaults and words worked out, the records, the
+    looks. JSON only."""
+    style = world.style
+    messages = style.get("messages", {})
     pages = {}
     for page in world.fsm.pages.values():
         is_terminal = page.id in world.fsm.terminal_pages
         message = messages.get(page.id, f"Finished: {_words(page.id)}")
         pages[page.id] = {
-            "title": _words(page.id),
+            "title": _label(world, page.id, _words(page.id)),
             "message": message if is_terminal else None,
+            "is_first": page.id == world.fsm.initial_page,
             "defaults": page.defaults,
-            "actions": [_describe_action(action, page) for action in page.actions.values()],
+            "actions": [_describe_action(action, page, world) for action in page.actions.values()],
         }
-        names = [action["container"] or action["element"] for action in pages[page.id]["actions"]]
-        if len(set(names)) < len(names):
-            raise ValueError(f"{world.name}: {page.id}: two actions have the same selector: {sorted(names)}")
+        _refuse_collisions(pages[page.id]["actions"], f"{world.name}: {page.id}")
+    colours = {name: _colour(style.get(name, usual), name) for name, usual in COLOURS.items()}
     return {
         "initial_page": world.fsm.initial_page,
         "pages": pages,
         "data": {name: [_describe_record(r, name) for r in records] for name, records in world.data.items()},
-        "style": {name: _colour(world.style.get(name, usual), name) for name, usual in COLOURS.items()},
+        "style": colours | {"corners": f"{int(style.get('corners', 4))}px"},
+        "brand": str(style.get("brand", world.fsm.app)),
+        "layout": "top" if style.get("layout") == "top" else "side",
+        "consent": "modal" if style.get("consent") == "modal" else "banner",
+        "facts": style.get("facts", {}),
     }
 
 
-def _describe_action(action: Action, page: Page) -> dict[str, Any]:
-    """One action for runtime.js: `container` is the id around its tiles, or `element` its button's."""
-    steps = action.gui_procedure
-    form = _BUTTON if action.bind is None else _TILES
-    target = form.fullmatch(str(steps[0].get("selector"))) if len(steps) == 1 else None
-    if target is None or steps[0]["op"] != "click":
-        wanted = "'#some-id'" if action.bind is None else "'#some-id .row'"
-        raise ValueError(f"{page.id}: {action.id}: gui_procedure must be one click on {wanted} to be drawn")
-    label = _words(action.id.removeprefix(page.id + "_"))
+SHARED = {"row", "scroll", "menu", "hover"}  # kinds of which several may begin with the same element
+
+
+def _refuse_collisions(actions: list[dict[str, Any]], place: str) -> None:
+    taken: dict[str, dict[str, Any]] = {}
+    for action in actions:
+        other = taken.setdefault(action["element"], action)
+        if other is not action and not {other["kind"], action["kind"]} <= SHARED:
+            raise ValueError(f"{place}: {other['id']} and {action['id']} have the same selector")
+
+
+def _label(world: World, id: str, usual: str) -> str:
+    return str(world.style.get("labels", {}).get(id, usual))
+
+
+def _describe_action(action: Action, page: Page, world: World) -> dict[str, Any]:
+    """One action for the scripts: the machine's part, and its widget."""
+    widget = widget_of(action, world.fsm)
+    if world.style.get("look", "tiles") == "tiles" and widget.kind not in ("row", "button"):
+        if widget.kind not in ("checkbox", "banner"):
+            raise ValueError(f"{page.id}: {action.id}: tiles are clicked once, which a {widget.kind} is not")
+        widget = replace(widget, kind="button")
+    label = _label(world, action.id, _words(action.id.removeprefix(page.id + "_")))
     bind = action.bind
+    options = next((s["ui_elements"]["options"] for s in action.gui_procedure if "ui_elements" in s), [])
     return {
         "id": action.id,
         "label": label,
-        "container": target[1] if bind is not None else None,
-        "element": target[1] if bind is None else None,
+        "kind": widget.kind,
+        "element": widget.element,
+        "item": widget.item,
+        "options": [{"text": str(o["value"]), "item": target_of(str(o["selector"]))} for o in options],
         "is_quiet": label in {"Back", "Home", "Cancel"},
         "target": action.target,
         "is_navigation": action.is_navigation,
@@ -144,9 +151,7 @@ def _describe_action(action: Action, page: Page) -> dict[str, Any]:
             {"op": e.op, "path": e.path, "value": e.value, "ref": e.ref, "expr": e.expr, "by": e.by}
             for e in action.effects
         ],
-        "bind": None
-        if bind is None
-        else {"param": bind.param, "collection": bind.collection, "where": bind.where},
+        "bind": None if bind is None else asdict(bind),
     }
 
 
@@ -160,7 +165,7 @@ def _describe_record(record: Mapping[str, Any], collection: str) -> dict[str, An
         if record["shape"] not in SHAPES:
             raise ValueError(f"{place}: unknown shape {record['shape']!r}: use one of {sorted(SHAPES)}")
         drawn["fill"] = _colour(record.get("fill", COLOURS["accent"]), f"{place}: fill")
-    return {**record, **drawn}
+    return {**record, **drawn, "collection": collection}
 
 
 def _colour(value: Any, place: str) -> str:
