@@ -1,22 +1,49 @@
-"""The door to a judge that reads a trajectory's screenshots and says whether the task was fulfilled.
+"""A judge of our own: labelled trajectories, a model that learns from them, and how far it can be trusted.
 
-    python judge.py
+    python judge.py label  tiny-judge --runs runs/tiny           what the site itself says of each episode
+    python judge.py label  judge-8b --runs runs/web --teacher endpoint --judge.url URL --judge.model NAME
+                                                                 what a larger model says of it
+    python judge.py distil tiny-judge                            a model learns reasons and verdicts
+    python judge.py score  tiny-judge                            how far it agrees on held-out goals and steps
+    python judge.py score  tiny-judge --judge.path FOLDER        another judge on the same, or --judge.model
+    python judge.py score  judge-8b --bench FOLDER               on AgentRewardBench
+    python judge.py distil tiny-judge --name control --labelled runs/tiny_judge --shuffle-labels
+                                                                 a control that can only learn the base rate
 
-It is not there yet: OpenWebRL judges episodes on the open web with a vision-language model (section 3.2).
-Nothing that runs today needs one, because a synthetic world is asked for its state instead
-(`WorldVerifier` in minirl.world.script.py).
+    python train.py tiny --reward.by judge --judge.path runs/tiny_judge/checkpoints/judge
+                                                                 and what a policy makes of it
+
+The judge itself is minirl/verdict.py. OpenWebRL, sections 4.3 and 5.3.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
-from minirl.recipes import run_main
+from transformers.utils.logging import disable_progress_bar
+
+from minirl.distil import distil, label, score_judge
+from minirl.log import CONSOLE
+from minirl.ranks import open_ranks
+from minirl.recipes import JUDGE_RECIPES, from_command_line, run_main
+
+COMMANDS = {"label": label, "distil": distil, "score": score_judge}
 
 
-def main(argv: Sequence[str]) -> None:
-    raise ValueError("there is no judge yet; synthetic worlds verify themselves, so train.py needs none")
+def run(argv: Sequence[str]) -> None:
+    if argv and argv[0] in ("-h", "--help"):
+        return print(__doc__)
+    if not argv or argv[0] not in COMMANDS:
+        raise ValueError(f"say what to do: {', '.join(COMMANDS)}; then a recipe, {', '.join(JUDGE_RECIPES)}")
+    config = from_command_line(argv[1:], f"judge.py {argv[0]}", JUDGE_RECIPES)
+    with open_ranks() as ranks:
+        if ranks.world > 1 and argv[0] != "distil":
+            raise ValueError(f"judge.py {argv[0]} runs in one process, without torchrun")
+        CONSOLE.quiet = not ranks.first
+        disable_progress_bar()  # transformers' own, which is drawn even where there is no terminal
+        asyncio.run(COMMANDS[argv[0]](config, ranks))
 
 
 if __name__ == "__main__":
-    run_main(main)
+    run_main(run)

@@ -10,9 +10,9 @@ that has been cloned to the end leaves it little to learn. OpenWebRL section 3.3
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 
+from minirl.augment import with_thoughts
 from minirl.batch import Member, Row, minibatches, turn_rows
 from minirl.config import Config
 from minirl.log import progress, say
@@ -20,15 +20,8 @@ from minirl.parts import Parts, open_parts, refuse_other_settings, refuse_remote
 from minirl.ranks import Ranks, open_ranks
 from minirl.recipes import from_command_line, run_main
 from minirl.rollout import Rollouts
+from minirl.trainer import cosine
 from minirl.types import Trajectory
-
-
-def cosine(update: int, total: int, warmup: float) -> float:
-    """The share of the peak learning rate at a 0-based update: a linear rise, then half a cosine to 0."""
-    rise = max(1, round(warmup * total))
-    if update < rise:
-        return (update + 1) / rise
-    return 0.5 * (1 + math.cos(math.pi * (update - rise) / max(1, total - rise)))
 
 
 def batches(demos: Sequence[Trajectory], turns: int, epochs: int, seed: int) -> list[list[Row]]:
@@ -43,25 +36,28 @@ async def warm_start(parts: Parts, rollouts: Rollouts) -> None:
     config, sft = parts.config, parts.config.sft
     await parts.evaluate(rollouts, parts.tasks.heldout, "before", 0)
     demos = await parts.demonstrate(rollouts)
+    if config.sft.thoughts:
+        demos = await with_thoughts(demos, config, parts.language)
+        parts.run.save_trajectories("demos", demos)
     if not demos:
         raise ValueError("no demonstration succeeded; look at the dump demos.jsonl in the run folder")
     updates = batches(demos, sft.batch, sft.epochs, config.seed)[: sft.max_steps]
     with progress("cloning demonstrations", len(updates)) as meter:
         for i, rows in enumerate(updates):
-            rollouts.sampler.sleep()
+            rollouts.sleep()
             loss = parts.trainer.imitate(rows, sft.lr * cosine(i, len(updates), sft.warmup))
             meter.advance(note=f"loss {loss:.3f}")
             await asyncio.sleep(0)  # lets the loop see Ctrl-C
             due = i + 1 >= sft.eval_from and (i + 1 - sft.eval_from) % sft.eval_every == 0
             if sft.stop_success is not None and due:
                 tasks = parts.tasks.validation[: sft.eval_episodes]
-                rollouts.sampler.sync(parts.trainer.weights())
+                rollouts.sync(parts.trainer.weights())
                 tried = await parts.run_tasks(rollouts, tasks, "validation")
                 success = sum(t.success for t in tried) / len(tried)
                 say(f"cloning: update {i + 1}, loss {loss:.3f}, validation success {success:.1%}")
                 if success >= sft.stop_success:
                     break
-    rollouts.sampler.sync(parts.trainer.weights())
+    rollouts.sync(parts.trainer.weights())
     parts.checkpoints.export("sft", {"step": 0, "cursor": 0})
 
 

@@ -22,7 +22,7 @@ from minirl.checkpoint import checkpoints
 from minirl.config import Config
 from minirl.log import final_table, progress, say
 from minirl.metrics import rollout_metrics
-from minirl.parts import PHASES, Parts, open_parts, refuse_other_settings, refuse_remote
+from minirl.parts import PHASES, Parts, open_parts, refuse_other_settings, refuse_remote, refuse_unjudged
 from minirl.plan import plan, show
 from minirl.ranks import Ranks, open_ranks
 from minirl.recipes import from_command_line, run_main
@@ -49,10 +49,10 @@ async def train(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None
         parts.checkpoints.finish()  # it was written while the episodes ran
         gathered = time.monotonic()
 
-        rollouts.sampler.sleep()
+        rollouts.sleep()
         with progress(f"step {step + 1}: updating", config.batch.epochs) as meter:
             metrics = trainer.reinforce(groups, config.seed + 1000 * step, meter.advance)
-        rollouts.sampler.sync(trainer.weights())
+        rollouts.sync(trainer.weights())
 
         state |= {"step": step + 1, "cursor": collected.next_cursor}
         updated = time.monotonic()
@@ -119,7 +119,9 @@ async def prepare(parts: Parts, rollouts: Rollouts) -> dict[str, Any]:
     if not resumed:
         parts.run.truncate_after(0 if cloned and config.warm_start is None else -1)
         parts.ranks.wait()
-    if config.warm_start is None and not cloned:
+    if config.zero:
+        say(f"starting from {config.model.path} as it is")
+    elif config.warm_start is None and not cloned:
         await warm_start(parts, rollouts)
     else:
         checkpoints.start_from(config.warm_start or sft)
@@ -131,9 +133,10 @@ async def prepare(parts: Parts, rollouts: Rollouts) -> dict[str, Any]:
         state = checkpoints.resume(say)
         parts.run.truncate_after(state["step"])
         say(f"resumed after step {state['step']}")
-    rollouts.sampler.sync(trainer.weights())
-    if "after SFT" not in parts.evaluated():
-        await parts.evaluate(rollouts, parts.tasks.heldout, "after_sft", 0)
+    rollouts.sync(trainer.weights())
+    label = "before" if config.zero else "after_sft"
+    if PHASES[label] not in parts.evaluated():
+        await parts.evaluate(rollouts, parts.tasks.heldout, label, 0)
     return state
 
 
@@ -192,6 +195,7 @@ async def main(config: Config, ranks: Ranks) -> None:
     parts = open_parts(config, ranks)
     if config.replay is not None:
         return train_on_dumps(parts, Run(config.replay))
+    refuse_unjudged(config, parts.tasks.train + parts.tasks.heldout)
     async with parts.rollouts() as rollouts:
         state = await prepare(parts, rollouts)
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from minirl.browser import PageHangs, Session, ToolFailure
@@ -72,12 +72,17 @@ async def act(session: Session, call: Call) -> str:
         return "done: task ended."
     if call.name in LOADING:
         await session.pace()
+    return await carry_out(session, call, _run)
+
+
+async def carry_out(session: Session, call: Call, run: Callable[[Session, Call], Awaitable[str]]) -> str:
+    """What every agent's calls share: a time limit, a page that hangs, the news, the length."""
     seconds = session.config.action_seconds
-    if call.name == "wait":  # on purpose, so it does not count
+    if call.name.lower() == "wait":  # on purpose, so it does not count
         seconds += LONGEST_WAIT
     try:
         async with asyncio.timeout(seconds):
-            said = await _run(session, call)
+            said = await run(session, call)
     except (TimeoutError, PageHangs):
         await session.revive()
         await _let_go(session, call)
@@ -115,13 +120,13 @@ async def _run(session: Session, call: Call) -> str:
         case "drag":
             return await _drag(session, arguments)
         case "write":
-            return await _write(session, arguments["message"])
+            return await write(session, arguments["message"])
         case "press_keys":
-            return await _press(session, arguments)
+            return await press(session, arguments)
         case "scroll":
-            return await _scroll(session, arguments)
+            return await scroll(session, arguments)
         case "wait":
-            return await _wait(session, min(arguments["seconds"], LONGEST_WAIT))
+            return await wait(session, min(arguments["seconds"], LONGEST_WAIT))
         case "goto_url":
             status = await session.goto(arguments["url"])
             failed = f" The server answered with status {status}." if status >= 400 else ""
@@ -200,24 +205,33 @@ def place(point: Sequence[float]) -> str:
 
 
 async def _click(session: Session, arguments: Mapping[str, Any]) -> str:
-    x, y = pixels(session, arguments["point_2d"])
     button = arguments["button"]
     if button not in ("left", "middle", "right"):
         raise ToolFailure(f"there is no {button!r} mouse button")
-    before, answer = Before(session), await session.arm((x, y))
-    clicks = min(max(arguments["clicks"], 1), MOST_CLICKS)
-    await session.do(session.page.mouse.click(x, y, button=button, click_count=clicks))
-    notes = before.notes(await session.settle(), after_click=True)
+    clicks, point = min(max(arguments["clicks"], 1), MOST_CLICKS), arguments["point_2d"]
+    answer, notes = await click_at(session, pixels(session, point), button, clicks)
     if options := names_of(answer.get("options")):
         notes = f" Its list is not in the screenshot; write one of: {', '.join(options)}."
-    return f"clicked {name_of(answer)} at {place(arguments['point_2d'])}.{notes}"
+    return f"clicked {name_of(answer)} at {place(point)}.{notes}"
+
+
+async def click_at(
+    session: Session, point: tuple[float, float], button: str = "left", clicks: int = 1
+) -> tuple[Mapping[str, Any], str]:
+    """What was under a point, in CSS pixels, and what clicking it has changed."""
+    before, answer = Before(session), await session.arm(point)
+    await session.do(session.page.mouse.click(*point, button=button, click_count=clicks))
+    return answer, before.notes(await session.settle(), after_click=True)
+
+
+async def hover_at(session: Session, point: tuple[float, float]) -> tuple[Mapping[str, Any], str]:
+    before, answer = Before(session), await session.arm(point)
+    await session.do(session.page.mouse.move(*point))
+    return answer, before.notes(await session.settle())
 
 
 async def _hover(session: Session, point: Sequence[float]) -> str:
-    x, y = pixels(session, point)
-    before, answer = Before(session), await session.arm((x, y))
-    await session.do(session.page.mouse.move(x, y))
-    notes = before.notes(await session.settle())
+    answer, notes = await hover_at(session, pixels(session, point))
     return f"the pointer is over {name_of(answer)} at {place(point)}.{notes}"
 
 
@@ -235,7 +249,7 @@ async def _drag(session: Session, arguments: Mapping[str, Any]) -> str:
     return f"dragged {name_of(answer)} from {place(start)} to {place(end)}.{notes}"
 
 
-async def _scroll(session: Session, arguments: Mapping[str, Any]) -> str:
+async def scroll(session: Session, arguments: Mapping[str, Any]) -> str:
     direction, share = arguments["direction"], min(max(arguments["amount"], 0), 1)
     if direction not in DIRECTIONS:
         raise ToolFailure(f"direction must be one of {', '.join(DIRECTIONS)}")
@@ -260,7 +274,7 @@ async def _scroll(session: Session, arguments: Mapping[str, Any]) -> str:
 # --- the keyboard ------------------------------------------------------------------------------------
 
 
-async def _write(session: Session, message: str) -> str:
+async def write(session: Session, message: str) -> str:
     if not message:
         raise ToolFailure("message is empty")
     frame, field = await session.focus()
@@ -314,7 +328,7 @@ def _mismatch(message: str, kind: str, field: Mapping[str, Any], name: str) -> s
     return f" But {name} now holds {value[:VALUE_CHARS]!r}, which differs from what was typed."
 
 
-async def _press(session: Session, arguments: Mapping[str, Any]) -> str:
+async def press(session: Session, arguments: Mapping[str, Any]) -> str:
     keys = [normal(key) for key in arguments["keys"]]
     if arguments["is_hotkey"]:
         keys = ["+".join(keys)]
@@ -341,7 +355,7 @@ def normal(key: str) -> str:
     return key if len(key) == 1 else ALIASES.get(key.strip().lower(), key)
 
 
-async def _wait(session: Session, seconds: float) -> str:
+async def wait(session: Session, seconds: float) -> str:
     before = Before(session)
     await session.arm()
     await asyncio.sleep(seconds)

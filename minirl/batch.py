@@ -11,7 +11,7 @@ Shape suffixes: B rows, L padded row length, N response tokens of all rows.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -58,24 +58,34 @@ class Member:
     rows: tuple[Row, ...]
 
 
-def turn_rows(trajectory: Trajectory, advantage: float) -> tuple[Row, ...]:
-    """A row for every turn of a trajectory, its tokens of weight 1."""
+def everything(response_ids: tuple[int, ...]) -> int:
+    """All of a response counts."""
+    return 0
+
+
+def turn_rows(
+    trajectory: Trajectory, advantage: float, first: Callable[[tuple[int, ...]], int] = everything
+) -> tuple[Row, ...]:
+    """A row for every turn of a trajectory; its tokens have weight 1 from the `first` that counts."""
     rows = []
     if any(turn.text and not turn.response_ids for turn in trajectory.turns):
         raise ValueError(f"{trajectory.task.id} was said by a served model: clone it, with --sft.demos")
     for t, turn in enumerate(trajectory.turns):
-        prompt, ones = trajectory.prompt_ids(t), (1.0,) * len(turn.response_ids)
+        prompt, skipped = trajectory.prompt_ids(t), first(turn.response_ids)
+        weights = (0.0,) * skipped + (1.0,) * (len(turn.response_ids) - skipped)
         ids = prompt + turn.response_ids
-        rows.append(Row(ids, len(prompt), turn.images, turn.logprobs, advantage, turn.shared, ones))
+        rows.append(Row(ids, len(prompt), turn.images, turn.logprobs, advantage, turn.shared, weights))
     return tuple(rows)
 
 
-def members_of(groups: Sequence[Group]) -> list[Member]:
-    """All trajectories of a step."""
+def members_of(groups: Sequence[Group], first: Callable[[tuple[int, ...]], int] = everything) -> list[Member]:
+    """All trajectories of a step, but for the invalid ones that groups may hold: those have no gradient, and
+    an advantage of 0 would not keep them from the KL term's."""
     return [
-        Member(number, turn_rows(trajectory, advantage))
+        Member(number, turn_rows(trajectory, advantage, first))
         for number, group in enumerate(groups)
         for trajectory, advantage in zip(group.trajectories, group.advantages, strict=True)
+        if trajectory.valid
     ]
 
 
@@ -100,10 +110,12 @@ def minibatches(members: Sequence[Member], turns: int, seed: int) -> Iterator[li
     yield from batches
 
 
-def weighted(members: Sequence[Member], config: LossConfig) -> list[Row]:
+def weighted(
+    members: Sequence[Member], config: LossConfig, step: Mapping[int, int] | None = None
+) -> list[Row]:
     """The rows of a minibatch; each token's weight times what `turn_weights` gives its turn."""
-    lengths = [[row.length for row in member.rows] for member in members]
-    per_turn = turn_weights([member.group for member in members], lengths, config)
+    lengths = [[sum(w > 0 for w in row.weights) for row in member.rows] for member in members]
+    per_turn = turn_weights([member.group for member in members], lengths, config, step)
     return [
         replace(row, weights=tuple(w * share for w in row.weights))
         for member, shares in zip(members, per_turn, strict=True)

@@ -218,6 +218,15 @@ class Session:
         await self.do(self.page.go_back(wait_until="commit", timeout=0))
         return True
 
+    async def forward(self) -> bool:
+        """Goes forward again after `back`; False if there is nothing to go to."""
+        tab = await self.tab()
+        history = await self.do(tab.cdp.send("Page.getNavigationHistory"))
+        if history["currentIndex"] + 1 == len(history["entries"]):
+            return False
+        await self.do(self.page.go_forward(wait_until="commit", timeout=0))
+        return True
+
     async def pace(self, url: str = "") -> None:
         """Waits for the next turn on a host, by default the current page's, if hosts are to be visited
         slowly."""

@@ -13,11 +13,13 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
+from minirl.protocols import READABLE, Input, Parser
+
 
 @dataclass(frozen=True)
 class ModelConfig:
     path: str = "tiny"
-    """Hugging Face folder or hub name; `tiny` builds a small Qwen3-VL locally."""
+    """Hugging Face folder or hub name; `tiny` builds a small Qwen3-VL or, to read, a Llama."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What is computed in; auto: bfloat16 on CUDA, float32 elsewhere. The trained weights are float32."""
     attention: Literal["auto", "segment", "flex", "flash"] = "auto"
@@ -45,7 +47,12 @@ class AgentConfig:
     screenshots: int = 1
     """How many of the newest screenshots stay in the prompt."""
     feedback: bool = True
-    """Tell what each call did; without, only what could not be parsed is told (an ablation)."""
+    """Tell what each call did; without, only what could not be parsed is told (an ablation), and the text
+    agent also what failed."""
+    thinking: bool = True
+    """The text agent's answers: `<think>` and `<answer>`; without, the action alone."""
+    history: Literal["chat", "webrl"] = "chat"
+    """How the text agent's rounds are written: as chat messages, or as WebRL's checkpoints expect them."""
     reasoning: bool = True
     """Keep the reasoning of past turns in the prompt; without, only their calls stay (an ablation)."""
     response_tokens: int = 1024
@@ -54,6 +61,8 @@ class AgentConfig:
     """Longest prompt with its response."""
     format_errors: int = 3
     """This many unparsable responses in a row end the episode."""
+    repeats: int = 0
+    """This many equal responses in a row end the episode; 0: they do not."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +165,53 @@ class EndpointConfig:
 
 
 @dataclass(frozen=True)
+class JudgeConfig(EndpointConfig):
+    """What decides where tasks can't: a served model (--judge.model), or one of our own (--judge.path)."""
+
+    path: str = ""
+    """A checkpoint that judges in this process, in an engine of its own that is never trained."""
+    gpu_memory: float = 0.3
+    """Share of each GPU's memory that it has while episodes run, where vLLM runs it."""
+    screenshots: int = 3
+    """How many of the last screenshots it is shown."""
+    input: Input = "openwebrl"
+    """Which judge's task this is: what it is shown, and by which rubric it decides (minirl/rubrics.py)."""
+    parser: Parser = "verdict-line"
+    """How its words become a verdict."""
+    temperature: float | None = None
+    """None: not sent to a server, and 0 for a judge of our own."""
+    prompt: Path | None = None
+    """A file with its system prompt; by default our own. The form of the answer stays the input's."""
+    response_tokens: int = 1024
+    """Longest rationale with its verdict."""
+    brief: bool = False
+    """Ask a judge of our own that is too small for more in one line, with the browser's reports and only the
+    newest screenshot, and for at most 192 tokens."""
+
+
+@dataclass(frozen=True)
+class DistilConfig:
+    """Of judge.py, which makes a judge of our own from a teacher's labels."""
+
+    runs: Annotated[tuple[Path, ...], arg(name="runs", prefix_name=False)] = ()
+    """Run folders whose trajectories are labelled."""
+    dumps: Annotated[tuple[str, ...], arg(name="dumps", prefix_name=False)] = ()
+    """Which of their dumps, as step_00012; by default all."""
+    teacher: Annotated[Literal["world", "endpoint"], arg(name="teacher", prefix_name=False)] = "world"
+    """world: what the task's own verifier found; endpoint: the model behind --judge.url."""
+    labelled: Annotated[Path | None, arg(name="labelled", prefix_name=False)] = None
+    """The run folder that holds the labels; by default this run's."""
+    goals: float = 0.2
+    """Share of the goals that are held out."""
+    stages: float = 0.2
+    """Share of the training steps that are held out."""
+    shuffle_labels: Annotated[bool, arg(name="shuffle-labels", prefix_name=False)] = False
+    """Control: permute the labels among the trajectories, so that only their base rate can be learned."""
+    bench: Annotated[Path | None, arg(name="bench", prefix_name=False)] = None
+    """Score on a folder of AgentRewardBench in place of the held-out labels."""
+
+
+@dataclass(frozen=True)
 class TaskConfig:
     train: str = "shop"
     """`shop`: generated tasks; or a JSONL file of tasks."""
@@ -167,6 +223,12 @@ class TaskConfig:
     """How many goals reinforcement may see."""
     demo_goals: int = 100
     """How many of them are demonstrated."""
+    rules: Literal["lite", "upstream"] = "lite"
+    """Whose reading of WebArena's rules: WebArena-Lite's or WebArena's own."""
+    logins: Path | None = None
+    """A folder of WebArena's stored logins, as gitlab_state.json; without, its accounts are logged in."""
+    reset: str = ""
+    """Address of a server that resets WebArena's sites: asked for that before each evaluation."""
 
 
 @dataclass(frozen=True)
@@ -186,12 +248,29 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True)
+class RewardConfig:
+    by: Literal["task", "judge"] = "task"
+    """Who rewards training's episodes: the task's own verifier, where it has one; or always the judge, while
+    `success` stays the verifier's, so that one sees what the judge lets pass."""
+    invalid: Literal["drop", "mask"] = "drop"
+    """Episodes whose ending says nothing about the policy (a crash, no verdict): drop, before a group's mean
+    and deviation are taken; or mask, as the paper does: there they count as 0, but they have no gradient."""
+    format: Literal["every", "last"] = "every"
+    """Which responses must be in the format for a judged episode to earn anything; last: as in the released
+    code."""
+    format_error: float = -1.0
+    """Of an episode that ended in unparsable responses."""
+
+
+@dataclass(frozen=True)
 class LossConfig:
     method: Literal["grpo", "filtered-bc", "awr"] = "grpo"
     """grpo: clipped surrogate; filtered-bc: log-likelihood of the successes; awr: log-likelihood weighted by
     exp(advantage / awr-temperature). See minirl/loss.py for this and all that follows."""
     weighting: Literal["openwebrl", "webagent-r1", "token-mean", "grpo"] = "openwebrl"
     """How tokens are averaged."""
+    tokens: Literal["response", "answer"] = "response"
+    """What of a response is trained: all of it, or the text agent's from `<answer>` on."""
     over: Literal["turns", "trajectories"] = "turns"
     """What openwebrl divides the sum over turns by: the minibatch's turns (code) or trajectories (paper)."""
     old: Literal["sampler", "recompute"] = "sampler"
@@ -238,6 +317,9 @@ class SftConfig:
     demos: Path | None = None
     """Trajectories to clone the successes of: a file in a run's trajectories folder, a served model's for
     example. By default scripted solutions are recorded."""
+    thoughts: bool = False
+    """Have the model behind --endpoint.url write the thoughts of the text agent's demonstrations; the actions
+    stay as they are (R1-CoT)."""
     lr: float = 1e-5
     epochs: int = 3
     max_steps: int | None = None
@@ -258,6 +340,20 @@ class SftConfig:
 class EvalConfig:
     episodes: int = 256
     max_steps: int = 30
+    budgets: Annotated[tuple[int, ...], arg(name="max-steps", prefix_name=False)] = ()
+    """Of eval.py: numbers of turns, for the success within each of them; the largest is the episodes'."""
+    tasks: Annotated[Path | None, arg(name="tasks", prefix_name=False)] = None
+    """Of eval.py: a file of tasks; the same as --task.heldout."""
+    limit: Annotated[int, arg(name="limit", prefix_name=False)] = 0
+    """Of eval.py: only the first so many tasks; 0: all."""
+    protocol: Annotated[str, arg(name="protocol", prefix_name=False)] = ""
+    """Of eval.py: a protocol of minirl/protocols.py: its tasks, and its settings unless a flag is given."""
+    seeds: Annotated[tuple[int, ...], arg(name="seeds", prefix_name=False)] = (0,)
+    """Of eval.py: an episode of every task for each of these seeds of sampling."""
+    retry: Annotated[bool, arg(name="retry", prefix_name=False)] = False
+    """Of eval.py: when it goes on, try again what was aborted."""
+    compare: Annotated[tuple[Path, ...], arg(name="compare", prefix_name=False)] = ()
+    """Of eval.py: two files of results, which are compared; nothing is run."""
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 20
@@ -289,6 +385,8 @@ class Config:
     """Train on the trajectories dumped in this run folder instead of sampling new ones; opens no browser."""
     warm_start: Path | None = None
     """Start from this checkpoint; by default the run's sft checkpoint, made first where the recipe can."""
+    zero: bool = False
+    """Reinforce the model as it is, without demonstrations (R1-Zero)."""
     shuffle_rewards: bool = False
     """Control: permute the rewards within each group, so that nothing can be learned from them."""
     threads: int = 0
@@ -306,13 +404,16 @@ class Config:
     browser: BrowserConfig = field(default_factory=BrowserConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    distil: DistilConfig = field(default_factory=DistilConfig)
 
     @property
     def run_dir(self) -> Path:
@@ -331,11 +432,17 @@ class Config:
 def check(config: Config) -> Config:
     """Refuses what can't work, before anything is loaded. Raises ValueError with the flag to change."""
     rollout, batch = config.rollout, config.batch
-    if config.agent.kind != "visual" and not config.plan:
+    if config.agent.kind == "autowebworld" and not config.plan:
         raise ValueError(f"recipe {config.recipe}: the {config.agent.kind} agent is not built yet")
     endpoint = config.endpoint
     if min(endpoint.retries, endpoint.prompt_price, endpoint.response_price) < 0 or endpoint.seconds <= 0:
         raise ValueError("--endpoint.retries and prices can't be negative, nor --endpoint.seconds 0")
+    judge = config.judge
+    if judge.parser not in READABLE[judge.input]:
+        wanted = " or ".join(READABLE[judge.input])
+        raise ValueError(f"--judge.input {judge.input} asks for what only --judge.parser {wanted} can read")
+    if judge.temperature is not None and judge.temperature < 0:
+        raise ValueError("--judge.temperature can't be negative")
     if not 0 < config.sampler.gpu_memory < 1:
         raise ValueError("--sampler.gpu-memory is a share, between 0 and 1")
     if config.loss.method == "filtered-bc" and rollout.dynamic:
@@ -348,8 +455,18 @@ def check(config: Config) -> Config:
         raise ValueError("--rollout.group must be at least 2: an advantage compares episodes of one task")
     if len(rollout.max_steps) != len(rollout.stage_steps) + 1:
         raise ValueError("--rollout.max-steps needs one value more than --rollout.stage-steps")
+    if config.zero and config.warm_start is not None:
+        raise ValueError("--zero starts from the model itself: leave out --warm-start")
+    if config.agent.kind != "text" and (config.loss.tokens == "answer" or config.sft.thoughts):
+        raise ValueError("--loss.tokens answer and --sft.thoughts are the text agent's")
+    if config.sft.thoughts and not (config.agent.thinking and config.endpoint.model):
+        raise ValueError("--sft.thoughts needs --agent.thinking and --endpoint.model")
     if config.task.demo_goals > config.task.train_goals:
         raise ValueError("--task.demo-goals can't exceed --task.train-goals")
+    if config.reward.by == "judge" and not (config.judge.model or config.judge.path):
+        raise ValueError("--reward.by judge needs one: give --judge.path, or --judge.model")
+    if not (0 < config.distil.goals < 1 and 0 <= config.distil.stages < 1):
+        raise ValueError("--distil.goals and --distil.stages are shares: above 0 or 0, and below 1")
     if batch.micro_tokens < config.agent.context_tokens:
         raise ValueError("--batch.micro-tokens must be at least --agent.context-tokens")
     if config.sampler.temperature <= 0:

@@ -9,7 +9,7 @@ Stands between the episode and the sampler. A conversation is a list of steps, e
 
 and the prompt of the newest step is
 
-    trunk  = start, then for every settled step: head, placeholder, tail, response, closing
+    trunk  = start, then for every settled step: head, stand-in, tail, response, closing
     branch = for the last `keep` steps: head, ephemeral, tail (and response, closing of the older ones)
 
 with the newest head moved to the trunk's end where it can be (`keep == 1`), because the trunk is what
@@ -17,23 +17,25 @@ turns share. The trunk only ever grows, so that turn t's prompt is `trunk[:share
 trunk of the finished episode, which is what prefix caches and prefix-tree training feed on.
 
 OpenWebRL section 3.2 (all reasoning, last K screenshots) and WebAgent-R1's dynamic context compression
-(old pages become a placeholder) are this one rule with other pieces. Deviation from both codebases:
-they rebuild and tokenise the conversation every turn, so that what is trained differs from what was
-sampled.
+(old pages become a stand-in) are this one rule with other pieces: how a message is worded is the `Frame`'s
+business. Deviation from both codebases: they rebuild and tokenise the conversation every turn, so that what
+is trained differs from what was sampled.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from minirl.types import Message, Observation, Prompt
 
-THINK_END = "</think>"
+THINK_END, ANSWER = "</think>", "<answer>"
 
 VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 _MARKS = ("\ue000S\ue000", "\ue000U\ue000", "\ue000A\ue000", "\ue000V\ue000")
@@ -53,6 +55,8 @@ class ChatFormat:
     to_assistant: str
     close: str
     opens_think: bool  # the template already wrote "<think>", so responses come without it
+    drops_end: bool = False  # past responses stand in the history without their end token
+    most_chars: int = 0  # of history and page together; 0: no limit
 
     @classmethod
     def from_template(cls, tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
@@ -79,6 +83,63 @@ class ChatFormat:
         )
 
 
+# WebRL's prompts are one completion, in which its Frame writes the headers
+WEBRL = ChatFormat(
+    start="<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n",
+    to_user="<|eot_id|>",
+    to_assistant="\n\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n",
+    close="\n\n",
+    opens_think=False,
+    drops_end=True,
+    most_chars=15_872,
+)
+
+
+class Words(NamedTuple):
+    """A user's message as text: what stays, what only the newest turns show, what follows, and what stands
+    for the page later."""
+
+    head: str
+    page: str
+    tail: str
+    stand_in: str = ""
+
+
+# The number of the message, the task, what is seen, and what the model is told of its last turn
+Frame = Callable[[int, str, Observation, tuple[str, ...]], Words]
+
+
+def tool_frame(n: int, task: str, seen: Observation, told: tuple[str, ...]) -> Words:
+    """OpenWebRL's: observations come as answers of tools."""
+    if n == 0:
+        head = f"<user_request>\n{task}\n</user_request>\n\n<observation>\n{seen.text}\n"
+        tail = "</observation>"
+    else:
+        lines = "".join(line + "\n" for line in told) + "\n" * bool(told)
+        head = f"<tool_response>\n{lines}<observation>\n{seen.text}\n"
+        tail = "</observation>\n</tool_response>"
+    return Words(head, seen.page_text + "\n" if seen.page_text else "", tail)
+
+
+LEFT_OUT = "** Simplified html **"
+
+
+def round_frame(n: int, task: str, seen: Observation, told: tuple[str, ...]) -> Words:
+    """WebAgent-R1's: the task, then rounds with a page in each."""
+    opening = f"Task Instruction: {task}\n\n" if n == 0 else ""
+    lines = "".join(line + "\n\n" for line in told)
+    return Words(f"{opening}Round {n}\n\n{lines}", seen.page_text, "", LEFT_OUT)
+
+
+def webrl_frame(n: int, task: str, seen: Observation, told: tuple[str, ...]) -> Words:
+    """WebRL's, on which its Llama checkpoints were trained: a completion that writes Llama's headers itself;
+    the task stands in for the first page."""
+    opening = f"Task Instruction: {task}\n\n" if n == 0 else ""
+    lines = "".join(line + "\n\n" for line in told)
+    head = f"{opening}Round {n}\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n{lines}"
+    return Words(head, seen.page_text, "", task if n == 0 else LEFT_OUT)
+
+
 @dataclass(frozen=True)
 class Step:
     """One user message and, once sampled, its response; all ids but the image."""
@@ -87,7 +148,7 @@ class Step:
     ephemeral: tuple[int, ...]
     tail: tuple[int, ...]
     image: bytes | None
-    words: tuple[str, str, str]  # head, page and tail as text
+    words: Words
     response: tuple[int, ...] = ()
     answer: str = ""  # the response as text
 
@@ -96,7 +157,7 @@ class Context:
     """The conversation of one episode. Call `observe`, sample from the prompt, call `respond`, repeat.
 
     `image_tokens(png)` is the number of image pads the model's processor makes of a screenshot; `keep`
-    the number of newest observations shown in full; `placeholder` what stands for an older one. Without
+    the number of newest observations shown in full; `frame` words the messages. Without
     `reasoning` the ids of a past response begin at its `</think>`.
     """
 
@@ -108,30 +169,27 @@ class Context:
         task: str,
         image_tokens: Callable[[bytes], int],
         keep: int = 1,
-        placeholder: str = "",
+        frame: Frame = tool_frame,
         reasoning: bool = True,
     ):
         if keep < 1:
             raise ValueError(f"--agent.screenshots must be at least 1, not {keep}")
         self.tokenizer, self.chat, self.task, self.reasoning = tokenizer, chat, task, reasoning
         self.image_tokens, self.keep = image_tokens, keep
-        self.placeholder = self._ids(placeholder)
         self.close = self._ids(chat.close)
         self.pad = tokenizer.convert_tokens_to_ids(IMAGE_PAD)
         self.trunk: list[int] = list(self._ids(chat.start + system + chat.to_user))
-        self.system, self.stand_in = system, placeholder
+        self.system, self.frame = system, frame
         self.settled: list[Step] = []
         self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the trunk
         self.heads_in_trunk = 0  # 1 while the newest head already ends the trunk
-        added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
-        self.control = re.compile("|".join(map(re.escape, added))) if added else None
+        self.control = control_tokens(tokenizer)
 
     def observe(self, observation: Observation, feedback: tuple[str, ...] = ()) -> Prompt:
         """Opens the next step with what the browser shows and what the last calls did; the prompt for it."""
-        first = not self.recent
         if len(self.recent) == self.keep:
             self._settle(self.recent.pop(0))
-        self.recent.append(self._step(observation, feedback, first))
+        self.recent.append(self._step(observation, feedback))
         if self.keep == 1:
             self.trunk += self.recent[0].head
             self.heads_in_trunk = 1
@@ -152,9 +210,9 @@ class Context:
         elsewhere. What is shown and what is not is as in the prompt."""
         out: list[Message] = [("system", (self.system,))]
         for i, step in enumerate(self.settled + self.recent):
-            head, page, tail = step.words
+            head, page, tail, stand_in = step.words
             if i < len(self.settled):
-                parts: tuple[str | bytes, ...] = (head + self.stand_in + tail,)
+                parts: tuple[str | bytes, ...] = (head + stand_in + tail,)
             elif step.image is None:
                 parts = (head + page + tail,)
             else:
@@ -175,34 +233,34 @@ class Context:
         """Moves a step whose observation is no longer shown into the trunk."""
         if not self.heads_in_trunk:
             self.trunk += step.head
-        self.trunk += self.placeholder + step.tail + self._kept(step) + self.close
+        self.trunk += self._ids(step.words.stand_in) + step.tail + self._kept(step) + self.close
         self.heads_in_trunk = 0
         self.settled.append(replace(step, image=None))  # its screenshot would only take memory
 
     def _kept(self, step: Step) -> tuple[int, ...]:
         """What stays of a past response: all of it, or its ids from `</think>` on. (Where the template has
         written `<think>` already, that closes it; elsewhere the tag goes too.)"""
+        if self.chat.drops_end and step.response[-1:] == (self.tokenizer.eos_token_id,):
+            return step.response[:-1]
         if self.reasoning:
             return step.response
         ends = think_ends(self.tokenizer, step.response)
         return step.response[ends[0] if self.chat.opens_think else ends[1] :]
 
-    def _step(self, observation: Observation, feedback: tuple[str, ...], first: bool) -> Step:
-        seen = self._inert(observation.text)
-        if first:
-            head = f"<user_request>\n{self._inert(self.task)}\n</user_request>\n\n<observation>\n{seen}\n"
-            tail = "</observation>"
-        else:
-            lines = "".join(self._inert(line) + "\n" for line in feedback) + "\n" * bool(feedback)
-            head = f"<tool_response>\n{lines}<observation>\n{seen}\n"
-            tail = "</observation>\n</tool_response>"
-        page = self._inert(observation.page_text) + "\n" if observation.page_text else ""
+    def _step(self, observation: Observation, feedback: tuple[str, ...]) -> Step:
+        text, page = self._inert(observation.text), self._inert(observation.page_text)
+        if self.chat.most_chars:
+            said = sum(len(step.answer) + len(step.words.head + step.words.stand_in) for step in self.settled)
+            page = page[: max(0, self.chat.most_chars - said)]
+        n = len(self.settled) + len(self.recent)
+        seen, told = replace(observation, text=text, page_text=page), tuple(map(self._inert, feedback))
+        words = self.frame(n, self._inert(self.task), seen, told)
         return Step(
-            head=self._ids(head),
-            ephemeral=self._ephemeral(page, observation),
-            tail=self._ids(tail + self.chat.to_assistant),
+            head=self._ids(words.head),
+            ephemeral=self._ephemeral(words.page, observation),
+            tail=self._ids(words.tail + self.chat.to_assistant),
             image=observation.image,
-            words=(head, page, tail),
+            words=words,
         )
 
     def _ephemeral(self, page: str, observation: Observation) -> tuple[int, ...]:
@@ -216,10 +274,29 @@ class Context:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
 
     def _inert(self, text: str) -> str:
-        """Text from pages and users can't forge control tokens: a blank goes behind their first character.
-        Halves of surrogate pairs, which JavaScript allows in strings, become question marks."""
-        text = text.encode("utf-8", "replace").decode()
-        return self.control.sub(lambda m: m[0][0] + " " + m[0][1:], text) if self.control else text
+        return inert(text, self.control)
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
+    """What the tokenizer would read as one of its added tokens, if it has any."""
+    added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, added))) if added else None
+
+
+def inert(text: str, control: re.Pattern[str] | None) -> str:
+    """Text from pages and users can't forge control tokens: a blank goes behind their first character.
+    Halves of surrogate pairs, which JavaScript allows in strings, become question marks."""
+    text = text.encode("utf-8", "replace").decode()
+    return control.sub(lambda m: m[0][0] + " " + m[0][1:], text) if control else text
+
+
+def answer_start(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> int:
+    """Where the first `<answer>` begins in a response's ids, be it one token or cut in several; 0 if it has
+    none."""
+    if ANSWER not in tokenizer.decode(ids):
+        return 0
+    end = bisect_left(range(len(ids)), True, key=lambda i: ANSWER in tokenizer.decode(ids[: i + 1])) + 1
+    return bisect_left(range(end), True, key=lambda i: ANSWER not in tokenizer.decode(ids[i:end])) - 1
 
 
 def think_ends(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> tuple[int, int]:

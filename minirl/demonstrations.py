@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from minirl.config import AgentConfig
-from minirl.episode import conversation, shown
+from minirl.episode import Interface, conversation, shown
 from minirl.model import Language
 from minirl.types import Observation, Trajectory
 
@@ -19,19 +19,19 @@ from minirl.types import Observation, Trajectory
 def tokenised(
     trajectory: Trajectory,
     language: Language,
-    system: str,
+    interface: Interface,
     agent: AgentConfig,
     image: Callable[[str], bytes],
 ) -> Trajectory:
-    """The trajectory with ids. `system` is our agent's system prompt, `image` finds a screenshot by its
-    name."""
+    """The trajectory with ids. `interface` is our agent's, `image` finds a screenshot by its name."""
     tokenizer, chat = language.tokenizer, language.chat
-    context = conversation(agent, language, system, trajectory.task)
+    context = conversation(agent, language, interface, trajectory.task)
     feedback: tuple[str, ...] = ()
     turns = []
     for turn in trajectory.turns:
         screenshot = image(turn.images[-1]) if turn.images else None
-        prompt = context.observe(Observation(turn.observation, screenshot, url=turn.url), feedback)
+        seen = Observation(turn.observation, screenshot, turn.page_text, url=turn.url)
+        prompt = context.observe(seen, feedback)
         text = turn.text
         if chat.opens_think:  # what the template has written already
             text = text.removeprefix("<think>").removeprefix("\n")

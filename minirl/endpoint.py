@@ -17,7 +17,10 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +30,10 @@ import openai
 
 from minirl.config import EndpointConfig
 from minirl.store import write_atomic
+from minirl.types import Message
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+REASONS = re.compile(r"(o\d|gpt-5)")  # OpenAI's reasoning models, which know the limit by another name
 
 
 class EndpointError(Exception):
@@ -69,6 +74,28 @@ class Usage:
         )
 
 
+@dataclass
+class Bill:
+    """What one piece of work, an episode for example, has been charged by whichever endpoints it asked."""
+
+    dollars: float = 0.0
+
+
+_BILL: ContextVar[Bill | None] = ContextVar("bill", default=None)
+
+
+@contextmanager
+def billed() -> Iterator[Bill]:
+    """A bill for what is asked in this block. Episodes that run at the same time have one each: a context
+    variable belongs to the asyncio task that sets it."""
+    bill = Bill()
+    token = _BILL.set(bill)
+    try:
+        yield bill
+    finally:
+        _BILL.reset(token)
+
+
 def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
@@ -76,6 +103,14 @@ def text(words: str) -> dict[str, Any]:
 def image(png: bytes) -> dict[str, Any]:
     data = base64.b64encode(png).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+
+def as_chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Our messages as the API has them."""
+    return [
+        {"role": role, "content": [image(part) if isinstance(part, bytes) else text(part) for part in parts]}
+        for role, parts in messages
+    ]
 
 
 class Endpoint:
@@ -101,10 +136,11 @@ class Endpoint:
         """The model's answer to a conversation; `sampling` is temperature, top_p, seed, as the API has them.
         Equal requests have one answer if there is a cache, so give different seeds to want different ones.
         Raises EndpointError (Refusal among them), never the library's own."""
+        limit = "max_completion_tokens" if REASONS.match(self.config.model) else "max_tokens"
         request = {
             "model": self.config.model,
             "messages": list(messages),
-            "max_tokens": max_tokens,
+            limit: max_tokens,
             **sampling,
         }
         place = self._place(request)
@@ -163,8 +199,11 @@ class Endpoint:
         response_tokens = int(used.get("completion_tokens") or 0)
         self.usage.prompt_tokens += prompt_tokens
         self.usage.response_tokens += response_tokens
-        self.usage.dollars += prompt_tokens * self.config.prompt_price / 1e6
-        self.usage.dollars += response_tokens * self.config.response_price / 1e6
+        dollars = prompt_tokens * self.config.prompt_price / 1e6
+        dollars += response_tokens * self.config.response_price / 1e6
+        self.usage.dollars += dollars
+        if (bill := _BILL.get()) is not None:
+            bill.dollars += dollars
         if refusal or finish == "content_filter":  # which is paid for too
             raise Refusal(f"{self.config.model} refused: {refusal or 'filtered'}")
         return Reply(

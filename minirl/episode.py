@@ -3,8 +3,8 @@
     observe -> Context -> sample -> parse -> act, call by call -> feedback -> observe ...
 
 Stands between the sampler and rollouts. It is ended by one `Stop`, decided here and nowhere else; then the
-verifier reads the page, and the reward is given. What the agent sees and says is an `Interface` of three
-functions that the recipe chooses. OpenWebRL sections 3.1 to 3.3; deviation from the released code: calls of
+verifier reads the page, and the reward is given. What the agent sees and says is an `Interface` that the
+recipe chooses. OpenWebRL sections 3.1 to 3.3; deviation from the released code: calls of
 one response stop at the first failure.
 """
 
@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 from playwright.async_api import Error as PlaywrightError
 
-from minirl import actions, tools
+from minirl import actions, text_agent, tools, webarena
 from minirl.browser import BrowserFault, Session, ToolFailure
 from minirl.config import AgentConfig, Config
-from minirl.context import Context
+from minirl.context import WEBRL, ChatFormat, Context, Frame, round_frame, tool_frame, webrl_frame
 from minirl.log import say
 from minirl.model import Language
 from minirl.pool import BrowserPool
@@ -49,30 +49,45 @@ class Interface:
     observe: Callable[[Session], Awaitable[Observation]]
     parse: Callable[[str], Parsed]
     act: Callable[[Session, Call], Awaitable[str]]
+    answer: Callable[[Call], str | None]  # what a call ends the episode with, if it does
+    frame: Frame
+    chat: ChatFormat | None = None  # in place of the model's own
 
 
-def visual(agent: AgentConfig) -> Interface:
-    """OpenWebRL's: screenshots and 13 tools."""
-    system = tools.system_prompt(agent.brief, agent.names, agent.prompt)
-    return Interface(system, actions.observe, tools.parse, actions.act)
+def interface_of(agent: AgentConfig) -> Interface:
+    """OpenWebRL's screenshots and 13 tools, or WebAgent-R1's simplified HTML and one action."""
+    if agent.kind == "visual":
+        system = tools.system_prompt(agent.brief, agent.names, agent.prompt)
+        return Interface(system, actions.observe, tools.parse, actions.act, tools.final_answer, tool_frame)
+    system = text_agent.system_prompt(agent.brief, agent.thinking, agent.prompt)
+    is_webrl = agent.history == "webrl"
+    frame, chat = (webrl_frame, WEBRL) if is_webrl else (round_frame, None)
+    how = (text_agent.observe, text_agent.parse, text_agent.act, text_agent.final_answer)
+    return Interface(system, *how, frame, chat)
 
 
-def conversation(agent: AgentConfig, language: Language, system: str, task: Task) -> Context:
+def conversation(agent: AgentConfig, language: Language, interface: Interface, task: Task) -> Context:
     """A task's conversation, empty so far, with the recipe's rules of what stays in it."""
     return Context(
         language.tokenizer,
-        language.chat,
-        system,
+        interface.chat or language.chat,
+        interface.system,
         task.instruction,
         language.image_tokens,
         keep=agent.screenshots,
+        frame=interface.frame,
         reasoning=agent.reasoning,
     )
 
 
+FAILED = ": failed, "  # in the feedback on a call
+
+
 def shown(agent: AgentConfig, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
     """What the model is told after a turn. That it could not be read is not the browser's feedback."""
-    return feedback if agent.feedback or parsed.error else ()
+    if agent.feedback or parsed.error:
+        return feedback
+    return tuple(line for line in feedback if agent.kind == "text" and FAILED in line)
 
 
 # A policy answers a prompt. A model looks at nothing but the prompt; scripts and people may use the page.
@@ -80,9 +95,9 @@ PolicyFn = Callable[[int, Prompt, Session], Awaitable[Sample]]
 
 
 class Verifier(Protocol):
-    """Reads the page after the agent called `done`: was the task fulfilled, and what was read."""
+    """Reads the page and the answer after the agent ended the task: was it fulfilled, and what was read."""
 
-    async def __call__(self, task: Task, session: Session) -> tuple[bool, dict[str, Any]]: ...
+    async def __call__(self, task: Task, session: Session, answer: str) -> tuple[bool, dict[str, Any]]: ...
 
 
 TOLD: list[str] = []  # the first unexpected failure of this process
@@ -116,17 +131,18 @@ class Episode:
         """The only place where anything may be caught: an episode's failure is a `Stop`, counted."""
         start, success, state, last = time.monotonic(), False, {}, ""
         diagnostics: dict[str, float] = {}
-        self.context = conversation(self.config.agent, self.language, self.interface.system, self.task)
+        self.context = conversation(self.config.agent, self.language, self.interface, self.task)
         try:
             async with pool.session() as session:
                 acquired = began = time.monotonic()
                 try:
                     async with asyncio.timeout(self.config.browser.episode_seconds):
                         await session.start(self.task.start_url)
+                        await webarena.prepare(session, self.task, folder=self.config.task.logins)
                         began = time.monotonic()
                         last = await self._loop(session)
                         if self.stop is Stop.DONE:
-                            success, state = await verify(self.task, session)
+                            success, state = await verify(self.task, session, self.answer)
                 finally:
                     diagnostics = {
                         "acquire": acquired - start,
@@ -158,13 +174,13 @@ class Episode:
             seconds=time.monotonic() - start,
             diagnostics=diagnostics,
         )
-        return replace(trajectory, reward=reward(trajectory))
+        return replace(trajectory, reward=reward(trajectory, self.config.reward.format_error))
 
     async def _loop(self, session: Session) -> str:
         """Turns until the episode stops; the hash of the last screenshot."""
         observation = await self.interface.observe(session)
         told: tuple[str, ...] = ()
-        bad = 0
+        bad = same = 0
         for t in range(self.max_steps):
             prompt = self.context.observe(observation, told)
             room = self.config.agent.context_tokens - len(prompt.ids)
@@ -198,10 +214,12 @@ class Episode:
                 parsed=parsed,
                 feedback=feedback,
                 observation=observation.text,
+                page_text=observation.page_text,
                 url=observation.url,
                 finish=sample.finish,
                 version=sample.version,
                 cached=sample.cached,
+                counted=sample.counted,
             )
             if not parsed.error:
                 observation = await self.interface.observe(session)
@@ -212,6 +230,7 @@ class Episode:
             }
             self.turns.append(replace(turn, seconds=seconds))
             bad = bad + 1 if parsed.error else 0
+            same = same + 1 if t and text == self.turns[-2].text else 1
             if sample.finish == "length":
                 self.stop = Stop.LENGTH
                 break
@@ -219,6 +238,9 @@ class Episode:
                 self.stop = Stop.FORMAT_ERROR
                 break
             if self.stop is Stop.DONE:
+                break
+            if same == self.config.agent.repeats:
+                self.stop = Stop.REPEATED
                 break
         return self.put_image(observation.image) if observation.image else ""
 
@@ -240,12 +262,13 @@ class Episode:
             try:
                 lines.append(await self.interface.act(session, call))
             except ToolFailure as failure:
-                lines.append(actions.shorten(f"{call.name}: failed, {str(failure).removesuffix('.')}."))
+                lines.append(actions.shorten(f"{call.name}{FAILED}{str(failure).removesuffix('.')}."))
                 rest = parsed.calls[i + 1 :]
                 lines += [f"{later.name}: not executed." for later in rest]
                 break
-            if call.name == "done":
-                self.stop, self.answer = Stop.DONE, str(call.arguments["response"])
+            answer = self.interface.answer(call)
+            if answer is not None:
+                self.stop, self.answer = Stop.DONE, answer
                 lines += [f"{later.name}: not executed." for later in parsed.calls[i + 1 :]]
                 break
         return tuple(lines)

@@ -27,6 +27,15 @@ ODD = ("192.0.0.0/24", "168.63.129.16", "192.88.99.0/24", "3fff::/20", "fec0::/1
 ODD_NETWORKS = [ipaddress.ip_network(network) for network in ODD]
 
 
+def is_address(url: str) -> bool:
+    """Whether a browser can open it: http or https, with a host, and a port that exists if there is one."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, brackets that are no address
+        return False
+
+
 class Refused(Exception):
     """An address may not be opened; the message is the reason, for the agent."""
 

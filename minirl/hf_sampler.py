@@ -64,8 +64,11 @@ class HfSampler:
         while self.pump is not None and not self.pump.done():
             await asyncio.wait([self.pump])
 
-    def sleep(self) -> None:
+    def sleep(self, keep: bool = False) -> None:
         """Frees nothing: the weights are the trainer's own, or too small to matter."""
+
+    def wake(self) -> None:
+        """Nothing sleeps."""
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Takes the updated weights, named as in the model."""

@@ -189,6 +189,7 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> Text:
             add(name, format(metrics[key], form), style)
 
     number("success", "success", ".2f", "green")
+    number("judged", "judged_success", ".2f", "yellow")
     number("eval", "eval_success", ".2f", "bold green")
     number("reward", "reward", ".2f")
     if "groups_kept" in metrics and "groups_submitted" in metrics:

@@ -32,7 +32,8 @@ Shape suffixes: N response tokens, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import torch
 from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
@@ -72,12 +73,18 @@ def token_entropies(
 
 
 def turn_weights(
-    groups: Sequence[int], lengths: Sequence[Sequence[int]], config: LossConfig
+    groups: Sequence[int],
+    lengths: Sequence[Sequence[int]],
+    config: LossConfig,
+    step: Mapping[int, int] | None = None,
 ) -> list[list[float]]:
     """The weight of each token of every turn of a minibatch's trajectories.
 
-    `groups[i]` says which group trajectory i belongs to, `lengths[i]` how long its responses are. Two
-    trajectories of one group, of one turn of 2 tokens and of two turns of 4 and 1 tokens:
+    `groups[i]` says which group trajectory i belongs to, `lengths[i]` how long its responses are. `step` is
+    how many trajectories each group has in the whole step, by default as many as here: a mean over groups
+    must not give a group's only member in this minibatch the weight of all.
+
+    Two trajectories of one group, of one turn of 2 tokens and of two turns of 4 and 1 tokens:
 
     >>> [[round(w, 4) for w in row] for row in turn_weights([0, 0], [[2], [4, 1]], LossConfig())]
     [[0.1667], [0.0833, 0.3333]]
@@ -86,9 +93,11 @@ def turn_weights(
     """
     turns, tokens = sum(map(len, lengths)), sum(map(sum, lengths))
     over = turns if config.over == "turns" else len(lengths)
+    sizes = step or Counter(groups)
+    mean_size = sum(sizes.values()) / len(sizes)
     out = []
     for group, own in zip(groups, lengths, strict=True):
-        per_trajectory = 1 / (groups.count(group) * len(set(groups)))
+        per_trajectory = mean_size / sizes[group] / len(groups)  # 1 / (G * groups), if all are here
         if config.weighting == "openwebrl":
             out.append([1 / (n * over) for n in own])
         elif config.weighting == "webagent-r1":

@@ -22,6 +22,24 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
 
 
+def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
+    """How a judge's rewards compare with what the tasks' own verifiers found (`--reward.by judge`): the share
+    of the valid episodes that earned 1, which stands beside `success`; how many the judge was asked about;
+    and of these, the shares that it was right on, that failed and it let pass, and that succeeded and it did
+    not. Nothing if no judge was asked about a task that can tell the truth."""
+    asked = [t for t in valid if t.task.goal and t.final_state.get("verdict") is not None]
+    if not asked:
+        return {}
+    told = [(t.success, t.final_state["verdict"]) for t in asked]
+    return {
+        "judged_success": mean(t.reward == 1 for t in valid),
+        "judge/asked": len(asked),
+        "judge/agreement": mean(truth == verdict for truth, verdict in told),
+        "judge/false_pos": mean(verdict and not truth for truth, verdict in told),
+        "judge/false_neg": mean(truth and not verdict for truth, verdict in told),
+    }
+
+
 def rollout_metrics(collected: Collected) -> dict[str, float]:
     """Success and reward over all valid episodes that finished, so that dropping equal groups does not
     colour them; how the groups fared; and the browsers' diagnostics (see Trajectory), means over all episodes
@@ -34,6 +52,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
         asked = [(turn.shared + len(turn.branch), turn.cached) for t in valid for turn in t.turns]
         means = {
             "success": mean(t.success for t in valid),
+            **judge_metrics(valid),
             "reward": mean(rewards),
             "reward_std": pstdev(rewards),
             "tokens_mean": mean(tokens),

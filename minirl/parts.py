@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,29 +20,36 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers.utils.logging import disable_progress_bar
 
-from minirl import tiny
+from minirl import tiny, webarena
+from minirl.asking import asking
 from minirl.checkpoint import Checkpoints
 from minirl.config import Config, to_json
 from minirl.demonstrations import tokenised
 from minirl.endpoint import Endpoint
+from minirl.episode import interface_of
 from minirl.hf_sampler import HfSampler
+from minirl.judging import open_judge
 from minirl.log import CONSOLE, Logger, progress, say
 from minirl.model import Language, load_language, load_model
 from minirl.pool import BrowserPool
 from minirl.ranks import Ranks
 from minirl.remote_sampler import RemoteSampler
 from minirl.rollout import Rollouts
+from minirl.rules import needs_judge
 from minirl.store import Run
 from minirl.tasks import load_tasks, save_tasks
 from minirl.trainer import Trainer, cores
 from minirl.types import Task, Trajectory
+from minirl.verdict import EndpointJudge
+from minirl.verify import TaskVerifier
 from minirl.vllm_sampler import VllmSampler
 from minirl.world.fsm import World
-from minirl.world.script import ScriptedPolicy, WorldVerifier
+from minirl.world.script import Form, Script, ScriptedPolicy
 from minirl.world.shop import make_shop, make_tasks
 from minirl.world.site import SiteServer
 
 # Evaluations of the whole held-out set: the name of the dump, and what people read
+PAGES_OF = 24  # tasks whose pages a small tokenizer learns from
 PHASES = {"before": "before training", "after_sft": "after SFT", "after_rl": "after RL"}
 
 
@@ -117,6 +125,19 @@ def worlds_of(tasks: Sequence[Task]) -> list[World]:
     return [make_shop(int(seed)) for seed in sorted(hosts, key=int)]
 
 
+def refuse_unjudged(config: Config, tasks: Sequence[Task], rewarded: bool = True) -> None:
+    """ValueError if nothing could say whether a task was fulfilled, or where its site is. Episodes that are
+    not to be rewarded may end without a verdict."""
+    judge = config.judge
+    if names := webarena.missing(tasks):
+        raise ValueError(f"set {', '.join(names)} to the addresses of WebArena's sites")
+    for task in tasks:
+        if task.goal.get("kind") == "webarena" and needs_judge(task) and not judge.model:
+            raise ValueError(f"task {task.id} wants an answer judged: give --judge.model and --judge.url")
+        if rewarded and not (task.goal or judge.model or judge.path):
+            raise ValueError(f"task {task.id} has no goal to check: give --judge.model, or --judge.path")
+
+
 @dataclass
 class Parts:
     """What the scripts work with. `config.model.path` is a real folder or hub name by now."""
@@ -134,13 +155,17 @@ class Parts:
     async def rollouts(self) -> AsyncIterator[Rollouts]:
         """Browsers, sites and a sampler on the trainer's weights, for as long as the block lasts."""
         sets = self.tasks
+        refuse_unjudged(self.config, sets.train + sets.heldout, rewarded=False)
         worlds = worlds_of(sets.train + sets.heldout)
         with SiteServer(worlds, self.config.browser.site_port) as server:
             hosts = {urlsplit(task.start_url).hostname for task in sets.train + sets.heldout}
             opening = BrowserPool(self.config.browser, server.sites, sealed=hosts <= set(server.hosts))
-            async with opening as pool, self._sampler() as sampler:
-                where = (sampler, pool, WorldVerifier(), self.run.put_image, self.ranks)
-                yield Rollouts(self.config, self.language, *where, self.run.root / "hosts.json")
+            judging = open_judge(self.config, self.ranks)
+            async with opening as pool, self._sampler() as sampler, judging as judge:
+                ask = asking(judge.endpoint) if isinstance(judge, EndpointJudge) else None
+                verify = TaskVerifier(self.config.task.rules, ask)
+                where = (sampler, pool, verify, self.run.put_image, self.ranks, self.run.root / "hosts.json")
+                yield Rollouts(self.config, self.language, *where, judge, self.run.image)
 
     @contextlib.asynccontextmanager
     async def _sampler(self) -> AsyncIterator[HfSampler | VllmSampler | RemoteSampler]:
@@ -172,6 +197,7 @@ class Parts:
 
     async def evaluate(self, rollouts: Rollouts, tasks: Sequence[Task], label: str, step: int) -> float:
         """Held-out success, recorded under `label`."""
+        await self.reset_sites()
         trajectories = await self.run_tasks(rollouts, tasks, label)
         valid = [t for t in trajectories if t.valid]
         if len(valid) < len(trajectories):
@@ -181,6 +207,13 @@ class Parts:
         name = PHASES.get(label, label)
         row = self.log.evaluation(name, step, sum(t.success for t in valid), len(valid))
         return row["success"]
+
+    async def reset_sites(self) -> None:
+        """Has WebArena's sites put back to how they were, if the config says who does that."""
+        if self.config.task.reset and self.ranks.first:
+            with progress("resetting the sites"):
+                await webarena.reset(self.config.task.reset)
+        self.ranks.wait()
 
     def evaluated(self) -> dict[str, dict[str, Any]]:
         """The evaluations that have been recorded, by name."""
@@ -205,7 +238,7 @@ class Parts:
             world = worlds.get(str(task.meta.get("world")))
             if world is None:
                 raise ValueError(f"task {task.id} has no scripted solution; give --warm-start a checkpoint")
-            policy = ScriptedPolicy(world, task, self.language)
+            policy = ScriptedPolicy(world, task, self.language, form_of(self.config))
             trajectory = await rollouts.episode(task, 0, policy, self.config.eval.max_steps)
             meter.advance(self.ranks.world)
             if not trajectory.success:
@@ -224,7 +257,7 @@ class Parts:
     def _dumped(self, path: Path, rollouts: Rollouts) -> list[Trajectory]:
         """The successful trajectories of a file in a run's trajectories folder, with ids if they had none;
         their screenshots are copied into this run."""
-        source, system = Run(path.resolve().parents[1]), rollouts.interface.system
+        source = Run(path.resolve().parents[1])
         found = [t for t in source.load_trajectories(path.stem) if t.success and t.valid]
         if not found:
             raise ValueError(f"--sft.demos {path} holds no success to clone")
@@ -233,8 +266,50 @@ class Parts:
             raise ValueError(f"--sft.demos {path} solves held-out tasks, {leaked[0]} for one")
         for name in {image for trajectory in found for turn in trajectory.turns for image in turn.images}:
             self.run.put_image(source.image(name))
-        how = (self.language, system, self.config.agent, source.image)
+        how = (self.language, rollouts.interface, self.config.agent, source.image)
         return [t if t.trunk else tokenised(t, *how) for t in found]
+
+
+def form_of(config: Config) -> Form:
+    """How scripted solutions are spelled."""
+    if config.agent.kind == "visual":
+        return "tools"
+    return "thinking" if config.agent.thinking else "action"
+
+
+def _build_tiny(path: Path, config: Config, tasks: TaskSets) -> None:
+    """The small checkpoint, with a tokenizer that knows the words of its world, or a text agent's pages."""
+    worlds = worlds_of(tasks.train)
+    if config.agent.kind == "text":
+        with progress("reading pages for the tokenizer"):
+            pages = _pages(config, worlds, tasks.train[:PAGES_OF])
+            with ThreadPoolExecutor(1) as thread:  # whoever opens the parts may be in a loop of its own
+                texts = thread.submit(asyncio.run, pages).result()
+        tiny.build_text(path, texts, config.seed)
+        return
+    words = [word for world in worlds for rows in world.data.values() for row in rows
+             for word in (row["id"], row["title"])]  # fmt: skip
+    texts = tiny.corpus(words, tasks.train[0].start_url)
+    texts += ["choose choose " + task.instruction for task in tasks.train[:20]]
+    tiny.build(path, texts, seed=config.seed)
+
+
+async def _pages(config: Config, worlds: Sequence[World], tasks: Sequence[Task]) -> list[str]:
+    """What the text agent sees and says while the tasks are solved."""
+    interface, by_name = interface_of(config.agent), {world.name: world for world in worlds}
+    texts = [interface.system]
+    with SiteServer(worlds) as server:
+        async with BrowserPool(config.browser, server.sites, sealed=True) as pool:
+            for task in tasks:
+                script = Script(by_name[str(task.meta["world"])], task, form_of(config))
+                async with pool.session() as session:
+                    await session.start(task.start_url)
+                    while not script.ended:
+                        seen = await interface.observe(session)
+                        said = await script.respond(session)
+                        texts += interface.frame(len(texts) - 1, task.instruction, seen, ()) + (said,)
+                        await interface.act(session, interface.parse(said).calls[0])
+    return texts
 
 
 def open_parts(config: Config, ranks: Ranks) -> Parts:
@@ -246,11 +321,7 @@ def open_parts(config: Config, ranks: Ranks) -> Parts:
     if config.model.path == "tiny":
         path = (config.replay or config.run_dir) / "model"
         if ranks.first and not (path / "config.json").is_file():
-            words = [word for world in worlds_of(tasks.train) for rows in world.data.values() for row in rows
-                     for word in (row["id"], row["title"])]  # fmt: skip
-            texts = tiny.corpus(words, tasks.train[0].start_url)
-            texts += ["choose choose " + task.instruction for task in tasks.train[:20]]
-            tiny.build(path, texts, seed=config.seed)
+            _build_tiny(path, config, tasks)
         config = replace(config, model=replace(config.model, path=str(path)))
     ranks.wait()
     torch.manual_seed(config.seed)

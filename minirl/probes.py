@@ -189,7 +189,8 @@ CHOOSE = (
   if (e.tagName === 'SELECT') {
     const wanted = short(text, 1000).toLowerCase();
     const options = [...e.options], label = o => short(o.label, 1000).toLowerCase();
-    const found = options.find(o => label(o) === wanted) || options.find(o => label(o).startsWith(wanted));
+    const found = options.find(o => label(o) === wanted) || options.find(o => label(o).startsWith(wanted)) ||
+      options.find(o => label(o).includes(wanted));
     if (!found) return null;
     e.selectedIndex = found.index;
   } else {

@@ -12,7 +12,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +22,11 @@ from minirl.config import (
     BrowserConfig,
     Config,
     EvalConfig,
+    JudgeConfig,
     LossConfig,
     ModelConfig,
     OptimConfig,
+    RewardConfig,
     RolloutConfig,
     SamplerConfig,
     SftConfig,
@@ -49,6 +51,31 @@ def tiny() -> Config:
         batch=BatchConfig(minibatch_turns=128, micro_tokens=2048),
         sft=SftConfig(lr=2e-3, epochs=1000, max_steps=200, batch=32, stop_success=0.25, eval_from=120),
         eval=EvalConfig(max_steps=6, temperature=1.0, top_p=1.0, top_k=0, response_tokens=64),
+        judge=JudgeConfig(brief=True),
+    )
+
+
+def tiny_text() -> Config:
+    """WebAgent-R1 in small: a 1M-parameter Llama reads the same shop's HTML, and does one thing a turn."""
+    config = tiny()
+    return replace(
+        config,
+        recipe="tiny_text",
+        model=ModelConfig(),
+        agent=AgentConfig(
+            kind="text",
+            brief=True,
+            feedback=False,
+            response_tokens=48,
+            context_tokens=1536,
+            format_errors=5,
+            repeats=5,
+        ),
+        rollout=replace(config.rollout, group=8, groups=8, max_steps=(10,), stage_steps=()),
+        reward=RewardConfig(format_error=0.0),
+        loss=LossConfig(weighting="webagent-r1", clip_high=0.2, kl=0.001, std_eps=1e-4),
+        batch=BatchConfig(minibatch_turns=128, micro_tokens=4096),
+        eval=replace(config.eval, max_steps=10, response_tokens=48),
     )
 
 
@@ -82,10 +109,11 @@ def webagent_r1_3b() -> Config:
         recipe="webagent_r1_3b",
         steps=40,
         model=ModelConfig(path="Qwen/Qwen2.5-3B-Instruct", gradient_checkpointing=True),
-        agent=AgentConfig(kind="text", context_tokens=16384),
+        agent=AgentConfig(kind="text", feedback=False, context_tokens=16384, format_errors=5, repeats=5),
         browser=BrowserConfig(width=1280, height=720, episodes=64),
         sampler=SamplerConfig(temperature=1.0),
         rollout=RolloutConfig(group=4, groups=16, dynamic=False, max_steps=(15,)),
+        reward=RewardConfig(format_error=0.0),  # rules alone: 0 or 1
         loss=LossConfig(weighting="webagent-r1", clip_high=0.2, kl=0.001, std_eps=1e-4),
         optim=OptimConfig(lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0, grad_clip=0.01),
         batch=BatchConfig(epochs=1, minibatch_turns=1024),  # 16 tasks x 4 x 15 turns: one update a step
@@ -95,7 +123,8 @@ def webagent_r1_3b() -> Config:
 
 
 def webagent_r1_8b() -> Config:
-    """WebAgent-R1, Llama-3.1-8B; the paper starts from WebRL's checkpoint (--warm-start)."""
+    """WebAgent-R1, Llama-3.1-8B; the paper starts from WebRL's checkpoint: --warm-start, with
+    --agent.history webrl and --agent.no-thinking."""
     config = webagent_r1_3b()
     model = replace(config.model, path="meta-llama/Llama-3.1-8B-Instruct")
     return replace(config, recipe="webagent_r1_8b", model=model)
@@ -126,10 +155,41 @@ def autowebworld_3b() -> Config:
     return replace(config, recipe="autowebworld_3b", model=model)
 
 
+def tiny_judge() -> Config:
+    """A judge of 1M parameters for the generated shop. It is asked in one line, and shown the browser's
+    reports and one small screenshot; at this size it can only go by the reports."""
+    config = tiny()
+    return replace(
+        config,
+        recipe="tiny_judge",
+        batch=replace(config.batch, micro_tokens=4096),
+        sft=SftConfig(lr=2e-3, epochs=1000, max_steps=800, batch=32),
+    )
+
+
+def judge_4b() -> Config:
+    """OpenWebRL-Judge-4B. The paper states 12.5K labels, but neither what the judges started from (its table
+    3 compares them with the Instruct models) nor how they were trained: learning rate, epochs, batch and the
+    frozen vision tower are those of its policy's SFT."""
+    return Config(
+        recipe="judge_4b",
+        model=ModelConfig(path="Qwen/Qwen3-VL-4B-Instruct", gradient_checkpointing=True, freeze_vision=True),
+        sft=SftConfig(lr=1e-5, epochs=3, batch=128, warmup=0.1),
+    )
+
+
+def judge_8b() -> Config:
+    """OpenWebRL-Judge-8B, which the paper trains policies with."""
+    config = judge_4b()
+    model = replace(config.model, path="Qwen/Qwen3-VL-8B-Instruct")
+    return replace(config, recipe="judge_8b", model=model)
+
+
 RECIPES: dict[str, Callable[[], Config]] = {
     recipe.__name__: recipe
     for recipe in (
         tiny,
+        tiny_text,
         openwebrl_4b,
         openwebrl_8b,
         webagent_r1_3b,
@@ -139,18 +199,25 @@ RECIPES: dict[str, Callable[[], Config]] = {
     )
 }
 
+JUDGE_RECIPES: dict[str, Callable[[], Config]] = {
+    recipe.__name__: recipe for recipe in (tiny_judge, judge_4b, judge_8b)
+}
+
 
 # --- the command line ------------------------------------------------------------------------------
 
 
-def from_command_line(argv: Sequence[str], prog: str) -> Config:
-    """`RECIPE [flags]`; no recipe means tiny. Raises ValueError for anything that can't be understood."""
+def from_command_line(
+    argv: Sequence[str], prog: str, recipes: Mapping[str, Callable[[], Config]] = RECIPES
+) -> Config:
+    """`RECIPE [flags]`; no recipe means the first one, tiny. Raises ValueError for anything that can't be
+    understood."""
     import tyro  # not at import time: everything else works without a command line
 
-    name, flags = ("tiny", argv) if not argv or argv[0].startswith("-") else (argv[0], argv[1:])
-    recipe = RECIPES.get(name.replace("-", "_"))
+    name, flags = (next(iter(recipes)), argv) if not argv or argv[0].startswith("-") else (argv[0], argv[1:])
+    recipe = recipes.get(name.replace("-", "_"))
     if recipe is None:
-        raise ValueError(f"unknown recipe {name!r}; there are {', '.join(RECIPES)}")
+        raise ValueError(f"unknown recipe {name!r}; there are {', '.join(recipes)}")
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

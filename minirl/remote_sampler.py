@@ -7,7 +7,7 @@ ids of it, once, for cloning.
 
 from __future__ import annotations
 
-from minirl.endpoint import Endpoint, EndpointError, image, text
+from minirl.endpoint import Endpoint, EndpointError, as_chat
 from minirl.types import Request, Sample, SamplerError
 
 
@@ -21,10 +21,7 @@ class RemoteSampler:
 
     async def generate(self, request: Request) -> Sample:
         """Raises SamplerError if there is no answer, a refusal included."""
-        messages = [
-            {"role": role, "content": [image(p) if isinstance(p, bytes) else text(p) for p in parts]}
-            for role, parts in request.prompt.messages
-        ]
+        messages = as_chat(request.prompt.messages)
         how = {"temperature": request.sampling.temperature, "top_p": request.sampling.top_p}
         seed = request.seed % 2**31
         try:
@@ -32,7 +29,8 @@ class RemoteSampler:
         except EndpointError as error:
             raise SamplerError(str(error)) from None
         said = f"<think>\n{reply.reasoning}\n</think>\n\n{reply.text}" if reply.reasoning else reply.text
-        return Sample((), (), reply.finish, text=said)
+        counted = (reply.prompt_tokens, reply.response_tokens)
+        return Sample((), (), reply.finish, text=said, counted=counted)
 
     async def idle(self) -> None:
         """A request that is given up ends with its connection."""

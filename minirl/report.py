@@ -224,15 +224,15 @@ def shown_turn(turn: Turn) -> dict[str, Any]:
     return {
         "image": turn.images[-1] if turn.images else "",  # the newest screenshot is what was acted on
         "url": cut(turn.url),
-        "observation": cut(turn.observation),
+        "observation": cut(turn.observation or turn.page_text),
         "thought": cut(turn.parsed.thought),
         "calls": calls,
         "error": cut(turn.parsed.error or ""),
         "feedback": [cut(line) for line in turn.feedback],
         # What was understood is shown above; the raw text matters where little or nothing was.
         "text": cut(turn.text) if turn.parsed.error or not calls else "",
-        "prompt_tokens": turn.shared + len(turn.branch),
-        "response_tokens": len(turn.response_ids),
+        "prompt_tokens": turn.shared + len(turn.branch) or turn.counted[0],
+        "response_tokens": len(turn.response_ids) or turn.counted[1],
         "finish": turn.finish,
         "seconds": dict(turn.seconds),
     }

@@ -14,22 +14,26 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from minirl.browser import Session
 from minirl.config import Config
-from minirl.episode import Episode, PolicyFn, Verifier, visual
+from minirl.endpoint import billed
+from minirl.episode import Episode, PolicyFn, Verifier, interface_of
 from minirl.hf_sampler import request_seed
 from minirl.hosts import Hosts
+from minirl.judging import Judge, LocalJudge
 from minirl.log import say
 from minirl.model import Language
 from minirl.pool import BrowserPool
 from minirl.ranks import Board, Ranks
-from minirl.reward import is_effective, make_group
+from minirl.reward import gate, is_effective, make_group, needs_verdict
 from minirl.types import Group, Prompt, Request, Sample, SamplerDied, Sampling, Task, Trajectory
 
 POLL_SECONDS = 0.2  # between two looks at what other ranks have finished
@@ -76,11 +80,13 @@ class Rollouts:
         put_image: Callable[[bytes], str],
         ranks: Ranks,
         host_file: Path | None = None,
+        judge: Judge | None = None,
+        image: Callable[[str], bytes] | None = None,
     ):
         self.config, self.language, self.sampler, self.pool = config, language, sampler, pool
         self.ranks, self.collections = ranks, 0
-        self.verify, self.put_image = verify, put_image
-        self.interface = visual(config.agent)
+        self.verify, self.put_image, self.judge, self.image = verify, put_image, judge, image
+        self.interface = interface_of(config.agent)
         self.hosts = Hosts(host_file, config.browser.host_failures, 60 * config.browser.host_minutes)
         self.slots = asyncio.Semaphore(config.browser.episodes)
 
@@ -95,13 +101,48 @@ class Rollouts:
         return policy
 
     async def episode(self, task: Task, member: int, policy: PolicyFn, max_steps: int) -> Trajectory:
-        async with self.slots:
-            episode = Episode(
-                task, member, policy, max_steps, self.config, self.language, self.interface, self.put_image
-            )
-            trajectory = await episode.run(self.pool, self.verify)
-            self.hosts.note(trajectory)
+        """One episode, with the reward of its task's verifier, or where there is none the judge's."""
+        with billed() as bill:
+            async with self.slots:
+                how = (self.config, self.language, self.interface, self.put_image)
+                trajectory = await Episode(task, member, policy, max_steps, *how).run(self.pool, self.verify)
+                self.hosts.note(trajectory)
+            if not task.goal:
+                trajectory = await self._judged(trajectory)
+        return replace(trajectory, dollars=bill.dollars)
+
+    async def _rewarded(self, task: Task, member: int, policy: PolicyFn, max_steps: int) -> Trajectory:
+        """An episode of training. With `--reward.by judge` one that the task itself has judged is judged all
+        the same; evaluations and demonstrations go by what is true."""
+        trajectory = await self.episode(task, member, policy, max_steps)
+        asked = bool(task.goal) and self.config.reward.by == "judge"
+        return await self._judged(trajectory) if asked else trajectory
+
+    async def _judged(self, trajectory: Trajectory) -> Trajectory:
+        """An episode with the judge's reward. Its success is the judge's too, unless the task's own verifier
+        has told it."""
+        if self.judge is None or not trajectory.valid:
             return trajectory
+        config, verdict = self.config.reward, None
+        every_turn = config.format == "every"
+        if needs_verdict(trajectory, every_turn=every_turn):
+            verdict = await self.judge(trajectory, self.image)
+            said = {"verdict": verdict.success, "rationale": verdict.rationale}
+            trajectory = replace(trajectory, final_state={**trajectory.final_state, **said})
+        gated = gate(trajectory, verdict, every_turn=every_turn, format_error=config.format_error)
+        return replace(gated, success=trajectory.success) if trajectory.task.goal else gated
+
+    def sleep(self) -> None:
+        """Frees the memory that an update needs. `sync` ends it."""
+        self.sampler.sleep()
+        if isinstance(self.judge, LocalJudge):
+            self.judge.sampler.sleep(keep=True)
+
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Gives the sampler the updated weights; the judge keeps its own."""
+        self.sampler.sync(weights)
+        if isinstance(self.judge, LocalJudge):
+            self.judge.sampler.wake()
 
     async def group(self, task: Task, step: int, number: int, max_steps: int) -> list[Trajectory]:
         """G episodes of one task; `number` is the task's place in the stream."""
@@ -110,7 +151,7 @@ class Rollouts:
         how = Sampling(self.config.sampler.temperature)
         policies = [self.ask(how, tokens, "train", step, number, task.id, m) for m in members]
         async with asyncio.TaskGroup() as tasks:  # a gather would not wait for what it cancels
-            runs = [tasks.create_task(self.episode(task, m, policies[m], max_steps)) for m in members]
+            runs = [tasks.create_task(self._rewarded(task, m, policies[m], max_steps)) for m in members]
         return [run.result() for run in runs]
 
     async def collect(
@@ -193,32 +234,54 @@ class Rollouts:
             raise SamplerDied(died[0])
 
     def _qualified(self, trajectories: Sequence[Trajectory]) -> Group | None:
-        group = make_group(trajectories[0].task, trajectories)
+        group = make_group(trajectories[0].task, trajectories, self.config.reward.invalid)
         if group is None or (self.config.rollout.dynamic and not is_effective(group)):
             return None
         return group
 
     async def evaluate(
-        self, tasks: Sequence[Task], label: str, max_steps: int, tick: Callable[[int], None]
+        self,
+        tasks: Sequence[Task],
+        label: str,
+        max_steps: int,
+        tick: Callable[[int], None],
+        members: Sequence[int] | None = None,
+        on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """One episode per task (a task may occur several times), in order, sampled as `config.eval` says."""
+        """One episode per task (a task may occur several times), in order, sampled as `config.eval` says.
+
+        What is drawn depends on the task and its member, by default its place; who evaluates a part of the
+        tasks, or one task several times, gives `members`. `on_done` is told every episode as it ends, on the
+        rank that ran it; what it raises ends the evaluation.
+        """
         config, done = self.config.eval, 0
+        numbers = range(len(tasks)) if members is None else members
         how = Sampling(config.temperature, config.top_p, config.top_k)
 
-        async def one(i: int, task: Task) -> Trajectory:
+        async def one(i: int) -> tuple[int, Trajectory]:
             nonlocal done
-            policy = self.ask(how, config.response_tokens, "eval", label, i, task.id)
-            trajectory = await self.episode(task, i, policy, max_steps)
+            task, member = tasks[i], numbers[i]
+            policy = self.ask(how, config.response_tokens, "eval", label, member, task.id)
+            trajectory = await self.episode(task, member, policy, max_steps)
+            if on_done is not None:
+                on_done(trajectory)
             done += 1
             tick(min(done * self.ranks.world, len(tasks)))
-            return trajectory
+            return i, trajectory
 
         own = range(self.ranks.rank, len(tasks), self.ranks.world)
-        async with asyncio.TaskGroup() as running:
-            runs = [running.create_task(one(i, tasks[i])) for i in own]
+        try:
+            async with asyncio.TaskGroup() as running:
+                runs = [running.create_task(one(i)) for i in own]
+        except* (OSError, ValueError) as failed:  # a full disk is one line for the user, a group is not
+            failure = failed.exceptions[0]
+        else:
+            failure = None
+        if failure is not None:
+            raise failure
         await self._settle()
         found = self.ranks.gather([run.result() for run in runs])
-        return sorted(found, key=lambda trajectory: trajectory.member)
+        return [trajectory for _, trajectory in sorted(found, key=lambda pair: pair[0])]
 
 
 def accepted(results: Mapping[int, bool], wanted: int) -> tuple[int, int]:

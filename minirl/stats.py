@@ -5,11 +5,12 @@ from __future__ import annotations
 from math import sqrt
 
 
-def wilson(successes: int, n: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
     """The Wilson score interval of a success rate; with z = 1.96 it is the 95% interval.
 
     Unlike mean +- z * deviation it stays inside [0, 1] and does not shrink to nothing at 0 or n
-    successes, which is where small evaluations often land. With n = 0 nothing is known: (0, 1).
+    successes, which is where small evaluations often land. With n = 0 nothing is known: (0, 1). A task that
+    was tried several times may be a fraction of a success.
 
     >>> [round(bound, 3) for bound in wilson(0, 10)]
     [0.0, 0.278]

@@ -66,7 +66,7 @@ def trajectory_from_json(record: Mapping[str, Any]) -> Trajectory:
 
 
 def turn_from_json(record: Mapping[str, Any]) -> Turn:
-    tuples = ("branch", "response_ids", "logprobs", "images", "feedback")
+    tuples = ("branch", "response_ids", "logprobs", "images", "feedback", "counted")
     fields = {key: tuple(value) if key in tuples else value for key, value in record.items()}
     calls = tuple(Call(**call) for call in fields["parsed"]["calls"])
     fields["parsed"] = Parsed(**{**fields["parsed"], "calls": calls})
@@ -234,6 +234,12 @@ class Run:
         write_atomic(self.trajectory_path(label), b"".join(map(to_line, dump_lines(items))))
         self._named.pop(label, None)
 
+    def add_trajectory(self, label: str, trajectory: Trajectory) -> None:
+        """Append one, which a process that is killed then leaves behind. Of several ranks each has a label of
+        its own."""
+        append_line(self.trajectory_path(label), trajectory_to_json(trajectory))
+        self._named.pop(label, None)
+
     def load_trajectories(self, label: str) -> list[Trajectory]:
         return [trajectory for _, trajectory in self._load(label)]
 
@@ -285,7 +291,7 @@ class Run:
         for label in self.labels():
             match = re.search(r"(?:^|_)step_(\d+)$", label)
             if match and int(match[1]) > step:
-                self._remove_dump(label)
+                self.remove_dump(label)
         for temporary in self.root.glob("**/.*.tmp"):
             temporary.unlink()
 
@@ -302,7 +308,7 @@ class Run:
         steps = {int(m[1]): label for label in self.labels() if (m := STEP_LABEL.fullmatch(label))}
         for step, label in steps.items():
             if step <= max(steps) - keep_steps and step % 10 != 0:
-                self._remove_dump(label)
+                self.remove_dump(label)
         named = set().union(*(self._images_of(label) for label in self.labels()))
         now = time.time()
         for path in (self.root / "screenshots").glob("*.png"):
@@ -310,7 +316,7 @@ class Run:
             if path.stem not in named and not running:
                 path.unlink()
 
-    def _remove_dump(self, label: str) -> None:
+    def remove_dump(self, label: str) -> None:
         self.trajectory_path(label).unlink()
         self._named.pop(label, None)
 

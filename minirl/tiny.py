@@ -1,9 +1,11 @@
-"""The tiny checkpoint: the real Qwen3-VL architecture at about 1M parameters, with its own tokenizer.
+"""The tiny checkpoints: the real Qwen3-VL and Llama architectures at about 1M parameters, with tokenizers
+of their own.
 
 Made once per run folder from the words of the generated world, so that the whole loop can be watched on
 a laptop. It is an ordinary Hugging Face folder: everything that loads it would load Qwen3-VL-4B-Thinking
 in the same way. Its byte-level BPE can spell any text; the words, tool-call pieces and round coordinates
-of its world are single tokens, which keeps responses near 16 tokens.
+of its world are single tokens, which keeps responses near 16 tokens. The text agent's tokenizer has learned
+from pages of its world, whose attributes are single tokens.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2VLImageProcessorPil,
     Qwen3VLConfig,
@@ -50,6 +55,19 @@ CHAT_TEMPLATE = """\
 CHUNKS = r" ?\p{L}+(?=[\s,.]|$)| ?\d+|\n| ?[^\s\d]+(?:\d[^\s\d]+)*|\s+"
 
 
+# The text agent's: attributes whose values nobody needs to read stay whole, words and numbers stand alone.
+HTML_CHUNKS = (
+    r""" (?:data-bbox|type)="[^"]*">?| ?do\([^)\d]*element="| ?</?[a-z][a-z0-9]*>?| [a-z-]+="| ?\p{L}+"""
+    r"""| ?\d|\n|">?|"\)|[^\s\p{L}\d]+|\s+"""
+)
+TEXT_TEMPLATE = CHAT_TEMPLATE.replace("<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n")
+TEXT_MARKUP = ("<think>", "</think>", "<answer>", "</answer>")
+
+# The judge's: a word is one token whether a blank, a quotation mark or an address stands before it, so that
+# what the task asks for and what a page reports can be compared.
+JUDGE_CHUNKS = r"\p{L}+|\d+|\n|[^\p{L}\d\n]+"
+
+
 def corpus(words: Iterable[str], url: str) -> list[str]:
     """Texts of the form that the tiny agent reads and writes, for the tokenizer to learn its tokens from."""
     tens = "".join(f"[{n}, {n}]" for n in range(0, SCALE + 1, 10))
@@ -72,12 +90,18 @@ def corpus(words: Iterable[str], url: str) -> list[str]:
     return texts
 
 
-def build_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    texts: Iterable[str],
+    vocabulary: int,
+    chunks: str = CHUNKS,
+    markup: Iterable[str] = MARKUP,
+    template: str = CHAT_TEMPLATE,
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE over `texts`, with Qwen's control tokens."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(CHUNKS), "isolated"),
+            pre_tokenizers.Split(Regex(chunks), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -89,20 +113,31 @@ def build_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP])
+    bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in markup])
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         additional_special_tokens=list(SPECIAL[1:]),
-        chat_template=CHAT_TEMPLATE,
+        chat_template=template,
         clean_up_tokenization_spaces=False,
     )
 
 
 def build(path: Path, texts: Iterable[str], seed: int, hidden: int = 128, layers: int = 4) -> Path:
     """Writes the checkpoint folder with random weights; the same seed gives the same weights."""
-    tokenizer = build_tokenizer(texts, vocabulary=1024)
+    return _build_visual(path, build_tokenizer(texts, vocabulary=1024), seed, hidden, layers)
+
+
+def build_judge(path: Path, texts: Iterable[str], seed: int, hidden: int = 128, layers: int = 4) -> Path:
+    """The same for a judge, which reads questions and writes reasons, and thinks nothing apart from them."""
+    tokenizer = build_tokenizer(texts, 1024, JUDGE_CHUNKS, (), TEXT_TEMPLATE)
+    return _build_visual(path, tokenizer, seed, hidden, layers)
+
+
+def _build_visual(
+    path: Path, tokenizer: PreTrainedTokenizerFast, seed: int, hidden: int, layers: int
+) -> Path:
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
     config = Qwen3VLConfig(
         text_config={
@@ -144,12 +179,37 @@ def build(path: Path, texts: Iterable[str], seed: int, hidden: int = 128, layers
     for part in (config, config.text_config, config.vision_config):
         part.initializer_range = 0.1
     torch.manual_seed(seed)
-    model = Qwen3VLForConditionalGeneration(config)
+    return _saved(path, Qwen3VLForConditionalGeneration(config), tokenizer)
+
+
+def build_text(path: Path, texts: Iterable[str], seed: int, hidden: int = 128, layers: int = 4) -> Path:
+    """The same for the text agent: a Llama. (transformers would replace a Qwen2.5's tokenizer by its own.)"""
+    tokenizer = build_tokenizer(texts, 2048, HTML_CHUNKS, TEXT_MARKUP, TEXT_TEMPLATE)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        tie_word_embeddings=True,
+        initializer_range=0.1,  # see `build`
+    )
+    torch.manual_seed(seed)
+    return _saved(path, LlamaForCausalLM(config), tokenizer)
+
+
+def _saved(path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Path:
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)
-    save_processor(part)
+    if isinstance(model, Qwen3VLForConditionalGeneration):
+        save_processor(part)
     shutil.rmtree(path, ignore_errors=True)
     part.rename(path)
     return path

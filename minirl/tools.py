@@ -99,6 +99,13 @@ def schemas(names: Names = "code") -> list[dict[str, Any]]:
     return out
 
 
+def read_prompt(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--prompt {file} can't be read: {error}") from None
+
+
 def system_prompt(brief: bool, names: Names = "code", file: Path | None = None) -> str:
     """What the model is told first: ours, or a file's text with the schemas in place of `{tools}`.
 
@@ -107,10 +114,7 @@ def system_prompt(brief: bool, names: Names = "code", file: Path | None = None) 
     """
     tools = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas(names))
     if file is not None:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"--prompt {file} can't be read: {error}") from None
+        text = read_prompt(file)
         if "{tools}" not in text:
             raise ValueError(f"--prompt {file}: write {{tools}} where the tools' schemas are to stand")
         return text.replace("{tools}", tools)
@@ -161,6 +165,11 @@ def parse(text: str) -> Parsed:
         except ValueError as problem:
             return Parsed(thought, error=f"Error: {problem}")
     return Parsed(thought, tuple(calls))
+
+
+def final_answer(call: Call) -> str | None:
+    """What the agent ends the task with; None if the call is not `done`."""
+    return str(call.arguments["response"]) if call.name == "done" else None
 
 
 def read_call(block: str) -> Call:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -29,6 +30,7 @@ from minirl.batch import (
     MicroBatch,
     Row,
     collate,
+    everything,
     filler,
     members_of,
     micro_batches,
@@ -37,6 +39,7 @@ from minirl.batch import (
     weighted,
 )
 from minirl.config import Config
+from minirl.context import answer_start
 from minirl.loss import likelihood_loss, policy_loss, truncated_correction
 from minirl.model import BLANK, BLANK_PNG, Language, compute_dtype, load_model
 from minirl.policy import Policy, copy_local, make_policy
@@ -101,7 +104,9 @@ class Trainer:
         """All epochs of updates on one step's groups; metrics averaged over response tokens."""
         config, totals, norms, losses = self.config, {}, [], []
         self.policy.temperature = config.sampler.temperature
-        members = members_of(groups)
+        in_answer = functools.partial(answer_start, self.language.tokenizer)
+        counts = in_answer if config.loss.tokens == "answer" else everything
+        members = members_of(groups, counts)
         if config.loss.method == "filtered-bc":
             members = [member for member in members if member.rows[0].advantage]
         if not members:
@@ -115,9 +120,10 @@ class Trainer:
                 loss = likelihood_loss(logprobs_N, batch.advantage_N, batch.weight_N)
             return loss, sums
 
+        sizes = Counter(member.group for member in members)
         for epoch in range(config.batch.epochs):
             for part in minibatches(members, config.batch.minibatch_turns, seed + epoch):
-                loss, norm, sums = self._update(weighted(part, config.loss), loss_of, config.optim.lr)
+                loss, norm, sums = self._update(weighted(part, config.loss, sizes), loss_of, config.optim.lr)
                 losses.append(loss)
                 norms.append(norm)
                 add_up(totals, sums)
@@ -264,6 +270,14 @@ class Trainer:
             return list(micro_batches(rows, tokens))
         together = sorted(rows, key=lambda row: row.ids)  # what begins alike lies in one forest
         return list(tree.micro_batches(together, self.config.batch.micro_tokens, self.language.pad, tokens))
+
+
+def cosine(update: int, total: int, warmup: float) -> float:
+    """The share of the peak learning rate at a 0-based update: a linear rise, then half a cosine to 0."""
+    rise = max(1, round(warmup * total))
+    if update < rise:
+        return (update + 1) / rise
+    return 0.5 * (1 + math.cos(math.pi * (update - rise) / max(1, total - rise)))
 
 
 def cores(ranks: Ranks) -> int:

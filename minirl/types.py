@@ -21,6 +21,7 @@ class Stop(Enum):
     DONE = "done"  # the agent called `done`
     MAX_STEPS = "max_steps"  # the turn budget ran out
     FORMAT_ERROR = "format_error"  # three unparsable responses in a row
+    REPEATED = "repeated"  # the same response again and again
     LENGTH = "length"  # a response hit its token limit, or the prompt the context limit
     TIMEOUT = "timeout"  # the episode's deadline passed
     SAMPLER_ERROR = "sampler_error"  # the sampler refused or failed this request
@@ -34,7 +35,7 @@ class Stop(Enum):
     def is_agent_fault(self) -> bool:
         """True if the ending says something about the policy. Every other ending makes a trajectory
         invalid: it leaves before means, deviations and filters are taken."""
-        return self in (Stop.DONE, Stop.MAX_STEPS, Stop.FORMAT_ERROR, Stop.LENGTH)
+        return self in (Stop.DONE, Stop.MAX_STEPS, Stop.FORMAT_ERROR, Stop.REPEATED, Stop.LENGTH)
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,7 @@ class Sample:
     version: int = 0  # how many weight syncs the sampler had seen
     cached: int = 0  # tokens of the prompt that the sampler did not compute again
     text: str | None = None  # what a served model said; it gives neither ids nor log-probs
+    counted: tuple[int, int] = (0, 0)  # tokens of prompt and response, as the served model counts them
 
 
 @dataclass(frozen=True)
@@ -184,10 +186,12 @@ class Turn:
     parsed: Parsed = field(default_factory=Parsed)
     feedback: tuple[str, ...] = ()  # one line per call
     observation: str = ""  # the text part of what the agent saw before responding
+    page_text: str = ""  # and the page, if it saw that as text
     url: str = ""
     finish: str = "stop"
     version: int = 0
     cached: int = 0
+    counted: tuple[int, int] = (0, 0)  # as in Sample
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: sample, act, observe
 
 
@@ -207,6 +211,7 @@ class Trajectory:
     final_state: Mapping[str, Any] = field(default_factory=dict)  # what the verifier read
     final_image: str = ""  # hash of the screenshot after the last action
     seconds: float = 0.0
+    dollars: float = 0.0  # what served models have charged for it, a judge among them
     # of the browser: seconds to acquire it and to start, its uptime, MB of JavaScript, requests
     diagnostics: Mapping[str, float] = field(default_factory=dict)
 
@@ -229,7 +234,8 @@ class Group:
 
     With rewards (1, 0, 0, 1), mean 0.5 and unbiased deviation 0.577, the advantages are
     (0.866, -0.866, -0.866, 0.866). A trajectory that is not `valid` is in neither statistic and has
-    been removed before the group is made.
+    been removed before the group is made; with `--reward.invalid mask` it counts there as a 0, its own
+    advantage is 0, and it is not trained on.
     """
 
     task: Task

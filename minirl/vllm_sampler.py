@@ -106,11 +106,19 @@ class VllmSampler:
                 self._die(f"no step ended within {IDLE_SECONDS:g} s")
             await asyncio.sleep(POLL_SECONDS)
 
-    def sleep(self) -> None:
-        """Frees the memory that an update needs; `sync` wakes the engine. Nothing on a CPU."""
+    def sleep(self, keep: bool = False) -> None:
+        """Frees the memory that an update needs; `sync` wakes the engine, or `wake` if it keeps its weights.
+        Nothing on a CPU."""
         if self.ranks.device.type == "cuda" and not self.asleep and not self.failure:
-            self._call(lambda: self.engine.sleep(level=2))
+            self._call(lambda: self.engine.sleep(level=1 if keep else 2))
             self.asleep = True
+
+    def wake(self) -> None:
+        """Ends a sleep in which the weights were kept, in the CPU's memory."""
+        if self.asleep and not self.failure:
+            torch.cuda.empty_cache()
+            self._call(self.engine.wake_up)
+            self.asleep = False
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Takes all weights, named as in the Hugging Face model, one at a time. A collective call, in which

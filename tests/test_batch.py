@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from minirl.batch import Row, collate, members_of, micro_batches, minibatches, turn_rows
+from minirl.batch import Row, collate, members_of, micro_batches, minibatches, turn_rows, weighted
+from minirl.config import LossConfig
 from minirl.policy import Policy
-from minirl.types import Group, Task, Trajectory, Turn
+from minirl.types import Group, Stop, Task, Trajectory, Turn
 
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
 CPU = torch.device("cpu")
@@ -42,6 +43,14 @@ def test_the_rows_of_a_trajectory():
         Row((1, 2, 3, 9, 9, 4, 7, 2), 6, ("a",), (-0.1, -0.7), 0.5, 3, (1.0, 1.0)),
         Row((1, 2, 3, 5, 6, 9, 4, 8, 8, 2), 7, ("b", "c"), (-0.3, -0.2, -0.1), 0.5, 5, (1.0, 1.0, 1.0)),
     )
+
+
+def test_a_masked_trajectory_makes_no_rows():
+    """Not even ones of advantage 0, which the KL term would pull at. A success on its side keeps its own."""
+    turns = (Turn(0, (1,), (7, 2), (-0.1, -0.7), ""),)
+    good, broken = Trajectory(TASK, 0, turns=turns), Trajectory(TASK, 1, turns=turns, stop=Stop.JUDGE_ERROR)
+    (member,) = members_of([Group(TASK, (broken, good, replace(broken, turns=())), (0.0, 1.2, 0.0))])
+    assert member.rows == turn_rows(good, 1.2)
 
 
 # --- minibatches -----------------------------------------------------------------------------------
@@ -264,3 +273,17 @@ def test_positions_of_a_batch_are_those_of_transformers(language, model, picture
     )
     real = attention_BL.bool()
     assert torch.equal(batch.inputs["position_ids"][:, real], theirs[:, real])
+
+
+# --- the text agent's answers alone ------------------------------------------------------------------
+
+
+def test_what_does_not_count_has_no_weight_and_no_share():
+    """Of responses of two and three tokens only the last counts: one token a turn, two turns."""
+    turns = (Turn(0, (1,), (7, 2), (-0.1, -0.7), ""), Turn(0, (1,), (8, 8, 2), (-0.1, -0.2, -0.7), ""))
+    group = Group(TASK, (Trajectory(TASK, 0, turns=turns),), (1.0,))
+    config = LossConfig(weighting="webagent-r1")
+    answers = weighted(members_of([group], lambda ids: len(ids) - 1), config)
+    assert [row.weights for row in answers] == [(0.0, 0.5), (0.0, 0.0, 0.5)]
+    whole = weighted(members_of([group]), config)  # the control
+    assert [row.weights for row in whole] == [(0.25, 0.25), (1 / 6, 1 / 6, 1 / 6)]

@@ -25,6 +25,7 @@ def parse(*argv: str) -> Config:
 def test_the_recipes_there_are_and_that_each_knows_its_name():
     assert list(RECIPES) == [
         "tiny",
+        "tiny_text",
         "openwebrl_4b",
         "openwebrl_8b",
         "webagent_r1_3b",
@@ -212,7 +213,7 @@ def test_the_run_folder_is_named_after_the_recipe_or_by_the_user():
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        (["openwebrl-5b"], "unknown recipe 'openwebrl-5b'; there are tiny, openwebrl_4b, "),
+        (["openwebrl-5b"], "unknown recipe 'openwebrl-5b'; there are tiny, tiny_text, "),
         (["tiny", "--stepz", "3"], "--stepz"),
         (["tiny", "openwebrl-4b"], "openwebrl-4b"),
         (["tiny", "--steps", "three"], "--steps: invalid literal for int.*'three'"),
@@ -247,16 +248,25 @@ def test_a_script_ends_with_one_line_and_status_2(tmp_path, argv):
     assert line.startswith("train.py: ") and argv[1] in line
 
 
+def test_what_becomes_of_invalid_episodes_can_be_chosen():
+    assert (parse("tiny").reward.invalid, parse("tiny").reward.format) == ("drop", "every")
+    masked = parse("openwebrl_4b", "--reward.invalid", "mask", "--reward.format", "last").reward
+    assert (masked.invalid, masked.format) == ("mask", "last")
+
+
 # --- what can't work -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recipe", ["tiny", "openwebrl_4b", "openwebrl_8b"])
+BUILT = ["tiny", "tiny_text", "openwebrl_4b", "openwebrl_8b", "webagent_r1_3b", "webagent_r1_8b"]
+
+
+@pytest.mark.parametrize("recipe", BUILT)
 def test_recipes_that_are_built_pass(recipe):
     config = RECIPES[recipe]()
     assert check(config) is config
 
 
-@pytest.mark.parametrize("recipe", ["webagent_r1_3b", "webagent_r1_8b", "autowebworld_3b", "autowebworld_7b"])
+@pytest.mark.parametrize("recipe", ["autowebworld_3b", "autowebworld_7b"])
 def test_recipes_that_are_not_built_say_so(recipe):
     with pytest.raises(ValueError, match=f"recipe {recipe}: .* is not built yet"):
         check(RECIPES[recipe]())
@@ -278,6 +288,10 @@ def test_recipes_that_are_not_built_say_so(recipe):
         ("--loss.method awr --loss.old recompute", "--loss.method awr has neither --loss.kl nor"),
         ("--loss.kl -0.1", "--loss.kl and --loss.correction can't be negative"),
         ("--optim.replicas 0", "--optim.replicas must be at least 1"),
+        ("--zero --warm-start x", "--zero starts from the model itself"),
+        ("--loss.tokens answer", "are the text agent's"),
+        ("--sft.thoughts", "are the text agent's"),
+        ("--agent.kind text --sft.thoughts", "--sft.thoughts needs --agent.thinking and --endpoint.model"),
         ("--sampler.temperature 0", "--sampler.temperature must be above 0"),
         ("--steps 0", "--steps must be at least 1"),
         ("--save-every 0", "--save-every must be at least 1"),

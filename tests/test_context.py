@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from minirl.context import ChatFormat, Context, think_ends
+from minirl.context import WEBRL, ChatFormat, Context, round_frame, think_ends, tool_frame, webrl_frame
 from minirl.types import Observation, Prompt, Task, Trajectory, Turn
 
 SYSTEM = "Use the browser."
@@ -20,7 +20,8 @@ def new_context(language):
     """`new_context(keep=2)`: a conversation with the small model's tokenizer and images."""
 
     def make(task: str = TASK, **settings) -> Context:
-        return Context(language.tokenizer, language.chat, SYSTEM, task, language.image_tokens, **settings)
+        chat = settings.pop("chat", language.chat)
+        return Context(language.tokenizer, chat, SYSTEM, task, language.image_tokens, **settings)
 
     return make
 
@@ -155,7 +156,7 @@ def test_the_newest_head_is_shared_only_where_nothing_follows_that_is_dropped(la
 
 
 def test_an_old_page_leaves_its_placeholder(language, new_context):
-    context = new_context(placeholder="(page left out)\n")
+    context = new_context(frame=lambda *seen: tool_frame(*seen)._replace(stand_in="(page left out)\n"))
     done = tuple(language.tokenizer("ok</think><|im_end|>")["input_ids"])
     context.observe(Observation("Tab 0", page_text="<b>cheap mugs</b>"))
     context.respond(done)
@@ -350,3 +351,50 @@ def test_messages_without_reasoning(new_context):
     context.respond((1,), "why</think>call")
     context.observe(Observation("tab"))
     assert ("assistant", ("call",)) in context.messages()
+
+
+# --- the text agent's frames ---------------------------------------------------------------------------
+
+
+def rounds(language, new_context, **settings) -> tuple[str, list[Prompt]]:
+    """Three rounds of a text agent; the last prompt as text, and all of them."""
+    context, prompts = new_context("find a mug", **settings), []
+    for n in range(3):
+        told = ("Click: failed, element 3 is gone.",) if n == 2 else ()
+        prompts.append(context.observe(Observation("", page_text=f"<html> page {n} </html>"), told))
+        context.respond(tuple(language.tokenizer(f"do({n})<|im_end|>")["input_ids"]), f"do({n})")
+    return language.tokenizer.decode(prompts[-1].ids), prompts
+
+
+def test_rounds_as_webagent_r1_writes_them(language, new_context):
+    text, prompts = rounds(language, new_context, frame=round_frame)
+    assert "user\nTask Instruction: find a mug\n\nRound 0\n\n** Simplified html **<|im_end|>" in text
+    assert "do(0)<|im_end|>\n<|im_start|>user\nRound 1\n\n** Simplified html **<|im_end|>" in text
+    assert "Round 2\n\nClick: failed, element 3 is gone.\n\n<html> page 2 </html><|im_end|>" in text
+    assert text.count("<html>") == 1
+    trunk = prompts[-1].ids[: prompts[-1].shared]
+    assert all(prompt.ids[: prompt.shared] == trunk[: prompt.shared] for prompt in prompts)
+
+
+def test_rounds_as_webrl_writes_them(language, new_context):
+    """One completion with Llama's headers in it; the task stands where the first page was, and responses
+    without their end."""
+    chat = replace(WEBRL, most_chars=0)
+    text, _ = rounds(language, new_context, frame=webrl_frame, chat=chat)
+    user, assistant = (
+        "<|eot_id|><|start_header_id|>user<|end_header_id|>\n",
+        ("\n\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n"),
+    )
+    left_out = "** Simplified html **"
+    assert text == (
+        f"<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n{SYSTEM}<|eot_id|>"
+        f"Task Instruction: find a mug\n\nRound 0\n\n{user}find a mug{assistant}do(0)\n\n"
+        f"Round 1\n\n{user}{left_out}{assistant}do(1)\n\n"
+        f"Round 2\n\n{user}Click: failed, element 3 is gone.\n\n<html> page 2 </html>{assistant}"
+    )
+
+
+def test_webrl_cuts_a_page_to_what_is_left(language, new_context):
+    context = new_context(frame=webrl_frame, chat=replace(WEBRL, most_chars=10))
+    prompt = context.observe(Observation("", page_text="<html> page </html>"))
+    assert "<html> pag\n\n<|eot_id|>" in language.tokenizer.decode(prompt.ids)

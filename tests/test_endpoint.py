@@ -50,6 +50,14 @@ async def test_an_answer_and_what_it_cost():
     assert request["messages"][0]["content"][1]["image_url"]["url"] == "data:image/png;base64,cG5n"
 
 
+@pytest.mark.parametrize(
+    ("model", "name"), [("o4-mini", "max_completion_tokens"), ("gpt-4o", "max_tokens"), ("any", "max_tokens")]
+)
+async def test_the_limit_under_the_name_that_the_model_knows(model, name):
+    _, _, (request,) = await ask([say("a mug")], model=model)
+    assert {key: request[key] for key in request if key.startswith("max_")} == {name: 50}
+
+
 async def test_reasoning_that_the_server_keeps_apart():
     (reply,), *_ = await ask([say("click", reasoning_content="It is blue.")])
     assert reply.text == "click" and reply.reasoning == "It is blue."

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +20,10 @@ import pytest
 
 from minirl.config import Config, TaskConfig, to_json
 from minirl.recipes import openwebrl_4b, tiny
-from minirl.stats import wilson
+from minirl.results import read_results
 from minirl.store import Run
 from minirl.tasks import save_tasks
-from minirl.types import Stop, Task, Trajectory, Turn
+from minirl.types import Stop, Task
 
 FILE = Path(__file__).parent.parent / "eval.py"
 TASKS = [Task(f"task-{i}", "Do it.", "http://shop-0.test/") for i in range(20)]
@@ -32,12 +36,6 @@ def evaluation() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def episode(i: int, stop: Stop = Stop.DONE, success: bool = False, turns: int = 2) -> Trajectory:
-    turn = Turn(0, (1,), (2,), (-0.1,), "")
-    error = "" if stop.is_agent_fault else "Traceback:\nRuntimeError: the reason"
-    return Trajectory(TASKS[i], i, turns=(turn,) * turns, stop=stop, success=success, error=error)
 
 
 # --- which checkpoint, which folder -----------------------------------------------------------------
@@ -81,11 +79,16 @@ def test_a_given_model_is_taken_as_it_is(evaluation, tmp_path, checkpoint):
     assert evaluation.choose(given).model.path == "some/folder"
 
 
-def test_without_any_checkpoint_a_published_model_is_evaluated_but_not_an_untrained_one(evaluation, tmp_path):
+def test_without_any_checkpoint_a_published_model_is_evaluated_an_untrained_one_only_on_tasks_of_its_own(
+    evaluation, tmp_path, capsys
+):
     paper = replace(openwebrl_4b(), out=tmp_path)
     assert evaluation.choose(paper).model.path == paper.model.path
     with pytest.raises(ValueError, match="no checkpoint in .*; train first, or name a folder"):
         evaluation.choose(config(tmp_path))
+    given = config(tmp_path, task=TaskConfig(heldout="tasks.jsonl"))
+    assert evaluation.choose(given).model.path == "tiny"
+    assert "UNTRAINED" in capsys.readouterr().out
 
 
 def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_named(evaluation, tmp_path, checkpoint, capsys):
@@ -137,50 +140,6 @@ def test_settings_of_a_run_that_cannot_be_read_are_named(evaluation, tmp_path, c
         evaluation.choose(config(tmp_path))
 
 
-# --- numbers ----------------------------------------------------------------------------------------
-
-
-def test_invalid_episodes_are_left_out_and_counted_as_failures_beside_it(evaluation, capsys):
-    trajectories = [episode(i, success=i < 6, turns=3) for i in range(8)]
-    trajectories += [episode(8, Stop.INFRA_ERROR, turns=0), episode(9, Stop.TIMEOUT, success=True, turns=1)]
-    evaluation.show(trajectories)
-    said = capsys.readouterr().out
-    low, high = wilson(6, 8)
-    assert re.search(rf"valid episodes +│ +75.0% │ +{low:.1%} to {high:.1%} │ +8 │ +3.0 ", said)
-    low, high = wilson(6, 10)
-    assert re.search(rf"all, invalid as failures +│ +60.0% │ +{low:.1%} to {high:.1%} │ +10 │ +2.5 ", said)
-    assert "ended by done 8, infra_error 1, timeout 1" in said
-    assert "invalid: task-8: infra_error: RuntimeError: the reason" in said
-
-
-def test_one_row_if_all_episodes_are_valid(evaluation, capsys):
-    evaluation.show([episode(0, success=True), episode(1, Stop.MAX_STEPS)])
-    said = capsys.readouterr().out
-    assert re.search(r"episodes +│ +50.0% ", said) and "invalid" not in said
-
-
-def test_only_some_invalid_episodes_are_named(evaluation, capsys):
-    evaluation.show([episode(i, Stop.ENV_ERROR) for i in range(20)])
-    said = capsys.readouterr().out
-    assert said.count("invalid: task-") == evaluation.NAMED
-    assert f"invalid: {20 - evaluation.NAMED} more" in said
-    assert re.search(r"valid episodes +│ +- │ +0.0% to 100.0% │ +0 │ +- ", said)
-
-
-def test_an_earlier_evaluation_is_kept(evaluation, tmp_path):
-    run, folder = Run(tmp_path / "tiny-eval"), tmp_path / "a checkpoint"
-    folder.mkdir()
-    (folder / "state.json").write_text('{"step": 7, "cursor": 3}')
-    evaluation.record(run, str(folder), [episode(0, success=True), episode(1, Stop.TIMEOUT)])
-    evaluation.record(run, str(folder), [episode(0), episode(1)])
-    assert run.labels() == ["eval_a_checkpoint", "eval_a_checkpoint-2"]
-    first, second = run.evals()
-    assert (first["label"], first["step"], first["success"], first["n"]) == ("eval_a_checkpoint", 7, 1.0, 1)
-    assert (first["invalid"], second["invalid"], second["n"]) == (1, 0, 2)
-    assert [t.stop for t in run.load_trajectories("eval_a_checkpoint")] == [Stop.DONE, Stop.TIMEOUT]
-    assert "eval_a_checkpoint-2" in run.report_path.read_text()
-
-
 # --- from the command line --------------------------------------------------------------------------
 
 
@@ -198,48 +157,85 @@ def test_a_checkpoint_is_evaluated_from_the_command_line(evaluation, tmp_path, t
     evaluation.run(["tiny", *flags])
     said = capsys.readouterr().out
     assert f"evaluating {run / 'checkpoints' / 'step_00004'} on 3 tasks" in said
-    assert "invalid: gone: site_error: http://nothing-here.test/ did not open" in said
-    assert "all, invalid as failures" in said
+    assert "aborted: gone: infra_error (site_error): http://nothing-here.test/ did not open" in said
+    assert "infra_error (site_error) 1" in said
     (row,) = Run(tmp_path / "first-eval").evals()
     assert (row["label"], row["n"], row["invalid"]) == ("eval_step_00004", 2, 1)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_episodes_are_sampled_as_evaluations_want_it(evaluation, tmp_path):
+def test_what_is_missing_is_sampled_as_evaluations_want_it(evaluation):
     """The number of turns is that of `config.eval`; tests/test_rollout.py looks at the sampling."""
     asked = {}
 
     class FakeRollouts:
-        async def evaluate(self, tasks, label, max_steps, tick):
-            asked.update(tasks=tasks, max_steps=max_steps)
-            return []
+        async def evaluate(self, tasks, label, max_steps, tick, **more):
+            asked.update(more, tasks=tasks, max_steps=max_steps)
 
     class FakeParts:
         config = openwebrl_4b()
-        tasks = type("Sets", (), {"heldout": TASKS})
 
-        def rollouts(self):
-            return Entered()
+        async def reset_sites(self):
+            asked["reset"] = not asked
 
-    class Entered:
-        async def __aenter__(self):
-            return FakeRollouts()
+        @contextlib.asynccontextmanager
+        async def rollouts(self):
+            yield FakeRollouts()
 
-        async def __aexit__(self, *_):
-            pass
+    class FakeLedger:
+        add = "the ledger's"
 
-    asyncio.run(evaluation.attempt(FakeParts()))
-    how = openwebrl_4b().eval
-    assert asked["max_steps"] == how.max_steps and asked["tasks"] == TASKS
+    asyncio.run(evaluation.attempt(FakeParts(), FakeLedger, [(TASKS[1], 0), (TASKS[0], 7)]))
+    assert asked["tasks"] == [TASKS[1], TASKS[0]] and asked["members"] == [0, 7]
+    assert asked["max_steps"] == openwebrl_4b().eval.max_steps and asked["on_done"] == "the ledger's"
+    assert asked["reset"], "before anything is run"
 
 
 def test_two_evaluations_of_the_same_weights_agree(evaluation, tmp_path, tiny_folder, capsys):
-    """What is sampled depends on seed, tasks and weights, not on what the folder holds already."""
+    """What is sampled depends on seed, task and weights, not on what the folder holds already; and what is
+    finished is not run again."""
     flags = ["--model.path", str(tiny_folder), "--out", str(tmp_path), "--eval.episodes", "3"]
     flags += ["--eval.max-steps", "1", "--eval.response-tokens", "6", "--browser.browsers", "1"]
-    for _ in range(2):
-        evaluation.run(["tiny", *flags])
+    flags += ["--seeds", "0", "1"]
     run = Run(tmp_path / "tiny-eval")
+    evaluation.run(["tiny", *flags])
+    (label,) = run.labels()
+    path = run.root / f"results-{label}.json"
+    before = path.stat().st_mtime_ns, run.trajectory_path(label).read_bytes()
+    capsys.readouterr()
+    evaluation.run(["tiny", *flags])
+    assert run.labels() == [label] and before[1] == run.trajectory_path(label).read_bytes()
+    assert f"6 episodes are in {path}; delete it to begin again" in capsys.readouterr().out
+    path.unlink()
+    evaluation.run(["tiny", *flags])
     one, two = (run.load_trajectories(label) for label in run.labels())
-    assert [t.turns[0].response_ids for t in one] == [t.turns[0].response_ids for t in two]
+    said = [t.turns[0].response_ids for t in one]
+    assert said == [t.turns[0].response_ids for t in two] and len(said) == 6
+    assert said[:3] != said[3:], "another seed says something else"
     assert json.loads((run.root / "config.json").read_text())["model"]["path"] == str(tiny_folder)
+
+
+def test_untrained_weights_are_evaluated_if_tasks_are_given_and_sites_that_are_not_there_are_named(tmp_path):
+    """As a user starts it: no recipe, no checkpoint, and addresses that nobody can reach."""
+    sites = ["http://127.0.0.1:9/", "http://nothing-here.test/", "http://nothing-there.test/"]
+    rows = [
+        {"web_name": "Allrecipes", "id": f"Allrecipes--{i}", "ques": "Find a recipe.", "web": site}
+        for i, site in enumerate([*sites, "http://not-asked-for.test/"])
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, str(FILE), "--tasks", str(tmp_path / "tasks.jsonl"), "--limit", "3"]
+    flags = ["--out", str(tmp_path), "--browser.browsers", "1", "--browser.private"]
+    env = os.environ | {"COLUMNS": "200"}
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=200, env=env)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    assert "an UNTRAINED tiny model is evaluated" in said
+    for i, site in enumerate(sites):
+        assert f"webvoyager-Allrecipes--{i}: infra_error (site_error): {site} did not open" in said
+    assert "not-asked-for" not in said and "ended by infra_error (site_error) 3\n" in said
+    assert re.search(r"all, aborted as failures +│ +0.0% │ +0.0% to 56.2% │ +3 ", said)
+    assert re.search(r"without aborted +│ +- │ +0.0% to 100.0% │ +0 ", said)
+    _, results = read_results(tmp_path / "tiny-eval" / "results-eval_model.json")
+    assert [(r.task, r.stop, r.site) for r in results] == [
+        (f"Allrecipes--{i}", Stop.SITE_ERROR, "Allrecipes") for i in range(3)
+    ]

@@ -193,6 +193,20 @@ def test_webagent_r1_does_and_every_trajectory_of_a_group_counts_alike():
     assert (2 * sum(long), 2 * sum(short)) == pytest.approx((0.5, 0.5))
 
 
+@pytest.mark.parametrize("weighting", ["webagent-r1", "grpo"])
+def test_in_a_part_of_the_step_trajectories_weigh_as_in_the_whole(weighting):
+    """A group of three and one of one, cut into two minibatches: the group's lone member in the second must
+    not weigh as much as its whole group. Each half's weights are twice those of the whole step."""
+    config, groups, lengths = LossConfig(weighting=weighting), [0, 0, 0, 1], [[2], [4, 1], [3], [5]]
+    whole = turn_weights(groups, lengths, config)
+    sizes = {0: 3, 1: 1}
+    halves = [turn_weights(groups[i : i + 2], lengths[i : i + 2], config, sizes) for i in (0, 2)]
+    for own, expected in zip([*halves[0], *halves[1]], whole, strict=True):
+        assert own == pytest.approx([2 * w for w in expected])
+    alone = turn_weights(groups[2:], lengths[2:], config)  # the control: what counting here alone would give
+    assert alone[0] != pytest.approx(halves[1][0])
+
+
 # --- weights, as the papers' formulas --------------------------------------------------------------
 
 MEANS_TO_ONE = [

@@ -18,6 +18,7 @@ from minirl.batch import turn_rows
 from minirl.config import EndpointConfig, SamplerConfig
 from minirl.demonstrations import tokenised
 from minirl.endpoint import Endpoint
+from minirl.episode import interface_of
 from minirl.parts import Parts, TaskSets
 from minirl.pool import BrowserPool
 from minirl.recipes import tiny
@@ -133,10 +134,11 @@ def test_turns_cut_at_the_limit_get_no_end_word(language):
     cut = Trajectory(
         TASK, 0, turns=(Turn(0, (), (), (), "choose a", observation="Current tab: 0", finish="length"),)
     )
-    told = tokenised(cut, language, "Use it.", CONFIG.agent, lambda name: b"")
+    how = (language, interface_of(CONFIG.agent), CONFIG.agent)
+    told = tokenised(cut, *how, lambda name: b"")
     assert told.turns[0].response_ids[-1] != language.tokenizer.eos_token_id
     whole = replace(cut, turns=(replace(cut.turns[0], finish="stop"),))
-    ended = tokenised(whole, language, "Use it.", CONFIG.agent, lambda name: b"")
+    ended = tokenised(whole, *how, lambda name: b"")
     assert ended.turns[0].response_ids == (*told.turns[0].response_ids, language.tokenizer.eos_token_id)
 
 

@@ -150,13 +150,14 @@ async def random_walk(pool: BrowserPool, world: World, length: int, rng: random.
         return len(steps)
 
 
-async def test_random_walks_by_hand():
+@pytest.mark.parametrize("sites", [3, pytest.param(10, marks=pytest.mark.slow)])
+async def test_random_walks_by_hand(sites):
     rng = random.Random(0)
-    many = worlds(10, seed=3)
+    many = worlds(sites, seed=3)
     with SiteServer(many) as server:
         async with BrowserPool(CONFIG, server.sites, sealed=True) as pool:
             walked = [await random_walk(pool, world, 20, rng) for world in many]
-    assert sum(walked) >= 190
+    assert sum(walked) >= 19 * sites
 
 
 DISPATCH = """calls => calls.map(([id, params]) => {
@@ -228,7 +229,8 @@ def mutate(description: Json, world: World, steps: list[Step], fault: str, rng: 
     return f"{fault} at {step.action_id}"
 
 
-async def test_fifty_faults_are_caught(monkeypatch):
+@pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.slow)])
+async def test_faults_are_caught(monkeypatch, count):
     """The same paths on the same sites: all followed where nothing is broken, none where something is."""
     rng, broken = random.Random(1), []
     sound = worlds(20, seed=21)
@@ -241,7 +243,7 @@ async def test_fifty_faults_are_caught(monkeypatch):
         assert mutate(description, original, path, fault, random.Random(seed))
         return description
 
-    while len(broken) < 50:
+    while len(broken) < count:
         (world, path), seed = rng.choice(paths), rng.random()
         name, fault = f"fault-{len(broken)}", FAULTS[len(broken) % len(FAULTS)]
         description = json.loads(json.dumps(real(world), default=list))

@@ -11,12 +11,15 @@ from minirl.config import LossConfig
 from minirl.reward import (
     advantages,
     assign_advantages,
+    gate,
     is_effective,
     make_group,
+    needs_verdict,
     reward,
     shuffle_rewards,
 )
-from minirl.types import Group, Stop, Task, Trajectory, Turn
+from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn
+from minirl.verdict import Verdict
 
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
 TURN = Turn(3, (9,), (7, 2), (-0.1, -0.7), "")
@@ -37,6 +40,7 @@ GATE = {
     Stop.DONE: (1.0, 0.0, True),
     Stop.MAX_STEPS: (0.0, 0.0, True),
     Stop.FORMAT_ERROR: (-1.0, -1.0, True),
+    Stop.REPEATED: (0.0, 0.0, True),
     Stop.LENGTH: (0.0, 0.0, True),
     Stop.TIMEOUT: (0.0, 0.0, False),
     Stop.SAMPLER_ERROR: (0.0, 0.0, False),
@@ -60,6 +64,78 @@ def test_an_episode_without_a_turn_is_not_valid():
     assert not replace(episode(), turns=()).valid
 
 
+# --- the judge's gate --------------------------------------------------------------------------------
+
+READ = replace(TURN, parsed=Parsed("so", (Call("click", {"point_2d": [1, 1]}),)))
+UNREAD = replace(TURN, parsed=Parsed("so", error="Error: no </think> in the response."))
+WORDLESS = replace(TURN, parsed=Parsed("so"))  # no error, and no call either
+ENDS = replace(TURN, parsed=Parsed("so", (Call("done", {"response": "Two."}),)))
+
+YES, NO = Verdict(True, "Two red mugs."), Verdict(False, "One is blue.")
+NONE = Verdict(None, "Hm.", "the judge's answer can't be used")
+
+
+def judged(*turns: Turn, stop: Stop = Stop.DONE, answer: str = "Two.", **fields) -> Trajectory:
+    return Trajectory(TASK, 0, turns=turns, stop=stop, answer=answer, **fields)
+
+
+@pytest.mark.parametrize(
+    ("turns", "answer", "every", "last"),
+    [
+        ((READ, ENDS), "Two.", True, True),
+        ((ENDS,), "Two.", True, True),
+        ((UNREAD, READ, ENDS), "Two.", False, True),
+        ((UNREAD, UNREAD, ENDS), "Two.", False, True),
+        ((WORDLESS, ENDS), "Two.", False, True),
+        ((READ, UNREAD), "Two.", False, False),
+        ((READ, WORDLESS), "Two.", False, False),
+        ((READ, ENDS), "", False, False),
+        ((READ, ENDS), " \n", False, False),
+        ((), "Two.", False, False),
+    ],
+)
+def test_format_and_answer_come_before_the_judge(turns, answer, every, last):
+    """R = 1 only if the responses are in the format, there is an answer, and the judge says SUCCESS."""
+    for every_turn, passes in ((True, every), (False, last)):
+        trajectory = judged(*turns, answer=answer)
+        assert needs_verdict(trajectory, every_turn=every_turn) is passes
+        assert gate(trajectory, YES, every_turn=every_turn).reward == float(passes)
+        assert gate(trajectory, YES, every_turn=every_turn).success is passes
+        for verdict in (NO, NONE, None) if not passes else (NO,):
+            gated = gate(trajectory, verdict, every_turn=every_turn)
+            assert (gated.reward, gated.success, gated.stop) == (0.0, False, Stop.DONE)
+
+
+@pytest.mark.parametrize("verdict", [YES, NO, NONE, None])
+@pytest.mark.parametrize("stop", [stop for stop in Stop if stop is not Stop.DONE])
+def test_only_what_the_agent_ended_itself_is_judged(stop, verdict):
+    trajectory = judged(READ, ENDS, stop=stop, error="why", success=True, reward=1.0)
+    assert not needs_verdict(trajectory)
+    gated = gate(trajectory, verdict)
+    assert gated == replace(trajectory, success=False, reward=GATE[stop][0])
+
+
+def test_three_format_errors_cost_one():
+    trajectory = judged(READ, UNREAD, UNREAD, UNREAD, stop=Stop.FORMAT_ERROR, answer="")
+    assert gate(trajectory, None).reward == gate(trajectory, YES, every_turn=False).reward == -1.0
+
+
+@pytest.mark.parametrize(
+    ("verdict", "error"), [(NONE, "the judge's answer can't be used"), (None, "no judge was asked")]
+)
+def test_no_verdict_is_no_failure(verdict, error):
+    gated = gate(judged(READ, ENDS), verdict)
+    assert (gated.stop, gated.error) == (Stop.JUDGE_ERROR, error)
+    assert (gated.success, gated.reward, gated.valid) == (False, 0.0, False)
+
+
+def test_a_verdict_changes_nothing_else():
+    trajectory = judged(READ, ENDS, seconds=3.0, final_image="x")
+    assert gate(trajectory, YES) == replace(trajectory, success=True, reward=1.0)
+    assert gate(trajectory, NO) == trajectory
+    assert gate(gate(trajectory, YES), NO) == trajectory, "what was said before does not count"
+
+
 # --- groups ----------------------------------------------------------------------------------------
 
 
@@ -76,6 +152,52 @@ def test_fewer_than_two_valid_episodes_are_no_group():
     assert make_group(TASK, [episode(), episode(Stop.TIMEOUT), episode(Stop.INFRA_ERROR)]) is None
     assert make_group(TASK, [episode(Stop.CANCELLED)] * 8) is None
     assert make_group(TASK, []) is None
+
+
+def test_masked_episodes_stay_in_the_statistics_as_zeros():
+    """Rewards 1, 0 and the broken one's 0: mean 1/3, deviation sqrt((4/9 + 1/9 + 1/9) / 2) = 0.577350. So the
+    success gets (2/3) / 0.577350 = 1.154701 and the failure -0.577350; without the broken one +-0.707107."""
+    broken = episode(Stop.ENV_ERROR, member=2, success=True, reward=1.0)  # whatever it says of itself
+    episodes = [episode(reward=1.0, success=True), episode(reward=0.0, member=1), broken]
+    group = make_group(TASK, episodes, "mask")
+    assert [t.member for t in group.trajectories] == [0, 1, 2]
+    assert (group.trajectories[2].reward, group.trajectories[2].success) == (0.0, False)
+    assert group.trajectories[2].stop is Stop.ENV_ERROR
+    (masked,) = assign_advantages([group], LossConfig(std_eps=0.0))
+    assert masked.advantages == pytest.approx((1.154701, -0.577350, 0.0), abs=1e-6)
+    (dropped,) = assign_advantages([make_group(TASK, episodes, "drop")], LossConfig(std_eps=0.0))
+    assert dropped.advantages == pytest.approx((0.707107, -0.707107), abs=1e-6)
+    assert make_group(TASK, episodes) == make_group(TASK, episodes, "drop")
+
+
+def test_a_masked_episode_has_no_weight_in_any_method():
+    """Mean 1/3: exp(2/3) and exp(-1/3); the masked one would have exp(-1/3) too."""
+    group = make_group(
+        TASK, [episode(reward=1.0), episode(member=1), episode(Stop.JUDGE_ERROR, member=2)], "mask"
+    )
+    (awr,) = assign_advantages([group], LossConfig(method="awr"))
+    assert awr.advantages == pytest.approx((1.9477340, 0.7165313, 0.0))
+    (cloning,) = assign_advantages([group], LossConfig(method="filtered-bc"))
+    assert cloning.advantages == (1.0, 0.0, 0.0)
+
+
+def test_masked_zeros_count_where_groups_are_filtered_too():
+    """As in the released code: one success beside a broken episode makes a group of unequal rewards."""
+    episodes = [episode(reward=1.0), episode(Stop.TIMEOUT, member=1)]
+    assert is_effective(make_group(TASK, episodes, "mask")) and make_group(TASK, episodes) is None
+    assert not is_effective(make_group(TASK, [episode(), episode(Stop.TIMEOUT, member=1)], "mask"))
+
+
+def test_a_group_of_masked_episodes_alone_is_none():
+    assert make_group(TASK, [episode(Stop.TIMEOUT), episode(Stop.JUDGE_ERROR)], "mask") is None
+    assert make_group(TASK, [episode()], "mask") is None
+    assert make_group(TASK, [], "mask") is None
+
+
+def test_an_episode_without_a_turn_is_masked_like_any_other():
+    empty = replace(episode(member=1), turns=(), stop=Stop.SITE_ERROR)
+    (ready,) = assign_advantages([make_group(TASK, [episode(reward=1.0), empty], "mask")], LossConfig())
+    assert ready.advantages[1] == 0.0 and len(ready.trajectories) == 2
 
 
 @pytest.mark.parametrize(
@@ -172,6 +294,13 @@ def test_shuffled_rewards_stay_in_their_group_and_move():
     assert moved >= 5
     assert shuffle_rewards(groups, seed=3) == shuffled
     assert shuffle_rewards(groups, seed=4) != shuffled
+
+
+def test_a_masked_member_keeps_its_zero_when_rewards_are_shuffled():
+    members = [episode(reward=1.0), episode(Stop.ENV_ERROR, member=1), episode(member=2)]
+    group = make_group(TASK, members, "mask")
+    rewards = {tuple(t.reward for t in shuffle_rewards([group], s)[0].trajectories) for s in range(20)}
+    assert rewards == {(1.0, 0.0, 0.0), (0.0, 0.0, 1.0)}
 
 
 def test_every_member_gets_the_reward_equally_often():

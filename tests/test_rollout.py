@@ -25,6 +25,7 @@ from minirl.config import (
     BrowserConfig,
     Config,
     EvalConfig,
+    RewardConfig,
     RolloutConfig,
     SamplerConfig,
 )
@@ -233,6 +234,20 @@ async def test_episodes_that_failed_for_other_reasons_leave_their_group():
     assert sum(t.stop is Stop.INFRA_ERROR for t in collected.finished) == 1
 
 
+async def test_episodes_that_failed_for_other_reasons_can_be_masked_instead():
+    """A group needs two episodes then, and a valid one among them; broken ones count as zeros, not as 1."""
+    lonely = Plan(rewards=(0.0, 1.0, 1.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.DONE))
+    broken = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.CANCELLED))
+    theatre = Theatre([lonely, broken, lonely, lonely])
+    config = theatre.rollouts.config
+    theatre.rollouts.config = replace(
+        config, rollout=replace(config.rollout, group=3), reward=RewardConfig(invalid="mask")
+    )
+    collected = await theatre.collect()
+    assert names(collected) == ["task-0", "task-2"] and collected.dropped == 1
+    assert [[t.reward for t in group.trajectories] for group in collected.groups] == [[0.0, 0.0, 1.0]] * 2
+
+
 async def test_nothing_runs_on_after_a_step_and_every_episode_could_clean_up():
     theatre = Theatre([Plan(delay=3), EQUAL, *[Plan(delay=3)] * 2, *[Plan(delay=1000)] * 6])
     collected = await theatre.collect()  # which looks
@@ -357,7 +372,7 @@ def play(
     return play
 
 
-async def nobody_verifies(task: Task, session: Session) -> tuple[bool, dict[str, Any]]:
+async def nobody_verifies(task: Task, session: Session, answer: str) -> tuple[bool, dict[str, Any]]:
     return True, {"asked": True}
 
 

@@ -90,7 +90,7 @@ async def test_a_page_that_is_not_in_the_predicted_state_ends_the_demonstration(
 async def test_a_page_that_is_no_world_has_no_state(rollouts, language):
     async with rollouts.pool.session() as session:
         with pytest.raises(BrowserFault, match="the page shows no state"):
-            await script(TASKS[0], language).respond(session)
+            await script(TASKS[0], language).script.respond(session)
 
 
 def test_a_task_without_a_solution_is_refused(language):
@@ -114,9 +114,9 @@ async def test_the_verifier_reads_the_page(rollouts, language):
 @in_browser
 async def test_the_verifier_is_not_fooled_by_other_pages(rollouts):
     async with rollouts.pool.session() as session:
-        assert await WorldVerifier()(TASKS[0], session) == (False, {})  # about:blank
+        assert await WorldVerifier()(TASKS[0], session, "") == (False, {})  # about:blank
         await session.start(TASKS[0].start_url)
-        success, state = await WorldVerifier()(TASKS[0], session)
+        success, state = await WorldVerifier()(TASKS[0], session, "")
         assert (success, state["page"]) == (False, "HOME")
 
 
@@ -129,7 +129,7 @@ async def test_a_page_that_hangs_while_it_is_verified_is_nobodys_failure(rollout
         await session.page.evaluate("setTimeout(() => { for (;;); }, 50)")
         await asyncio.sleep(0.2)
         with pytest.raises(ToolFailure, match="did not finish in time"):  # an episode's ENV_ERROR
-            await WorldVerifier()(TASKS[0], session)
+            await WorldVerifier()(TASKS[0], session, "")
 
 
 @in_browser
@@ -152,8 +152,8 @@ def parts(config: Config, tasks: list[Task], language: Language, folder: Path) -
 @in_browser
 async def test_only_what_the_verifier_confirms_is_kept(rollouts, language, tmp_path, capsys):
     class Picky(WorldVerifier):
-        async def __call__(self, task: Task, session: Session) -> tuple[bool, dict[str, Any]]:
-            success, state = await super().__call__(task, session)
+        async def __call__(self, task: Task, session: Session, answer: str) -> tuple[bool, dict[str, Any]]:
+            success, state = await super().__call__(task, session, answer)
             return success and task is not TASKS[1], state
 
     rollouts.verify = Picky()

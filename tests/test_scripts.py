@@ -23,12 +23,6 @@ def start(*command: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_there_is_no_judge_yet():
-    done = start("judge.py", "--anything")
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("judge.py: there is no judge yet") and done.stderr.count("\n") == 1
-
-
 def test_a_broken_task_file_is_named_with_its_line(tmp_path):
     broken = tmp_path / "broken.jsonl"
     good = '{"id": "a", "instruction": "x", "start_url": "http://elsewhere.test/"}'

@@ -220,3 +220,26 @@ def test_resuming_a_finished_run_changes_no_row(finished):
     done = train(finished, "--steps", str(len(run.metrics())), "--resume")
     assert done.returncode == 0, done.stderr
     assert (run.evals(), run.metrics()) == before
+
+
+# --- the text agent --------------------------------------------------------------------------------------
+
+
+def test_the_text_agent_is_trained_and_evaluated_by_the_same_doors(tmp_path):
+    """One step of tiny-text, thoughts included; then its success within two and within four turns."""
+    command = [sys.executable, str(ROOT / "train.py"), "tiny-text", "--out", str(tmp_path), *SMALL_FLAGS]
+    done = subprocess.run([*command, "--steps", "1"], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    run = Run(tmp_path / "tiny_text")
+    (row,) = run.metrics()
+    assert row["turns"] > 0 and row["ratio_mean"] == pytest.approx(1, abs=0.01)
+    (demo, *_) = run.load_trajectories("demos")
+    assert [turn.parsed.calls[0].name for turn in demo.turns][-1] == "exit"
+    assert all(turn.page_text.startswith("<html") and not turn.images for turn in demo.turns)
+    assert all("<think> # Element:" in turn.text for turn in demo.turns)
+    command = [sys.executable, str(ROOT / "eval.py"), "tiny-text", "--out", str(tmp_path), "--threads", "1"]
+    flags = ["--max-steps", "4", "2", "--eval.episodes", "3"]
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    cells = [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.count("│") > 3]
+    assert cells.index("2") < cells.index("4"), done.stdout  # success within 2 turns, then within 4

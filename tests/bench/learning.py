@@ -1,11 +1,15 @@
 """Does reinforcement teach what imitation left out? The whole loop, per seed, against a control.
 
     python tests/bench/learning.py --seeds 0 1 2
+    python tests/bench/learning.py --recipe tiny-text --seeds 0 1 2 --baselines
 
 For every seed: warm start, evaluate, reinforce, evaluate; and once more from the same warm start with the
 rewards permuted within each group, which keeps everything but the information. Held-out goals, one episode
-each. Every run is a subprocess of train.py in its own folder; one that is there already is not repeated,
-and one that was interrupted goes on from its last checkpoint, so the script can be stopped at any time.
+each. With --baselines the first seed's warm start is also reinforced by filtered behaviour cloning and by
+AWR, as WebAgent-R1 compares itself with (section 4), for as many steps.
+
+Every run is a subprocess of train.py in its own folder; one that is there already is not repeated, and one
+that was interrupted goes on from its last checkpoint, so the script can be stopped at any time.
 
 The last line is JSON: success rates per seed, mean gains in percentage points.
 """
@@ -19,6 +23,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import tyro
 
@@ -28,6 +33,12 @@ from minirl.store import Run
 ROOT = Path(__file__).resolve().parents[2]
 
 
+BASELINES = {
+    "filtered-bc": ["--loss.method", "filtered-bc", "--rollout.no-dynamic", "--loss.kl", "0"],
+    "awr": ["--loss.method", "awr", "--loss.kl", "0"],
+}
+
+
 @dataclass
 class Args:
     seeds: list[int] = field(default_factory=lambda: [0])
@@ -35,6 +46,10 @@ class Args:
     out: Path = Path("runs/learning")
     flags: str = ""
     """Further flags for train.py, separated by blanks."""
+    control: bool = True
+    """Train with permuted rewards, too."""
+    baselines: bool = False
+    """Train with filtered behaviour cloning and AWR, too, with the first seed."""
 
 
 def outcome(run: Run, label: str) -> float | None:
@@ -61,20 +76,25 @@ def main() -> None:
     sft, rl, control = [], [], []
     for seed in args.seeds:
         learned = train(args, f"seed{seed}", seed)
-        start = learned.checkpoint_dir / "sft"
-        permuted = train(args, f"seed{seed}_control", seed, "--warm-start", str(start), "--shuffle-rewards")
+        start = ["--warm-start", str(learned.checkpoint_dir / "sft")]
         sft.append(outcome(learned, "after SFT"))
         rl.append(outcome(learned, "after RL"))
-        control.append(outcome(permuted, "after RL"))
-    gains = [100 * (after - before) for before, after in zip(sft, rl, strict=True)]
-    control_gains = [100 * (after - before) for before, after in zip(sft, control, strict=True)]
-    result = {
-        "sft": sft,
-        "rl": rl,
-        "gain": round(mean(gains), 2),
-        "control_gain": round(mean(control_gains), 2),
-    }
+        if args.control:
+            permuted = train(args, f"seed{seed}_control", seed, *start, "--shuffle-rewards")
+            control.append(outcome(permuted, "after RL"))
+    result: dict[str, Any] = {"sft": sft, "rl": rl, "gain": gain(sft, rl)}
+    if args.control:
+        result["control_gain"] = gain(sft, control)
+    for method, flags in BASELINES.items() if args.baselines else ():
+        seed = args.seeds[0]
+        start = ["--warm-start", str(args.out / f"seed{seed}" / "checkpoints" / "sft")]
+        result[method] = outcome(train(args, f"seed{seed}_{method}", seed, *start, *flags), "after RL")
     print(json.dumps(result))
+
+
+def gain(before: list[float], after: list[float]) -> float:
+    """Mean, in percentage points."""
+    return round(mean(100 * (b - a) for a, b in zip(before, after, strict=True)), 2)
 
 
 if __name__ == "__main__":

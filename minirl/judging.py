@@ -1,0 +1,119 @@
+"""Who judges a run's episodes: a served model, one of our own beside the agent's, or nobody.
+
+Stands between a finished episode and its reward (minirl/rollout.py), for tasks whose sites can't say whether
+they were fulfilled. OpenWebRL, section 4.3: a model of 8B that agrees with the large one costs nothing to
+ask. It has an engine of its own, which no update reaches, with its own share of memory; while the agent is
+updated it sleeps. What a judge is shown, and how its words are read, the config says (minirl/rubrics.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from minirl import verdict
+from minirl.config import Config, JudgeConfig
+from minirl.endpoint import Endpoint
+from minirl.hf_sampler import HfSampler
+from minirl.log import progress, say
+from minirl.model import check_checkpoint, load_language, load_model
+from minirl.ranks import Ranks
+from minirl.rubrics import messages_for, parse
+from minirl.tools import read_prompt
+from minirl.types import Sampling, Trajectory
+from minirl.verdict import EndpointJudge, Verdict
+from minirl.vllm_sampler import VllmSampler
+
+
+class Judge(Protocol):
+    """Reads a trajectory, and its screenshots by name. A failure to judge is an invalid verdict."""
+
+    async def __call__(self, trajectory: Trajectory, image: Callable[[str], bytes]) -> Verdict: ...
+
+
+async def nobody(trajectory: Trajectory, image: Callable[[str], bytes]) -> Verdict:
+    return Verdict(None, "", "there is no judge: give --judge.model, or --judge.path")
+
+
+def question_of(judge: JudgeConfig) -> dict[str, Any]:
+    """What a judge of our own is asked with, as its checkpoint remembers it."""
+    prompt = read_prompt(judge.prompt) if judge.prompt else None
+    return {"brief": judge.brief, "screenshots": judge.screenshots, "prompt": prompt}
+
+
+def refuse_other_questions(judge: JudgeConfig) -> None:
+    """ValueError if a distilled judge learned to answer another question than it would be asked."""
+    file, asked = Path(judge.path) / "state.json", question_of(judge)
+    learned = json.loads(file.read_text()).get("question") if file.is_file() else None
+    for name, value in (learned or {}).items():
+        if asked.get(name) != value:
+            raise ValueError(f"--judge.path {judge.path} was distilled with another --judge.{name}: {value}")
+
+
+class LocalJudge:
+    """A model in this process; if the config has no temperature, at 0."""
+
+    def __init__(self, config: Config, ranks: Ranks):
+        self.config, self.prompt = config.judge, config.judge.prompt and read_prompt(config.judge.prompt)
+        self.response_tokens = verdict.BRIEF_TOKENS if self.config.brief else self.config.response_tokens
+        model = replace(config.model, path=self.config.path)
+        refuse_other_questions(self.config)
+        if Path(model.path).exists():  # else a hub name
+            check_checkpoint(model)
+        self.language = load_language(model)
+        own = replace(
+            config,
+            model=model,
+            agent=replace(config.agent, screenshots=self.config.screenshots),
+            sampler=replace(config.sampler, gpu_memory=self.config.gpu_memory),
+        )
+        self.sampler: HfSampler | VllmSampler
+        if config.sampler.kind == "vllm" or (config.sampler.kind == "auto" and ranks.device.type == "cuda"):
+            self.sampler = VllmSampler(own, self.language, ranks)
+        else:
+            weights = load_model(model, ranks.device)
+            self.sampler = HfSampler(weights, self.language, own.sampler)
+
+    async def __call__(self, trajectory: Trajectory, image: Callable[[str], bytes]) -> Verdict:
+        try:
+            shown, brief = self.config.screenshots, self.config.brief
+            asked = messages_for(self.config.input, trajectory, image, shown, self.prompt, brief)
+        except (ValueError, OSError) as problem:  # a file that can't be read
+            return Verdict(None, "", str(problem))
+        return await verdict.ask(
+            self.sampler,
+            self.language,
+            asked,
+            response_tokens=self.response_tokens,
+            sampling=Sampling(temperature=self.config.temperature or 0.0),
+            read=partial(parse, self.config.parser),
+        )
+
+
+@contextlib.asynccontextmanager
+async def open_judge(config: Config, ranks: Ranks) -> AsyncIterator[Judge]:
+    """The judge that the config names, for as long as the block lasts. ValueError if it can't be had."""
+    judge = config.judge
+    if judge.path:
+        with progress("loading the judge"):
+            local = LocalJudge(config, ranks)
+        try:
+            yield local
+        finally:
+            local.sampler.close()
+    elif judge.model:
+        prompt = read_prompt(judge.prompt) if judge.prompt else None
+        endpoint = Endpoint(judge)
+        try:
+            how = partial(messages_for, judge.input), partial(parse, judge.parser), judge.temperature
+            yield EndpointJudge(endpoint, judge.screenshots, prompt, judge.response_tokens, *how)
+        finally:
+            await endpoint.close()
+            say(f"{judge.model}: {endpoint.usage}")
+    else:
+        yield nobody

@@ -1,0 +1,182 @@
+"""The judge's door, and a policy that a judge rewards although the site knows the truth."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import shopping
+from peers import alone
+from test_scripts import start
+
+import judge as script
+from minirl.config import JudgeConfig, RewardConfig, check
+from minirl.metrics import judge_metrics, rollout_metrics
+from minirl.recipes import JUDGE_RECIPES, RECIPES, from_command_line, run_main, tiny
+from minirl.rollout import Collected, Rollouts
+from minirl.store import Run
+from minirl.types import Parsed, Stop, Trajectory
+from minirl.verdict import Verdict
+
+TASK = shopping.tasks(1)[0]
+BY_JUDGE = replace(tiny(), reward=RewardConfig(by="judge"), judge=JudgeConfig(path="somewhere"))
+
+# --- rewards ---------------------------------------------------------------------------------------------
+
+
+class Lenient:
+    """Says SUCCESS to whatever costs less than three questions, then nothing that could be used."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def __call__(self, trajectory: Trajectory, image: object) -> Verdict:
+        self.asked.append(trajectory.member)
+        return Verdict(True, "Fine.") if len(self.asked) < 3 else Verdict(None, "", "cut off")
+
+
+def rollouts(config, judge, *episodes: Trajectory) -> Rollouts:
+    made = Rollouts(config, None, None, None, None, None, alone(), judge=judge)
+
+    async def episode(task, member, policy, max_steps):
+        return episodes[member]
+
+    made.episode = episode
+    return made
+
+
+async def test_the_judge_rewards_and_the_site_keeps_its_word():
+    good, bad = shopping.episode(TASK, 0), shopping.episode(TASK, 1, colour="mauve")
+    unread = replace(bad.turns[0], parsed=Parsed(error="Error: no call."))
+    episodes = (
+        good,  # judged a success, and one
+        bad,  # judged a success, and none: what a policy would exploit
+        replace(good, member=2, turns=(unread, *good.turns)),  # the rules say 0, and nobody is asked
+        replace(good, member=3, stop=Stop.FORMAT_ERROR, success=False),  # -1
+        replace(good, member=4),  # no verdict
+        replace(good, member=5, stop=Stop.TIMEOUT),  # invalid before
+    )
+    judge, config = Lenient(), replace(BY_JUDGE, rollout=replace(tiny().rollout, group=6))
+    out = await rollouts(config, judge, *episodes).group(TASK, 0, 0, 5)
+    assert judge.asked == [0, 1, 4]
+    assert [t.success for t in out] == [True, False, True, False, True, True]
+    assert [t.reward for t in out[:4]] == [1, 1, 0, -1]
+    assert [t.stop for t in out[3:]] == [Stop.FORMAT_ERROR, Stop.JUDGE_ERROR, Stop.TIMEOUT]
+    assert out[1].final_state == {**bad.final_state, "verdict": True, "rationale": "Fine."}
+
+    metrics = rollout_metrics(Collected([], 0, out, 1, 0))
+    assert metrics["invalid"] == 2
+    assert metrics["success"] == pytest.approx(2 / 4) and metrics["judged_success"] == pytest.approx(2 / 4)
+    assert metrics["reward"] == pytest.approx(1 / 4)
+    assert (metrics["judge/asked"], metrics["judge/agreement"]) == (2, 0.5)
+    assert (metrics["judge/false_pos"], metrics["judge/false_neg"]) == (0.5, 0)
+
+
+async def test_by_default_a_task_with_a_goal_asks_nobody():
+    episodes = (shopping.episode(TASK, 0), shopping.episode(TASK, 1, colour="mauve"))
+    judge, config = Lenient(), replace(tiny(), rollout=replace(tiny().rollout, group=2))
+    out = await rollouts(config, judge, *episodes).group(TASK, 0, 0, 5)
+    assert out == list(episodes) and judge.asked == []
+    assert judge_metrics(out) == {} and "judged_success" not in rollout_metrics(Collected([], 0, out, 1, 0))
+
+
+async def test_evaluations_go_by_the_truth():
+    """They run episodes as they are; the control is the same judge in a group, above."""
+    made = Rollouts(BY_JUDGE, None, None, None, None, None, alone(), judge=Lenient())
+    bad = shopping.episode(TASK, 0, colour="mauve")
+
+    class Ended:
+        def __init__(self, *args: object) -> None: ...
+
+        async def run(self, pool: object, verify: object) -> Trajectory:
+            return bad
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("minirl.rollout.Episode", Ended)
+        assert await made.episode(TASK, 0, None, 5) == bad and made.judge.asked == []
+        open_task = replace(TASK, goal={})
+        bad = replace(bad, task=open_task)
+        judged = await made.episode(open_task, 0, None, 5)
+    assert made.judge.asked == [0] and judged.success and judged.reward == 1
+
+
+def test_reward_by_judge_needs_a_judge():
+    with pytest.raises(ValueError, match="--reward.by judge needs one"):
+        check(replace(tiny(), reward=RewardConfig(by="judge")))
+    config = from_command_line(["tiny", "--reward.by", "judge", "--judge.path", "x"], "train.py")
+    assert config.reward.by == "judge" and config.judge.brief, "the tiny policy's judge is the tiny one"
+
+
+# --- the script ------------------------------------------------------------------------------------------
+
+
+def test_recipes_of_judges_are_not_those_of_policies():
+    assert (
+        list(JUDGE_RECIPES) == ["tiny_judge", "judge_4b", "judge_8b"] and not RECIPES.keys() & JUDGE_RECIPES
+    )
+    for name, recipe in JUDGE_RECIPES.items():
+        config = check(recipe())
+        assert config.recipe == name and config.judge.brief == (name == "tiny_judge")
+    assert (config.sft.lr, config.sft.epochs, config.sft.batch) == (1e-5, 3, 128)
+    assert config.model.path == "Qwen/Qwen3-VL-8B-Instruct" and config.judge.screenshots == 3
+    with pytest.raises(ValueError, match="unknown recipe 'judge_8b'"):
+        from_command_line(["judge_8b"], "train.py")
+    assert from_command_line([], "judge.py", JUDGE_RECIPES).recipe == "tiny_judge"
+
+
+@pytest.fixture
+def ended(monkeypatch, capsys):
+    """Runs judge.py in this process; its exit status and what it wrote to stderr."""
+
+    def run(*argv: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["judge.py", *argv])
+        monkeypatch.delenv("MINIRL_TRACEBACK", raising=False)
+        with pytest.raises(SystemExit) as stop:
+            run_main(script.run)
+        return stop.value.code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ((), "say what to do: label, distil, score"),
+        (("tiny-judge",), "say what to do: label, distil, score"),
+        (("label", "tiny"), "unknown recipe 'tiny'; there are tiny_judge, judge_4b, judge_8b"),
+        (("label", "--nope"), "--nope"),
+        (("label",), "--runs is missing"),
+        (("label", "--runs", "NOWHERE"), "--runs NOWHERE has no dump"),
+        (("label", "--runs", "NOWHERE", "--teacher", "endpoint"), "--teacher endpoint needs --judge.model"),
+        (("distil",), "has no labels; make them with judge.py label"),
+        (("distil", "--distil.goals", "0"), "--distil.goals and --distil.stages are shares"),
+        (("score",), "is not there: run judge.py distil first, or give --judge.path"),
+        (("score", "--judge.path", "NOWHERE"), "is not there: run judge.py distil first, or give --bench"),
+        (("score", "--bench", "NOWHERE", "--judge.path", "NOWHERE"), "annotations.csv can't be read"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(ended, tmp_path, monkeypatch, argv, told):
+    monkeypatch.chdir(tmp_path)
+    code, err = ended(*argv)
+    assert code == 2 and err.startswith("judge.py: ") and err.count("\n") == 1 and told in err, err
+
+
+def test_labels_are_made_and_unusable_ones_named(ended, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = Run(Path("web"))
+    run.save_trajectories("step_00001", [replace(shopping.episode(TASK), stop=Stop.MAX_STEPS)])
+    code, err = ended("label", "--runs", "web")
+    assert code == 2 and "nothing could be labelled: left to the rules" in err
+    run.save_trajectories("step_00001", [shopping.episode(TASK)])
+    script.run(["label", "--runs", "web"])
+    code, err = ended("distil")
+    assert code == 2 and "1 labels on 1 goals are too few to hold some out" in err
+
+
+def test_the_script_as_a_person_starts_it(capsys):
+    script.run(["--help"])
+    assert "python judge.py distil tiny-judge" in capsys.readouterr().out
+    done = start("judge.py", "judge")
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
