@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from minirl.analysis import step_metrics
 from minirl.checkpoint import checkpoints
 from minirl.config import Config
 from minirl.log import final_table, progress, say
@@ -56,7 +57,7 @@ async def train(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None
 
         state |= {"step": step + 1, "cursor": collected.next_cursor}
         updated = time.monotonic()
-        metrics |= rollout_metrics(collected)
+        metrics |= rollout_metrics(collected) | step_metrics(collected.finished)
         metrics |= {"seconds/rollout": gathered - started, "seconds/train": updated - gathered}
         metrics["seconds/total"] = updated - started
         invalid = [trajectory for trajectory in collected.finished if not trajectory.valid]

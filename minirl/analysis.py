@@ -1,8 +1,9 @@
-"""What finished episodes are like: how the agent reasons, how long it takes, and why it fails.
+"""What finished episodes are like: how the agent reasons, and why it fails.
 
-    trajectories --> rows of numbers --> tables, and a figure of steps and length over training
+    trajectories --> rows of numbers --> metrics.jsonl --> the report's curves
 
-Stands behind the loop, on dumped trajectories; nothing here is trained on. OpenWebRL, section 5.2 and
+Stands behind the loop; nothing here is trained on. (Turns and lengths over training are minirl/metrics.py's.)
+OpenWebRL, section 5.2 and
 appendix D: four families of phrases in a response's reasoning show what it does with its words, and how often
 and at what length that happens says more than the mean length. Appendix E: why episodes fail. Pure functions.
 
@@ -14,7 +15,6 @@ and what the judge said.
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
-from minirl.metrics import percentile, trajectory_tokens
+from minirl.metrics import percentile
 from minirl.types import Stop, Trajectory, Turn
 from minirl.verdict import Verdict
 
@@ -120,89 +120,6 @@ def proxy_rows(trajectories: Sequence[Trajectory]) -> list[ProxyRow]:
     return [*rows, row("all", [length for _, length in found])]
 
 
-# --- length over training ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LengthRow:
-    """The valid episodes of one training step: turns, tokens of a whole episode as one context, and tokens of
-    one response; means, but for the episodes' 90th percentile."""
-
-    step: int
-    episodes: int
-    turns: float
-    tokens: float
-    tokens_p90: float
-    response_tokens: float
-
-
-def length_rows(steps: Mapping[int, Sequence[Trajectory]]) -> list[LengthRow]:
-    """One row for each training step that has a valid episode, in order."""
-    rows = []
-    for step, trajectories in sorted(steps.items()):
-        valid = [trajectory for trajectory in trajectories if trajectory.valid]
-        if not valid:
-            continue
-        tokens = [trajectory_tokens(trajectory) for trajectory in valid]
-        rows.append(
-            LengthRow(
-                step=step,
-                episodes=len(valid),
-                turns=mean(len(trajectory.turns) for trajectory in valid),
-                tokens=mean(tokens),
-                tokens_p90=percentile(tokens, 0.9),
-                response_tokens=mean(len(turn.response_ids) for t in valid for turn in t.turns),
-            )
-        )
-    return rows
-
-
-WIDTH, HEIGHT, MARGIN = 320, 160, 34  # of one panel, in CSS pixels
-STROKE = 'fill="none" stroke="currentColor"'
-
-
-def length_figure(rows: Sequence[LengthRow]) -> str:
-    """Turns, episode tokens with their 90th percentile, and response tokens over training, as an HTML
-    fragment of SVG panels that loads nothing. The values are under the pointer."""
-    panels = {
-        "turns per episode": [[row.turns for row in rows]],
-        "tokens per episode, and 90th percentile": [[r.tokens for r in rows], [r.tokens_p90 for r in rows]],
-        "tokens per response": [[row.response_tokens for row in rows]],
-    }
-    steps = [row.step for row in rows]
-    drawn = "".join(panel(title, steps, lines) for title, lines in panels.items()) if rows else ""
-    return f'<div class="lengths">{drawn or "No training step has a valid episode."}</div>'
-
-
-def panel(title: str, steps: Sequence[int], lines: Sequence[Sequence[float]]) -> str:
-    """One SVG: lines over training steps, from zero to the largest value."""
-    top = max(max(line) for line in lines) or 1.0
-    first, spread = steps[0], max(steps[-1] - steps[0], 1)
-
-    def place(step: int, value: float) -> tuple[float, float]:
-        x = MARGIN + (step - first) / spread * (WIDTH - 2 * MARGIN)
-        return round(x, 1), round(HEIGHT - MARGIN - value / top * (HEIGHT - 2 * MARGIN), 1)
-
-    parts = [
-        f'<text x="{MARGIN}" y="16">{html.escape(title)}</text>',
-        f'<text x="{MARGIN - 4}" y="{MARGIN + 4}" text-anchor="end">{top:.4g}</text>',
-        f'<text x="{MARGIN - 4}" y="{HEIGHT - MARGIN}" text-anchor="end">0</text>',
-        f'<text x="{MARGIN}" y="{HEIGHT - 14}">step {first}</text>',
-        f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 14}" text-anchor="end">{steps[-1]}</text>',
-        f'<path d="M{MARGIN} {MARGIN}V{HEIGHT - MARGIN}H{WIDTH - MARGIN}" {STROKE}/>',
-    ]
-    for number, line in enumerate(lines):
-        points = [place(step, value) for step, value in zip(steps, line, strict=True)]
-        dashes = ' stroke-dasharray="4 3"' if number else ""
-        path = " ".join(f"{x},{y}" for x, y in points)
-        parts.append(f'<polyline points="{path}" {STROKE}{dashes}/>')
-        for (x, y), step, value in zip(points, steps, line, strict=True):
-            label = f"<title>step {step}: {value:.4g}</title>"
-            parts.append(f'<circle cx="{x}" cy="{y}" r="2.5" fill="currentColor">{label}</circle>')
-    size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
-    return f'<svg {size} font-size="11" fill="currentColor">{"".join(parts)}</svg>'
-
-
 # --- why episodes fail -------------------------------------------------------------------------------------
 
 Category = Literal["access", "grounding", "reasoning", "evaluation", "form"]
@@ -267,3 +184,11 @@ def error_rows(trajectories: Sequence[Trajectory], verdicts: Sequence[Verdict | 
         ErrorRow(category, count, count / found.total(), PAPER_SHARES.get(category))
         for category, count in found.most_common()
     ]
+
+
+def step_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Of a training step: the share of turns that each family of phrases matches, and how many episodes
+    failed for which reason, as metrics.jsonl has them and the report draws them."""
+    shares = {f"proxy/{row.name}": row.rate for row in proxy_rows(trajectories) if row.name in PROXIES}
+    errors = {f"error/{row.category}": float(row.count) for row in error_rows(trajectories)}
+    return {**{name: rate for name, rate in shares.items() if rate is not None}, **errors}

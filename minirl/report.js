@@ -119,6 +119,10 @@ const CHARTS = [
     invalid: "invalid episodes"}, zero: true},
   {title: "Seconds by phase", prefix: "seconds/", stacked: true, zero: true},
   {title: "Stops by kind", prefix: "stop/", stacked: true, zero: true},
+  {title: "Why episodes fail", prefix: "error/", stacked: true, zero: true},
+  {title: "Turns that speak of ...", prefix: "proxy/", zero: true},
+  {title: "The judge and the truth", keys: {judged_success: "judged", success: "true"}, needs: "judged_success",
+    top: 1, zero: true},
 ];
 const ORDER = ["rollout", "train", "sync", "done", "max_steps", "format_error", "length"];
 
@@ -143,7 +147,7 @@ function card(spec) {
   const lines = keys.filter(([key]) => (series[key] || []).some(known))
     .map(([key, name]) => ({key, name, values: series[key]}));
   const points = spec.evals ? data.evals.filter(row => known(row.step)) : [];
-  if (!lines.length && !points.length) return null;
+  if (!lines.length && !points.length || spec.needs && !(series[spec.needs] || []).some(known)) return null;
   return drawCard(spec, lines, points);
 }
 

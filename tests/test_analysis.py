@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -13,14 +11,12 @@ from hypothesis import strategies as st
 from minirl.analysis import (
     PROXIES,
     ErrorRow,
-    LengthRow,
     ProxyRow,
     category_of,
     error_rows,
-    length_figure,
-    length_rows,
     proxies_of,
     proxy_rows,
+    step_metrics,
 )
 from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn
 from minirl.verdict import Verdict
@@ -145,46 +141,6 @@ def test_without_turns_or_tokens_lengths_are_unknown():
     assert served[0] == ProxyRow("history", 1, 0.5, None, None)
 
 
-# --- length over training ------------------------------------------------------------------------------
-
-
-def test_lengths_of_training_steps_by_hand():
-    """Step 3: episodes of 2 turns (last prompt 900 and 100 tokens) and of 1 (300 and 50); a broken one is
-    left out. Means: turns 1.5, tokens (1000 + 350) / 2, response tokens (60 + 100 + 50) / 3."""
-    two = episode(turn("", 60, prompt=500), turn("", 100, prompt=900))
-    one = episode(turn("", 50, prompt=300))
-    broken = episode(turn("", 999, prompt=9999), stop=Stop.ENV_ERROR)
-    rows = length_rows({3: [two, one, broken], 1: [one], 2: [broken], 4: []})
-    assert rows == [LengthRow(1, 1, 1, 350, 350, 50), LengthRow(3, 2, 1.5, 675, 1000, 70)]
-
-
-def test_the_figure_is_drawn_to_scale_and_loads_nothing():
-    rows = [LengthRow(1, 8, 10.0, 1000, 2000, 100), LengthRow(3, 8, 5.0, 500, 1000, 200)]
-    fragment = length_figure(rows)
-    tree = ElementTree.fromstring(fragment)  # well-formed
-    assert [svg.find("text").text for svg in tree] == [
-        "turns per episode",
-        "tokens per episode, and 90th percentile",
-        "tokens per response",
-    ]
-    lines = [line.get("points") for line in tree.iter("polyline")]
-    # left to right 34 to 286; 126 is zero and 34 the largest value: 92 pixels high
-    assert lines == [
-        "34.0,34.0 286.0,80.0",
-        "34.0,80.0 286.0,103.0",
-        "34.0,34.0 286.0,80.0",
-        "34.0,80.0 286.0,34.0",
-    ]
-    assert "step 3: 200" in [title.text for title in tree.iter("title")]
-    assert not re.search(r"http|<script|<image|url\(|href", fragment)
-
-
-def test_figures_of_little():
-    assert "No training step has a valid episode." in length_figure([])
-    (row,) = length_rows({7: [episode(turn("", 0))]})
-    assert length_figure([row]).count("<circle") == 4, "one step, of zeros: points, and no line"
-
-
 # --- why episodes fail ---------------------------------------------------------------------------------
 
 YES, NO, NONE = Verdict(True, ""), Verdict(False, ""), Verdict(None, "", "no answer")
@@ -239,3 +195,11 @@ def test_categories_are_counted_beside_the_papers():
     ]
     assert error_rows([episode(), *done], [NONE, NO, None]) == [ErrorRow("evaluation", 2, 1.0, 0.09)]
     assert error_rows([]) == []
+
+
+def test_a_steps_metrics_are_shares_of_turns_and_counts_of_failures():
+    done = replace(episode(turn("So far."), turn("Click.")), success=True)
+    failed = episode(turn("I see the list."), turn("Click."), stop=Stop.FORMAT_ERROR)
+    found = step_metrics([done, failed])
+    assert found["proxy/history"] == 0.25 and found["proxy/retry"] == 0 and found["error/form"] == 1
+    assert set(found) == {f"proxy/{name}" for name in PROXIES} | {"error/form"}
