@@ -290,7 +290,7 @@ def verdict_of_line(line: str) -> bool | None:
     label = _LABEL.match(words)
     if bullet and not label:  # one of several
         return None
-    words = (words[label.end() :] if label else words).strip(MARKS).rstrip(MARKS + ".!,;:")
+    words = (words[label.end() :] if label else words).lstrip(MARKS + ".").rstrip(MARKS + ".!,;:")
     if _FAILED.fullmatch(words):
         return False
     return True if _SUCCEEDED.fullmatch(words) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 import openai._base_client
 import pytest
 from endpoint_server import Act, body, completion, cut_off, drip, refuse, say, serve, slow, status
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minirl.config import EndpointConfig
@@ -225,6 +225,7 @@ def test_any_text_is_read_without_an_error(text):
         st.sampled_from(("SUCCESS", "NOT", "NOT SUCCESS", "\n", ".", " ", "**", "<think>", "</think>", "it"))
     )
 )
+@example([".", "NOT SUCCESS", "\n", "SUCCESS"])
 def test_a_success_is_only_read_from_a_line_that_says_so(parts):
     text = "".join(parts)
     if parse_verdict(text).success:
