@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from minirl.config import Config
 from minirl.demonstrations import tokenised
-from minirl.endpoint import Endpoint, EndpointError, text
+from minirl.endpoint import EndpointError, open_endpoint, text
 from minirl.episode import interface_of
 from minirl.log import progress, say
 from minirl.model import Language
-from minirl.text_agent import parse
+from minirl.text_agent import parse, split
 from minirl.types import Trajectory, Turn
 
 TOKENS = 512  # of a thought, which may come after reasoning of its own
@@ -44,8 +44,7 @@ matters, and why this is the right thing to do next. Write only the thought."""
 
 async def with_thoughts(demos: Sequence[Trajectory], config: Config, language: Language) -> list[Trajectory]:
     """The demonstrations with new thoughts, as the ids that our model would have read and said."""
-    endpoint, interface = Endpoint(config.endpoint), interface_of(config.agent)
-    kept = 0
+    interface, kept = interface_of(config.agent), 0
 
     async def rewrite(demo: Trajectory, n: int) -> Turn:
         nonlocal kept
@@ -74,12 +73,9 @@ async def with_thoughts(demos: Sequence[Trajectory], config: Config, language: L
             replace(demo, turns=tuple(turns)), language, interface, config.agent, lambda name: b""
         )
 
-    try:
+    async with open_endpoint(config.endpoint) as endpoint:
         with progress("writing thoughts", sum(len(demo.turns) for demo in demos)) as meter:
             out = await asyncio.gather(*map(whole, demos))
-    finally:
-        await endpoint.close()
-    say(f"{config.endpoint.model}: {endpoint.usage}")
     if kept:
         say(f"{kept} turns keep the thoughts that they had")
     return out
@@ -91,7 +87,7 @@ def spelled(said: str) -> str:
     >>> spelled('<think> a list </think> <answer> go_backward() </answer>')
     'go_backward()'
     """
-    return said.partition("<answer>")[2].partition("</answer>")[0].strip()
+    return split(said)[1].strip()
 
 
 def thought_before(thought: str, said: str) -> str:

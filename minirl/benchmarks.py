@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 from minirl.guard import is_address
 from minirl.types import Task
 
+AND = " |AND| "  # between the addresses of several tabs
 WEBVOYAGER, ONLINE_MIND2WEB, DEEPSHOP = "webvoyager", "online-mind2web", "deepshop"
 LEVELS = ("easy", "medium", "hard")  # of Online-Mind2Web
 
@@ -136,7 +137,7 @@ def _name(record: Mapping[str, Any], name: str) -> str:
 
 def _addresses(record: Mapping[str, Any], name: str) -> tuple[str, list[str]]:
     """The first start page, and those of further tabs."""
-    urls = [url.strip() for url in _text(record, name).split(" |AND| ")]
+    urls = [url.strip() for url in _text(record, name).split(AND)]
     if name == "website":
         urls = ["https://" + url if BARE_HOST.fullmatch(url) else url for url in urls]
     for url in urls:

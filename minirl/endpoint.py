@@ -18,8 +18,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 import openai
 
 from minirl.config import EndpointConfig
+from minirl.log import say
 from minirl.store import write_atomic
 from minirl.types import Message
 
@@ -220,3 +221,14 @@ class Endpoint:
         words = json.dumps([self.config.url, request], sort_keys=True)
         name = hashlib.sha256(words.encode()).hexdigest()
         return self.config.cache / name[:2] / f"{name}.json"
+
+
+@asynccontextmanager
+async def open_endpoint(config: EndpointConfig) -> AsyncIterator[Endpoint]:
+    """An endpoint for as long as the block lasts; then what it has cost is told."""
+    endpoint = Endpoint(config)
+    try:
+        yield endpoint
+    finally:
+        await endpoint.close()
+        say(f"{config.model}: {endpoint.usage}")

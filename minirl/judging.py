@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,16 +18,16 @@ from typing import Any, Protocol
 
 from minirl import verdict
 from minirl.config import Config, JudgeConfig
-from minirl.endpoint import Endpoint
+from minirl.endpoint import open_endpoint
 from minirl.hf_sampler import HfSampler
-from minirl.log import progress, say
+from minirl.log import progress
 from minirl.model import check_checkpoint, load_language, load_model
 from minirl.ranks import Ranks
 from minirl.rubrics import messages_for, parse
 from minirl.tools import read_prompt
 from minirl.types import Sampling, Trajectory
 from minirl.verdict import EndpointJudge, Verdict
-from minirl.vllm_sampler import VllmSampler
+from minirl.vllm_sampler import VllmSampler, is_chosen
 
 
 class Judge(Protocol):
@@ -46,9 +46,9 @@ def question_of(judge: JudgeConfig) -> dict[str, Any]:
     return {"brief": judge.brief, "screenshots": judge.screenshots, "prompt": prompt}
 
 
-def refuse_other_questions(judge: JudgeConfig) -> None:
+def refuse_other_questions(judge: JudgeConfig, asked: Mapping[str, Any]) -> None:
     """ValueError if a distilled judge learned to answer another question than it would be asked."""
-    file, asked = Path(judge.path) / "state.json", question_of(judge)
+    file = Path(judge.path) / "state.json"
     learned = json.loads(file.read_text()).get("question") if file.is_file() else None
     for name, value in (learned or {}).items():
         if asked.get(name) != value:
@@ -59,10 +59,11 @@ class LocalJudge:
     """A model in this process; if the config has no temperature, at 0."""
 
     def __init__(self, config: Config, ranks: Ranks):
-        self.config, self.prompt = config.judge, config.judge.prompt and read_prompt(config.judge.prompt)
+        self.config, question = config.judge, question_of(config.judge)
+        self.prompt = question["prompt"]
         self.response_tokens = verdict.BRIEF_TOKENS if self.config.brief else self.config.response_tokens
         model = replace(config.model, path=self.config.path)
-        refuse_other_questions(self.config)
+        refuse_other_questions(self.config, question)
         if Path(model.path).exists():  # else a hub name
             check_checkpoint(model)
         self.language = load_language(model)
@@ -73,7 +74,7 @@ class LocalJudge:
             sampler=replace(config.sampler, gpu_memory=self.config.gpu_memory),
         )
         self.sampler: HfSampler | VllmSampler
-        if config.sampler.kind == "vllm" or (config.sampler.kind == "auto" and ranks.device.type == "cuda"):
+        if is_chosen(config.sampler.kind, ranks.device):
             self.sampler = VllmSampler(own, self.language, ranks)
         else:
             weights = load_model(model, ranks.device)
@@ -107,13 +108,9 @@ async def open_judge(config: Config, ranks: Ranks) -> AsyncIterator[Judge]:
         finally:
             local.sampler.close()
     elif judge.model:
-        prompt = read_prompt(judge.prompt) if judge.prompt else None
-        endpoint = Endpoint(judge)
-        try:
-            how = partial(messages_for, judge.input), partial(parse, judge.parser), judge.temperature
+        prompt = question_of(judge)["prompt"]
+        how = partial(messages_for, judge.input), partial(parse, judge.parser), judge.temperature
+        async with open_endpoint(judge) as endpoint:
             yield EndpointJudge(endpoint, judge.screenshots, prompt, judge.response_tokens, *how)
-        finally:
-            await endpoint.close()
-            say(f"{judge.model}: {endpoint.usage}")
     else:
         yield nobody

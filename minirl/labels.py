@@ -18,7 +18,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -34,7 +34,7 @@ from minirl.reward import needs_verdict
 from minirl.store import STEP_LABEL, Run, append_line, read_lines
 from minirl.types import Trajectory
 from minirl.verdict import Verdict, parse_verdict
-from minirl.world.fsm import meets
+from minirl.world.fsm import meets, value_at
 from minirl.world.schema import load_goal
 
 WORDS = {True: "SUCCESS", False: "NOT SUCCESS"}
@@ -108,7 +108,7 @@ def world_rationale(trajectory: Trajectory) -> str:
     for condition in wanted.where:
         value = "" if condition.value is None else word(condition.value)
         words = value if condition.cond == "eq" else f"{condition.cond} {value}".strip()
-        found = look_up(state["signature"], condition.path)
+        found = value_at(state["signature"], condition.path)
         facts.append(sentence(condition.path[-1], words, found, meets(state["signature"], condition)))
     return " ".join(facts)
 
@@ -119,13 +119,6 @@ def sentence(name: object, wanted: object, found: object, right: bool) -> str:
     'The colour should be red, is blue, which is wrong.'
     """
     return f"The {name} should be {wanted}, is {word(found)}{'' if right else ', which is wrong'}."
-
-
-def look_up(signature: Mapping[str, Any], path: Sequence[str | int]) -> Any:
-    value: Any = signature
-    for part in path:
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def word(value: object) -> str:

@@ -20,12 +20,12 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers.utils.logging import disable_progress_bar
 
-from minirl import tiny, webarena
+from minirl import tiny, vllm_sampler, webarena
 from minirl.asking import asking
 from minirl.checkpoint import Checkpoints
 from minirl.config import Config, to_json
 from minirl.demonstrations import tokenised
-from minirl.endpoint import Endpoint
+from minirl.endpoint import open_endpoint
 from minirl.episode import interface_of
 from minirl.hf_sampler import HfSampler
 from minirl.judging import open_judge
@@ -170,12 +170,8 @@ class Parts:
     @contextlib.asynccontextmanager
     async def _sampler(self) -> AsyncIterator[HfSampler | VllmSampler | RemoteSampler]:
         if self.trainer is None:
-            endpoint = Endpoint(self.config.endpoint)
-            try:
+            async with open_endpoint(self.config.endpoint) as endpoint:
                 yield RemoteSampler(endpoint)
-            finally:
-                await endpoint.close()
-                say(f"{self.config.endpoint.model}: {endpoint.usage}")
             return
         sampler = self._own_sampler(self.trainer)
         try:
@@ -185,8 +181,8 @@ class Parts:
             sampler.close()
 
     def _own_sampler(self, trainer: Trainer) -> HfSampler | VllmSampler:
-        kind, device = self.config.sampler.kind, self.ranks.device
-        if kind == "vllm" or (kind == "auto" and device.type == "cuda"):
+        device = self.ranks.device
+        if vllm_sampler.is_chosen(self.config.sampler.kind, device):
             with progress("starting vLLM"):
                 return VllmSampler(self.config, self.language, self.ranks)
         model = trainer.policy.model

@@ -106,17 +106,21 @@ def parse(text: str) -> Parsed:
     >>> parse('exit(message="42")').calls
     (Call(name='exit', arguments={'message': '42'}),)
     """
-    before, opened, rest = text.partition("<answer>")
-    if opened:
-        answer = rest.partition("</answer>")[0]
-    else:
-        before, closed, after = text.rpartition("</think>")
-        answer = after if closed else text
+    before, answer = split(text)
     thought = before.rpartition("<think>")[2].partition("</think>")[0].strip()
     try:
         return Parsed(thought, (read_call(answer),))
     except ValueError as problem:
         return Parsed(thought, error=f"Error: invalid action, {problem}")
+
+
+def split(text: str) -> tuple[str, str]:
+    """What stands before a response's answer, and the answer."""
+    before, opened, rest = text.partition("<answer>")
+    if opened:
+        return before, rest.partition("</answer>")[0]
+    before, closed, after = text.rpartition("</think>")
+    return before, after if closed else text
 
 
 def read_call(answer: str) -> Call:

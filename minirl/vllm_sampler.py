@@ -56,6 +56,11 @@ class Order(NamedTuple):
     request: Request | None = None
 
 
+def is_chosen(kind: str, device: torch.device) -> bool:
+    """Whether `--sampler` means vLLM: by name, or by default where there is a GPU."""
+    return kind == "vllm" or (kind == "auto" and device.type == "cuda")
+
+
 class VllmSampler:
     """Continuous batching in vLLM. Use one per process, inside a running event loop."""
 

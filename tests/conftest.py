@@ -6,8 +6,9 @@ import functools
 import importlib.util
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # Before anything imports torch, which reads them once. Tests share their machine with browsers, and where
@@ -18,12 +19,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+import pytest_asyncio
 from hypothesis import settings
 
 if TYPE_CHECKING:  # slow to import: only the tests that use them do
     from transformers import PreTrainedModel
 
+    from minirl.browser import Session
     from minirl.model import Language
+    from minirl.pool import BrowserPool
     from minirl.ranks import Ranks
     from minirl.trainer import Trainer
     from minirl.types import Group, Prompt
@@ -46,6 +50,22 @@ def has_gpu() -> bool:
     import torch  # slow to import: only when a test marked `gpu` was collected
 
     return torch.cuda.is_available()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def session(pool: BrowserPool) -> AsyncIterator[Session]:
+    """An episode's browser, in the module's own `pool`."""
+    async with pool.session() as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def eval_script() -> ModuleType:
+    """eval.py, which is a script and whose name is a builtin's."""
+    spec = importlib.util.spec_from_file_location("eval_script", Path(__file__).parent.parent / "eval.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

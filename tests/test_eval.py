@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -30,12 +29,8 @@ TASKS = [Task(f"task-{i}", "Do it.", "http://shop-0.test/") for i in range(20)]
 
 
 @pytest.fixture(scope="module")
-def evaluation() -> ModuleType:
-    """eval.py, which is a script and whose name is a builtin's."""
-    spec = importlib.util.spec_from_file_location("evaluation", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def evaluation(eval_script: ModuleType) -> ModuleType:
+    return eval_script
 
 
 # --- which checkpoint, which folder -----------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import signal
 from collections.abc import Iterator
@@ -34,12 +33,8 @@ WEBVOYAGER = protocol_of("webvoyager-official")
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    """eval.py, whose name is a builtin's."""
-    spec = importlib.util.spec_from_file_location("eval_script", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(eval_script: ModuleType) -> ModuleType:
+    return eval_script
 
 
 # --- interrupted, and gone on with ------------------------------------------------------------------

@@ -144,12 +144,6 @@ async def pool():
         yield pool
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def session(pool):
-    async with pool.session() as session:
-        yield session
-
-
 async def show(session, inner: str, script: str = RECORD) -> str:
     await session.page.set_content(f"<!doctype html>{STYLE}{inner}{script}")
     return await html.observe(session)

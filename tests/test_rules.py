@@ -245,12 +245,6 @@ async def pool() -> AsyncIterator[BrowserPool]:
         yield pool
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def session(pool: BrowserPool) -> AsyncIterator[Session]:
-    async with pool.session() as session:
-        yield session
-
-
 @pytest.fixture
 def page(session: Session) -> Page:
     return session.page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import re
 from dataclasses import replace
@@ -233,10 +232,7 @@ async def test_a_disk_that_is_full_is_one_error_not_a_group():
         await rollouts.evaluate([Task("a", "", "http://a.test/")] * 3, "e", 1, lambda n: None, on_done=full)
 
 
-def test_the_comparison_is_reached_from_the_command_line(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("eval_script", Path(__file__).parent.parent / "eval.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+def test_the_comparison_is_reached_from_the_command_line(eval_script, tmp_path, capsys):
     one = write(tmp_path / "one.json", drawn(1, 0.5, range(3)))
-    script.run(["--compare", str(one), str(one)])
+    eval_script.run(["--compare", str(one), str(one)])
     assert "of 3 common tasks the second wins 0, loses 0, and 3 are even" in capsys.readouterr().out

@@ -145,11 +145,10 @@ async def pool():
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def session(pool):
-    async with pool.session() as session:
-        await session.page.set_content(PAGE)
-        await html.observe(session)
-        yield session
+async def session(session):
+    await session.page.set_content(PAGE)
+    await html.observe(session)
+    return session
 
 
 async def do(session, text: str) -> str:

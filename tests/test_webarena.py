@@ -365,12 +365,6 @@ async def pool() -> AsyncIterator[BrowserPool]:
         yield pool
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def session(pool: BrowserPool) -> AsyncIterator[Session]:
-    async with pool.session() as session:
-        yield session
-
-
 async def ready(session: Session, world: World, folder: Path | None = None, **fields: Any) -> Task:
     """A task that has been prepared as an episode does it."""
     task = task_of(GOOD | {"storage_state": None} | fields, world.sites)

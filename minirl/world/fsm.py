@@ -246,6 +246,12 @@ def _resolve(value: Any, signature: Signature) -> Any:
     return None if found is _MISSING else found
 
 
+def value_at(signature: Signature, path: FieldPath) -> Any:
+    """A field's value; a missing one counts as null."""
+    found = _read(signature, path)
+    return None if found is _MISSING else found
+
+
 def _read(signature: Signature, path: FieldPath) -> Any:
     value: Any = signature
     for name in path:
@@ -270,14 +276,12 @@ def _write_effect(
     if effect.expr is not None:
         return signature
     given = effect.value if effect.ref is None else values[effect.ref]
-    found = _read(signature, effect.path)
-    old = None if found is _MISSING else found
+    old = value_at(signature, effect.path)
     match effect.op:
         case "set":
             new = given
         case "clear":
-            default = _read(defaults, effect.path)
-            new = None if default is _MISSING else default
+            new = value_at(defaults, effect.path)
         case "inc":
             new = (old if is_number(old) else 0) + effect.by
         case "toggle":

@@ -21,6 +21,7 @@ from minirl.world.fsm import World
 from minirl.world.plan import Json, Plan, Profile
 from minirl.world.schema import load_fsm
 from minirl.world.search import explore, symbolic
+from minirl.world.site import SHAPES
 from minirl.world.themes import THEMES, Entity, Number, Theme
 
 PROFILES: Mapping[str, Profile] = {
@@ -72,9 +73,7 @@ def shape(world: World) -> str:
     """What is left of a site without its words: how many ways each page has in and out, what is done on it
     and how far it is. Sites of one shape differ in looks and vocabulary only."""
     fsm, graph = world.fsm, explore(symbolic(world.fsm))
-    ways_in = Counter(
-        a.target for page in fsm.pages.values() for a in page.actions.values() if a.target != page.id
-    )
+    ways_in = Counter(action.target for action in fsm.actions if action.target != action.source)
     pages = []
     for page in fsm.pages.values():
         kinds = sorted(
@@ -87,7 +86,6 @@ def shape(world: World) -> str:
 
 # --- records and looks ------------------------------------------------------------------------------
 
-SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
 FILLS = {
     "red": "#c94f4f", "orange": "#d98a3d", "yellow": "#cfae3a", "green": "#4f9d69",
     "blue": "#4a7fc1", "purple": "#8a5fb8", "brown": "#8d6b4f", "grey": "#7a828c",

@@ -15,12 +15,12 @@ from typing import Any
 
 from minirl.world.fsm import World
 from minirl.world.schema import Action, Bind, Fsm, Page
+from minirl.world.site import SHAPES
 from minirl.world.widgets import widget_of
 
 INVENTED = 12  # records of a collection that no data are given for
 TITLES = ("title", "name", "content", "body", "label")  # fields that can head a record
 LISTED = ("row", "search", "scroll")
-SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
 FILLS = ("#c94f4f", "#4a7fc1", "#4f9d69", "#d98a3d", "#8a5fb8")
 
 
@@ -40,12 +40,13 @@ def world_of(name: str, fsm: Fsm, data: Mapping[str, Any]) -> tuple[World, list[
                 guesses.append(f"{page.id}: {action.id}: {bind.param} is one of {bind.collection}")
             actions[action.id] = replace(action, bind=bind)
         pages[page.id] = replace(page, actions=actions)
-    for action in (action for page in pages.values() for action in page.actions.values()):
+    fsm = replace(fsm, pages=pages)
+    for action in fsm.actions:
         collection = action.bind.collection if action.bind else ""
         if collection and collection not in records:
             records[collection] = _invented(collection)
             guesses.append(f"{collection}: there are no data, so {INVENTED} records are invented")
-    return World(name, replace(fsm, pages=pages), records, {"look": "pages"}), guesses
+    return World(name, fsm, records, {"look": "pages"}), guesses
 
 
 def _bind(action: Action, page: Page, fsm: Fsm, records: Mapping[str, Any]) -> Bind | None:

@@ -136,12 +136,17 @@ function menu(actions) {
   return { node, update };
 }
 
-function field(action) {
-  const node = element("label", "field");
+function textBox(action, className) {
+  const node = element("label", className);
   const box = control("input", action.element, "");
   box.type = "text";
   box.autocomplete = "off";
   node.append(label(action), box);
+  return { node, box };
+}
+
+function field(action) {
+  const { node, box } = textBox(action, "field");
   box.addEventListener("input", () => { if (box.value !== "") take(action, box.value); });
   const update = () => {
     const value = written(action);
@@ -154,11 +159,7 @@ function field(action) {
 
 // The first record whose title holds what was typed.
 function search(action) {
-  const node = element("label", "field search");
-  const box = control("input", action.element, "");
-  box.type = "text";
-  box.autocomplete = "off";
-  node.append(label(action), box);
+  const { node, box } = textBox(action, "field search");
   box.addEventListener("keydown", (event) => {
     if (event.key !== "Enter") return;
     const wanted = box.value.trim().toLowerCase();

@@ -22,7 +22,7 @@ from minirl.config import BrowserConfig
 from minirl.pool import BrowserPool
 from minirl.world.fsm import State, World, apply, enabled, initial_state, parameter_values
 from minirl.world.search import Step, explore, symbolic
-from minirl.world.site import SiteServer, read_state
+from minirl.world.site import SiteServer, difference
 from minirl.world.widgets import gui_steps, widget_of
 
 BOX = """selector => {
@@ -143,9 +143,8 @@ async def replay(session: Session, world: World, steps: list[Step], pictures: bo
 
 async def _compare(session: Session, expected: State, when: str) -> None:
     await session.do(session.page.evaluate(FRAMES))  # scrolling tells the page only with the next frame
-    seen = await session.do(read_state(session.page))
-    if seen is None or seen.key() != expected.key():
-        raise Mismatch(f"{when} the page shows {seen.key() if seen else 'no state'}, not {expected.key()}")
+    if found := await difference(session, expected):
+        raise Mismatch(f"{when} {found}")
 
 
 async def _do(session: Session, step: Step, gui: Mapping[str, Any], pictures: bool) -> Grounded:

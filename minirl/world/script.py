@@ -18,17 +18,10 @@ from minirl.model import Language
 from minirl.tools import SCALE
 from minirl.types import Prompt, Sample, Stop, Task
 from minirl.world.fsm import World, apply, holds, initial_state
+from minirl.world.replay import BOX
 from minirl.world.search import Step, solve
-from minirl.world.site import read_state
+from minirl.world.site import difference, read_state
 from minirl.world.widgets import gui_steps
-
-CENTER = """selector => {
-  const e = document.querySelector(selector);
-  if (!e) return null;
-  const r = e.getBoundingClientRect();
-  return [r.left, r.top, r.right, r.bottom];
-}"""
-
 
 Form = Literal[
     "tools", "thinking", "action"
@@ -54,10 +47,8 @@ class Script:
 
     async def respond(self, session: Session) -> str:
         """The next response's text. BrowserFault if the page is not in the predicted state."""
-        seen = await session.do(read_state(session.page))
-        if seen is None or seen.key() != self.state.key():
-            found = seen.key() if seen else "no state"
-            raise BrowserFault(Stop.ENV_ERROR, f"the page shows {found}, not {self.state.key()}")
+        if found := await difference(session, self.state):
+            raise BrowserFault(Stop.ENV_ERROR, found)
         return await (self._tools(session) if self.form == "tools" else self._action(session))
 
     async def _action(self, session: Session) -> str:
@@ -96,7 +87,7 @@ class Script:
     async def _click(self, session: Session, selector: str) -> dict[str, Any]:
         """A click on the element's centre, or on the nearest multiple of 10 if that is inside too: round
         coordinates are what a person would say, and single tokens for a small vocabulary."""
-        box = await session.do(session.page.evaluate(CENTER, selector))
+        box = await session.do(session.page.evaluate(BOX, selector))
         if box is None:
             raise BrowserFault(Stop.ENV_ERROR, f"the page has no element {selector}")
         left, top, right, bottom = box

@@ -19,6 +19,7 @@ from typing import Any
 from minirl.types import Task
 from minirl.world.fsm import World
 from minirl.world.schema import load_fsm
+from minirl.world.site import SHAPES
 
 CATEGORIES = ("mugs", "lamps", "chairs", "clocks", "scarves", "vases", "drums", "kites")
 PRODUCTS = (
@@ -41,7 +42,6 @@ COLOURS = {
 }
 SIZES = ("small", "medium", "large", "giant")
 QUANTITIES = ("one", "two", "three", "four", "five", "six")  # shown as digits
-SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
 
 # background, tile, text, accent, and four fills for the shapes
 PALETTES = (

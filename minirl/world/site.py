@@ -37,8 +37,19 @@ from minirl.world.widgets import target_of, widget_of
 if TYPE_CHECKING:
     from playwright.async_api import Page as BrowserPage
 
+    from minirl.browser import Session
+
 COLOURS = {"background": "#f4f5f7", "tile": "#ffffff", "text": "#22262b", "accent": "#2d5fa4"}
-SHAPES = {"circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop"}  # in runtime.js
+# The drawings of pictures.js that a record may name
+SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
+
+
+async def difference(session: Session, expected: State) -> str:
+    """What the current page shows in place of the expected state; "" if it is in that."""
+    seen = await session.do(read_state(session.page))
+    if seen is not None and seen.key() == expected.key():
+        return ""
+    return f"the page shows {seen.key() if seen else 'no state'}, not {expected.key()}"
 
 
 async def read_state(page: BrowserPage) -> State | None:
