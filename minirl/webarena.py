@@ -26,6 +26,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from minirl.benchmarks import AND
 from minirl.browser import BrowserFault, Session, ToolFailure
 from minirl.guard import is_address
 from minirl.records import check_address, check_rules, field, mended, text, texts
@@ -43,7 +44,6 @@ PUBLIC = {
 }
 PLACEHOLDER = re.compile(r"__([A-Z_]+?)__")
 STATE_FILE = re.compile(r"[a-z_]+(\.[a-z_]+)*_state\.json")
-AND = " |AND| "  # between the addresses of several tabs
 
 ANSWER_SECONDS = 30.0  # for a server to answer one request
 MOST_BYTES = 10_000_000  # that are read of an answer
@@ -233,15 +233,14 @@ async def prepare(
     folder: Path | None = None,
 ) -> None:
     """What is left to do after `session.start` and before the first look: logs in, opens the task's first
-    page anew and its further tabs, and returns to the first. Tasks of other benchmarks need nothing.
+    page anew and its further tabs, and returns to the first. Tasks of other benchmarks need no login.
 
     Sites and accounts are by default the environment's; `folder` is as for `login`. Raises BrowserFault,
     with Stop.SITE_ERROR, if a site does not play along.
     """
-    if task.goal.get("kind") != "webarena":
-        return
+    tabs = task.meta.get("tabs", ())
     try:
-        if await login(
+        if task.goal.get("kind") == "webarena" and await login(
             session,
             task,
             sites_from_environment() if sites is None else sites,
@@ -251,10 +250,10 @@ async def prepare(
             await session.goto(task.start_url)
             # the agent should not go back to the login
             await session.do((await session.tab()).cdp.send("Page.resetNavigationHistory"))
-        for url in task.meta["tabs"]:
+        for url in tabs:
             await session.new_tab()
             await session.goto(url)
-        if task.meta["tabs"]:
+        if tabs:
             await session.switch_tab(0)
     except ToolFailure as failure:
         raise BrowserFault(Stop.SITE_ERROR, f"{task.id} could not be prepared: {failure}") from None

@@ -467,6 +467,15 @@ async def test_further_tabs_are_opened_behind_the_first(session, world):
 
 
 @browsing
+async def test_other_benchmarks_have_tabs_too(session, world):
+    first, second = (f"{world.sites['SHOPPING']}/{name}.html" for name in "ab")
+    await session.start(first)
+    await prepare(session, Task("a", "look", first, meta={"tabs": [second]}))
+    rows, current = await session.tabs()
+    assert [url for url, _ in rows] == [first, second] and current == 0
+
+
+@browsing
 async def test_other_benchmarks_need_nothing(session, world):
     await session.start(world.sites["MAP"])
     before = len(world.asked)
