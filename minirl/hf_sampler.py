@@ -10,7 +10,7 @@ The distribution is softmax(logits / temperature) over the vocabulary less the s
 float32, and `Sample.logprobs` are of that distribution. Every request brings its own seed, so what an
 episode samples does not depend on which other episodes share its batches.
 
-Shape suffixes: B requests of a batch, L padded prompt length, V vocabulary.
+Shape suffixes: B requests of a batch, U of them with different prompts, L padded length, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from minirl.config import SamplerConfig
 from minirl.model import Language, positions
-from minirl.types import Request, Sample, SamplerError, Sampling
+from minirl.types import Prompt, Request, Sample, SamplerError, Sampling
 
 
 def request_seed(*parts: object) -> int:
@@ -115,12 +115,8 @@ class HfSampler:
     def _decode(self, requests: list[Request]) -> list[Sample]:
         torch.set_num_threads(self.threads)
         self.model.eval()
-        inputs, position_B = self._prefill(requests)
-        attention_BL = inputs["attention_mask"]
         cache = DynamicCache(config=self.model.config.get_text_config())
-        logits_BV = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[
-            :, -1
-        ]
+        logits_BV, attention_BL, position_B = self._prefill(requests, cache)
         generators = [torch.Generator().manual_seed(r.seed) for r in requests]
         ids: list[list[int]] = [[] for _ in requests]
         logprobs: list[list[float]] = [[] for _ in requests]
@@ -164,33 +160,50 @@ class HfSampler:
         """Text positions as the model wants them: three equal axes for MRoPE, one otherwise."""
         return position_BL.expand(3, -1, -1) if self.language.images else position_BL
 
-    def _prefill(self, requests: list[Request]) -> tuple[dict[str, Tensor], Tensor]:
-        """Left-padded prompts, so that all rows end together; and every row's next position (B,)."""
-        B, L = len(requests), max(len(r.prompt.ids) for r in requests)
+    def _prefill(self, requests: list[Request], cache: DynamicCache) -> tuple[Tensor, Tensor, Tensor]:
+        """Reads the prompts into the cache: the first tokens' logits (B, V), which of the cache's places are
+        tokens (B, L), and every row's next position (B,).
+
+        A group's episodes begin alike, so a prompt that several of them have is read once. Padding comes
+        after the tokens, where a causal model does not see it: without a mask attention skips the half above
+        the diagonal, and the first logits are read at each prompt's own end.
+        """
+        different = {(r.prompt.ids, r.prompt.images): r.prompt for r in requests}
+        number = {key: row for row, key in enumerate(different)}
+        rows_B = torch.tensor([number[r.prompt.ids, r.prompt.images] for r in requests], device=self.device)
+        inputs, end_U, next_U = self._padded(list(different.values()))
+        ends, which_U = end_U.unique(return_inverse=True)
+        out = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=ends)
+        logits_UV = out.logits[torch.arange(len(end_U), device=self.device), which_U]
+        attention_UL = torch.arange(inputs["input_ids"].shape[1], device=self.device) <= end_U[:, None]
+        cache.batch_select_indices(rows_B)
+        return logits_UV[rows_B], attention_UL.long()[rows_B], next_U[rows_B]
+
+    def _padded(self, prompts: list[Prompt]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Right-padded prompts; each one's last place (B,), and the position that comes after it (B,)."""
+        B, L = len(prompts), max(len(prompt.ids) for prompt in prompts)
         ids_BL = np.zeros((B, L), dtype=np.int64)
-        attention_BL = np.zeros((B, L), dtype=np.int64)
         position_3BL = np.zeros((3, B, L), dtype=np.int64)
         patches, grids = [], []
         images, merge = self.language.images, self.language.images.merge if self.language.images else 1
-        for b, request in enumerate(requests):
-            ids = np.asarray(request.prompt.ids)
-            prepared = [images.prepare(png) for png in request.prompt.images] if images else []
+        for b, prompt in enumerate(prompts):
+            ids = np.asarray(prompt.ids)
+            prepared = [images.prepare(png) for png in prompt.images] if images else []
             row_grids = [grid for _, grid in prepared]
-            ids_BL[b, L - len(ids) :] = ids
-            attention_BL[b, L - len(ids) :] = 1
-            position_3BL[:, b, L - len(ids) :] = positions(ids, row_grids, self.language.pad, merge)
+            ids_BL[b, : len(ids)] = ids
+            position_3BL[:, b, : len(ids)] = positions(ids, row_grids, self.language.pad, merge)
             patches += [pixels for pixels, _ in prepared]
             grids += row_grids
         next_B = position_3BL.max(axis=(0, 2)) + 1
         inputs = {
             "input_ids": torch.from_numpy(ids_BL).to(self.device),
-            "attention_mask": torch.from_numpy(attention_BL).to(self.device),
             "position_ids": torch.from_numpy(position_3BL if images else position_3BL[0]).to(self.device),
         }
         if patches:
             inputs["pixel_values"] = torch.cat(patches).to(self.device, self.model.dtype)
             inputs["image_grid_thw"] = torch.tensor(grids, device=self.device)
-        return inputs, torch.from_numpy(next_B).to(self.device)
+        end_B = torch.tensor([len(prompt.ids) - 1 for prompt in prompts], device=self.device)
+        return inputs, end_B, torch.from_numpy(next_B).to(self.device)
 
     def _sample(
         self, logits_BV: Tensor, how: Sampling, generators: list[torch.Generator]
