@@ -61,6 +61,7 @@ def tiny_text() -> Config:
     return replace(
         config,
         recipe="tiny_text",
+        steps=14,
         model=ModelConfig(),
         agent=AgentConfig(
             kind="text",
@@ -71,10 +72,12 @@ def tiny_text() -> Config:
             format_errors=5,
             repeats=5,
         ),
-        rollout=replace(config.rollout, group=8, groups=8, max_steps=(10,), stage_steps=()),
+        rollout=replace(config.rollout, group=16, groups=8, max_steps=(10,), stage_steps=()),
         reward=RewardConfig(format_error=0.0),
         loss=LossConfig(weighting="webagent-r1", clip_high=0.2, kl=0.001, std_eps=1e-4),
-        batch=BatchConfig(minibatch_turns=128, micro_tokens=4096),
+        optim=replace(config.optim, lr=3e-4),
+        batch=BatchConfig(epochs=1, minibatch_turns=256, micro_tokens=4096),
+        sft=replace(config.sft, max_steps=240, stop_success=0.3, eval_from=160, eval_every=10),
         eval=replace(config.eval, max_steps=10, response_tokens=48),
     )
 

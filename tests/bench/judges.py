@@ -1,0 +1,152 @@
+"""What does a policy make of its judge? The shop's own word, a distilled judge, an ignorant one.
+
+    python tests/bench/judges.py
+
+A policy is trained by what the site knows of its episodes. A judge is distilled from these episodes and
+scored on goals and training steps that were held out, beside two others: one distilled from permuted labels,
+and one that is ignorant, distilled only for as long as it takes to write verdicts at all. (Random weights
+never would, and a judge without verdicts is no reward.) Then two more policies are trained from the first
+one's warm start, on the same tasks, by the distilled judge and by the ignorant one. The picture shows for
+each what its judge rewards and what is true: where the first rises and the second does not, the judge is
+exploited.
+
+Every part is a subprocess in a folder below --out, and is not repeated if it is there. The last line is JSON.
+OpenWebRL, section 5.3 and table 3.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import learning  # noqa: E402
+
+from minirl.agreement import Pair, Row, score  # noqa: E402
+from minirl.store import read_lines, write_atomic  # noqa: E402
+
+JUDGES = {"distilled": [], "permuted": ["--shuffle-labels"], "ignorant": ["--sft.max-steps"]}
+COLOURS = {"truth": "#2f6f5e", "distilled": "#2d5fa4", "ignorant": "#c0562f"}
+WIDTH, HEIGHT, LEFT, TOP = 720, 400, 56, 40  # of the picture; of its axes' corner
+
+
+@dataclass
+class Args:
+    seed: int = 0
+    out: Path = Path("runs/judges")
+    ignorant: int = 80
+    """Updates of the ignorant judge."""
+    flags: str = ""
+    """Further flags for train.py, separated by blanks."""
+
+
+def judge(args: Args, command: str, name: str, *flags: str) -> None:
+    place = ["--out", str(args.out), "--name", name, "--seed", str(args.seed), "--task.seed", str(args.seed)]
+    script = str(learning.ROOT / "judge.py")
+    subprocess.run(
+        [sys.executable, script, command, "tiny-judge", *place, *flags], check=True, stdout=sys.stderr
+    )
+
+
+def distilled(args: Args, name: str, flags: Sequence[str], labels: Path) -> Path:
+    """The checkpoint of a judge that has learned from the labels."""
+    checkpoint = args.out / name / "checkpoints" / "judge"
+    if not checkpoint.is_dir():
+        judge(args, "distil", name, "--labelled", str(labels), *flags)
+    return checkpoint
+
+
+def agreement(args: Args, checkpoint: Path, asked: str) -> Row:
+    """How far a judge agrees with the truth on what was kept from the one called `asked`."""
+    judge(args, "score", asked, "--judge.path", str(checkpoint))
+    name = str(checkpoint.relative_to(args.out))
+    for path in (args.out / asked / "scores").rglob("*.jsonl"):
+        records = [record for _, record in read_lines(path)]
+        if records[0]["judge"] == name:
+            return score([Pair(r["truth"], r["verdict"]) for r in records])[0]
+    raise FileNotFoundError(f"{checkpoint} has no scores")
+
+
+def main() -> None:
+    args = tyro.cli(Args)
+    bench = learning.Args(recipe="tiny", out=args.out, flags=args.flags)
+    runs = {"truth": learning.train(bench, "truth", args.seed)}
+    labels = args.out / "labels"
+    judge(args, "label", "labels", "--runs", str(runs["truth"].root))
+    start = ["--warm-start", str(runs["truth"].checkpoint_dir / "sft")]
+    rows: dict[str, Any] = {}
+    for name, flags in JUDGES.items():
+        flags = [*flags, str(args.ignorant)] if name == "ignorant" else flags
+        checkpoint = distilled(args, f"judge_{name}", flags, labels)
+        rows[name] = figures(agreement(args, checkpoint, "judge_distilled"))
+        if name != "permuted":
+            by = ["--reward.by", "judge", "--judge.path", str(checkpoint)]
+            runs[name] = learning.train(bench, f"by_{name}", args.seed, *start, *by)
+    write_atomic(args.out / "judges.svg", picture({n: run.metrics() for n, run in runs.items()}).encode())
+    success = {name: learning.outcome(run, "after RL") for name, run in runs.items()}
+    warm = learning.outcome(runs["truth"], "after SFT")
+    print(json.dumps({"agreement": rows, "after_sft": warm, "after_rl": success}))
+
+
+def figures(row: Row) -> dict[str, float | None]:
+    """Table 3's columns in percent, and what share of the episodes succeed and pass."""
+    names = ("accuracy", "precision", "recall", "f1", "base_rate", "passed")
+    values = {name: getattr(row, name) for name in names}
+    percent = {name: None if v is None else round(100 * v, 1) for name, v in values.items()}
+    return {**percent, "n": row.n, "invalid": row.invalid}
+
+
+def picture(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Success in truth (solid) and the judge's reward (dashed) over training, as SVG."""
+    last = max(record["step"] for records in metrics.values() for record in records)
+    wide, high = WIDTH - LEFT - 150, HEIGHT - TOP - 50
+
+    def line(records: Sequence[Mapping[str, Any]], key: str, style: str) -> str:
+        points = (f"{x(record['step']):.1f},{y(record[key]):.1f}" for record in records if key in record)
+        return f'<polyline fill="none" stroke-width="2" {style} points="{" ".join(points)}"/>'
+
+    def x(step: int) -> float:
+        return LEFT + wide * (step - 1) / max(1, last - 1)
+
+    def y(share: float) -> float:
+        return TOP + high * (1 - share)
+
+    def text(at_x: float, at_y: float, words: str, style: str = "") -> str:
+        return f'<text x="{at_x:.0f}" y="{at_y:.0f}" {style}>{words}</text>'
+
+    out = [
+        text(
+            LEFT,
+            22,
+            "Success in truth (solid) and as the judge sees it (dashed), by who rewards",
+            'font-weight="bold"',
+        )
+    ]
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        out.append(f'<path stroke="#ddd" d="M{LEFT} {y(share):.1f}h{wide}"/>')
+        out.append(text(LEFT - 8, y(share) + 4, f"{share:.0%}", 'text-anchor="end"'))
+    for step in sorted({1, *range(5, last + 1, 5), last}):
+        out.append(text(x(step), HEIGHT - 32, str(step), 'text-anchor="middle"'))
+    out.append(text(LEFT + wide / 2, HEIGHT - 12, "step", 'text-anchor="middle"'))
+    for n, (name, records) in enumerate(metrics.items()):
+        colour = f'stroke="{COLOURS[name]}"'
+        out.append(line(records, "success", colour))
+        if name != "truth":
+            out.append(line(records, "reward", f'{colour} stroke-dasharray="5 4"'))
+        out.append(f'<path stroke-width="2" {colour} d="M{LEFT + wide + 14} {TOP + 16 + 24 * n}h22"/>')
+        out.append(text(LEFT + wide + 42, TOP + 20 + 24 * n, name if name == "truth" else f"{name} judge"))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'
+    head += ' font-size="13" fill="#333"><rect width="100%" height="100%" fill="#fff"/>'
+    return f"{head}{''.join(out)}</svg>\n"
+
+
+if __name__ == "__main__":
+    main()
