@@ -38,6 +38,7 @@ from transformers import (
 
 from minirl.config import ModelConfig
 from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN, ChatFormat
+from minirl.linear import quicken
 
 VIDEO_PAD = "<|video_pad|>"
 BLANK = "blank"  # names BLANK_PNG, a picture for rows that must show one and have none
@@ -176,6 +177,7 @@ def load_model(
         )
         if found["missing_keys"]:  # they would be random
             raise ValueError(f"no weights for {min(found['missing_keys'])}")
+    quicken(model)
     return model.to(device)
 
 
