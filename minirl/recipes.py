@@ -56,7 +56,7 @@ def tiny() -> Config:
 
 
 def tiny_text() -> Config:
-    """WebAgent-R1 in small: a 1M-parameter Llama reads the same shop's HTML, and does one thing a turn."""
+    """WebAgent-R1 in small: a Llama of 0.7M parameters reads that shop's HTML, and does one thing a turn."""
     config = tiny()
     return replace(
         config,

@@ -182,7 +182,7 @@ def _build_visual(
     return _saved(path, Qwen3VLForConditionalGeneration(config), tokenizer)
 
 
-def build_text(path: Path, texts: Iterable[str], seed: int, hidden: int = 128, layers: int = 4) -> Path:
+def build_text(path: Path, texts: Iterable[str], seed: int, hidden: int = 128, layers: int = 3) -> Path:
     """The same for the text agent: a Llama. (transformers would replace a Qwen2.5's tokenizer by its own.)"""
     tokenizer = build_tokenizer(texts, 2048, HTML_CHUNKS, TEXT_MARKUP, TEXT_TEMPLATE)
     config = LlamaConfig(
