@@ -168,14 +168,15 @@ class HfSampler:
         after the tokens, where a causal model does not see it: without a mask attention skips the half above
         the diagonal, and the first logits are read at each prompt's own end.
         """
-        different = {(r.prompt.ids, r.prompt.images): r.prompt for r in requests}
-        number = {key: row for row, key in enumerate(different)}
-        rows_B = torch.tensor([number[r.prompt.ids, r.prompt.images] for r in requests], device=self.device)
-        inputs, end_U, next_U = self._padded(list(different.values()))
+        prompts = list(dict.fromkeys(request.prompt for request in requests))
+        inputs, end_U, next_U = self._padded(prompts)
         ends, which_U = end_U.unique(return_inverse=True)
         out = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=ends)
         logits_UV = out.logits[torch.arange(len(end_U), device=self.device), which_U]
         attention_UL = torch.arange(inputs["input_ids"].shape[1], device=self.device) <= end_U[:, None]
+        if len(prompts) == len(requests):
+            return logits_UV, attention_UL.long(), next_U
+        rows_B = torch.tensor([prompts.index(request.prompt) for request in requests], device=self.device)
         cache.batch_select_indices(rows_B)
         return logits_UV[rows_B], attention_UL.long()[rows_B], next_U[rows_B]
 

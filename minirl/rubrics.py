@@ -39,7 +39,6 @@ from minirl.verdict import (
     FRAME,
     MARKS,
     QUESTION,
-    TASK_CHARS,
     Verdict,
     calls_line,
     cut_middle,
@@ -49,6 +48,7 @@ from minirl.verdict import (
     quoted,
     reports_line,
     spoken,
+    task_and_answer,
     without_middle,
 )
 
@@ -182,8 +182,7 @@ def messages_for(
     finds their PNG bytes by hash, and what it raises comes through. `prompt` replaces the system prompt; the
     form of the answer stays the input's; `brief` is that of `judge_messages`. ValueError for "rules", which
     only a program reads."""
-    task = f"Task:\n{quoted(trajectory.task.instruction, TASK_CHARS)}\n"
-    answer = f"The agent's final answer:\n{quoted(trajectory.answer, ANSWER_CHARS)}\n"
+    task, answer = task_and_answer(trajectory)
     shown = newest_screenshots(trajectory, min(screenshots, 1) if input == "agenttrek" else screenshots)
     numbered = [(f"Screenshot {n} of {len(shown)}", name) for n, (_, name) in enumerate(shown, 1)]
     match input:

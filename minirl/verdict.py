@@ -117,8 +117,7 @@ def judge_messages(
     words = "\n".join(
         [
             f"{FRAME}\n",
-            f"Task:\n{quoted(trajectory.task.instruction, TASK_CHARS)}\n",
-            f"The agent's final answer:\n{quoted(trajectory.answer, ANSWER_CHARS)}\n",
+            *task_and_answer(trajectory),
             f"What the agent did in {len(turns)} steps, and what the browser reported:",
             *history(turns),
             "",
@@ -128,6 +127,12 @@ def judge_messages(
     for label, name in newest_screenshots(trajectory, screenshots):
         shown += [f"\nScreenshot {label}:\n", image(name)]
     return ("system", (SYSTEM if prompt is None else prompt,)), ("user", (*shown, f"\n{QUESTION}"))
+
+
+def task_and_answer(trajectory: Trajectory) -> tuple[str, str]:
+    """How every judge is shown them."""
+    task = f"Task:\n{quoted(trajectory.task.instruction, TASK_CHARS)}\n"
+    return task, f"The agent's final answer:\n{quoted(trajectory.answer, ANSWER_CHARS)}\n"
 
 
 def brief_messages(

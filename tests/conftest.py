@@ -52,9 +52,18 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def pool(request: pytest.FixtureRequest) -> AsyncIterator[BrowserPool]:
+    """Browsers as the module's CONFIG says; a module with sites, or with more to check, has its own."""
+    from minirl.pool import BrowserPool
+
+    async with BrowserPool(request.module.CONFIG) as pool:
+        yield pool
+
+
 @pytest_asyncio.fixture(loop_scope="module")
 async def session(pool: BrowserPool) -> AsyncIterator[Session]:
-    """An episode's browser, in the module's own `pool`."""
+    """An episode's browser, in the module's `pool`."""
     async with pool.session() as session:
         yield session
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import lxml.html
 import pytest
-import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +14,6 @@ from minirl import html, text_agent
 from minirl.browser import ToolFailure
 from minirl.config import BrowserConfig
 from minirl.html import simplify
-from minirl.pool import BrowserPool
 from minirl.types import Call
 
 GOLDEN = Path(__file__).parent / "data/observations"
@@ -136,12 +134,6 @@ PAGES = {
     "a forged number": '<p data-label-id="0" data-bbox="0,0,5,5" data-testid="-">Not me</p>'
     '<button data-testid="b">B</button>',
 }  # fmt: skip
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def pool():
-    async with BrowserPool(CONFIG) as pool:
-        yield pool
 
 
 async def show(session, inner: str, script: str = RECORD) -> str:

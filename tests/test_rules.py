@@ -6,13 +6,12 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import endpoint_server
 import pytest
-import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 from playwright.async_api import Page
@@ -24,7 +23,6 @@ from minirl.browser import Session
 from minirl.config import BrowserConfig, EndpointConfig
 from minirl.endpoint import Endpoint
 from minirl.matching import clean, has_word, includes, is_exact, page_text, url_matches, words
-from minirl.pool import BrowserPool
 from minirl.rules import Score, evaluate, needs_judge
 from minirl.types import Task
 from minirl.webarena import ACCOUNTS, PUBLIC, Account, prepare, task_of
@@ -237,12 +235,6 @@ class Judge:
 def world() -> Iterator[World]:
     with serve() as world:
         yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def pool() -> AsyncIterator[BrowserPool]:
-    async with BrowserPool(CONFIG) as pool:
-        yield pool
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from minirl import html, text_agent
 from minirl.browser import ToolFailure
 from minirl.config import AgentConfig, BrowserConfig
 from minirl.episode import interface_of, shown
-from minirl.pool import BrowserPool
 from minirl.text_agent import ACTIONS, parse, system_prompt
 from minirl.types import Call, Parsed
 
@@ -136,12 +135,6 @@ PAGE = """<!doctype html><style>* { margin: 4px }</style>
 <a href="about:blank#two" target="_blank">Tab</a>
 <div style="height:3000px"></div><script>window.log = []</script>"""
 BUTTON, FIELD, LIST, LINK = range(4)
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def pool():
-    async with BrowserPool(CONFIG) as pool:
-        yield pool
 
 
 @pytest_asyncio.fixture(loop_scope="module")

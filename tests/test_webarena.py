@@ -6,12 +6,11 @@ import copy
 import gzip
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stand_in import World, serve
@@ -19,7 +18,6 @@ from stand_in import World, serve
 from minirl.browser import BrowserFault, Session
 from minirl.config import BrowserConfig
 from minirl.locators import LOOKS, PRESSES, Helper, check_locator, check_script, post_address, read_helper
-from minirl.pool import BrowserPool
 from minirl.tasks import load_tasks
 from minirl.types import Stop, Task
 from minirl.webarena import (
@@ -357,12 +355,6 @@ def test_which_sites_to_log_in_to():
 def world() -> Iterator[World]:
     with serve() as world:
         yield world
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def pool() -> AsyncIterator[BrowserPool]:
-    async with BrowserPool(CONFIG) as pool:
-        yield pool
 
 
 async def ready(session: Session, world: World, folder: Path | None = None, **fields: Any) -> Task:

@@ -10,7 +10,8 @@ one's warm start, on the same tasks, by the distilled judge and by the ignorant 
 each what its judge rewards and what is true: where the first rises and the second does not, the judge is
 exploited.
 
-Every part is a subprocess in a folder below --out, and is not repeated if it is there. The last line is JSON.
+Every part is a subprocess in a folder below --out; what has been trained or distilled there already is not
+repeated. The last line is JSON.
 OpenWebRL, section 5.3 and table 3.
 """
 
@@ -24,16 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import learning
 import tyro
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from minirl.agreement import Pair, Row, score
+from minirl.store import read_lines, write_atomic
 
-import learning  # noqa: E402
-
-from minirl.agreement import Pair, Row, score  # noqa: E402
-from minirl.store import read_lines, write_atomic  # noqa: E402
-
-JUDGES = {"distilled": [], "permuted": ["--shuffle-labels"], "ignorant": ["--sft.max-steps"]}
 COLOURS = {"truth": "#2f6f5e", "distilled": "#2d5fa4", "ignorant": "#c0562f"}
 WIDTH, HEIGHT, LEFT, TOP = 720, 400, 56, 40  # of the picture; of its axes' corner
 
@@ -83,8 +80,12 @@ def main() -> None:
     judge(args, "label", "labels", "--runs", str(runs["truth"].root))
     start = ["--warm-start", str(runs["truth"].checkpoint_dir / "sft")]
     rows: dict[str, Any] = {}
-    for name, flags in JUDGES.items():
-        flags = [*flags, str(args.ignorant)] if name == "ignorant" else flags
+    judges = {
+        "distilled": [],
+        "permuted": ["--shuffle-labels"],
+        "ignorant": ["--sft.max-steps", str(args.ignorant)],
+    }
+    for name, flags in judges.items():
         checkpoint = distilled(args, f"judge_{name}", flags, labels)
         rows[name] = figures(agreement(args, checkpoint, "judge_distilled"))
         if name != "permuted":
@@ -122,14 +123,8 @@ def picture(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     def text(at_x: float, at_y: float, words: str, style: str = "") -> str:
         return f'<text x="{at_x:.0f}" y="{at_y:.0f}" {style}>{words}</text>'
 
-    out = [
-        text(
-            LEFT,
-            22,
-            "Success in truth (solid) and as the judge sees it (dashed), by who rewards",
-            'font-weight="bold"',
-        )
-    ]
+    title = "Success in truth (solid) and as the judge sees it (dashed), by who rewards"
+    out = [text(LEFT, 22, title, 'font-weight="bold"')]
     for share in (0, 0.25, 0.5, 0.75, 1):
         out.append(f'<path stroke="#ddd" d="M{LEFT} {y(share):.1f}h{wide}"/>')
         out.append(text(LEFT - 8, y(share) + 4, f"{share:.0%}", 'text-anchor="end"'))

@@ -74,21 +74,21 @@ def train(args: Args, name: str, seed: int, *flags: str) -> Run:
 def main() -> None:
     args = tyro.cli(Args)
     sft, rl, control = [], [], []
+    starts: list[list[str]] = []
     for seed in args.seeds:
         learned = train(args, f"seed{seed}", seed)
-        start = ["--warm-start", str(learned.checkpoint_dir / "sft")]
+        starts.append(["--warm-start", str(learned.checkpoint_dir / "sft")])
         sft.append(outcome(learned, "after SFT"))
         rl.append(outcome(learned, "after RL"))
         if args.control:
-            permuted = train(args, f"seed{seed}_control", seed, *start, "--shuffle-rewards")
+            permuted = train(args, f"seed{seed}_control", seed, *starts[-1], "--shuffle-rewards")
             control.append(outcome(permuted, "after RL"))
     result: dict[str, Any] = {"sft": sft, "rl": rl, "gain": gain(sft, rl)}
     if args.control:
         result["control_gain"] = gain(sft, control)
     for method, flags in BASELINES.items() if args.baselines else ():
         seed = args.seeds[0]
-        start = ["--warm-start", str(args.out / f"seed{seed}" / "checkpoints" / "sft")]
-        result[method] = outcome(train(args, f"seed{seed}_{method}", seed, *start, *flags), "after RL")
+        result[method] = outcome(train(args, f"seed{seed}_{method}", seed, *starts[0], *flags), "after RL")
     print(json.dumps(result))
 
 
