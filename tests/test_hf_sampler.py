@@ -107,6 +107,21 @@ async def test_a_seed_gives_the_same_sample_in_any_company(new_sampler, prompts)
         assert alone.logprobs == pytest.approx(together[n].logprobs, abs=1e-5)
 
 
+async def test_a_prompt_that_several_requests_share_is_read_once(new_sampler, prompts):
+    """With other prompts between them, so that a mistaken row would show."""
+    sampler, read = new_sampler(end=OFTEN, temperature=1.0), []
+    plain = sampler._padded
+    sampler._padded = lambda different: read.append(len(different)) or plain(different)
+    asked = [Request(prompts[n], request_seed("share", i), 12) for i, n in enumerate((2, 0, 2, 3, 0, 2))]
+    together = await asyncio.gather(*map(sampler.generate, asked))
+    assert read == [3]
+    for request, sample in zip(asked, together, strict=True):
+        alone = await sampler.generate(request)
+        assert alone.ids == sample.ids and alone.finish == sample.finish
+        assert alone.logprobs == pytest.approx(sample.logprobs, abs=1e-5)
+    assert len({sample.ids for sample in together}) == len(together)
+
+
 async def test_another_seed_gives_another_sample(new_sampler, prompts):
     sampler = new_sampler(temperature=1.0)
     samples = [await sampler.generate(Request(prompts[0], seed, 12)) for seed in (1, 1, 2)]
