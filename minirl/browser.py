@@ -37,6 +37,7 @@ SHOT_PAUSE = 0.05  # seconds before it is asked again when it refuses,
 MOST_REFUSALS = 20  # so often
 MOST_TABS = 20  # a page that opens more has them closed
 MOST_DOCUMENTS = 3  # one after the other that an action is given time for: some pages never rest
+MOST_DISPLACED = 3  # navigations to one address that the page before it may displace
 CLOSING_SECONDS = 0.1
 ANSWER_SECONDS = 1.0  # for a page that is only slow to show that it lives
 GOTO_SHARE = 2 / 3  # of an action's time, for a page that does not open; the rest is for recovering
@@ -187,26 +188,33 @@ class Session:
             await self.guard.check(url)
         except Refused as refusal:
             raise ToolFailure(str(refusal)) from None
-        await self.pace(url)
+        for _ in range(MOST_DISPLACED):
+            await self.pace(url)
+            status = await self._open(url, seconds or GOTO_SHARE * self.config.action_seconds)
+            if status is not None or self.page.url.rstrip("/") == url.rstrip("/"):
+                break  # else a redirect by the script of the page before it, or its error page, came instead
+        return status or 0
+
+    async def _open(self, url: str, seconds: float) -> int | None:
+        """Its HTTP status, 0 if a hung script hides it, None if there is none: another page may have come."""
         before = self.page.url
         opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
         try:
-            response = await self.do(opening, seconds or GOTO_SHARE * self.config.action_seconds)
+            response = await self.do(opening, seconds)
         except PageHangs:
             await self.revive()
             if self.page.url in ("about:blank", before):
                 raise ToolFailure("the page did not load in time") from None
-            response = None  # it has come, with a script that did not end
+            await self.settle()
+            return 0  # it has come, with a script that did not end
         except ToolFailure as failure:
             if "interrupted by another navigation" not in str(failure):
                 raise
-            if "chrome-error:" in str(failure):  # the error page of an address that was tried before
-                return await self.goto(url, seconds)
-            response = None  # a page that sends its visitors on has come, though not from where it was asked
+            response = None  # the page before it went elsewhere; this one is mostly still on its way
         if response is not None and (problem := response.headers.get(PROBLEM_HEADER)):
             raise ToolFailure(f"the site could not be opened: its address is {problem}")
         await self.settle()
-        return response.status if response else 0
+        return response.status if response else None
 
     async def back(self) -> bool:
         """Goes back in the tab's history; False if there is nothing to go back to."""

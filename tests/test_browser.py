@@ -199,6 +199,24 @@ async def test_an_address_that_does_not_answer_is_the_agents_news(session):
     assert (await observe(session)).image
 
 
+async def test_an_address_that_another_page_gets_ahead_of_is_asked_for_again(session, site, monkeypatch):
+    asked, goto = [], session.page.goto
+
+    async def displaced(url: str, **options: Any) -> Any:
+        asked.append(url)
+        if len(asked) < 3:
+            await goto(f"{site}/")
+            raise PlaywrightError(f'Page.goto: Navigation to "{url}" is interrupted by another navigation')
+        return await goto(url, **options)
+
+    monkeypatch.setattr(session.page, "goto", displaced)
+    assert await do(session, "goto_url", url=f"{site}/two") == f"goto_url: now at {site}/two."
+    assert len(asked) == 3
+    asked.clear()
+    assert await do(session, "goto_url", url=f"{site}/") == f"goto_url: now at {site}/."  # it is there
+    assert len(asked) == 1
+
+
 async def test_tabs_open_change_and_close(session, site):
     with pytest.raises(ToolFailure, match="the last tab can't be closed"):
         await do(session, "close_tab")
