@@ -1,12 +1,13 @@
 """WebAgent-R1's ablations in small: R1, R1-Zero and R1-CoT, with and without thoughts (its figures 3 and 5).
 
-    python tests/bench/variants.py [--steps 12]
+    python tests/bench/variants.py
 
 Each variant is one run of train.py, as in learning.py: found again if it is there, and gone on with if it was
-interrupted. Zero starts from a model that has only cloned a few demonstrations, for as long as it takes to
-write actions at all: random weights never would, where the paper's base model does. CoT's thoughts come from
-a scripted endpoint, which repeats the task before it names the element; there is no CoT without thoughts. The
-table has success, response length and turns before and after reinforcement; the last line is JSON.
+interrupted; R1 is learning.py's own run, if that had the same folder. Zero starts from a model that has only
+cloned a few demonstrations, for as long as it takes to write actions at all: random weights never would,
+where the paper's base model does. CoT's thoughts come from a scripted endpoint, which repeats the task before
+it names the element; there is no CoT without thoughts. The table has success, response length and turns
+before and after reinforcement; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -36,9 +37,8 @@ TEACHER = "scripted"
 
 @dataclass
 class Args:
-    steps: int = 12
     seed: int = 0
-    out: Path = Path("runs/variants")
+    out: Path = Path("runs/learning_text")
     flags: str = ""
     """Further flags for train.py, separated by blanks."""
 
@@ -80,8 +80,8 @@ def main() -> None:
             "CoT": [*longer, *teacher],
         }
         for name, flags in variants.items():
-            folder = re.sub(r"\W+", "-", name.lower())
-            run = learning.train(bench, folder, args.seed, "--steps", str(args.steps), *flags)
+            folder = "_".join([f"seed{args.seed}", *re.findall(r"\w+", name.removeprefix("R1").lower())])
+            run = learning.train(bench, folder, args.seed, *flags)
             rows[name] = {"before": measured(run, "after_sft"), "after": measured(run, "after_rl")}
     table = Table("", "success before", "after", "tokens before", "after", "turns before", "after")
     for name, row in rows.items():
