@@ -61,7 +61,7 @@ def tiny_text() -> Config:
     return replace(
         config,
         recipe="tiny_text",
-        steps=14,
+        steps=11,
         model=ModelConfig(),
         agent=AgentConfig(
             kind="text",

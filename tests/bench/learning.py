@@ -59,13 +59,15 @@ def outcome(run: Run, label: str) -> float | None:
 
 
 def train(args: Args, name: str, seed: int, *flags: str) -> Run:
-    """Runs train.py to its end, from wherever an earlier call has left it. Other flags, other folder."""
+    """Runs train.py to its end, from wherever an earlier call has left it. Other recipe or flags, other
+    folder."""
     name += re.sub(r"[^A-Za-z0-9.]+", "-", args.flags)
-    run = Run(args.out / name)
+    out = args.out / args.recipe
+    run = Run(out / name)
     if outcome(run, "after RL") is None:
         resume = ["--resume"] if checkpoints(run.checkpoint_dir) else []
         seeds = ["--seed", str(seed), "--task.seed", str(seed)]
-        place = ["--out", str(args.out), "--name", name]
+        place = ["--out", str(out), "--name", name]
         command = [sys.executable, str(ROOT / "train.py"), args.recipe, *seeds, *place, *flags, *resume]
         subprocess.run(command + args.flags.split(), check=True, stdout=sys.stderr)
     return run

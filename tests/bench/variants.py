@@ -3,11 +3,11 @@
     python tests/bench/variants.py
 
 Each variant is one run of train.py, as in learning.py: found again if it is there, and gone on with if it was
-interrupted; R1 is learning.py's own run, if that had the same folder. Zero starts from a model that has only
-cloned a few demonstrations, for as long as it takes to write actions at all: random weights never would,
-where the paper's base model does. CoT's thoughts come from a scripted endpoint, which repeats the task before
-it names the element; there is no CoT without thoughts. The table has success, response length and turns
-before and after reinforcement; the last line is JSON.
+interrupted; R1 is the very run of learning.py. Zero starts from a model that has only cloned a few
+demonstrations, for as long as it takes to write actions at all: random weights never would, where the paper's
+base model does. CoT's thoughts come from a scripted endpoint, which repeats the task before it names the
+element; there is no CoT without thoughts. The table has success, response length and turns before and after
+reinforcement; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TEACHER = "scripted"
 @dataclass
 class Args:
     seed: int = 0
-    out: Path = Path("runs/learning_text")
+    out: Path = Path("runs/learning")
     flags: str = ""
     """Further flags for train.py, separated by blanks."""
 
