@@ -199,22 +199,23 @@ class Session:
         """Its HTTP status, 0 if a hung script hides it, None if there is none: another page may have come."""
         before = self.page.url
         opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
+        response, status = None, None
         try:
             response = await self.do(opening, seconds)
         except PageHangs:
             await self.revive()
             if self.page.url in ("about:blank", before):
                 raise ToolFailure("the page did not load in time") from None
-            await self.settle()
-            return 0  # it has come, with a script that did not end
+            status = 0  # it has come, with a script that did not end
         except ToolFailure as failure:
             if "interrupted by another navigation" not in str(failure):
-                raise
-            response = None  # the page before it went elsewhere; this one is mostly still on its way
-        if response is not None and (problem := response.headers.get(PROBLEM_HEADER)):
-            raise ToolFailure(f"the site could not be opened: its address is {problem}")
+                raise  # else the page before it went elsewhere; this one is mostly still on its way
+        if response is not None:
+            if problem := response.headers.get(PROBLEM_HEADER):
+                raise ToolFailure(f"the site could not be opened: its address is {problem}")
+            status = response.status
         await self.settle()
-        return response.status if response else None
+        return status
 
     async def back(self) -> bool:
         """Goes back in the tab's history; False if there is nothing to go back to."""

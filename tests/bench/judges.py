@@ -78,7 +78,7 @@ def main() -> None:
     runs = {"truth": learning.train(bench, "truth", args.seed)}
     labels = args.out / "labels"
     judge(args, "label", "labels", "--runs", str(runs["truth"].root))
-    start = ["--warm-start", str(runs["truth"].checkpoint_dir / "sft")]
+    start = learning.start_of(runs["truth"])
     rows: dict[str, Any] = {}
     judges = {
         "distilled": [],

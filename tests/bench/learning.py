@@ -73,24 +73,29 @@ def train(args: Args, name: str, seed: int, *flags: str) -> Run:
     return run
 
 
+def start_of(run: Run) -> list[str]:
+    """Flags that let another run begin with what this one had cloned."""
+    return ["--warm-start", str(run.checkpoint_dir / "sft")]
+
+
 def main() -> None:
     args = tyro.cli(Args)
     sft, rl, control = [], [], []
-    starts: list[list[str]] = []
+    runs: list[Run] = []
     for seed in args.seeds:
         learned = train(args, f"seed{seed}", seed)
-        starts.append(["--warm-start", str(learned.checkpoint_dir / "sft")])
+        runs.append(learned)
         sft.append(outcome(learned, "after SFT"))
         rl.append(outcome(learned, "after RL"))
         if args.control:
-            permuted = train(args, f"seed{seed}_control", seed, *starts[-1], "--shuffle-rewards")
+            permuted = train(args, f"seed{seed}_control", seed, *start_of(learned), "--shuffle-rewards")
             control.append(outcome(permuted, "after RL"))
     result: dict[str, Any] = {"sft": sft, "rl": rl, "gain": gain(sft, rl)}
     if args.control:
         result["control_gain"] = gain(sft, control)
     for method, flags in BASELINES.items() if args.baselines else ():
-        seed = args.seeds[0]
-        result[method] = outcome(train(args, f"seed{seed}_{method}", seed, *starts[0], *flags), "after RL")
+        seed, start = args.seeds[0], start_of(runs[0])
+        result[method] = outcome(train(args, f"seed{seed}_{method}", seed, *start, *flags), "after RL")
     print(json.dumps(result))
 
 
