@@ -31,6 +31,7 @@ from minirl.config import Config
 from minirl.evaluation import Ledger, choose, open_ledger, read_flags, selected
 from minirl.log import CONSOLE, progress, say
 from minirl.parts import Parts, open_parts
+from minirl.protocols import Protocol
 from minirl.ranks import Ranks, open_ranks
 from minirl.recipes import run_main
 from minirl.report import write_report
@@ -54,7 +55,7 @@ async def main(config: Config, ranks: Ranks) -> None:
     if results:
         say(f"{len(ledger.places) - len(missing)} episodes are in {ledger.path}; delete it to begin again")
     if missing:
-        await attempt(parts, ledger, missing)
+        await attempt(parts, ledger, missing, protocol)
         results = ledger.collect()
 
     score = show(results, protocol, tasks)
@@ -65,7 +66,9 @@ async def main(config: Config, ranks: Ranks) -> None:
     say(f"results: {ledger.path}\nreport: {parts.run.report_path}")
 
 
-async def attempt(parts: Parts, ledger: Ledger, missing: Sequence[tuple[Task, int]]) -> None:
+async def attempt(
+    parts: Parts, ledger: Ledger, missing: Sequence[tuple[Task, int]], protocol: Protocol
+) -> None:
     """An episode per task and seed. What is sampled depends on these, the config's seed and the weights."""
     tasks, seeds = [task for task, _ in missing], [seed for _, seed in missing]
     await parts.reset_sites()
@@ -78,6 +81,7 @@ async def attempt(parts: Parts, ledger: Ledger, missing: Sequence[tuple[Task, in
                 lambda done: meter.advance(done - meter.done),
                 members=seeds,
                 on_done=ledger.add,
+                succeeds_by=protocol.succeeds_by,
             )
 
 

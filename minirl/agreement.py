@@ -40,6 +40,7 @@ class Pair:
     verdict: bool | None
     benchmark: str = ""
     site: str = ""
+    task: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Row:
     false_neg: int = 0
     true_neg: int = 0
     invalid: int = 0
+    tasks: int = 0  # that the episodes with a verdict are of, where it is known
 
     @property
     def n(self) -> int:
@@ -75,8 +77,10 @@ class Row:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95% interval of the accuracy."""
-        return wilson(self.agreed, self.n)
+        """Wilson's 95% interval of the accuracy. Episodes of one task are much alike, so that it is as wide
+        as that of so many tasks."""
+        tasks = self.tasks or self.n
+        return wilson(self.agreed * tasks / max(self.n, 1), tasks)
 
     @property
     def precision(self) -> float | None:
@@ -113,7 +117,7 @@ def pair_of(trajectory: Trajectory, truth: bool, verdict: Verdict) -> Pair:
     its first page."""
     meta = trajectory.task.meta
     site = meta.get("site") or urlsplit(trajectory.task.start_url).hostname or ""
-    return Pair(truth, verdict.success, str(meta.get("benchmark") or ""), str(site))
+    return Pair(truth, verdict.success, str(meta.get("benchmark") or ""), str(site), trajectory.task.id)
 
 
 def score(pairs: Sequence[Pair]) -> list[Row]:
@@ -138,6 +142,7 @@ def count(part: Part, name: str, pairs: Sequence[Pair]) -> Row:
         false_neg=number(True, False),
         true_neg=number(False, False),
         invalid=sum(pair.verdict is None for pair in pairs),
+        tasks=len({pair.task for pair in pairs if pair.verdict is not None} - {""}),
     )
 
 

@@ -3,9 +3,9 @@
     trajectories --> rows of numbers --> metrics.jsonl --> the report's curves
 
 Stands behind the loop; nothing here is trained on. (Turns and lengths over training are minirl/metrics.py's.)
-OpenWebRL, section 5.2 and
-appendix D: four families of phrases in a response's reasoning show what it does with its words, and how often
-and at what length that happens says more than the mean length. Appendix E: why episodes fail. Pure functions.
+OpenWebRL, section 5.2 and appendix D: four families of phrases in a response's reasoning show what it does
+with its words, and how often and at what length that happens says more than the mean length. Appendix E: why
+episodes fail. Pure functions.
 
 Deviations: the paper's patterns are not in its text, so these were written anew from the phrases of its table
 10, and their rates are comparable with each other, not with the paper's. The paper's error categories were
@@ -187,8 +187,22 @@ def error_rows(trajectories: Sequence[Trajectory], verdicts: Sequence[Verdict | 
 
 
 def step_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Of a training step: the share of turns that each family of phrases matches, and how many episodes
-    failed for which reason, as metrics.jsonl has them and the report draws them."""
-    shares = {f"proxy/{row.name}": row.rate for row in proxy_rows(trajectories) if row.name in PROXIES}
-    errors = {f"error/{row.category}": float(row.count) for row in error_rows(trajectories)}
-    return {**{name: rate for name, rate in shares.items() if rate is not None}, **errors}
+    """Of a training step, as metrics.jsonl has it and the report draws it: the share of turns that each
+    family of phrases matches, mean and 90th percentile of their tokens (figure 3c), of turns that match
+    none, too, and how many episodes failed for which reason."""
+    found: dict[str, float | None] = {}
+    for row in proxy_rows(trajectories):
+        if row.name in PROXIES:
+            found[f"proxy/{row.name}"] = row.rate
+        if row.name in PROXIES or row.name == "none":
+            found |= {f"proxy_mean/{row.name}": row.mean, f"proxy_p90/{row.name}": row.p90}
+    errors = error_rows(trajectories, [said_of(trajectory) for trajectory in trajectories])
+    found |= {f"error/{row.category}": float(row.count) for row in errors}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def said_of(trajectory: Trajectory) -> Verdict | None:
+    """The verdict that an episode was given, if a judge was asked about it."""
+    if "verdict" not in trajectory.final_state:
+        return None
+    return Verdict(trajectory.final_state["verdict"], str(trajectory.final_state.get("rationale", "")))

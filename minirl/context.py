@@ -83,15 +83,20 @@ class ChatFormat:
         )
 
 
-# WebRL's prompts are one completion, in which its Frame writes the headers
+# WebRL's prompts are one completion without a system turn, in which its Frame writes the headers
 WEBRL = ChatFormat(
-    start="<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n",
-    to_user="<|eot_id|>",
+    start="<|begin_of_text|>",
+    to_user="",
     to_assistant="\n\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n",
     close="\n\n",
     opens_think=False,
     drops_end=True,
     most_chars=15_872,
+)
+WEBRL_WITH_SYSTEM = replace(
+    WEBRL,
+    start="<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n",
+    to_user="<|eot_id|>",
 )
 
 
@@ -208,7 +213,7 @@ class Context:
     def messages(self) -> tuple[Message, ...]:
         """The conversation up to the newest observation as chat messages, for a model that is served
         elsewhere. What is shown and what is not is as in the prompt."""
-        out: list[Message] = [("system", (self.system,))]
+        out: list[Message] = [("system", (self.system,))] if self.system else []
         for i, step in enumerate(self.settled + self.recent):
             head, page, tail, stand_in = step.words
             if i < len(self.settled):

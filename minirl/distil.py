@@ -347,7 +347,7 @@ def print_scores(folder: Path, questions: Sequence[Question], name: str, verdict
         scores[f"always {'SUCCESS' if constant else 'NOT SUCCESS'}"] = score(pairs)[:1]
     for path in sorted(folder.glob("*.jsonl")):
         records = [record for _, record in read_lines(path)]
-        pairs = [Pair(r["truth"], r["verdict"], r["benchmark"], r["site"]) for r in records]
+        pairs = [Pair(r["truth"], r["verdict"], r["benchmark"], r["site"], r["task"]) for r in records]
         rows = rows_of(pairs, [record["part"] for record in records])
         scores[records[0]["judge"]] = rows if records[0]["judge"] == name else rows[:1]
     show(scores)

@@ -22,7 +22,16 @@ from playwright.async_api import Error as PlaywrightError
 from minirl import actions, text_agent, tools, webarena
 from minirl.browser import BrowserFault, Session, ToolFailure
 from minirl.config import AgentConfig, Config
-from minirl.context import WEBRL, ChatFormat, Context, Frame, round_frame, tool_frame, webrl_frame
+from minirl.context import (
+    WEBRL,
+    WEBRL_WITH_SYSTEM,
+    ChatFormat,
+    Context,
+    Frame,
+    round_frame,
+    tool_frame,
+    webrl_frame,
+)
 from minirl.log import say
 from minirl.model import Language
 from minirl.pool import BrowserPool
@@ -55,15 +64,18 @@ class Interface:
 
 
 def interface_of(agent: AgentConfig) -> Interface:
-    """OpenWebRL's screenshots and 13 tools, or WebAgent-R1's simplified HTML and one action."""
+    """OpenWebRL's screenshots and 13 tools, or WebAgent-R1's simplified HTML and one action; WebRL's
+    checkpoints were given no system text."""
     if agent.kind == "visual":
         system = tools.system_prompt(agent.brief, agent.names, agent.prompt)
         return Interface(system, actions.observe, tools.parse, actions.act, tools.final_answer, tool_frame)
-    system = text_agent.system_prompt(agent.brief, agent.thinking, agent.prompt)
-    is_webrl = agent.history == "webrl"
-    frame, chat = (webrl_frame, WEBRL) if is_webrl else (round_frame, None)
     how = (text_agent.observe, text_agent.parse, text_agent.act, text_agent.final_answer)
-    return Interface(system, *how, frame, chat)
+    if agent.history == "webrl" and agent.prompt is None:
+        return Interface("", *how, webrl_frame, WEBRL)
+    system = text_agent.system_prompt(agent.brief, agent.thinking, agent.prompt)
+    if agent.history == "webrl":
+        return Interface(system, *how, webrl_frame, WEBRL_WITH_SYSTEM)
+    return Interface(system, *how, round_frame)
 
 
 def conversation(agent: AgentConfig, language: Language, interface: Interface, task: Task) -> Context:
@@ -112,7 +124,8 @@ def tell_once(trace: str) -> None:
 
 @dataclass
 class Episode:
-    """One attempt at a task. `run` returns the trajectory, whatever happens on the way."""
+    """One attempt at a task. `run` returns the trajectory, whatever happens on the way. After one of the
+    endings `succeeds_by` the verifier is asked; after all others there is no success."""
 
     task: Task
     member: int
@@ -122,6 +135,7 @@ class Episode:
     language: Language
     interface: Interface
     put_image: Callable[[bytes], str]
+    succeeds_by: tuple[Stop, ...] = (Stop.DONE,)
     turns: list[Turn] = field(default_factory=list)
     stop: Stop = Stop.MAX_STEPS
     answer: str = ""
@@ -141,7 +155,7 @@ class Episode:
                         await webarena.prepare(session, self.task, folder=self.config.task.logins)
                         began = time.monotonic()
                         last = await self._loop(session)
-                        if self.stop is Stop.DONE:
+                        if self.stop in self.succeeds_by:
                             success, state = await verify(self.task, session, self.answer)
                 finally:
                     diagnostics = {

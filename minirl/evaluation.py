@@ -33,6 +33,7 @@ from minirl.results import Evaluation, Result, read_results, result_of, versions
 from minirl.rubrics import judge_config
 from minirl.scores import UNNAMED, differences
 from minirl.store import Run
+from minirl.tools import read_prompt
 from minirl.types import Task, Trajectory
 
 # ---- The command line ------------------------------------------------------------------------------
@@ -69,9 +70,11 @@ def _under(protocol: Protocol, argv: Sequence[str]) -> Config:
     names = {word.partition("=")[0].replace("_", "-") for word in given}
     if "--max-steps" in names:
         names.add("--eval.max-steps")
-    if unlike := [f"{flag} {value}" for flag, value in usual.items() if flag in names]:
+    judge = {f"--judge.{name.replace('_', '-')}": value for name, value in vars(protocol.judge).items()}
+    if unlike := [f"{flag} {value}" for flag, value in (usual | judge).items() if flag in names]:
         say(f"your flags go before protocol {protocol.name}, which has {', '.join(unlike)}")
-    return replace(config, judge=judge_config(protocol, config.judge))
+    given = [name for name in vars(protocol.judge) if f"--judge.{name.replace('_', '-')}" in names]
+    return replace(config, judge=judge_config(protocol, config.judge, given))
 
 
 def flags_of(protocol: Protocol) -> dict[str, float]:
@@ -233,9 +236,14 @@ def open_ledger(parts: Parts, protocol: Protocol, subject: str) -> Ledger:
 
 def settings(config: Config, tasks: Sequence[Task]) -> dict[str, object]:
     """The config as JSON data, without what does not change a result, and with what it only names."""
-    plain = replace(config, eval=replace(config.eval, retry=False, compare=()))
+    plain = replace(config, eval=replace(config.eval, retry=False, compare=(), budgets=()))
     words = json.dumps([asdict(task) for task in tasks], sort_keys=True)
     digests = {"tasks": hashlib.sha256(words.encode()).hexdigest(), "weights": weights_of(config.model.path)}
+    if config.judge.path:
+        digests["judge"] = weights_of(config.judge.path)
+    for name, file in (("prompt", config.agent.prompt), ("judge_prompt", config.judge.prompt)):
+        if file is not None:
+            digests[name] = hashlib.sha256(read_prompt(file).encode()).hexdigest()
     return to_json(plain) | {"digests": digests}
 
 

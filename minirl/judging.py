@@ -22,12 +22,15 @@ from minirl.endpoint import open_endpoint
 from minirl.hf_sampler import HfSampler
 from minirl.log import progress
 from minirl.model import check_checkpoint, load_language, load_model
+from minirl.protocols import Input
 from minirl.ranks import Ranks
 from minirl.rubrics import messages_for, parse
 from minirl.tools import read_prompt
 from minirl.types import Sampling, Trajectory
 from minirl.verdict import EndpointJudge, Verdict
 from minirl.vllm_sampler import VllmSampler, is_chosen
+
+DISTILLED: Input = "openwebrl"  # what minirl/distil.py asks
 
 
 class Judge(Protocol):
@@ -50,6 +53,11 @@ def refuse_other_questions(judge: JudgeConfig, asked: Mapping[str, Any]) -> None
     """ValueError if a distilled judge learned to answer another question than it would be asked."""
     file = Path(judge.path) / "state.json"
     learned = json.loads(file.read_text()).get("question") if file.is_file() else None
+    if learned and judge.input != DISTILLED:
+        raise ValueError(
+            f"--judge.path {judge.path} was distilled to answer another question than --judge.input "
+            f"{judge.input}; give --judge.input {DISTILLED} --judge.parser verdict-line"
+        )
     for name, value in (learned or {}).items():
         if asked.get(name) != value:
             raise ValueError(f"--judge.path {judge.path} was distilled with another --judge.{name}: {value}")

@@ -173,7 +173,7 @@ async def label_runs(config: Config, teacher: Judge, source: str) -> Counter[str
         todo = []
         for line, trajectory in enumerate(folder.load_trajectories(dump)):
             label = Label(named, dump, line, digest_of(trajectory), "", False, source)
-            if not needs_verdict(trajectory, every_turn=config.reward.format == "every"):
+            if not needs_verdict(trajectory, config.reward.format):
                 counts["left to the rules"] += 1
             elif label.key in known:
                 counts["labelled before"] += 1

@@ -38,6 +38,8 @@ Parser = Literal[
     "structured",  # JSON with the fields thought and verdict
     "rules",  # nothing to parse: a score, 0 or 1
 ]
+# Longest response of a judge that reasons before it answers: the server counts its reasoning, too. Ours.
+REASONING_TOKENS = 16_384
 # The parsers that can read what the prompt of an input asks for
 READABLE: Mapping[Input, tuple[Parser, ...]] = {
     "openwebrl": ("verdict-line", "not-success-first"),
@@ -53,7 +55,8 @@ BY_AGENT = tuple(stop for stop in Stop if stop.is_agent_fault)
 
 @dataclass(frozen=True)
 class Judge:
-    """Who decides. `temperature` None: not stated, or the model has none; then it is not sent."""
+    """Who decides: what of a JudgeConfig belongs to the benchmark. `temperature` None: not stated, or the
+    model has none; then it is not sent."""
 
     model: str
     input: Input
@@ -61,6 +64,7 @@ class Judge:
     screenshots: int
     temperature: float | None = None
     seconds: float = 120.0
+    response_tokens: int = 1024
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,9 @@ ONLINE_MIND2WEB = Protocol(
     tasks=300,
     aborted="fail",
     sampling=OFFICIAL,
-    judge=Judge("o4-mini", input="agenttrek", parser="status", screenshots=1),
+    judge=Judge(
+        "o4-mini", input="agenttrek", parser="status", screenshots=1, response_tokens=REASONING_TOKENS
+    ),
     max_steps=30,
 )
 
@@ -211,7 +217,13 @@ AUTOWEBWORLD = Protocol(
     tasks=353,  # FARA's, on these sites
     aborted="fail",
     sampling=GREEDY,
-    judge=Judge("gemini-3-flash", input="trace", parser="verdict-line", screenshots=0),
+    judge=Judge(
+        "gemini-3-flash",
+        input="trace",
+        parser="verdict-line",
+        screenshots=0,
+        response_tokens=REASONING_TOKENS,
+    ),
     max_steps=15,
     sites=NINE_SITES,
     average="macro",

@@ -121,6 +121,8 @@ const CHARTS = [
   {title: "Stops by kind", prefix: "stop/", stacked: true, zero: true},
   {title: "Why episodes fail", prefix: "error/", stacked: true, zero: true},
   {title: "Turns that speak of ...", prefix: "proxy/", zero: true},
+  {title: "Their tokens, mean", prefix: "proxy_mean/", zero: true},
+  {title: "Their tokens, 90th percentile", prefix: "proxy_p90/", zero: true},
   {title: "The judge and the truth", keys: {judged_success: "judged", success: "true"}, needs: "judged_success",
     top: 1, zero: true},
 ];

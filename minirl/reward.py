@@ -8,12 +8,13 @@ Stands between episodes and training. OpenWebRL, appendix A.4, is a row of gates
     answer   `done` without an answer: 0
     judge    SUCCESS: 1, NOT SUCCESS: 0, neither: invalid
 
-and the judge (minirl/verdict.py) is asked only if all before it are passed. Where a page can be asked for its
-state, the verifier's word takes the judge's place and `reward` gives 1 for a success that was ended with
-`done`. (With `--reward.by judge` the judge rewards training's episodes there too, and `success` stays the
-verifier's word: how a policy learns to exploit a judge can be watched.) GRPO's advantage compares the
-episodes of one task: (r - mean) / (std + eps), std unbiased, one value for all tokens of a trajectory; the
-baselines of WebAgent-R1 have their own (minirl/loss.py).
+and the judge (minirl/verdict.py) is asked only if all before it are passed. (Evaluations ask it about every
+episode that the agent ended: what it takes to be rewarded is no part of succeeding.) Where a page can be
+asked for its state, the verifier's word takes the judge's place and `reward` gives 1 for a success that was
+ended with `done`. (With `--reward.by judge` the judge rewards training's episodes there too, behind all its
+gates, and `success` stays the verifier's word: how a policy learns to exploit a judge can be watched.) GRPO's
+advantage compares the episodes of one task: (r - mean) / (std + eps), std unbiased, one value for all tokens
+of a trajectory; the baselines of WebAgent-R1 have their own (minirl/loss.py).
 
 Deviation from the released code: trajectories whose ending says nothing about the policy leave before mean
 and deviation are taken. There they stay in the statistics as zeros, without a gradient, and
@@ -36,6 +37,8 @@ from minirl.types import Group, Stop, Task, Trajectory, Turn
 if TYPE_CHECKING:  # it brings the model's libraries along, which no number here needs
     from minirl.verdict import Verdict
 
+# Which responses must be in format. "none" is an evaluation's, where an answer may be empty, too
+Gates = Literal["every", "last", "none"]
 AWR_MAX = 20.0  # on exp(advantage / temperature), as in the code of AWR's authors
 
 
@@ -51,20 +54,23 @@ def in_format(turn: Turn) -> bool:
     return not turn.parsed.error and bool(turn.parsed.calls)
 
 
-def needs_verdict(trajectory: Trajectory, *, every_turn: bool = True) -> bool:
+def needs_verdict(trajectory: Trajectory, gates: Gates = "every") -> bool:
     """Whether the rules leave a trajectory's reward to the judge. The others cost no question."""
-    checked = trajectory.turns if every_turn else trajectory.turns[-1:]
-    answered = trajectory.stop is Stop.DONE and bool(trajectory.answer.strip())
-    return trajectory.valid and answered and all(map(in_format, checked))
+    if not trajectory.valid or trajectory.stop is not Stop.DONE:
+        return False
+    if gates == "none":
+        return True
+    checked = trajectory.turns if gates == "every" else trajectory.turns[-1:]
+    return bool(trajectory.answer.strip()) and all(map(in_format, checked))
 
 
 def gate(
-    trajectory: Trajectory, verdict: Verdict | None, *, every_turn: bool = True, format_error: float = -1.0
+    trajectory: Trajectory, verdict: Verdict | None, gates: Gates = "every", format_error: float = -1.0
 ) -> Trajectory:
     """A finished episode with its success and reward. `verdict` is not looked at, and may be None, where the
     rules decide. Where they don't, a verdict that is missing or invalid makes the trajectory invalid
     (Stop.JUDGE_ERROR), never a failure."""
-    if not needs_verdict(trajectory, every_turn=every_turn):
+    if not needs_verdict(trajectory, gates):
         failed = replace(trajectory, success=False)
         return replace(failed, reward=reward(failed, format_error))
     if verdict is None or verdict.success is None:

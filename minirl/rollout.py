@@ -33,8 +33,8 @@ from minirl.log import say
 from minirl.model import Language
 from minirl.pool import BrowserPool
 from minirl.ranks import Board, Ranks
-from minirl.reward import gate, is_effective, make_group, needs_verdict
-from minirl.types import Group, Prompt, Request, Sample, SamplerDied, Sampling, Task, Trajectory
+from minirl.reward import Gates, gate, is_effective, make_group, needs_verdict
+from minirl.types import Group, Prompt, Request, Sample, SamplerDied, Sampling, Stop, Task, Trajectory
 
 POLL_SECONDS = 0.2  # between two looks at what other ranks have finished
 
@@ -100,36 +100,40 @@ class Rollouts:
 
         return policy
 
-    async def episode(self, task: Task, member: int, policy: PolicyFn, max_steps: int) -> Trajectory:
-        """One episode, with the reward of its task's verifier, or where there is none the judge's."""
+    async def episode(
+        self,
+        task: Task,
+        member: int,
+        policy: PolicyFn,
+        max_steps: int,
+        gates: Gates = "none",
+        succeeds_by: tuple[Stop, ...] = (Stop.DONE,),
+    ) -> Trajectory:
+        """One episode, with the reward of its task's verifier, or where there is none the judge's.
+
+        Training sets `gates` before the judge, and asks it with `--reward.by judge` even where the task
+        itself can tell; evaluations and demonstrations go by what is true. `succeeds_by` is of `Episode`.
+        """
         with billed() as bill:
             async with self.slots:
-                how = (self.config, self.language, self.interface, self.put_image)
+                how = (self.config, self.language, self.interface, self.put_image, succeeds_by)
                 trajectory = await Episode(task, member, policy, max_steps, *how).run(self.pool, self.verify)
                 self.hosts.note(trajectory)
-            if not task.goal:
-                trajectory = await self._judged(trajectory)
+            if not task.goal or (gates != "none" and self.config.reward.by == "judge"):
+                trajectory = await self._judged(trajectory, gates)
         return replace(trajectory, dollars=bill.dollars)
 
-    async def _rewarded(self, task: Task, member: int, policy: PolicyFn, max_steps: int) -> Trajectory:
-        """An episode of training. With `--reward.by judge` one that the task itself has judged is judged all
-        the same; evaluations and demonstrations go by what is true."""
-        trajectory = await self.episode(task, member, policy, max_steps)
-        asked = bool(task.goal) and self.config.reward.by == "judge"
-        return await self._judged(trajectory) if asked else trajectory
-
-    async def _judged(self, trajectory: Trajectory) -> Trajectory:
+    async def _judged(self, trajectory: Trajectory, gates: Gates) -> Trajectory:
         """An episode with the judge's reward. Its success is the judge's too, unless the task's own verifier
         has told it."""
         if self.judge is None or not trajectory.valid:
             return trajectory
-        config, verdict = self.config.reward, None
-        every_turn = config.format == "every"
-        if needs_verdict(trajectory, every_turn=every_turn):
+        verdict = None
+        if needs_verdict(trajectory, gates):
             verdict = await self.judge(trajectory, self.image)
             said = {"verdict": verdict.success, "rationale": verdict.rationale}
             trajectory = replace(trajectory, final_state={**trajectory.final_state, **said})
-        gated = gate(trajectory, verdict, every_turn=every_turn, format_error=config.format_error)
+        gated = gate(trajectory, verdict, gates, self.config.reward.format_error)
         return replace(gated, success=trajectory.success) if trajectory.task.goal else gated
 
     def sleep(self) -> None:
@@ -148,10 +152,10 @@ class Rollouts:
         """G episodes of one task; `number` is the task's place in the stream."""
         tokens = self.config.agent.response_tokens
         members = range(self.config.rollout.group)
-        how = Sampling(self.config.sampler.temperature)
+        how, gates = Sampling(self.config.sampler.temperature), self.config.reward.format
         policies = [self.ask(how, tokens, "train", step, number, task.id, m) for m in members]
         async with asyncio.TaskGroup() as tasks:  # a gather would not wait for what it cancels
-            runs = [tasks.create_task(self._rewarded(task, m, policies[m], max_steps)) for m in members]
+            runs = [tasks.create_task(self.episode(task, m, policies[m], max_steps, gates)) for m in members]
         return [run.result() for run in runs]
 
     async def collect(
@@ -247,12 +251,13 @@ class Rollouts:
         tick: Callable[[int], None],
         members: Sequence[int] | None = None,
         on_done: Callable[[Trajectory], None] | None = None,
+        succeeds_by: tuple[Stop, ...] = (Stop.DONE,),
     ) -> list[Trajectory]:
         """One episode per task (a task may occur several times), in order, sampled as `config.eval` says.
 
         What is drawn depends on the task and its member, by default its place; who evaluates a part of the
         tasks, or one task several times, gives `members`. `on_done` is told every episode as it ends, on the
-        rank that ran it; what it raises ends the evaluation.
+        rank that ran it; what it raises ends the evaluation. `succeeds_by` is of `Episode`.
         """
         config, done = self.config.eval, 0
         numbers = range(len(tasks)) if members is None else members
@@ -262,7 +267,7 @@ class Rollouts:
             nonlocal done
             task, member = tasks[i], numbers[i]
             policy = self.ask(how, config.response_tokens, "eval", label, member, task.id)
-            trajectory = await self.episode(task, member, policy, max_steps)
+            trajectory = await self.episode(task, member, policy, max_steps, succeeds_by=succeeds_by)
             if on_done is not None:
                 on_done(trajectory)
             done += 1

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -59,19 +59,13 @@ TRACE_CHARS = 60_000  # of all steps: about 15,000 tokens
 JSON_CHARS = 100_000  # of an answer; a longer one is not parsed
 
 
-def judge_config(protocol: Protocol, judge: JudgeConfig) -> JudgeConfig:
+def judge_config(protocol: Protocol, judge: JudgeConfig, given: Collection[str] = ()) -> JudgeConfig:
     """The settings of a protocol's judge. Where it is served, its prices and its cache stay the user's, and
-    so does a model that the user has named, with --judge.model or --judge.path."""
-    own = protocol.judge
-    return replace(
-        judge,
-        model=judge.model or ("" if judge.path else own.model),
-        input=own.input,
-        parser=own.parser,
-        screenshots=own.screenshots,
-        temperature=own.temperature,
-        seconds=own.seconds,
-    )
+    so do the fields that are `given`, and a model named with --judge.model or --judge.path."""
+    own = {name: value for name, value in vars(protocol.judge).items() if name not in given}
+    if judge.model or judge.path:
+        own.pop("model", None)
+    return replace(judge, **own)
 
 
 # --- the rubrics ---------------------------------------------------------------------------------------

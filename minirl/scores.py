@@ -93,12 +93,17 @@ def endings(results: Sequence[Result]) -> str:
 
 def curve(results: Sequence[Result], budgets: Sequence[int], protocol: Protocol) -> Table:
     """Success within so many turns. The agent is not told its budget, so that an episode of the largest one
-    shows what it would have done with less."""
+    shows what it would have done with less. (Under a protocol that scores episodes without an ending of their
+    own, too, these count at the largest one only.)"""
     table = rates_table("turns")
     for most in sorted(set(budgets)):
-        within = [replace(r, success=r.success and r.steps <= most) for r in results]
-        table.add_row(str(most), *cells(summary(within, protocol).success))
+        table.add_row(str(most), *cells(summary(within(results, most), protocol).success))
     return table
+
+
+def within(results: Sequence[Result], turns: int) -> list[Result]:
+    """The results as they would have been with a budget of so many turns."""
+    return [replace(r, success=r.success and r.steps <= turns) for r in results]
 
 
 def rates_table(first: str) -> Table:
@@ -149,6 +154,8 @@ def compare(first: Path, second: Path) -> Paired:
         f"of {p.tasks} common tasks the second wins {p.better}, loses {p.worse}, "
         f"and {p.tasks - p.better - p.worse} are even{left}"
     )
+    if protocol.average == "macro":
+        say("every task weighs the same here; the protocol's own rate is the mean of its sites' rates")
     points = [f"{100 * value:+.1f}" for value in (p.difference, p.low, p.high)]
     say(f"difference: {points[0]} points (95% interval {points[1]} to {points[2]})", "bold green")
     return p

@@ -247,7 +247,8 @@ _LABEL = re.compile(
 )
 _FAILED = re.compile(r"not[\s_*`-]+success(?:ful)?", re.IGNORECASE)
 _SUCCEEDED = re.compile(r"success(?:ful)?", re.IGNORECASE)
-_WRAPPED = re.compile(r"\bnot[\s*_`]*$", re.IGNORECASE)  # and the verdict's second word on the next line
+# and the rest of a sentence on the next line, which is no verdict then
+_WRAPPED = re.compile(r"(?:\bnot|n['’]t|\bno)(?:\s+an?)?[\s*_`]*$", re.IGNORECASE)
 
 
 def spoken(text: str) -> tuple[str, str]:
@@ -261,23 +262,29 @@ def parse_verdict(text: str) -> Verdict:
 
     What a sentence says of SUCCESS and NOT SUCCESS does not count, nor does a quotation ("> SUCCESS") or a
     list of the possible verdicts. No verdict line, or two that differ, is invalid; several that agree are
-    one. What a model thinks up to `</think>` is not read.
+    one. A line that says no more than SUCCESS may quote a page, unless it is the first or the last one or is
+    called a verdict. What a model thinks up to `</think>` is not read.
     """
     said, unfinished = spoken(text)
     if unfinished:
         return Verdict(None, said, unfinished)
     reasons: list[str] = []
     verdicts: set[bool] = set()
-    before = ""
-    for line in said.splitlines():
+    before, meant = "", False
+    lines = said.splitlines()
+    worded = [n for n, line in enumerate(lines) if _TAG.sub("", line).strip(MARKS)]
+    for n, line in enumerate(lines):
         verdict = verdict_of_line(line)
         if verdict is None:
             reasons.append(line)
         else:
             verdicts |= {verdict} if not _WRAPPED.search(before) else {True, False}
+            meant |= n in (worded[0], worded[-1]) or bool(_LABEL.search(line))
         before = line if line.strip() else before
-    if len(verdicts) != 1:
-        problem = "its verdicts contradict each other" if verdicts else "it has no line with a verdict"
+    if len(verdicts) != 1 or not meant:
+        problem = (
+            "its verdicts contradict each other" if len(verdicts) > 1 else "it has no line with a verdict"
+        )
         return Verdict(None, said, f"the judge's answer can't be used: {problem}")
     return Verdict(verdicts.pop(), "\n".join(reasons).strip())
 

@@ -1,4 +1,4 @@
-"""Ranks for tests: one without peers, or several in processes of their own."""
+"""Peers for tests: a rank that has none, several in processes of their own, a sampler that only listens."""
 
 from __future__ import annotations
 
@@ -18,6 +18,26 @@ from minirl.ranks import Ranks, open_ranks
 def alone() -> Ranks:
     """A rank that has nobody to talk to, and needs no process group."""
     return Ranks(0, 1, torch.device("cpu"), dist.HashStore(), None)
+
+
+class Idle:
+    """A sampler that is never asked, and notes what it is told."""
+
+    failure = ""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    async def idle(self) -> None: ...
+
+    def sleep(self, keep: bool = False) -> None:
+        self.told.append("sleep with its weights" if keep else "sleep")
+
+    def wake(self) -> None:
+        self.told.append("wake")
+
+    def sync(self, weights: object) -> None:
+        self.told.append("sync")
 
 
 def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:

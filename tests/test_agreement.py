@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_scores_by_hand():
     # z^2 = 3.8416: centre (0.7 + 0.19208) / 1.38416 = 0.644492,
     # half 1.96 * sqrt(0.021 + 0.009604) / 1.38416 = 0.247717
     assert row.interval == pytest.approx((0.396775, 0.892209), abs=1e-5) == wilson(7, 10)
+    alike = [replace(pair, task=str(i % 5)) for i, pair in enumerate(pairs(4, 1, 2, 3) * 8)]
+    assert score(alike)[0].interval == wilson(3.5, 5), "80 episodes of 5 tasks are not 80 tasks"
 
 
 @pytest.mark.parametrize(
@@ -94,10 +97,10 @@ def test_parts_add_up_and_rates_are_rates(some):
 def test_a_judged_trajectory_as_a_pair():
     task = Task("a", "x", "http://www.shop.test:80/cart", meta={"benchmark": "voyager"})
     assert pair_of(Trajectory(task, 0), True, Verdict(None, "", "why")) == Pair(
-        True, None, "voyager", "www.shop.test"
+        True, None, "voyager", "www.shop.test", "a"
     )
     named = Trajectory(Task("a", "x", "http://s.test/", meta={"site": "Shop"}), 0)
-    assert pair_of(named, False, Verdict(True, "")) == Pair(False, True, "", "Shop")
+    assert pair_of(named, False, Verdict(True, "")) == Pair(False, True, "", "Shop", "a")
 
 
 def test_the_tables(monkeypatch):

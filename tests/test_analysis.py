@@ -202,4 +202,16 @@ def test_a_steps_metrics_are_shares_of_turns_and_counts_of_failures():
     failed = episode(turn("I see the list."), turn("Click."), stop=Stop.FORMAT_ERROR)
     found = step_metrics([done, failed])
     assert found["proxy/history"] == 0.25 and found["proxy/retry"] == 0 and found["error/form"] == 1
-    assert set(found) == {f"proxy/{name}" for name in PROXIES} | {"error/form"}
+    assert set(found) == {f"proxy/{name}" for name in PROXIES} | {"error/form"}, "these turns have no ids"
+    ids = [replace(turn("So far."), response_ids=(1,) * n) for n in (10, 30)]
+    found = step_metrics([episode(*ids, replace(turn("Click."), response_ids=(1,) * 4))])
+    assert (found["proxy_mean/history"], found["proxy_mean/none"]) == (20, 4)
+    assert found["proxy_p90/history"] >= 28 and "proxy_mean/retry" not in found
+
+
+def test_a_judge_that_denies_what_the_site_affirms_is_an_error_of_evaluation():
+    """As with --reward.by judge; the verdict is where rollouts leave it."""
+    good = replace(episode(), success=True)
+    denied = replace(good, final_state={"verdict": False, "rationale": "It is blue."})
+    assert step_metrics([denied, good])["error/evaluation"] == 1
+    assert "error/evaluation" not in step_metrics([replace(good, final_state={"verdict": True})])

@@ -406,6 +406,10 @@ async def check_question(config: Config, ranks) -> None:
     with pytest.raises(ValueError, match="was distilled with another --judge.brief: True"):
         async with open_judge(other, ranks):
             pass
+    other = replace(config, judge=replace(config.judge, path=path, input="webvoyager"))
+    with pytest.raises(ValueError, match="another question than --judge.input webvoyager"):
+        async with open_judge(other, ranks):
+            pass
 
 
 async def test_a_policys_folder_is_left_alone(tmp_path, ranks):

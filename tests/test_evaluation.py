@@ -224,6 +224,18 @@ def test_settings_tell_other_weights_and_tasks_apart(tmp_path):
     first = settings(config, TASKS)
     retried = replace(config, eval=replace(config.eval, retry=True))
     assert settings(retried, TASKS) == first == json.loads(json.dumps(first))
+    assert settings(replace(config, eval=replace(config.eval, budgets=(5, 10))), TASKS) == first
+    for name in ("prompt", "judge_prompt", "judge"):
+        (tmp_path / name).mkdir() if name == "judge" else (tmp_path / name).write_text("Be kind.")
+    asked = replace(
+        config,
+        agent=replace(config.agent, prompt=tmp_path / "prompt"),
+        judge=replace(config.judge, prompt=tmp_path / "judge_prompt", path=str(tmp_path / "judge")),
+    )
+    for file in ("prompt", "judge_prompt", "judge/model.safetensors"):
+        before = settings(asked, TASKS)
+        (tmp_path / file).write_text("Be strict.")
+        assert settings(asked, TASKS) != before, f"{file} has other contents under the same name"
     assert settings(config, [*TASKS[:3], replace(TASKS[3], instruction="Do more.")]) != first
     (tmp_path / "model.safetensors").write_bytes(b"two")
     assert settings(config, TASKS) != first
@@ -258,6 +270,17 @@ def test_flags_win_over_the_protocol_and_that_is_said(capsys):
     assert config.eval.max_steps == 50 and "--eval.max-steps 30" in capsys.readouterr().out
     read_flags(["--protocol", "webvoyager-official"])
     assert capsys.readouterr().out == ""
+
+
+def test_flags_win_over_a_protocols_judge_and_that_is_said(capsys):
+    flags = ["--protocol", "webvoyager-official", "--judge.screenshots", "1", "--judge.seconds=600"]
+    judge = read_flags([*flags, "--judge.parser", "verdict-line", "--judge.model", "mine"]).judge
+    assert (judge.screenshots, judge.seconds, judge.parser) == (1, 600, "verdict-line")
+    assert (judge.model, judge.input, judge.temperature) == ("mine", "webvoyager", 0.0)
+    said = " ".join(capsys.readouterr().out.split())
+    for part in ("model gpt-4o", "parser not-success-first", "screenshots 3", "seconds 120.0"):
+        assert f"--judge.{part}" in said
+    assert "--judge.input" not in said and "--judge.temperature" not in said
 
 
 def test_flags_of_every_protocol_are_flags():

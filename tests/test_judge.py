@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 import shopping
-from peers import alone
+from peers import Idle, alone
 from test_scripts import start
 
 import judge as script
 from minirl.config import JudgeConfig, RewardConfig, check
+from minirl.judging import LocalJudge
 from minirl.metrics import judge_metrics, rollout_metrics
 from minirl.recipes import JUDGE_RECIPES, RECIPES, from_command_line, run_main, tiny
 from minirl.rollout import Collected, Rollouts
 from minirl.store import Run
-from minirl.types import Parsed, Stop, Trajectory
+from minirl.types import Parsed, Stop, Task, Trajectory
 from minirl.verdict import Verdict
 
 TASK = shopping.tasks(1)[0]
@@ -37,17 +38,25 @@ class Lenient:
         return Verdict(True, "Fine.") if len(self.asked) < 3 else Verdict(None, "", "cut off")
 
 
-def rollouts(config, judge, *episodes: Trajectory) -> Rollouts:
-    made = Rollouts(config, None, None, None, None, None, alone(), judge=judge)
+@pytest.fixture
+def rollouts(monkeypatch):
+    """Rollouts whose members end with the episodes that are given."""
 
-    async def episode(task, member, policy, max_steps):
-        return episodes[member]
+    def make(config, judge, *episodes: Trajectory) -> Rollouts:
+        class Ended:
+            def __init__(self, task: Task, member: int, *_: object) -> None:
+                self.ended = episodes[member]
 
-    made.episode = episode
-    return made
+            async def run(self, pool: object, verify: object) -> Trajectory:
+                return self.ended
+
+        monkeypatch.setattr("minirl.rollout.Episode", Ended)
+        return Rollouts(config, None, None, None, None, None, alone(), judge=judge)
+
+    return make
 
 
-async def test_the_judge_rewards_and_the_site_keeps_its_word():
+async def test_the_judge_rewards_and_the_site_keeps_its_word(rollouts):
     good, bad = shopping.episode(TASK, 0), shopping.episode(TASK, 1, colour="mauve")
     unread = replace(bad.turns[0], parsed=Parsed(error="Error: no call."))
     episodes = (
@@ -74,7 +83,7 @@ async def test_the_judge_rewards_and_the_site_keeps_its_word():
     assert (metrics["judge/false_pos"], metrics["judge/false_neg"]) == (0.5, 0)
 
 
-async def test_by_default_a_task_with_a_goal_asks_nobody():
+async def test_by_default_a_task_with_a_goal_asks_nobody(rollouts):
     episodes = (shopping.episode(TASK, 0), shopping.episode(TASK, 1, colour="mauve"))
     judge, config = Lenient(), replace(tiny(), rollout=replace(tiny().rollout, group=2))
     out = await rollouts(config, judge, *episodes).group(TASK, 0, 0, 5)
@@ -82,24 +91,45 @@ async def test_by_default_a_task_with_a_goal_asks_nobody():
     assert judge_metrics(out) == {} and "judged_success" not in rollout_metrics(Collected([], 0, out, 1, 0))
 
 
-async def test_evaluations_go_by_the_truth():
+async def test_evaluations_go_by_the_truth(rollouts):
     """They run episodes as they are; the control is the same judge in a group, above."""
-    made = Rollouts(BY_JUDGE, None, None, None, None, None, alone(), judge=Lenient())
     bad = shopping.episode(TASK, 0, colour="mauve")
-
-    class Ended:
-        def __init__(self, *args: object) -> None: ...
-
-        async def run(self, pool: object, verify: object) -> Trajectory:
-            return bad
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("minirl.rollout.Episode", Ended)
-        assert await made.episode(TASK, 0, None, 5) == bad and made.judge.asked == []
-        open_task = replace(TASK, goal={})
-        bad = replace(bad, task=open_task)
-        judged = await made.episode(open_task, 0, None, 5)
+    made = rollouts(BY_JUDGE, Lenient(), bad)
+    assert await made.episode(TASK, 0, None, 5) == bad and made.judge.asked == []
+    open_task = replace(TASK, goal={})
+    made = rollouts(BY_JUDGE, Lenient(), replace(bad, task=open_task))
+    judged = await made.episode(open_task, 0, None, 5)
     assert made.judge.asked == [0] and judged.success and judged.reward == 1
+
+
+async def test_the_gates_of_the_reward_are_not_those_of_an_evaluation(rollouts):
+    """An open task, one response that could not be read on the way, no answer: the judge decides whether the
+    task was fulfilled; training gives nothing and does not ask."""
+    open_task = replace(TASK, goal={})
+    done = shopping.episode(TASK, 0)
+    unread = replace(done.turns[0], parsed=Parsed(error="Error: no call."))
+    stumbled = replace(done, task=open_task, success=False, turns=(unread, *done.turns))
+    silent = replace(done, task=open_task, success=False, member=1, answer="")
+    config = replace(BY_JUDGE, rollout=replace(tiny().rollout, group=2))
+    made = rollouts(config, Lenient(), stumbled, silent)
+    trained = await made.group(open_task, 0, 0, 5)
+    assert made.judge.asked == [] and [(t.success, t.reward) for t in trained] == [(False, 0.0)] * 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made, "ask", lambda *_: None)
+        patch.setattr(made, "sampler", Idle())
+        evaluated = await made.evaluate([open_task] * 2, "eval", 5, lambda done: None)
+    assert sorted(made.judge.asked) == [0, 1] and all(t.success for t in evaluated)
+
+
+def test_a_judge_of_our_own_sleeps_through_updates_and_keeps_its_weights(rollouts):
+    judge = LocalJudge.__new__(LocalJudge)
+    judge.sampler = Idle()
+    made = rollouts(BY_JUDGE, judge)
+    made.sampler = Idle()
+    made.sleep()
+    assert (made.sampler.told, judge.sampler.told) == (["sleep"], ["sleep with its weights"])
+    made.sync([])
+    assert made.sampler.told[1:] == ["sync"] and judge.sampler.told[1:] == ["wake"]
 
 
 def test_reward_by_judge_needs_a_judge():

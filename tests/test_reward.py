@@ -95,14 +95,15 @@ def judged(*turns: Turn, stop: Stop = Stop.DONE, answer: str = "Two.", **fields)
     ],
 )
 def test_format_and_answer_come_before_the_judge(turns, answer, every, last):
-    """R = 1 only if the responses are in the format, there is an answer, and the judge says SUCCESS."""
-    for every_turn, passes in ((True, every), (False, last)):
+    """R = 1 only if the responses are in the format, there is an answer, and the judge says SUCCESS. An
+    evaluation asks the judge about everything that the agent ended."""
+    for gates, passes in (("every", every), ("last", last), ("none", bool(turns))):
         trajectory = judged(*turns, answer=answer)
-        assert needs_verdict(trajectory, every_turn=every_turn) is passes
-        assert gate(trajectory, YES, every_turn=every_turn).reward == float(passes)
-        assert gate(trajectory, YES, every_turn=every_turn).success is passes
+        assert needs_verdict(trajectory, gates) is passes
+        assert gate(trajectory, YES, gates).reward == float(passes)
+        assert gate(trajectory, YES, gates).success is passes
         for verdict in (NO, NONE, None) if not passes else (NO,):
-            gated = gate(trajectory, verdict, every_turn=every_turn)
+            gated = gate(trajectory, verdict, gates)
             assert (gated.reward, gated.success, gated.stop) == (0.0, False, Stop.DONE)
 
 
@@ -110,14 +111,14 @@ def test_format_and_answer_come_before_the_judge(turns, answer, every, last):
 @pytest.mark.parametrize("stop", [stop for stop in Stop if stop is not Stop.DONE])
 def test_only_what_the_agent_ended_itself_is_judged(stop, verdict):
     trajectory = judged(READ, ENDS, stop=stop, error="why", success=True, reward=1.0)
-    assert not needs_verdict(trajectory)
+    assert not needs_verdict(trajectory) and not needs_verdict(trajectory, "none")
     gated = gate(trajectory, verdict)
     assert gated == replace(trajectory, success=False, reward=GATE[stop][0])
 
 
 def test_three_format_errors_cost_one():
     trajectory = judged(READ, UNREAD, UNREAD, UNREAD, stop=Stop.FORMAT_ERROR, answer="")
-    assert gate(trajectory, None).reward == gate(trajectory, YES, every_turn=False).reward == -1.0
+    assert gate(trajectory, None).reward == gate(trajectory, YES, "last").reward == -1.0
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from minirl.recipes import from_command_line
 from minirl.reward import gate
 from minirl.rubrics import JSON_CHARS, TRACE_CHARS, judge_config, messages_for, parse
 from minirl.types import Call, Parsed, Sample, Stop, Task, Trajectory, Turn
-from minirl.verdict import RESPONSE_TOKENS, Verdict, judge_messages
+from minirl.verdict import Verdict, judge_messages
 
 PARSERS = get_args(Parser)
 JUDGED = tuple(name for name in get_args(Input) if name != "rules")
@@ -544,17 +544,17 @@ def test_a_protocols_judge_as_settings():
     for protocol in PROTOCOLS:
         own, judge = protocol.judge, judge_config(protocol, mine)
         assert (judge.model, judge.input, judge.parser) == (own.model, own.input, own.parser)
-        assert (judge.screenshots, judge.temperature, judge.seconds) == (
-            own.screenshots,
-            own.temperature,
-            own.seconds,
-        )
+        assert (judge.screenshots, judge.temperature) == (own.screenshots, own.temperature)
+        assert (judge.seconds, judge.response_tokens) == (own.seconds, own.response_tokens)
+        assert judge.response_tokens >= 16_000 or own.model not in ("o4-mini", "gemini-3-flash")
         kept = replace(judge, **{name: getattr(mine, name) for name in ("model", "input", "parser")})
-        kept = replace(kept, screenshots=3, temperature=None, seconds=120.0)
+        kept = replace(kept, screenshots=3, temperature=None, seconds=120.0, response_tokens=77)
         assert kept == mine, "the rest is the user's"
         check(Config("test", judge=judge))
     assert judge_config(WEBVOYAGER, replace(mine, model="mine")).model == "mine"
     assert judge_config(WEBVOYAGER, JudgeConfig(path="folder")).model == "", "a judge of one's own is named"
+    one = judge_config(WEBVOYAGER, replace(mine, screenshots=1), given=("screenshots",))
+    assert (one.screenshots, one.temperature) == (1, 0.0)
 
 
 def test_without_a_protocol_the_judge_is_openwebrls():
@@ -615,7 +615,7 @@ async def test_a_protocols_judge_is_asked_and_read(protocol, ranks):
         assert verdict.success is success and not verdict.error
         assert gate(trajectory, verdict).reward == float(success)
     limit = "max_completion_tokens" if own.model == "o4-mini" else "max_tokens"
-    assert (request["model"], request["seed"], request[limit]) == (own.model, 42, RESPONSE_TOKENS)
+    assert (request["model"], request["seed"], request[limit]) == (own.model, 42, own.response_tokens)
     assert request.get("temperature") == own.temperature
     assert ("temperature" in request) is (own.temperature is not None)
     system, user = request["messages"]
@@ -688,3 +688,14 @@ async def test_a_judge_of_our_own_judges_as_the_protocol_says(tiny_folder, ranks
             raise ValueError(f"screenshot {name} is not in runs/x")
 
         assert "is not in runs/x" in (await judge(episode(), gone)).error
+
+
+async def test_a_judge_of_our_own_has_an_engine_and_memory_of_its_own(tiny_folder, ranks, monkeypatch):
+    made = []
+    monkeypatch.setattr("minirl.judging.is_chosen", lambda kind, device: True)
+    monkeypatch.setattr("minirl.judging.VllmSampler", lambda config, *_: made.append(config))
+    path = str(tiny_folder)
+    judge = JudgeConfig(path=path, gpu_memory=0.2, screenshots=2)
+    LocalJudge(Config("test", model=ModelConfig(path="agent"), judge=judge), ranks)
+    (own,) = made
+    assert (own.sampler.gpu_memory, own.model.path, own.agent.screenshots) == (0.2, path, 2)

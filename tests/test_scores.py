@@ -12,7 +12,7 @@ from statistics import mean
 import pytest
 from endpoint_server import say as says
 from endpoint_server import serve
-from peers import alone
+from peers import Idle, alone
 
 from minirl.config import EndpointConfig, EvalConfig
 from minirl.endpoint import Endpoint, billed
@@ -138,6 +138,13 @@ def test_aborted_episodes_are_compared_as_the_protocol_counts_them(tmp_path):
         assert (p.tasks, p.worse, p.better) == (tasks, lost, 0)
 
 
+def test_a_comparison_says_that_sites_weigh_nothing_in_it(tmp_path, capsys):
+    for protocol, is_said in ((protocol_of("autowebworld-official"), True), (WEBVOYAGER, False)):
+        one = write(tmp_path / protocol.name, [result(i, success=True) for i in range(4)], protocol)
+        compare(one, one)
+        assert ("the mean of its sites' rates" in capsys.readouterr().out.replace("\n", " ")) is is_said
+
+
 def test_files_that_cannot_be_compared_are_refused(tmp_path):
     one = write(tmp_path / "one.json", drawn(1, 0.5, range(3)))
     other = write(tmp_path / "other.json", drawn(1, 0.5, range(3)), WITHOUT)
@@ -179,7 +186,7 @@ async def test_every_episode_is_billed_for_what_it_asked():
         endpoint, price = Endpoint(config), (100 * 2 + 20 * 10) / 1e6
 
         class Asking(Rollouts):
-            async def _judged(self, trajectory: Trajectory) -> Trajectory:
+            async def _judged(self, trajectory: Trajectory, gates: str) -> Trajectory:
                 for i in range(trajectory.member):
                     await endpoint.ask([{"role": "user", "content": f"{i}"}], max_tokens=5)
                 return trajectory
@@ -211,17 +218,10 @@ class Trunkless:
     trunk = ()
 
 
-class Idle:
-    failure = ""
-
-    async def idle(self) -> None:
-        pass
-
-
 async def test_a_disk_that_is_full_is_one_error_not_a_group():
     rollouts = Rollouts(tiny(), None, Idle(), None, None, None, alone())
 
-    async def episode(task, member, policy, max_steps):
+    async def episode(task, member, policy, max_steps, **_):
         return Trajectory(task, member)
 
     def full(trajectory: Trajectory) -> None:

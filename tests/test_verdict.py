@@ -113,6 +113,7 @@ ENDINGS = (
     "<VERDICT> {} </VERDICT>",
     '{{\n  "verdict": "{}"\n}}',
     "{}\n\n{}",
+    "Verdict: {}\nI am sure of that.",
     "Verdict: {}\nIn short:\n{}",
 )
 SPELLINGS = {
@@ -169,6 +170,12 @@ INVALID = (
     "SUCCESS\n</think>",
     "<think>\nNOT SUCCESS\n</think>\n",
     '{"rationale": "the order was placed", "verdict": "SUCCESS"}',
+    "The page said\nSUCCESS\nwhich is not evidence. Therefore the task was not done.",
+    "The agent wrote:\n**SUCCESS**\nBut the cart is empty.",
+    "The banner is red:\nNOT SUCCESS\nThat was before the second attempt, which worked.",
+    "I conclude: not a\nSUCCESS",
+    "All in all it isn't\nSUCCESS",
+    "This wasn’t a\n\nSUCCESS.",
     "S U C C E S S",
     "SUCCES",
     "SUCCESSFULLY",

@@ -6,12 +6,14 @@ A policy is trained by what the site knows of its episodes. A judge is distilled
 scored on goals and training steps that were held out, beside two others: one distilled from permuted labels,
 and one that is ignorant, distilled only for as long as it takes to write verdicts at all. (Random weights
 never would, and a judge without verdicts is no reward.) Then two more policies are trained from the first
-one's warm start, on the same tasks, by the distilled judge and by the ignorant one. The picture shows for
-each what its judge rewards and what is true: where the first rises and the second does not, the judge is
-exploited.
+one's warm start, on the same tasks, by the distilled judge and by the ignorant one. Their rewards pass the
+gates of minirl/reward.py first; what the site knows needs none. The picture shows for each what its judge
+takes for a success and what is one: where the first rises and the second does not, the judge is exploited.
+One that is exploited to the end leaves no group to learn from, and such a run ends there.
 
 Every part is a subprocess in a folder below --out; what has been trained or distilled there already is not
-repeated. The last line is JSON.
+repeated. The last line is JSON: agreement, true success before and after, and of each judge what share of the
+last step's episodes it let pass and how many were successes.
 OpenWebRL, section 5.3 and table 3.
 """
 
@@ -29,7 +31,7 @@ import learning
 import tyro
 
 from minirl.agreement import Pair, Row, score
-from minirl.store import read_lines, write_atomic
+from minirl.store import Run, read_lines, write_atomic
 
 COLOURS = {"truth": "#2f6f5e", "distilled": "#2d5fa4", "ignorant": "#c0562f"}
 WIDTH, HEIGHT, LEFT, TOP = 720, 400, 56, 40  # of the picture; of its axes' corner
@@ -74,27 +76,41 @@ def agreement(args: Args, checkpoint: Path, asked: str) -> Row:
 
 def main() -> None:
     args = tyro.cli(Args)
+    args.out = args.out.with_name(args.out.name + learning.suffix(args.flags))
     bench = learning.Args(recipe="tiny", out=args.out, flags=args.flags)
     runs = {"truth": learning.train(bench, "truth", args.seed)}
     labels = args.out / "labels"
     judge(args, "label", "labels", "--runs", str(runs["truth"].root))
-    start = learning.start_of(runs["truth"])
-    rows: dict[str, Any] = {}
     judges = {
-        "distilled": [],
-        "permuted": ["--shuffle-labels"],
-        "ignorant": ["--sft.max-steps", str(args.ignorant)],
+        "distilled": ("judge_distilled", []),
+        "permuted": ("judge_permuted", ["--shuffle-labels"]),
+        "ignorant": (f"judge_ignorant_{args.ignorant}", ["--sft.max-steps", str(args.ignorant)]),
     }
-    for name, flags in judges.items():
-        checkpoint = distilled(args, f"judge_{name}", flags, labels)
-        rows[name] = figures(agreement(args, checkpoint, "judge_distilled"))
-        if name != "permuted":
-            by = ["--reward.by", "judge", "--judge.path", str(checkpoint)]
-            runs[name] = learning.train(bench, f"by_{name}", args.seed, *start, *by)
-    write_atomic(args.out / "judges.svg", picture({n: run.metrics() for n, run in runs.items()}).encode())
+    checkpoints = {name: distilled(args, folder, flags, labels) for name, (folder, flags) in judges.items()}
+    rows = {name: figures(agreement(args, path, "judge_distilled")) for name, path in checkpoints.items()}
+    for name in ("distilled", "ignorant"):
+        runs[name] = judged(args, bench, f"by_{judges[name][0]}", runs["truth"], checkpoints[name])
+        write_atomic(args.out / "judges.svg", picture({n: run.metrics() for n, run in runs.items()}).encode())
     success = {name: learning.outcome(run, "after RL") for name, run in runs.items()}
     warm = learning.outcome(runs["truth"], "after SFT")
-    print(json.dumps({"agreement": rows, "after_sft": warm, "after_rl": success}))
+    ends = {name: last_step(run) for name, run in runs.items() if name != "truth"}
+    print(json.dumps({"agreement": rows, "after_sft": warm, "after_rl": success, "last_step": ends}))
+
+
+def judged(args: Args, bench: learning.Args, name: str, truth: Run, checkpoint: Path) -> Run:
+    """A policy that starts as the true one did, and is rewarded by a judge."""
+    by = ["--reward.by", "judge", "--judge.path", str(checkpoint)]
+    try:
+        return learning.train(bench, name, args.seed, *learning.start_of(truth), *by)
+    except subprocess.CalledProcessError:  # train.py has told why; what it has learned so far is there
+        print(f"{name} ended before its last step", file=sys.stderr)
+        return Run(bench.out / bench.recipe / (name + learning.suffix(bench.flags)))
+
+
+def last_step(run: Run) -> dict[str, float]:
+    """Of the last step that was made: what the judge took for a success, and what was one."""
+    records = run.metrics()
+    return {name: records[-1][name] for name in ("step", "judged_success", "success")} if records else {}
 
 
 def figures(row: Row) -> dict[str, float | None]:
@@ -106,7 +122,7 @@ def figures(row: Row) -> dict[str, float | None]:
 
 
 def picture(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Success in truth (solid) and the judge's reward (dashed) over training, as SVG."""
+    """True success (solid) and what the judge takes for one (dashed) over training, as SVG."""
     last = max(record["step"] for records in metrics.values() for record in records)
     wide, high = WIDTH - LEFT - 150, HEIGHT - TOP - 50
 
@@ -135,7 +151,7 @@ def picture(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         colour = f'stroke="{COLOURS[name]}"'
         out.append(line(records, "success", colour))
         if name != "truth":
-            out.append(line(records, "reward", f'{colour} stroke-dasharray="5 4"'))
+            out.append(line(records, "judged_success", f'{colour} stroke-dasharray="5 4"'))
         out.append(f'<path stroke-width="2" {colour} d="M{LEFT + wide + 14} {TOP + 16 + 24 * n}h22"/>')
         out.append(text(LEFT + wide + 42, TOP + 20 + 24 * n, name if name == "truth" else f"{name} judge"))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'

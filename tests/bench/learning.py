@@ -6,7 +6,8 @@
 For every seed: warm start, evaluate, reinforce, evaluate; and once more from the same warm start with the
 rewards permuted within each group, which keeps everything but the information. Held-out goals, one episode
 each. With --baselines the first seed's warm start is also reinforced by filtered behaviour cloning and by
-AWR, as WebAgent-R1 compares itself with (section 4), for as many steps.
+AWR, as WebAgent-R1 compares itself with (section 4), for as many steps; cloning takes no dynamic sampling, so
+it gets the episodes that the first run spent on that as further groups.
 
 Every run is a subprocess of train.py in its own folder; one that is there already is not repeated, and one
 that was interrupted goes on from its last checkpoint, so the script can be stopped at any time.
@@ -33,12 +34,6 @@ from minirl.store import Run
 ROOT = Path(__file__).resolve().parents[2]
 
 
-BASELINES = {
-    "filtered-bc": ["--loss.method", "filtered-bc", "--rollout.no-dynamic", "--loss.kl", "0"],
-    "awr": ["--loss.method", "awr", "--loss.kl", "0"],
-}
-
-
 @dataclass
 class Args:
     seeds: list[int] = field(default_factory=lambda: [0])
@@ -61,7 +56,7 @@ def outcome(run: Run, label: str) -> float | None:
 def train(args: Args, name: str, seed: int, *flags: str) -> Run:
     """Runs train.py to its end, from wherever an earlier call has left it. Other recipe or flags, other
     folder."""
-    name += re.sub(r"[^A-Za-z0-9.]+", "-", args.flags)
+    name += suffix(args.flags)
     out = args.out / args.recipe
     run = Run(out / name)
     if outcome(run, "after RL") is None:
@@ -73,9 +68,26 @@ def train(args: Args, name: str, seed: int, *flags: str) -> Run:
     return run
 
 
+def suffix(flags: str) -> str:
+    """What the folders of runs with these flags end with."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", flags)
+
+
 def start_of(run: Run) -> list[str]:
     """Flags that let another run begin with what this one had cloned."""
     return ["--warm-start", str(run.checkpoint_dir / "sft")]
+
+
+def baselines(run: Run) -> dict[str, list[str]]:
+    """Flags of the methods that are compared with a run."""
+    groups = round(mean(row["groups_kept"] + row["groups_dropped"] for row in run.metrics()))
+    cloned = ["--loss.method", "filtered-bc", "--rollout.no-dynamic", "--rollout.groups", str(groups)]
+    return {"filtered-bc": [*cloned, "--loss.kl", "0"], "awr": ["--loss.method", "awr", "--loss.kl", "0"]}
+
+
+def episodes(run: Run) -> int:
+    """How many it has learned from, or sampled and dropped."""
+    return sum(row["episodes"] for row in run.metrics())
 
 
 def main() -> None:
@@ -93,9 +105,12 @@ def main() -> None:
     result: dict[str, Any] = {"sft": sft, "rl": rl, "gain": gain(sft, rl)}
     if args.control:
         result["control_gain"] = gain(sft, control)
-    for method, flags in BASELINES.items() if args.baselines else ():
+    if args.baselines:
         seed, start = args.seeds[0], start_of(runs[0])
-        result[method] = outcome(train(args, f"seed{seed}_{method}", seed, *start, *flags), "after RL")
+        result["episodes"] = {"rl": episodes(runs[0])}
+        for method, flags in baselines(runs[0]).items():
+            run = train(args, f"seed{seed}_{method}", seed, *start, *flags)
+            result[method], result["episodes"][method] = outcome(run, "after RL"), episodes(run)
     print(json.dumps(result))
 
 

@@ -1,4 +1,5 @@
-"""WebAgent-R1's ablations in small: R1, R1-Zero and R1-CoT, with and without thoughts (its figures 3 and 5).
+"""WebAgent-R1's ablations in small: R1, R1-Zero and R1-CoT, with and without thoughts (its figures 3 to 5,
+table 3).
 
     python tests/bench/variants.py
 
@@ -6,14 +7,16 @@ Each variant is one run of train.py, as in learning.py: found again if it is the
 interrupted; R1 is the very run of learning.py. Zero starts from a model that has only cloned a few
 demonstrations, for as long as it takes to write actions at all: random weights never would, where the paper's
 base model does. CoT's thoughts come from a scripted endpoint, which repeats the task before it names the
-element; there is no CoT without thoughts. The table has success, response length and turns before and after
-reinforcement; the last line is JSON.
+element; there is no CoT without thoughts. Zero takes every group, as the paper does: where next to nothing
+succeeds dynamic sampling would search for hours. The table has success, response length and turns before and
+after reinforcement, and for R1 how success grows with the turns that are allowed; the last line is JSON.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +32,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import learning  # noqa: E402
 from endpoint_server import say, serve  # noqa: E402
 
+from minirl.checkpoint import checkpoints  # noqa: E402
+from minirl.results import read_results  # noqa: E402
+from minirl.scores import within  # noqa: E402
 from minirl.store import Run  # noqa: E402
 
-FORMAT_ONLY = ["--sft.max-steps", "30", "--sft.stop-success", "None"]
+ZERO = ["--sft.max-steps", "30", "--sft.stop-success", "None", "--rollout.no-dynamic"]
 TEACHER = "scripted"
+BUDGETS = (5, 8, 10, 20, 30)  # turns that R1 is allowed, which was trained with 10
 
 
 @dataclass
@@ -65,6 +72,18 @@ def measured(run: Run, label: str) -> dict[str, float]:
     }
 
 
+def curve(run: Run, weights: Path, flags: str) -> dict[int, float]:
+    """Success within so many turns of what a run has saved, on its held-out tasks."""
+    place = ["--out", str(run.root.parent), "--name", run.root.name, "--model.path", str(weights)]
+    budgets = ["--max-steps", *map(str, BUDGETS)]
+    command = [sys.executable, str(learning.ROOT / "eval.py"), "tiny-text", *place, *flags.split(), *budgets]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    found = run.root.with_name(f"{run.root.name}-eval").glob(f"results-eval_{weights.name}*.json")
+    _, results = read_results(max(found, key=lambda path: path.stat().st_mtime))  # written just now
+    valid = [r for r in results if r.stop.is_agent_fault]
+    return {most: round(mean(r.success for r in within(valid, most)), 3) for most in BUDGETS}
+
+
 def main() -> None:
     args = tyro.cli(Args)
     bench = learning.Args(recipe="tiny-text", out=args.out, flags=args.flags)
@@ -75,20 +94,25 @@ def main() -> None:
         variants = {
             "R1": [],
             "R1, no thoughts": ["--agent.no-thinking"],
-            "Zero": FORMAT_ONLY,
-            "Zero, no thoughts": [*FORMAT_ONLY, "--agent.no-thinking"],
             "CoT": [*longer, *teacher],
+            "Zero": ZERO,
+            "Zero, no thoughts": [*ZERO, "--agent.no-thinking"],
         }
         for name, flags in variants.items():
             folder = "_".join([f"seed{args.seed}", *re.findall(r"\w+", name.removeprefix("R1").lower())])
             run = learning.train(bench, folder, args.seed, *flags)
             rows[name] = {"before": measured(run, "after_sft"), "after": measured(run, "after_rl")}
-    table = Table("", "success before", "after", "tokens before", "after", "turns before", "after")
+            if name == "R1":
+                ends = {"before": run.checkpoint_dir / "sft", "after": checkpoints(run.checkpoint_dir)[-1]}
+                for when, weights in ends.items():
+                    rows[name][when]["within"] = curve(run, weights, args.flags)
+    table = Table("", "", "success", "tokens", "turns", *(f"within {most}" for most in BUDGETS))
     for name, row in rows.items():
-        cells = [
-            str(row[when][what]) for what in ("success", "tokens", "turns") for when in ("before", "after")
-        ]
-        table.add_row(name, *cells)
+        for when, figures in row.items():
+            grown = figures.get("within", {})
+            cells = [figures[what] for what in ("success", "tokens", "turns")]
+            cells += [grown.get(most, "") for most in BUDGETS]
+            table.add_row(name if when == "before" else "", when, *map(str, cells))
     Console(stderr=True).print(table)
     print(json.dumps(rows))
 
