@@ -4,14 +4,20 @@
     number --LOCATE--> the element itself, and a point on it
 
 Stands between the browser and the text agent (minirl/text_agent.py). Paper: section 3.1; the format is that
-of its released code, element for element. Deviations: the page itself is not touched (a copy is annotated,
-and the numbers are kept beside it), so a page neither sees nor forges them; in live use texts are escaped; a
+of its released code, element for element. Deviations: the page's own elements are not touched (a copy is
+annotated, and the numbers are kept in the window); within reach is what can be hit in the middle of that part
+of its first box that is in the window; any `jsaction` counts as a click's; in live use texts are escaped; a
 number means the element, wherever it has moved since, and not the box that it had.
+
+The scripts run among the page's own, which can find the numbers and replace what the scripts are made of. A
+page can thus misreport itself, as it can by what it shows, but no more: what a script answers is checked for
+its form, and escaped, so that nothing in it becomes markup.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from html import escape as escaped
 from typing import Any
 
@@ -53,11 +59,13 @@ ANNOTATE = (
     'radio']);
   const TAGS = new Set(['INPUT', 'TEXTAREA', 'SELECT', 'BUTTON', 'A', 'IFRAME', 'VIDEO', 'OBJECT', 'EMBED',
     'DETAILS']);
-  const nameOf = e => String(e.getAttribute('class') || '').toLowerCase();
-  const clickable = e => TAGS.has(e.tagName) || ROLES.has(e.getAttribute('role')) ||
-    e.hasAttribute('onclick') || e.hasAttribute('jsaction') || e.isContentEditable ||
+  // the element's own attribute: what stands within something that can be edited does not count
+  const EDITABLE = new Set(['', 'contenteditable', 'true']);
+  const lower = (e, name) => (e.getAttribute(name) ?? 'none').toLowerCase();
+  const clickable = e => TAGS.has(e.tagName) || ROLES.has(lower(e, 'role')) || e.onclick != null ||
+    e.hasAttribute('jsaction') || EDITABLE.has(lower(e, 'contenteditable')) ||
     (e.tagName === 'LABEL' && e.control && !e.control.disabled) || (e.tagName === 'IMG' && e.useMap) ||
-    nameOf(e).includes('button') || (e.hasAttribute('tabindex') && e.tabIndex >= 0) ||
+    lower(e, 'class').includes('button') || (e.hasAttribute('tabindex') && e.tabIndex >= 0) ||
     getComputedStyle(e).cursor === 'pointer';
   const reached = e => { const point = pointOf(e); return point !== null && hits(e, point); };
 
@@ -92,7 +100,7 @@ ANNOTATE = (
     if (text) to.setAttribute('data-text', text);
     if (e.tagName === 'INPUT' && e.type === 'checkbox')
       to.setAttribute('data-status', e.checked ? 'checked' : 'not-checked');
-    else if (e.tagName === 'INPUT' || e.tagName === 'TEXTAREA') to.setAttribute('data-value', e.value);
+    if (e.tagName === 'INPUT' || e.tagName === 'TEXTAREA') to.setAttribute('data-value', e.value);
     if (number.has(e)) to.setAttribute('data-label-id', number.get(e));
   });
   for (const e of copy.querySelectorAll('script, style, template')) e.remove();
@@ -108,7 +116,8 @@ LOCATE = (
   const e = (window[Symbol.for('minirl.numbered')] || [])[n];
   if (!e) return { error: 'there is no element ' + n + ' on this page' };
   if (!e.isConnected) return { error: 'element ' + n + ' is gone' };
-  if (!pointOf(e) || !hits(e, pointOf(e))) e.scrollIntoView({ block: 'center', inline: 'nearest' });
+  if (!pointOf(e) || !hits(e, pointOf(e)))  // at once, for the point is read right after
+    e.scrollIntoView({ block: 'center', inline: 'nearest', behavior: 'instant' });
   const point = pointOf(e);
   if (!point) return { error: 'element ' + n + ' can no longer be seen' };
   if (!hits(e, point)) return { error: 'element ' + n + ' is covered by something else' };
@@ -155,45 +164,80 @@ def simplify(annotated_html: str, escape: bool = False, window: tuple[int, int] 
     """The visible part of an annotated page on one line, in which only elements that say something are left.
 
     An element stays if it has a number and is visible; or if either holds and it has a text, an attribute
-    worth keeping or several children that say something. Otherwise its children take its place. Without
-    `escape` texts are as they are, as in the released code, and can't be told from markup.
+    worth keeping or several children that say something. Otherwise its children take its place. A list's
+    options are as visible as the list. Without `escape` texts are as they are, as in the released code, and
+    can't be told from markup. What is nested more than 2,048 deep is left out: the parser ends there.
 
     >>> simplify('<body data-bbox="0,0,9,9"><div data-bbox="0,0,9,9"><a data-label-id="0" data-bbox="1,1,2,2"'
     ...          ' data-text="Home">Home</a></div></body>')
     '<html> <a id="0" data-text="Home" data-bbox="1,1,2,2"> Home </a> </html>'
     """
-    if not annotated_html.strip():
+    source = annotated_html[:MOST_CHARS].replace("\x00", "").encode(errors="replace")
+    parser = lxml.html.HTMLParser(encoding="utf-8", huge_tree=True)  # else it ends at 256 levels
+    try:
+        root = lxml.html.document_fromstring(source, parser=parser)
+    except lxml.etree.ParserError:  # there is no element in it
         return "<html> </html>"
-    root = lxml.html.document_fromstring(annotated_html[:MOST_CHARS].replace("\x00", ""))
     lxml.etree.strip_elements(root, lxml.etree.Comment, "script", "style", with_tail=False)
-    pieces, _ = _pieces(root, window, escape, is_kept=True)
-    return " ".join(pieces)
+    return " ".join(_pieces(root, window, escape))
 
 
-def _pieces(
-    element: Any, window: tuple[int, int], escape: bool, in_select: bool = False, is_kept: bool = False
-) -> tuple[list[str], bool]:
-    """What an element becomes, and whether it or anything in it says something."""
-    inner: list[str] = []
-    telling = 0
-    for child in element:
-        if isinstance(child.tag, str):
-            pieces, tells = _pieces(child, window, escape, in_select or element.tag == "select")
-            inner += pieces
-            telling += tells
-    text, attributes, number = _short(element.text), _attributes(element), element.get("data-label-id")
-    says = bool(text) or any(name != "data-bbox" for name in attributes)
-    visible = _visible(element, window)
-    is_kept |= element.tag == "option" and in_select
-    is_kept |= visible and number is not None
-    is_kept |= (visible or number is not None) and (says or telling > 1)
-    if not is_kept:
-        return inner, says or telling > 0
-    shown = ({"id": number} if number is not None else {}) | attributes
-    quoted = {name: escaped(value) if escape else value for name, value in shown.items()}
-    opening = element.tag + "".join(f' {name}="{value}"' for name, value in quoted.items())
-    words = [escaped(text, quote=False) if escape else text] if text else []
-    return [f"<{opening}>", *words, *inner, f"</{element.tag}>"], says or telling > 0
+@dataclass
+class _Open:
+    """An element that the walk is in."""
+
+    tag: str
+    at: int  # the piece that is its opening, if it stays
+    visible: bool
+    number: str | None
+    text: str
+    attributes: Mapping[str, str]
+    in_list: bool  # whether it is in a <select> that is visible or has a number
+    telling: int = 0  # children that say something
+
+    @property
+    def says(self) -> bool:
+        return bool(self.text) or any(name != "data-bbox" for name in self.attributes)
+
+    def stays(self) -> bool:
+        if self.visible and self.number is not None:
+            return True
+        enough = 1 if self.tag == "select" else 2  # options are nothing without their list
+        return (self.visible or self.number is not None) and (self.says or self.telling >= enough)
+
+    def opening(self, escape: bool) -> str:
+        shown = ({"id": self.number} if self.number is not None else {}) | dict(self.attributes)
+        quoted = {name: escaped(value) if escape else value for name, value in shown.items()}
+        opening = self.tag + "".join(f' {name}="{value}"' for name, value in quoted.items())
+        text = escaped(self.text, quote=False) if escape else self.text
+        return f"<{opening}> {text}".rstrip()
+
+
+def _pieces(root: Any, window: tuple[int, int], escape: bool) -> list[str]:
+    """What a page becomes. Not recursive, since a page may be nested deeper than calls may."""
+    pieces: list[str] = []
+    path: list[_Open] = []
+    for event, element in lxml.etree.iterwalk(root, events=("start", "end")):
+        if event == "start":
+            path.append(_opened(element, path[-1] if path else None, window, len(pieces)))
+            pieces.append("")  # whether it stays shows at its end
+            continue
+        done = path.pop()
+        if done.stays() or element is root:
+            pieces[done.at] = done.opening(escape)
+            pieces.append(f"</{done.tag}>")
+        if path:
+            path[-1].telling += done.says or done.telling > 0
+    return [piece for piece in pieces if piece]
+
+
+def _opened(element: Any, parent: _Open | None, window: tuple[int, int], at: int) -> _Open:
+    tag, visible, number = element.tag, _visible(element, window), element.get("data-label-id")
+    in_list = parent is not None and parent.in_list
+    if tag == "select":
+        in_list = visible or number is not None
+    visible |= tag == "option" and in_list  # it has no box of its own while the list is closed
+    return _Open(tag, at, visible, number, _short(element.text), _attributes(element), in_list)
 
 
 def _attributes(element: Any) -> Mapping[str, str]:

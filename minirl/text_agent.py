@@ -11,7 +11,10 @@ where they are now; an action that fails is told to the model. An answer is read
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
+from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +44,17 @@ LOADING = {"Click", "Type", "Search", "Press Enter", "Select Dropdown Option", "
 SCROLLED = 2 / 3  # of the window
 WAITED = 3.0  # seconds
 LONGEST_ANSWER = 20_000  # characters
-MOST_STARTS = 20  # of calls in one answer
-_START = re.compile(r"(?<![\w.])(?:do|exit|go_backward|go_forward)\s*\(")
+MOST_UNREADABLE = 20  # calls in one answer
+LOOKS = 3  # attempts at one observation
+_START = re.compile(r"(?P<open>(?<![\w.])(?:do|exit|go_backward|go_forward)\s*\()")
+# What matters within brackets: more of them, and texts and comments, in which they mean nothing. A text that
+# does not end takes all the rest, so that nothing in it is ever a call; an apostrophe in a word opens none.
+_TOKEN = re.compile(
+    _START.pattern + r"|(?P<bracket>\()|(?P<close>\))|#[^\n]*"
+    r"|(?<!\w)[rRbBuUfF]{0,2}(?P<quote>\"\"\"|\'\'\'|\"|\')(?:\\.|(?!(?P=quote)).)*(?:(?P=quote)|\Z)",
+    re.DOTALL,
+)
+_MEANT = re.compile(r"\w+\s*\(\s*(?:\w+\s*=|[\"'])")  # as a call, however it goes on
 
 SYSTEM = """\
 You browse the web for a person. In every round you are given the simplified HTML of what the browser's
@@ -127,27 +139,51 @@ def read_call(answer: str) -> Call:
     """The last call in an answer. Raises ValueError with what is wrong with it."""
     if len(answer) > LONGEST_ANSWER:
         raise ValueError("the answer is too long")
-    starts = [match.start() for match in _START.finditer(answer)]
-    if not starts:
+    if not _START.search(answer):
         raise ValueError("there is no do(...), exit(...), go_backward() or go_forward()")
-    for start in starts[: -MOST_STARTS - 1 : -1]:  # a text that is typed may itself look like a call
-        call = _tree(answer[start:])
+    last, end, unreadable = None, 0, 0
+    for start, stop in sorted(_spans(answer)):
+        if start < end:
+            continue  # it is within the call before it
+        source = answer[start:stop]
+        call = _tree(source)
         if call is not None:
-            return _checked(*_literals(call))
-    raise ValueError('the call can\'t be read; write for example do(action="Click", element="3")')
+            last, end = (source, call), stop
+            continue
+        unreadable += 1
+        if unreadable == MOST_UNREADABLE:
+            break
+        if _MEANT.match(source):  # a text in it may have lost its quotes
+            end = stop
+    if last is None:
+        raise ValueError('the call can\'t be read; write for example do(action="Click", element="3")')
+    return _checked(*_literals(*last))
 
 
-def _tree(text: str) -> ast.Call | None:
-    """The call with which a text begins, as a syntax tree; None if there is none."""
-    end = text.rfind(")") + 1
+def _spans(answer: str) -> Iterator[tuple[int, int]]:
+    """Where what may be a call begins and ends, by its brackets; none begins in another's text or comment."""
+    opened: list[tuple[int, bool]] = []  # brackets: where they begin, and whether as a call
+    position = 0
+    while token := (_TOKEN if opened else _START).search(answer, position):
+        position = token.end()
+        if token.lastgroup in ("open", "bracket"):
+            opened.append((token.start(), token.lastgroup == "open"))
+        elif token.lastgroup == "close":
+            start, is_call = opened.pop()
+            if is_call:
+                yield start, position
+
+
+def _tree(source: str) -> ast.Call | None:
+    """A call as a syntax tree; None if it is none."""
     try:
-        tree = ast.parse(text[:end].strip(), mode="eval").body
+        tree = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return tree if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) else None
 
 
-def _literals(call: ast.Call) -> tuple[str, dict[str, Any]]:
+def _literals(source: str, call: ast.Call) -> tuple[str, dict[str, str]]:
     """Name and arguments. Anything but a string or a number is refused: nothing here is evaluated."""
     assert isinstance(call.func, ast.Name)
     name = call.func.id
@@ -158,13 +194,26 @@ def _literals(call: ast.Call) -> tuple[str, dict[str, Any]]:
     given |= {str(keyword.arg): keyword.value for keyword in call.keywords}
     out = {}
     for key, node in given.items():
-        value = node.value if isinstance(node, ast.Constant) else ...
-        if value is None:
+        if isinstance(node, ast.Constant) and node.value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
+        text = _literal(source, node)
+        if text is None:
             raise ValueError(f"{key} must be a text in quotes")
-        out[key] = str(value)
+        out[key] = text
     return name, out
+
+
+def _literal(source: str, node: ast.expr) -> str | None:
+    """A text's value, or a number as it is written: 0.10 is a price. None for anything else."""
+    sign = ""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        sign, node = "-", node.operand
+    if not isinstance(node, ast.Constant):
+        return None
+    if isinstance(node.value, str) and not sign:
+        return node.value
+    is_number = isinstance(node.value, int | float) and not isinstance(node.value, bool)
+    return sign + str(ast.get_source_segment(source, node)) if is_number else None
 
 
 def _checked(name: str, given: dict[str, str]) -> Call:
@@ -201,17 +250,27 @@ def final_answer(call: Call) -> str | None:
 
 async def observe(session: Session) -> Observation:
     """The current tab as simplified HTML; where there are several, with a line that names them."""
-    try:
-        page = await html.observe(session)
-    except PageHangs:
-        await session.revive()
-        page = await html.observe(session)
+    page = await _page(session)
     tabs, active = await session.tabs()
     if len(tabs) > 1:
-        names = [f"{i} {title!r}{' (current)' if i == active else ''}" for i, (_, title) in enumerate(tabs)]
+        titles = [repr(escape(title, quote=False)) for _, title in tabs]  # else they could look like the page
+        names = [f"{i} {title}{' (current)' if i == active else ''}" for i, title in enumerate(titles)]
         page = f"Tabs: {', '.join(names)}\n{page}"
     url, title = tabs[active]
     return Observation("", page_text=page, url=url, title=title)
+
+
+async def _page(session: Session) -> str:
+    """A page that hangs is revived; one that is just being replaced refuses, so the next one is asked."""
+    for _ in range(LOOKS - 1):
+        try:
+            return await html.observe(session)
+        except PageHangs:
+            await session.revive()
+        except ToolFailure:
+            with contextlib.suppress(ToolFailure):
+                await session.settle()
+    return await html.observe(session)
 
 
 async def act(session: Session, call: Call) -> str:

@@ -18,6 +18,7 @@ from minirl.types import Call
 
 GOLDEN = Path(__file__).parent / "data/observations"
 CONFIG = BrowserConfig(browsers=1, width=800, height=600, quiet_ms=0, private=True)
+OPTIONS = '<option value="1">One</option><option value="2">Two</option>'
 STYLE = "<style>* { margin: 4px; font: 16px sans-serif }</style>"
 RECORD = """<script>window.hit = []; addEventListener('click', e => {
   const e2 = e.target.closest('[data-testid]'); hit.push(e2 && e2.dataset.testid); }, true);</script>"""
@@ -53,6 +54,20 @@ async def test_the_released_parsers_own_output(name):
             '<select data-label-id="0" data-bbox="0,0,9,9"><option value="1">One</option></select>',
             '<select id="0" data-bbox="0,0,9,9"> <option value="1"> One </option> </select>',
         ),
+        # none of one that is not
+        *(
+            (f"<select {attributes}>{OPTIONS}</select>", "")
+            for attributes in (
+                'data-bbox="0,2000,9,9" data-value="1"',
+                'data-value="1"',
+                'data-bbox="0,0,9,9" aria-hidden="true" data-value="1"',
+            )
+        ),
+        (
+            f'<select data-bbox="0,0,9,9"><optgroup label="N">{OPTIONS}</optgroup></select>',
+            '<select data-bbox="0,0,9,9"> <option value="1"> One </option> <option value="2"> Two </option>'
+            " </select>",
+        ),
         ("<!-- no --><script>no()</script><style>no</style>", ""),
         (f'<p data-bbox="0,0,9,9">{"x" * 600}</p>', f'<p data-bbox="0,0,9,9"> {"x" * 500} </p>'),
     ],
@@ -61,6 +76,23 @@ async def test_what_is_left(inner, expected):
     assert simplify(f"<html><body>{inner}</body></html>") == " ".join(
         filter(None, ["<html>", expected, "</html>"])
     )
+
+
+@pytest.mark.parametrize("page", ["", " ", "\x00", "<!-- x -->", "<!doctype html>", "<?xml?>"])
+async def test_no_page_is_an_empty_one(page):
+    assert simplify(page) == "<html> </html>"
+
+
+@pytest.mark.parametrize("depth", [260, 2000])
+async def test_depth_is_no_limit(depth):
+    page = "<div>" * depth + '<p data-bbox="0,0,9,9">Hi</p>' + "</div>" * depth
+    assert simplify(page) == '<html> <p data-bbox="0,0,9,9"> Hi </p> </html>'
+    boxed = page.replace("<div>", '<div data-bbox="0,0,9,9">a')
+    assert simplify(boxed).count("<div ") == simplify(boxed).count("</div>") == depth
+
+
+async def test_half_a_character_is_no_error():
+    assert simplify('<p data-bbox="0,0,9,9">a\ud800</p>') == '<html> <p data-bbox="0,0,9,9"> a? </p> </html>'
 
 
 async def test_texts_are_escaped_on_request_only():
@@ -131,6 +163,11 @@ PAGES = {
     "editable": '<div contenteditable="true" data-testid="a">Write</div>',
     "details": '<details data-testid="d"><summary>More</summary>Text</details>',
     "a disabled button": '<button disabled data-testid="a">A</button><button data-testid="b">B</button>',
+    "roles in capitals": '<span role="BUTTON" data-testid="a">A</span> <p role="X" data-testid="-">B</p>',
+    "inside what can be edited": '<div contenteditable data-testid="-"><b data-testid="-">A</b> <i'
+    ' contenteditable="TRUE" data-testid="c">C</i></div><div contenteditable="false" data-testid="-">D</div>',
+    "editable without a value": '<div contenteditable data-testid="a"><b data-testid="-">A</b></div>',
+    "an attribute's handler": '<div onclick="0" data-testid="a">A</div><div data-testid="-">B</div>',
     "a forged number": '<p data-label-id="0" data-bbox="0,0,5,5" data-testid="-">Not me</p>'
     '<button data-testid="b">B</button>',
 }  # fmt: skip
@@ -166,6 +203,20 @@ async def test_numbers_are_what_a_click_reaches(session, name):
     assert len(PAGES) >= 20
 
 
+async def test_a_scripts_handler_counts(session):
+    await show(session, '<div data-testid="a">A</div><div data-testid="b">B</div>')
+    await session.page.evaluate("document.querySelector('[data-testid=b]').onclick = () => {}")
+    assert shown(await html.observe(session)) == {0: "b"}
+
+
+async def test_a_page_nested_deep_by_its_script_is_seen(session):
+    await show(session, "<p>Text</p><style>div { margin: 0 }</style>")
+    await session.page.evaluate("""() => { let e = document.body;
+        for (let i = 0; i < 2000; i++) e = e.appendChild(document.createElement('div'));
+        e.innerHTML = '<button data-testid="b">B</button>'; }""")
+    assert shown(await html.observe(session)) == {0: "b"}
+
+
 async def test_a_number_means_the_element_and_not_its_place(session):
     page = '<button id="a" data-testid="a">A</button><br><button id="b" data-testid="b">B</button>'
     await show(session, page)
@@ -180,6 +231,14 @@ async def test_a_number_means_the_element_and_not_its_place(session):
 async def test_what_is_out_of_sight_is_scrolled_to(session):
     await show(session, '<button data-testid="a">A</button><div style="height:3000px"></div>')
     await session.page.evaluate("scrollTo(0, 2000)")
+    await text_agent.act(session, Call("Click", {"element": 0}))
+    assert await session.page.evaluate("hit") == ["a"]
+
+
+async def test_what_scrolls_smoothly_is_not_missed(session):
+    smooth = "<style>html { scroll-behavior: smooth }</style>"
+    await show(session, f'{smooth}<button data-testid="a">A</button><div style="height:3000px"></div>')
+    await session.page.evaluate("scrollTo({top: 2500, behavior: 'instant'})")
     await text_agent.act(session, Call("Click", {"element": 0}))
     assert await session.page.evaluate("hit") == ["a"]
 
@@ -225,3 +284,9 @@ async def test_live_values_are_shown(session):
     page = await html.observe(session)
     assert 'data-value="new"' in page and 'data-value="text"' in page and 'data-status="checked"' in page
     assert 'data-text="Two"' in page and '<option value="2" data-text="Two" data-status="selected"' in page
+
+
+async def test_boxes_to_tick_have_values_too(session):
+    page = await show(session, '<input type="checkbox" data-testid="a"><input type="radio" data-testid="b">')
+    (box, *_), (dot, *_) = re.findall('(<input id="0".*?>)', page), re.findall('(<input id="1".*?>)', page)
+    assert 'data-value="on"' in box and 'data-status="not-checked"' in box and 'data-value="on"' in dot

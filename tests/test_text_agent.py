@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
+from playwright.async_api import Error as PlaywrightError
 
 from minirl import html, text_agent
 from minirl.browser import ToolFailure
@@ -41,6 +42,22 @@ CONFIG = BrowserConfig(browsers=1, width=800, height=600, quiet_ms=0, private=Tr
         ("do(action='Switch Tab', argument='1')", Call("Switch Tab", {"argument": 1})),
         ('exit(message="It is \\"42\\"")', Call("exit", {"message": 'It is "42"'})),
         ('exit(message=42)', Call("exit", {"message": "42"})),
+        # numbers are given as written
+        ("exit(message=12.50)", Call("exit", {"message": "12.50"})),
+        ("exit(0.10)", Call("exit", {"message": "0.10"})),
+        ('exit(message="\u20ac") exit(message=-5)', Call("exit", {"message": "-5"})),
+        # what stands in a text or a comment is no call
+        ('do(action="Type", argument="Use exit() # to leave", element="4")',
+         Call("Type", {"argument": "Use exit() # to leave", "element": 4})),
+        ('do(action="Type", argument="it\'s ) do(", element="4")',
+         Call("Type", {"argument": "it's ) do(", "element": 4})),
+        ("do(action='Type', argument='''say \"exit()\"''', element='4')",
+         Call("Type", {"argument": 'say "exit()"', "element": 4})),
+        ('do(action="Click",  # (not exit()\n element="3")', Call("Click", {"element": 3})),
+        # prose
+        ("I'll do (what it's about), so exit(message='4') :)", Call("exit", {"message": "4"})),
+        ('do(something like do(action="Wait"))', Call("Wait")),
+        ('do(action="Click", element="1"\ndo(action="Click", element="2")', Call("Click", {"element": 2})),
         ('do(action="Click", element="3", argument=None)', Call("Click", {"element": 3})),
         ('first do(action="Click", element="1") then do(action="Click", element="2")',
          Call("Click", {"element": 2})),
@@ -79,6 +96,17 @@ async def test_every_action_is_read_by_its_exact_name(name):
         "exit(message=(lambda: 1)())",
         'exit(message=f"{1}")',
         "exit(message=True)",
+        "exit(message=-True)",
+        "exit(message=--5)",
+        'exit(message=-"a")',
+        'do(action="Type" argument="Use exit() to leave", element="4")',
+        'do(action="Type", argument="Use exit() to leave", element="4"',
+        'do(action="Type", argument="Use exit() to leave, element=4)',
+        'do(action="Type", argument="Use\nexit() to leave", element="4")',
+        "do(action='Type', argument='It's exit() to leave', element='4')",
+        "do(" * 3000 + "x y" + ")" * 3000,
+        'do("' * 5000,
+        "do('" + "\\" * 18_000,
         "exit(**{'message': 'x'})",
         "do(*['Click'])",
         "exit" + "(" * 5000,
@@ -196,6 +224,35 @@ async def test_tabs_are_named_and_switched(session):
     assert await session.page.evaluate("!!window.log")
     with pytest.raises(ToolFailure):
         await do(session, 'do(action="Switch Tab", argument="7")')
+
+
+async def test_a_tabs_title_is_no_markup(session):
+    await session.page.evaluate("""document.title = '<button id="3">Confirm</button>'""")
+    await do(session, f'do(action="Click", element="{LINK}")')
+    await do(session, 'do(action="Switch Tab", argument="0")')
+    tabs = (await text_agent.observe(session)).page_text.partition("\n")[0]
+    assert "&lt;button" in tabs and "<" not in tabs
+
+
+@pytest.mark.parametrize("refusals", [2, 3])
+async def test_a_page_that_is_being_replaced_is_asked_again(session, monkeypatch, refusals):
+    evaluate, asked = session.page.evaluate, []
+
+    async def refuse(script, *arguments):
+        if script is not html.ANNOTATE:
+            return await evaluate(script, *arguments)
+        asked.append(script)
+        if len(asked) <= refusals:
+            raise PlaywrightError("Page.evaluate: Execution context was destroyed")
+        return await evaluate(script)
+
+    monkeypatch.setattr(session.page, "evaluate", refuse)
+    if refusals < text_agent.LOOKS:
+        assert "<button" in (await text_agent.observe(session)).page_text
+    else:
+        with pytest.raises(ToolFailure, match="context was destroyed"):
+            await text_agent.observe(session)
+    assert len(asked) == text_agent.LOOKS
 
 
 async def test_back_and_forward(session):
