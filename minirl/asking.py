@@ -198,11 +198,13 @@ Reply with one of these verdicts and nothing else: same, different."""
 
 
 def _fenced(**data: str) -> str:
-    """As JSON, whose strings have no line of their own that could end the fence."""
+    """As JSON, whose strings have no line of their own that could end the fence. Halves of surrogate pairs,
+    which no request can carry, become question marks."""
     short = {
         name: text if len(text) <= JUDGE_CHARS else f"{text[:JUDGE_CHARS]}..." for name, text in data.items()
     }
-    return f"-----\n{json.dumps(short, indent=1, ensure_ascii=False)}\n-----"
+    fenced = json.dumps(short, indent=1, ensure_ascii=False).encode("utf-8", "replace").decode()
+    return f"-----\n{fenced}\n-----"
 
 
 def is_correct(reply: str) -> bool:

@@ -1,8 +1,8 @@
 """R1-CoT: a reasoning model writes the thoughts of demonstrations; their actions stay as they are.
 
 Stands between demonstrations and imitation, for the text agent. Paper: WebAgent-R1, section 3.4. Deviation:
-a thought that does not leave the action readable as it was is dropped and the demonstration's own kept, which
-is counted and told.
+a thought that is cut off, or does not leave the action readable as it was, is dropped and the demonstration's
+own kept, which is counted and told.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from minirl.model import Language
 from minirl.text_agent import parse, split
 from minirl.types import Trajectory, Turn
 
-TOKENS = 512  # of a thought, which may come after reasoning of its own
 TAGS = re.compile(r"</?(?:think|answer)>")
 
 ASK = """\
@@ -43,8 +42,9 @@ matters, and why this is the right thing to do next. Write only the thought."""
 
 
 async def with_thoughts(demos: Sequence[Trajectory], config: Config, language: Language) -> list[Trajectory]:
-    """The demonstrations with new thoughts, as the ids that our model would have read and said."""
-    interface, kept = interface_of(config.agent), 0
+    """The demonstrations with new thoughts, as the ids that our model would have read and said. ValueError
+    if most of them keep the thoughts that they had."""
+    interface, kept, tokens = interface_of(config.agent), 0, config.sft.thought_tokens
 
     async def rewrite(demo: Trajectory, n: int) -> Turn:
         nonlocal kept
@@ -56,8 +56,9 @@ async def with_thoughts(demos: Sequence[Trajectory], config: Config, language: L
             "action": spelled(turn.text),
         })  # fmt: skip
         try:
-            reply = await endpoint.ask([{"role": "user", "content": [text(asked)]}], TOKENS, temperature=0.0)
-            new = replace(turn, text=thought_before(reply.text, turn.text))
+            reply = await endpoint.ask([{"role": "user", "content": [text(asked)]}], tokens, temperature=0.0)
+            thought = "" if reply.finish == "length" else reply.text
+            new = replace(turn, text=thought_before(thought, turn.text))
         except EndpointError as error:
             say(f"{demo.task.id}, turn {n}: {error}")
             new = turn
@@ -73,11 +74,18 @@ async def with_thoughts(demos: Sequence[Trajectory], config: Config, language: L
             replace(demo, turns=tuple(turns)), language, interface, config.agent, lambda name: b""
         )
 
+    total = sum(len(demo.turns) for demo in demos)
     async with open_endpoint(config.endpoint) as endpoint:
-        with progress("writing thoughts", sum(len(demo.turns) for demo in demos)) as meter:
+        with progress("writing thoughts", total) as meter:
             out = await asyncio.gather(*map(whole, demos))
+    if 2 * kept > total:
+        raise ValueError(
+            f"{kept} of {total} turns keep the thoughts that they had: {config.endpoint.model} at "
+            f"--endpoint.url {config.endpoint.url} gave nothing usable; see that it answers, and raise "
+            f"--sft.thought-tokens ({tokens}) if it reasons for longer"
+        )
     if kept:
-        say(f"{kept} turns keep the thoughts that they had")
+        say(f"{kept} of {total} turns keep the thoughts that they had")
     return out
 
 

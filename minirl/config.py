@@ -52,7 +52,8 @@ class AgentConfig:
     thinking: bool = True
     """The text agent's answers: `<think>` and `<answer>`; without, the action alone."""
     history: Literal["chat", "webrl"] = "chat"
-    """How the text agent's rounds are written: as chat messages, or as WebRL's checkpoints expect them."""
+    """How the text agent's rounds are written: as chat messages, or as WebRL's checkpoints expect them, which
+    know neither thoughts nor, without --prompt, a system text."""
     reasoning: bool = True
     """Keep the reasoning of past turns in the prompt; without, only their calls stay (an ablation)."""
     response_tokens: int = 1024
@@ -110,7 +111,7 @@ class BrowserConfig:
     """Tell which elements an action has added and removed, five of each at most."""
     private: bool = False
     """Let pages and the agent reach private, loopback and link-local addresses. (Generated sites always can
-    be.)"""
+    be, and so can WebArena's, at the addresses that its variables give.)"""
     allow: tuple[str, ...] = ()
     """Domains that may be visited, subdomains included; by default all."""
     deny: tuple[str, ...] = ()
@@ -320,6 +321,8 @@ class SftConfig:
     thoughts: bool = False
     """Have the model behind --endpoint.url write the thoughts of the text agent's demonstrations; the actions
     stay as they are (R1-CoT)."""
+    thought_tokens: int = 4096
+    """Longest answer with such a thought, a reasoning model's hidden reasoning included."""
     lr: float = 1e-5
     epochs: int = 3
     max_steps: int | None = None
@@ -457,6 +460,11 @@ def check(config: Config) -> Config:
         raise ValueError("--rollout.max-steps needs one value more than --rollout.stage-steps")
     if config.zero and config.warm_start is not None:
         raise ValueError("--zero starts from the model itself: leave out --warm-start")
+    if config.agent.history == "webrl" and (config.agent.kind != "text" or config.agent.thinking):
+        raise ValueError(
+            "--agent.history webrl is the text agent's, and has no thoughts: give --agent.kind text and "
+            "--agent.no-thinking, or --agent.history chat"
+        )
     if config.agent.kind != "text" and (config.loss.tokens == "answer" or config.sft.thoughts):
         raise ValueError("--loss.tokens answer and --sft.thoughts are the text agent's")
     if config.sft.thoughts and not (config.agent.thinking and config.endpoint.model):
@@ -489,6 +497,7 @@ def check(config: Config) -> Config:
         "--batch.epochs": batch.epochs,
         "--batch.minibatch-turns": batch.minibatch_turns,
         "--sft.batch": config.sft.batch,
+        "--sft.thought-tokens": config.sft.thought_tokens,
         "--sft.eval-every": config.sft.eval_every,
         "--sft.eval-episodes": config.sft.eval_episodes,
         "--task.train-goals": config.task.train_goals,

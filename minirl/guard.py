@@ -15,7 +15,7 @@ import ipaddress
 import re
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -42,7 +42,8 @@ class Refused(Exception):
 
 class Guard:
     """The rules. `example.org` in a list means itself and its subdomains, `deny` wins over `allow`, and an
-    empty `allow` allows all. `sites` maps the generated sites to loopback ports; they are always allowed."""
+    empty `allow` allows all. `sites` maps the generated sites to loopback ports; they are always allowed.
+    `trusted` are hosts, each with a port, that may be private: the lists still count for them."""
 
     def __init__(
         self,
@@ -51,17 +52,18 @@ class Guard:
         deny: Sequence[str] = (),
         rate: float = 0.0,
         sites: Mapping[str, int] | None = None,
+        trusted: Collection[tuple[str, int]] = (),
     ):
         if rate < 0:
             raise ValueError(f"{rate} actions per second: take a rate above 0, or 0 for no limit")
-        self.private, self.rate = private, rate
+        self.private, self.rate, self.trusted = private, rate, trusted
         self.allow, self.deny = [domain(name) for name in allow], [domain(name) for name in deny]
         self.sites = {domain(host): port for host, port in (sites or {}).items()}
         self.refusals: Counter[str] = Counter()
         # An entry lives as long as somebody waits for its lock or a timer holds it.
         self.turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def check_name(self, host: str) -> None:
+    def check_name(self, host: str, port: int = 0) -> None:
         """Raises Refused if the lists forbid a host, or if it is an IP address that is not public."""
         try:
             name = canonical(host)
@@ -74,12 +76,12 @@ class Guard:
         if self.allow and not listed(name, self.allow):
             raise self._refused(name, f"{name} is not on the list of allowed domains")
         with contextlib.suppress(ValueError):  # not an IP address: what it resolves to is checked
-            if not (self.private or public(name)):
+            if not (self.private or (name, port) in self.trusted or public(name)):
                 raise self._refused(name, f"{name} is a private address")
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
         """The addresses that may be connected to. Raises Refused, or OSError if there are none at all."""
-        self.check_name(host)
+        self.check_name(host, port)
         name = canonical(host)
         if name in self.sites:
             return [("127.0.0.1", self.sites[name])]
@@ -87,7 +89,8 @@ class Guard:
         async with asyncio.timeout(RESOLVE_SECONDS):
             found = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(entry[4][0] for entry in found))
-        allowed = [(ip, port) for ip in addresses if self.private or public(ip)]
+        private = self.private or (name, port) in self.trusted
+        allowed = [(ip, port) for ip in addresses if private or public(ip)]
         if addresses and not allowed:
             raise self._refused(name, f"{name} is at {addresses[0]}, a private address")
         return allowed

@@ -82,7 +82,10 @@ def make_task_sets(config: Config) -> TaskSets:
 
 
 def names_of(task: Task) -> set[tuple[str, ...]]:
-    """What makes two tasks the same: the site, with the wording or with the goal."""
+    """What makes two tasks the same: the site, with the wording or with the goal. WebArena numbers its own:
+    many of them share an answer, such as "2", and some their wording."""
+    if task.goal.get("kind") == "webarena":
+        return {("webarena", task.id)}
     host = urlsplit(task.start_url).netloc
     names = {(host, task.instruction)}
     return names | {(host, json.dumps(task.goal, sort_keys=True))} if task.goal else names
@@ -159,7 +162,8 @@ class Parts:
         worlds = worlds_of(sets.train + sets.heldout)
         with SiteServer(worlds, self.config.browser.site_port) as server:
             hosts = {urlsplit(task.start_url).hostname for task in sets.train + sets.heldout}
-            opening = BrowserPool(self.config.browser, server.sites, sealed=hosts <= set(server.hosts))
+            sealed, trusted = hosts <= set(server.hosts), webarena.places(sets.train + sets.heldout)
+            opening = BrowserPool(self.config.browser, server.sites, sealed, trusted)
             judging = open_judge(self.config, self.ranks)
             async with opening as pool, self._sampler() as sampler, judging as judge:
                 ask = asking(judge.endpoint) if isinstance(judge, EndpointJudge) else None

@@ -15,7 +15,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 from playwright.async_api import Browser, BrowserContext, Playwright, async_playwright
@@ -40,12 +40,18 @@ class BrowserPool:
     Use as `async with BrowserPool(config, sites) as pool`, then `async with pool.session() as session`.
     `sites` are host names of generated sites and their ports on this machine. If `sealed`, the browsers
     reach nothing else; if not, everything goes through the proxy of minirl/guard.py that the config's lists
-    of domains and addresses call for.
+    of domains and addresses call for; `trusted` are the guard's.
     """
 
-    def __init__(self, config: BrowserConfig, sites: Mapping[str, int] | None = None, sealed: bool = False):
+    def __init__(
+        self,
+        config: BrowserConfig,
+        sites: Mapping[str, int] | None = None,
+        sealed: bool = False,
+        trusted: Collection[tuple[str, int]] = (),
+    ):
         self.config, self.sealed = config, sealed
-        self.guard = Guard(config.private, config.allow, config.deny, config.host_rate, sites)
+        self.guard = Guard(config.private, config.allow, config.deny, config.host_rate, sites, trusted)
         self.proxy: Proxy | None = None
         self.places = list(config.connect) or [""] * config.browsers  # "": a process of our own
         self.options: dict[str, Any] = {}

@@ -126,11 +126,15 @@ def webagent_r1_3b() -> Config:
 
 
 def webagent_r1_8b() -> Config:
-    """WebAgent-R1, Llama-3.1-8B; the paper starts from WebRL's checkpoint: --warm-start, with
-    --agent.history webrl and --agent.no-thinking."""
+    """WebAgent-R1, Llama-3.1-8B, in the form that WebRL's checkpoint expects, because the paper starts from
+    that one: give it with --warm-start."""
     config = webagent_r1_3b()
-    model = replace(config.model, path="meta-llama/Llama-3.1-8B-Instruct")
-    return replace(config, recipe="webagent_r1_8b", model=model)
+    return replace(
+        config,
+        recipe="webagent_r1_8b",
+        model=replace(config.model, path="meta-llama/Llama-3.1-8B-Instruct"),
+        agent=replace(config.agent, history="webrl", thinking=False),
+    )
 
 
 def autowebworld_7b() -> Config:

@@ -9,6 +9,7 @@ the episode as the site's fault; each episode has its own login, of all its site
 
 The addresses come from the variables that WebArena uses: SHOPPING, SHOPPING_ADMIN (ends in /admin), REDDIT,
 GITLAB, MAP, WIKIPEDIA, HOMEPAGE. Without them records can be read, but not run: `missing` names those needed.
+They may be private ones: the guard opens `places`, each with its port, and nothing else beside them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from minirl.benchmarks import AND
@@ -70,13 +72,32 @@ def placeless(name: str) -> str:
 
 def missing(tasks: Iterable[Task], environ: Mapping[str, str] = os.environ) -> list[str]:
     """The variables that must be set before these tasks can be run, sorted; other benchmarks need none."""
-    needed: set[str] = set()
+    needed = named(tasks, {name: placeless(name) for name in PUBLIC})
+    return sorted(name for name in needed if not environ.get(name))
+
+
+def places(tasks: Iterable[Task], environ: Mapping[str, str] = os.environ) -> set[tuple[str, int]]:
+    """Host and port of the sites that these tasks are about. Whoever sets a variable has chosen the address,
+    which is mostly a private one; what else a task file names is not in here."""
+    own, found = [task for task in tasks if task.goal.get("kind") == "webarena"], set()
+    sites = sites_from_environment(environ) if own else {}  # the variables may be somebody else's
+    for name in named(own, sites):
+        if environ.get(name):
+            parts = urlsplit(sites[name])
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            found.add(((parts.hostname or "").removesuffix("."), port))
+    return found
+
+
+def named(tasks: Iterable[Task], sites: Mapping[str, str]) -> set[str]:
+    """The variables of the sites that WebArena's tasks name, or whose addresses stand in them."""
+    found: set[str] = set()
     for task in tasks:
         if task.goal.get("kind") == "webarena":
-            needed |= {site.upper() for site in task.meta["sites"]}
+            found |= {site.upper() for site in task.meta["sites"]}
             words = json.dumps([task.start_url, task.goal, task.meta])
-            needed |= {name for name in PUBLIC if placeless(name) in words}
-    return sorted(name for name in needed if not environ.get(name))
+            found |= {name for name, address in sites.items() if address in words}
+    return found
 
 
 def to_local(url: str, sites: Mapping[str, str]) -> str:

@@ -18,7 +18,7 @@ from functools import partial
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from minirl.webarena import ACCOUNTS
 
@@ -33,7 +33,7 @@ class World:
     posts: list[tuple[str, str, str]] = field(default_factory=list)  # forum, title, body
     members: dict[str, str] = field(default_factory=dict)  # account -> role
     orders: list[list[str]] = field(default_factory=list)  # what was ordered, by SKU
-    reviews: dict[str, list[tuple[str, int]]] = field(default_factory=dict)  # SKU -> author, percent
+    reviews: dict[str, list[tuple[str, int]]] = field(default_factory=dict)  # SKU, quoted -> author, percent
     rest_broken: bool = False  # the shop's server answers with an error
     busy: int = 0  # so many times the reset server says that it is not ready
     resets: int = 0
@@ -79,6 +79,12 @@ def form(action: str, user: str, password: str, more: str = "") -> str:
     )
 
 
+def blank(title: str, action: str, *names: str) -> Answer:
+    """A page with a form of text fields and a button."""
+    fields = "".join(f'<input name="{name}">' for name in names)
+    return page(title, f'<form method="post" action="{action}">{fields}<button>{title}</button></form>')
+
+
 def let_in(asked: Asked, user: str, password: str, inside: str, outside: str) -> Answer:
     account = ACCOUNTS[asked.site]
     if (asked.sent.get(user), asked.sent.get(password)) == (account.user, account.password):
@@ -95,12 +101,20 @@ def shopping(asked: Asked, world: World) -> Answer:
             return let_in(asked, "login[username]", "login[password]", "/customer/account/", login)
         case "GET", ["customer", "account"]:
             return page("Account", "My account") if asked.member else go(login)
+        case "GET", ["checkout"]:
+            return blank("Place order", "/checkout", "skus")
         case "POST", ["checkout"]:
             world.orders.append(asked.sent["skus"].split(","))
             return page("Thanks", "Thank you")
         case "GET", ["sales", "order", "view", "order_id", number] if asked.member:
             rows = "".join(f"<tr><td>{escape(sku)}</td></tr>" for sku in world.orders[int(number) - 1])
             return page("Order", f'<table class="order-details-items ordered">{rows}</table>')
+        case "GET", ["review", "product"]:
+            return blank("Submit review", "/review/product", "sku", "nickname", "percent")
+        case "POST", ["review", "product"]:
+            review = (asked.sent["nickname"], int(asked.sent["percent"]))
+            world.reviews.setdefault(quote(asked.sent["sku"], safe=""), []).append(review)
+            return page("Thanks", "You submitted your review")
         case "POST", ["rest", "default", "V1", "integration", "admin", "token"]:
             admin = ACCOUNTS["shopping_admin"]
             good = asked.sent == {"username": admin.user, "password": admin.password}
@@ -208,6 +222,11 @@ def gitlab(asked: Asked, world: World) -> Answer:
             )
             script = f"setTimeout(() => document.querySelector('table').innerHTML = {json.dumps(rows)}, 50)"
             return page("Members", f"<table></table><script>{script}</script>")
+        case "GET", [*_, "-", "project_members", "new"]:
+            return blank("Invite", asked.path.removesuffix("/new"), "account", "role")
+        case "POST", [*_, "-", "project_members"]:
+            world.members[asked.sent["account"]] = asked.sent["role"]
+            return go(asked.path)
         case "GET", _:
             return page("Project", f"<h1>{escape(asked.path)}</h1>")
         case _:

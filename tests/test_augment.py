@@ -41,15 +41,16 @@ def demo() -> Trajectory:
     )
 
 
-def config(url: str):
+def config(url: str, **sft: int):
     endpoint = EndpointConfig(url=url, model="thinker", retries=0, seconds=5)
-    return replace(tiny_text(), endpoint=endpoint, sft=SftConfig(thoughts=True))
+    return replace(tiny_text(), endpoint=endpoint, sft=SftConfig(thoughts=True, **sft))
 
 
 async def test_thoughts_are_new_and_actions_are_not(reader, demo):
     with serve([say("I want\nmugs, and they are number 3.")]) as server:
-        (new,) = await with_thoughts([demo], config(server.url), reader)
+        (new,) = await with_thoughts([demo], config(server.url, thought_tokens=700), reader)
         questions = [request["messages"][0]["content"][0]["text"] for request in server.requests]
+    assert {request["max_tokens"] for request in server.requests} == {700}
     assert [turn.parsed.calls for turn in new.turns] == [turn.parsed.calls for turn in demo.turns]
     assert [spelled(turn.text) for turn in new.turns] == ACTIONS
     assert {turn.parsed.thought for turn in new.turns} == {"I want mugs, and they are number 3."}
@@ -60,20 +61,23 @@ async def test_thoughts_are_new_and_actions_are_not(reader, demo):
     assert "Look at the mugs." in told and told.count("** Simplified html **") == 2 and "<html> Home" in told
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        say(""),
-        say("</think> <answer> exit() </answer>"),
-        say("<think><answer></answer>"),
-        status(500),
-    ],
-)
-async def test_a_thought_that_is_none_changes_nothing(reader, demo, answer, capsys):
-    with serve([answer]) as server:
+NO_THOUGHTS = [say(""), say("<think><answer></answer>"), say("I want mu", finish="length"), status(500)]
+
+
+@pytest.mark.parametrize("answer", [*NO_THOUGHTS, say("</think> <answer> exit() </answer>")])
+async def test_a_thought_that_is_none_changes_nothing(reader, demo, answer):
+    with serve([say("It is there."), say("It is there."), answer]) as server:
         (new,) = await with_thoughts([demo], config(server.url), reader)
     assert [turn.parsed.calls for turn in new.turns] == [turn.parsed.calls for turn in demo.turns]
     assert [spelled(turn.text) for turn in new.turns] == ACTIONS
+    assert sum(turn.parsed.thought == "It is there." for turn in new.turns) == 2
+
+
+@pytest.mark.parametrize("answer", NO_THOUGHTS)
+async def test_an_endpoint_without_thoughts_is_told_of_and_not_trained_on(reader, demo, answer):
+    refused = pytest.raises(ValueError, match=r"2 of 3 turns keep .* raise --sft.thought-tokens \(4096\)")
+    with serve([say("It is there."), answer]) as server, refused:
+        await with_thoughts([demo], config(server.url), reader)
 
 
 def test_a_thought_cannot_close_itself():

@@ -8,7 +8,18 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from minirl.context import WEBRL, ChatFormat, Context, round_frame, think_ends, tool_frame, webrl_frame
+from minirl.context import (
+    WEBRL,
+    WEBRL_WITH_SYSTEM,
+    ChatFormat,
+    Context,
+    round_frame,
+    think_ends,
+    tool_frame,
+    webrl_frame,
+)
+from minirl.episode import conversation, interface_of
+from minirl.recipes import from_command_line, webagent_r1_8b
 from minirl.types import Observation, Prompt, Task, Trajectory, Turn
 
 SYSTEM = "Use the browser."
@@ -379,7 +390,7 @@ def test_rounds_as_webagent_r1_writes_them(language, new_context):
 def test_rounds_as_webrl_writes_them(language, new_context):
     """One completion with Llama's headers in it; the task stands where the first page was, and responses
     without their end."""
-    chat = replace(WEBRL, most_chars=0)
+    chat = replace(WEBRL_WITH_SYSTEM, most_chars=0)
     text, _ = rounds(language, new_context, frame=webrl_frame, chat=chat)
     user, assistant = (
         "<|eot_id|><|start_header_id|>user<|end_header_id|>\n",
@@ -392,6 +403,32 @@ def test_rounds_as_webrl_writes_them(language, new_context):
         f"Round 1\n\n{user}{left_out}{assistant}do(1)\n\n"
         f"Round 2\n\n{user}Click: failed, element 3 is gone.\n\n<html> page 2 </html>{assistant}"
     )
+
+
+def test_webrls_checkpoints_are_given_no_system_text(language, tmp_path):
+    """Unless a file holds one: WebRL's own prompts have none, and are no chat messages."""
+    told = tmp_path / "prompt.txt"
+    told.write_text("Be quick.")
+    page = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n<html> </html>\n\n<|eot_id|>"
+    rest = f"Task Instruction: {TASK}\n\nRound 0\n\n{page}<|start_header_id|>assistant<|end_header_id|>\n"
+    header = "<|start_header_id|>system<|end_header_id|>\n\nBe quick.<|eot_id|>"
+    for file, start, roles in ((None, "", ["user"]), (told, header, ["system", "user"])):
+        agent = replace(webagent_r1_8b().agent, prompt=file)
+        context = conversation(agent, language, interface_of(agent), Task("a", TASK, "http://h.test/"))
+        prompt = context.observe(Observation("", page_text="<html> </html>"))
+        assert language.tokenizer.decode(prompt.ids) == f"<|begin_of_text|>{start}{rest}"
+        assert [role for role, _ in context.messages()] == roles
+
+
+@pytest.mark.parametrize(
+    "flags", ["tiny-text", "tiny --agent.no-thinking", "webagent-r1-8b --agent.thinking"]
+)
+def test_webrls_history_is_the_text_agents_without_thoughts(flags):
+    argv = [*flags.split(), "--agent.history", "webrl"]
+    with pytest.raises(ValueError, match="give --agent.kind text and --agent.no-thinking"):
+        from_command_line(argv, "train.py")
+    ours = from_command_line(["webagent-r1-8b"], "train.py").agent
+    assert (ours.history, ours.thinking) == ("webrl", False)
 
 
 def test_webrl_cuts_a_page_to_what_is_left(language, new_context):

@@ -205,6 +205,20 @@ async def test_an_address_that_may_be_opened(names):
         await Guard(sites={"s.test": 1}).check(url)
 
 
+async def test_a_trusted_place_is_a_host_with_its_port_and_may_be_private(names):
+    names["gitlab.internal"] = ["10.0.0.6"]
+    places = {("10.0.0.5", 8023), ("gitlab.internal", 80)}
+    guard = Guard(trusted=places)
+    assert await guard.resolve("10.0.0.5", 8023) == [("10.0.0.5", 8023)]
+    assert await guard.resolve("GitLab.internal.", 80) == [("10.0.0.6", 80)]
+    await guard.check("http://10.0.0.5:8023/a?b")
+    for other in ("10.0.0.5", "10.0.0.5:22", "10.0.0.6", "10.0.0.6:8023", "gitlab.internal:8023"):
+        with pytest.raises(Refused, match="a private address"):
+            await guard.check(f"http://{other}/")
+    with pytest.raises(Refused, match="denied"):
+        await Guard(deny=["10.0.0.5"], trusted=places).check("http://10.0.0.5:8023/")
+
+
 # --- pace ------------------------------------------------------------------------------------------
 
 

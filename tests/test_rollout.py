@@ -31,7 +31,7 @@ from minirl.config import (
 )
 from minirl.model import Language
 from minirl.pool import BrowserPool
-from minirl.recipes import tiny
+from minirl.recipes import RECIPES, tiny
 from minirl.rollout import Collected, Rollouts, TaskStream
 from minirl.store import Run
 from minirl.types import (
@@ -447,12 +447,37 @@ async def test_only_done_is_verified(play):
     assert t.valid and t.final_state == {} and len(script.requests) == 3
 
 
+async def test_a_protocol_may_score_what_ran_out_of_turns(play):
+    """As WebArena-Lite's evaluation does, which asks the page and takes the answer as empty."""
+    async with play(saying(WAIT)) as (rollouts, _, task):
+        scored = {"succeeds_by": (Stop.DONE, Stop.MAX_STEPS)}
+        (t,) = await rollouts.evaluate([task], "eval", 3, lambda done: None, **scored)
+    assert (t.stop, t.success, t.answer, t.final_state) == (Stop.MAX_STEPS, True, "", {"asked": True})
+    assert t.reward == 0.0, "training earns nothing so"
+
+
 async def test_three_unparsable_responses_in_a_row_end_the_episode(play):
     async with play("hm", "hm", saying(WAIT), "hm") as (rollouts, _, task):
         t = await episode(rollouts, task, max_steps=9)
     assert (t.stop, t.reward, len(t.turns)) == (Stop.FORMAT_ERROR, -1.0, 6)
     assert t.turns[0].feedback == (t.turns[0].parsed.error,)
     assert "Error: no </think>" in t.turns[0].feedback[0]
+
+
+async def test_the_same_response_five_times_in_a_row_ends_the_episode(play):
+    config = replace(CONFIG, agent=replace(CONFIG.agent, repeats=5))
+    same, other = saying(WAIT), saying(WAIT, thought="hm")
+    async with play(*[same] * 4, other, same, config=config) as (rollouts, _, task):
+        t = await episode(rollouts, task, max_steps=20)
+    assert (t.stop, t.success, t.reward, len(t.turns)) == (Stop.REPEATED, False, 0.0, 10)
+    assert t.valid and t.final_state == {}
+
+
+@pytest.mark.parametrize("recipe", ["tiny_text", "webagent_r1_3b", "webagent_r1_8b"])
+def test_the_text_agents_recipes_give_up_after_five(recipe):
+    """As WebAgent-R1's evaluation does: equal outputs, or unparsable ones, in a row."""
+    agent = RECIPES[recipe]().agent
+    assert (agent.repeats, agent.format_errors) == (5, 5)
 
 
 async def test_a_response_that_is_cut_off_ends_the_episode_without_acting(play):

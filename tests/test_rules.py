@@ -312,11 +312,13 @@ async def test_a_task_that_can_not_be_done():
 
 async def test_a_served_judge_and_one_that_fails():
     wanted = task(**answers(fuzzy_match=["1 h"]))
-    acts = [endpoint_server.say("Correct"), endpoint_server.status(400)]
+    acts = [*map(endpoint_server.say, ("Correct", "Incorrect")), endpoint_server.status(400)]
     with endpoint_server.serve(acts) as server:
         endpoint = Endpoint(EndpointConfig(url=server.url, model="any", retries=0))
         assert (await score(wanted, "one hour", ask=asking.asking(endpoint))).value == 1
         assert server.requests[0]["temperature"] == 0
+        half = await score(wanted, "half a \ud83d", ask=asking.asking(endpoint))  # of a surrogate pair
+        assert half.value == 0 and "half a ?" in json.dumps(server.requests[1])
         with pytest.raises(NoVerdict, match="the judge gave no answer: .* answered 400"):
             await score(wanted, "one hour", ask=asking.asking(endpoint))
         await endpoint.close()
@@ -354,6 +356,15 @@ async def test_a_huge_answer_is_only_a_long_text(unit):
 
 async def judged(world: World, page: Page, task: Task, answer: str = "", **more: Any) -> Score:
     return await evaluate(task, answer, page, sites=world.sites, accounts=ACCOUNTS, **more)
+
+
+async def send(session: Session, url: str, **fields: str) -> None:
+    """Fills in the form of a page and sends it."""
+    await session.goto(url)
+    for name, value in fields.items():
+        await session.page.fill(f"[name={name}]", value)
+    async with session.page.expect_navigation():
+        await session.page.click("button")
 
 
 @browsing
@@ -404,11 +415,7 @@ async def test_a_post_in_the_forum(world, session):
     )
 
     async def post(forum: str, title: str, body: str) -> Score:
-        await session.goto(f"{world.sites['REDDIT']}/submit")
-        for name, value in (("forum", forum), ("title", title), ("body", body)):
-            await session.page.fill(f"[name={name}]", value)
-        await session.page.click("button")
-        await session.page.wait_for_url("**/f/**")
+        await send(session, f"{world.sites['REDDIT']}/submit", forum=forum, title=title, body=body)
         return await judged(world, session.page, wanted)
 
     await session.start(wanted.start_url)
@@ -441,23 +448,25 @@ async def test_the_order_that_is_the_newest(world, session):
     await prepare(session, wanted, world.sites, ACCOUNTS)
     nothing = await judged(world, session.page, wanted)
     assert nothing.value == 0 and "found no page" in nothing.reason
-    world.orders += [["B02"], ["B00", "B01CTR3DLE"]]
+    checkout = f"{world.sites['SHOPPING']}/checkout"
+    for skus in ("B02", "B00,B01CTR3DLE"):
+        await send(session, checkout, skus=skus)
     assert (await judged(world, session.page, wanted)).value == 1
     assert session.page.url.endswith("/sales/order/view/order_id/2/")
-    world.orders.append(["B01CTR3DLEX"])
+    await send(session, checkout, skus="B01CTR3DLEX")
     assert (await judged(world, session.page, wanted)).value == 0
 
 
 @browsing
 @pytest.mark.parametrize(("helper", "right"), [("author", "Emma"), ("rating", "80")])
-async def test_the_review_that_is_the_newest(world, page, helper, right):
+async def test_the_review_that_is_the_newest(world, session, helper, right):
     call = f"func:shopping_get_sku_latest_review_{helper}('B0 1/x')"
     wanted = task(world.sites, **shows("last", call, exact_match=right))
-    assert (await judged(world, page, wanted)).value == 0  # no review at all
-    world.reviews["B0%201%2Fx"] = [("Zoe", 20), ("Emma", 80)]
-    assert (await judged(world, page, wanted)).value == 1
-    world.reviews["B0%201%2Fx"].append(("Zoe", 100))
-    assert (await judged(world, page, wanted)).value == 0
+    assert (await judged(world, session.page, wanted)).value == 0  # no review at all
+    for author, percent, value in (("Zoe", "20", 0), ("Emma", "80", 1), ("Zoe", "100", 0)):
+        form = f"{world.sites['SHOPPING']}/review/product"
+        await send(session, form, sku="B0 1/x", nickname=author, percent=percent)
+        assert (await judged(world, session.page, wanted)).value == value
 
 
 @browsing
@@ -481,12 +490,13 @@ async def test_a_members_role(world, session, monkeypatch):
     wanted = published(112, world.sites)  # vinta is to be a guest
     await session.start(wanted.start_url)
     await prepare(session, wanted, world.sites, ACCOUNTS)
-    world.members |= {"other": "Guest"}
+    form = f"{wanted.goal['program_html'][0]['url']}/new"
+    await send(session, form, account="other", role="Guest")
     assert (await judged(world, session.page, wanted)).value == 0
-    world.members |= {"vinta": "Guest"}
+    await send(session, form, account="vinta", role="Guest")
     monkeypatch.setattr(rules, "LATE_SECONDS", 20.0)  # the table is drawn late
     assert (await judged(world, session.page, wanted)).value == 1
-    world.members |= {"vinta": "Maintainer"}
+    await send(session, form, account="vinta", role="Maintainer")
     monkeypatch.setattr(rules, "LATE_SECONDS", 0.4)
     assert (await judged(world, session.page, wanted)).value == 0
 

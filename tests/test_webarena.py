@@ -7,6 +7,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 from stand_in import World, serve
 
 from minirl.browser import BrowserFault, Session
-from minirl.config import BrowserConfig
+from minirl.config import BrowserConfig, TaskConfig
 from minirl.locators import LOOKS, PRESSES, Helper, check_locator, check_script, post_address, read_helper
+from minirl.parts import make_task_sets
+from minirl.recipes import tiny
 from minirl.tasks import load_tasks
 from minirl.types import Stop, Task
 from minirl.webarena import (
@@ -28,6 +31,7 @@ from minirl.webarena import (
     is_record,
     login_sites,
     missing,
+    places,
     prepare,
     read_state,
     reset,
@@ -82,6 +86,20 @@ def test_the_training_tasks_load_and_the_three_that_are_malformed_are_named(tmp_
     (target,) = tasks[294].goal["program_html"]
     assert target["required_contents"] == {"must_include": ["lgtm"]}
     assert sum(len(task.meta["tabs"]) > 0 for task in tasks) == 4
+
+
+def test_the_test_tasks_are_none_of_the_training_tasks(tmp_path):
+    """Though some of them share their site and wording, and some their site and answer."""
+    train, heldout = records("train"), records("test")
+    (tmp_path / "train.json").write_text(json.dumps(train))
+    task = TaskConfig(train=str(tmp_path / "train.json"), heldout=str(tmp_path / "test.json"))
+    config = replace(tiny(), task=task)
+    (tmp_path / "test.json").write_text(json.dumps(heldout))
+    sets = make_task_sets(config)
+    assert (len(sets.train), len(sets.heldout)) == (647, 165)
+    (tmp_path / "test.json").write_text(json.dumps([*heldout, train[7]]))
+    with pytest.raises(ValueError, match=f"1 held-out tasks .*, webarena-{train[7]['old_task_id']} for one"):
+        make_task_sets(config)
 
 
 def test_a_record_as_a_task():
@@ -314,6 +332,19 @@ def test_sites_come_from_the_environment_and_those_missing_are_named():
     for wrong in ("10.0.0.1:8023", "file:///etc", "http://[", "http://x:99999999"):
         with pytest.raises(ValueError, match="the variable REDDIT is "):
             sites_from_environment({"REDDIT": wrong})
+
+
+def test_the_places_of_sites_are_those_that_are_set_and_named():
+    environ = {
+        "GITLAB": "http://10.0.0.5:8023",
+        "REDDIT": "https://Reddit.internal./",
+        "MAP": "http://10.0.0.7:3000",
+    }
+    tabs = "__REDDIT__/f/books |AND| __WIKIPEDIA__ |AND| http://10.0.0.9/x"
+    task = task_of(GOOD | {"start_url": tabs}, sites_from_environment(environ))
+    assert places([task], environ) == {("10.0.0.5", 8023), ("reddit.internal", 443)}
+    other = Task("a", "buy", "http://10.0.0.5:8023/")
+    assert places([other], environ) == places([other], {"MAP": "no address"}) == set()
 
 
 def test_public_names_stand_for_the_sites():
