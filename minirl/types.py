@@ -20,7 +20,7 @@ class Stop(Enum):
 
     DONE = "done"  # the agent called `done`
     MAX_STEPS = "max_steps"  # the turn budget ran out
-    FORMAT_ERROR = "format_error"  # responses in a row that could not be read, as many as `agent.format_errors`
+    FORMAT_ERROR = "format_error"  # `agent.format_errors` unreadable responses in a row
     REPEATED = "repeated"  # the same response again and again
     LENGTH = "length"  # a response hit its token limit, or the prompt the context limit
     TIMEOUT = "timeout"  # the episode's deadline passed
