@@ -27,6 +27,7 @@ from minirl.world.script import ScriptedPolicy
 from minirl.world.shop import make_shop, make_tasks
 
 FILE = Path(__file__).parent.parent / "eval.py"
+ASK = Rollouts.ask
 SHOP = make_shop(0)
 TASKS = [Task(f"t{i}", f"Do {i}.", "http://shop-0.test/", meta={"benchmark": "webvoyager"}) for i in range(4)]
 WEBVOYAGER = protocol_of("webvoyager-official")
@@ -41,17 +42,18 @@ def script(eval_script: ModuleType) -> ModuleType:
 
 
 class Cast:
-    """In place of a model: some tasks are solved as the shop's script does it, some are given up at once,
-    some run out of turns, and for some there is no answer. `interrupt_at`: the episode in which somebody
-    presses Ctrl-C."""
+    """Beside the model, which has some of the tasks: some are solved as the shop's script does it, some are
+    given up at once, some run out of turns, and for some there is no answer. `interrupt_at`: the episode in
+    which somebody presses Ctrl-C."""
 
     def __init__(self, language: Language, interrupt_at: int = 0):
         self.language, self.interrupt_at, self.begun = language, interrupt_at, []
 
-    def ask(self, how, response_tokens, *names):
+    def ask(self, rollouts, how, response_tokens, *names):
         task = names[3]
         number = self.order.index(task)
         scripted = ScriptedPolicy(SHOP, self.tasks[task], self.language)
+        model = ASK(rollouts, how, response_tokens, *names)
 
         async def policy(t, prompt, session):
             if t == 0:
@@ -62,6 +64,8 @@ class Cast:
                 raise SamplerError("nobody answers")
             if number % 10 == 0:
                 return await scripted(t, prompt, session)
+            if number % 6 == 3:
+                return await model(t, prompt, session)
             call = {"name": "done", "arguments": {"response": "I give up."}}
             if number % 20 == 1:
                 call = {"name": "wait", "arguments": {"seconds": 0}}
@@ -90,12 +94,13 @@ def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened
     size = ["--browser.width", "320", "--browser.height", "240"]
     flags = ["tiny", *size, "--model.path", str(tiny_folder), "--out", str(tmp_path), "--eval.episodes", "60"]
     flags += ["--eval.max-steps", "6", "--eval.temperature", "0", "--sampler.max-batch", "1"]
+    flags += ["--eval.response-tokens", "12"]  # for the model, whose weights are random
     flags += ["--browser.browsers", "1", "--browser.episodes", "8", "--threads", "1"]
     folder, name = tmp_path / "tiny-eval", f"eval_{tiny_folder.name}"
 
     def play(interrupt_at: int = 0) -> Cast:
         cast = Cast(language, interrupt_at)
-        monkeypatch.setattr(Rollouts, "ask", lambda self, *how: cast.ask(*how))
+        monkeypatch.setattr(Rollouts, "ask", lambda self, *how: cast.ask(self, *how))
         script.run(flags)
         return cast
 
@@ -116,6 +121,7 @@ def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened
     _, results = read_results(folder / f"results-{name}.json")
     assert len(results) == 60 and sum(r.success for r in results) == 6
     assert sum(r.stop is Stop.SAMPLER_ERROR for r in results) == 5
+    assert sum(r.stop is Stop.LENGTH for r in results) == 10, "the model's"
     dumps = [Run(place).load_trajectories(name) for place in (whole, folder)]
     told = [[(t.task.id, t.stop, t.success, [turn.text for turn in t.turns]) for t in dump] for dump in dumps]
     assert told[0] == told[1] and [t.task.id for t in dumps[1]] == Cast.order
