@@ -44,7 +44,9 @@ class Args:
     ignorant: int = 80
     """Updates of the ignorant judge."""
     flags: str = ""
-    """Further flags for train.py, separated by blanks."""
+    """Further flags for train.py, separated by blanks: --flags="--steps 10"."""
+    distil_flags: str = ""
+    """Further flags for judge.py distil."""
 
 
 def judge(args: Args, command: str, name: str, *flags: str) -> None:
@@ -59,7 +61,7 @@ def distilled(args: Args, name: str, flags: Sequence[str], labels: Path) -> Path
     """The checkpoint of a judge that has learned from the labels."""
     checkpoint = args.out / name / "checkpoints" / "judge"
     if not checkpoint.is_dir():
-        judge(args, "distil", name, "--labelled", str(labels), *flags)
+        judge(args, "distil", name, "--labelled", str(labels), *args.distil_flags.split(), *flags)
     return checkpoint
 
 
@@ -76,7 +78,7 @@ def agreement(args: Args, checkpoint: Path, asked: str) -> Row:
 
 def main() -> None:
     args = tyro.cli(Args)
-    args.out = args.out.with_name(args.out.name + learning.suffix(args.flags))
+    args.out = args.out.with_name(args.out.name + learning.suffix(f"{args.flags}{args.distil_flags}"))
     bench = learning.Args(recipe="tiny", out=args.out, flags=args.flags)
     runs = {"truth": learning.train(bench, "truth", args.seed)}
     labels = args.out / "labels"
@@ -108,9 +110,10 @@ def judged(args: Args, bench: learning.Args, name: str, truth: Run, checkpoint: 
 
 
 def last_step(run: Run) -> dict[str, float]:
-    """Of the last step that was made: what the judge took for a success, and what was one."""
-    records = run.metrics()
-    return {name: records[-1][name] for name in ("step", "judged_success", "success")} if records else {}
+    """Of the last step that was made: what the judge took for a success, and what was one. (The former is
+    left out where the judge was not asked once.)"""
+    last = (run.metrics() or [{}])[-1]
+    return {name: last[name] for name in ("step", "judged_success", "success") if name in last}
 
 
 def figures(row: Row) -> dict[str, float | None]:

@@ -40,7 +40,7 @@ class Args:
     recipe: str = "tiny"
     out: Path = Path("runs/learning")
     flags: str = ""
-    """Further flags for train.py, separated by blanks."""
+    """Further flags for train.py, separated by blanks: --flags="--steps 10"."""
     control: bool = True
     """Train with permuted rewards, too."""
     baselines: bool = False

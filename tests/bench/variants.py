@@ -47,7 +47,7 @@ class Args:
     seed: int = 0
     out: Path = Path("runs/learning")
     flags: str = ""
-    """Further flags for train.py, separated by blanks."""
+    """Further flags for train.py, separated by blanks: --flags="--steps 10"."""
 
 
 def thought(request: dict[str, Any]) -> str:
