@@ -195,7 +195,7 @@ class Stage:
     def __getitem__(self, n: int) -> Task:
         return Task(f"task-{n}", "", "http://shop-0.test/")
 
-    async def episode(self, task: Task, member: int, policy: object, max_steps: int) -> Trajectory:
+    async def episode(self, task: Task, member: int, *_: object) -> Trajectory:
         self.ran.append(task.id)
         await asyncio.sleep(self.random.uniform(0, 0.15))
         reward = PLANS[int(task.id.removeprefix("task-"))][member]

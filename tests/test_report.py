@@ -13,6 +13,7 @@ from PIL import Image, ImageDraw
 from playwright.sync_api import Page, sync_playwright
 
 from minirl import report
+from minirl.chromium import launch_options
 from minirl.report import choose_dumps, curves, to_inert_json, write_report
 from minirl.stats import wilson
 from minirl.store import Run
@@ -173,10 +174,7 @@ def run(tmp_path_factory) -> Run:
 @pytest.fixture(scope="module")
 def chromium():
     with sync_playwright() as playwright:
-        path = Path("/usr/bin/chromium")
-        browser = playwright.chromium.launch(
-            executable_path=str(path) if path.exists() else None, args=["--no-sandbox", "--disable-gpu"]
-        )
+        browser = playwright.chromium.launch(**launch_options())
         yield browser
         browser.close()
 

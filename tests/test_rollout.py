@@ -110,7 +110,9 @@ class Theatre:
         self.rollouts = Rollouts(replace(CONFIG, rollout=rollout), None, self, None, None, None, alone())
         self.rollouts.episode = self.episode
 
-    async def episode(self, task: Task, member: int, policy: Any, max_steps: int) -> Trajectory:
+    async def episode(
+        self, task: Task, member: int, policy: Any, max_steps: int, *_: Any, **__: Any
+    ) -> Trajectory:
         plan = self.plans[int(task.id.removeprefix("task-"))]
         self.max_steps.append(max_steps)
         self.running.add(name := f"{task.id}/{member}")
@@ -657,7 +659,7 @@ async def test_training_and_evaluation_sample_each_in_their_own_way():
     config = replace(CONFIG, sampler=SamplerConfig(temperature=0.8), eval=how)
     rollouts = Rollouts(config, None, Sampler(), None, None, None, alone())
 
-    async def episode(task: Task, member: int, policy: Any, max_steps: int) -> Trajectory:
+    async def episode(task: Task, member: int, policy: Any, *_: Any, **__: Any) -> Trajectory:
         await policy(0, Prompt((1, 2), 0), None)
         return Trajectory(task, member)
 
