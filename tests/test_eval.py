@@ -18,6 +18,7 @@ from types import ModuleType
 import pytest
 
 from minirl.config import Config, TaskConfig, to_json
+from minirl.protocols import protocol_of
 from minirl.recipes import openwebrl_4b, tiny
 from minirl.results import read_results
 from minirl.store import Run
@@ -180,10 +181,12 @@ def test_what_is_missing_is_sampled_as_evaluations_want_it(evaluation):
     class FakeLedger:
         add = "the ledger's"
 
-    asyncio.run(evaluation.attempt(FakeParts(), FakeLedger, [(TASKS[1], 0), (TASKS[0], 7)]))
+    protocol = protocol_of("webarena-lite-official")
+    asyncio.run(evaluation.attempt(FakeParts(), FakeLedger, [(TASKS[1], 0), (TASKS[0], 7)], protocol))
     assert asked["tasks"] == [TASKS[1], TASKS[0]] and asked["members"] == [0, 7]
     assert asked["max_steps"] == openwebrl_4b().eval.max_steps and asked["on_done"] == "the ledger's"
     assert asked["reset"], "before anything is run"
+    assert asked["succeeds_by"] == protocol.succeeds_by != (Stop.DONE,)
 
 
 def test_two_evaluations_of_the_same_weights_agree(evaluation, tmp_path, tiny_folder, capsys):
