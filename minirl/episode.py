@@ -35,6 +35,7 @@ from minirl.context import (
 from minirl.log import say
 from minirl.model import Language
 from minirl.pool import BrowserPool
+from minirl.protocols import BY_DONE
 from minirl.reward import reward
 from minirl.types import (
     Call,
@@ -135,7 +136,7 @@ class Episode:
     language: Language
     interface: Interface
     put_image: Callable[[bytes], str]
-    succeeds_by: tuple[Stop, ...] = (Stop.DONE,)
+    succeeds_by: tuple[Stop, ...] = BY_DONE
     turns: list[Turn] = field(default_factory=list)
     stop: Stop = Stop.MAX_STEPS
     answer: str = ""

@@ -70,10 +70,11 @@ def _under(protocol: Protocol, argv: Sequence[str]) -> Config:
     names = {word.partition("=")[0].replace("_", "-") for word in given}
     if "--max-steps" in names:
         names.add("--eval.max-steps")
-    judge = {f"--judge.{name.replace('_', '-')}": value for name, value in vars(protocol.judge).items()}
-    if unlike := [f"{flag} {value}" for flag, value in (usual | judge).items() if flag in names]:
+    judge = {f"--judge.{name.replace('_', '-')}": name for name in vars(protocol.judge)}
+    usual |= {flag: vars(protocol.judge)[name] for flag, name in judge.items()}
+    if unlike := [f"{flag} {value}" for flag, value in usual.items() if flag in names]:
         say(f"your flags go before protocol {protocol.name}, which has {', '.join(unlike)}")
-    given = [name for name in vars(protocol.judge) if f"--judge.{name.replace('_', '-')}" in names]
+    given = [name for flag, name in judge.items() if flag in names]
     return replace(config, judge=judge_config(protocol, config.judge, given))
 
 

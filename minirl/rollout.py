@@ -32,6 +32,7 @@ from minirl.judging import Judge, LocalJudge
 from minirl.log import say
 from minirl.model import Language
 from minirl.pool import BrowserPool
+from minirl.protocols import BY_DONE
 from minirl.ranks import Board, Ranks
 from minirl.reward import Gates, gate, is_effective, make_group, needs_verdict
 from minirl.types import Group, Prompt, Request, Sample, SamplerDied, Sampling, Stop, Task, Trajectory
@@ -107,7 +108,7 @@ class Rollouts:
         policy: PolicyFn,
         max_steps: int,
         gates: Gates = "none",
-        succeeds_by: tuple[Stop, ...] = (Stop.DONE,),
+        succeeds_by: tuple[Stop, ...] = BY_DONE,
     ) -> Trajectory:
         """One episode, with the reward of its task's verifier, or where there is none the judge's.
 
@@ -251,7 +252,7 @@ class Rollouts:
         tick: Callable[[int], None],
         members: Sequence[int] | None = None,
         on_done: Callable[[Trajectory], None] | None = None,
-        succeeds_by: tuple[Stop, ...] = (Stop.DONE,),
+        succeeds_by: tuple[Stop, ...] = BY_DONE,
     ) -> list[Trajectory]:
         """One episode per task (a task may occur several times), in order, sampled as `config.eval` says.
 

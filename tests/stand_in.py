@@ -310,3 +310,18 @@ def serve() -> Iterator[World]:
             world.sites[name] = f"http://127.0.0.1:{server.server_port}{tail}"
         world.reset = world.sites.pop("RESET")
         yield world
+
+
+def record_of(site: str, start: str, intent: str, **rules: Any) -> dict[str, Any]:
+    """A task on one of the sites as WebArena's files have it; `rules` go into its evaluation."""
+    usual = {"string_note": "", "reference_answers": None, "reference_url": "", "program_html": []}
+    return {
+        "task_id": 1,
+        "sites": [site],
+        "intent": intent,
+        "start_url": start,
+        "require_login": True,
+        "storage_state": None,
+        "intent_template_id": 1,
+        "eval": usual | rules,
+    }

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from playwright.async_api import Page
-from stand_in import World, serve
+from stand_in import World, record_of, serve
 
 from minirl import asking, rules
 from minirl.asking import NoVerdict, is_correct, is_same, same_answer, same_reason
@@ -191,18 +191,7 @@ def test_what_the_judge_reads_can_not_leave_its_fence():
 
 
 def task(sites: dict[str, str] = SITES, start: str = "__MAP__", site: str = "map", **rules: Any) -> Task:
-    record = {
-        "task_id": 1,
-        "sites": [site],
-        "intent": "What is it?",
-        "start_url": start,
-        "require_login": True,
-        "storage_state": None,
-        "intent_template_id": 1,
-        "eval": {"string_note": "", "reference_answers": None, "reference_url": "", "program_html": []}
-        | rules,
-    }
-    return task_of(record, sites)
+    return task_of(record_of(site, start, "What is it?", **rules), sites)
 
 
 def answers(**wanted: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import endpoint_server
 import pytest
 from endpoint_server import Act, say, status
 from peers import alone
-from stand_in import World, serve
+from stand_in import World, record_of, serve
 
 from minirl import asking, rules
 from minirl.browser import ToolFailure
@@ -49,18 +49,7 @@ def world(monkeypatch) -> Iterator[World]:
 
 
 def a_task(folder: Path, site: str, start: str, **rules: Any) -> Task:
-    record = {
-        "task_id": 1,
-        "sites": [site],
-        "intent": "How long does it take?",
-        "start_url": start,
-        "require_login": True,
-        "storage_state": None,
-        "intent_template_id": 1,
-        "eval": {"string_note": "", "reference_answers": None, "reference_url": "", "program_html": []}
-        | rules,
-    }
-    (folder / "task.json").write_text(json.dumps(record))
+    (folder / "task.json").write_text(json.dumps(record_of(site, start, "How long does it take?", **rules)))
     (task,) = load_tasks(folder / "task.json")
     return task
 

@@ -106,7 +106,7 @@ def judged(args: Args, bench: learning.Args, name: str, truth: Run, checkpoint: 
         return learning.train(bench, name, args.seed, *learning.start_of(truth), *by)
     except subprocess.CalledProcessError:  # train.py has told why; what it has learned so far is there
         print(f"{name} ended before its last step", file=sys.stderr)
-        return Run(bench.out / bench.recipe / (name + learning.suffix(bench.flags)))
+        return learning.run_of(bench, name)
 
 
 def last_step(run: Run) -> dict[str, float]:

@@ -56,16 +56,18 @@ def outcome(run: Run, label: str) -> float | None:
 def train(args: Args, name: str, seed: int, *flags: str) -> Run:
     """Runs train.py to its end, from wherever an earlier call has left it. Other recipe or flags, other
     folder."""
-    name += suffix(args.flags)
-    out = args.out / args.recipe
-    run = Run(out / name)
+    run = run_of(args, name)
     if outcome(run, "after RL") is None:
         resume = ["--resume"] if checkpoints(run.checkpoint_dir) else []
         seeds = ["--seed", str(seed), "--task.seed", str(seed)]
-        place = ["--out", str(out), "--name", name]
+        place = ["--out", str(run.root.parent), "--name", run.root.name]
         command = [sys.executable, str(ROOT / "train.py"), args.recipe, *seeds, *place, *flags, *resume]
         subprocess.run(command + args.flags.split(), check=True, stdout=sys.stderr)
     return run
+
+
+def run_of(args: Args, name: str) -> Run:
+    return Run(args.out / args.recipe / (name + suffix(args.flags)))
 
 
 def suffix(flags: str) -> str:
