@@ -26,8 +26,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import openai
-
 from minirl.config import EndpointConfig
 from minirl.log import say
 from minirl.store import write_atomic
@@ -125,6 +123,8 @@ class Endpoint:
         key = os.environ.get(config.key)
         if key is None and urlsplit(config.url).hostname not in LOCAL_HOSTS:
             raise ValueError(f"--endpoint.url {config.url} wants a key: set the variable {config.key}")
+        import openai  # slow to import: only where there is an endpoint
+
         self.config, self.usage = config, Usage()
         self.slots = asyncio.Semaphore(config.concurrency)
         self.client = openai.AsyncOpenAI(
@@ -166,6 +166,8 @@ class Endpoint:
 
     async def _send(self, request: dict[str, Any]) -> str:
         """The body of the answer."""
+        import openai
+
         where = f"{self.config.url} ({self.config.model})"
         attempts = 1 + self.config.retries
         try:

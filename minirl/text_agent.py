@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
+import warnings
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -177,7 +178,9 @@ def _spans(answer: str) -> Iterator[tuple[int, int]]:
 def _tree(source: str) -> ast.Call | None:
     """A call as a syntax tree; None if it is none."""
     try:
-        tree = ast.parse(source, mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's own, about a model's backslashes
+            tree = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return tree if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) else None

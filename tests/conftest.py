@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -75,6 +76,25 @@ def eval_script() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """`ended(train, "tiny", "--steps", "many")`: runs a script that ends early, in this process, which has
+    all imports behind it; its exit status and what it wrote to stderr."""
+    from minirl.recipes import run_main
+
+    def run(script: ModuleType, *argv: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [Path(script.__file__).name, *argv])
+        monkeypatch.delenv("MINIRL_TRACEBACK", raising=False)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            run_main(script.run)
+        return stop.value.code, capsys.readouterr().err
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import train
 from minirl.config import Config, check, to_json
 from minirl.recipes import RECIPES, from_command_line
 
@@ -234,17 +232,10 @@ def test_help_is_no_mistake(capsys):
 
 
 @pytest.mark.parametrize("argv", [["tiny", "--stepz", "3"], ["tiny", "--model.path", "/nowhere/model"]])
-def test_a_script_ends_with_one_line_and_status_2(tmp_path, argv):
-    root = Path(__file__).parent.parent
-    ended = subprocess.run(
-        [sys.executable, "train.py", *argv, "--out", str(tmp_path)],
-        cwd=root,
-        env={name: value for name, value in os.environ.items() if name != "MINIRL_TRACEBACK"},
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 2
-    (line,) = ended.stderr.splitlines()
+def test_a_script_ends_with_one_line_and_status_2(ended, tmp_path, argv):
+    code, said = ended(train, *argv, "--out", str(tmp_path))
+    assert code == 2
+    (line,) = said.splitlines()
     assert line.startswith("train.py: ") and argv[1] in line
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import judge as script
 from minirl.config import JudgeConfig, RewardConfig, check
 from minirl.judging import LocalJudge
 from minirl.metrics import judge_metrics, rollout_metrics
-from minirl.recipes import JUDGE_RECIPES, RECIPES, from_command_line, run_main, tiny
+from minirl.recipes import JUDGE_RECIPES, RECIPES, from_command_line, tiny
 from minirl.rollout import Collected, Rollouts
 from minirl.store import Run
 from minirl.types import Parsed, Stop, Task, Trajectory
@@ -156,20 +155,6 @@ def test_recipes_of_judges_are_not_those_of_policies():
     assert from_command_line([], "judge.py", JUDGE_RECIPES).recipe == "tiny_judge"
 
 
-@pytest.fixture
-def ended(monkeypatch, capsys):
-    """Runs judge.py in this process; its exit status and what it wrote to stderr."""
-
-    def run(*argv: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["judge.py", *argv])
-        monkeypatch.delenv("MINIRL_TRACEBACK", raising=False)
-        with pytest.raises(SystemExit) as stop:
-            run_main(script.run)
-        return stop.value.code, capsys.readouterr().err
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
@@ -189,7 +174,7 @@ def ended(monkeypatch, capsys):
 )
 def test_a_mistake_is_one_line_and_status_2(ended, tmp_path, monkeypatch, argv, told):
     monkeypatch.chdir(tmp_path)
-    code, err = ended(*argv)
+    code, err = ended(script, *argv)
     assert code == 2 and err.startswith("judge.py: ") and err.count("\n") == 1 and told in err, err
 
 
@@ -197,11 +182,11 @@ def test_labels_are_made_and_unusable_ones_named(ended, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = Run(Path("web"))
     run.save_trajectories("step_00001", [replace(shopping.episode(TASK), stop=Stop.MAX_STEPS)])
-    code, err = ended("label", "--runs", "web")
+    code, err = ended(script, "label", "--runs", "web")
     assert code == 2 and "nothing could be labelled: left to the rules" in err
     run.save_trajectories("step_00001", [shopping.episode(TASK)])
     script.run(["label", "--runs", "web"])
-    code, err = ended("distil")
+    code, err = ended(script, "distil")
     assert code == 2 and "1 labels on 1 goals are too few to hold some out" in err
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from endpoint_server import refuse, say, serve
 from peers import alone
+from test_scripts import start
 
+import sft
+import train
 from minirl.batch import turn_rows
 from minirl.config import EndpointConfig, SamplerConfig
 from minirl.demonstrations import tokenised
@@ -30,7 +30,6 @@ from minirl.world.script import ScriptedPolicy, WorldVerifier
 from minirl.world.shop import make_shop, make_tasks
 from minirl.world.site import SiteServer
 
-ROOT = Path(__file__).resolve().parents[1]
 SHOP = make_shop(0)
 TASK = make_tasks(SHOP, 1, 1, seed=7)[0][0]
 TINY = tiny()
@@ -145,16 +144,12 @@ def test_turns_cut_at_the_limit_get_no_end_word(language):
 # --- from the command line --------------------------------------------------------------------------
 
 
-def start(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / script), "tiny", "--sampler", "remote", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
-
-
 def test_a_served_model_is_evaluated(tmp_path):
     done = 'I am done.</think><tool_call>{"name": "done", "arguments": {"response": "done"}}</tool_call>'
     with serve([say(done)]) as server:
         flags = ["--endpoint.url", server.url, "--endpoint.model", "served/model", "--out", str(tmp_path)]
-        out = start("eval.py", *flags, "--eval.episodes", "3", "--endpoint.response-price", "1000")
+        flags += ["--eval.episodes", "3", "--endpoint.response-price", "1000"]
+        out = start("eval.py", "tiny", "--sampler", "remote", *flags)
     assert out.returncode == 0, out.stderr
     assert "evaluating served/model on 3 tasks" in out.stdout
     assert "served/model: 3 requests" in out.stdout and "300 + 60 tokens, $0.06" in out.stdout
@@ -162,8 +157,8 @@ def test_a_served_model_is_evaluated(tmp_path):
     assert json.loads(line)["n"] == 3 and json.loads(line)["checkpoint"] == "served/model"
 
 
-@pytest.mark.parametrize("script", ["train.py", "sft.py"])
-def test_a_served_model_is_not_trained(tmp_path, script):
-    out = start(script, "--out", str(tmp_path))
-    assert out.returncode == 2 and out.stderr.count("\n") == 1
-    assert "a served model's weights can't be trained" in out.stderr
+@pytest.mark.parametrize("script", [train, sft])
+def test_a_served_model_is_not_trained(ended, tmp_path, script):
+    code, said = ended(script, "tiny", "--sampler", "remote", "--out", str(tmp_path))
+    assert code == 2 and said.count("\n") == 1
+    assert "a served model's weights can't be trained" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -124,6 +125,13 @@ async def test_what_is_refused(text):
     assert parsed.calls == () and "it_ran" not in sys.modules
     assert parsed.error.startswith("Error: invalid action, ") and len(parsed.error) < 400
     assert time.monotonic() - start < 10, "it hangs"
+
+
+async def test_backslashes_are_read_without_a_word_from_python():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parsed = parse('<answer>do(action="Type", argument="a\\ b", element="1")</answer>')
+    assert parsed.calls == (Call("Type", {"argument": "a\\ b", "element": 1}),)
 
 
 @given(st.text(max_size=200) | st.from_regex(r"(<think>|<answer>|do\(|exit\(|\)|\"|action=|,| ){0,12}"))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import train as script
 from minirl.checkpoint import checkpoints
 from minirl.store import Run
 
@@ -51,8 +52,14 @@ METRICS = (
 
 
 def train(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(out), *SMALL_FLAGS, *flags]
+    """As a user starts it. What follows on a run is started in this process, which has all imports behind it:
+    `script.run(small(out, *flags))`."""
+    command = [sys.executable, str(ROOT / "train.py"), *small(out, *flags)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+def small(out: Path, *flags: str) -> list[str]:
+    return ["tiny", "--out", str(out), *SMALL_FLAGS, *flags]
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +98,9 @@ def test_the_first_step_is_on_policy(finished):
 def test_two_ranks_run_the_whole_loop_as_one_does(finished, tmp_path):
     """Browsers, sampler, updates, evaluations and checkpoints: the same episodes, and the same losses."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    flags = ["--steps", "2", "--eval-every", "1", "--eval-size", "2", "--out", str(tmp_path), *SMALL_FLAGS]
-    done = subprocess.run(
-        [*command, str(ROOT / "train.py"), "tiny", *flags], capture_output=True, text=True, timeout=280
-    )
+    flags = small(tmp_path, "--steps", "2", "--eval-every", "1", "--eval-size", "2")
+    command += [str(ROOT / "train.py"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("after SFT:") == 1, "one rank speaks for all"
     one, two = Run(finished / "tiny"), Run(tmp_path / "tiny")
@@ -108,33 +114,20 @@ def test_two_ranks_run_the_whole_loop_as_one_does(finished, tmp_path):
     assert [p.name for p in checkpoints(two.checkpoint_dir)] == ["step_00001", "step_00002"]
 
 
-def test_resume_goes_on_and_shows_no_step_twice(finished):
-    done = train(finished, "--steps", "3", "--resume")
-    assert done.returncode == 0, done.stderr
-    assert "resumed after step 2" in done.stdout
+def test_resume_goes_on_and_shows_no_step_twice(finished, capsys):
+    script.run(small(finished, "--steps", "3", "--resume"))
+    assert "resumed after step 2" in capsys.readouterr().out
     assert [m["step"] for m in Run(finished / "tiny").metrics()] == [1, 2, 3]
 
 
-def test_replay_trains_on_the_dumps_without_a_browser(finished):
+def test_replay_trains_on_the_dumps_without_a_browser(finished, monkeypatch):
     """No Chromium can be found, and the same dumps give the same losses twice."""
+    monkeypatch.setenv("MINIRL_CHROMIUM", "/nowhere")
     flags = ["--steps", "2", "--replay", str(finished / "tiny")]
     flags += ["--warm-start", str(finished / "tiny/checkpoints/sft")]
     losses = []
     for name in ("one", "two"):
-        command = [
-            sys.executable,
-            str(ROOT / "train.py"),
-            "tiny",
-            "--out",
-            str(finished),
-            *SMALL_FLAGS,
-            *flags,
-        ]
-        env = os.environ | {"MINIRL_CHROMIUM": "/nowhere"}
-        done = subprocess.run(
-            [*command, "--name", name], capture_output=True, text=True, timeout=240, env=env
-        )
-        assert done.returncode == 0, done.stderr
+        script.run(small(finished, *flags, "--name", name))
         losses.append([m["loss"] for m in Run(finished / name).metrics()])
     assert len(losses[0]) == 2 and losses[0] == losses[1] and any(losses[0])
     original = [m["loss"] for m in Run(finished / "tiny").metrics()]
@@ -151,11 +144,11 @@ def heeding_interrupts(command: list[str]) -> subprocess.Popen[str]:
         signal.signal(signal.SIGINT, usual)
 
 
-def test_interrupt_saves_and_can_be_resumed(tmp_path):
+def test_interrupt_saves_and_can_be_resumed(finished, tmp_path):
     out = tmp_path / "runs"
-    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(out), *SMALL_FLAGS]
-    command += ["--steps", "1000", "--save-every", "1000"]
-    child = heeding_interrupts(command)
+    start = ["--warm-start", str(finished / "tiny/checkpoints/sft")]
+    flags = small(out, "--steps", "1000", "--save-every", "1000", *start)
+    child = heeding_interrupts([sys.executable, str(ROOT / "train.py"), *flags])
     metrics = out / "tiny/metrics.jsonl"
     deadline = time.monotonic() + 200
     while not (metrics.exists() and metrics.read_text().count("\n") >= 1):
@@ -168,8 +161,7 @@ def test_interrupt_saves_and_can_be_resumed(tmp_path):
     saved = checkpoints(out / "tiny/checkpoints")
     state = json.loads((saved[-1] / "state.json").read_text())
     assert state["step"] >= 1 and state["cursor"] > 0
-    done = train(out, "--steps", str(state["step"]), "--resume")
-    assert done.returncode == 0, done.stderr
+    script.run(small(out, "--steps", str(state["step"]), "--resume", *start))
 
 
 @pytest.mark.parametrize(
@@ -180,14 +172,13 @@ def test_interrupt_saves_and_can_be_resumed(tmp_path):
         (["--replay", "/nowhere"], "--replay /nowhere"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(tmp_path, flags, said):
-    done = train(tmp_path, *flags)
-    assert done.returncode == 2
-    assert said in done.stderr and done.stderr.count("\n") == 1
+def test_bad_input_is_one_line_and_status_2(ended, tmp_path, flags, said):
+    code, err = ended(script, *small(tmp_path, *flags))
+    assert code == 2 and said in err and err.count("\n") == 1
 
 
 def test_no_chromium_is_one_line_and_status_2(tmp_path):
-    command = [sys.executable, str(ROOT / "train.py"), "tiny", "--out", str(tmp_path), *SMALL_FLAGS]
+    command = [sys.executable, str(ROOT / "train.py"), *small(tmp_path)]
     env = os.environ | {"MINIRL_CHROMIUM": "/nowhere"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 2
@@ -203,13 +194,14 @@ def test_no_chromium_is_one_line_and_status_2(tmp_path):
         (["--resume", "--name", "tinny"], "--resume: there is no run in"),
     ],
 )
-def test_two_runs_are_never_mixed_in_one_folder(finished, flags, said):
+def test_two_runs_are_never_mixed_in_one_folder(ended, finished, flags, said):
     """What is refused is refused before anything in the folder has changed."""
     run = finished / "tiny"
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     flags = [flag.format(run=run) for flag in flags]
-    done = train(finished, *flags, *(["--name", "tiny"] if "--replay" in flags else []))
-    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+    flags += ["--name", "tiny"] if "--replay" in flags else []
+    code, err = ended(script, *small(finished, *flags))
+    assert code == 2 and said in err and err.count("\n") == 1
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
@@ -217,19 +209,16 @@ def test_resuming_a_finished_run_changes_no_row(finished):
     """The last evaluation is made again, with the same seeds, and replaces itself."""
     run = Run(finished / "tiny")
     before = run.evals(), run.metrics()
-    done = train(finished, "--steps", str(len(run.metrics())), "--resume")
-    assert done.returncode == 0, done.stderr
+    script.run(small(finished, "--steps", str(len(run.metrics())), "--resume"))
     assert (run.evals(), run.metrics()) == before
 
 
 # --- the text agent --------------------------------------------------------------------------------------
 
 
-def test_the_text_agent_is_trained_and_evaluated_by_the_same_doors(tmp_path):
+def test_the_text_agent_is_trained_and_evaluated_by_the_same_doors(tmp_path, eval_script, capsys):
     """One step of tiny-text, thoughts included; then its success within two and within four turns."""
-    command = [sys.executable, str(ROOT / "train.py"), "tiny-text", "--out", str(tmp_path), *SMALL_FLAGS]
-    done = subprocess.run([*command, "--steps", "1"], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    script.run(["tiny-text", *small(tmp_path, "--steps", "1")[1:]])
     run = Run(tmp_path / "tiny_text")
     (row,) = run.metrics()
     assert row["turns"] > 0 and row["ratio_mean"] == pytest.approx(1, abs=0.01)
@@ -237,9 +226,8 @@ def test_the_text_agent_is_trained_and_evaluated_by_the_same_doors(tmp_path):
     assert [turn.parsed.calls[0].name for turn in demo.turns][-1] == "exit"
     assert all(turn.page_text.startswith("<html") and not turn.images for turn in demo.turns)
     assert all("<think> # Element:" in turn.text for turn in demo.turns)
-    command = [sys.executable, str(ROOT / "eval.py"), "tiny-text", "--out", str(tmp_path), "--threads", "1"]
-    flags = ["--max-steps", "4", "2", "--eval.episodes", "3"]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    cells = [line.split("│")[1].strip() for line in done.stdout.splitlines() if line.count("│") > 3]
-    assert cells.index("2") < cells.index("4"), done.stdout  # success within 2 turns, then within 4
+    flags = ["--threads", "1", "--max-steps", "4", "2", "--eval.episodes", "3"]
+    eval_script.run(["tiny-text", "--out", str(tmp_path), *flags])
+    said = capsys.readouterr().out
+    cells = [line.split("│")[1].strip() for line in said.splitlines() if line.count("│") > 3]
+    assert cells.index("2") < cells.index("4"), said  # success within 2 turns, then within 4
