@@ -38,8 +38,13 @@ settings.register_profile("minirl", deadline=None)
 settings.load_profile("minirl")
 
 
+# They start whole runs: were they last, one process would still be at them when the others have ended.
+FIRST = ("test_train.py", "test_replay.py", "test_checkpoint.py", "test_ranks.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` or `vllm` are skipped, not failed, where there is none."""
+    """The longest files first. Tests marked `gpu` or `vllm` are skipped, not failed, where there is none."""
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
     for item in items:
         if item.get_closest_marker("vllm") and importlib.util.find_spec("vllm") is None:
             item.add_marker(pytest.mark.skip(reason="vLLM is not installed"))
