@@ -18,10 +18,10 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Literal, get_args
 
 import tyro
 from rich.console import Console
@@ -42,8 +42,12 @@ TEACHER = "scripted"
 BUDGETS = (5, 8, 10, 20, 30)  # turns that R1 is allowed, which was trained with 10
 
 
+Variant = Literal["R1", "R1, no thoughts", "CoT", "Zero", "Zero, no thoughts"]
+
+
 @dataclass
 class Args:
+    variants: list[Variant] = field(default_factory=lambda: list(get_args(Variant)))
     seed: int = 0
     out: Path = Path("runs/learning")
     flags: str = ""
@@ -91,16 +95,16 @@ def main() -> None:
     with serve([say(thought)]) as server:
         teacher = ["--endpoint.url", server.url, "--endpoint.model", TEACHER]
         longer = ["--agent.response-tokens", "80", "--eval.response-tokens", "80", "--sft.thoughts"]
-        variants = {
+        flags_of: dict[Variant, list[str]] = {
             "R1": [],
             "R1, no thoughts": ["--agent.no-thinking"],
             "CoT": [*longer, *teacher],
             "Zero": ZERO,
             "Zero, no thoughts": [*ZERO, "--agent.no-thinking"],
         }
-        for name, flags in variants.items():
+        for name in args.variants:
             folder = "_".join([f"seed{args.seed}", *re.findall(r"\w+", name.removeprefix("R1").lower())])
-            run = learning.train(bench, folder, args.seed, *flags)
+            run = learning.train(bench, folder, args.seed, *flags_of[name])
             rows[name] = {"before": measured(run, "after_sft"), "after": measured(run, "after_rl")}
             if name == "R1":
                 ends = {"before": run.checkpoint_dir / "sft", "after": checkpoints(run.checkpoint_dir)[-1]}
