@@ -24,6 +24,7 @@ from statistics import mean
 from typing import Any, Literal, get_args
 
 import tyro
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -110,15 +111,22 @@ def main() -> None:
                 ends = {"before": run.checkpoint_dir / "sft", "after": checkpoints(run.checkpoint_dir)[-1]}
                 for when, weights in ends.items():
                     rows[name][when]["within"] = curve(run, weights, args.flags)
-    table = Table("", "", "success", "tokens", "turns", *(f"within {most}" for most in BUDGETS))
+    Console(stderr=True).print(table_of(rows))
+    print(json.dumps(rows))
+
+
+def table_of(rows: dict[str, Any]) -> Table:
+    budgets = BUDGETS if "R1" in rows else ()
+    table = Table("", "", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)  # fits into 80 columns
+    for title in ("success", "tokens", "turns", *(f"in {most}" for most in budgets)):
+        table.add_column(title, justify="right")
     for name, row in rows.items():
         for when, figures in row.items():
             grown = figures.get("within", {})
-            cells = [figures[what] for what in ("success", "tokens", "turns")]
-            cells += [grown.get(most, "") for most in BUDGETS]
-            table.add_row(name if when == "before" else "", when, *map(str, cells))
-    Console(stderr=True).print(table)
-    print(json.dumps(rows))
+            cells = [f"{figures['success']:.1%}", f"{figures['tokens']:.1f}", f"{figures['turns']:.1f}"]
+            cells += [f"{grown[most]:.1%}" if grown else "" for most in budgets]
+            table.add_row(name if when == "before" else "", when, *cells)
+    return table
 
 
 if __name__ == "__main__":
