@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,12 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from test_scripts import ROOT, start
 
 import train as script
 from minirl.checkpoint import checkpoints
 from minirl.store import Run
 
-ROOT = Path(__file__).resolve().parents[1]
 # Small in every number; not dynamic, because a model cloned for so few updates never succeeds.
 SMALL = {
     "eval.episodes": 4,
@@ -51,14 +50,9 @@ METRICS = (
 )
 
 
-def train(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """As a user starts it. What follows on a run is started in this process, which has all imports behind it:
-    `script.run(small(out, *flags))`."""
-    command = [sys.executable, str(ROOT / "train.py"), *small(out, *flags)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240)
-
-
 def small(out: Path, *flags: str) -> list[str]:
+    """For train.py as a user starts it, with `start`; what follows on such a run is started in this process,
+    which has all imports behind it, with `script.run`."""
     return ["tiny", "--out", str(out), *SMALL_FLAGS, *flags]
 
 
@@ -66,7 +60,7 @@ def small(out: Path, *flags: str) -> list[str]:
 def finished(tmp_path_factory) -> Path:
     """A run of two steps."""
     out = tmp_path_factory.mktemp("runs")
-    done = train(out, "--steps", "2", "--eval-every", "1", "--eval-size", "2")
+    done = start("train.py", *small(out, "--steps", "2", "--eval-every", "1", "--eval-size", "2"))
     assert done.returncode == 0, done.stderr
     assert "after RL" in "".join(done.stdout.splitlines()[-4:]), "the table comes last"
     return out
@@ -177,10 +171,9 @@ def test_bad_input_is_one_line_and_status_2(ended, tmp_path, flags, said):
     assert code == 2 and said in err and err.count("\n") == 1
 
 
-def test_no_chromium_is_one_line_and_status_2(tmp_path):
-    command = [sys.executable, str(ROOT / "train.py"), *small(tmp_path)]
-    env = os.environ | {"MINIRL_CHROMIUM": "/nowhere"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+def test_no_chromium_is_one_line_and_status_2(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIRL_CHROMIUM", "/nowhere")
+    done = start("train.py", *small(tmp_path))
     assert done.returncode == 2
     assert "MINIRL_CHROMIUM" in done.stderr and done.stderr.count("\n") == 1
 
