@@ -197,7 +197,7 @@ class DistilConfig:
     runs: Annotated[tuple[Path, ...], arg(name="runs", prefix_name=False)] = ()
     """Run folders whose trajectories are labelled."""
     dumps: Annotated[tuple[str, ...], arg(name="dumps", prefix_name=False)] = ()
-    """Which of their dumps, as step_00012; by default all."""
+    """Which of their dumps, as step_00012; by default all but the demonstrations."""
     teacher: Annotated[Literal["world", "endpoint"], arg(name="teacher", prefix_name=False)] = "world"
     """world: what the task's own verifier found; endpoint: the model behind --judge.url."""
     labelled: Annotated[Path | None, arg(name="labelled", prefix_name=False)] = None

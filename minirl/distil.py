@@ -265,7 +265,7 @@ async def score_judge(config: Config, ranks: Ranks) -> None:
         config = replace(config, judge=replace(config.judge, path=str(own)))
     questions, path = questions_of(config), Path(config.judge.path)
     name = config.judge.path or config.judge.model
-    if path.is_relative_to(config.out):
+    if config.judge.path and path.is_relative_to(config.out):
         name = str(path.relative_to(config.out))
     at_once, swapped = config.judge.concurrency, []
     async with open_judge(config, ranks) as judge:

@@ -187,19 +187,18 @@ class Endpoint:
         try:
             answer = json.loads(body)
             choice = answer["choices"][0]
-            message, finish, used = choice["message"], choice["finish_reason"], answer.get("usage") or {}
+            message, finish, used = choice["message"], choice["finish_reason"], answer.get("usage")
             words, refusal = message.get("content"), message.get("refusal")
             reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
             if words is None and (refusal or finish in ("content_filter", "length")):
                 words = ""  # a limit that was reached while the model still reasoned
-            if not isinstance(words, str):
+            if not isinstance(words, str) or not isinstance(reasoning, str):
                 raise TypeError("no content")
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise EndpointError(
                 f"{self.config.url} sent what is no chat completion ({error!r}): {body[:200]!r}"
             ) from None
-        prompt_tokens = int(used.get("prompt_tokens") or 0)
-        response_tokens = int(used.get("completion_tokens") or 0)
+        prompt_tokens, response_tokens = counted(used, "prompt_tokens"), counted(used, "completion_tokens")
         self.usage.prompt_tokens += prompt_tokens
         self.usage.response_tokens += response_tokens
         dollars = prompt_tokens * self.config.prompt_price / 1e6
@@ -223,6 +222,16 @@ class Endpoint:
         words = json.dumps([self.config.url, request], sort_keys=True)
         name = hashlib.sha256(words.encode()).hexdigest()
         return self.config.cache / name[:2] / f"{name}.json"
+
+
+def counted(usage: Any, name: str) -> int:
+    """A number of tokens, 0 where a server tells none.
+
+    >>> counted({"prompt_tokens": 7}, "prompt_tokens"), counted("n/a", "prompt_tokens")
+    (7, 0)
+    """
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if isinstance(count, int) else 0
 
 
 @asynccontextmanager

@@ -79,7 +79,9 @@ class LocalJudge:
             config,
             model=model,
             agent=replace(config.agent, screenshots=self.config.screenshots),
-            sampler=replace(config.sampler, gpu_memory=self.config.gpu_memory),
+            sampler=replace(
+                config.sampler, gpu_memory=self.config.gpu_memory, request_seconds=self.config.seconds
+            ),
         )
         self.sampler: HfSampler | VllmSampler
         if is_chosen(config.sampler.kind, ranks.device):

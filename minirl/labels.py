@@ -9,7 +9,8 @@ be asked about are labelled: the rules of minirl/reward.py decide the others.
 
 Deviation: the paper does not say how its 500 were kept apart. Here whole goals are held out, and with them
 all their trajectories, since the episodes of one group are much alike; and whole training steps, since the
-judge will be asked about a policy that it has not seen.
+judge will be asked about a policy that it has not seen. Unlike the episodes that a judge rewards, a step's
+dump lacks those of groups that dynamic sampling dropped, all successes or all failures.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from minirl.verdict import Verdict, parse_verdict
 from minirl.world.fsm import meets, value_at
 from minirl.world.schema import load_goal
 
+SCRIPTED = "demos"  # a dump that no policy made: no judge will be asked about its like
 WORDS = {True: "SUCCESS", False: "NOT SUCCESS"}
 PARTS = {  # by whether the goal and the stage are held out
     (False, False): "",
@@ -192,9 +194,10 @@ def dumps_of(config: DistilConfig) -> Iterator[tuple[Run, str]]:
         raise ValueError("--runs is missing: the run folders whose trajectories are to be labelled")
     for path in config.runs:
         run = Run(path)
-        dumps = [name for name in run.labels() if not config.dumps or name in config.dumps]
+        dumps = [name for name in run.labels() if name in (config.dumps or {*run.labels()} - {SCRIPTED})]
         if not dumps:
-            raise ValueError(f"--runs {path} has no dump {' '.join(config.dumps)} in its trajectories folder")
+            wanted = " ".join(config.dumps) or "of a policy"
+            raise ValueError(f"--runs {path} has no dump {wanted} in its trajectories folder")
         yield from ((run, dump) for dump in dumps)
 
 
@@ -242,7 +245,8 @@ def split(
     nothing on one side."""
     goals = goals_of(examples)
     new_goals = chosen(set(goals), config.goals, f"goals {seed}")
-    new_stages = chosen({stage_of(example.label) for example in examples}, config.stages, f"stages {seed}")
+    steps = {stage for e in examples if STEP_LABEL.fullmatch(stage := stage_of(e.label))}
+    new_stages = chosen(steps, config.stages, f"stages {seed}")
     train, heldout = [], []
     for example, goal in zip(examples, goals, strict=True):
         part = PARTS[goal in new_goals, stage_of(example.label) in new_stages]
@@ -273,7 +277,10 @@ def goals_of(examples: Sequence[Example]) -> list[str]:
 
 def stage_of(label: Label) -> str:
     """The training step that a trajectory was sampled in, in whichever run; else what its dump is called. An
-    evaluation between two steps belongs to the first."""
+    evaluation between two steps belongs to the first, and that of the warm start to step 1, as it is the same
+    policy's."""
+    if label.dump == "after_sft":
+        return Run.step_label(1)
     return label.dump.removeprefix("eval_") if STEP_LABEL.search(label.dump) else label.dump
 
 

@@ -241,7 +241,7 @@ _TAG = re.compile(r"</?verdict>", re.IGNORECASE)
 _BULLET = re.compile(r"(?:[-+*•]|\d{1,2}[.)])\s+")
 MARKS = "*_`#\"'“”‘’()[]{} \t\u00a0"  # emphasis, fences, headings, quotes and brackets around a verdict
 _LABEL = re.compile(
-    rf"(?:(?:the|my|our|final|overall)\s+)*(?:verdict|judge?ment|decision|evaluation|final answer)"
+    rf"(?:(?:the|my|our|final|overall)\s+)*(?:verdict|judge?ment|decision|evaluation)"
     rf"(?:\s+is)?[{re.escape(MARKS)}]*[:=–—-]",
     re.IGNORECASE,
 )
@@ -396,11 +396,12 @@ async def ask(
     read: Read = parse_verdict,
 ) -> Verdict:
     """The verdict of a model that a sampler holds: minirl/hf_sampler.py, minirl/vllm_sampler.py, or any other
-    with `generate`, which also limits the time. A sampler that fails leaves no verdict and raises nothing."""
+    with `generate`, which also limits the time. A sampler that fails, and a picture that can't be decoded,
+    leave no verdict and raise nothing."""
     try:
         request = Request(judge_prompt(language, messages), seed, response_tokens, sampling)
         return verdict_of(await sampler.generate(request), language, read)
-    except SamplerError as problem:
+    except (SamplerError, OSError, ValueError) as problem:  # the latter two: a picture that is none
         return Verdict(None, "", str(problem))
 
 

@@ -143,6 +143,19 @@ async def test_chosen_dumps_only_and_a_dump_that_is_not_there(tmp_path):
         await label_runs(config, world_teacher, "world")
 
 
+async def test_scripted_demonstrations_are_labelled_only_if_they_are_asked_for(tmp_path):
+    run = dump(Run(tmp_path / "web"), "demos", shopping.episode(TASK))
+    config = config_of(tmp_path, run)
+    with pytest.raises(ValueError, match="has no dump of a policy"):
+        await label_runs(config, world_teacher, "world")
+    dump(run, "after_sft", shopping.episode(TASK))
+    await label_runs(config, world_teacher, "world")
+    assert [each.dump for each in read_labels(tmp_path / "judge/labels.jsonl")] == ["after_sft"]
+    config = replace(config, distil=replace(config.distil, dumps=("demos",)))
+    await label_runs(config, world_teacher, "world")
+    assert [each.dump for each in read_labels(tmp_path / "judge/labels.jsonl")] == ["after_sft", "demos"]
+
+
 async def test_a_dump_that_has_changed_is_refused(tmp_path):
     run = dump(Run(tmp_path / "web"), "step_00001", shopping.episode(TASK))
     await label_runs(config_of(tmp_path, run), world_teacher, "world")
@@ -262,12 +275,17 @@ def test_shares_are_kept_and_each_seed_holds_out_others():
 
 
 def test_an_evaluation_belongs_to_its_step():
-    dumps = ["step_00004", "eval_step_00004", "eval_step_00005", "demos"]
+    """And the warm start's to the first step; what is of no step, none of which is held out as a stage."""
+    pairs = [("step_00001", "after_sft"), ("step_00004", "eval_step_00004")]
+    dumps = [*sum(pairs, ()), "eval_step_00005", "before", "validation", "after_rl"]
     examples = [example(TASK, name) for name in dumps]
-    for seed in range(6):
+    seen = set()
+    for seed in range(12):
         _, heldout = split(examples, DistilConfig(goals=0.1, stages=0.1), seed)
         held = {e.label.dump for e in heldout}
-        assert ("step_00004" in held) == ("eval_step_00004" in held) and len(held) < 3
+        assert held in [{*pairs[0]}, {*pairs[1]}, {"eval_step_00005"}]
+        seen |= held
+    assert len(seen) == 5
 
 
 def test_the_control_keeps_the_labels_and_loses_what_they_are_about():

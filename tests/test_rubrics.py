@@ -688,6 +688,8 @@ async def test_a_judge_of_our_own_judges_as_the_protocol_says(tiny_folder, ranks
             raise ValueError(f"screenshot {name} is not in runs/x")
 
         assert "is not in runs/x" in (await judge(episode(), gone)).error
+        torn = await judge(episode(), lambda name: pictures[name][:40])
+        assert torn.success is None and torn.error, "a picture that can't be decoded"
 
 
 async def test_a_judge_of_our_own_has_an_engine_and_memory_of_its_own(tiny_folder, ranks, monkeypatch):
@@ -695,7 +697,8 @@ async def test_a_judge_of_our_own_has_an_engine_and_memory_of_its_own(tiny_folde
     monkeypatch.setattr("minirl.judging.is_chosen", lambda kind, device: True)
     monkeypatch.setattr("minirl.judging.VllmSampler", lambda config, *_: made.append(config))
     path = str(tiny_folder)
-    judge = JudgeConfig(path=path, gpu_memory=0.2, screenshots=2)
+    judge = JudgeConfig(path=path, gpu_memory=0.2, screenshots=2, seconds=77.0)
     LocalJudge(Config("test", model=ModelConfig(path="agent"), judge=judge), ranks)
     (own,) = made
     assert (own.sampler.gpu_memory, own.model.path, own.agent.screenshots) == (0.2, path, 2)
+    assert own.sampler.request_seconds == 77, "the judge's, not the agent's"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -134,6 +135,8 @@ CORPUS = [
 
 INVALID = (
     "",
+    "The task asks for an order.\n**Final answer:** Success\nThe cart is empty, so it was not fulfilled.",
+    "> two mugs\nFinal answer: SUCCESS\nThere is no order to be seen.",
     " \n ",
     "The order was placed.",
     "I can't help with that.",
@@ -410,6 +413,12 @@ async def test_a_served_judge_is_asked_with_screenshots():
     assert request["seed"] == 42 and request["max_tokens"] == 1024 and "temperature" not in request
 
 
+def counting(usage: object) -> Act:
+    """An answer whose tokens are counted like this."""
+    choice = {"message": {"content": "Fine.\nSUCCESS"}, "finish_reason": "stop"}
+    return body(json.dumps({"choices": [choice], "usage": usage}).encode())
+
+
 EMPTY = completion({"content": None, "reasoning_content": "Let me see"}, finish="length")
 
 # what the server does: the episode's reward, or None where it must be masked
@@ -433,6 +442,11 @@ BEHAVIOUR: dict[str, tuple[list[Act], float | None]] = {
     "empty": ([body(b"")], None),
     "no choices": ([body(b'{"choices": []}')], None),
     "no content": ([say("")], None),
+    "nested": ([body(b"[" * 200_000)], None),
+    "usage is text": ([counting("n/a")], 1.0),
+    "usage is a list": ([counting([1])], 1.0),
+    "usage counts lists": ([counting({"prompt_tokens": [1], "completion_tokens": "many"})], 1.0),
+    "usage is without end": ([counting({"prompt_tokens": float("inf")})], 1.0),
     "truncated": ([say("The agent\nSUCCESS", finish="length")], None),
     "still thinking": ([body(EMPTY)], None),
     "no verdict": ([say("It is hard to say.")], None),
