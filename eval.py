@@ -16,19 +16,22 @@
 Sampled as `config.eval` or the protocol says, which is not always how training samples. The training run is
 only read: evaluations gather in runs/NAME-eval, each with its file of results, which is written after every
 episode. The same command goes on after an interruption; what is finished stays, aborted episodes included,
-unless --retry is given. OpenWebRL, section 4: both its metrics are shown, with and without aborted tasks.
+unless --retry is given. OpenWebRL, section 4: both its metrics are shown, with and without aborted tasks;
+appendices D and E: what the agent's turns speak of, and why its episodes failed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+from minirl.analysis import error_rows, proxy_rows, said_of
 from minirl.config import Config
-from minirl.evaluation import Ledger, choose, open_ledger, read_flags, selected
+from minirl.evaluation import Ledger, choose, names_in, open_ledger, read_flags, selected
 from minirl.log import CONSOLE, progress, say
 from minirl.parts import Parts, open_parts
 from minirl.protocols import Protocol
@@ -36,15 +39,15 @@ from minirl.ranks import Ranks, open_ranks
 from minirl.recipes import run_main
 from minirl.report import write_report
 from minirl.results import Summary
-from minirl.scores import compare, curve, named, show
+from minirl.scores import compare, curve, failures_table, named, proxies_table, show
 from minirl.store import Run
-from minirl.types import Task
+from minirl.types import Task, Trajectory
 
 
-async def main(config: Config, ranks: Ranks) -> None:
-    parts = open_parts(ranks.agree(choose(config) if ranks.first else config), ranks)
+async def main(config: Config, given: Collection[str], ranks: Ranks) -> None:
+    parts = open_parts(ranks.agree(choose(config, given) if ranks.first else config), ranks)
     config, protocol = parts.config, named(parts.config.eval.protocol)
-    tasks = selected(config, parts.tasks.heldout, protocol)
+    tasks = selected(config, parts.tasks.heldout, protocol, given)
     parts.tasks = replace(parts.tasks, heldout=tasks)
     subject = config.endpoint.model if config.sampler.kind == "remote" else config.model.path
     say(f"evaluating {subject} on {len(tasks)} tasks")
@@ -62,7 +65,8 @@ async def main(config: Config, ranks: Ranks) -> None:
     if config.eval.budgets:
         CONSOLE.print(curve(results, config.eval.budgets, protocol))
     if ranks.first:
-        record(parts.run, ledger.label, subject, score)
+        reasons = explain(list(parts.run.load_trajectories(ledger.label)))
+        record(parts.run, ledger.label, subject, score, reasons)
     say(f"results: {ledger.path}\nreport: {parts.run.report_path}")
 
 
@@ -85,7 +89,18 @@ async def attempt(
             )
 
 
-def record(run: Run, label: str, checkpoint: str, score: Summary) -> None:
+def explain(trajectories: Sequence[Trajectory]) -> dict[str, list[dict[str, Any]]]:
+    """Prints why episodes failed and what their turns speak of; the same for the report."""
+    errors = error_rows(trajectories, [said_of(trajectory) for trajectory in trajectories])
+    proxies = proxy_rows(trajectories)
+    if errors:
+        CONSOLE.print(failures_table(errors))
+    if any(row.name == "any" and row.turns for row in proxies):
+        CONSOLE.print(proxies_table(proxies))
+    return {"errors": list(map(asdict, errors)), "proxies": list(map(asdict, proxies))}
+
+
+def record(run: Run, label: str, checkpoint: str, score: Summary, reasons: dict[str, Any]) -> None:
     """Adds the numbers to the folder, and the report; what an earlier evaluation left there stays."""
     state = Path(checkpoint) / "state.json"
     run.add_eval(
@@ -98,6 +113,7 @@ def record(run: Run, label: str, checkpoint: str, score: Summary) -> None:
         invalid=score.aborted,
         checkpoint=checkpoint,
         protocol=score.protocol,
+        **reasons,
     )
     write_report(run.root)
 
@@ -108,7 +124,7 @@ def run(argv: Sequence[str]) -> None:
         compare(*config.eval.compare)
         return
     with open_ranks(config.browser.episode_seconds) as ranks:
-        asyncio.run(main(config, ranks))
+        asyncio.run(main(config, names_in(argv), ranks))
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def category_of(trajectory: Trajectory, verdict: Verdict | None = None) -> Categ
     if trajectory.stop is Stop.JUDGE_ERROR or (verdict is not None and verdict.success is None):
         return "evaluation"
     said = trajectory.answer + "\n" + (trajectory.turns[-1].text if trajectory.turns else "")
-    if not trajectory.valid or PROXIES["blocker"].search(said):
+    if not trajectory.stop.is_agent_fault or PROXIES["blocker"].search(said):
         return "access"
     if trajectory.stop in (Stop.FORMAT_ERROR, Stop.LENGTH):
         return "form"

@@ -16,19 +16,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 
 from minirl.checkpoint import checkpoints
-from minirl.config import Config, TaskConfig, to_json
+from minirl.config import Config, TaskConfig, check, to_json
 from minirl.log import say
 from minirl.model import check_checkpoint
 from minirl.parts import Parts
 from minirl.protocols import Protocol, protocol_of
-from minirl.ranks import Ranks
-from minirl.recipes import RECIPES, from_command_line
+from minirl.ranks import Ranks, world_size
+from minirl.recipes import parsed
 from minirl.results import Evaluation, Result, read_results, result_of, versions, write_results
 from minirl.rubrics import judge_config
 from minirl.scores import UNNAMED, differences
@@ -42,7 +42,7 @@ from minirl.types import Task, Trajectory
 def read_flags(argv: Sequence[str]) -> Config:
     """The config of a command line; with --protocol its settings stand before the user's flags, which win.
     ValueError for what can't be understood or can't be."""
-    config = from_command_line(argv, "eval.py")
+    config = parsed(argv, "eval.py")
     how = config.eval
     if how.limit < 0:
         raise ValueError("--limit can't be negative")
@@ -58,7 +58,20 @@ def read_flags(argv: Sequence[str]) -> Config:
         config = replace(config, eval=replace(config.eval, max_steps=max(how.budgets)))
     if how.tasks is not None:
         config = replace(config, task=replace(config.task, heldout=str(how.tasks)))
-    return config
+    if config.sampler.kind == "remote" and config.eval.top_k:
+        say(f"a served model is not told --eval.top-k {config.eval.top_k}: the API has no such parameter")
+        config = replace(config, eval=replace(config.eval, top_k=0))
+    return check(config)
+
+
+def names_in(argv: Sequence[str]) -> frozenset[str]:
+    """The flags that stand in a command line, however they are spelled.
+
+    >>> sorted(names_in(["tiny", "--eval.top_k=3", "--seeds", "0", "1"]))
+    ['--eval.top-k', '--seeds']
+    """
+    words = (word.partition("=")[0].replace("_", "-") for word in argv)
+    return frozenset(word for word in words if word.startswith("--"))
 
 
 def _under(protocol: Protocol, argv: Sequence[str]) -> Config:
@@ -66,10 +79,10 @@ def _under(protocol: Protocol, argv: Sequence[str]) -> Config:
     recipe = [] if argv[0].startswith("-") else [argv[0]]
     given = argv[len(recipe) :]
     words = [word for flag, value in usual.items() for word in (flag, str(value))]
-    config = from_command_line([*recipe, *words, *given], "eval.py")
-    names = {word.partition("=")[0].replace("_", "-") for word in given}
+    config = parsed([*recipe, *words, *given], "eval.py")
+    names = names_in(given)
     if "--max-steps" in names:
-        names.add("--eval.max-steps")
+        names |= {"--eval.max-steps"}
     judge = {f"--judge.{name.replace('_', '-')}": name for name in vars(protocol.judge)}
     usual |= {flag: vars(protocol.judge)[name] for flag, name in judge.items()}
     if unlike := [f"{flag} {value}" for flag, value in usual.items() if flag in names]:
@@ -80,7 +93,8 @@ def _under(protocol: Protocol, argv: Sequence[str]) -> Config:
 
 def flags_of(protocol: Protocol) -> dict[str, float]:
     """A protocol's settings, the judge's apart. Those of a text agent, which sees none, leave screenshots as
-    they are; --batch.micro-tokens has no effect here, but must be at least the context."""
+    they are; --batch.micro-tokens has no effect here, but must be at least the context. Browsers are those
+    of all ranks together."""
     flags: dict[str, float] = {
         "--eval.temperature": protocol.sampling.temperature,
         "--eval.top-p": protocol.sampling.top_p,
@@ -92,41 +106,35 @@ def flags_of(protocol: Protocol) -> dict[str, float]:
         "--sampler.request-seconds": protocol.request_seconds,
         "--endpoint.seconds": protocol.request_seconds,
         "--browser.episode-seconds": protocol.episode_seconds,
-        "--browser.episodes": protocol.browsers,
+        "--browser.episodes": max(1, protocol.browsers // world_size()),
     }
     return flags | ({"--agent.screenshots": protocol.screenshots} if protocol.screenshots else {})
 
 
 # ---- Which weights, which tasks --------------------------------------------------------------------
 
+MODEL, TASKS = "--model.path", frozenset({"--tasks", "--task.heldout"})  # the flags that choose these
 
-def choose(config: Config) -> Config:
-    """The config with the checkpoint as its model, and the evaluations' folder as its name.
+
+def choose(config: Config, given: Collection[str]) -> Config:
+    """The config with the checkpoint as its model, and the evaluations' folder as its name. `given` are the
+    flags of the command line: one that repeats the recipe's value is a choice, too.
 
     The folder belongs to the run that is evaluated: `--name tiny` and `--name tiny-eval` mean the same.
     """
     run = (config.name or config.recipe).removesuffix("-eval")
     folder = config.out / run
     if config.sampler.kind == "remote":  # served weights; the recipe's tokenizer measures conversations
-        return replace(config, name=f"{run}-eval", task=tasks_of(config, folder))
-    path = checkpoint_of(config, folder / "checkpoints")
-    is_own = not is_given(config) or Path(path).resolve().is_relative_to(folder.resolve())
-    task = tasks_of(config, folder) if is_own else config.task
+        return replace(config, name=f"{run}-eval", task=tasks_of(config, folder, given))
+    path = config.model.path if MODEL in given else checkpoint_of(config, folder / "checkpoints", given)
+    is_own = MODEL not in given or Path(path).resolve().is_relative_to(folder.resolve())
+    task = tasks_of(config, folder, given) if is_own else config.task
     return replace(config, name=f"{run}-eval", model=replace(config.model, path=path), task=task)
 
 
-def is_given(config: Config) -> bool:
-    """Whether --model.path says which weights to evaluate."""
-    recipe = RECIPES.get(config.recipe)
-    return recipe is None or config.model.path != recipe().model.path
-
-
-def checkpoint_of(config: Config, folder: Path) -> str:
-    """--model.path if it was given; else the newest RL checkpoint in the folder, the warm start, or what
-    the recipe starts from. A checkpoint that can't be read is named, and the one before it is taken."""
-    given = config.model.path
-    if is_given(config):
-        return given
+def checkpoint_of(config: Config, folder: Path, given: Collection[str]) -> str:
+    """The newest RL checkpoint in the folder, or the warm start, or what the recipe starts from. A checkpoint
+    that can't be read is named, and the one before it is taken."""
     for path in [*reversed(checkpoints(folder)), folder / "sft"]:
         if not path.is_dir():
             continue
@@ -135,16 +143,16 @@ def checkpoint_of(config: Config, folder: Path) -> str:
             return str(path)
         except ValueError as problem:
             say(f"passed over: {problem}")
-    if given == "tiny" and config.task.heldout == RECIPES[config.recipe]().task.heldout:
+    if config.model.path == "tiny" and TASKS.isdisjoint(given):
         raise ValueError(f"no checkpoint in {folder}; train first, or name a folder with --model.path")
-    if given == "tiny":
+    if config.model.path == "tiny":
         say(f"no checkpoint in {folder}: an UNTRAINED tiny model is evaluated, which can do nothing")
-    return given
+    return config.model.path
 
 
-def tasks_of(config: Config, folder: Path) -> TaskConfig:
+def tasks_of(config: Config, folder: Path, given: Collection[str]) -> TaskConfig:
     """The run's own tasks: what was not given is as in its config.json, and held out is what it held out."""
-    usual, task, saved = RECIPES[config.recipe](), config.task, {}
+    task, saved = config.task, {}
     settings = folder / "config.json"
     if settings.is_file():
         try:
@@ -152,21 +160,21 @@ def tasks_of(config: Config, folder: Path) -> TaskConfig:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{settings} can't be read: {error!r}") from None
         for name in ("train", "seed", "train_goals", "demo_goals"):
-            if getattr(task, name) == getattr(usual.task, name):
+            if f"--task.{name.replace('_', '-')}" not in given:
                 task = replace(task, **{name: saved.get(name, getattr(task, name))})
     heldout, same_shop = folder / "heldout.jsonl", task.seed == saved.get("seed", task.seed)
-    if task.heldout == usual.task.heldout and same_shop and heldout.is_file():
+    if TASKS.isdisjoint(given) and same_shop and heldout.is_file():
         task = replace(task, heldout=str(heldout))
     return task
 
 
-def selected(config: Config, tasks: Sequence[Task], protocol: Protocol) -> list[Task]:
+def selected(config: Config, tasks: Sequence[Task], protocol: Protocol, given: Collection[str]) -> list[Task]:
     """The tasks that are to be evaluated, in their order. ValueError if the protocol has none of them."""
     if protocol is not UNNAMED:
         tasks = protocol.select(tasks)
         if len(tasks) != protocol.tasks:
             say(f"protocol {protocol.name} is for {protocol.tasks} tasks, and these are {len(tasks)}")
-    if config.eval.episodes != RECIPES[config.recipe]().eval.episodes:  # asked for: fewer than a file holds
+    if "--eval.episodes" in given:  # fewer than a file holds
         tasks = tasks[: config.eval.episodes]
     return list(tasks[: config.eval.limit or None])
 
@@ -236,8 +244,11 @@ def open_ledger(parts: Parts, protocol: Protocol, subject: str) -> Ledger:
 
 
 def settings(config: Config, tasks: Sequence[Task]) -> dict[str, object]:
-    """The config as JSON data, without what does not change a result, and with what it only names."""
-    plain = replace(config, eval=replace(config.eval, retry=False, compare=(), budgets=()))
+    """The config as JSON data, with what it only names, and without what only says how to go on. (What should
+    change nothing but the time, such as the number of browsers, stays: sites that are asked too much abort.)
+    """
+    seeds = tuple(sorted(config.eval.seeds))
+    plain = replace(config, eval=replace(config.eval, retry=False, compare=(), budgets=(), seeds=seeds))
     words = json.dumps([asdict(task) for task in tasks], sort_keys=True)
     digests = {"tasks": hashlib.sha256(words.encode()).hexdigest(), "weights": weights_of(config.model.path)}
     if config.judge.path:

@@ -199,7 +199,7 @@ class Parts:
         """Held-out success, recorded under `label`."""
         await self.reset_sites()
         trajectories = await self.run_tasks(rollouts, tasks, label)
-        valid = [t for t in trajectories if t.valid]
+        valid = [t for t in trajectories if t.stop.is_agent_fault]  # as eval.py counts, without aborted ones
         if len(valid) < len(trajectories):
             say(f"{label}: {len(trajectories) - len(valid)} episodes failed for reasons not the agent's")
         if not valid:

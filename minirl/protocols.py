@@ -84,27 +84,28 @@ class Protocol:
     response_tokens: int = 4096
     context_tokens: int = 32768
     screenshots: int = 1  # the newest, in the agent's prompt
-    browsers: int = 16  # at once
+    browsers: int = 16  # at once, of all ranks together
     request_seconds: float = 120.0  # of one response of the agent
     episode_seconds: float = 600.0
 
     @property
     def rule(self) -> str:
-        """How aborted episodes count, as one sentence for people."""
+        """What counts, in words for people."""
         aborted = ", ".join(stop.value for stop in Stop if not stop.is_agent_fault)
         who = (
             "one that the agent ended with done"
             if self.succeeds_by == BY_DONE
             else "one that was not aborted"
         )
-        if self.aborted == "fail":
-            return (
-                f"Every episode counts, only {who} can succeed, and an aborted one ({aborted}) is a failure."
+        rule = f"Every episode counts, only {who} can succeed, and an aborted one ({aborted}) is a failure."
+        if self.aborted == "leave out":
+            rule = (
+                f"An aborted episode ({aborted}) is left out of successes and episodes, "
+                f"and of the others only {who} can succeed."
             )
-        return (
-            f"An aborted episode ({aborted}) is left out of successes and episodes, "
-            f"and of the others only {who} can succeed."
-        )
+        if self.average == "macro":
+            rule += " The rate is the mean of the rates of all sites that have an episode left."
+        return rule
 
     def counts(self, stop: Stop) -> bool:
         """Whether an episode that ended so is in the denominator."""
@@ -211,6 +212,7 @@ NINE_SITES = (
 # of the tasks is not stated, but the rates fit FARA's: 7.32 on Google Flights is 3 of 41. Not stated either:
 # the sampling (here OpenWebRL's greedy one), response and context limits, time limits, browsers, how the
 # judge's words are parsed, whether the trace has screenshots, and what an aborted task counts (a failure).
+# The limit is 15 actions; here it is 15 turns, in each of which OpenWebRL's agent may do several things.
 AUTOWEBWORLD = Protocol(
     name="autowebworld-official",
     benchmark="webvoyager",

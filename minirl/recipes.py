@@ -218,7 +218,13 @@ def from_command_line(
     argv: Sequence[str], prog: str, recipes: Mapping[str, Callable[[], Config]] = RECIPES
 ) -> Config:
     """`RECIPE [flags]`; no recipe means the first one, tiny. Raises ValueError for anything that can't be
-    understood."""
+    understood, and for values that can't be."""
+    return check(parsed(argv, prog, recipes))
+
+
+def parsed(argv: Sequence[str], prog: str, recipes: Mapping[str, Callable[[], Config]] = RECIPES) -> Config:
+    """The config of a command line, whether its values fit together or not. ValueError for anything that
+    can't be understood."""
     import tyro  # not at import time: everything else works without a command line
 
     name, flags = (next(iter(recipes)), argv) if not argv or argv[0].startswith("-") else (argv[0], argv[1:])
@@ -240,7 +246,7 @@ def from_command_line(
             raise
         words = re.sub(r"[│╭╮╰╯─╷╵┃━]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()))
         raise ValueError(" ".join(words.split())[:400]) from None
-    return check(config)
+    return config
 
 
 def run_main(main: Callable[[Sequence[str]], None]) -> None:

@@ -59,8 +59,9 @@ function header() {
 }
 
 // Evaluations in the middle of training belong to the curve; without any other, the first and last stay.
+// Those of eval.py, which name their checkpoint, are all shown.
 function milestones() {
-  const named = data.evals.filter(row => !/(^|[ _])step[ _]*\d+$/.test(row.label));
+  const named = data.evals.filter(row => row.checkpoint || !/(^|[ _])step[ _]*\d+$/.test(row.label));
   if (named.length || data.evals.length < 2) return named.length ? named : data.evals;
   return [data.evals[0], data.evals[data.evals.length - 1]];
 }
@@ -68,14 +69,34 @@ function milestones() {
 function evaluations() {
   const rows = milestones();
   if (!rows.length) return null;
-  const head = make("tr", {}, ...["phase", "success", "95% interval", "episodes"].map(name =>
-    make("th", {}, name)));
-  const body = rows.map(row => make("tr", {}, make("td", {}, row.label),
-    make("td", {class: "strong"}, percent(row.success)),
-    make("td", {}, `${percent(row.low)} to ${percent(row.high)}`),
-    make("td", {}, String(row.n))));
+  const aborted = rows.some(row => known(row.invalid));
+  const titles = ["phase", "success", "95% interval", "episodes", ...(aborted ? ["aborted"] : [])];
+  const body = rows.map(row => cells(row.label, row.n ? percent(row.success) : "–",
+    `${percent(row.low)} to ${percent(row.high)}`, String(row.n), ...(aborted ? [short(row.invalid)] : [])));
   return make("section", {id: "evaluations"}, make("h2", {}, "Held-out success"),
-    make("div", {class: "beside"}, make("table", {class: "numbers"}, head, body), bars(rows)));
+    make("div", {class: "beside"}, numbers(titles, body), bars(rows)), reasons(rows));
+}
+
+function numbers(titles, body) {
+  return make("table", {class: "numbers"}, make("tr", {}, ...titles.map(name => make("th", {}, name))), body);
+}
+
+function cells(name, value, ...more) {
+  return make("tr", {}, make("td", {}, name), make("td", {class: "strong"}, value),
+    ...more.map(text => make("td", {}, text)));
+}
+
+// Of the newest evaluation that counted them: why its episodes failed, and what its turns speak of.
+function reasons(rows) {
+  const row = rows.filter(row => row.errors && row.errors.length || row.proxies && row.proxies.length).pop();
+  if (!row) return null;
+  const share = x => known(x) ? percent(x) : "–";
+  const errors = row.errors.map(e => cells(e.category, share(e.share), String(e.count), share(e.paper)));
+  const proxies = row.proxies.map(p => cells(p.name, share(p.rate), short(p.mean), short(p.p90)));
+  return make("details", {open: true}, make("summary", {}, `Why episodes of ${row.label} failed, what turns say`),
+    make("div", {class: "beside"},
+      errors.length ? numbers(["failed for", "share", "episodes", "paper's share"], errors) : null,
+      proxies.length ? numbers(["turns that speak of", "share", "mean tokens", "90th percentile"], proxies) : null));
 }
 
 // One horizontal bar per evaluation, with its interval as a whisker.

@@ -116,7 +116,7 @@ def result_of(trajectory: Trajectory) -> Result:
         success=trajectory.success,
         seed=trajectory.member,
         site=str(task.meta.get("site") or urlsplit(task.start_url).hostname or ""),
-        difficulty=str(task.meta.get("difficulty", "")),
+        difficulty="" if (level := task.meta.get("difficulty")) is None else str(level),
         steps=len(turns),
         prompt_tokens=sum(turn.shared + len(turn.branch) or turn.counted[0] for turn in turns),
         response_tokens=sum(len(turn.response_ids) or turn.counted[1] for turn in turns),

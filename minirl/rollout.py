@@ -208,6 +208,8 @@ class Rollouts:
             for work in running:
                 work.cancel()
         await self._settle()
+        for line in self.hosts.agree(self.ranks):
+            say(line)
         everything = dict(self.ranks.gather([(n, e) for n, e in episodes.items() if n < complete]))
         groups = [self._qualified(everything[n]) for n in range(complete)]
         finished = [trajectory for n in range(complete) for trajectory in everything[n]]
@@ -232,8 +234,6 @@ class Rollouts:
         """What was cancelled may still be decoded, with weights about to change. SamplerDied on all ranks if
         any has lost its sampler."""
         await self.sampler.idle()
-        for line in self.hosts.agree(self.ranks):
-            say(line)
         died = self.ranks.gather([self.sampler.failure] if self.sampler.failure else [])
         if died:
             raise SamplerDied(died[0])

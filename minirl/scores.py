@@ -17,6 +17,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from minirl.analysis import ErrorRow, ProxyRow
 from minirl.compare import Paired, paired
 from minirl.log import CONSOLE, say
 from minirl.protocols import GPT_41, Protocol, protocol_of
@@ -65,7 +66,9 @@ def show(results: Sequence[Result], protocol: Protocol, tasks: Sequence[Task]) -
     )
     rate = s.success
     share = f"{rate.rate:.1%} ({rate.low:.1%} to {rate.high:.1%})" if rate.episodes else "not known"
-    say(f"success: {share}, {rate.successes} of {rate.episodes} episodes of {s.tasks} tasks", "bold green")
+    mean = f"the mean of {len(s.sites)} sites, " if protocol.average == "macro" else ""
+    counted = f"{rate.successes} of {rate.episodes} episodes of {s.tasks} tasks"
+    say(f"success: {share}, {mean}{counted}", "bold green")
     return s
 
 
@@ -97,13 +100,45 @@ def curve(results: Sequence[Result], budgets: Sequence[int], protocol: Protocol)
     own, too, these count at the largest one only.)"""
     table = rates_table("turns")
     for most in sorted(set(budgets)):
-        table.add_row(str(most), *cells(summary(within(results, most), protocol).success))
+        known = results if most == max(budgets) else within(results, most)
+        table.add_row(str(most), *cells(summary(known, protocol).success))
     return table
 
 
 def within(results: Sequence[Result], turns: int) -> list[Result]:
-    """The results as they would have been with a budget of so many turns."""
-    return [replace(r, success=r.success and r.steps <= turns) for r in results]
+    """The results as they would have been with a budget of so many turns. `steps` are finished turns, so that
+    what was aborted, unless by its judge, was aborted in the turn after these."""
+
+    def is_cut(r: Result) -> bool:
+        began_another = not r.stop.is_agent_fault and r.stop is not Stop.JUDGE_ERROR
+        return r.steps + began_another > turns
+
+    return [replace(r, success=False, stop=Stop.MAX_STEPS) if is_cut(r) else r for r in results]
+
+
+def failures_table(rows: Sequence[ErrorRow]) -> Table:
+    """Why episodes failed, beside the shares that the paper found on Online-Mind2Web."""
+    table = Table("failed for")
+    for column in ("episodes", "share", "figure 9"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(row.category, str(row.count), f"{row.share:.0%}", percent(row.paper))
+    return table
+
+
+def proxies_table(rows: Sequence[ProxyRow]) -> Table:
+    """What turns speak of, and how long these are."""
+    table = Table("turns that speak of")
+    for column in ("turns", "share", "mean tokens", "90th percentile"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        lengths = ("-" if length is None else f"{length:.0f}" for length in (row.mean, row.p90))
+        table.add_row(row.name, str(row.turns), percent(row.rate), *lengths)
+    return table
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
 
 
 def rates_table(first: str) -> Table:
@@ -137,7 +172,8 @@ def compare(first: Path, second: Path) -> Paired:
     (one, ours), (two, theirs) = read_results(first), read_results(second)
     if (one.protocol, one.rule) != (two.protocol, two.rule):
         names = " and ".join(e.protocol or "none" for e in (one, two))
-        raise ValueError(f"{first} and {second} were evaluated under different protocols: {names}")
+        unlike = f"different protocols: {names}" if one.protocol != two.protocol else "different rules"
+        raise ValueError(f"{first} and {second} were evaluated under {unlike}")
     protocol = named(one.protocol)
     if protocol.rule != one.rule:
         raise ValueError(f"protocol {one.protocol} has another rule by now; evaluate again")

@@ -22,6 +22,7 @@ from typing import Any
 
 from minirl import benchmarks
 from minirl.log import say
+from minirl.records import texts
 from minirl.types import Task
 from minirl.world.schema import load_goal
 
@@ -40,7 +41,7 @@ def load_tasks(path: Path) -> list[Task]:
             raise ValueError(f"{path}, {place}: {problem}") from None
         if task.id in seen:
             raise ValueError(f"{path}, {place}: the id {task.id!r} occurs twice")
-        for note in task.meta.get("mended", ()):
+        for note in task.meta["mended"] if task.goal.get("kind") == "webarena" else ():
             say(f"{path}, {place}: {task.id} is malformed: {note}")
         seen.add(task.id)
         tasks.append(task)
@@ -86,6 +87,12 @@ def _own(record: dict[str, Any]) -> Task:
     if unknown:
         raise ValueError(f"unknown field {unknown[0]!r}; what is not {', '.join(_FIELDS)} belongs into meta")
     task = Task(**record)
+    if "tabs" in task.meta:  # to be opened beside the first page, whatever the benchmark
+        texts(task.meta, "tabs")
+    if task.goal.get("kind") == "webarena":
+        from minirl import webarena
+
+        webarena.check_task(task)
     if not benchmarks.is_address(task.start_url):
         raise ValueError(f"the start_url {task.start_url[:80]!r} must be like http://host/ or https://host/")
     if re.match(r"http://shop-\d+\.test(/|$)", task.start_url):
@@ -146,7 +153,7 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"task file {path} can't be read: {' '.join(str(error).split())[:200]}") from None
     for number, row in enumerate(rows, 1):
-        record = {name: value for name, value in row.items() if value is not None}
+        record = _filled(row)
         for name, value in record.items():
             try:
                 json.dumps(value)
@@ -155,6 +162,17 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     f"{path}, record {number}: the field {name!r} holds what JSON has no value for"
                 ) from None
         yield f"record {number}", record
+
+
+def _filled(value: Any) -> Any:
+    """Without empty fields, at any depth.
+
+    >>> _filled({"id": "a", "goal": {"url": None}, "meta": {"tabs": [{"url": "b", "title": None}]}})
+    {'id': 'a', 'goal': {}, 'meta': {'tabs': [{'url': 'b'}]}}
+    """
+    if isinstance(value, dict):
+        return {name: _filled(inner) for name, inner in value.items() if inner is not None}
+    return [_filled(inner) for inner in value] if isinstance(value, list) else value
 
 
 def save_tasks(path: Path, tasks: Sequence[Task]) -> None:

@@ -164,6 +164,15 @@ def task_of(record: Mapping[str, Any], sites: Mapping[str, str]) -> Task:
     return Task(f"webarena-{number}", text(record, "intent"), start, goal, meta)
 
 
+def check_task(task: Task) -> None:
+    """ValueError names what is malformed in a task that was not made from a record, but says that it was."""
+    for name in ("sites", "tabs", "mended"):
+        texts(task.meta, name)
+    for name, kind in (("require_login", bool), ("storage_state", str)):
+        field(task.meta, name, kind)
+    check_rules(task.goal)
+
+
 def _resolved(value: Any, sites: Mapping[str, str]) -> Any:
     """The same with every placeholder, such as __GITLAB__, replaced."""
     match value:

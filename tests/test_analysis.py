@@ -168,6 +168,7 @@ WORKS = "click: clicked button at [1, 1]. Now at http://shop-0.test/."
         (episode(turn("A captcha."), turn("It went away."), stop=Stop.MAX_STEPS), None, "reasoning"),
         (episode(stop=Stop.FORMAT_ERROR), None, "form"),
         (episode(stop=Stop.LENGTH), None, "form"),
+        (replace(episode(stop=Stop.LENGTH), turns=()), None, "form"),  # the first page did not fit
         (episode(turn("", 1, FAILED, WORKS, WORKS)), NO, "grounding"),  # one of three
         (episode(turn("", 1, WORKS, WORKS), turn("", 1, IDLE, WORKS)), NO, "reasoning"),  # one of four
         (episode(turn("", 1, IDLE), turn("", 1, WORKS), stop=Stop.MAX_STEPS), None, "grounding"),

@@ -256,6 +256,17 @@ def test_parquet_files(tmp_path):
         load_tasks(path)
 
 
+def test_what_only_another_row_of_a_parquet_file_has_is_missing_in_this_one(tmp_path):
+    """A column of objects has the fields of all rows; a goal of nothing but empty ones is no goal."""
+    first = {"id": "a", "instruction": "x", "start_url": "http://a.test/", "goal": {"url": "http://b.test/"}}
+    first["meta"] = {"difficulty": "easy"}
+    second = first | {"id": "b", "goal": {"kind": None}, "meta": {"parts": [{"a": 1}, {"b": 2}]}}
+    write_parquet(tmp_path / "file", [first, second])
+    one, two = load_tasks(tmp_path / "file")
+    assert (one.goal, one.meta) == (first["goal"], first["meta"])
+    assert (two.goal, two.meta) == ({}, {"parts": [{"a": 1}, {"b": 2}]})
+
+
 def test_a_torn_parquet_file_is_named(tmp_path):
     path = tmp_path / "torn"
     write_parquet(path, [MIND2WEB])

@@ -54,36 +54,38 @@ def test_the_newest_checkpoint_of_the_run_is_evaluated_in_a_folder_of_its_own(
 ):
     sft = checkpoint(tmp_path / "tiny", "sft")
     checkpoint(tmp_path / "tiny", "best")
-    assert evaluation.choose(config(tmp_path)).model.path == sft
+    assert evaluation.choose(config(tmp_path), ()).model.path == sft
     checkpoint(tmp_path / "tiny", "step_00009")
     newest = checkpoint(tmp_path / "tiny", "step_00010")
     checkpoint(tmp_path / "tiny", "step_00011.part")
-    chosen = evaluation.choose(config(tmp_path))
+    chosen = evaluation.choose(config(tmp_path), ())
     assert (chosen.model.path, chosen.run_dir) == (newest, tmp_path / "tiny-eval")
 
 
 @pytest.mark.parametrize("name", ["other", "other-eval"])
 def test_the_name_is_that_of_the_run_with_or_without_its_ending(evaluation, tmp_path, checkpoint, name):
     path = checkpoint(tmp_path / "other", "step_00003")
-    chosen = evaluation.choose(config(tmp_path, name=name))
+    chosen = evaluation.choose(config(tmp_path, name=name), ())
     assert (chosen.model.path, chosen.run_dir) == (path, tmp_path / "other-eval")
 
 
 def test_a_given_model_is_taken_as_it_is(evaluation, tmp_path, checkpoint):
     checkpoint(tmp_path / "tiny", "step_00003")
     given = config(tmp_path, model=replace(tiny().model, path="some/folder"))
-    assert evaluation.choose(given).model.path == "some/folder"
+    assert evaluation.choose(given, {"--model.path"}).model.path == "some/folder"
+    base = replace(openwebrl_4b(), out=tmp_path, name="tiny")  # beside a run's checkpoints: the recipe's own
+    assert evaluation.choose(base, {"--model.path"}).model.path == base.model.path
 
 
 def test_without_any_checkpoint_a_published_model_is_evaluated_an_untrained_one_only_on_tasks_of_its_own(
     evaluation, tmp_path, capsys
 ):
     paper = replace(openwebrl_4b(), out=tmp_path)
-    assert evaluation.choose(paper).model.path == paper.model.path
+    assert evaluation.choose(paper, ()).model.path == paper.model.path
     with pytest.raises(ValueError, match="no checkpoint in .*; train first, or name a folder"):
-        evaluation.choose(config(tmp_path))
+        evaluation.choose(config(tmp_path), ())
     given = config(tmp_path, task=TaskConfig(heldout="tasks.jsonl"))
-    assert evaluation.choose(given).model.path == "tiny"
+    assert evaluation.choose(given, {"--task.heldout"}).model.path == "tiny"
     assert "UNTRAINED" in capsys.readouterr().out
 
 
@@ -92,7 +94,7 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_named(evaluation, t
     torn = Path(checkpoint(tmp_path / "tiny", "step_00002"), "model.safetensors")
     torn.write_bytes(torn.read_bytes()[:-1])
     Path(checkpoint(tmp_path / "tiny", "step_00003"), "config.json").unlink()
-    assert evaluation.choose(config(tmp_path)).model.path == good
+    assert evaluation.choose(config(tmp_path), ()).model.path == good
     said = capsys.readouterr().out
     assert re.findall(r"passed over: --model.path .*/(step_\d+)", said) == ["step_00003", "step_00002"]
 
@@ -114,18 +116,19 @@ def test_the_runs_own_tasks_are_evaluated_unless_others_are_asked_for(evaluation
     path = checkpoint(run, "step_00001")
     trained = replace(tiny(), task=TaskConfig(seed=3, train_goals=200, heldout="elsewhere.jsonl"))
     (run / "config.json").write_text(json.dumps(to_json(trained)))
-    assert evaluation.choose(config(tmp_path)).task == TaskConfig(seed=3, train_goals=200)
+    assert evaluation.choose(config(tmp_path), ()).task == TaskConfig(seed=3, train_goals=200)
     save_tasks(run / "heldout.jsonl", TASKS)
     own = TaskConfig(seed=3, train_goals=200, heldout=str(run / "heldout.jsonl"))
     model = replace(tiny().model, path=path)
-    assert evaluation.choose(config(tmp_path)).task == own
-    assert evaluation.choose(config(tmp_path, model=model)).task == own  # it is the run's
+    assert evaluation.choose(config(tmp_path), ()).task == own
+    chosen = evaluation.choose(config(tmp_path, model=model), {"--model.path"})
+    assert chosen.task == own, "it is the run's"
     given = config(tmp_path, task=TaskConfig(seed=4, heldout="mine.jsonl"))
-    assert evaluation.choose(given).task == replace(given.task, train_goals=200)
+    assert evaluation.choose(given, {"--task.seed", "--tasks"}).task == replace(given.task, train_goals=200)
     other_shop = config(tmp_path, task=TaskConfig(seed=4))
-    assert evaluation.choose(other_shop).task == TaskConfig(seed=4, train_goals=200)
+    assert evaluation.choose(other_shop, {"--task.seed"}).task == TaskConfig(seed=4, train_goals=200)
     elsewhere = config(tmp_path, model=replace(model, path="some/folder"))
-    assert evaluation.choose(elsewhere).task == TaskConfig()
+    assert evaluation.choose(elsewhere, {"--model.path"}).task == TaskConfig()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}"])
@@ -133,7 +136,7 @@ def test_settings_of_a_run_that_cannot_be_read_are_named(evaluation, tmp_path, c
     checkpoint(tmp_path / "tiny", "step_00001")
     (tmp_path / "tiny" / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"tiny/config.json can't be read: "):
-        evaluation.choose(config(tmp_path))
+        evaluation.choose(config(tmp_path), ())
 
 
 # --- from the command line --------------------------------------------------------------------------

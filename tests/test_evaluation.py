@@ -13,7 +13,16 @@ import pytest
 from peers import alone, on_ranks
 
 from minirl.config import TaskConfig
-from minirl.evaluation import Ledger, flags_of, label_of, read_flags, selected, settings, weights_of
+from minirl.evaluation import (
+    Ledger,
+    flags_of,
+    label_of,
+    names_in,
+    read_flags,
+    selected,
+    settings,
+    weights_of,
+)
 from minirl.model import Language
 from minirl.protocols import PROTOCOLS, protocol_of
 from minirl.ranks import Ranks
@@ -125,6 +134,9 @@ def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened
     dumps = [Run(place).load_trajectories(name) for place in (whole, folder)]
     told = [[(t.task.id, t.stop, t.success, [turn.text for turn in t.turns]) for t in dump] for dump in dumps]
     assert told[0] == told[1] and [t.task.id for t in dumps[1]] == Cast.order
+    (row,) = Run(folder).evals()
+    assert {e["category"]: e["count"] for e in row["errors"]}["access"] == 5, "nobody answered"
+    assert sum(e["count"] for e in row["errors"]) == 60 - 6 and row["proxies"][-1]["rate"] == 1
     assert (folder / "report.html").is_file() and Run(folder).evals() == Run(whole).evals()
 
 
@@ -231,6 +243,8 @@ def test_settings_tell_other_weights_and_tasks_apart(tmp_path):
     retried = replace(config, eval=replace(config.eval, retry=True))
     assert settings(retried, TASKS) == first == json.loads(json.dumps(first))
     assert settings(replace(config, eval=replace(config.eval, budgets=(5, 10))), TASKS) == first
+    orders = [replace(config, eval=replace(config.eval, seeds=seeds)) for seeds in ((0, 1), (1, 0))]
+    assert settings(orders[0], TASKS) == settings(orders[1], TASKS)
     for name in ("prompt", "judge_prompt", "judge"):
         (tmp_path / name).mkdir() if name == "judge" else (tmp_path / name).write_text("Be kind.")
     asked = replace(
@@ -298,12 +312,51 @@ def test_flags_of_every_protocol_are_flags():
 def test_tasks_are_those_of_the_protocol_the_first_so_many_of_them(capsys):
     tasks = [*TASKS, Task("other", "Do it.", "http://a.test/", meta={"benchmark": "deepshop"})]
     config = replace(tiny(), eval=replace(tiny().eval, limit=3))
-    assert selected(config, [tasks[4], *TASKS], UNNAMED) == [tasks[4], *TASKS[:2]]
+    assert selected(config, [tasks[4], *TASKS], UNNAMED, ()) == [tasks[4], *TASKS[:2]]
     assert capsys.readouterr().out == ""
-    assert selected(config, tasks[::-1], WEBVOYAGER) == TASKS[:0:-1]
+    assert selected(config, tasks[::-1], WEBVOYAGER, ()) == TASKS[:0:-1]
     assert "protocol webvoyager-official is for 595 tasks, and these are 4" in capsys.readouterr().out
     with pytest.raises(ValueError, match="needs tasks of the benchmark online-mind2web"):
-        selected(config, tasks, protocol_of("online-mind2web-official"))
+        selected(config, tasks, protocol_of("online-mind2web-official"), ())
+
+
+def test_a_number_of_episodes_counts_if_it_is_asked_for_though_it_were_the_recipes():
+    tasks = [Task(f"t{i}", "Do it.", "http://shop-0.test/") for i in range(300)]
+    flags = ["--eval.episodes", str(tiny().eval.episodes)]
+    assert len(selected(read_flags(flags), tasks, UNNAMED, names_in(flags))) == tiny().eval.episodes < 300
+    assert len(selected(read_flags([]), tasks, UNNAMED, names_in([]))) == 300
+
+
+@pytest.mark.parametrize("judge", [["--judge.input", "deepshop"], ["--judge.parser", "structured"]])
+def test_what_a_protocols_judge_has_anyway_may_be_said(judge):
+    config = read_flags(["--protocol", "deepshop-official", *judge])
+    assert (config.judge.input, config.judge.parser) == ("deepshop", "structured")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--protocol", "deepshop-official", "--judge.parser", "verdict-line"],
+        ["--protocol", "online-mind2web-official", "--judge.parser", "not-success-first"],
+        ["--protocol", "deepshop-official", "--judge.input", "webvoyager"],
+    ],
+)
+def test_a_parser_that_cannot_read_what_a_protocols_judge_is_asked_for_is_refused(flags):
+    with pytest.raises(ValueError, match="asks for what only --judge.parser .* can read"):
+        read_flags(flags)
+
+
+def test_browsers_are_those_of_all_ranks(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert read_flags(["--protocol", "webvoyager-official"]).browser.episodes == 2
+    monkeypatch.setenv("WORLD_SIZE", "64")
+    assert read_flags(["--protocol", "webvoyager-official"]).browser.episodes == 1
+
+
+def test_a_served_model_is_not_said_to_have_had_a_top_k(capsys):
+    served = ["--sampler", "remote", "--endpoint.url", "http://127.0.0.1:1/v1", "--endpoint.model", "x"]
+    assert read_flags(["--protocol", "webvoyager-official", *served]).eval.top_k == 0
+    assert "a served model is not told --eval.top-k 20" in capsys.readouterr().out
 
 
 def test_the_tasks_flag_is_the_usual_one(tmp_path):

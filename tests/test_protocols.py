@@ -111,7 +111,7 @@ def test_autowebworlds_table_3_is_counted_again():
     assert (rates["Cambridge Dictionary"], rates["Google Flights"]) == (60.47, 7.32)
 
 
-def test_rules_are_one_sentence_and_name_what_is_aborted():
+def test_rules_name_what_is_aborted_and_what_is_averaged():
     aborted = "timeout, sampler_error, env_error, site_error, infra_error, judge_error, cancelled"
     assert WEBVOYAGER.rule == (
         "Every episode counts, only one that the agent ended with done can succeed, and an aborted one "
@@ -123,7 +123,11 @@ def test_rules_are_one_sentence_and_name_what_is_aborted():
     )
     assert "only one that was not aborted can succeed" in WEBARENA_LITE.rule
     for p in PROTOCOLS:
-        assert p.rule.count(".") == 1 and p.rule.endswith(".") and aborted in p.rule
+        over_sites = p.rule.endswith(
+            " The rate is the mean of the rates of all sites that have an episode left."
+        )
+        assert aborted in p.rule and over_sites is (p.average == "macro")
+        assert p.rule.count(".") == 1 + over_sites and p.rule.endswith(".")
 
 
 @pytest.mark.parametrize("stop", Stop)

@@ -209,6 +209,35 @@ def test_the_report_shows_the_evaluations(page, run):
     assert "recipe tiny · 24 steps" in page.locator("header").inner_text()
 
 
+def test_the_report_of_evaluations_shows_each_and_why_episodes_failed(page, tmp_path):
+    run = Run(tmp_path / "tiny-eval")
+    for label, step, n in (
+        ("eval_step_00010", 10, 8),
+        ("eval_step_00020", 20, 8),
+        ("eval_step_00030", 30, 0),
+    ):
+        low, high = wilson(n // 2, n)
+        errors = [{"category": "access", "count": 3, "share": 0.75, "paper": 0.51}]
+        errors += [{"category": "form", "count": 1, "share": 0.25, "paper": None}]
+        proxies = [{"name": "history", "turns": 4, "rate": 0.1, "mean": 31.5, "p90": None}]
+        more = {"checkpoint": "somewhere", "invalid": 2, "errors": errors if n else [], "proxies": proxies}
+        run.add_eval(label, step=step, success=0.5 if n else 0, low=low, high=high, n=n, **more)
+    run.add_eval("eval_sft_webvoyager-official", step=0, success=0, low=0, high=0.3, n=8, checkpoint="sft")
+    write_report(run.root)
+    open_report(page, run)
+    rows = [row.split("\t") for row in page.locator("#evaluations tr").all_inner_texts()]
+    assert [row[0] for row in rows[1:5]] == [
+        *(f"eval_step_000{n}0" for n in (1, 2, 3)),
+        "eval_sft_webvoyager-official",
+    ]
+    assert [row[1] for row in rows[1:5]] == ["50.0%", "50.0%", "–", "0.0%"]
+    assert [row[-1] for row in rows[:5]] == ["aborted", "2", "2", "2", "–"]
+    assert "Why episodes of eval_step_00030" in page.locator("#evaluations").inner_text()
+    assert rows[5:] == [["turns that speak of", "share", "mean tokens", "90th percentile"]] + [
+        ["history", "10.0%", "31.5", "–"]
+    ]
+
+
 def test_the_curves_show_values_under_the_pointer(page, run):
     open_report(page, run)
     card = page.locator('[data-title="Turns per episode"]')

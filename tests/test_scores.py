@@ -14,13 +14,14 @@ from endpoint_server import say as says
 from endpoint_server import serve
 from peers import Idle, alone
 
+from minirl.analysis import ErrorRow, ProxyRow
 from minirl.config import EndpointConfig, EvalConfig
 from minirl.endpoint import Endpoint, billed
 from minirl.protocols import protocol_of
 from minirl.recipes import tiny
 from minirl.results import Evaluation, Result, result_of, write_results
 from minirl.rollout import Rollouts
-from minirl.scores import UNNAMED, compare, curve, show
+from minirl.scores import UNNAMED, compare, curve, failures_table, proxies_table, show
 from minirl.stats import wilson
 from minirl.types import Stop, Task, Trajectory, Turn
 
@@ -84,6 +85,32 @@ def test_success_within_so_many_turns():
     assert columns[0] == ["2", "3", "4", "6"] and columns[1] == ["25.0%", "25.0%", "50.0%", "75.0%"]
     assert columns[3] == ["4"] * 4
     assert list(curve(results, (6,), WEBVOYAGER).columns[1].cells) == ["60.0%"]
+
+
+def test_what_was_aborted_late_had_used_up_a_smaller_budget():
+    """With 5 turns a time-out in the 21st is a failure, and so is one in the 6th; the judge's is none."""
+    results = [result(0, success=True, steps=3), result(1, Stop.TIMEOUT, steps=20)]
+    results += [result(2, Stop.TIMEOUT, steps=5), result(3, Stop.TIMEOUT, steps=4)]
+    results += [result(4, Stop.JUDGE_ERROR, steps=5), result(5, Stop.SITE_ERROR, steps=0)]
+    table = curve(results, (5, 30), UNNAMED)
+    assert [list(table.columns[i].cells) for i in (1, 3)] == [["33.3%", "100.0%"], ["3", "1"]]
+
+
+def test_a_mean_over_sites_is_called_one(capsys):
+    results = [result(i, success=i < 3, site="Apple") for i in range(4)]
+    results += [result(i, site="ArXiv") for i in range(4, 6)]
+    show(results, protocol_of("autowebworld-official"), [])
+    said = capsys.readouterr().out
+    assert "success: 37.5% (" in said and "the mean of 2 sites, 3 of 6 episodes of 6 tasks" in said
+
+
+def test_why_episodes_failed_beside_the_papers_figures():
+    table = failures_table([ErrorRow("access", 2, 0.5, 0.51), ErrorRow("form", 2, 0.5, None)])
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert rows == [("access", "2", "50%", "51%"), ("form", "2", "50%", "-")]
+    table = proxies_table([ProxyRow("history", 1, 0.25, 20.4, 28.0), ProxyRow("any", 1, 0.25, None, None)])
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert rows == [("history", "1", "25%", "20", "28"), ("any", "1", "25%", "-", "-")]
 
 
 # --- two evaluations --------------------------------------------------------------------------------
@@ -155,7 +182,7 @@ def test_files_that_cannot_be_compared_are_refused(tmp_path):
     old = write(tmp_path / "old.json", drawn(1, 0.5, range(3)), replace(WEBVOYAGER, aborted="leave out"))
     with pytest.raises(ValueError, match="has another rule by now"):
         compare(old, old)
-    with pytest.raises(ValueError, match="different protocols"):
+    with pytest.raises(ValueError, match="different rules"):
         compare(old, one)
     with pytest.raises(ValueError, match="can't be read"):
         compare(one, tmp_path / "nothing.json")

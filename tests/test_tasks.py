@@ -13,6 +13,7 @@ from minirl.types import Task
 
 GOOD = '{"id": "a", "instruction": "buy", "start_url": "http://shop.test/"}'
 SHOP = GOOD.replace("shop.test", "shop-0.test")
+ARENA = GOOD.replace("}", ', "goal": {"kind": "webarena"}}')
 
 
 def test_load_gives_back_what_save_wrote(tmp_path):
@@ -97,6 +98,9 @@ def test_only_a_newline_ends_a_line(tmp_path):
             "the start_url .* must be like http://host/",
         ),
         (GOOD.replace("http://shop.test/", "http://[::1/"), "the start_url .* must be like http://host/"),
+        (GOOD.replace("}", ', "meta": {"tabs": null}}'), "the field 'tabs' must be"),
+        (ARENA, "the field 'sites' is missing"),
+        (ARENA.replace("}}", '}, "meta": {"sites": [7]}}'), "the field 'sites' must be"),
         (SHOP, "the field 'goal' is missing or empty"),
         (SHOP.replace("}", ', "goal": {}}'), "the field 'goal' is missing or empty"),
         (SHOP.replace("}", ', "goal": {"pages": "DONE"}}'), "goal: .*'page'"),
