@@ -44,7 +44,8 @@ async def train(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None
 
         collected = await collect(parts, rollouts, stream, state["cursor"], step)
         if not collected.groups:
-            raise ValueError(f"step {step + 1}: no group to learn from. {collected.reason}")
+            how = rescue(parts, state)
+            raise ValueError(f"step {step + 1}: no group to learn from. {collected.reason}; {how}")
         groups = shuffle_rewards(collected.groups, step) if config.shuffle_rewards else collected.groups
         groups = assign_advantages(groups, config.loss)
         parts.checkpoints.finish()  # it was written while the episodes ran
@@ -60,8 +61,7 @@ async def train(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None
         metrics |= rollout_metrics(collected) | step_metrics(collected.finished)
         metrics |= {"seconds/rollout": gathered - started, "seconds/train": updated - gathered}
         metrics["seconds/total"] = updated - started
-        invalid = [trajectory for trajectory in collected.finished if not trajectory.valid]
-        parts.run.save_trajectories(Run.step_label(step + 1), [*groups, *invalid])
+        parts.run.save_trajectories(Run.step_label(step + 1), [*groups, *collected.in_no_group])
         parts.log.step(step + 1, metrics)
         if (step + 1) % config.save_every == 0:
             save(parts, state)
@@ -102,7 +102,7 @@ def save(parts: Parts, state: dict[str, Any]) -> None:
 
 
 def rescue(parts: Parts, state: dict[str, Any]) -> str:
-    """Saves what there is after the sampler's death, and says how to go on. A GPU that failed may have taken
+    """Saves what there is before the run ends early, and says how to go on. A GPU that failed may have taken
     the weights along."""
     try:
         save(parts, state)

@@ -160,12 +160,19 @@ def show(scores: Mapping[str, Sequence[Row]]) -> None:
 
 
 def judges_table(scores: Mapping[str, Sequence[Row]]) -> Table:
-    """As the paper's table 3: accuracy, precision, recall and F1 of each judge, in percent."""
-    table = new_table("Agreement", "judge", "accuracy", "precision", "recall", "F1")
+    """As the paper's table 3: accuracy, precision, recall and F1 of each judge, in percent; and how sure the
+    accuracy is, on how many episodes, and how many have no verdict and are in no rate."""
+    table = new_table("Agreement", "judge", "accuracy", "precision", "recall", "F1", "95%", "n", "inv.")
     for judge, (overall, *_) in scores.items():
         rates = (overall.accuracy, overall.precision, overall.recall, overall.f1)
-        table.add_row(Text(judge), *map(percent, rates))
+        table.add_row(Text(judge), *map(percent, rates), sure(overall), str(overall.n), str(overall.invalid))
     return table
+
+
+def sure(row: Row) -> str:
+    """The interval of the accuracy, in percent."""
+    low, high = row.interval
+    return f"{100 * low:.0f}–{100 * high:.0f}"
 
 
 def benchmarks_table(scores: Mapping[str, Sequence[Row]]) -> Table:
@@ -188,13 +195,12 @@ def parts_table(judge: str, rows: Sequence[Row]) -> Table:
     for before, row in zip([None, *rows], rows, strict=False):
         if before and before.part != row.part:
             table.add_section()
-        low, high = row.interval
         table.add_row(
             Text(row.name),
             str(row.n),
             str(row.invalid),
             *map(percent, (row.base_rate, row.passed, row.accuracy)),
-            f"{100 * low:.0f}–{100 * high:.0f}",
+            sure(row),
             *map(percent, (row.precision, row.recall, row.f1)),
         )
     return table
@@ -230,21 +236,27 @@ def read_agent_reward_bench(folder: Path) -> list[tuple[Trajectory, bool]]:
                           "Successful" or "Unsuccessful"; a row with another label is left out, and of
                           several on one episode the first counts
         trajectories/     with one file TASK_ID.json for each episode, somewhere below a folder that is called
-                          as the model; it has `goal` and `steps`, and a step has `action` (a BrowserGym call,
-                          as text), `url`, `screenshot_path` (within the folder), `reasoning`, and
-                          `last_action_error`, which is the feedback on the step before it
+                          as the model, in cleaned/ if there is such a folder (judgments/ lies beside it); it
+                          has `goal` and `steps`, and a step has `action` (a BrowserGym call, as text), `url`,
+                          `screenshot_path` (within the folder), `reasoning`, and `last_action_error`, which
+                          is the feedback on the step before it
 
     Screenshots are named by their paths: `image` is `lambda name: (folder / name).read_bytes()`. The answer
-    is what was last sent to the user. There are no token ids. ValueError names a file that is missing or of
-    another form, and a screenshot that lies outside of the folder.
+    is what was last sent to the user. There are no token ids. WorkArena's tasks of the second level are the
+    benchmark workarena++, as in table 9. The benchmark's own script counts its test split only; here all
+    rows count. ValueError names a file that is missing or of another form, and a screenshot that lies
+    outside of the folder.
     """
     found: dict[tuple[str, str], list[Path]] = {}
-    for path in sorted((folder / "trajectories").rglob("*.json")):
+    cleaned = folder / "trajectories" / "cleaned"
+    for path in sorted((cleaned if cleaned.is_dir() else cleaned.parent).rglob("*.json")):
         for model in path.relative_to(folder).parts[1:-1]:
             found.setdefault((model, path.stem), []).append(path)
     labelled: dict[tuple[str, str, str], tuple[Trajectory, bool]] = {}
     for number, record in read_annotations(folder / "annotations.csv"):
         benchmark, model, task, label = (record[column].strip() for column in COLUMNS)
+        if benchmark == "workarena" and "l2" in task.lower():
+            benchmark = "workarena++"
         if label.lower() not in LABELS or (benchmark, model, task) in labelled:
             continue
         paths = found.get((model, task), [])
@@ -290,7 +302,8 @@ def read_episode(path: Path, folder: Path, benchmark: str, task_id: str) -> Traj
         turns=tuple(acted),
         stop=Stop.DONE if sent else Stop.MAX_STEPS,
         answer=str(sent[-1].arguments["text"]) if sent else "",
-        final_image=turns[-1].images[0] if turns and turns[-1].images else "",
+        # a step that did something shows what was there before it
+        final_image=turns[-1].images[0] if turns and turns[-1].images and not turns[-1].parsed.calls else "",
     )
 
 

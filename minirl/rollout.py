@@ -66,6 +66,12 @@ class Collected:
     dropped: int  # groups without a difference in rewards, or with fewer than two valid episodes
     reason: str = ""  # why fewer groups than asked for
 
+    @property
+    def in_no_group(self) -> list[Trajectory]:
+        """The invalid episodes that have left their groups, as all do unless they are masked."""
+        kept = {(group.task.id, each.member) for group in self.groups for each in group.trajectories}
+        return [t for t in self.finished if not t.valid and (t.task.id, t.member) not in kept]
+
 
 class Rollouts:
     """Runs episodes with one sampler, one browser pool and one interface, on every rank a share. `collect`
@@ -137,6 +143,13 @@ class Rollouts:
         gated = gate(trajectory, verdict, gates, self.config.reward.format_error)
         return replace(gated, success=trajectory.success) if trajectory.task.goal else gated
 
+    @property
+    def failure(self) -> str:
+        """Why the sampler, or that of a judge of our own, can't go on."""
+        if self.sampler.failure or not isinstance(self.judge, LocalJudge):
+            return self.sampler.failure
+        return self.judge.sampler.failure
+
     def sleep(self) -> None:
         """Frees the memory that an update needs. `sync` ends it."""
         self.sampler.sleep()
@@ -182,7 +195,7 @@ class Rollouts:
                 results = board.results()
                 kept, complete = accepted(results, rollout.groups)
                 tick(kept)
-                if self.sampler.failure:
+                if self.failure:
                     board.give_up()
                 if kept == rollout.groups or complete == limit or board.given_up():
                     break
@@ -234,7 +247,7 @@ class Rollouts:
         """What was cancelled may still be decoded, with weights about to change. SamplerDied on all ranks if
         any has lost its sampler."""
         await self.sampler.idle()
-        died = self.ranks.gather([self.sampler.failure] if self.sampler.failure else [])
+        died = self.ranks.gather([self.failure] if self.failure else [])
         if died:
             raise SamplerDied(died[0])
 
@@ -305,11 +318,13 @@ def accepted(results: Mapping[int, bool], wanted: int) -> tuple[int, int]:
 
 
 def why_so_few(finished: Sequence[Trajectory], submitted: int) -> str:
-    """One line on a step that gave up: what the episodes ended with, and what they earned."""
+    """One line on a step that gave up: what the episodes ended with, what they earned, and what is known of
+    the most frequent failure that is not the agent's."""
     stops = Counter(trajectory.stop.value for trajectory in finished)
     succeeded = sum(trajectory.success for trajectory in finished)
     ends = ", ".join(f"{stop} {count}" for stop, count in stops.most_common())
-    return (
-        f"gave up after {submitted} groups: of {len(finished)} episodes {succeeded} succeeded ({ends}); "
-        "a warm start that succeeds sometimes, not always, gives groups that differ"
-    )
+    told = f"gave up after {submitted} groups: of {len(finished)} episodes {succeeded} succeeded ({ends}); "
+    faults = Counter(t.error.strip().splitlines()[-1] for t in finished if not t.valid and t.error.strip())
+    if 2 * faults.total() > len(finished):
+        return f"{told}most often: {faults.most_common(1)[0][0]}"
+    return f"{told}a warm start that succeeds sometimes, not always, gives groups that differ"

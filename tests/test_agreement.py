@@ -114,7 +114,8 @@ def test_the_tables(monkeypatch):
         }
     )
     lines = [" ".join(line.replace("│", " ").split()) for line in console.export_text().splitlines()]
-    assert "8B 70.0 80.0 66.7 72.7" in lines and "always – – – –" in lines  # table 3
+    assert "8B 70.0 80.0 66.7 72.7 40–89 10 0" in lines  # table 3
+    assert "always – – – – 0–100 0 2" in lines, "who says nothing is not the best of all"
     assert "8B 80.0 66.7 72.7 80.0" in lines and "always – – – –" in lines  # table 9
     assert "all 10 0 60.0 50.0 70.0 40–89 80.0 66.7 72.7" in lines
     assert f"{hostile} 10 0 60.0 50.0 70.0 40–89 80.0 66.7 72.7" in lines
@@ -163,8 +164,8 @@ def bench(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(folder: Path, model: str, record: object) -> None:
-    path = folder / "trajectories" / "cleaned" / "webarena" / model / "webarena.17.json"
+def write(folder: Path, model: str, record: object, task: str = "webarena.17") -> None:
+    path = folder / "trajectories" / "cleaned" / "webarena" / model / f"{task}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record))
 
@@ -183,6 +184,35 @@ def test_episodes_with_peoples_labels(bench):
     assert [turn.feedback for turn in good.turns] == [("TimeoutError: a51 is not visible",), (), ()]
     assert (good.stop, good.answer, good.final_image) == (Stop.DONE, "Two mugs.", "shots/3.png")
     assert (bad.stop, bad.answer, len(bad.turns)) == (Stop.MAX_STEPS, "", 2)
+
+
+def test_judgments_beside_the_episodes_are_no_episodes(bench):
+    place = bench / "trajectories" / "judgments" / "webarena" / "Agent-1" / "functional" / "webarena.17.json"
+    place.parent.mkdir(parents=True)
+    place.write_text("{}")
+    assert len(read_agent_reward_bench(bench)) == 2
+    (bench / "trajectories" / "cleaned").rename(bench / "trajectories" / "mine")
+    with pytest.raises(ValueError, match="there are 2 files webarena.17.json below"):
+        read_agent_reward_bench(bench)
+
+
+def test_workarenas_second_level_is_a_benchmark_of_its_own(bench):
+    rows = "benchmark,model_name,task_id,trajectory_success\n"
+    for task in ("workarena.servicenow.filter-list", "workarena.servicenow.onboard-user-L2"):
+        rows += f"workarena,Agent-1,{task},Successful\n"
+        write(bench, "Agent-1", {"goal": "x", "steps": STEPS}, task)
+    (bench / "annotations.csv").write_text(rows)
+    assert [t.task.meta["benchmark"] for t, _ in read_agent_reward_bench(bench)] == [
+        "workarena",
+        "workarena++",
+    ]
+
+
+def test_what_was_seen_before_the_last_action_is_not_called_what_it_led_to(bench):
+    _, (bad, _) = read_agent_reward_bench(bench)
+    assert bad.turns[-1].images == ("shots/1.png",) and bad.final_image == ""
+    words = " ".join(p for p in judge_messages(bad, lambda name: b"")[1][1] if isinstance(p, str))
+    assert "before step 2" in words and "after the last step" not in words
 
 
 def test_they_can_be_judged(bench):

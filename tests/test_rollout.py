@@ -29,6 +29,7 @@ from minirl.config import (
     RolloutConfig,
     SamplerConfig,
 )
+from minirl.judging import LocalJudge
 from minirl.model import Language
 from minirl.pool import BrowserPool
 from minirl.recipes import RECIPES, tiny
@@ -88,6 +89,7 @@ class Plan:
     rewards: Sequence[float] = (0.0, 1.0)
     stops: Sequence[Stop] = (Stop.DONE, Stop.DONE)
     delay: float = 0.0
+    error: str = ""
 
 
 @dataclass
@@ -125,7 +127,8 @@ class Theatre:
         finally:
             self.running.remove(name)
         turn = Turn(0, (1,), (2,), (-0.1,), "")
-        return Trajectory(task, member, turns=(turn,), stop=plan.stops[member], reward=plan.rewards[member])
+        stop, reward = plan.stops[member], plan.rewards[member]
+        return Trajectory(task, member, turns=(turn,), stop=stop, reward=reward, error=plan.error)
 
     async def idle(self) -> None:  # the theatre is its own sampler
         assert not self.running
@@ -217,6 +220,39 @@ async def test_without_its_sampler_a_step_ends_at_once_and_says_why():
     assert not theatre.running and len(theatre.max_steps) <= 2
     with clock_that_jumps(), pytest.raises(SamplerDied, match="out of memory"):
         await theatre.rollouts.evaluate(theatre.tasks[:1], "after_rl", 3, lambda n: None)
+
+
+async def test_with_a_judge_of_our_own_that_died_a_step_ends_like_that_too():
+    theatre = Theatre([Plan(delay=100.0)] * 20)
+    dead = object.__new__(LocalJudge)
+    dead.sampler = Theatre([], failure="the judge's memory")
+    theatre.rollouts.judge = dead
+    with pytest.raises(SamplerDied, match="the judge's memory"):
+        await theatre.collect()
+    assert len(theatre.max_steps) <= 2
+
+
+async def test_what_keeps_a_step_from_finding_anything_is_told():
+    """As of a judge whose key has expired; but not where most episodes failed by their own fault."""
+    spoiled = Plan(stops=(Stop.JUDGE_ERROR, Stop.JUDGE_ERROR), error="a\nURL answered 401: no such key")
+    for plans, told in (([spoiled] * 20, True), ([spoiled, *[EQUAL] * 20], False)):
+        collected = await Theatre(plans, oversample=3).collect()
+        assert collected.groups == []
+        assert ("most often: URL answered 401: no such key" in collected.reason) is told
+        assert ("a warm start that succeeds sometimes" in collected.reason) is not told
+
+
+@pytest.mark.parametrize("how", ["drop", "mask"])
+async def test_every_invalid_episode_is_in_a_group_or_beside_them(how):
+    crashed = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.ENV_ERROR, Stop.DONE, Stop.DONE))
+    theatre = Theatre([crashed] * 8)
+    config = theatre.rollouts.config
+    rollout, reward = replace(config.rollout, group=3), replace(config.reward, invalid=how)
+    theatre.rollouts.config = replace(config, rollout=rollout, reward=reward)
+    collected = await theatre.collect()
+    grouped = [t.member for group in collected.groups for t in group.trajectories]
+    alone = [t.member for t in collected.in_no_group]
+    assert (grouped, alone) == (([1, 2] * 2, [0, 0]) if how == "drop" else ([0, 1, 2] * 2, []))
 
 
 async def test_a_step_that_finds_too_little_keeps_it():

@@ -8,13 +8,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_scripts import ROOT, start
 
 import train as script
 from minirl.checkpoint import checkpoints
+from minirl.recipes import tiny
+from minirl.rollout import Collected
 from minirl.store import Run
+from minirl.types import Task
 
 # Small in every number; not dynamic, because a model cloned for so few updates never succeeds.
 SMALL = {
@@ -169,6 +173,22 @@ def test_interrupt_saves_and_can_be_resumed(finished, tmp_path):
 def test_bad_input_is_one_line_and_status_2(ended, tmp_path, flags, said):
     code, err = ended(script, *small(tmp_path, *flags))
     assert code == 2 and said in err and err.count("\n") == 1
+
+
+async def test_a_run_that_finds_nothing_more_to_learn_from_keeps_what_it_has(monkeypatch):
+    async def nothing(*_: object) -> Collected:
+        return Collected([], 0, [], submitted=6, dropped=6, reason="gave up after 6 groups")
+
+    saved = []
+    monkeypatch.setattr(script, "collect", nothing)
+    monkeypatch.setattr(script, "save", lambda parts, state: saved.append(state["step"]))
+    tasks = SimpleNamespace(train=[Task("t", "Do it.", "http://shop-0.test/")])
+    files = SimpleNamespace(finish=lambda: saved.append("whole"))
+    parts = SimpleNamespace(config=tiny(), trainer=None, tasks=tasks, checkpoints=files)
+    told = "step 8: no group to learn from. gave up after 6 groups; --resume goes on after step 7"
+    with pytest.raises(ValueError, match=told):
+        await script.train(parts, None, {"step": 7, "cursor": 0})
+    assert saved == [7, "whole"]
 
 
 def test_no_chromium_is_one_line_and_status_2(tmp_path, monkeypatch):
