@@ -3,13 +3,13 @@
     python tests/bench/judges.py
 
 A policy is trained by what the site knows of its episodes. A judge is distilled from these episodes and
-scored on goals and training steps that were held out, beside two others: one distilled from permuted labels,
-and one that is ignorant, distilled only for as long as it takes to write verdicts at all. (Random weights
-never would, and a judge without verdicts is no reward.) Then two more policies are trained from the first
-one's warm start, on the same tasks, by the distilled judge and by the ignorant one. Their rewards pass the
-gates of minirl/reward.py first; what the site knows needs none. The picture shows for each what its judge
-takes for a success and what is one: where the first rises and the second does not, the judge is exploited.
-One that is exploited to the end leaves no group to learn from, and such a run ends there.
+scored on goals and training steps that were held out, and so is an ignorant one, which is distilled only for
+as long as it takes to write verdicts at all. (Random weights never would, and a judge without verdicts is no
+reward.) By each of the two another policy is trained, from the first one's warm start and on the same tasks.
+Their rewards pass the gates of minirl/reward.py first; what the site knows needs none. The picture shows for
+each what its judge takes for a success and what is one: where the first rises and the second does not, the
+judge is exploited. One that is exploited to the end leaves no group to learn from, and such a run ends there.
+A third judge is distilled from permuted labels and only scored: the control.
 
 Every part is a subprocess in a folder below --out; what has been trained or distilled there already is not
 repeated. The last line is JSON: agreement, true success before and after, and of each judge what share of the
@@ -85,14 +85,17 @@ def main() -> None:
     judge(args, "label", "labels", "--runs", str(runs["truth"].root))
     judges = {
         "distilled": ("judge_distilled", []),
-        "permuted": ("judge_permuted", ["--shuffle-labels"]),
         "ignorant": (f"judge_ignorant_{args.ignorant}", ["--sft.max-steps", str(args.ignorant)]),
+        "permuted": ("judge_permuted", ["--shuffle-labels"]),
     }
-    checkpoints = {name: distilled(args, folder, flags, labels) for name, (folder, flags) in judges.items()}
-    rows = {name: figures(agreement(args, path, "judge_distilled")) for name, path in checkpoints.items()}
-    for name in ("distilled", "ignorant"):
-        runs[name] = judged(args, bench, f"by_{judges[name][0]}", runs["truth"], checkpoints[name])
-        write_atomic(args.out / "judges.svg", picture({n: run.metrics() for n, run in runs.items()}).encode())
+    rows = {}
+    for name, (folder, flags) in judges.items():
+        checkpoint = distilled(args, folder, flags, labels)
+        rows[name] = figures(agreement(args, checkpoint, "judge_distilled"))
+        if name != "permuted":
+            runs[name] = judged(args, bench, f"by_{folder}", runs["truth"], checkpoint)
+            drawn = picture({kind: run.metrics() for kind, run in runs.items()})
+            write_atomic(args.out / "judges.svg", drawn.encode())
     success = {name: learning.outcome(run, "after RL") for name, run in runs.items()}
     warm = learning.outcome(runs["truth"], "after SFT")
     ends = {name: last_step(run) for name, run in runs.items() if name != "truth"}
