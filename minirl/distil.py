@@ -276,8 +276,9 @@ async def score_judge(config: Config, ranks: Ranks) -> None:
     save_scores(folder, name, questions, verdicts)
     print_scores(folder, questions, name, verdicts)
     if swapped:
-        same = sum(a.success == b.success for a, b in zip(verdicts, swapped, strict=True))
-        say(f"with another episode's screenshot {same} of {len(verdicts)} verdicts stay as they are")
+        pairs = [(a, b) for a, b in zip(verdicts, swapped, strict=True) if a.success is not None]
+        same = sum(a.success == b.success for a, b in pairs)
+        say(f"with another episode's screenshot {same} of {len(pairs)} verdicts stay as they are")
 
 
 def exchanged(questions: Sequence[Question]) -> list[Question]:

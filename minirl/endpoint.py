@@ -157,7 +157,7 @@ class Endpoint:
             except EndpointError:
                 self.usage.failed += 1
                 raise
-        if place is not None:
+        if place is not None and reply.finish == "stop":  # what was cut off may be whole another time
             write_atomic(place, json.dumps(asdict(reply)).encode())
         return reply
 

@@ -2,8 +2,9 @@
 
 Stands between a finished episode and its reward (minirl/rollout.py), for tasks whose sites can't say whether
 they were fulfilled. OpenWebRL, section 4.3: a model of 8B that agrees with the large one costs nothing to
-ask. It has an engine of its own, which no update reaches, with its own share of memory; while the agent is
-updated it sleeps. What a judge is shown, and how its words are read, the config says (minirl/rubrics.py).
+ask. It has an engine of its own (vLLM's in a process of its own), which no update reaches, with its own share
+of memory; while the agent is updated it sleeps. What a judge is shown, and how its words are read, the config
+says (minirl/rubrics.py).
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class LocalJudge:
         )
         self.sampler: HfSampler | VllmSampler
         if is_chosen(config.sampler.kind, ranks.device):
-            self.sampler = VllmSampler(own, self.language, ranks)
+            self.sampler = VllmSampler(own, self.language, ranks, apart=True)
         else:
             weights = load_model(model, ranks.device)
             self.sampler = HfSampler(weights, self.language, own.sampler)

@@ -147,7 +147,7 @@ async def label_runs(config: Config, teacher: Judge, source: str) -> Counter[str
     """Asks the teacher about every trajectory of the dumps that a judge would be asked about and that has no
     label yet, and appends the labels to this run's labels.jsonl. Counts what came of them all: "labelled",
     "labelled before", "left to the rules", and for each reason "no verdict: ...", which a later call tries
-    again."""
+    again. (With --judge.cache a served teacher says again what it has said.)"""
     run, known = Run(config.run_dir), set()
     for label in read_labels(labels_path(run)) if labels_path(run).exists() else ():
         if label.source != source:

@@ -10,11 +10,12 @@ Stands between episodes and training. OpenWebRL, appendix A.4, is a row of gates
 
 and the judge (minirl/verdict.py) is asked only if all before it are passed. (Evaluations ask it about every
 episode that the agent ended: what it takes to be rewarded is no part of succeeding.) Where a page can be
-asked for its state, the verifier's word takes the judge's place and `reward` gives 1 for a success that was
-ended with `done`. (With `--reward.by judge` the judge rewards training's episodes there too, behind all its
-gates, and `success` stays the verifier's word: how a policy learns to exploit a judge can be watched.) GRPO's
-advantage compares the episodes of one task: (r - mean) / (std + eps), std unbiased, one value for all tokens
-of a trajectory; the baselines of WebAgent-R1 have their own (minirl/loss.py).
+asked for its state, the verifier's word takes the judge's place, without the gates of format and answer, and
+`reward` gives 1 for a success that was ended with `done`. (With `--reward.by judge` the judge rewards
+training's episodes there too, behind all its gates, and `success` stays the verifier's word: how a policy
+learns to exploit a judge can be watched.) GRPO's advantage compares the episodes of one task: (r - mean) /
+(std + eps), std unbiased, one value for all tokens of a trajectory; the baselines of WebAgent-R1 have their
+own (minirl/loss.py).
 
 Deviation from the released code: trajectories whose ending says nothing about the policy leave before mean
 and deviation are taken. There they stay in the statistics as zeros, without a gradient, and

@@ -1,5 +1,5 @@
-"""What vLLM is told: an engine's settings, a request's parameters, a prompt as its model takes it; and two
-repairs in its model.
+"""What vLLM is told: an engine's settings and environment, a request's parameters, a prompt as its model
+takes it; and repairs in its models and its client.
 
 Stands behind minirl/vllm_sampler.py. All that knows vLLM's types and its models' insides is here; vLLM is
 imported where it is used, because everything else runs without it.
@@ -7,7 +7,12 @@ imported where it is used, because everything else runs without it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
 CPU_CACHE_BYTES = 1 << 30  # of the KV cache, where there is no GPU whose share could be taken
 CPU_BLOCK = 32  # tokens; vLLM's CPU attention wants multiples of 32, and its own 128 would hardly ever match
 CPU_BATCH = 8192  # tokens of one step
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def engine_settings(config: Config, language: Language, ranks: Ranks) -> dict[str, Any]:
@@ -109,6 +115,51 @@ def engine_input(prompt: Prompt, language: Language) -> EngineInput:
         mm_hashes={"image": [hashlib.sha256(png).hexdigest() for png in prompt.images]},
         mm_placeholders={"image": [PlaceholderRange(start, length) for start, length in runs]},
     )
+
+
+def variables(ranks: Ranks, apart: bool) -> dict[str, str | None]:
+    """What an engine finds in its environment when it starts: its place among torchrun's ranks, as vLLM's
+    launcher reads it; or, in a process of its own, no ranks at all, this rank's GPU, and its threads."""
+    place = ranks.device.index or 0
+    if not apart:
+        own = {"RANK": str(ranks.rank), "LOCAL_RANK": str(place)}
+        return {name: os.environ.get(name, value) for name, value in own.items()}
+    alone: dict[str, str | None] = dict.fromkeys(TORCHRUN)
+    alone |= {"VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn", "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    if ranks.device.type == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        alone["CUDA_VISIBLE_DEVICES"] = visible.split(",")[place] if visible else str(place)
+    return alone
+
+
+@contextlib.contextmanager
+def environment(changed: Mapping[str, str | None]) -> Iterator[None]:
+    """While the block lasts, some variables have other values, or with None are not there."""
+    before = {name: os.environ.get(name) for name in changed}
+    try:
+        put(changed)
+        yield
+    finally:
+        put(before)
+
+
+def put(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def tell_of_its_end(client: Any) -> None:
+    """When an engine's own process ends, vLLM's client would go on waiting for what it was to say."""
+    ended = [process.sentinel for process in client.resources.engine_manager.processes]
+
+    def tell() -> None:
+        wait(ended)
+        client.outputs_queue.put_nowait(RuntimeError("its process has ended"))
+
+    threading.Thread(target=tell, name="vllm-end", daemon=True).start()
 
 
 def pack_head(worker: Any) -> None:

@@ -11,7 +11,8 @@ New weights are streamed one parameter at a time into the engine's own (`sync`),
 caches. On CUDA `sleep` gives the engine's memory to the update: weights are dropped, not copied away, because
 `sync` brings new ones. With `--sampler.tensor-parallel n`, n consecutive ranks run one engine between them:
 each keeps a part of it, and before every step they tell one another what was ordered, so that all parts do
-the same (vLLM's external launcher).
+the same (vLLM's external launcher). A judge's engine lives in a process of its own: vLLM's memory that can
+sleep is one for a process, and no update has to reach the judge.
 
 OpenWebRL section 3.4 and WebAgent-R1 section 3.1 sample with servers in other processes; everything else
 here is as there.
@@ -37,7 +38,16 @@ from minirl.config import Config
 from minirl.model import Language, blueprint
 from minirl.ranks import Ranks
 from minirl.types import Request, Sample, SamplerError
-from minirl.vllm_engine import clear_deepstack, engine_input, engine_settings, pack_head, sampling_params
+from minirl.vllm_engine import (
+    clear_deepstack,
+    engine_input,
+    engine_settings,
+    environment,
+    pack_head,
+    sampling_params,
+    tell_of_its_end,
+    variables,
+)
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
@@ -62,10 +72,11 @@ def is_chosen(kind: str, device: torch.device) -> bool:
 
 
 class VllmSampler:
-    """Continuous batching in vLLM. Use one per process, inside a running event loop."""
+    """Continuous batching in vLLM, inside a running event loop. One engine may be in this process; any other
+    must be `apart`, and keeps the weights of its checkpoint."""
 
-    def __init__(self, config: Config, language: Language, ranks: Ranks):
-        self.config, self.language, self.ranks = config, language, ranks
+    def __init__(self, config: Config, language: Language, ranks: Ranks, apart: bool = False):
+        self.config, self.language, self.ranks, self.apart = config, language, ranks, apart
         self.version = 0
         self.failure = ""
         self.asleep = False
@@ -78,7 +89,7 @@ class VllmSampler:
         self.closed = False
         self.engine: LLMEngine | None = None
         self.names = {name for name, _ in blueprint(config.model.path).named_parameters()}
-        self.parts = config.sampler.tensor_parallel
+        self.parts = 1 if apart else config.sampler.tensor_parallel
         self.peers = ranks.neighbours(self.parts) if self.parts > 1 else None
         self.thread = threading.Thread(target=self._serve, name="vllm", daemon=True)
         self.thread.start()
@@ -128,6 +139,7 @@ class VllmSampler:
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Takes all weights, named as in the Hugging Face model, one at a time. A collective call, in which
         the rank of a dead engine takes part to the end: all ranks learn of its `failure` together."""
+        assert not self.apart, "it keeps its weights"
         assert not self.futures or self.failure, "idle() comes before new weights"
         each, given = iter(weights), set()
         if not self.failure:
@@ -267,15 +279,17 @@ class VllmSampler:
         if self.ranks.device.type == "cuda":
             torch.cuda.set_device(self.ranks.device)
         settings = engine_settings(self.config, self.language, self.ranks)
-        launched = {"RANK": str(self.ranks.rank), "LOCAL_RANK": str(self.ranks.device.index or 0)}
-        added = launched.keys() - os.environ.keys()  # without torchrun, whose variables the launcher reads
-        os.environ |= {name: launched[name] for name in added}
+        if self.apart:
+            settings |= {"distributed_executor_backend": "uni", "tensor_parallel_size": 1}
         try:
-            self.engine = LLMEngine.from_engine_args(EngineArgs(**settings))
+            with environment(variables(self.ranks, self.apart)):
+                self.engine = LLMEngine.from_engine_args(
+                    EngineArgs(**settings), enable_multiprocessing=self.apart
+                )
         finally:
             torch.set_num_threads = set_threads  # vLLM disables it on a CPU; the trainer needs it
-            for name in added:
-                del os.environ[name]
+        if self.apart:
+            tell_of_its_end(self.engine.engine_core)
 
     def _reload(self, weights: Iterator[tuple[str, Tensor]], given: set[str]) -> None:
         if self.asleep:
@@ -302,7 +316,12 @@ class VllmSampler:
         self.closed = True
 
     def _stop(self) -> None:
-        """Frees the engine, and leaves the process group alone, which vLLM's own shutdown would destroy."""
+        """Frees the engine. In this process it leaves the process group alone, which vLLM's own shutdown
+        would destroy."""
+        if self.apart:
+            self.engine.engine_core.shutdown()
+            self.engine = None
+            return
         from vllm.distributed.parallel_state import destroy_model_parallel
 
         client = self.engine.engine_core

@@ -168,6 +168,14 @@ async def test_failures_are_not_cached(tmp_path: Path):
         await endpoint.close()
 
 
+async def test_an_answer_that_was_cut_off_is_not_cached(tmp_path: Path):
+    with serve([say("The agent", finish="length"), say("The agent did.")]) as server:
+        endpoint = Endpoint(EndpointConfig(url=server.url, model="any", cache=tmp_path))
+        assert (await endpoint.ask(ASKED, 50)).finish == "length"
+        assert (await endpoint.ask(ASKED, 50)).text == "The agent did."
+        await endpoint.close()
+
+
 async def test_keys_come_from_the_environment(monkeypatch):
     monkeypatch.delenv("MY_KEY", raising=False)
     with pytest.raises(ValueError, match="wants a key: set the variable MY_KEY"):

@@ -695,10 +695,11 @@ async def test_a_judge_of_our_own_judges_as_the_protocol_says(tiny_folder, ranks
 async def test_a_judge_of_our_own_has_an_engine_and_memory_of_its_own(tiny_folder, ranks, monkeypatch):
     made = []
     monkeypatch.setattr("minirl.judging.is_chosen", lambda kind, device: True)
-    monkeypatch.setattr("minirl.judging.VllmSampler", lambda config, *_: made.append(config))
+    monkeypatch.setattr("minirl.judging.VllmSampler", lambda config, *_, apart: made.append((config, apart)))
     path = str(tiny_folder)
     judge = JudgeConfig(path=path, gpu_memory=0.2, screenshots=2, seconds=77.0)
     LocalJudge(Config("test", model=ModelConfig(path="agent"), judge=judge), ranks)
-    (own,) = made
+    ((own, apart),) = made
+    assert apart, "vLLM's memory that sleeps is one for a process"
     assert (own.sampler.gpu_memory, own.model.path, own.agent.screenshots) == (0.2, path, 2)
     assert own.sampler.request_seconds == 77, "the judge's, not the agent's"

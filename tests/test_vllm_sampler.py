@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -34,6 +35,7 @@ from minirl.ranks import Ranks
 from minirl.recipes import tiny
 from minirl.trainer import Trainer
 from minirl.types import Prompt, Request, Sample, SamplerError, Sampling
+from minirl.vllm_engine import environment, variables
 from minirl.vllm_sampler import VllmSampler
 
 HOT = Sampling(temperature=0.8)
@@ -89,6 +91,23 @@ def test_sleeping_and_waking_on_a_gpu(tiny_folder, model, monkeypatch):
     ]
     assert sampler.version == 2 and not sampler.asleep
     sampler.close()
+
+
+def test_an_engine_apart_starts_without_torchruns_ranks_on_its_ranks_gpu(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    third = replace(alone(), rank=3, device=torch.device("cuda", 1))
+    assert variables(third, apart=False) == {"RANK": "3", "LOCAL_RANK": "1"}
+    assert variables(third, apart=True)["CUDA_VISIBLE_DEVICES"] == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    with environment(variables(third, apart=True)):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "7" and "RANK" not in os.environ
+        assert "MASTER_PORT" not in os.environ
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6,7" and os.environ["RANK"] == "3"
+    assert os.environ["MASTER_PORT"] == "29500" and "LOCAL_RANK" not in os.environ
+    assert "CUDA_VISIBLE_DEVICES" not in variables(alone(), apart=True)
 
 
 # --- an engine for each of the two models -----------------------------------------------------------
@@ -414,6 +433,47 @@ async def test_an_engine_that_dies_says_so_to_everybody(engine, trainer, asked, 
     streamed = iter(trainer.weights())
     engine.sync(streamed)
     assert next(streamed, None) is None and "ZeroDivisionError" in engine.failure
+
+
+# --- a second engine ---------------------------------------------------------------------------------
+
+
+@pytest.mark.vllm
+async def test_a_judges_engine_beside_the_agents_keeps_its_weights(ranks, tiny_folder, prompts):
+    """It says the same before and after the agent's weights have changed, from a process of its own; when
+    that is killed, whoever asks is told, and the agent's engine goes on."""
+    trainer = open_trainer(tiny_folder, ranks)
+    trainer.config = replace(trainer.config, model=ModelConfig(path=str(tiny_folder)))
+    before = set(children())
+    agent = VllmSampler(trainer.config, trainer.language, ranks)
+    assert set(children()) == before, "the agent's is in this one"
+    judge = VllmSampler(trainer.config, trainer.language, ranks, apart=True)
+    own = set(children()) - before
+    assert own and "VLLM_WORKER_MULTIPROCESSING_METHOD" not in os.environ
+    agent.sync(trainer.weights())
+    greedy = Sampling(temperature=0.0)
+    first = [await sample(each, prompts, greedy) for each in (agent, judge)]
+    assert [s.ids for s in first[0]] == [s.ids for s in first[1]]
+    trainer.imitate(rows_of(prompts, first[0][1:] + first[0][:1]), lr=0.1)
+    agent.sync(trainer.weights())
+    second = [await sample(each, prompts, greedy) for each in (agent, judge)]
+    assert [s.ids for s in second[1]] == [s.ids for s in first[1]]
+    assert [s.ids for s in second[0]] != [s.ids for s in first[0]], "the update changed nothing"
+
+    for pid in own:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(SamplerError, match="the vLLM engine died"):
+        await judge.generate(Request(prompts[0], 0, 12, greedy))
+    assert "the vLLM engine died" in judge.failure
+    assert [s.ids for s in await sample(agent, prompts, greedy)] == [s.ids for s in second[0]]
+    for each in (agent, judge):
+        each.close()
+
+
+def children() -> list[int]:
+    """The processes that this one has started, as the kernel tells."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for task in tasks for pid in task.read_text().split()]
 
 
 # --- several ranks -----------------------------------------------------------------------------------
