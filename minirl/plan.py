@@ -11,13 +11,14 @@ bytes:
                         prefetched; their gradients until they are scattered, a layer's in float32 too
     activations         of a row of --batch.micro-tokens tokens: see `Block` and `activations`
     sampler             vLLM in this process: e P, and a KV cache
+    a judge of our own  its share, --judge.gpu-memory, and CUDA's context in its process
 
-Rollout and update take turns: for the update vLLM drops its weights and its cache (sleep level 2). With
---optim.offload the shards are always on the CPU. A small cache makes vLLM wait and recompute, so the least
-that fits is a full context for every EPISODES_PER_CONTEXT episodes: most wait for their browser, and most
-contexts are far from full. vLLM fills the share of the memory that it is given, --sampler.gpu-memory, with
-its cache. Fragmentation is not counted; it takes what a card has above its nominal size: a GB is 1e9 bytes
-here, and 80 GB cards have 85e9.
+Rollout and update take turns: for the update vLLM drops its weights and its cache (sleep level 2), and the
+judge's moves its weights to the CPU. With --optim.offload the shards are always on the CPU. A small cache
+makes vLLM wait and recompute, so the least that fits is a full context for every EPISODES_PER_CONTEXT
+episodes: most wait for their browser, and most contexts are far from full. vLLM fills the share of the memory
+that it is given, --sampler.gpu-memory, with its cache. Fragmentation is not counted; it takes what a card has
+above its nominal size: a GB is 1e9 bytes here, and 80 GB cards have 85e9.
 """
 
 from __future__ import annotations
@@ -239,6 +240,11 @@ def plan(config: Config, gpus: int, gpu_gb: float) -> Plan:
     if config.optim.offload:
         cpu, shards = sum(shards.values()), dict.fromkeys(shards, 0)
     shards["CUDA, NCCL (assumed)"] = CUDA_BYTES
+    judge = {}
+    if config.judge.path:
+        shards["the judge's CUDA (assumed)"] = CUDA_BYTES
+        judge["the judge's share"] = int(config.judge.gpu_memory * gpu_gb * GB)
+        cpu += e * shapes_of(config.judge.path).parameters
     context = e * shapes.cache * config.agent.context_tokens
     sampler = {
         SAMPLED: e * shapes.parameters,
@@ -253,7 +259,7 @@ def plan(config: Config, gpus: int, gpu_gb: float) -> Plan:
         "activations": left,
         "one layer or the head": moment,
     }
-    return Plan(config, gpus, gpu_gb, shards | sampler, shards | update, cpu, context)
+    return Plan(config, gpus, gpu_gb, shards | sampler | judge, shards | update, cpu, context)
 
 
 # --- what would fit --------------------------------------------------------------------------------

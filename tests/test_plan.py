@@ -11,8 +11,29 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3VLConfig
 
 from minirl import attention
 from minirl.attention import Chain, Tree
-from minirl.config import AgentConfig, BatchConfig, BrowserConfig, Config, LossConfig, ModelConfig
-from minirl.plan import CACHE, SAMPLED, VLLM, activations, advice, changed, plan, row_patches, shapes_of, show
+from minirl.config import (
+    AgentConfig,
+    BatchConfig,
+    BrowserConfig,
+    Config,
+    JudgeConfig,
+    LossConfig,
+    ModelConfig,
+)
+from minirl.plan import (
+    CACHE,
+    CUDA_BYTES,
+    GB,
+    SAMPLED,
+    VLLM,
+    activations,
+    advice,
+    changed,
+    plan,
+    row_patches,
+    shapes_of,
+    show,
+)
 
 HIDDEN, INNER, LAYERS, QUERIES, KEYS, WORDS = 64, 224, 4, 64, 16, 512
 
@@ -113,6 +134,16 @@ def test_contexts_fill_the_samplers_share(llama):
 def test_a_reference_costs_shards(llama):
     out = plan(replace(small(llama), loss=LossConfig(kl=0.01)), gpus=2, gpu_gb=8)
     assert out.update["reference"] == out.update["weights"]
+
+
+def test_a_judge_of_our_own_has_its_share_and_sleeps_on_the_cpu(llama):
+    config = small(llama)
+    alone = plan(config, gpus=2, gpu_gb=8)
+    both = plan(replace(config, judge=JudgeConfig(path=str(llama), gpu_memory=0.25)), gpus=2, gpu_gb=8)
+    assert sum(both.rollout.values()) - sum(alone.rollout.values()) == 2 * GB + CUDA_BYTES
+    assert sum(both.update.values()) - sum(alone.update.values()) == CUDA_BYTES
+    assert both.cpu - alone.cpu == both.rollout[SAMPLED], "the same model, awake and asleep"
+    assert alone.shares[1] - both.shares[1] == pytest.approx((2 * GB + CUDA_BYTES) / (8 * GB))
 
 
 def test_twice_the_gpus_halve_what_is_sharded(qwen_4b):
