@@ -93,7 +93,7 @@ function reasons(rows) {
   const share = x => known(x) ? percent(x) : "–";
   const errors = row.errors.map(e => cells(e.category, share(e.share), String(e.count), share(e.paper)));
   const proxies = row.proxies.map(p => cells(p.name, share(p.rate), short(p.mean), short(p.p90)));
-  return make("details", {open: true}, make("summary", {}, `Why episodes of ${row.label} failed, what turns say`),
+  return make("details", {class: "reasons", open: true}, make("summary", {}, `Why episodes of ${row.label} failed, what turns say`),
     make("div", {class: "beside"},
       errors.length ? numbers(["failed for", "share", "episodes", "paper's share"], errors) : null,
       proxies.length ? numbers(["turns that speak of", "share", "mean tokens", "90th percentile"], proxies) : null));
@@ -101,7 +101,7 @@ function reasons(rows) {
 
 // One horizontal bar per evaluation, with its interval as a whisker.
 function bars(rows) {
-  const height = 30, left = 130, width = 300;
+  const height = 30, left = 165, width = 300;
   const x = value => left + value * width;
   const svg = make("svg", {viewBox: `0 0 ${left + width + 20} ${rows.length * height + 20}`, class: "bars",
     role: "img", "aria-label": "held-out success with 95% intervals"});
@@ -112,7 +112,8 @@ function bars(rows) {
   }
   rows.forEach((row, i) => {
     const middle = i * height + height / 2;
-    const name = row.label.length > 20 ? row.label.slice(0, 19) + "…" : row.label;
+    const label = row.label.replace(/^eval_/, "");
+    const name = label.length > 18 ? label.slice(0, 17) + "…" : label;
     svg.append(
       make("text", {class: "name", x: left - 10, y: middle + 4, "text-anchor": "end"}, name),
       make("rect", {class: "bar", x: left, y: middle - 8, width: Math.max(1, row.success * width), height: 16,
