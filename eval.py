@@ -31,7 +31,7 @@ from typing import Any
 
 from minirl.analysis import error_rows, proxy_rows, said_of
 from minirl.config import Config
-from minirl.evaluation import Ledger, choose, names_in, open_ledger, read_flags, selected
+from minirl.evaluation import Ledger, choose, names_in, open_ledger, read_flags, selected, shared
 from minirl.log import CONSOLE, progress, say
 from minirl.parts import Parts, open_parts
 from minirl.protocols import Protocol
@@ -76,6 +76,7 @@ async def attempt(
     """An episode per task and seed. What is sampled depends on these, the config's seed and the weights."""
     tasks, seeds = [task for task, _ in missing], [seed for _, seed in missing]
     await parts.reset_sites()
+    parts.config = shared(parts.config, parts.ranks)
     async with parts.rollouts() as rollouts:
         with progress("evaluating", len(missing)) as meter:
             await rollouts.evaluate(

@@ -170,7 +170,7 @@ class JudgeConfig(EndpointConfig):
     """What decides where tasks can't: a served model (--judge.model), or one of our own (--judge.path)."""
 
     path: str = ""
-    """A checkpoint that judges in this process, in an engine of its own that is never trained."""
+    """A checkpoint that judges beside the agent, in an engine of its own that is never trained."""
     gpu_memory: float = 0.3
     """Share of each GPU's memory that it has while episodes run, where vLLM runs it."""
     screenshots: int = 3

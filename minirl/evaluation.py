@@ -27,7 +27,7 @@ from minirl.log import say
 from minirl.model import check_checkpoint
 from minirl.parts import Parts
 from minirl.protocols import Protocol, protocol_of
-from minirl.ranks import Ranks, world_size
+from minirl.ranks import Ranks
 from minirl.recipes import parsed
 from minirl.results import Evaluation, Result, read_results, result_of, versions, write_results
 from minirl.rubrics import judge_config
@@ -77,24 +77,24 @@ def names_in(argv: Sequence[str]) -> frozenset[str]:
 def _under(protocol: Protocol, argv: Sequence[str]) -> Config:
     usual = flags_of(protocol)
     recipe = [] if argv[0].startswith("-") else [argv[0]]
-    given = argv[len(recipe) :]
+    flags = argv[len(recipe) :]
     words = [word for flag, value in usual.items() for word in (flag, str(value))]
-    config = parsed([*recipe, *words, *given], "eval.py")
-    names = names_in(given)
+    config = parsed([*recipe, *words, *flags], "eval.py")
+    names = names_in(flags)
     if "--max-steps" in names:
         names |= {"--eval.max-steps"}
     judge = {f"--judge.{name.replace('_', '-')}": name for name in vars(protocol.judge)}
     usual |= {flag: vars(protocol.judge)[name] for flag, name in judge.items()}
     if unlike := [f"{flag} {value}" for flag, value in usual.items() if flag in names]:
         say(f"your flags go before protocol {protocol.name}, which has {', '.join(unlike)}")
-    given = [name for flag, name in judge.items() if flag in names]
-    return replace(config, judge=judge_config(protocol, config.judge, given))
+    fields = [name for flag, name in judge.items() if flag in names]
+    return replace(config, judge=judge_config(protocol, config.judge, fields))
 
 
 def flags_of(protocol: Protocol) -> dict[str, float]:
     """A protocol's settings, the judge's apart. Those of a text agent, which sees none, leave screenshots as
-    they are; --batch.micro-tokens has no effect here, but must be at least the context. Browsers are those
-    of all ranks together."""
+    they are; --batch.micro-tokens has no effect here, but must be at least the context. Under a
+    protocol --browser.episodes are those of all ranks together: `shared`."""
     flags: dict[str, float] = {
         "--eval.temperature": protocol.sampling.temperature,
         "--eval.top-p": protocol.sampling.top_p,
@@ -106,9 +106,17 @@ def flags_of(protocol: Protocol) -> dict[str, float]:
         "--sampler.request-seconds": protocol.request_seconds,
         "--endpoint.seconds": protocol.request_seconds,
         "--browser.episode-seconds": protocol.episode_seconds,
-        "--browser.episodes": max(1, protocol.browsers // world_size()),
+        "--browser.episodes": protocol.browsers,
     }
     return flags | ({"--agent.screenshots": protocol.screenshots} if protocol.screenshots else {})
+
+
+def shared(config: Config, ranks: Ranks) -> Config:
+    """The config with a rank's share of the protocol's browsers, if it has one."""
+    if not config.eval.protocol:
+        return config
+    episodes = max(1, config.browser.episodes // ranks.world)
+    return replace(config, browser=replace(config.browser, episodes=episodes))
 
 
 # ---- Which weights, which tasks --------------------------------------------------------------------
@@ -126,8 +134,9 @@ def choose(config: Config, given: Collection[str]) -> Config:
     folder = config.out / run
     if config.sampler.kind == "remote":  # served weights; the recipe's tokenizer measures conversations
         return replace(config, name=f"{run}-eval", task=tasks_of(config, folder, given))
-    path = config.model.path if MODEL in given else checkpoint_of(config, folder / "checkpoints", given)
-    is_own = MODEL not in given or Path(path).resolve().is_relative_to(folder.resolve())
+    is_given = MODEL in given and config.model.path != "tiny"  # which has no weights yet
+    path = config.model.path if is_given else checkpoint_of(config, folder / "checkpoints", given)
+    is_own = not is_given or Path(path).resolve().is_relative_to(folder.resolve())
     task = tasks_of(config, folder, given) if is_own else config.task
     return replace(config, name=f"{run}-eval", model=replace(config.model, path=path), task=task)
 

@@ -65,7 +65,7 @@ def refuse_other_questions(judge: JudgeConfig, asked: Mapping[str, Any]) -> None
 
 
 class LocalJudge:
-    """A model in this process; if the config has no temperature, at 0."""
+    """A model beside the agent's; if the config has no temperature, at 0."""
 
     def __init__(self, config: Config, ranks: Ranks):
         self.config, question = config.judge, question_of(config.judge)

@@ -194,10 +194,11 @@ def dumps_of(config: DistilConfig) -> Iterator[tuple[Run, str]]:
         raise ValueError("--runs is missing: the run folders whose trajectories are to be labelled")
     for path in config.runs:
         run = Run(path)
-        dumps = [name for name in run.labels() if name in (config.dumps or {*run.labels()} - {SCRIPTED})]
+        wanted = config.dumps or [name for name in run.labels() if name != SCRIPTED]
+        dumps = [name for name in run.labels() if name in wanted]
         if not dumps:
-            wanted = " ".join(config.dumps) or "of a policy"
-            raise ValueError(f"--runs {path} has no dump {wanted} in its trajectories folder")
+            kind = " ".join(config.dumps) or "of a policy"
+            raise ValueError(f"--runs {path} has no dump {kind} in its trajectories folder")
         yield from ((run, dump) for dump in dumps)
 
 
@@ -276,12 +277,12 @@ def goals_of(examples: Sequence[Example]) -> list[str]:
 
 
 def stage_of(label: Label) -> str:
-    """The training step that a trajectory was sampled in, in whichever run; else what its dump is called. An
-    evaluation between two steps belongs to the first, and that of the warm start to step 1, as it is the same
-    policy's."""
-    if label.dump == "after_sft":
-        return Run.step_label(1)
-    return label.dump.removeprefix("eval_") if STEP_LABEL.search(label.dump) else label.dump
+    """The training step that a trajectory's policy samples in, in whichever run; else its dump's name. An
+    evaluation after step 4 is of the policy of step 5, that of the warm start of the policy of step 1."""
+    number = STEP_LABEL.search(label.dump)
+    if number is None:
+        return Run.step_label(1) if label.dump == "after_sft" else label.dump
+    return Run.step_label(int(number[1]) + label.dump.startswith("eval_"))
 
 
 def chosen(names: set[str], share: float, seed: str) -> set[str]:

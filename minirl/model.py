@@ -73,7 +73,10 @@ class Images:
 
     def _prepare(self, png: bytes) -> tuple[Tensor, tuple[int, int, int]]:
         """Patches (n, channels * patch^2 * 2) and their grid (frames, rows, columns)."""
-        picture = Image.open(io.BytesIO(png)).convert("RGB")
+        try:
+            picture = Image.open(io.BytesIO(png)).convert("RGB")
+        except SyntaxError as error:  # as PIL calls some damages
+            raise ValueError(f"a picture can't be decoded: {error}") from None
         out = self.processor(images=[picture], size=self.size, return_tensors="pt")
         return out["pixel_values"], tuple(out["image_grid_thw"][0].tolist())
 

@@ -203,7 +203,7 @@ class Parts:
         if len(valid) < len(trajectories):
             say(f"{label}: {len(trajectories) - len(valid)} episodes failed for reasons not the agent's")
         if not valid:
-            raise ValueError(f"{label}: no episode got as far as the agent; {trajectories[0].error}")
+            raise ValueError(f"{label}: no episode counts; of the first one: {trajectories[0].error}")
         name = PHASES.get(label, label)
         row = self.log.evaluation(name, step, sum(t.success for t in valid), len(valid))
         return row["success"]

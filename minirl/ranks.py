@@ -30,11 +30,6 @@ T = TypeVar("T")
 SLACK_SECONDS = 1800.0  # how long ranks may wait for one another beyond the deadline of an episode
 
 
-def world_size() -> int:
-    """How many ranks there will be, for what is decided before `open_ranks`."""
-    return int(os.environ.get("WORLD_SIZE", 1))
-
-
 @dataclass(frozen=True)
 class Ranks:
     """This process among its peers."""

@@ -15,7 +15,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -65,12 +65,7 @@ class Collected:
     submitted: int
     dropped: int  # groups without a difference in rewards, or with fewer than two valid episodes
     reason: str = ""  # why fewer groups than asked for
-
-    @property
-    def in_no_group(self) -> list[Trajectory]:
-        """The invalid episodes that have left their groups, as all do unless they are masked."""
-        kept = {(group.task.id, each.member) for group in self.groups for each in group.trajectories}
-        return [t for t in self.finished if not t.valid and (t.task.id, t.member) not in kept]
+    in_no_group: list[Trajectory] = field(default_factory=list)  # the invalid episodes, unless masked in one
 
 
 class Rollouts:
@@ -226,6 +221,7 @@ class Rollouts:
         everything = dict(self.ranks.gather([(n, e) for n, e in episodes.items() if n < complete]))
         groups = [self._qualified(everything[n]) for n in range(complete)]
         finished = [trajectory for n in range(complete) for trajectory in everything[n]]
+        alone = [n for n in range(complete) if groups[n] is None or self.config.reward.invalid == "drop"]
         submitted = self.ranks.agree(min(board.claimed(), limit))
         reason = "" if kept == rollout.groups else why_so_few(finished, submitted)
         return Collected(
@@ -235,6 +231,7 @@ class Rollouts:
             submitted=submitted,
             dropped=complete - kept,
             reason=reason,
+            in_no_group=[t for n in alone for t in everything[n] if not t.valid],
         )
 
     def _places(self, stream: TaskStream, cursor: int, limit: int) -> list[int]:

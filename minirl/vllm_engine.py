@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 CPU_CACHE_BYTES = 1 << 30  # of the KV cache, where there is no GPU whose share could be taken
 CPU_BLOCK = 32  # tokens; vLLM's CPU attention wants multiples of 32, and its own 128 would hardly ever match
 CPU_BATCH = 8192  # tokens of one step
-TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+END = "its process has ended"
+TORCHRUN = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"),
+)
 
 
 def engine_settings(config: Config, language: Language, ranks: Ranks) -> dict[str, Any]:
@@ -125,7 +129,7 @@ def variables(ranks: Ranks, apart: bool) -> dict[str, str | None]:
         own = {"RANK": str(ranks.rank), "LOCAL_RANK": str(place)}
         return {name: os.environ.get(name, value) for name, value in own.items()}
     alone: dict[str, str | None] = dict.fromkeys(TORCHRUN)
-    alone |= {"VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn", "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    alone["OMP_NUM_THREADS"] = str(torch.get_num_threads())
     if ranks.device.type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         alone["CUDA_VISIBLE_DEVICES"] = visible.split(",")[place] if visible else str(place)
@@ -152,12 +156,15 @@ def put(values: Mapping[str, str | None]) -> None:
 
 
 def tell_of_its_end(client: Any) -> None:
-    """When an engine's own process ends, vLLM's client would go on waiting for what it was to say."""
+    """When an engine's own process ends, vLLM's client would go on waiting for what it was to say or do."""
     ended = [process.sentinel for process in client.resources.engine_manager.processes]
 
     def tell() -> None:
         wait(ended)
-        client.outputs_queue.put_nowait(RuntimeError("its process has ended"))
+        client.outputs_queue.put_nowait(RuntimeError(END))
+        for call in list(client.utility_results.values()):
+            if not call.done():
+                call.set_exception(RuntimeError(END))
 
     threading.Thread(target=tell, name="vllm-end", daemon=True).start()
 

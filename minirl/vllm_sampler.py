@@ -232,7 +232,7 @@ class VllmSampler:
         try:
             work()
         except Exception as error:
-            if self.version == 0:
+            if self.version == 0 and not (self.apart and self.engine):
                 return done.set_exception(error)
             self._die(f"{type(error).__name__}: {error}")
         done.set_result(None)
@@ -268,6 +268,8 @@ class VllmSampler:
         """Makes the engine. It reads the checkpoint although `sync` brings other weights: where vLLM makes up
         weights it makes up buffers too, and those are never synced."""
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+        # for an engine apart; a process with CUDA can't be forked, and the first engine fixes what vLLM reads
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         for name, value in (("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_CPU_OMP_THREADS_BIND", "nobind")):
             os.environ.setdefault(name, value)
         try:

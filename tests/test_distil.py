@@ -275,8 +275,9 @@ def test_shares_are_kept_and_each_seed_holds_out_others():
 
 
 def test_an_evaluation_belongs_to_its_step():
-    """And the warm start's to the first step; what is of no step, none of which is held out as a stage."""
-    pairs = [("step_00001", "after_sft"), ("step_00004", "eval_step_00004")]
+    """The one whose policy it evaluates, whatever else its name says; and the warm start's to the first. What
+    is of no step is not held out as a stage."""
+    pairs = [("step_00001", "after_sft"), ("step_00005", "eval_step_00004_webvoyager-official")]
     dumps = [*sum(pairs, ()), "eval_step_00005", "before", "validation", "after_rl"]
     examples = [example(TASK, name) for name in dumps]
     seen = set()

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from peers import alone
 
 from minirl.config import Config, TaskConfig, to_json
 from minirl.protocols import protocol_of
@@ -73,6 +74,8 @@ def test_a_given_model_is_taken_as_it_is(evaluation, tmp_path, checkpoint):
     checkpoint(tmp_path / "tiny", "step_00003")
     given = config(tmp_path, model=replace(tiny().model, path="some/folder"))
     assert evaluation.choose(given, {"--model.path"}).model.path == "some/folder"
+    newest = checkpoint(tmp_path / "tiny", "step_00004")
+    assert evaluation.choose(config(tmp_path), {"--model.path"}).model.path == newest, "tiny has no weights"
     base = replace(openwebrl_4b(), out=tmp_path, name="tiny")  # beside a run's checkpoints: the recipe's own
     assert evaluation.choose(base, {"--model.path"}).model.path == base.model.path
 
@@ -172,7 +175,7 @@ def test_what_is_missing_is_sampled_as_evaluations_want_it(evaluation):
             asked.update(more, tasks=tasks, max_steps=max_steps)
 
     class FakeParts:
-        config = openwebrl_4b()
+        config, ranks = openwebrl_4b(), alone()
 
         async def reset_sites(self):
             asked["reset"] = not asked

@@ -21,6 +21,7 @@ from minirl.evaluation import (
     read_flags,
     selected,
     settings,
+    shared,
     weights_of,
 )
 from minirl.model import Language
@@ -346,11 +347,12 @@ def test_a_parser_that_cannot_read_what_a_protocols_judge_is_asked_for_is_refuse
         read_flags(flags)
 
 
-def test_browsers_are_those_of_all_ranks(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    assert read_flags(["--protocol", "webvoyager-official"]).browser.episodes == 2
-    monkeypatch.setenv("WORLD_SIZE", "64")
-    assert read_flags(["--protocol", "webvoyager-official"]).browser.episodes == 1
+def test_a_protocols_browsers_are_those_of_all_ranks_and_others_each_ones():
+    config = read_flags(["--protocol", "webvoyager-official"])
+    assert config.browser.episodes == 16, "what is written down does not depend on the ranks"
+    for world, own in ((1, 16), (3, 5), (8, 2), (64, 1)):
+        assert shared(config, replace(alone(), world=world)).browser.episodes == own
+    assert shared(tiny(), replace(alone(), world=8)) == tiny()
 
 
 def test_a_served_model_is_not_said_to_have_had_a_top_k(capsys):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -307,6 +309,18 @@ def test_max_pixels_scales_a_screenshot_down_and_keeps_its_shape(tiny_folder, pn
     images = Images(str(tiny_folder), max_pixels=64 * 64)
     assert images.prepare(png(128, 128))[1] == (1, 4, 4)  # 64 x 64 pixels
     assert images.prepare(png(64, 32))[1] == (1, 2, 4)  # small enough as it is
+
+
+def test_a_damaged_picture_is_a_usual_error(language):
+    """Its second part has no name; PIL calls that a SyntaxError."""
+    file = io.BytesIO()
+    Image.effect_noise((200, 200), 50).convert("RGB").save(file, "PNG")
+    first, second, *_ = (place.start() for place in re.finditer(b"IDAT", file.getvalue()))
+    damaged = file.getvalue()[:second] + bytes(4) + file.getvalue()[second + 4 :]
+    with pytest.raises(ValueError, match="a picture can't be decoded: broken PNG"):
+        language.images.prepare(damaged)
+    with pytest.raises(OSError, match="truncated"):
+        language.images.prepare(file.getvalue()[: first + 100])
 
 
 def test_a_text_model_says_that_it_cannot_see(language):

@@ -213,8 +213,8 @@ def test_the_report_of_evaluations_shows_each_and_why_episodes_failed(page, tmp_
     run = Run(tmp_path / "tiny-eval")
     for label, step, n in (
         ("eval_step_00010", 10, 8),
-        ("eval_step_00020", 20, 8),
-        ("eval_step_00030", 30, 0),
+        ("eval_step_00020", 20, 0),
+        ("eval_step_00030", 30, 8),
     ):
         low, high = wilson(n // 2, n)
         errors = [{"category": "access", "count": 3, "share": 0.75, "paper": 0.51}]
@@ -230,11 +230,15 @@ def test_the_report_of_evaluations_shows_each_and_why_episodes_failed(page, tmp_
         *(f"eval_step_000{n}0" for n in (1, 2, 3)),
         "eval_sft_webvoyager-official",
     ]
-    assert [row[1] for row in rows[1:5]] == ["50.0%", "50.0%", "–", "0.0%"]
+    assert [row[1] for row in rows[1:5]] == ["50.0%", "–", "50.0%", "0.0%"]
     assert [row[-1] for row in rows[:5]] == ["aborted", "2", "2", "2", "–"]
     assert "Why episodes of eval_step_00030" in page.locator("#evaluations").inner_text()
-    assert rows[5:] == [["turns that speak of", "share", "mean tokens", "90th percentile"]] + [
-        ["history", "10.0%", "31.5", "–"]
+    assert rows[5:] == [
+        ["failed for", "share", "episodes", "paper's share"],
+        ["access", "75.0%", "3", "51.0%"],
+        ["form", "25.0%", "1", "–"],
+        ["turns that speak of", "share", "mean tokens", "90th percentile"],
+        ["history", "10.0%", "31.5", "–"],
     ]
 
 

@@ -117,7 +117,7 @@ class Theatre:
     ) -> Trajectory:
         plan = self.plans[int(task.id.removeprefix("task-"))]
         self.max_steps.append(max_steps)
-        self.running.add(name := f"{task.id}/{member}")
+        self.running.add(name := f"{task.id}/{member}/{len(self.max_steps)}")
         self.most = max(self.most, len(self.running))
         try:
             try:
@@ -244,15 +244,23 @@ async def test_what_keeps_a_step_from_finding_anything_is_told():
 
 @pytest.mark.parametrize("how", ["drop", "mask"])
 async def test_every_invalid_episode_is_in_a_group_or_beside_them(how):
-    crashed = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.ENV_ERROR, Stop.DONE, Stop.DONE))
-    theatre = Theatre([crashed] * 8)
+    """Also if its task comes twice in a step, and nothing happens to the same member of the other group."""
+
+    class Stops(dict[int, Stop]):
+        def __getitem__(self, member: int) -> Stop:
+            return self.pop(member, Stop.DONE)
+
+    theatre = Theatre(
+        [Plan((0.0, 1.0, 0.0), Stops({0: Stop.ENV_ERROR})), *[Plan((0.0,) * 3, (Stop.DONE,) * 3)] * 7]
+    )
+    theatre.tasks[1] = theatre.tasks[0]
     config = theatre.rollouts.config
     rollout, reward = replace(config.rollout, group=3), replace(config.reward, invalid=how)
     theatre.rollouts.config = replace(config, rollout=rollout, reward=reward)
     collected = await theatre.collect()
     grouped = [t.member for group in collected.groups for t in group.trajectories]
     alone = [t.member for t in collected.in_no_group]
-    assert (grouped, alone) == (([1, 2] * 2, [0, 0]) if how == "drop" else ([0, 1, 2] * 2, []))
+    assert (grouped, alone) == (([1, 2, 0, 1, 2], [0]) if how == "drop" else ([0, 1, 2] * 2, []))
 
 
 async def test_a_step_that_finds_too_little_keeps_it():
