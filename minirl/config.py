@@ -74,7 +74,7 @@ class BrowserConfig:
     """Browsers elsewhere, in place of processes here: ws://HOST:PORT/ of Playwright servers, or cdp:ADDRESS
     of anything that speaks Chromium's protocol. One address is one browser."""
     episodes: int = 16
-    """Episodes in flight per rank."""
+    """Episodes in flight per rank; under a protocol of eval.py on all ranks together."""
     site_port: int = 0
     """Loopback port of the generated sites; 0: any free one."""
     width: int = 1280
