@@ -93,8 +93,8 @@ def _under(protocol: Protocol, argv: Sequence[str]) -> Config:
 
 def flags_of(protocol: Protocol) -> dict[str, float]:
     """A protocol's settings, the judge's apart. Those of a text agent, which sees none, leave screenshots as
-    they are; --batch.micro-tokens has no effect here, but must be at least the context. Under a
-    protocol --browser.episodes are those of all ranks together: `shared`."""
+    they are; --batch.micro-tokens has no effect here, but must be at least the context. Under a protocol
+    --browser.episodes are those of all ranks together: `shared`."""
     flags: dict[str, float] = {
         "--eval.temperature": protocol.sampling.temperature,
         "--eval.top-p": protocol.sampling.top_p,

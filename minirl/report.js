@@ -93,10 +93,12 @@ function reasons(rows) {
   const share = x => known(x) ? percent(x) : "–";
   const errors = row.errors.map(e => cells(e.category, share(e.share), String(e.count), share(e.paper)));
   const proxies = row.proxies.map(p => cells(p.name, share(p.rate), short(p.mean), short(p.p90)));
-  return make("details", {class: "reasons", open: true}, make("summary", {}, `Why episodes of ${row.label} failed, what turns say`),
+  const tables = [[["failed for", "share", "episodes", "paper's share"], errors],
+    [["turns that speak of", "share", "mean tokens", "90th percentile"], proxies]];
+  return make("details", {class: "reasons", open: true},
+    make("summary", {}, `Why episodes of ${row.label} failed, what turns say`),
     make("div", {class: "beside"},
-      errors.length ? numbers(["failed for", "share", "episodes", "paper's share"], errors) : null,
-      proxies.length ? numbers(["turns that speak of", "share", "mean tokens", "90th percentile"], proxies) : null));
+      tables.filter(([, body]) => body.length).map(([titles, body]) => numbers(titles, body))));
 }
 
 // One horizontal bar per evaluation, with its interval as a whisker.

@@ -441,13 +441,13 @@ async def test_an_engine_that_dies_says_so_to_everybody(engine, trainer, asked, 
 @pytest.mark.vllm
 async def test_a_judges_engine_beside_the_agents_keeps_its_weights(ranks, tiny_folder, prompts):
     """It says the same before and after the agent's weights have changed, from a process of its own; when
-    that is killed, whoever asks is told, and the agent's engine goes on."""
+    that is killed, whoever asks is told, a call that comes first returns, and the agent's engine goes on."""
     trainer = open_trainer(tiny_folder, ranks)
     trainer.config = replace(trainer.config, model=ModelConfig(path=str(tiny_folder)))
     before = set(children())
     agent = VllmSampler(trainer.config, trainer.language, ranks)
     assert set(children()) == before, "the agent's is in this one"
-    judge = VllmSampler(trainer.config, trainer.language, ranks, apart=True)
+    judge, idle = (VllmSampler(trainer.config, trainer.language, ranks, apart=True) for _ in range(2))
     own = set(children()) - before
     from vllm.utils.system_utils import get_mp_context
 
@@ -467,9 +467,11 @@ async def test_a_judges_engine_beside_the_agents_keeps_its_weights(ranks, tiny_f
     with pytest.raises(SamplerError, match="the vLLM engine died"):
         await judge.generate(Request(prompts[0], 0, 12, greedy))
     assert "the vLLM engine died" in judge.failure
-    judge._call(lambda: judge.engine.reset_prefix_cache())  # as sleep and wake would, where there is a GPU
+    assert not idle.failure
+    idle._call(lambda: idle.engine.reset_prefix_cache())  # as sleep and wake do where there is a GPU
+    assert "the vLLM engine died" in idle.failure
     assert [s.ids for s in await sample(agent, prompts, greedy)] == [s.ids for s in second[0]]
-    for each in (agent, judge):
+    for each in (agent, judge, idle):
         each.close()
 
 
