@@ -39,7 +39,7 @@ help: ## list the targets
 	@echo '  Flags go in ARGS, as in: make train ARGS="--help". The Makefile'"'"'s first lines tell the rest.'
 
 setup: $(STAMP) ## make .venv/ with all packages, and find or install Chromium
-	@$(PY) -m minirl.chromium || $(PY) -m minirl.chromium --install
+	@$(PY) -m minirl.browser.executable || $(PY) -m minirl.browser.executable --install
 
 test: setup ## lint, format check and the quick tests
 	$(VENV)/bin/ruff check .
@@ -100,5 +100,5 @@ ifneq ($(filter gpu,$(extras)),)
 else
 	@$(PIP) install --editable '.[$(EXTRAS)]'
 endif
-	@$(PY) -m minirl.chromium --install
+	@$(PY) -m minirl.browser.executable --install
 	@touch $(STAMP)

@@ -29,18 +29,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from minirl.analysis import error_rows, proxy_rows, said_of
+from minirl.benchmarks.protocols import Protocol
+from minirl.cli.report import write_report
 from minirl.config import Config
-from minirl.evaluation import Ledger, choose, names_in, open_ledger, read_flags, selected, shared
-from minirl.log import CONSOLE, progress, say
-from minirl.parts import Parts, open_parts
-from minirl.protocols import Protocol
-from minirl.ranks import Ranks, open_ranks
+from minirl.console import CONSOLE, progress, say
+from minirl.distributed import Ranks, open_ranks
+from minirl.evaluation.failures import error_rows, proxy_rows, said_of
+from minirl.evaluation.results import Summary
+from minirl.evaluation.resume import Ledger, choose, names_in, open_ledger, read_flags, selected, shared
+from minirl.evaluation.tables import compare, curve, failures_table, named, proxies_table, show
+from minirl.experiment import Parts, open_parts
 from minirl.recipes import run_main
-from minirl.report import write_report
-from minirl.results import Summary
-from minirl.scores import compare, curve, failures_table, named, proxies_table, show
-from minirl.store import Run
+from minirl.run_folder import Run
 from minirl.types import Task, Trajectory
 
 

@@ -13,7 +13,7 @@
     python train.py tiny --reward.by judge --judge.path runs/tiny_judge/checkpoints/judge
                                                                  and what a policy makes of it
 
-The judge itself is minirl/verdict.py. OpenWebRL, sections 4.3 and 5.3.
+The judge itself is minirl/judges/judge.py. OpenWebRL, sections 4.3 and 5.3.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Sequence
 
 from transformers.utils.logging import disable_progress_bar
 
-from minirl.distil import distil, label, score_judge
-from minirl.log import CONSOLE
-from minirl.ranks import open_ranks
+from minirl.console import CONSOLE
+from minirl.distributed import open_ranks
+from minirl.judges.distill import distil, label, score_judge
 from minirl.recipes import JUDGE_RECIPES, from_command_line, run_main
 
 COMMANDS = {"label": label, "distil": distil, "score": score_judge}

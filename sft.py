@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from minirl.augment import with_thoughts
-from minirl.batch import Member, Row, minibatches, turn_rows
+from minirl.agents.chain_of_thought import with_thoughts
 from minirl.config import Config
-from minirl.log import progress, say
-from minirl.parts import Parts, open_parts, refuse_other_settings, refuse_remote
-from minirl.ranks import Ranks, open_ranks
+from minirl.console import progress, say
+from minirl.distributed import Ranks, open_ranks
+from minirl.experiment import Parts, open_parts, refuse_other_settings, refuse_remote
 from minirl.recipes import from_command_line, run_main
 from minirl.rollout import Rollouts
+from minirl.rows import Member, Row, minibatches, turn_rows
 from minirl.trainer import cosine
 from minirl.types import Trajectory
 

@@ -5,7 +5,7 @@
     python train.py tiny --help                        every flag
 
     tasks --> episodes in Chromium --> groups --> rewards --> advantages --> rows --> clipped loss --> weights
-      ^        (minirl/rollout.py)      (minirl/reward.py)   (minirl/batch.py)  (minirl/loss.py)        |
+      ^        (minirl/rollout.py)      (minirl/advantages.py)   (minirl/rows.py)  (minirl/loss.py)        |
       +------------------------------------ the next step samples from them <---------------------------+
 
 OpenWebRL section 3.4, WebAgent-R1 section 3. What differs from them is said in the modules.
@@ -18,18 +18,18 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from minirl.analysis import step_metrics
+from minirl.advantages import assign_advantages, shuffle_rewards
 from minirl.checkpoint import checkpoints
+from minirl.cli.memory_plan import plan, show
 from minirl.config import Config
-from minirl.log import final_table, progress, say
+from minirl.console import final_table, progress, say
+from minirl.distributed import Ranks, open_ranks
+from minirl.evaluation.failures import step_metrics
+from minirl.experiment import PHASES, Parts, open_parts, refuse_other_settings, refuse_remote, refuse_unjudged
 from minirl.metrics import rollout_metrics
-from minirl.parts import PHASES, Parts, open_parts, refuse_other_settings, refuse_remote, refuse_unjudged
-from minirl.plan import plan, show
-from minirl.ranks import Ranks, open_ranks
 from minirl.recipes import from_command_line, run_main
-from minirl.reward import assign_advantages, shuffle_rewards
 from minirl.rollout import Collected, Rollouts, TaskStream
-from minirl.store import Run
+from minirl.run_folder import Run
 from minirl.types import SamplerDied
 from sft import warm_start
 

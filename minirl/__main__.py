@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"minirl: no verb {verb!r}; there are: {', '.join(VERBS)}", file=sys.stderr)
         return 2
     try:
-        module = importlib.import_module(f"minirl.{verb}")
+        module = importlib.import_module(f"minirl.cli.{verb}")
     except ModuleNotFoundError as error:
         print(f"minirl: {error.name} is not installed: run `make setup`", file=sys.stderr)
         return 1

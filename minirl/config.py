@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from minirl.protocols import READABLE, Input, Parser
+from minirl.benchmarks.protocols import READABLE, Input, Parser
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,8 @@ class JudgeConfig(EndpointConfig):
     screenshots: int = 3
     """How many of the last screenshots it is shown."""
     input: Input = "openwebrl"
-    """Which judge's task this is: what it is shown, and by which rubric it decides (minirl/rubrics.py)."""
+    """Which judge's task this is: what it is shown, and by which rubric it decides
+    (minirl/judges/rubrics.py)."""
     parser: Parser = "verdict-line"
     """How its words become a verdict."""
     temperature: float | None = None
@@ -310,7 +311,8 @@ class BatchConfig:
     micro_tokens: int = 32768
     """Tokens per forward pass and rank, padding included."""
     layout: Literal["tree", "per-turn"] = "tree"
-    """tree: turns share their common beginnings (minirl/tree.py); per-turn: one padded row for each turn."""
+    """tree: turns share their common beginnings (minirl/prefix_tree.py); per-turn: one padded row for
+    each turn."""
 
 
 @dataclass(frozen=True)
@@ -350,7 +352,8 @@ class EvalConfig:
     limit: Annotated[int, arg(name="limit", prefix_name=False)] = 0
     """Of eval.py: only the first so many tasks; 0: all."""
     protocol: Annotated[str, arg(name="protocol", prefix_name=False)] = ""
-    """Of eval.py: a protocol of minirl/protocols.py: its tasks, and its settings unless a flag is given."""
+    """Of eval.py: a protocol of minirl/benchmarks/protocols.py: its tasks, and its settings unless a
+    flag is given."""
     seeds: Annotated[tuple[int, ...], arg(name="seeds", prefix_name=False)] = (0,)
     """Of eval.py: an episode of every task for each of these seeds of sampling."""
     retry: Annotated[bool, arg(name="retry", prefix_name=False)] = False

@@ -19,9 +19,14 @@ from typing import Any, Protocol
 
 from playwright.async_api import Error as PlaywrightError
 
-from minirl import actions, text_agent, tools, webarena
-from minirl.browser import BrowserFault, Session, ToolFailure
+from minirl.advantages import reward
+from minirl.agents import openwebrl, openwebrl_actions, webagent_r1
+from minirl.benchmarks.protocols import BY_DONE
+from minirl.benchmarks.webarena import tasks as webarena
+from minirl.browser.pool import BrowserPool
+from minirl.browser.session import BrowserFault, Session, ToolFailure
 from minirl.config import AgentConfig, Config
+from minirl.console import say
 from minirl.context import (
     WEBRL,
     WEBRL_WITH_SYSTEM,
@@ -32,11 +37,7 @@ from minirl.context import (
     tool_frame,
     webrl_frame,
 )
-from minirl.log import say
 from minirl.model import Language
-from minirl.pool import BrowserPool
-from minirl.protocols import BY_DONE
-from minirl.reward import reward
 from minirl.types import (
     Call,
     Observation,
@@ -68,12 +69,19 @@ def interface_of(agent: AgentConfig) -> Interface:
     """OpenWebRL's screenshots and 13 tools, or WebAgent-R1's simplified HTML and one action; WebRL's
     checkpoints were given no system text."""
     if agent.kind == "visual":
-        system = tools.system_prompt(agent.brief, agent.names, agent.prompt)
-        return Interface(system, actions.observe, tools.parse, actions.act, tools.final_answer, tool_frame)
-    how = (text_agent.observe, text_agent.parse, text_agent.act, text_agent.final_answer)
+        system = openwebrl.system_prompt(agent.brief, agent.names, agent.prompt)
+        return Interface(
+            system,
+            openwebrl_actions.observe,
+            openwebrl.parse,
+            openwebrl_actions.act,
+            openwebrl.final_answer,
+            tool_frame,
+        )
+    how = (webagent_r1.observe, webagent_r1.parse, webagent_r1.act, webagent_r1.final_answer)
     if agent.history == "webrl" and agent.prompt is None:
         return Interface("", *how, webrl_frame, WEBRL)
-    system = text_agent.system_prompt(agent.brief, agent.thinking, agent.prompt)
+    system = webagent_r1.system_prompt(agent.brief, agent.thinking, agent.prompt)
     if agent.history == "webrl":
         return Interface(system, *how, webrl_frame, WEBRL_WITH_SYSTEM)
     return Interface(system, *how, round_frame)
@@ -277,7 +285,9 @@ class Episode:
             try:
                 lines.append(await self.interface.act(session, call))
             except ToolFailure as failure:
-                lines.append(actions.shorten(f"{call.name}{FAILED}{str(failure).removesuffix('.')}."))
+                lines.append(
+                    openwebrl_actions.shorten(f"{call.name}{FAILED}{str(failure).removesuffix('.')}.")
+                )
                 rest = parsed.calls[i + 1 :]
                 lines += [f"{later.name}: not executed." for later in rest]
                 break

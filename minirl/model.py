@@ -38,7 +38,7 @@ from transformers import (
 
 from minirl.config import ModelConfig
 from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN, ChatFormat
-from minirl.linear import quicken
+from minirl.tiny.onednn_linear import quicken
 
 VIDEO_PAD = "<|video_pad|>"
 BLANK = "blank"  # names BLANK_PNG, a picture for rows that must show one and have none

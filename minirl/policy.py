@@ -19,11 +19,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from minirl import attention
+from minirl import tree_attention
 from minirl.config import Config
+from minirl.distributed import Ranks
 from minirl.loss import token_entropies, token_logprobs
 from minirl.model import Language, compute_dtype
-from minirl.ranks import Ranks
 
 # Added to a suppressed token's logit; finite, because blocks of logits get multiplied by 0
 NEVER = -1e30
@@ -73,7 +73,7 @@ def make_policy(
             raise ValueError("--model.freeze-vision: this model has no vision tower")
         model.model.visual.requires_grad_(False)
     if config.batch.layout == "tree":
-        attention.enable(model, config.model.attention)
+        tree_attention.enable(model, config.model.attention)
     dtype = compute_dtype(config.model, ranks.device)
     if ranks.world == 1 and dtype == torch.float32 and not config.optim.offload:
         return policy.to(ranks.device).float()

@@ -22,19 +22,19 @@ from typing import Any
 
 from torch import Tensor
 
-from minirl.browser import Session
+from minirl.advantages import Gates, gate, is_effective, make_group, needs_verdict
+from minirl.benchmarks.protocols import BY_DONE
+from minirl.browser.host_backoff import Hosts
+from minirl.browser.pool import BrowserPool
+from minirl.browser.session import Session
 from minirl.config import Config
-from minirl.endpoint import billed
+from minirl.console import say
+from minirl.distributed import Board, Ranks
 from minirl.episode import Episode, PolicyFn, Verifier, interface_of
-from minirl.hf_sampler import request_seed
-from minirl.hosts import Hosts
-from minirl.judging import Judge, LocalJudge
-from minirl.log import say
+from minirl.judges.local import Judge, LocalJudge
 from minirl.model import Language
-from minirl.pool import BrowserPool
-from minirl.protocols import BY_DONE
-from minirl.ranks import Board, Ranks
-from minirl.reward import Gates, gate, is_effective, make_group, needs_verdict
+from minirl.samplers.endpoint import billed
+from minirl.samplers.huggingface import request_seed
 from minirl.types import Group, Prompt, Request, Sample, SamplerDied, Sampling, Stop, Task, Trajectory
 
 POLL_SECONDS = 0.2  # between two looks at what other ranks have finished

@@ -23,8 +23,14 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from minirl import tree
-from minirl.batch import (
+from minirl import prefix_tree
+from minirl.config import Config
+from minirl.context import answer_start
+from minirl.distributed import Ranks, whole
+from minirl.loss import likelihood_loss, policy_loss, truncated_correction
+from minirl.model import BLANK, BLANK_PNG, Language, compute_dtype, load_model
+from minirl.policy import Policy, copy_local, make_policy
+from minirl.rows import (
     Batch,
     Member,
     MicroBatch,
@@ -38,12 +44,6 @@ from minirl.batch import (
     share_out,
     weighted,
 )
-from minirl.config import Config
-from minirl.context import answer_start
-from minirl.loss import likelihood_loss, policy_loss, truncated_correction
-from minirl.model import BLANK, BLANK_PNG, Language, compute_dtype, load_model
-from minirl.policy import Policy, copy_local, make_policy
-from minirl.ranks import Ranks, whole
 from minirl.types import Group
 
 MAX_BAD_STEPS = 3  # consecutive updates without a finite gradient before training gives up
@@ -248,7 +248,7 @@ class Trainer:
         for _, part in zip_longest(range(max(map(len, shares))), own, fillvalue=[]):
             if not part or (self.language.images is not None and not any(row.images for row in part)):
                 part = [*part, spare]
-            layout = collate if self.config.batch.layout == "per-turn" else tree.pack
+            layout = collate if self.config.batch.layout == "per-turn" else prefix_tree.pack
             yield layout(part, self.language, self.image, self.device)
 
     def _parts(self, rows: Sequence[Row]) -> list[MicroBatch]:
@@ -269,7 +269,9 @@ class Trainer:
         if self.config.batch.layout == "per-turn":
             return list(micro_batches(rows, tokens))
         together = sorted(rows, key=lambda row: row.ids)  # what begins alike lies in one forest
-        return list(tree.micro_batches(together, self.config.batch.micro_tokens, self.language.pad, tokens))
+        return list(
+            prefix_tree.micro_batches(together, self.config.batch.micro_tokens, self.language.pad, tokens)
+        )
 
 
 def cosine(update: int, total: int, warmup: float) -> float:

@@ -26,10 +26,10 @@ from hypothesis import settings
 if TYPE_CHECKING:  # slow to import: only the tests that use them do
     from transformers import PreTrainedModel
 
-    from minirl.browser import Session
+    from minirl.browser.pool import BrowserPool
+    from minirl.browser.session import Session
+    from minirl.distributed import Ranks
     from minirl.model import Language
-    from minirl.pool import BrowserPool
-    from minirl.ranks import Ranks
     from minirl.trainer import Trainer
     from minirl.types import Group, Prompt
 
@@ -39,7 +39,7 @@ settings.load_profile("minirl")
 
 
 # They start whole runs: were they last, one process would still be at them when the others have ended.
-FIRST = ("test_train.py", "test_replay.py", "test_checkpoint.py", "test_ranks.py")
+FIRST = ("test_train.py", "test_replay.py", "test_checkpoint.py", "test_distributed.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,7 +61,7 @@ def has_gpu() -> bool:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def pool(request: pytest.FixtureRequest) -> AsyncIterator[BrowserPool]:
     """Browsers as the module's CONFIG says; a module with sites, or with more to check, has its own."""
-    from minirl.pool import BrowserPool
+    from minirl.browser.pool import BrowserPool
 
     async with BrowserPool(request.module.CONFIG) as pool:
         yield pool
@@ -105,7 +105,7 @@ def ended(
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3-VL of half a million parameters, as the Hugging Face folder that any other model would be."""
-    from minirl import tiny
+    from minirl.tiny import checkpoints as tiny
 
     texts = tiny.corpus(["mug", "plate", "red", "blue"], "http://shop-0.test/")
     return tiny.build(tmp_path_factory.mktemp("tiny") / "model", texts, seed=0, hidden=64, layers=2)
@@ -134,7 +134,7 @@ def model(tiny_folder: Path) -> PreTrainedModel:
 @pytest.fixture(scope="module")  # not longer: a script that runs in a test's process opens its own
 def ranks() -> Iterator[Ranks]:
     """This process alone, as the only rank."""
-    from minirl.ranks import open_ranks
+    from minirl.distributed import open_ranks
 
     with open_ranks() as ranks:
         yield ranks

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from minirl.ranks import Ranks, open_ranks
+from minirl.distributed import Ranks, open_ranks
 
 
 def alone() -> Ranks:
@@ -47,7 +47,7 @@ def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
         port = free.getsockname()[1]
     # Forked, for speed, from a process that has only imported: one that has computed has threads to lose.
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["minirl.parts"])
+    context.set_forkserver_preload(["minirl.experiment"])
     box = context.Queue()
     processes = [
         context.Process(target=rank_main, args=(r, world, port, work, args, box)) for r in range(world)

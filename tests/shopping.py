@@ -9,9 +9,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from minirl.store import Run
+from minirl.run_folder import Run
 from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn
-from minirl.world.shop import CHOICES, make_shop, make_tasks
+from minirl.worlds.shop import CHOICES, make_shop, make_tasks
 
 WORLD = make_shop(0)
 TITLES = {record["id"]: record["title"] for records in WORLD.data.values() for record in records}

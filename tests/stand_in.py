@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from minirl.webarena import ACCOUNTS
+from minirl.benchmarks.webarena.tasks import ACCOUNTS
 
 TOKEN = "token-of-the-administrator"
 ISSUES = {"opened": ["Contrast of links", "Missing label"], "closed": ["Old news"]}

@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 from training import distance, equal, make_groups, make_trainer, nothing, picture, rows_of, weights
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-from minirl import tiny
 from minirl.checkpoint import Checkpoints, checkpoints, prune
 from minirl.config import ModelConfig
+from minirl.distributed import Ranks
 from minirl.model import Language, load_language
-from minirl.ranks import Ranks
-from minirl.store import Run
+from minirl.run_folder import Run
+from minirl.tiny import checkpoints as tiny
 from minirl.trainer import Trainer
 from minirl.types import Turn
 

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
-from minirl.batch import Row, collate
 from minirl.config import ModelConfig
 from minirl.model import (
     Images,
@@ -32,6 +31,7 @@ from minirl.model import (
     positions,
 )
 from minirl.policy import Policy
+from minirl.rows import Row, collate
 
 CPU = torch.device("cpu")
 PAD = 99  # stands for the image pad where no model is needed

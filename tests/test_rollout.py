@@ -18,8 +18,8 @@ import torch
 from pages import HEIGHT, WIDTH, point
 from peers import alone
 
-from minirl.batch import collate, turn_rows
-from minirl.browser import Session
+from minirl.browser.pool import BrowserPool
+from minirl.browser.session import Session
 from minirl.config import (
     AgentConfig,
     BrowserConfig,
@@ -29,12 +29,12 @@ from minirl.config import (
     RolloutConfig,
     SamplerConfig,
 )
-from minirl.judging import LocalJudge
+from minirl.judges.local import LocalJudge
 from minirl.model import Language
-from minirl.pool import BrowserPool
 from minirl.recipes import RECIPES, tiny
 from minirl.rollout import Collected, Rollouts, TaskStream
-from minirl.store import Run
+from minirl.rows import collate, turn_rows
+from minirl.run_folder import Run
 from minirl.types import (
     Prompt,
     Request,
@@ -47,9 +47,9 @@ from minirl.types import (
     Trajectory,
     Turn,
 )
-from minirl.world.script import WorldVerifier
-from minirl.world.shop import make_shop, make_tasks
-from minirl.world.site import SiteServer
+from minirl.worlds.render import SiteServer
+from minirl.worlds.scripted_agent import WorldVerifier
+from minirl.worlds.shop import make_shop, make_tasks
 
 SHOP = make_shop(0)
 TASK = make_tasks(SHOP, 1, 1, seed=0)[0][0]

@@ -17,7 +17,7 @@ import train as script
 from minirl.checkpoint import checkpoints
 from minirl.recipes import tiny
 from minirl.rollout import Collected
-from minirl.store import Run
+from minirl.run_folder import Run
 from minirl.types import Task
 
 # Small in every number; not dynamic, because a model cloned for so few updates never succeeds.

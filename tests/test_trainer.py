@@ -8,8 +8,8 @@ import pytest
 import torch
 from training import distance, equal, nothing, rows_of, scored, weights
 
-from minirl.batch import turn_rows
-from minirl.ranks import whole
+from minirl.distributed import whole
+from minirl.rows import turn_rows
 from minirl.trainer import Trainer
 from minirl.types import Group, Trajectory
 

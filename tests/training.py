@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from minirl.batch import Row, collate, members_of
 from minirl.config import Config, LossConfig, ModelConfig
+from minirl.distributed import Ranks
 from minirl.model import Language, load_language, load_model
-from minirl.ranks import Ranks
 from minirl.recipes import tiny
+from minirl.rows import Row, collate, members_of
 from minirl.trainer import Trainer
 from minirl.types import Group, Task, Trajectory, Turn
 

@@ -32,12 +32,12 @@ from statistics import median
 import tyro
 from playwright.async_api import Error as PlaywrightError
 
-from minirl import chromium
-from minirl.actions import act, observe
-from minirl.browser import Session
+from minirl.agents.openwebrl import SCALE
+from minirl.agents.openwebrl_actions import act, observe
+from minirl.browser import executable
+from minirl.browser.pool import BrowserPool
+from minirl.browser.session import Session
 from minirl.config import BrowserConfig
-from minirl.pool import BrowserPool
-from minirl.tools import SCALE
 from minirl.types import Call
 
 WIDTH, HEIGHT = 1280, 720
@@ -127,7 +127,16 @@ def peer_rate(python: Path, url: str, episodes: int, seconds: float, *delays: st
     """BrowserGym's, in so many processes."""
     folder = python.parents[1] / "browsers"
     worker = Path(__file__).with_name("browsergym_worker.py")
-    command = [python, worker, url, str(seconds), json.dumps(POINTS), chromium.executable(), folder, *delays]
+    command = [
+        python,
+        worker,
+        url,
+        str(seconds),
+        json.dumps(POINTS),
+        executable.executable(),
+        folder,
+        *delays,
+    ]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     children = [subprocess.Popen(command, **pipes) for _ in range(episodes)]
     try:

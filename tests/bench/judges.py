@@ -6,7 +6,8 @@ A policy is trained by what the site knows of its episodes. A judge is distilled
 scored on goals and training steps that were held out, and so is an ignorant one, which is distilled only for
 as long as it takes to write verdicts at all. (Random weights never would, and a judge without verdicts is no
 reward.) By each of the two another policy is trained, from the first one's warm start and on the same tasks.
-Their rewards pass the gates of minirl/reward.py first; what the site knows needs none. The picture shows for
+Their rewards pass the gates of minirl/advantages.py first; what the site knows needs none. The picture
+shows for
 each what its judge takes for a success and what is one: where the first rises and the second does not, the
 judge is exploited. One that is exploited to the end leaves no group to learn from, and such a run ends there.
 A third judge is distilled from permuted labels and only scored: the control.
@@ -30,8 +31,8 @@ from typing import Any
 import learning
 import tyro
 
-from minirl.agreement import Pair, Row, score
-from minirl.store import Run, read_lines, write_atomic
+from minirl.judges.agreement import Pair, Row, score
+from minirl.run_folder import Run, read_lines, write_atomic
 
 COLOURS = {"truth": "#2f6f5e", "distilled": "#2d5fa4", "ignorant": "#c0562f"}
 WIDTH, HEIGHT, LEFT, TOP = 720, 400, 56, 40  # of the picture; of its axes' corner

@@ -29,7 +29,7 @@ from typing import Any
 import tyro
 
 from minirl.checkpoint import checkpoints
-from minirl.store import Run
+from minirl.run_folder import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 

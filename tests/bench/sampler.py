@@ -38,14 +38,14 @@ import torch
 import tyro
 from PIL import Image
 
-from minirl import tiny
 from minirl.config import AgentConfig, BrowserConfig, Config, ModelConfig
 from minirl.context import Context
+from minirl.distributed import Ranks, open_ranks
 from minirl.model import Language, load_language, load_model
-from minirl.ranks import Ranks, open_ranks
+from minirl.samplers.vllm import VllmSampler
+from minirl.samplers.vllm_engine import CPU_BLOCK, engine_settings, sampling_params
+from minirl.tiny import checkpoints as tiny
 from minirl.types import Observation, Prompt, Request, Sample, Sampling
-from minirl.vllm_engine import CPU_BLOCK, engine_settings, sampling_params
-from minirl.vllm_sampler import VllmSampler
 
 if TYPE_CHECKING:
     from vllm import LLM

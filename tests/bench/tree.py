@@ -32,12 +32,12 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from minirl import attention
-from minirl.attention import Chain
-from minirl.batch import Batch, Row, collate
+from minirl import tree_attention
 from minirl.model import Language
 from minirl.policy import Policy
-from minirl.tree import Forest, pack
+from minirl.prefix_tree import Forest, pack
+from minirl.rows import Batch, Row, collate
+from minirl.tree_attention import Chain
 
 GROUP = 5
 TEXT_ONLY = Language(None, None, images=None, suppressed=(), end=())  # nothing here is tokenised
@@ -125,7 +125,7 @@ def run(layout: str, lengths: Lengths, turns: int, trajectories: int, args: Args
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(Qwen3Config(**asdict(SMALL), attn_implementation="sdpa")).train()
     if layout == "tree":
-        attention.enable(model)
+        tree_attention.enable(model)
     policy = Policy(model, TEXT_ONLY, temperature=1.0)
 
     def update(rows: Sequence[Row]) -> tuple[int, torch.Tensor]:

@@ -34,9 +34,9 @@ import learning  # noqa: E402
 from endpoint_server import say, serve  # noqa: E402
 
 from minirl.checkpoint import checkpoints  # noqa: E402
-from minirl.results import read_results  # noqa: E402
-from minirl.scores import within  # noqa: E402
-from minirl.store import Run  # noqa: E402
+from minirl.evaluation.results import read_results  # noqa: E402
+from minirl.evaluation.tables import within  # noqa: E402
+from minirl.run_folder import Run  # noqa: E402
 
 ZERO = ["--sft.stop-success", "0.03", "--sft.eval-from", "50", "--rollout.no-dynamic"]  # twice in 64 episodes
 TEACHER = "scripted"

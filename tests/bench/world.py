@@ -16,13 +16,13 @@ import json
 import time
 
 from minirl.config import BrowserConfig
-from minirl.world.check import check_fsm
-from minirl.world.fsm import World
-from minirl.world.generate import PROFILES, make_site
-from minirl.world.replay import Outcome, replay_sites
-from minirl.world.search import explore, symbolic
-from minirl.world.site import render
-from minirl.world.themes import THEMES
+from minirl.worlds.generate import PROFILES, make_site
+from minirl.worlds.interpreter import World
+from minirl.worlds.lint import check_fsm
+from minirl.worlds.render import render
+from minirl.worlds.replay import Outcome, replay_sites
+from minirl.worlds.search import explore, symbolic
+from minirl.worlds.themes import THEMES
 
 PAPER = {"dollars_per_trajectory": 0.04, "workers": 40}
 

@@ -1,0 +1,360 @@
+"""Task files of public benchmarks: every format is recognised, and what is broken is named, never raised."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minirl.benchmarks.task_files import load_tasks, save_tasks, task_of
+from minirl.browser.access import is_address
+from minirl.types import Task
+
+FARA = Path(__file__).parents[1] / "data" / "webvoyager" / "fara_595.jsonl"
+
+WEBVOYAGER = {"web_name": "Apple", "id": "Apple--3", "ques": "Compare.", "web": "https://www.apple.com/"}
+DEEPSHOP = {
+    "id": 17,
+    "ques": "Find a cheap red mug.",
+    "web": "https://www.amazon.com/",
+    "web_name": "Amazon",
+    "category": "Kitchen",
+    "difficulty": "easy",
+    "attribute": "red",
+    "filter": "under $9",
+    "sort": "**",
+}
+MIND2WEB = {
+    "task_id": "ab12",
+    "confirmed_task": "Book a table.",
+    "website": "https://www.tables.example.com/",
+    "reference_length": 7,
+    "level": "hard",
+}
+WEBGYM = {
+    "benchmark_name": "Online_Mind2Web",
+    "task_name": "Book a table.",
+    "website": "tables.example.com",
+    "task_id": "ab13",
+    "difficulty": "easy",
+    "domain": "Food",
+    "subdomain": "Restaurants",
+    "definite_answer": None,
+    "evaluator_reference": [{"id": 1, "description": "booked", "facts": ["a table"]}],
+    "task_id_decomposed_from": "",
+    "metadata": {"reference_length": 5},
+}
+OPENWEBRL = {
+    "prompt": [{"role": "user", "content": "x"}],
+    "metadata": {
+        "task_id": "pae/4",
+        "start_url": "http://a.example/ |AND| http://b.example/x",
+        "task": "Look.",
+    },
+}
+RECORDS = {
+    "webvoyager": WEBVOYAGER,
+    "deepshop": DEEPSHOP,
+    "mind2web": MIND2WEB,
+    "webgym": WEBGYM,
+    "openwebrl": OPENWEBRL,
+    "own": {"id": "a", "instruction": "buy", "start_url": "http://a.test/", "goal": {}, "meta": {}},
+}
+EXPECTED = {
+    "webvoyager": Task(
+        "Apple--3", "Compare.", "https://www.apple.com/", {}, {"benchmark": "webvoyager", "site": "Apple"}
+    ),
+    "deepshop": Task(
+        "17",
+        "Find a cheap red mug.",
+        "https://www.amazon.com/",
+        {},
+        {
+            "benchmark": "deepshop",
+            "site": "Amazon",
+            "difficulty": "easy",
+            "category": "Kitchen",
+            "attribute": "red",
+            "filter": "under $9",
+        },
+    ),
+    "mind2web": Task(
+        "ab12",
+        "Book a table.",
+        "https://www.tables.example.com/",
+        {},
+        {
+            "benchmark": "online-mind2web",
+            "site": "tables.example.com",
+            "difficulty": "hard",
+            "reference_length": 7,
+        },
+    ),
+    "webgym": Task(
+        "ab13",
+        "Book a table.",
+        "https://tables.example.com",
+        {},
+        {
+            "benchmark": "online-mind2web",
+            "site": "tables.example.com",
+            "difficulty": "easy",
+            "domain": "Food",
+            "subdomain": "Restaurants",
+            "evaluator_reference": [{"id": 1, "description": "booked", "facts": ["a table"]}],
+            "reference_length": 5,
+        },
+    ),
+    "openwebrl": Task(
+        "pae/4",
+        "Look.",
+        "http://a.example/",
+        {},
+        {"benchmark": "webgym", "site": "a.example", "tabs": ["http://b.example/x"]},
+    ),
+    "own": Task("a", "buy", "http://a.test/"),
+}
+
+
+# ---- What is recognised ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_becomes_a_task(name):
+    assert task_of(RECORDS[name]) == EXPECTED[name]
+
+
+def test_tasks_of_benchmarks_survive_our_own_format(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    save_tasks(path, list(EXPECTED.values()))
+    assert load_tasks(path) == list(EXPECTED.values())
+
+
+def test_webgym_has_other_benchmarks_and_whole_numbers_as_difficulties():
+    task = task_of({**WEBGYM, "benchmark_name": "DeepShop", "difficulty": 4})
+    assert (task.meta["benchmark"], task.meta["difficulty"]) == ("deepshop", 4)
+    assert task_of({**WEBGYM, "benchmark_name": "PAE WebVoyager", "difficulty": 4}).meta["benchmark"] == (
+        "pae-webvoyager"
+    )
+
+
+def test_the_older_edition_of_online_mind2web():
+    older = {
+        "task_id": "1",
+        "website": "https://a.example/",
+        "task_description": "Do.",
+        "reference_length": 2,
+    }
+    assert task_of(older).instruction == "Do." and "difficulty" not in task_of(older).meta
+
+
+def test_openwebrls_evaluation_form():
+    metadata = {
+        "intent": "Buy.",
+        "start_url": "https://www.a.example/",
+        "task_id": 9,
+        "benchmark_name": "deepshop",
+        "difficulty": 2,
+        "require_login": False,
+    }
+    task = task_of({"metadata": metadata})
+    assert task == Task(
+        "9",
+        "Buy.",
+        "https://www.a.example/",
+        {},
+        {"benchmark": "deepshop", "site": "a.example", "difficulty": 2},
+    )
+
+
+def test_metadata_beside_webvoyagers_own_fields_changes_nothing():
+    assert task_of({**WEBVOYAGER, "metadata": {"intent": "else"}}) == EXPECTED["webvoyager"]
+
+
+def test_the_595_tasks_of_fara():
+    tasks = load_tasks(FARA)
+    assert len(tasks) == 595 and {task.meta["benchmark"] for task in tasks} == {"webvoyager"}
+    assert Counter(task.meta["site"] for task in tasks).most_common(1) == [("Wolfram Alpha", 46)]
+    assert tasks[3].id == "Allrecipes--4" and tasks[3].start_url == "https://www.allrecipes.com/"
+
+
+def test_webarena_records_go_to_their_own_module(monkeypatch):
+    """Its module is stood in for, so that only the way there is tested."""
+    webarena = ModuleType("minirl.benchmarks.webarena.tasks")
+    webarena.sites_from_environment = lambda: {"shopping": "http://shop.test/"}
+    webarena.is_record = lambda record: "eval" in record
+    webarena.task_of = lambda record, sites: Task("webarena-1", record["intent"], sites["shopping"])
+    monkeypatch.setitem(sys.modules, "minirl.benchmarks.webarena.tasks", webarena)
+    monkeypatch.setattr("minirl.benchmarks.webarena.tasks", webarena, raising=False)
+    record = {"task_id": 1, "sites": ["shopping"], "intent": "Buy.", "start_url": "__SHOPPING__", "eval": {}}
+    assert task_of(record) == Task("webarena-1", "Buy.", "http://shop.test/")
+    del record["eval"]
+    with pytest.raises(ValueError, match="needs the fields .* 'eval'"):
+        task_of(record)
+
+
+# ---- Files -----------------------------------------------------------------------------------------
+
+
+def test_a_json_array_is_a_task_file_however_it_is_laid_out(tmp_path):
+    path = tmp_path / "tasks.txt"
+    for indent in (None, 2):
+        path.write_text("\ufeff\n " + json.dumps(list(RECORDS.values()), indent=indent))
+        assert load_tasks(path) == list(EXPECTED.values())
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ('[{"id": ', r"tasks: not valid JSON \(Expecting value at column 9\)"),
+        ("[\n{},\n", r"tasks: not valid JSON \(.* at line 3, column 1\)"),
+        ("[" * 100_000, r"tasks: not valid JSON \(nested too deeply\)"),
+        ("[]", "tasks holds no tasks"),
+        ("[[]]", "tasks, record 1: a task must be a JSON object"),
+        (json.dumps([WEBVOYAGER, WEBVOYAGER]), "tasks, record 2: the id 'Apple--3' occurs twice"),
+        (json.dumps([WEBVOYAGER, {"ques": "?"}]), "tasks, record 2: the field 'web' is missing"),
+        (json.dumps(WEBVOYAGER) + "\n{}\n", "tasks, line 2: unknown format: needed are the fields 'id', "),
+        ('{"id": ' + "1" * 5000 + "}", "tasks, line 1: "),
+        ("PAR1 and no more", "can't be read: "),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_what_is_broken_is_named_by_file_and_record(tmp_path, content, problem):
+    path = tmp_path / "tasks"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=problem) as caught:
+        load_tasks(path)
+    assert "\n" not in str(caught.value) and "tasks" in str(caught.value)
+
+
+def write_parquet(path: Path, rows: list[dict]) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def test_parquet_files(tmp_path):
+    path = tmp_path / "no-ending"
+    write_parquet(path, [OPENWEBRL])
+    assert load_tasks(path) == [EXPECTED["openwebrl"]]
+    write_parquet(path, [MIND2WEB, {**MIND2WEB, "task_id": "b", "level": None}])
+    one, two = load_tasks(path)
+    assert one == EXPECTED["mind2web"] and "difficulty" not in two.meta
+    write_parquet(path, [MIND2WEB, {**MIND2WEB, "task_id": None}])
+    with pytest.raises(ValueError, match="no-ending, record 2: the field 'task_id' is missing"):
+        load_tasks(path)
+    write_parquet(path, [{**WEBGYM, "domain": b"bytes"}])
+    with pytest.raises(ValueError, match="record 1: the field 'domain' holds what JSON has no value for"):
+        load_tasks(path)
+
+
+def test_what_only_another_row_of_a_parquet_file_has_is_missing_in_this_one(tmp_path):
+    """A column of objects has the fields of all rows; a goal of nothing but empty ones is no goal."""
+    first = {"id": "a", "instruction": "x", "start_url": "http://a.test/", "goal": {"url": "http://b.test/"}}
+    first["meta"] = {"difficulty": "easy"}
+    second = first | {"id": "b", "goal": {"kind": None}, "meta": {"parts": [{"a": 1}, {"b": 2}]}}
+    write_parquet(tmp_path / "file", [first, second])
+    one, two = load_tasks(tmp_path / "file")
+    assert (one.goal, one.meta) == (first["goal"], first["meta"])
+    assert (two.goal, two.meta) == ({}, {"parts": [{"a": 1}, {"b": 2}]})
+
+
+def test_a_torn_parquet_file_is_named(tmp_path):
+    path = tmp_path / "torn"
+    write_parquet(path, [MIND2WEB])
+    content = path.read_bytes()
+    for length in (4, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(ValueError, match="torn can't be read: "):
+            load_tasks(path)
+
+
+def test_without_pyarrow_its_installation_is_named(tmp_path, monkeypatch):
+    (tmp_path / "tasks").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match="pip install pyarrow"):
+        load_tasks(tmp_path / "tasks")
+
+
+# ---- Malformed records -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        ({**WEBVOYAGER, "ques": " "}, "the field 'ques' must be a string, and not empty"),
+        ({**WEBVOYAGER, "web_name": None}, "the field 'web_name' must be a string, and not empty"),
+        ({**WEBVOYAGER, "id": True}, "the field 'id' must be a string or a whole number"),
+        ({**WEBVOYAGER, "id": 1.5}, "the field 'id' must be a string or a whole number"),
+        ({**WEBVOYAGER, "id": ""}, "the field 'id' must be a string, and not empty"),
+        ({**WEBVOYAGER, "web": "apple.com"}, "the field 'web' must be an address like .*, not 'apple.com'"),
+        ({**WEBVOYAGER, "web": "http://a.b:x/"}, "the field 'web' must be an address"),
+        ({**DEEPSHOP, "difficulty": []}, "the field 'difficulty' must be a word or a whole number"),
+        ({**DEEPSHOP, "difficulty": True}, "the field 'difficulty' must be a word or a whole number"),
+        ({**MIND2WEB, "level": "simple"}, "the field 'level' must be one of easy, medium, hard"),
+        ({**MIND2WEB, "website": "two words.com"}, "the field 'website' must be an address"),
+        ({**WEBGYM, "benchmark_name": 3}, "the field 'benchmark_name' must be a string"),
+        ({**WEBGYM, "difficulty": 3}, "the field 'difficulty' must be one of easy, medium, hard"),
+        ({"metadata": "{}"}, "the field 'metadata' must be an object"),
+        ({"metadata": {}}, "the field 'metadata.start_url' is missing"),
+        ({"metadata": {"start_url": "http://a.b/ |AND| c"}}, "the field 'metadata.start_url' must be an add"),
+    ],
+)
+def test_a_malformed_field_is_named(record, problem):
+    with pytest.raises(ValueError, match=problem):
+        task_of(record)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+PLACES = [(name, (field,)) for name, record in RECORDS.items() for field in record]
+PLACES += [("openwebrl", ("metadata", field)) for field in OPENWEBRL["metadata"]]
+PLACES += [("webgym", ("metadata", "reference_length")), ("openwebrl", ("metadata", "difficulty"))]
+
+
+@given(
+    st.sampled_from(PLACES), JSON | st.sampled_from(["http://[", "http://a.b:99999/", "x |AND| ", "\ud800"])
+)
+def test_any_value_in_any_field_gives_a_task_or_a_value_error(place, value):
+    name, (*outer, field) = place
+    record = copy.deepcopy(RECORDS[name])
+    part = record[outer[0]] if outer else record
+    part[field] = value
+    try:
+        task = task_of(record)
+    except ValueError as problem:
+        assert "\n" not in str(problem)
+    else:
+        assert isinstance(task.id, str) and isinstance(task.instruction, str)
+        assert is_address(task.start_url)
+        json.dumps(task.meta)
+
+
+@given(st.sampled_from(PLACES))
+def test_a_field_that_is_missing_gives_a_task_or_a_value_error(place):
+    name, (*outer, field) = place
+    record = copy.deepcopy(RECORDS[name])
+    (record[outer[0]] if outer else record).pop(field, None)
+    try:
+        task_of(record)
+    except ValueError as problem:
+        assert "missing" in str(problem) or "unknown format" in str(problem)
+
+
+@given(st.binary(max_size=60) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_give_tasks_or_a_value_error(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "any"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="any"):
+        load_tasks(path)

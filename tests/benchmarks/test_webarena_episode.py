@@ -1,0 +1,144 @@
+"""Episodes on stand-ins of WebArena's sites, through all that an evaluation has: what a served model says
+goes in at one end, and rewards come out at the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import endpoint_server
+import pytest
+from endpoint_server import Act, say, status
+from peers import alone
+from stand_in import World, record_of, serve
+
+from minirl.benchmarks.task_files import load_tasks
+from minirl.benchmarks.webarena import evaluators, lookups
+from minirl.browser.proxy import PROBLEM_HEADER
+from minirl.browser.session import ToolFailure
+from minirl.config import BrowserConfig, EndpointConfig, JudgeConfig, SamplerConfig
+from minirl.experiment import Parts, TaskSets
+from minirl.model import Language
+from minirl.recipes import tiny_text
+from minirl.rollout import Rollouts
+from minirl.run_folder import Run
+from minirl.types import Sampling, Stop, Task, Trajectory
+
+TEXT = tiny_text()
+CONFIG = replace(
+    TEXT,
+    agent=replace(TEXT.agent, thinking=False, context_tokens=8192),
+    browser=BrowserConfig(browsers=1, width=800, height=600, quiet_ms=50),  # private addresses are refused
+    sampler=SamplerConfig(kind="remote"),
+)
+
+
+@pytest.fixture
+def world(monkeypatch) -> Iterator[World]:
+    """The sites, named as users name theirs; what is wrong stays wrong, and need not be waited for."""
+    monkeypatch.setattr(evaluators, "LATE_SECONDS", 0.3)
+    monkeypatch.setattr(lookups, "REST_SECONDS", 0.1)
+    with serve() as world:
+        for name, address in world.sites.items():
+            monkeypatch.setenv(name, address)
+        yield world
+
+
+def a_task(folder: Path, site: str, start: str, **rules: Any) -> Task:
+    (folder / "task.json").write_text(json.dumps(record_of(site, start, "How long does it take?", **rules)))
+    (task,) = load_tasks(folder / "task.json")
+    return task
+
+
+@asynccontextmanager
+async def opened(
+    task: Task, language: Language, folder: Path, said: Sequence[str], judged: Sequence[Act] = (status(400),)
+) -> AsyncIterator[Rollouts]:
+    """All the parts, where a served model and a judge say this in turn."""
+    with (
+        endpoint_server.serve([say(words) for words in said]) as model,
+        endpoint_server.serve(judged) as judge,
+    ):
+        config = replace(
+            CONFIG,
+            endpoint=EndpointConfig(url=model.url, model="agent", retries=0),
+            judge=JudgeConfig(url=judge.url, model="judge", retries=0),
+        )
+        tasks = TaskSets([], [], [], [task])
+        async with Parts(
+            config, Run(folder / "run"), None, tasks, language, None, None, alone()
+        ).rollouts() as rollouts:
+            yield rollouts
+
+
+async def play(rollouts: Rollouts, task: Task) -> Trajectory:
+    return await rollouts.episode(task, 0, rollouts.ask(Sampling(), 200, "test"), 9)
+
+
+def posting(title: str) -> list[str]:
+    """The form's fields and its button have the first four numbers of the page."""
+    values = enumerate(["nyc", title, "I live there."])
+    typed = [f'do(action="Type", argument="{value}", element="{n}")' for n, value in values]
+    return [*typed, 'do(action="Click", element="3")', 'exit(message="It is posted.")']
+
+
+async def test_a_post_after_a_login_earns_its_reward_and_another_post_none(world, language, tmp_path):
+    title = {
+        "url": "func:reddit_get_post_url('__last_url__')",
+        "locator": "document.querySelector('.submission__title').outerText",
+        "required_contents": {"exact_match": "Is a car needed?"},
+    }
+    task = a_task(
+        tmp_path,
+        "reddit",
+        "__REDDIT__/submit",
+        eval_types=["string_match", "program_html"],
+        reference_answers={"must_include": ["posted"]},
+        program_html=[title],
+    )
+    said = [*posting("Is a car needed?"), *posting("Is a bike needed?")]
+    async with opened(task, language, tmp_path, said) as rollouts:
+        right, wrong = [await play(rollouts, task) for _ in range(2)]
+    assert (right.stop, right.success, right.reward, right.error) == (Stop.DONE, True, 1.0, "")
+    assert (wrong.stop, wrong.success, wrong.reward, wrong.error) == (Stop.DONE, False, 0.0, "")
+    assert "Is a bike needed?" in wrong.final_state["reason"]
+    posts = [("nyc", f"Is a {what} needed?", "I live there.") for what in ("car", "bike")]
+    assert world.posts == posts and len(right.turns) == len(wrong.turns) == 5
+    assert sum("POST /login_check" in asked for asked in world.asked) == 2  # each episode has its own
+
+
+async def test_what_a_judge_decides_and_what_becomes_of_an_episode_without_its_verdict(
+    world, language, tmp_path
+):
+    """Half a surrogate pair is a wrong answer as any other; a judge that fails is not the agent's fault."""
+    wanted = {"eval_types": ["string_match"], "reference_answers": {"fuzzy_match": ["1 h"]}}
+    task = a_task(tmp_path, "map", "__MAP__", **wanted)
+    said = [f'exit(message="{answer}")' for answer in ("one hour", r"\ud800", "one hour")]
+    judged = [say("correct"), say("incorrect"), status(400)]
+    async with opened(task, language, tmp_path, said, judged) as rollouts:
+        right, broken, unknown = [await play(rollouts, task) for _ in range(3)]
+    assert (right.stop, right.reward) == (Stop.DONE, 1.0)
+    assert (broken.stop, broken.reward, broken.answer) == (Stop.DONE, 0.0, "\ud800")
+    assert (unknown.stop, unknown.valid, unknown.success) == (Stop.JUDGE_ERROR, False, False)
+    assert "the judge gave no answer" in unknown.error
+
+
+async def test_of_private_addresses_only_the_tasks_own_sites_are_open(world, language, tmp_path):
+    """To the agent, and to pages: what a browser sends by itself meets the proxy."""
+    task = a_task(
+        tmp_path, "map", "__MAP__", eval_types=["string_match"], reference_answers={"exact_match": "1"}
+    )
+    opening = opened(task, language, tmp_path, [""])
+    async with opening as rollouts, rollouts.pool.session() as session:
+        await session.start(task.start_url)
+        assert "Results for" in await session.page.content()
+        for other in (f"{world.reset}/reset", world.sites["REDDIT"]):
+            with pytest.raises(ToolFailure, match="127.0.0.1 is a private address"):
+                await session.goto(other)
+            answer = await session.page.goto(other)
+            assert (answer.status, answer.headers[PROBLEM_HEADER]) == (403, "refused")
+    assert {asked.split()[0] for asked in world.asked} == {"map"} and world.resets == 0

@@ -1,0 +1,259 @@
+"""What the guard lets through: names, addresses, lists, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minirl.browser import access
+from minirl.browser.access import Guard, Refused
+
+in_module = pytest.mark.asyncio(loop_scope="module")  # where tests share one browser
+
+# Networks with an address of each; those that are written in IPv6 may lead to an IPv4 address.
+PRIVATE_4 = ["127.0.0.1", "127.1.2.3", "10.0.0.1", "10.255.255.255", "172.16.0.1", "172.31.255.1"]
+PRIVATE_4 += ["192.168.1.1", "169.254.169.254", "100.64.0.1", "100.100.100.200", "0.0.0.0", "0.1.2.3"]
+SPECIAL_4 = ["224.0.0.1", "239.1.1.1", "255.255.255.255", "240.0.0.1", "198.18.0.1", "192.0.0.192"]
+SPECIAL_4 += ["168.63.129.16", "192.88.99.1"]
+PRIVATE_6 = ["::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "fec0::1", "ff02::1"]
+PRIVATE_6 += ["4000::1", "2001:db8::1", "3fff::1"]
+INNER_6 = ["::ffff:10.0.0.1", "::ffff:7f00:1", "::10.0.0.1", "64:ff9b::a00:1", "64:ff9b::127.0.0.1"]
+INNER_6 += ["64:ff9b:1::a00:1", "2002:0a00:0001::", "2002:7f00:1::1", "2001:0:808:808::f5ff:fffe"]
+PRIVATE = [*PRIVATE_4, *SPECIAL_4, *PRIVATE_6, *INNER_6]
+PUBLIC = ["8.8.8.8", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
+PUBLIC += ["2002:808:808::1"]
+
+
+# --- names -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ip", PRIVATE)
+def test_private_addresses_are_refused_in_every_spelling(ip):
+    for host in (ip, f"[{ip}]", ip.upper(), f"{ip}."):
+        with pytest.raises(Refused, match="is a private address"):
+            Guard().check_name(host)
+    Guard(private=True).check_name(ip)
+
+
+@pytest.mark.parametrize("ip", PUBLIC)
+def test_public_addresses_are_not(ip):
+    Guard().check_name(ip)
+    Guard().check_name(f"[{ip}]")
+
+
+@pytest.mark.parametrize(
+    ("host", "inside"),
+    [
+        ("example.org", True),
+        ("EXAMPLE.org.", True),
+        ("www.example.org", True),
+        ("a.b.example.org", True),
+        ("notexample.org", False),
+        ("example.org.evil.test", False),
+        ("example.com", False),
+        ("org", False),
+        ("8.8.8.8", False),
+    ],
+)
+def test_a_domain_means_itself_and_its_subdomains(host, inside):
+    allowing, denying = Guard(allow=["other.test", "Example.org."]), Guard(deny=["example.org"])
+    for strict, refuses in ((allowing, not inside), (denying, inside)):
+        if refuses:
+            with pytest.raises(Refused, match="list of (allowed|denied) domains"):
+                strict.check_name(host)
+        else:
+            strict.check_name(host)
+        assert sum(strict.refusals.values()) == refuses
+
+
+def test_deny_wins_and_sites_always_open():
+    both = Guard(allow=["example.org"], deny=["bad.example.org"], sites={"Shop.test": 8000})
+    both.check_name("example.org")
+    both.check_name("shop.TEST")
+    for host in ("bad.example.org", "very.bad.example.org"):
+        with pytest.raises(Refused, match="denied"):
+            both.check_name(host)
+    assert both.refusals == {"bad.example.org": 1, "very.bad.example.org": 1}
+
+
+@pytest.mark.parametrize("host", ["bücher.example", "BÜCHER.example", "xn--bcher-kva.example"])
+def test_names_beyond_ascii_match_their_xn_form(host):
+    with pytest.raises(Refused, match="denied"):
+        Guard(deny=["xn--bcher-kva.example"]).check_name(host)
+
+
+@pytest.mark.parametrize("host", ["127。0。0。1", "１２７.0.0.1"])
+def test_an_address_in_other_digits_is_an_address(host):
+    with pytest.raises(Refused, match="127.0.0.1 is a private address"):
+        Guard().check_name(host)
+
+
+@pytest.mark.parametrize("host", ["", ".", "[]", "a..b", "a" * 64, "a\0b", "\ud800", "example.org.."])
+def test_what_is_no_name_is_refused(host):
+    with pytest.raises(Refused, match="is no host name"):
+        Guard(private=True).check_name(host)
+
+
+@given(st.text() | st.ip_addresses().map(str) | st.from_regex(r"[0-9a-fx.:%\[\]]*", fullmatch=True))
+def test_a_name_is_refused_or_let_through_whatever_it_is(host):
+    with contextlib.suppress(Refused):
+        Guard(allow=["org", "0"], deny=["example.org"]).check_name(host)
+
+
+@pytest.mark.parametrize(
+    "entry", ["http://example.org", "example.org/path", "example.org:80", "*.example.org", "", "a b", "ü.de"]
+)
+def test_an_entry_that_matches_nothing_is_a_mistake(entry):
+    for lists in ({"allow": [entry]}, {"deny": [entry]}):
+        with pytest.raises(ValueError, match="is no domain: write example.org, without scheme"):
+            Guard(**lists)
+    with pytest.raises(ValueError, match="or 0 for no limit"):
+        Guard(rate=-1)
+
+
+def test_refusals_of_names_without_end_are_bounded():
+    strict = Guard(allow=["example.org"])
+    for i in range(1100):
+        with pytest.raises(Refused):
+            strict.check_name(f"{i}.test")
+    assert len(strict.refusals) == 1001 and strict.refusals["others"] == 100
+
+
+# --- addresses -------------------------------------------------------------------------------------
+
+
+async def test_only_public_addresses_of_a_name_are_used(names):
+    names["mixed.test"] = ["10.0.0.1", "8.8.8.8", "::1", "2606:4700::1111", "8.8.8.8"]
+    names["inner.test"] = ["192.168.0.7", "127.0.0.1"]
+    names["none.test"] = []
+    strict, loose = Guard(), Guard(private=True)
+    assert await strict.resolve("Mixed.test", 80) == [("8.8.8.8", 80), ("2606:4700::1111", 80)]
+    assert len(await loose.resolve("mixed.test", 80)) == 4
+    with pytest.raises(Refused, match=r"inner.test is at 192.168.0.7, a private address"):
+        await strict.resolve("inner.test", 443)
+    with pytest.raises(OSError):
+        await strict.resolve("unknown.test", 443)
+    assert await strict.resolve("none.test", 443) == []
+    assert strict.refusals == {"inner.test": 1}
+
+
+async def test_a_forbidden_name_is_not_even_looked_up(names):
+    with pytest.raises(Refused):
+        await Guard(deny=["example.org"]).resolve("example.org", 80)
+    assert await Guard(sites={"shop.test": 8123}).resolve("SHOP.test.", 443) == [("127.0.0.1", 8123)]
+    assert names["asked"] == []
+
+
+@pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f.1", "0177.0.0.1"])
+async def test_old_spellings_of_an_address_resolve_to_it(host):
+    with pytest.raises(Refused, match="is at 127.0.0.1, a private address"):
+        await Guard().resolve(host, 80)
+
+
+async def test_a_lookup_has_a_time_limit(monkeypatch):
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(20))
+    monkeypatch.setattr(access, "RESOLVE_SECONDS", 0.05)
+    try:
+        with pytest.raises(OSError):
+            await Guard().resolve("slow.test", 80)
+        assert not answered.is_set()
+    finally:
+        answered.set()
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://10.0.0.1/", "10.0.0.1 is a private address"),
+        (" HTTP://user:pass@[::1]:8080/x", "::1 is a private address"),
+        ("https://www.denied.test/", "www.denied.test is on the list of denied domains"),
+        ("http://inner.test/", "inner.test is at 10.1.1.1, a private address"),
+        ("file:///etc/passwd", "only http and https addresses can be opened"),
+        ("ws://inner.test/", "only http and https addresses can be opened"),
+        ("example.org", "only http and https addresses can be opened"),
+        ("http://", "'' is no host name"),
+        ("http://[::1/", "'http://[::1/' is no web address"),
+        ("http://a.test:99999/", "'http://a.test:99999/' is no web address"),
+    ],
+)
+async def test_an_address_is_refused_with_its_reason(names, url, reason):
+    names["inner.test"] = ["10.1.1.1"]
+    with pytest.raises(Refused) as caught:
+        await Guard(deny=["denied.test"]).check(url)
+    assert str(caught.value) == reason
+    with pytest.raises(Refused, match="is not on the list of allowed domains"):
+        await Guard(allow=["example.org"]).check("https://other.test/")
+
+
+async def test_an_address_that_may_be_opened(names):
+    names["example.org"] = ["8.8.8.8"]
+    for url in (
+        "http://example.org",
+        "https://example.org:8443/a?b#c",
+        "http://unknown.test/",
+        "http://s.test",
+    ):
+        await Guard(sites={"s.test": 1}).check(url)
+
+
+async def test_a_trusted_place_is_a_host_with_its_port_and_may_be_private(names):
+    names["gitlab.internal"] = ["10.0.0.6"]
+    places = {("10.0.0.5", 8023), ("gitlab.internal", 80)}
+    guard = Guard(trusted=places)
+    assert await guard.resolve("10.0.0.5", 8023) == [("10.0.0.5", 8023)]
+    assert await guard.resolve("GitLab.internal.", 80) == [("10.0.0.6", 80)]
+    await guard.check("http://10.0.0.5:8023/a?b")
+    for other in ("10.0.0.5", "10.0.0.5:22", "10.0.0.6", "10.0.0.6:8023", "gitlab.internal:8023"):
+        with pytest.raises(Refused, match="a private address"):
+            await guard.check(f"http://{other}/")
+    with pytest.raises(Refused, match="denied"):
+        await Guard(deny=["10.0.0.5"], trusted=places).check("http://10.0.0.5:8023/")
+
+
+# --- pace ------------------------------------------------------------------------------------------
+
+
+async def test_turns_on_a_host_come_in_order_and_apart():
+    paced, came, before = Guard(rate=20), [], time.monotonic()
+
+    async def act(host: str, n: int) -> None:
+        await paced.pace(host)
+        came.append((host, n))
+
+    await asyncio.gather(*[act(host, n) for n in range(4) for host in ("a.test", "A.test.", "b.test")])
+    assert time.monotonic() - before >= 7 * 0.05 - 0.01
+    assert [n for host, n in came if host == "b.test"] == [0, 1, 2, 3]
+    assert [n for host, n in came if host != "b.test"] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert came.index(("b.test", 3)) < came.index(("A.test.", 2))  # it did not wait for the other's
+    await asyncio.sleep(0.1)
+    gc.collect()
+    assert len(paced.turns) == 0
+
+
+async def test_a_turn_that_is_given_up_leaves_no_gap():
+    paced = Guard(rate=2)
+    await paced.pace("a.test")
+    gone = [asyncio.create_task(paced.pace("a.test")) for _ in range(100)]
+    await asyncio.sleep(0)
+    for task in gone:
+        task.cancel()
+    async with asyncio.timeout(10):
+        await paced.pace("a.test")
+
+
+async def test_no_rate_and_our_own_sites_do_not_wait():
+    async with asyncio.timeout(10):
+        for _ in range(100):
+            await Guard().pace("a.test")
+        paced = Guard(rate=0.001, sites={"shop.test": 1})
+        for _ in range(100):
+            await paced.pace("shop.test")

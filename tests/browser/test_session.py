@@ -1,0 +1,488 @@
+"""Sessions, the pool and all thirteen tools, in a real Chromium on a small local site."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pages
+import pytest
+import pytest_asyncio
+from pages import HEIGHT, WIDTH, point
+from PIL import Image
+from playwright.async_api import Error as PlaywrightError
+
+from minirl.agents.openwebrl import TOOLS, read_call
+from minirl.agents.openwebrl_actions import act, observe
+from minirl.browser.pool import BrowserPool
+from minirl.browser.session import MOST_REFUSALS, BrowserFault, Session, ToolFailure
+from minirl.config import BrowserConfig
+from minirl.types import Stop
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
+
+CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, action_seconds=10, quiet_ms=50, private=True)
+LINK, NEW_TAB, ASK, HANG = point(50, 25), point(140, 25), point(240, 25), point(340, 25)
+FIELD, AREA, TIP, NOTHING = point(80, 70), point(250, 110), point(380, 75), point(480, 380)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    with pages.serve() as address:
+        yield address
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def pool() -> AsyncIterator[BrowserPool]:
+    async with BrowserPool(CONFIG) as pool:
+        yield pool
+        assert contexts(pool) == 0
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def session(pool: BrowserPool, site: str) -> AsyncIterator[Session]:
+    async with pool.session() as session:
+        await session.start(f"{site}/")
+        yield session
+
+
+def contexts(pool: BrowserPool) -> int:
+    return sum(len(browser.contexts) for browser in pool.browsers if browser is not None)
+
+
+async def do(session: Session, name: str, **arguments: Any) -> str:
+    """A call as it comes out of a response, checked and with its defaults."""
+    return await act(session, read_call(json.dumps({"name": name, "arguments": arguments})))
+
+
+async def log(session: Session) -> list[Any]:
+    """What has reached the page since it was asked last."""
+    return await session.page.evaluate("() => log.splice(0)")
+
+
+# --- the tools -------------------------------------------------------------------------------------
+
+
+async def test_a_click_says_what_it_hit_and_where_it_led(session, site):
+    assert await do(session, "click", point_2d=LINK) == (
+        f'click: clicked link "To page two" at [100, 62.5]. Now at {site}/two.'
+    )
+
+
+async def test_a_click_on_nothing_is_told_as_such(session):
+    assert (
+        await do(session, "click", point_2d=NOTHING)
+        == "click: clicked the page at [960, 950]. Nothing on the page changed."
+    )
+    assert [kind for kind, *_ in await log(session)] == ["mousedown", "mouseup", "click"]
+
+
+async def test_clicks_can_be_double_or_with_another_button(session):
+    await do(session, "click", point_2d=NOTHING, clicks=2)
+    assert ["dblclick", 480, 380] in await log(session)
+    await do(session, "click", point_2d=NOTHING, button="right")
+    assert ["contextmenu", 480, 380] in await log(session)
+    with pytest.raises(ToolFailure, match="no 'fourth' mouse button"):
+        await do(session, "click", point_2d=NOTHING, button="fourth")
+
+
+@pytest.mark.parametrize(
+    ("corner", "pixel"),
+    [
+        ([0, 0], [0, 0]),
+        ([1000, 0], [WIDTH - 1, 0]),
+        ([0, 1000], [0, HEIGHT - 1]),
+        ([1000, 1000], [WIDTH - 1, HEIGHT - 1]),
+    ],
+)
+async def test_the_edges_belong_to_the_page(session, corner, pixel):
+    await do(session, "click", point_2d=corner)
+    assert ["click", *pixel] in await log(session)
+
+
+async def test_write_replaces_the_text_of_the_focused_field(session):
+    await do(session, "click", point_2d=FIELD)
+    assert await do(session, "write", message="Zoë, 3 €") == ("write: typed 'Zoë, 3 €' into input \"Name\".")
+    assert await session.page.input_value("input") == "Zoë, 3 €"
+    with pytest.raises(ToolFailure, match="empty"):
+        await do(session, "write", message="")
+
+
+async def test_keys_one_after_the_other_and_together(session):
+    await do(session, "click", point_2d=FIELD)
+    await log(session)
+    assert (
+        await do(session, "press_keys", keys=["end", "x", "Return"]) == "press_keys: pressed End, x, Enter."
+    )
+    assert await log(session) == ["End", "x", "Enter"]
+    assert await session.page.input_value("input") == "beforex"
+    assert (
+        await do(session, "press_keys", keys=["ctrl", "a"], is_hotkey=True)
+        == "press_keys: pressed Control+a."
+    )
+    await do(session, "press_keys", keys=["del"])
+    assert await session.page.input_value("input") == ""
+    await do(session, "press_keys", keys=["y"], presses=3)
+    assert await session.page.input_value("input") == "yyy"
+    with pytest.raises(ToolFailure, match="Unknown key"):
+        await do(session, "press_keys", keys=["NoSuchKey"])
+
+
+async def test_scrolling_the_page_up_to_its_end(session):
+    assert await do(session, "scroll") == "scroll: scrolled the page down by 50% of the screen."
+    assert await session.page.evaluate("scrollY") == HEIGHT / 2
+    line = await do(session, "scroll", direction="up", amount=0.25)
+    assert line == "scroll: scrolled the page up by 25% of the screen."
+    assert await session.page.evaluate("scrollY") == HEIGHT / 4
+    line = await do(session, "scroll", direction="up", amount=1)
+    assert line == "scroll: scrolled the page up by 25% of the screen. That is its top."
+    for direction, end in (("up", "top"), ("left", "left end"), ("right", "right end")):
+        line = await do(session, "scroll", direction=direction)
+        assert line == f"scroll: the page did not move {direction}; it may be at its {end}."
+    with pytest.raises(ToolFailure, match="direction must be one of"):
+        await do(session, "scroll", direction="sideways")
+
+
+async def test_scrolling_an_area_leaves_the_page_alone(session):
+    tops = "[scrollY, document.querySelector('#area').scrollTop]"
+    await do(session, "scroll", point_2d=AREA, amount=0.1)
+    assert await session.page.evaluate(tops) == [0, 40]
+    await do(session, "scroll", point_2d=AREA, amount=1)
+    assert "did not move down" in await do(session, "scroll", point_2d=AREA)
+    assert (await session.page.evaluate(tops))[0] == 0
+    await do(session, "scroll", point_2d=NOTHING, amount=0.1)
+    assert (await session.page.evaluate(tops))[0] == 40
+
+
+async def test_wait(session):
+    before = time.monotonic()
+    assert await do(session, "wait", seconds=0.2) == "wait: waited 0.2 s."
+    assert time.monotonic() - before >= 0.2
+
+
+async def test_goto_and_back(session, site):
+    address = site.removeprefix("http://")
+    assert await do(session, "goto_url", url=f"http://{address}/two") == (f"goto_url: now at {site}/two.")
+    assert await do(session, "go_back") == f"go_back: now at {site}/."
+    with pytest.raises(ToolFailure, match="there is no earlier page"):
+        await do(session, "go_back")
+        await do(session, "go_back")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "javascript:document.title='x'",
+        "data:text/html,x",
+        "about:blank",
+        "chrome://crash",
+    ],
+)
+async def test_other_schemes_are_refused(session, site, url):
+    with pytest.raises(ToolFailure, match="only http and https"):
+        await do(session, "goto_url", url=url)
+    assert (await session.tabs())[0] == [(f"{site}/", "Home")]
+
+
+async def test_an_address_that_does_not_answer_is_the_agents_news(session):
+    with pytest.raises(ToolFailure, match="^net::ERR_"):
+        await do(session, "goto_url", url="nothing-here.test")
+    assert (await observe(session)).image
+
+
+async def test_an_address_that_another_page_gets_ahead_of_is_asked_for_again(session, site, monkeypatch):
+    asked, goto = [], session.page.goto
+
+    async def displaced(url: str, **options: Any) -> Any:
+        asked.append(url)
+        if len(asked) < 3:
+            await goto(f"{site}/")
+            raise PlaywrightError(f'Page.goto: Navigation to "{url}" is interrupted by another navigation')
+        return await goto(url, **options)
+
+    monkeypatch.setattr(session.page, "goto", displaced)
+    assert await do(session, "goto_url", url=f"{site}/two") == f"goto_url: now at {site}/two."
+    assert len(asked) == 3
+    asked.clear()
+    assert await do(session, "goto_url", url=f"{site}/") == f"goto_url: now at {site}/."  # it is there
+    assert len(asked) == 1
+
+
+async def test_tabs_open_change_and_close(session, site):
+    with pytest.raises(ToolFailure, match="the last tab can't be closed"):
+        await do(session, "close_tab")
+    assert await do(session, "new_tab") == "new_tab: opened tab 1."
+    assert (await session.tabs())[1] == 1
+    assert await do(session, "goto_url", url=f"{site}/two") == f"goto_url: now at {site}/two."
+    assert await do(session, "switch_tab", tab_index=0) == (
+        f"switch_tab: tab 0 is the current one, at {site}/."
+    )
+    assert await session.tabs() == ([(f"{site}/", "Home"), (f"{site}/two", "Two")], 0)
+    with pytest.raises(ToolFailure, match="there is no tab 2; the last is 1"):
+        await do(session, "switch_tab", tab_index=2)
+    assert await do(session, "close_tab") == (f"close_tab: closed; tab 0 is the current one, at {site}/two.")
+    assert await session.tabs() == ([(f"{site}/two", "Two")], 0)
+    assert (await observe(session)).image
+
+
+async def test_a_new_window_becomes_the_current_tab_until_it_closes(session, site):
+    await do(session, "click", point_2d=NEW_TAB)
+    await until(lambda: session.page.url == f"{site}/two")  # it may open after the old page was ready
+    seen = await observe(session)
+    assert "Current tab: 1\n" in seen.text and f"- Tab 1 (active): {site}/two - Two" in seen.text
+    box = await session.page.locator("button").bounding_box()
+    centre = point(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    try:  # its page is gone before the click is through, or just after
+        await do(session, "click", point_2d=centre)
+    except ToolFailure as failure:
+        assert str(failure) == "the tab was closed"
+    await until(lambda: len(session.context.pages) == 1)
+    assert await session.tabs() == ([(f"{site}/", "Home")], 0)
+
+
+async def test_drag_and_hover(session):
+    line = await do(session, "drag", start_point_2d=NOTHING, end_point_2d=TIP)
+    assert line.startswith("drag: dragged ")
+    events = await log(session)
+    assert events[0] == ["mousedown", 480, 380] and ["mouseup", 380, 75] in events
+    await do(session, "hover", point_2d=NOTHING)
+    await session.page.evaluate("document.title = ''")
+    assert await do(session, "hover", point_2d=TIP) == (
+        'hover: the pointer is over div "Tip" at [760, 187.5].'
+    )
+    assert await session.page.title() == "hovered"
+
+
+async def test_done_does_nothing_to_the_page(session):
+    assert await do(session, "done", response="42") == "done: task ended."
+    assert await log(session) == []
+
+
+async def test_a_dialog_is_accepted_and_blocks_nothing(session):
+    assert await do(session, "click", point_2d=ASK) == (
+        'click: clicked button "Ask" at [480, 62.5]. A dialog (confirm) said "Sure?" and was accepted.'
+    )
+    assert await session.page.title() == "true"
+
+
+async def test_every_tool_has_been_called_here():
+    with open(__file__) as file:
+        text = file.read()
+    assert [name for name in TOOLS if f'do(session, "{name}"' not in text] == []
+
+
+# --- what is seen ----------------------------------------------------------------------------------
+
+
+async def test_an_observation_has_tabs_address_title_and_a_screenshot(session, site):
+    seen = await observe(session)
+    assert seen.text == (
+        f"screen size: {WIDTH} x {HEIGHT}\nCurrent tab: 0\nAvailable tabs:\n- Tab 0 (active): {site}/ - Home"
+    )
+    assert (seen.url, seen.title) == (f"{site}/", "Home")
+    assert Image.open(io.BytesIO(seen.image)).size == (WIDTH, HEIGHT)
+
+
+class Refusing:
+    """A protocol session that refuses so many screenshots, then takes one; or never answers."""
+
+    def __init__(self, refusals: int, hangs: bool = False):
+        self.refusals, self.hangs, self.asked = refusals, hangs, 0
+
+    async def send(self, method: str, options: dict[str, Any] | None = None) -> dict[str, str]:
+        self.asked += 1
+        if self.hangs:
+            await asyncio.sleep(60)
+        if self.asked <= self.refusals:
+            raise PlaywrightError("Protocol error (Page.captureScreenshot): Unable to capture screenshot")
+        return {"data": "cG5n"}
+
+
+async def test_a_refused_screenshot_is_taken_again(session):
+    session.tabs_of[session.page].cdp = camera = Refusing(2)
+    assert await session.screenshot() == b"png" and camera.asked == 3
+    session.tabs_of[session.page].cdp = camera = Refusing(1000)
+    with pytest.raises(BrowserFault, match="no screenshot: .*Unable to capture") as caught:
+        await session.screenshot()
+    assert caught.value.stop is Stop.ENV_ERROR
+    assert camera.asked == MOST_REFUSALS
+
+
+async def test_a_tab_that_cannot_be_helped_is_replaced(session, monkeypatch):
+    session.config = replace(CONFIG, screenshot_seconds=2)
+    monkeypatch.setattr("minirl.browser.session.STOP_SECONDS", 0.1)
+    session.tabs_of[session.page].cdp = Refusing(0, hangs=True)
+    hung = session.page
+    assert Image.open(io.BytesIO(await session.screenshot())).size == (WIDTH, HEIGHT)  # of an empty tab
+    assert session.page is not hung and session.take_news() == ["The page hung and its tab was closed."]
+
+
+async def test_screenshots_of_a_page_that_is_being_replaced(session, site):
+    session.config = replace(CONFIG, screenshot_seconds=10)
+    for i in range(5):
+        with contextlib.suppress(PlaywrightError):  # the page may be gone before it answers
+            await session.page.evaluate("url => { location.href = url }", f"{site}/{'' if i % 2 else 'two'}")
+        assert await session.screenshot()
+
+
+# --- when things break -----------------------------------------------------------------------------
+
+
+async def test_a_page_that_hangs_fails_the_call_and_goes_on(pool, site):
+    async with pool.session() as session:
+        await session.start(f"{site}/")
+        session.config = replace(CONFIG, action_seconds=1, call_seconds=1)
+        with pytest.raises(
+            ToolFailure, match="did not finish in time. The page's script hung and was stopped"
+        ):
+            await do(session, "click", point_2d=HANG)
+        assert (await observe(session)).title == "Home"
+        assert f"Now at {site}/two" in await do(session, "click", point_2d=LINK)
+    assert contexts(pool) == 0
+
+
+async def test_a_page_that_crashes_is_an_environment_error(pool, site):
+    async with pool.session() as session:
+        await session.start(f"{site}/")
+        with pytest.raises((ToolFailure, BrowserFault)):
+            await session.do(session.page.goto("chrome://crash"))
+        await until(lambda: session.crashed)
+        for looking in (observe(session), do(session, "click", point_2d=LINK)):
+            with pytest.raises(BrowserFault) as caught:
+                await looking
+            assert caught.value.stop is Stop.ENV_ERROR
+    launches = pool.launches
+    async with pool.session() as session:  # the browser goes on
+        await session.start(f"{site}/")
+    assert contexts(pool) == 0 and pool.launches == launches
+
+
+async def test_a_first_page_that_does_not_open_is_tried_again_and_given_up(pool):
+    async with pool.session() as session:
+        opened = []
+        session.page.on("request", lambda request: opened.append(request.url))
+        with pytest.raises(BrowserFault, match="did not open: net::ERR_NAME_NOT_RESOLVED") as caught:
+            await session.start("http://nothing-here.test/")
+    assert caught.value.stop is Stop.SITE_ERROR and len(opened) == CONFIG.start_attempts
+
+
+async def test_a_killed_browser_takes_only_its_own_sessions_and_is_replaced(site):
+    config = replace(CONFIG, browsers=2)
+    async with BrowserPool(config) as pool, pool.session() as first:
+        async with pool.session() as second:
+            await asyncio.gather(first.start(f"{site}/"), second.start(f"{site}/"))
+            assert first.context.browser is not second.context.browser
+            os.kill(pool.pids[second.context.browser], signal.SIGKILL)
+            with pytest.raises(BrowserFault, match="the browser is gone") as caught:
+                for _ in range(3):  # the first call may be told before the death is known
+                    await do(second, "hover", point_2d=TIP)
+            assert caught.value.stop is Stop.INFRA_ERROR
+            assert "Now at" in await do(first, "click", point_2d=LINK)
+        assert pool.launches == 2
+        async with pool.session() as third:
+            await third.start(f"{site}/")
+            assert third.context.browser is not first.context.browser
+        assert pool.launches == 3 and pool.loads == [1, 0]
+
+
+async def test_a_browser_that_hangs_is_replaced_for_the_next_episode(site):
+    async with BrowserPool(replace(CONFIG, exit_seconds=2)) as pool:
+        hung = pool.browsers[0]
+        pid, usual = pool.pids[hung], pool.config
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            pool.config = replace(usual, start_seconds=0.5, exit_seconds=0.5)
+            with pytest.raises(BrowserFault, match="no browser: TimeoutError") as caught:
+                async with pool.session():
+                    pass
+            assert caught.value.stop is Stop.INFRA_ERROR
+            pool.config = usual
+            async with pool.session() as session:
+                await session.start(f"{site}/")
+                assert session.context.browser is not hung
+            await until(lambda: not hung.is_connected())  # stopped as it was, it has been killed
+            assert pool.launches == 2 and pool.loads == [0] and not pool.ending
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_chromium_that_never_starts_is_told_at_once(tmp_path, monkeypatch):
+    script = tmp_path / "chromium"
+    script.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Chromium 140.0.0.0" || exit 1\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("MINIRL_CHROMIUM", str(script))
+    pool = BrowserPool(CONFIG)
+    with pytest.raises(
+        ValueError, match=r"no browser can be started \(.*\): `python -m minirl doctor`"
+    ) as caught:
+        async with pool:
+            pass
+    assert "\n" not in str(caught.value)
+    with pytest.raises(Exception, match="closed|stopped"):  # Playwright's driver is gone as well
+        await asyncio.wait_for(pool.playwright.chromium.launch(), 5)
+
+
+async def test_a_browser_that_cannot_be_started_later_is_an_infrastructure_error():
+    async with BrowserPool(CONFIG) as pool:
+        await pool.browsers[0].close()
+        pool.options["executable_path"] = "/nonexistent/chromium"
+        with pytest.raises(BrowserFault, match="no browser: ") as caught:
+            async with pool.session():
+                pass
+    assert caught.value.stop is Stop.INFRA_ERROR and pool.loads == [0]
+
+
+async def test_sessions_cancelled_while_they_open_leave_nothing_behind(pool):
+    async def stay() -> None:
+        async with pool.session():
+            await asyncio.sleep(60)
+
+    for i in range(20):
+        opening = asyncio.create_task(stay())
+        await asyncio.sleep(0.002 * i)
+        opening.cancel()
+        await asyncio.wait([opening])
+    cdp = await pool.browsers[0].new_browser_cdp_session()
+    assert (await cdp.send("Target.getBrowserContexts"))["browserContextIds"] == []
+    await cdp.detach()
+    assert pool.loads == [0]
+
+
+async def test_sessions_cancelled_while_they_close_leave_nothing_behind(pool):
+    """At once, and not only when the browser gets to it: the next episode may look."""
+
+    async def leave() -> None:
+        async with pool.session():
+            left.set()
+
+    for i in range(10):
+        left = asyncio.Event()
+        closing = asyncio.create_task(leave())
+        await left.wait()
+        await asyncio.sleep(0.001 * i)
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert contexts(pool) == 0 and pool.loads == [0]
+
+
+async def test_the_pool_takes_the_least_loaded_browser(site):
+    async with BrowserPool(replace(CONFIG, browsers=2)) as pool:
+        async with pool.session(), pool.session(), pool.session():
+            assert sorted(pool.loads) == [1, 2]
+        assert pool.loads == [0, 0] and contexts(pool) == 0
+
+
+async def until(condition: Any, seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,368 @@
+"""The report, opened in Chromium from disk as a person would: a made-up run with its trajectories."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageDraw
+from playwright.sync_api import Page, sync_playwright
+
+from minirl.browser.executable import launch_options
+from minirl.cli import report
+from minirl.cli.report import choose_dumps, curves, to_inert_json, write_report
+from minirl.evaluation.statistics import wilson
+from minirl.run_folder import Run
+from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn
+
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>&lt;\u2028\u2029"
+
+
+# ---- A made-up run -----------------------------------------------------------------------------
+
+
+def fake_page(title: str, lines: list[str]) -> bytes:
+    """A screenshot of a simple shop page, 480 x 360."""
+    image = Image.new("RGB", (480, 360), "#f4f1ea")
+    draw = ImageDraw.Draw(image)
+    draw.rectangle((0, 0, 480, 44), fill="#34495e")
+    draw.text((16, 15), title, fill="white")
+    for i, line in enumerate(lines):
+        top = 66 + 70 * i
+        draw.rectangle((20, top, 460, top + 54), fill="white", outline="#cfc8ba")
+        draw.text((36, top + 20), line, fill="#222222")
+        draw.rectangle((360, top + 12, 444, top + 42), fill="#c0553a")
+        draw.text((384, top + 20), "choose", fill="white")
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def fake_turns(run: Run, rng: random.Random) -> list[Turn]:
+    shots = [
+        run.put_image(fake_page("Shop", ["Mugs", "Plates", "Bowls"])),
+        run.put_image(fake_page("Mugs", ["Red mug  4.50", "Blue mug  4.20", "Tall mug  6.00"])),
+        run.put_image(fake_page("Red mug", ["Price  up to 20", "Colour  red"])),
+    ]
+    calls = [
+        (Call("click", {"point_2d": [838, 258]}),),
+        (Call("click", {"point_2d": [838, 258]}), Call("hover", {"point_2d": [200, 450]})),
+        (
+            Call("drag", {"end_point_2d": [600, 260], "start_point_2d": [150, 260]}),
+            Call("type", {"text": "2 pieces"}),
+        ),
+    ]
+    thoughts = (
+        "The mugs are behind the first card.",
+        "Red first; I also look at the blue one.",
+        "Now price.",
+    )
+    return [
+        Turn(
+            shared=400,
+            branch=tuple(range(120 + 10 * i)),
+            response_ids=tuple(range(rng.randint(20, 60))),
+            logprobs=(),
+            text=f"{thoughts[i]} <tool_call>...</tool_call>",
+            images=(shots[i],),
+            parsed=Parsed(thoughts[i], calls[i]),
+            feedback=tuple(f"{call.name}: done" for call in calls[i]),
+            observation=f"Tabs: [0] Shop (current)\nURL: http://shop-0.test/{i}",
+            url=f"http://shop-0.test/{i}",
+            seconds={"sample": 0.8, "act": 0.3},
+        )
+        for i in range(3)
+    ]
+
+
+def fake_episode(run: Run, task: Task, member: int, rng: random.Random) -> Trajectory:
+    turns = fake_turns(run, rng)
+    success = rng.random() < 0.5
+    stop = rng.choice((Stop.DONE, Stop.DONE, Stop.MAX_STEPS))
+    if not success and rng.random() < 0.3:
+        unread = Parsed("I am lost.", (), "no tool call found; answer with <tool_call>{...}</tool_call>")
+        stop = Stop.FORMAT_ERROR
+        turns[-1] = Turn(400, (1, 2), (3,), (), "I am lost.", turns[-1].images, unread)
+    return Trajectory(
+        task,
+        member,
+        turns=tuple(turns),
+        stop=stop,
+        success=success,
+        reward=float(success),
+        answer="Ordered 2 red mugs." if stop == Stop.DONE else "",
+        final_state={"page": "DONE" if success else "CART", "colour": "red", "count": 2},
+        final_image=run.put_image(fake_page("Thank you" if success else "Basket", ["2 x Red mug"])),
+        seconds=6.4,
+    )
+
+
+def fake_metrics(step: int, steps: int, rng: random.Random) -> dict[str, float]:
+    grown = step / steps
+    success = min(1.0, max(0.0, 0.3 + 0.5 * grown + rng.gauss(0, 0.04)))
+    counts = {"done": 40 + 60 * grown, "max_steps": 60 - 45 * grown, "format_error": 20 - 18 * grown}
+    kept = 16 - 5 * grown
+    return {
+        "success": success,
+        "reward": success,
+        "reward_std": 0.45 - 0.2 * grown,
+        "tokens_mean": 2100 - 500 * grown + rng.gauss(0, 40),
+        "tokens_p90": 3300 - 700 * grown + rng.gauss(0, 80),
+        "response_tokens": 160 - 50 * grown,
+        "turns": 4.6 - 1.2 * grown,
+        "groups_submitted": kept + rng.randint(4, 12),
+        "groups_kept": kept,
+        "invalid": float(rng.randint(0, 2)),
+        "ratio_mean": 1 + rng.gauss(0, 0.002),
+        "ratio_max": 1.6 + rng.random(),
+        "clip_fraction": 0.01 + 0.004 * rng.random(),
+        "entropy": 0.9 - 0.5 * grown,
+        "loss": rng.gauss(0, 0.02),
+        "grad_norm": 0.6 + 0.2 * rng.random(),
+        "seconds/rollout": 22 - 4 * grown,
+        "seconds/train": 11.0,
+        "seconds/sync": 1.5,
+        "seconds/total": 34.5 - 4 * grown,
+        **{f"stop/{kind}": round(count) for kind, count in counts.items()},
+        **({"stop/infra_error": 2} if step % 7 == 0 else {}),
+    }
+
+
+def make_run(root: Path, steps: int = 24, instruction: str = "Order 2 red mugs for at most 20") -> Run:
+    """A whole run folder with made-up numbers, groups of 4, and screenshots."""
+    rng = random.Random(0)
+    run = Run(root)
+    config = {"recipe": "tiny", "steps": steps, "seed": 0, "model": {"path": "tiny"}}
+    run.write_config({**config, "rollout": {"group": 4, "groups": 3}, "optim": {"lr": 1e-4}})
+    for label, step, successes in (
+        ("before training", 0, 1),
+        ("after SFT", 0, 19),
+        ("step 12", 12, 33),
+        ("after RL", steps, 48),
+    ):
+        low, high = wilson(successes, 64)
+        run.add_eval(label, step=step, success=successes / 64, low=low, high=high, n=64)
+    for step in range(1, steps + 1):
+        run.add_metrics(step, fake_metrics(step, steps, rng))
+    for label in ("demos", "eval_sft", "step_00001", f"step_{steps:05d}"):
+        groups = []
+        for g in range(3):
+            task = Task(f"shop-0-{g}", f"{instruction} ({g})", "http://shop-0.test/")
+            members = tuple(fake_episode(run, task, member, rng) for member in range(4))
+            groups.append(Group(task, members, (0.5, -0.5, 0.866, -0.866)))
+        crashed = Trajectory(groups[0].task, 9, stop=Stop.ENV_ERROR, error="Page crashed")
+        run.save_trajectories(
+            label, [*groups, crashed] if label.startswith("step") else groups[0].trajectories
+        )
+    return run
+
+
+# ---- In the browser ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    run = make_run(tmp_path_factory.mktemp("runs") / "tiny")
+    write_report(run.root)
+    return run
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(**launch_options())
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium) -> Iterator[Page]:
+    """A page that fails its test if the console saw an error or anything but a file was asked for."""
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith(("file:", "data:")) else problems.append(request.url),
+    )
+    yield page
+    page.close()
+    assert problems == []
+
+
+def open_report(page: Page, run: Run, place: str = "") -> None:
+    page.goto(run.report_path.resolve().as_uri() + place)
+
+
+def test_the_report_shows_the_evaluations(page, run):
+    open_report(page, run)
+    rows = page.locator("#evaluations tr").all_inner_texts()
+    low, high = wilson(48, 64)
+    assert rows[-1].split("\t") == ["after RL", "75.0%", f"{low:.1%} to {high:.1%}", "64"]
+    assert [row.split("\t")[0] for row in rows[1:]] == ["before training", "after SFT", "after RL"]
+    assert page.locator(".bars rect.bar").count() == 3
+    assert "recipe tiny · 24 steps" in page.locator("header").inner_text()
+
+
+def test_the_report_of_evaluations_shows_each_and_why_episodes_failed(page, tmp_path):
+    run = Run(tmp_path / "tiny-eval")
+    for label, step, n in (
+        ("eval_step_00010", 10, 8),
+        ("eval_step_00020", 20, 0),
+        ("eval_step_00030", 30, 8),
+    ):
+        low, high = wilson(n // 2, n)
+        errors = [{"category": "access", "count": 3, "share": 0.75, "paper": 0.51}]
+        errors += [{"category": "form", "count": 1, "share": 0.25, "paper": None}]
+        proxies = [{"name": "history", "turns": 4, "rate": 0.1, "mean": 31.5, "p90": None}]
+        more = {"checkpoint": "somewhere", "invalid": 2, "errors": errors if n else [], "proxies": proxies}
+        run.add_eval(label, step=step, success=0.5 if n else 0, low=low, high=high, n=n, **more)
+    run.add_eval("eval_sft_webvoyager-official", step=0, success=0, low=0, high=0.3, n=8, checkpoint="sft")
+    write_report(run.root)
+    open_report(page, run)
+    rows = [row.split("\t") for row in page.locator("#evaluations tr").all_inner_texts()]
+    assert [row[0] for row in rows[1:5]] == [
+        *(f"eval_step_000{n}0" for n in (1, 2, 3)),
+        "eval_sft_webvoyager-official",
+    ]
+    assert [row[1] for row in rows[1:5]] == ["50.0%", "–", "50.0%", "0.0%"]
+    assert [row[-1] for row in rows[:5]] == ["aborted", "2", "2", "2", "–"]
+    assert "Why episodes of eval_step_00030" in page.locator("#evaluations").inner_text()
+    assert rows[5:] == [
+        ["failed for", "share", "episodes", "paper's share"],
+        ["access", "75.0%", "3", "51.0%"],
+        ["form", "25.0%", "1", "–"],
+        ["turns that speak of", "share", "mean tokens", "90th percentile"],
+        ["history", "10.0%", "31.5", "–"],
+    ]
+
+
+def test_the_curves_show_values_under_the_pointer(page, run):
+    open_report(page, run)
+    card = page.locator('[data-title="Turns per episode"]')
+    assert f"{4.6 - 1.2:.4g}" in card.inner_text()
+    svg = card.locator("svg")
+    svg.hover(position={"x": 40, "y": 40})
+    assert "step 1" in card.inner_text() and f"{4.6 - 1.2 / 24:.4g}" in card.inner_text()
+    assert page.locator('[data-title="Success"] circle.eval').count() == 4
+    assert page.locator('[data-title="Stops by kind"] path.area').count() == 4
+
+
+def mark_position(page: Page) -> tuple[float, float]:
+    mark = page.locator(".shot circle.mark").first
+    mark.wait_for()
+    return float(mark.get_attribute("cx")), float(mark.get_attribute("cy"))
+
+
+def test_stepping_moves_the_mark_and_the_text(page, run):
+    open_report(page, run, "#step_00024/1/0")
+    assert page.locator(".where").inner_text() == "turn 1 of 3"
+    assert mark_position(page) == pytest.approx((0.838 * 480, 0.258 * 360))
+    assert "behind the first card" in page.locator(".words").inner_text()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".where").inner_text() == "turn 2 of 3"
+    page.locator(".shot text.number").first.wait_for()
+    assert page.locator(".shot text.number").all_text_contents() == ["1", "2"]
+    page.get_by_label("next turn").click()
+    assert mark_position(page) == pytest.approx((0.15 * 480, 0.26 * 360)), "a drag starts at its start"
+    assert page.locator(".shot path.mark.drag").count() == 1
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".where").inner_text() == "end"
+    assert '"colour": "red"' in page.locator(".words").inner_text()
+    page.keyboard.press("ArrowRight")
+    page.locator(".film button").first.click()
+    assert page.locator(".where").inner_text() == "turn 1 of 3"
+    page.reload()
+    assert page.url.endswith("#step_00024/1/0")
+
+
+def test_dumps_groups_and_members_can_be_chosen(page, run):
+    open_report(page, run)
+    assert page.locator("select option").all_inner_texts() == [
+        "demos",
+        "eval_sft",
+        "step_00001",
+        "step_00024",
+    ]
+    page.select_option("select", label="step_00001")
+    assert page.locator(".group").count() == 4, "three groups and the episode that left its own"
+    page.locator(".group").nth(1).locator("button").nth(2).click()
+    episode = run.load_trajectories("step_00001")[6]
+    facts = page.locator(".facts").inner_text()
+    assert f"stop {episode.stop.value}" in facts and "advantage 0.866" in facts
+    assert f"sampled tokens {episode.response_tokens}" in facts
+    page.locator(".group").nth(3).locator("button").click()
+    assert "invalid" in page.locator(".facts").inner_text() and "Page crashed" in page.inner_text(".view")
+
+
+def test_hostile_text_stays_text(page, tmp_path):
+    run = Run(tmp_path / HOSTILE.replace("/", "")[:40])
+    task = Task(HOSTILE, HOSTILE, HOSTILE)
+    call = Call(HOSTILE, {HOSTILE: HOSTILE, "point_2d": ["</script>", float("nan")]})
+    parsed = Parsed(HOSTILE, (call,), HOSTILE)
+    turn = Turn(0, (), (), (), HOSTILE, (HOSTILE,), parsed, (HOSTILE,), HOSTILE, HOSTILE, HOSTILE)
+    run.save_trajectories("eval", [Trajectory(task, 0, turns=(turn,), error=HOSTILE, final_image=HOSTILE)])
+    run.write_config({"recipe": HOSTILE, HOSTILE: HOSTILE, "seed": "\ud800"})
+    run.add_eval(HOSTILE, step=1, success=0.5, low=0.1, high=0.9, n=2)
+    run.add_metrics(1, {"success": float("nan"), f"stop/{HOSTILE}": 3, "reward": float("inf")})
+    write_report(run.root)
+    open_report(page, run)
+    assert HOSTILE.split("\u2028")[0] in page.locator(".view").inner_text()
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("main img").count() == page.locator("main script").count() == 0
+
+
+def test_an_empty_run_has_a_report(page, tmp_path):
+    write_report(tmp_path / "empty")
+    open_report(page, Run(tmp_path / "empty"))
+    assert "empty" in page.locator("h1").inner_text()
+
+
+def test_a_pruned_screenshot_leaves_a_note(chromium, tmp_path):
+    run = make_run(tmp_path / "pruned", steps=2)
+    for path in (run.root / "screenshots").iterdir():
+        path.unlink()
+    write_report(run.root)
+    page = chromium.new_page()  # the missing file is an error in the console, as it should be
+    open_report(page, run, "#step_00001/0/0")
+    page.locator(".shot .gone").wait_for()
+    page.close()
+
+
+# ---- Without one -------------------------------------------------------------------------------
+
+
+def test_inert_json_is_still_the_same_value():
+    text = to_inert_json({"x": HOSTILE, "y": float("inf"), "z": [float("nan"), 1.5]})
+    assert not set("<>&\u2028\u2029") & set(text)
+    assert json.loads(text) == {"x": HOSTILE, "y": None, "z": [None, 1.5]}
+
+
+def test_long_runs_are_thinned_from_the_newest():
+    drawn = curves([{"step": step, "reward": float(step)} for step in range(1, 2502)])
+    assert drawn["stride"] == 3 and drawn["steps"][-1] == 2501 and len(drawn["steps"]) <= report.MAX_POINTS
+    assert drawn["series"]["reward"][-1] == 2501.0
+
+
+def test_the_first_and_last_dumps_and_all_evaluations_are_shown():
+    steps = [Run.step_label(step) for step in range(1, 41)]
+    chosen = choose_dumps(["demos", "eval_rl", "eval_sft", *steps])
+    assert chosen[:3] == ["demos", "eval_rl", "eval_sft"] and len(chosen) == report.MAX_DUMPS
+    assert chosen[3] == steps[0] and chosen[-1] == steps[-1]
+
+
+def test_a_large_dump_is_cut_and_a_broken_line_counted(tmp_path):
+    run = Run(tmp_path)
+    task = Task("t", "x" * 10_000, "http://a.test/")
+    run.save_trajectories("eval", [Trajectory(task, i) for i in range(100)])
+    path = run.trajectory_path("eval")
+    path.write_bytes(b'{"task": \n' + path.read_bytes())
+    data = report.dump(path)
+    assert (data["total"], data["broken"], len(data["trajectories"])) == (101, 1, report.MAX_TRAJECTORIES)
+    assert data["trajectories"][0]["instruction"].endswith("(7000 more characters)")
+    assert len(write_report(run.root).read_bytes()) < 400_000

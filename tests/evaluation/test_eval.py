@@ -1,0 +1,245 @@
+"""Evaluations: which checkpoint, which folder, which numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from peers import alone
+
+from minirl.benchmarks.protocols import protocol_of
+from minirl.benchmarks.task_files import save_tasks
+from minirl.config import Config, TaskConfig, to_json
+from minirl.evaluation.results import read_results
+from minirl.recipes import openwebrl_4b, tiny
+from minirl.run_folder import Run
+from minirl.types import Stop, Task
+
+FILE = Path(__file__).parents[2] / "eval.py"
+TASKS = [Task(f"task-{i}", "Do it.", "http://shop-0.test/") for i in range(20)]
+
+
+@pytest.fixture(scope="module")
+def evaluation(eval_script: ModuleType) -> ModuleType:
+    return eval_script
+
+
+# --- which checkpoint, which folder -----------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(tiny_folder: Path) -> Callable[[Path, str], str]:
+    def make(folder: Path, name: str) -> str:
+        return str(shutil.copytree(tiny_folder, folder / "checkpoints" / name))
+
+    return make
+
+
+def config(tmp_path: Path, **changes: object) -> Config:
+    return replace(tiny(), out=tmp_path, **changes)
+
+
+def test_the_newest_checkpoint_of_the_run_is_evaluated_in_a_folder_of_its_own(
+    evaluation, tmp_path, checkpoint
+):
+    sft = checkpoint(tmp_path / "tiny", "sft")
+    checkpoint(tmp_path / "tiny", "best")
+    assert evaluation.choose(config(tmp_path), ()).model.path == sft
+    checkpoint(tmp_path / "tiny", "step_00009")
+    newest = checkpoint(tmp_path / "tiny", "step_00010")
+    checkpoint(tmp_path / "tiny", "step_00011.part")
+    chosen = evaluation.choose(config(tmp_path), ())
+    assert (chosen.model.path, chosen.run_dir) == (newest, tmp_path / "tiny-eval")
+
+
+@pytest.mark.parametrize("name", ["other", "other-eval"])
+def test_the_name_is_that_of_the_run_with_or_without_its_ending(evaluation, tmp_path, checkpoint, name):
+    path = checkpoint(tmp_path / "other", "step_00003")
+    chosen = evaluation.choose(config(tmp_path, name=name), ())
+    assert (chosen.model.path, chosen.run_dir) == (path, tmp_path / "other-eval")
+
+
+def test_a_given_model_is_taken_as_it_is(evaluation, tmp_path, checkpoint):
+    checkpoint(tmp_path / "tiny", "step_00003")
+    given = config(tmp_path, model=replace(tiny().model, path="some/folder"))
+    assert evaluation.choose(given, {"--model.path"}).model.path == "some/folder"
+    newest = checkpoint(tmp_path / "tiny", "step_00004")
+    assert evaluation.choose(config(tmp_path), {"--model.path"}).model.path == newest, "tiny has no weights"
+    base = replace(openwebrl_4b(), out=tmp_path, name="tiny")  # beside a run's checkpoints: the recipe's own
+    assert evaluation.choose(base, {"--model.path"}).model.path == base.model.path
+
+
+def test_without_any_checkpoint_a_published_model_is_evaluated_an_untrained_one_only_on_tasks_of_its_own(
+    evaluation, tmp_path, capsys
+):
+    paper = replace(openwebrl_4b(), out=tmp_path)
+    assert evaluation.choose(paper, ()).model.path == paper.model.path
+    with pytest.raises(ValueError, match="no checkpoint in .*; train first, or name a folder"):
+        evaluation.choose(config(tmp_path), ())
+    given = config(tmp_path, task=TaskConfig(heldout="tasks.jsonl"))
+    assert evaluation.choose(given, {"--task.heldout"}).model.path == "tiny"
+    assert "UNTRAINED" in capsys.readouterr().out
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_named(evaluation, tmp_path, checkpoint, capsys):
+    good = checkpoint(tmp_path / "tiny", "step_00001")
+    torn = Path(checkpoint(tmp_path / "tiny", "step_00002"), "model.safetensors")
+    torn.write_bytes(torn.read_bytes()[:-1])
+    Path(checkpoint(tmp_path / "tiny", "step_00003"), "config.json").unlink()
+    assert evaluation.choose(config(tmp_path), ()).model.path == good
+    said = capsys.readouterr().out
+    assert re.findall(r"passed over: --model.path .*/(step_\d+)", said) == ["step_00003", "step_00002"]
+
+
+def test_a_given_model_that_cannot_be_read_is_one_line(evaluation, tmp_path, checkpoint):
+    torn = Path(checkpoint(tmp_path, "torn"), "model.safetensors")
+    torn.write_bytes(torn.read_bytes()[:-1])
+    flags = ["--model.path", str(torn.parent), "--out", str(tmp_path)]
+    with pytest.raises(ValueError, match="--model.path .*torn can't be loaded: ") as caught:
+        evaluation.run(["tiny", *flags])
+    assert "\n" not in str(caught.value)
+
+
+# --- which tasks ------------------------------------------------------------------------------------
+
+
+def test_the_runs_own_tasks_are_evaluated_unless_others_are_asked_for(evaluation, tmp_path, checkpoint):
+    run = tmp_path / "tiny"
+    path = checkpoint(run, "step_00001")
+    trained = replace(tiny(), task=TaskConfig(seed=3, train_goals=200, heldout="elsewhere.jsonl"))
+    (run / "config.json").write_text(json.dumps(to_json(trained)))
+    assert evaluation.choose(config(tmp_path), ()).task == TaskConfig(seed=3, train_goals=200)
+    save_tasks(run / "heldout.jsonl", TASKS)
+    own = TaskConfig(seed=3, train_goals=200, heldout=str(run / "heldout.jsonl"))
+    model = replace(tiny().model, path=path)
+    assert evaluation.choose(config(tmp_path), ()).task == own
+    chosen = evaluation.choose(config(tmp_path, model=model), {"--model.path"})
+    assert chosen.task == own, "it is the run's"
+    given = config(tmp_path, task=TaskConfig(seed=4, heldout="mine.jsonl"))
+    assert evaluation.choose(given, {"--task.seed", "--tasks"}).task == replace(given.task, train_goals=200)
+    other_shop = config(tmp_path, task=TaskConfig(seed=4))
+    assert evaluation.choose(other_shop, {"--task.seed"}).task == TaskConfig(seed=4, train_goals=200)
+    elsewhere = config(tmp_path, model=replace(model, path="some/folder"))
+    assert evaluation.choose(elsewhere, {"--model.path"}).task == TaskConfig()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_settings_of_a_run_that_cannot_be_read_are_named(evaluation, tmp_path, checkpoint, text):
+    checkpoint(tmp_path / "tiny", "step_00001")
+    (tmp_path / "tiny" / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"tiny/config.json can't be read: "):
+        evaluation.choose(config(tmp_path), ())
+
+
+# --- from the command line --------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_evaluated_from_the_command_line(evaluation, tmp_path, tiny_folder, capsys):
+    """Two tasks that it fails and one whose site is not there; the run that is evaluated stays as it is."""
+    run = tmp_path / "first"
+    shutil.copytree(tiny_folder, run / "checkpoints" / "step_00004")
+    (run / "metrics.jsonl").write_text("{}\n")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    goal = {"page": "DONE", "where": []}
+    tasks = [Task(f"t{i}", f"Order {i}.", "http://shop-0.test/", goal) for i in range(2)]
+    save_tasks(tmp_path / "tasks.jsonl", [*tasks, Task("gone", "Order.", "http://nothing-here.test/", goal)])
+    flags = ["--name", "first", "--out", str(tmp_path), "--task.heldout", str(tmp_path / "tasks.jsonl")]
+    flags += ["--eval.max-steps", "2", "--eval.response-tokens", "8", "--browser.browsers", "1"]
+    evaluation.run(["tiny", *flags])
+    said = capsys.readouterr().out
+    assert f"evaluating {run / 'checkpoints' / 'step_00004'} on 3 tasks" in said
+    assert "aborted: gone: infra_error (site_error): http://nothing-here.test/ did not open" in said
+    assert "infra_error (site_error) 1" in said
+    (row,) = Run(tmp_path / "first-eval").evals()
+    assert (row["label"], row["n"], row["invalid"]) == ("eval_step_00004", 2, 1)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_what_is_missing_is_sampled_as_evaluations_want_it(evaluation):
+    """The number of turns is that of `config.eval`; tests/test_rollout.py looks at the sampling."""
+    asked = {}
+
+    class FakeRollouts:
+        async def evaluate(self, tasks, label, max_steps, tick, **more):
+            asked.update(more, tasks=tasks, max_steps=max_steps)
+
+    class FakeParts:
+        config, ranks = openwebrl_4b(), alone()
+
+        async def reset_sites(self):
+            asked["reset"] = not asked
+
+        @contextlib.asynccontextmanager
+        async def rollouts(self):
+            yield FakeRollouts()
+
+    class FakeLedger:
+        add = "the ledger's"
+
+    protocol = protocol_of("webarena-lite-official")
+    asyncio.run(evaluation.attempt(FakeParts(), FakeLedger, [(TASKS[1], 0), (TASKS[0], 7)], protocol))
+    assert asked["tasks"] == [TASKS[1], TASKS[0]] and asked["members"] == [0, 7]
+    assert asked["max_steps"] == openwebrl_4b().eval.max_steps and asked["on_done"] == "the ledger's"
+    assert asked["reset"], "before anything is run"
+    assert asked["succeeds_by"] == protocol.succeeds_by != (Stop.DONE,)
+
+
+def test_two_evaluations_of_the_same_weights_agree(evaluation, tmp_path, tiny_folder, capsys):
+    """What is sampled depends on seed, task and weights, not on what the folder holds already; and what is
+    finished is not run again."""
+    flags = ["--model.path", str(tiny_folder), "--out", str(tmp_path), "--eval.episodes", "3"]
+    flags += ["--eval.max-steps", "1", "--eval.response-tokens", "6", "--browser.browsers", "1"]
+    flags += ["--seeds", "0", "1"]
+    run = Run(tmp_path / "tiny-eval")
+    evaluation.run(["tiny", *flags])
+    (label,) = run.labels()
+    path = run.root / f"results-{label}.json"
+    before = path.stat().st_mtime_ns, run.trajectory_path(label).read_bytes()
+    capsys.readouterr()
+    evaluation.run(["tiny", *flags])
+    assert run.labels() == [label] and before[1] == run.trajectory_path(label).read_bytes()
+    assert f"6 episodes are in {path}; delete it to begin again" in capsys.readouterr().out
+    path.unlink()
+    evaluation.run(["tiny", *flags])
+    one, two = (run.load_trajectories(label) for label in run.labels())
+    said = [t.turns[0].response_ids for t in one]
+    assert said == [t.turns[0].response_ids for t in two] and len(said) == 6
+    assert said[:3] != said[3:], "another seed says something else"
+    assert json.loads((run.root / "config.json").read_text())["model"]["path"] == str(tiny_folder)
+
+
+def test_untrained_weights_are_evaluated_if_tasks_are_given_and_sites_that_are_not_there_are_named(tmp_path):
+    """As a user starts it: no recipe, no checkpoint, and addresses that nobody can reach."""
+    sites = ["http://127.0.0.1:9/", "http://nothing-here.test/", "http://nothing-there.test/"]
+    rows = [
+        {"web_name": "Allrecipes", "id": f"Allrecipes--{i}", "ques": "Find a recipe.", "web": site}
+        for i, site in enumerate([*sites, "http://not-asked-for.test/"])
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, str(FILE), "--tasks", str(tmp_path / "tasks.jsonl"), "--limit", "3"]
+    flags = ["--out", str(tmp_path), "--browser.browsers", "1", "--browser.private"]
+    env = os.environ | {"COLUMNS": "200"}
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=200, env=env)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    assert "an UNTRAINED tiny model is evaluated" in said
+    for i, site in enumerate(sites):
+        assert f"webvoyager-Allrecipes--{i}: infra_error (site_error): {site} did not open" in said
+    assert "not-asked-for" not in said and "ended by infra_error (site_error) 3\n" in said
+    assert re.search(r"all, aborted as failures +│ +0.0% │ +0.0% to 56.2% │ +3 ", said)
+    assert re.search(r"without aborted +│ +- │ +0.0% to 100.0% │ +0 ", said)
+    _, results = read_results(tmp_path / "tiny-eval" / "results-eval_model.json")
+    assert [(r.task, r.stop, r.site) for r in results] == [
+        (f"Allrecipes--{i}", Stop.SITE_ERROR, "Allrecipes") for i in range(3)
+    ]

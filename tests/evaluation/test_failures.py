@@ -1,0 +1,218 @@
+"""Phrases, lengths and error categories of made-up episodes, counted by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minirl.evaluation.failures import (
+    PROXIES,
+    ErrorRow,
+    ProxyRow,
+    category_of,
+    error_rows,
+    proxies_of,
+    proxy_rows,
+    step_metrics,
+)
+from minirl.judges.judge import Verdict
+from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn
+
+TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
+CALL = '\n</think>\n\n<tool_call>\n{"name": "click", "arguments": {}}\n</tool_call>'
+
+
+def turn(text: str = "", tokens: int = 0, *feedback: str, prompt: int = 0, error: str | None = None) -> Turn:
+    parsed = Parsed(text, (Call("click", {}),), error)
+    return Turn(prompt, (), (7,) * tokens, (-0.1,) * tokens, text + CALL, parsed=parsed, feedback=feedback)
+
+
+def episode(*turns: Turn, **fields: object) -> Trajectory:
+    return Trajectory(TASK, 0, turns=turns or (turn(),), **fields)
+
+
+# --- phrases -------------------------------------------------------------------------------------------
+
+# The example phrases of the paper's table 10, in sentences, and others
+SAID = {
+    "history": (
+        "I've tried the search box.",
+        "We already checked the second page.",
+        "The previous attempt opened the wrong tab.",
+        "So far nothing was found.",
+        "After multiple approaches I stop here.",
+        "All sources failed.",
+        "I have already visited this page.",
+        "I attempted to sort.",
+    ),
+    "blocker": (
+        "There is a CAPTCHA on the page.",
+        "Cloudflare stands in between.",
+        "It says 403 Forbidden.",
+        "Verification required before I go on.",
+        "This is an anti-bot page.",
+        "Automated access is not allowed.",
+        "I cannot solve verification of this kind.",
+        "Access denied.",
+        "I am asked to verify that I am human.",
+    ),
+    "retry": (
+        "One final approach is the sitemap.",
+        "I will try a different search.",
+        "An alternative source may have it.",
+        "Let me go back.",
+        "I could search directly on the shop.",
+        "Let me reconsider.",
+        "Let's try again.",
+    ),
+    "proof": (
+        "It meets the requirements.",
+        "All criteria met.",
+        "The first condition is the colour.",
+        "The price is 45, which is under $50.",
+        "Its place is within 5 miles, as the map confirms.",
+        "The menu confirms that it is gluten-free.",
+        "It costs $4.99, which matches.",
+        "This satisfies both constraints.",
+    ),
+}
+PLAIN = (
+    "The mugs are behind the first card, so I click on it.",
+    "I need a mug under $50.",  # a constraint, and nothing that meets it
+    "The task asks for gluten-free bread. The shop opens.",
+    "Next I sort by price; the price matches nothing yet.",
+    "The room number is 403.",
+    "I set the condition to new.",
+    "A backpack, and goodies.",
+    "I look for the access road.",
+)
+
+
+@pytest.mark.parametrize(("family", "said"), [(family, said) for family in SAID for said in SAID[family]])
+def test_phrases_are_found_in_any_case(family, said):
+    for words in (said, said.upper(), said.lower(), f"Hm. {said} Well."):
+        assert family in proxies_of(turn(words))
+
+
+@pytest.mark.parametrize("said", PLAIN)
+def test_plain_words_are_of_no_family(said):
+    assert proxies_of(turn(said)) == frozenset()
+
+
+def test_a_response_may_be_of_several_families_or_of_one():
+    assert proxies_of(turn("I've tried that, and a CAPTCHA came.")) == {"history", "blocker"}
+    alone = [said for family in SAID for said in SAID[family] if proxies_of(turn(said)) == {family}]
+    assert len(alone) >= 30, "most phrases tell one family from the others"
+
+
+def test_only_what_is_said_before_the_first_call_counts():
+    call = '<tool_call>{"name": "write", "arguments": {"message": "captcha, so far"}}</tool_call>'
+    assert proxies_of(replace(turn(), text=f"Type it.</think>{call} I've tried.")) == frozenset()
+
+
+@given(st.text(max_size=400))
+def test_any_text_can_be_searched(text):
+    assert proxies_of(turn(text)) <= set(PROXIES)
+
+
+def test_how_often_and_at_what_length_by_hand():
+    """Seven turns: history in three (100, 200 and 600 tokens), blocker in two of these."""
+    first = episode(
+        turn("So far so good.", 100), turn("So far a CAPTCHA.", 200), turn("I click.", 40), turn("On.", 60)
+    )
+    second = episode(turn("I've tried. Access denied.", 600), turn("Now this.", 80), turn("Go back.", 30))
+    rows = {row.name: row for row in proxy_rows([first, second])}
+    assert list(rows) == ["history", "blocker", "retry", "proof", "any", "none", "all"]
+    assert rows["history"] == ProxyRow("history", 3, 3 / 7, 300, 600)
+    assert rows["blocker"] == ProxyRow("blocker", 2, 2 / 7, 400, 600)
+    assert rows["retry"] == ProxyRow("retry", 1, 1 / 7, 30, 30)
+    assert rows["proof"] == ProxyRow("proof", 0, 0.0, None, None)
+    assert rows["any"] == ProxyRow("any", 4, 4 / 7, 232.5, 600)
+    assert rows["none"] == ProxyRow("none", 3, 3 / 7, 60, 80)
+    assert rows["all"] == ProxyRow("all", 7, 1.0, 1110 / 7, 600)
+
+
+def test_without_turns_or_tokens_lengths_are_unknown():
+    assert proxy_rows([])[-1] == ProxyRow("all", 0, None, None, None)
+    served = proxy_rows([episode(turn("So far."), turn("Click."))])
+    assert served[0] == ProxyRow("history", 1, 0.5, None, None)
+
+
+# --- why episodes fail ---------------------------------------------------------------------------------
+
+YES, NO, NONE = Verdict(True, ""), Verdict(False, ""), Verdict(None, "", "no answer")
+FAILED = "click: failed, there is nothing to click on."
+IDLE = "click: clicked button at [1, 1]. Nothing on the page changed."
+WORKS = "click: clicked button at [1, 1]. Now at http://shop-0.test/."
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "verdict", "category"),
+    [
+        (episode(success=True), None, None),
+        (episode(success=True), YES, None),
+        (episode(success=True), NO, "evaluation"),  # the site's state says otherwise
+        (episode(stop=Stop.CANCELLED), None, None),
+        (episode(stop=Stop.JUDGE_ERROR), None, "evaluation"),
+        (episode(), NONE, "evaluation"),
+        (episode(stop=Stop.SITE_ERROR), None, "access"),
+        (episode(stop=Stop.ENV_ERROR), None, "access"),
+        (episode(stop=Stop.INFRA_ERROR), None, "access"),
+        (episode(stop=Stop.TIMEOUT), None, "access"),
+        (replace(episode(stop=Stop.SITE_ERROR), turns=()), None, "access"),
+        (episode(answer="The site shows a CAPTCHA."), NO, "access"),
+        (episode(turn("Here is Cloudflare."), stop=Stop.MAX_STEPS), None, "access"),
+        (episode(turn("A captcha."), turn("It went away."), stop=Stop.MAX_STEPS), None, "reasoning"),
+        (episode(stop=Stop.FORMAT_ERROR), None, "form"),
+        (episode(stop=Stop.LENGTH), None, "form"),
+        (replace(episode(stop=Stop.LENGTH), turns=()), None, "form"),  # the first page did not fit
+        (episode(turn("", 1, FAILED, WORKS, WORKS)), NO, "grounding"),  # one of three
+        (episode(turn("", 1, WORKS, WORKS), turn("", 1, IDLE, WORKS)), NO, "reasoning"),  # one of four
+        (episode(turn("", 1, IDLE), turn("", 1, WORKS), stop=Stop.MAX_STEPS), None, "grounding"),
+        (episode(turn("", 1, "Error: failed, or so", error="Error"), turn("", 1, WORKS)), NO, "reasoning"),
+        (episode(), NO, "reasoning"),
+        (episode(stop=Stop.MAX_STEPS), None, "reasoning"),
+    ],
+)
+def test_why_an_episode_failed(trajectory, verdict, category):
+    assert category_of(trajectory, verdict) == category
+
+
+@pytest.mark.parametrize("stop", Stop)
+def test_every_failure_has_a_category(stop):
+    assert (category_of(episode(stop=stop)) is None) is (stop is Stop.CANCELLED)
+
+
+def test_categories_are_counted_beside_the_papers():
+    failures = [episode(stop=Stop.SITE_ERROR)] * 2 + [episode(stop=Stop.LENGTH), episode()]
+    done = [episode(success=True), episode(stop=Stop.CANCELLED)]
+    assert error_rows(failures + done) == [
+        ErrorRow("access", 2, 0.5, 0.51),
+        ErrorRow("form", 1, 0.25, None),
+        ErrorRow("reasoning", 1, 0.25, 0.27),
+    ]
+    assert error_rows([episode(), *done], [NONE, NO, None]) == [ErrorRow("evaluation", 2, 1.0, 0.09)]
+    assert error_rows([]) == []
+
+
+def test_a_steps_metrics_are_shares_of_turns_and_counts_of_failures():
+    done = replace(episode(turn("So far."), turn("Click.")), success=True)
+    failed = episode(turn("I see the list."), turn("Click."), stop=Stop.FORMAT_ERROR)
+    found = step_metrics([done, failed])
+    assert found["proxy/history"] == 0.25 and found["proxy/retry"] == 0 and found["error/form"] == 1
+    assert set(found) == {f"proxy/{name}" for name in PROXIES} | {"error/form"}, "these turns have no ids"
+    ids = [replace(turn("So far."), response_ids=(1,) * n) for n in (10, 30)]
+    found = step_metrics([episode(*ids, replace(turn("Click."), response_ids=(1,) * 4))])
+    assert (found["proxy_mean/history"], found["proxy_mean/none"]) == (20, 4)
+    assert found["proxy_p90/history"] >= 28 and "proxy_mean/retry" not in found
+
+
+def test_a_judge_that_denies_what_the_site_affirms_is_an_error_of_evaluation():
+    """As with --reward.by judge; the verdict is where rollouts leave it."""
+    good = replace(episode(), success=True)
+    denied = replace(good, final_state={"verdict": False, "rationale": "It is blue."})
+    assert step_metrics([denied, good])["error/evaluation"] == 1
+    assert "error/evaluation" not in step_metrics([replace(good, final_state={"verdict": True})])

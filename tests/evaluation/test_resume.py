@@ -1,0 +1,381 @@
+"""Evaluations that go on after an interruption, and what a protocol changes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from peers import alone, on_ranks
+
+from minirl.benchmarks.protocols import PROTOCOLS, protocol_of
+from minirl.config import TaskConfig
+from minirl.distributed import Ranks
+from minirl.evaluation.results import Evaluation, Result, read_results, write_results
+from minirl.evaluation.resume import (
+    Ledger,
+    flags_of,
+    label_of,
+    names_in,
+    read_flags,
+    selected,
+    settings,
+    shared,
+    weights_of,
+)
+from minirl.evaluation.tables import UNNAMED
+from minirl.model import Language
+from minirl.recipes import tiny
+from minirl.rollout import Rollouts
+from minirl.run_folder import Run
+from minirl.types import Sample, SamplerError, Stop, Task, Trajectory, Turn
+from minirl.worlds.scripted_agent import ScriptedPolicy
+from minirl.worlds.shop import make_shop, make_tasks
+
+FILE = Path(__file__).parents[2] / "eval.py"
+ASK = Rollouts.ask
+SHOP = make_shop(0)
+TASKS = [Task(f"t{i}", f"Do {i}.", "http://shop-0.test/", meta={"benchmark": "webvoyager"}) for i in range(4)]
+WEBVOYAGER = protocol_of("webvoyager-official")
+
+
+@pytest.fixture(scope="module")
+def script(eval_script: ModuleType) -> ModuleType:
+    return eval_script
+
+
+# --- interrupted, and gone on with ------------------------------------------------------------------
+
+
+class Cast:
+    """Beside the model, which has some of the tasks: some are solved as the shop's script does it, some are
+    given up at once, some run out of turns, and for some there is no answer. `interrupt_at`: the episode in
+    which somebody presses Ctrl-C."""
+
+    def __init__(self, language: Language, interrupt_at: int = 0):
+        self.language, self.interrupt_at, self.begun = language, interrupt_at, []
+
+    def ask(self, rollouts, how, response_tokens, *names):
+        task = names[3]
+        number = self.order.index(task)
+        scripted = ScriptedPolicy(SHOP, self.tasks[task], self.language)
+        model = ASK(rollouts, how, response_tokens, *names)
+
+        async def policy(t, prompt, session):
+            if t == 0:
+                self.begun.append(task)
+                if len(self.begun) == self.interrupt_at:
+                    signal.raise_signal(signal.SIGINT)
+            if number % 12 == 5:
+                raise SamplerError("nobody answers")
+            if number % 10 == 0:
+                return await scripted(t, prompt, session)
+            if number % 6 == 3:
+                return await model(t, prompt, session)
+            call = {"name": "done", "arguments": {"response": "I give up."}}
+            if number % 20 == 1:
+                call = {"name": "wait", "arguments": {"seconds": 0}}
+            said = f"so</think><tool_call>{json.dumps(call)}</tool_call>{self.language.tokenizer.eos_token}"
+            ids = tuple(self.language.tokenizer(said, add_special_tokens=False)["input_ids"])
+            return Sample(ids, (0.0,) * len(ids), "stop")
+
+        return policy
+
+    order = [task.id for task in make_tasks(SHOP, 300, 60, seed=0)[1]]
+    tasks = {task.id: task for task in make_tasks(SHOP, 300, 60, seed=0)[1]}
+
+
+@pytest.fixture
+def heeding_interrupts() -> Iterator[None]:
+    """Tests that run in a shell's background inherit that SIGINT is ignored."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
+def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened(
+    script, tmp_path, tiny_folder, language, monkeypatch, capsys, heeding_interrupts
+):
+    """Real browsers, sites, verifier and files. All but the timings is the same, to the byte."""
+    size = ["--browser.width", "320", "--browser.height", "240"]
+    flags = ["tiny", *size, "--model.path", str(tiny_folder), "--out", str(tmp_path), "--eval.episodes", "60"]
+    flags += ["--eval.max-steps", "6", "--eval.temperature", "0", "--sampler.max-batch", "1"]
+    flags += ["--eval.response-tokens", "12"]  # for the model, whose weights are random
+    flags += ["--browser.browsers", "1", "--browser.episodes", "8", "--threads", "1"]
+    folder, name = tmp_path / "tiny-eval", f"eval_{tiny_folder.name}"
+
+    def play(interrupt_at: int = 0) -> Cast:
+        cast = Cast(language, interrupt_at)
+        monkeypatch.setattr(Rollouts, "ask", lambda self, *how: cast.ask(self, *how))
+        script.run(flags)
+        return cast
+
+    assert len(play().begun) == 60
+    whole = folder.rename(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        play(interrupt_at=30)
+    _, kept = read_results(folder / f"results-{name}.json")
+    assert 20 <= len(kept) < 30, "it was not in the middle"
+    assert {r.stop for r in kept} >= {Stop.DONE, Stop.SAMPLER_ERROR}
+    capsys.readouterr()
+    rest = play()
+    assert f"{len(kept)} episodes are in" in capsys.readouterr().out
+    assert sorted([*rest.begun, *(r.task for r in kept)]) == sorted(Cast.order)
+
+    one, two = ((place / f"results-{name}.json").read_text() for place in (whole, folder))
+    assert one.partition('"timings"')[0] == two.partition('"timings"')[0]
+    _, results = read_results(folder / f"results-{name}.json")
+    assert len(results) == 60 and sum(r.success for r in results) == 6
+    assert sum(r.stop is Stop.SAMPLER_ERROR for r in results) == 5
+    assert sum(r.stop is Stop.LENGTH for r in results) == 10, "the model's"
+    dumps = [Run(place).load_trajectories(name) for place in (whole, folder)]
+    told = [[(t.task.id, t.stop, t.success, [turn.text for turn in t.turns]) for t in dump] for dump in dumps]
+    assert told[0] == told[1] and [t.task.id for t in dumps[1]] == Cast.order
+    (row,) = Run(folder).evals()
+    assert {e["category"]: e["count"] for e in row["errors"]}["access"] == 5, "nobody answered"
+    assert sum(e["count"] for e in row["errors"]) == 60 - 6 and row["proxies"][-1]["rate"] == 1
+    assert (folder / "report.html").is_file() and Run(folder).evals() == Run(whole).evals()
+
+
+# --- the books --------------------------------------------------------------------------------------
+
+EVALUATION = Evaluation("", UNNAMED.rule, {"seed": 0}, {"python": "3"}, (0, 1))
+PLACES = [(task, seed) for seed in (0, 1) for task in TASKS]
+
+
+def ledger(root: Path, ranks: Ranks | None = None) -> Ledger:
+    ranks = ranks or alone()
+    return Ledger(Run(root, records=ranks.first), "eval_x", EVALUATION, PLACES, ranks)
+
+
+def episode(i: int, seed: int = 0, stop: Stop = Stop.DONE, success: bool = False) -> Trajectory:
+    turn = Turn(0, (1,), (2,), (-0.1,), "")
+    error = "" if stop.is_agent_fault else "Traceback:\nRuntimeError: the reason"
+    return Trajectory(TASKS[i], seed, turns=(turn,), stop=stop, success=success, error=error, seconds=i + 1.5)
+
+
+def test_aborted_episodes_are_done_unless_they_are_to_be_tried_again(tmp_path):
+    books = ledger(tmp_path)
+    assert books.missing(books.collect(), retry=False) == PLACES
+    books.add(episode(2, seed=1, success=True))
+    books.add(episode(0, stop=Stop.TIMEOUT))
+    results = books.collect()
+    left = [(task.id, seed) for task, seed in books.missing(results, retry=False)]
+    assert left == [("t1", 0), ("t2", 0), ("t3", 0), ("t0", 1), ("t1", 1), ("t3", 1)]
+    assert [(task.id, seed) for task, seed in books.missing(results, retry=True)] == [("t0", 0), *left]
+    books.add(episode(0, success=True))
+    assert [(r.task, r.seed, r.stop, r.success) for r in books.collect()] == [
+        ("t0", 0, Stop.DONE, True),
+        ("t2", 1, Stop.DONE, True),
+    ]
+    dumped = books.run.load_trajectories("eval_x")
+    assert [(t.task.id, t.member, t.stop) for t in dumped] == [("t0", 0, Stop.DONE), ("t2", 1, Stop.DONE)]
+
+
+def test_a_process_that_was_killed_between_dump_and_row_or_in_a_line_loses_nothing_whole(tmp_path):
+    books = ledger(tmp_path)
+    books.collect()
+    books.run.add_trajectory("eval_x", episode(1))  # and then it was killed, before the row
+    with open(books.run.trajectory_path("eval_x"), "a") as file:
+        file.write('{"task": {"id": "t2", ')
+    books = ledger(tmp_path)
+    assert [r.task for r in books.collect()] == ["t1"]
+    books.add(episode(3))
+    assert [r.task for r in books.collect()] == ["t1", "t3"]
+    assert [t.task.id for t in books.run.load_trajectories("eval_x")] == ["t1", "t3"]
+
+
+def on_two(ranks: Ranks, root: str) -> list[tuple[str, int]]:
+    books = ledger(Path(root), ranks)
+    books.collect()
+    for i in range(ranks.rank, 4, 2):
+        books.add(episode(i, seed=ranks.rank))
+    ranks.wait()
+    results = books.collect()
+    return [(r.task, r.seed) for r in results]
+
+
+def test_what_other_ranks_have_run_is_in_the_books(tmp_path):
+    """Even if they were interrupted, and there are fewer of them now."""
+    books = ledger(tmp_path)
+    books.add(episode(1))
+    for rank in (1, 2):
+        ledger(tmp_path, replace(alone(), rank=rank)).add(episode(rank + 1, seed=1))
+    assert [r.task for r in read_results(books.path)[1]] == ["t1"], "the first rank alone writes it"
+    assert [(r.task, r.seed) for r in books.collect()] == [("t1", 0), ("t2", 1), ("t3", 1)]
+    assert books.run.labels() == ["eval_x"] and len(books.run.load_trajectories("eval_x")) == 3
+
+
+@pytest.mark.slow
+def test_two_ranks_keep_one_set_of_books(tmp_path):
+    """The second leaves a dump of its own; also one that was left when both were interrupted counts."""
+    Run(tmp_path).add_trajectory("eval_x.rank1", episode(3, seed=0, success=True))
+    told = on_ranks(2, on_two, str(tmp_path))
+    assert told == [[("t0", 0), ("t1", 1), ("t2", 0), ("t3", 0), ("t3", 1)]] * 2
+    assert Run(tmp_path).labels() == ["eval_x"]
+    assert len(Run(tmp_path).load_trajectories("eval_x")) == 5
+
+
+def test_what_differs_gets_a_label_of_its_own(tmp_path, capsys):
+    run = Run(tmp_path)
+    name = "eval_step_00004"
+    assert label_of(run, "runs/a/step_00004", EVALUATION) == name
+    write_results(tmp_path / f"results-{name}.json", EVALUATION, [Result("t0", Stop.DONE, True)])
+    assert label_of(run, "runs/a/step_00004", EVALUATION) == name
+    other = replace(EVALUATION, config={"seed": 1})
+    assert label_of(run, "runs/a/step_00004", other) == f"{name}-2"
+    assert (
+        f"results-{name}.json is another evaluation: it differs in config.seed\n" in capsys.readouterr().out
+    )
+    run.save_trajectories(f"{name}-2", [])  # a dump without results: it is somebody else's
+    assert label_of(run, "runs/a/step_00004", other) == f"{name}-3"
+    named = replace(EVALUATION, protocol="webvoyager-official")
+    assert label_of(run, "a/model", named) == "eval_model_webvoyager-official"
+
+
+def test_settings_tell_other_weights_and_tasks_apart(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    config = replace(tiny(), model=replace(tiny().model, path=str(tmp_path)))
+    first = settings(config, TASKS)
+    retried = replace(config, eval=replace(config.eval, retry=True))
+    assert settings(retried, TASKS) == first == json.loads(json.dumps(first))
+    assert settings(replace(config, eval=replace(config.eval, budgets=(5, 10))), TASKS) == first
+    orders = [replace(config, eval=replace(config.eval, seeds=seeds)) for seeds in ((0, 1), (1, 0))]
+    assert settings(orders[0], TASKS) == settings(orders[1], TASKS)
+    for name in ("prompt", "judge_prompt", "judge"):
+        (tmp_path / name).mkdir() if name == "judge" else (tmp_path / name).write_text("Be kind.")
+    asked = replace(
+        config,
+        agent=replace(config.agent, prompt=tmp_path / "prompt"),
+        judge=replace(config.judge, prompt=tmp_path / "judge_prompt", path=str(tmp_path / "judge")),
+    )
+    for file in ("prompt", "judge_prompt", "judge/model.safetensors"):
+        before = settings(asked, TASKS)
+        (tmp_path / file).write_text("Be strict.")
+        assert settings(asked, TASKS) != before, f"{file} has other contents under the same name"
+    assert settings(config, [*TASKS[:3], replace(TASKS[3], instruction="Do more.")]) != first
+    (tmp_path / "model.safetensors").write_bytes(b"two")
+    assert settings(config, TASKS) != first
+    assert weights_of("Qwen/Qwen3-VL-4B-Thinking") == ""
+
+
+# --- protocols --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.name)
+def test_a_protocols_settings_are_taken(protocol):
+    config = read_flags(["openwebrl-4b", "--protocol", protocol.name, "--browser.width", "640"])
+    how, usual = config.eval, protocol.sampling
+    assert (how.temperature, how.top_p, how.top_k) == (usual.temperature, usual.top_p, usual.top_k)
+    assert (how.max_steps, how.response_tokens) == (protocol.max_steps, protocol.response_tokens)
+    assert config.agent.context_tokens == protocol.context_tokens
+    assert config.agent.screenshots == max(protocol.screenshots, 1)
+    assert config.browser.episodes == 16 and config.browser.episode_seconds == 600
+    assert config.sampler.request_seconds == config.endpoint.seconds == 120
+    assert config.judge.model == protocol.judge.model and config.browser.width == 640
+
+
+def test_flags_win_over_the_protocol_and_that_is_said(capsys):
+    flags = ["--protocol=webvoyager-official", "--eval.max_steps", "7", "--eval.top-k=3"]
+    config = read_flags([*flags, "--judge.model", "mine"])
+    assert (config.recipe, config.eval.max_steps, config.eval.top_k) == ("tiny", 7, 3)
+    assert (config.eval.temperature, config.judge.model) == (0.6, "mine")
+    said = capsys.readouterr().out
+    assert "your flags go before protocol webvoyager-official, which has --eval.top-k 20" in said
+    assert "--eval.max-steps 30" in said and "--eval.top-p" not in said
+    config = read_flags(["--protocol", "webvoyager-official", "--max-steps", "5", "50"])
+    assert config.eval.max_steps == 50 and "--eval.max-steps 30" in capsys.readouterr().out
+    read_flags(["--protocol", "webvoyager-official"])
+    assert capsys.readouterr().out == ""
+
+
+def test_flags_win_over_a_protocols_judge_and_that_is_said(capsys):
+    flags = ["--protocol", "webvoyager-official", "--judge.screenshots", "1", "--judge.seconds=600"]
+    judge = read_flags([*flags, "--judge.parser", "verdict-line", "--judge.model", "mine"]).judge
+    assert (judge.screenshots, judge.seconds, judge.parser) == (1, 600, "verdict-line")
+    assert (judge.model, judge.input, judge.temperature) == ("mine", "webvoyager", 0.0)
+    said = " ".join(capsys.readouterr().out.split())
+    for part in ("model gpt-4o", "parser not-success-first", "screenshots 3", "seconds 120.0"):
+        assert f"--judge.{part}" in said
+    assert "--judge.input" not in said and "--judge.temperature" not in said
+
+
+def test_flags_of_every_protocol_are_flags():
+    """And every setting of a protocol that is a number has one."""
+    flags = flags_of(WEBVOYAGER)
+    assert len(flags) == 12 and set(flags.values()) == {0.6, 0.95, 20, 4096, 30, 32768, 120.0, 600.0, 16, 1}
+
+
+def test_tasks_are_those_of_the_protocol_the_first_so_many_of_them(capsys):
+    tasks = [*TASKS, Task("other", "Do it.", "http://a.test/", meta={"benchmark": "deepshop"})]
+    config = replace(tiny(), eval=replace(tiny().eval, limit=3))
+    assert selected(config, [tasks[4], *TASKS], UNNAMED, ()) == [tasks[4], *TASKS[:2]]
+    assert capsys.readouterr().out == ""
+    assert selected(config, tasks[::-1], WEBVOYAGER, ()) == TASKS[:0:-1]
+    assert "protocol webvoyager-official is for 595 tasks, and these are 4" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="needs tasks of the benchmark online-mind2web"):
+        selected(config, tasks, protocol_of("online-mind2web-official"), ())
+
+
+def test_a_number_of_episodes_counts_if_it_is_asked_for_though_it_were_the_recipes():
+    tasks = [Task(f"t{i}", "Do it.", "http://shop-0.test/") for i in range(300)]
+    flags = ["--eval.episodes", str(tiny().eval.episodes)]
+    assert len(selected(read_flags(flags), tasks, UNNAMED, names_in(flags))) == tiny().eval.episodes < 300
+    assert len(selected(read_flags([]), tasks, UNNAMED, names_in([]))) == 300
+
+
+@pytest.mark.parametrize("judge", [["--judge.input", "deepshop"], ["--judge.parser", "structured"]])
+def test_what_a_protocols_judge_has_anyway_may_be_said(judge):
+    config = read_flags(["--protocol", "deepshop-official", *judge])
+    assert (config.judge.input, config.judge.parser) == ("deepshop", "structured")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--protocol", "deepshop-official", "--judge.parser", "verdict-line"],
+        ["--protocol", "online-mind2web-official", "--judge.parser", "not-success-first"],
+        ["--protocol", "deepshop-official", "--judge.input", "webvoyager"],
+    ],
+)
+def test_a_parser_that_cannot_read_what_a_protocols_judge_is_asked_for_is_refused(flags):
+    with pytest.raises(ValueError, match="asks for what only --judge.parser .* can read"):
+        read_flags(flags)
+
+
+def test_a_protocols_browsers_are_those_of_all_ranks_and_others_each_ones():
+    config = read_flags(["--protocol", "webvoyager-official"])
+    assert config.browser.episodes == 16, "what is written down does not depend on the ranks"
+    for world, own in ((1, 16), (3, 5), (8, 2), (64, 1)):
+        assert shared(config, replace(alone(), world=world)).browser.episodes == own
+    assert shared(tiny(), replace(alone(), world=8)) == tiny()
+
+
+def test_a_served_model_is_not_said_to_have_had_a_top_k(capsys):
+    served = ["--sampler", "remote", "--endpoint.url", "http://127.0.0.1:1/v1", "--endpoint.model", "x"]
+    assert read_flags(["--protocol", "webvoyager-official", *served]).eval.top_k == 0
+    assert "a served model is not told --eval.top-k 20" in capsys.readouterr().out
+
+
+def test_the_tasks_flag_is_the_usual_one(tmp_path):
+    config = read_flags(["tiny-text", "--tasks", "some/file.jsonl"])
+    assert config.task == TaskConfig(heldout="some/file.jsonl") and config.recipe == "tiny_text"
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--limit", "-1"], "--limit"),
+        (["--seeds", "1", "1"], "--seeds"),
+        (["--compare", "one.json"], "--compare needs two"),
+        (["--max-steps", "0"], "--max-steps"),
+        (["--protocol", "webvoyager"], "no protocol 'webvoyager'; there are webvoyager-official, "),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(flags, problem):
+    with pytest.raises(ValueError, match=problem):
+        read_flags(flags)

@@ -1,0 +1,265 @@
+"""What is printed of evaluations, and comparisons, against numbers that are computed here by other means."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from endpoint_server import say as says
+from endpoint_server import serve
+from peers import Idle, alone
+
+from minirl.benchmarks.protocols import protocol_of
+from minirl.config import EndpointConfig, EvalConfig
+from minirl.evaluation.failures import ErrorRow, ProxyRow
+from minirl.evaluation.results import Evaluation, Result, result_of, write_results
+from minirl.evaluation.statistics import wilson
+from minirl.evaluation.tables import UNNAMED, compare, curve, failures_table, proxies_table, show
+from minirl.recipes import tiny
+from minirl.rollout import Rollouts
+from minirl.samplers.endpoint import Endpoint, billed
+from minirl.types import Stop, Task, Trajectory, Turn
+
+WEBVOYAGER = protocol_of("webvoyager-official")
+WITHOUT = protocol_of("webvoyager-without-aborted")
+
+
+def result(i: int, stop: Stop = Stop.DONE, success: bool = False, **more) -> Result:
+    reason = "" if stop.is_agent_fault else "the reason"
+    return Result(f"task-{i}", stop, success, **{"site": "shop", "steps": 2, "reason": reason} | more)
+
+
+# --- one evaluation ---------------------------------------------------------------------------------
+
+
+def test_both_rates_the_rule_and_what_was_aborted(capsys):
+    results = [result(i, success=i < 6, steps=3, cost=0.25, prompt_tokens=100) for i in range(8)]
+    results += [result(8, Stop.INFRA_ERROR, steps=0), result(9, Stop.TIMEOUT, success=True, steps=1)]
+    tasks = [Task(f"task-{i}", "", "http://a.test/", meta={"benchmark": "webvoyager"}) for i in range(10)]
+    for protocol, counted in ((WEBVOYAGER, (6, 10)), (WITHOUT, (6, 8)), (UNNAMED, (6, 8))):
+        show(results, protocol, tasks)
+        said = capsys.readouterr().out
+        low, high = wilson(6, 10)
+        assert re.search(rf"all, aborted as failures +│ +60.0% │ +{low:.1%} to {high:.1%} │ +10 ", said)
+        low, high = wilson(6, 8)
+        assert re.search(rf"without aborted +│ +75.0% │ +{low:.1%} to {high:.1%} │ +8 ", said)
+        low, high = wilson(*counted)
+        share = f"{counted[0] / counted[1]:.1%} ({low:.1%} to {high:.1%})"
+        assert f"success: {share}, 6 of {counted[1]} episodes of 10 tasks" in said
+        assert f"protocol{f' {protocol.name}' if protocol.name else ''}: {protocol.rule}\n" in said
+        assert "ended by done 8, infra_error 1, timeout 1\n" in said
+        assert "aborted: webvoyager-task-8: infra_error: the reason\n" in said
+        assert "8 episodes that were not aborted: 3.0 steps, 100 prompt tokens, 0 response tokens" in said
+        assert "cost of all: $2.00" in said
+
+
+def test_sites_and_difficulties_have_rows(capsys):
+    results = [result(i, success=i == 0, site="ab"[i % 2], difficulty="easy") for i in range(4)]
+    show([*results, result(4, Stop.SITE_ERROR, site="b", difficulty="hard")], WEBVOYAGER, [])
+    said = capsys.readouterr().out
+    assert re.search(r"a +│ +50.0% │ .*│ +2 │ +50.0% │ .*│ +2 ", said)
+    assert re.search(r"b +│ +0.0% │ .*│ +3 │ +0.0% │ .*│ +2 ", said)
+    assert re.search(r"hard +│ +0.0% │ .*│ +1 │ +- │ .*│ +0 ", said)
+    assert "aborted: task-4: infra_error (site_error): the reason" in said
+    show([result(0)], UNNAMED, [])
+    assert "site" not in capsys.readouterr().out.partition("ended by")[2], "one site is no table"
+
+
+def test_only_some_aborted_episodes_are_named(capsys):
+    show([result(i, Stop.ENV_ERROR) for i in range(20)], UNNAMED, [])
+    said = capsys.readouterr().out
+    assert said.count("aborted: task-") == 5 and "aborted: 15 more" in said
+    assert "success: not known, 0 of 0 episodes of 20 tasks" in said
+
+
+def test_success_within_so_many_turns():
+    """Three successes after 2, 4 and 6 turns, one failure, and one episode that says nothing."""
+    results = [result(i, success=True, steps=steps) for i, steps in enumerate((2, 4, 6))]
+    results += [result(3, Stop.MAX_STEPS, steps=6), result(4, Stop.TIMEOUT, success=True, steps=1)]
+    columns = [list(column.cells) for column in curve(results, (6, 2, 4, 3), UNNAMED).columns]
+    assert columns[0] == ["2", "3", "4", "6"] and columns[1] == ["25.0%", "25.0%", "50.0%", "75.0%"]
+    assert columns[3] == ["4"] * 4
+    assert list(curve(results, (6,), WEBVOYAGER).columns[1].cells) == ["60.0%"]
+
+
+def test_what_was_aborted_late_had_used_up_a_smaller_budget():
+    """With 5 turns a time-out in the 21st is a failure, and so is one in the 6th; the judge's is none."""
+    results = [result(0, success=True, steps=3), result(1, Stop.TIMEOUT, steps=20)]
+    results += [result(2, Stop.TIMEOUT, steps=5), result(3, Stop.TIMEOUT, steps=4)]
+    results += [result(4, Stop.JUDGE_ERROR, steps=5), result(5, Stop.SITE_ERROR, steps=0)]
+    table = curve(results, (5, 30), UNNAMED)
+    assert [list(table.columns[i].cells) for i in (1, 3)] == [["33.3%", "100.0%"], ["3", "1"]]
+
+
+def test_a_mean_over_sites_is_called_one(capsys):
+    results = [result(i, success=i < 3, site="Apple") for i in range(4)]
+    results += [result(i, site="ArXiv") for i in range(4, 6)]
+    show(results, protocol_of("autowebworld-official"), [])
+    said = capsys.readouterr().out
+    assert "success: 37.5% (" in said and "the mean of 2 sites, 3 of 6 episodes of 6 tasks" in said
+
+
+def test_why_episodes_failed_beside_the_papers_figures():
+    table = failures_table([ErrorRow("access", 2, 0.5, 0.51), ErrorRow("form", 2, 0.5, None)])
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert rows == [("access", "2", "50%", "51%"), ("form", "2", "50%", "-")]
+    table = proxies_table([ProxyRow("history", 1, 0.25, 20.4, 28.0), ProxyRow("any", 1, 0.25, None, None)])
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert rows == [("history", "1", "25%", "20", "28"), ("any", "1", "25%", "-", "-")]
+
+
+# --- two evaluations --------------------------------------------------------------------------------
+
+
+def write(path: Path, results: list[Result], protocol=WEBVOYAGER, **config) -> Path:
+    write_results(path, Evaluation(protocol.name, protocol.rule, config, {"python": "3"}, (0, 1)), results)
+    return path
+
+
+def drawn(seed: int, chance: float, tasks: range) -> list[Result]:
+    coin = random.Random(seed)
+    return [result(i, success=coin.random() < chance, seed=s) for i in tasks for s in (0, 1)]
+
+
+def test_a_comparison_is_the_reference_computation(tmp_path, capsys):
+    """Agresti and Min's interval, written out with four pairs of half a task each, and no code of ours."""
+    ours, theirs = drawn(1, 0.4, range(40)), drawn(2, 0.6, range(5, 45))
+    one = write(tmp_path / "one.json", ours, model={"path": "a"}, seed=0)
+    two = write(tmp_path / "two.json", theirs, model={"path": "b"}, seed=0)
+    p = compare(one, two)
+    rates = [
+        {task: mean(r.success for r in side if r.task == task) for task in {r.task for r in side}}
+        for side in (ours, theirs)
+    ]
+    common = sorted(rates[0].keys() & rates[1].keys())
+    d = [rates[1][task] - rates[0][task] for task in common]
+    padded = [*d, 0.5, -0.5]  # half a pair each of "only second" and "only first" ...
+    n = len(common) + 2  # ... of "both" and "none", whose difference is 0
+    centre = sum(padded) / n
+    spread = sum((x - centre) ** 2 for x in d) + 0.5 * (1 - centre) ** 2 + 0.5 * (1 + centre) ** 2
+    spread += 2 * 0.5 * centre**2
+    half = 1.96 * sqrt(spread / n / n)
+    assert p.tasks == 35 == len(common) and p.unpaired == 10
+    assert (p.difference, p.low, p.high) == pytest.approx((mean(d), centre - half, centre + half))
+    won, lost = sum(x > 0 for x in d), sum(x < 0 for x in d)
+    said = capsys.readouterr().out
+    assert f"of 35 common tasks the second wins {won}, loses {lost}, and {35 - won - lost} are even" in said
+    assert f"difference: {100 * mean(d):+.1f} points" in said and "they differ in model.path\n" in said
+    assert "; 10 tasks that only one has are left out" in said
+    back = compare(two, one)
+    assert (back.difference, back.better, back.worse) == pytest.approx((-p.difference, lost, won))
+    assert compare(one, one).difference == 0
+
+
+def test_aborted_episodes_are_compared_as_the_protocol_counts_them(tmp_path):
+    good = [result(i, success=True) for i in range(4)]
+    spoiled = [result(0, Stop.SITE_ERROR), *good[1:]]
+    for protocol, tasks, lost in ((WEBVOYAGER, 4, 1), (WITHOUT, 3, 0), (UNNAMED, 3, 0)):
+        one = write(tmp_path / f"good {protocol.name}.json", good, protocol)
+        p = compare(one, write(tmp_path / f"spoiled {protocol.name}.json", spoiled, protocol))
+        assert (p.tasks, p.worse, p.better) == (tasks, lost, 0)
+
+
+def test_a_comparison_says_that_sites_weigh_nothing_in_it(tmp_path, capsys):
+    for protocol, is_said in ((protocol_of("autowebworld-official"), True), (WEBVOYAGER, False)):
+        one = write(tmp_path / protocol.name, [result(i, success=True) for i in range(4)], protocol)
+        compare(one, one)
+        assert ("the mean of its sites' rates" in capsys.readouterr().out.replace("\n", " ")) is is_said
+
+
+def test_files_that_cannot_be_compared_are_refused(tmp_path):
+    one = write(tmp_path / "one.json", drawn(1, 0.5, range(3)))
+    other = write(tmp_path / "other.json", drawn(1, 0.5, range(3)), WITHOUT)
+    with pytest.raises(ValueError, match="different protocols: webvoyager-official and webvoyager-without"):
+        compare(one, other)
+    with pytest.raises(ValueError, match="no task in common"):
+        compare(one, write(tmp_path / "far.json", drawn(1, 0.5, range(7, 9))))
+    old = write(tmp_path / "old.json", drawn(1, 0.5, range(3)), replace(WEBVOYAGER, aborted="leave out"))
+    with pytest.raises(ValueError, match="has another rule by now"):
+        compare(old, old)
+    with pytest.raises(ValueError, match="different rules"):
+        compare(old, one)
+    with pytest.raises(ValueError, match="can't be read"):
+        compare(one, tmp_path / "nothing.json")
+
+
+# --- an episode as a row ----------------------------------------------------------------------------
+
+
+def test_an_episode_is_a_row():
+    own = Turn(3, (1, 2), (7, 8, 9), (-0.1,) * 3, "")
+    served = Turn(0, (), (), (), "", counted=(500, 20))
+    task = Task("a", "", "https://b.test/x", meta={"site": "B", "difficulty": 0})
+    t = Trajectory(task, 4, turns=(own, own, served), success=True, seconds=2.5, dollars=0.5)
+    t = replace(t, final_state={"verdict": True, "rationale": "It is there."})
+    assert result_of(t) == Result(
+        "a", Stop.DONE, True, 4, "B", "0", 3, 510, 26, seconds=2.5, cost=0.5, reason="It is there."
+    )
+    bare = replace(t, task=Task("a", "", "https://b.test/x", goal={"page": "DONE"}), turns=())
+    row = result_of(replace(bare, stop=Stop.INFRA_ERROR, error="Traceback:\nRuntimeError: why\n"))
+    assert (row.site, row.difficulty, row.reason) == ("b.test", "", "RuntimeError: why")
+    assert result_of(bare).reason == "", "a page's state is nobody's reason"
+
+
+async def test_every_episode_is_billed_for_what_it_asked():
+    """Three at the same time, each with as many questions as its member says."""
+    with serve([says("yes")]) as server:
+        config = EndpointConfig(url=server.url, model="any", prompt_price=2.0, response_price=10.0)
+        endpoint, price = Endpoint(config), (100 * 2 + 20 * 10) / 1e6
+
+        class Asking(Rollouts):
+            async def _judged(self, trajectory: Trajectory, gates: str) -> Trajectory:
+                for i in range(trajectory.member):
+                    await endpoint.ask([{"role": "user", "content": f"{i}"}], max_tokens=5)
+                return trajectory
+
+        class NoPool:
+            def session(self):
+                raise ValueError("no browser")
+
+            uptime = None
+
+        rollouts = Asking(replace(tiny(), eval=EvalConfig()), None, Idle(), NoPool(), None, None, alone())
+        task = Task("a", "", "http://a.test/")
+        done = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("minirl.episode.conversation", lambda *_: Trunkless())
+            ended = await rollouts.evaluate(
+                [task] * 3, "eval", 3, lambda n: None, members=[2, 0, 3], on_done=done.append
+            )
+        assert [t.member for t in ended] == [2, 0, 3] and sorted(t.member for t in done) == [0, 2, 3]
+        assert [t.dollars for t in ended] == pytest.approx([2 * price, 0, 3 * price])
+        assert endpoint.usage.dollars == pytest.approx(5 * price)
+        with billed() as bill:
+            pass
+        assert bill.dollars == 0
+        await endpoint.close()
+
+
+class Trunkless:
+    trunk = ()
+
+
+async def test_a_disk_that_is_full_is_one_error_not_a_group():
+    rollouts = Rollouts(tiny(), None, Idle(), None, None, None, alone())
+
+    async def episode(task, member, policy, max_steps, **_):
+        return Trajectory(task, member)
+
+    def full(trajectory: Trajectory) -> None:
+        raise OSError(28, "No space left on device")
+
+    rollouts.episode = episode
+    with pytest.raises(OSError, match="No space left"):
+        await rollouts.evaluate([Task("a", "", "http://a.test/")] * 3, "e", 1, lambda n: None, on_done=full)
+
+
+def test_the_comparison_is_reached_from_the_command_line(eval_script, tmp_path, capsys):
+    one = write(tmp_path / "one.json", drawn(1, 0.5, range(3)))
+    eval_script.run(["--compare", str(one), str(one)])
+    assert "of 3 common tasks the second wins 0, loses 0, and 3 are even" in capsys.readouterr().out

@@ -1,0 +1,197 @@
+"""The judge's door, and a policy that a judge rewards although the site knows the truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import shopping
+from peers import Idle, alone
+from test_scripts import start
+
+import judge as script
+from minirl.config import JudgeConfig, RewardConfig, check
+from minirl.judges.judge import Verdict
+from minirl.judges.local import LocalJudge
+from minirl.metrics import judge_metrics, rollout_metrics
+from minirl.recipes import JUDGE_RECIPES, RECIPES, from_command_line, tiny
+from minirl.rollout import Collected, Rollouts
+from minirl.run_folder import Run
+from minirl.types import Parsed, Stop, Task, Trajectory
+
+TASK = shopping.tasks(1)[0]
+BY_JUDGE = replace(tiny(), reward=RewardConfig(by="judge"), judge=JudgeConfig(path="somewhere"))
+
+# --- rewards ---------------------------------------------------------------------------------------------
+
+
+class Lenient:
+    """Says SUCCESS to whatever costs less than three questions, then nothing that could be used."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def __call__(self, trajectory: Trajectory, image: object) -> Verdict:
+        self.asked.append(trajectory.member)
+        return Verdict(True, "Fine.") if len(self.asked) < 3 else Verdict(None, "", "cut off")
+
+
+@pytest.fixture
+def rollouts(monkeypatch):
+    """Rollouts whose members end with the episodes that are given."""
+
+    def make(config, judge, *episodes: Trajectory) -> Rollouts:
+        class Ended:
+            def __init__(self, task: Task, member: int, *_: object) -> None:
+                self.ended = episodes[member]
+
+            async def run(self, pool: object, verify: object) -> Trajectory:
+                return self.ended
+
+        monkeypatch.setattr("minirl.rollout.Episode", Ended)
+        return Rollouts(config, None, None, None, None, None, alone(), judge=judge)
+
+    return make
+
+
+async def test_the_judge_rewards_and_the_site_keeps_its_word(rollouts):
+    good, bad = shopping.episode(TASK, 0), shopping.episode(TASK, 1, colour="mauve")
+    unread = replace(bad.turns[0], parsed=Parsed(error="Error: no call."))
+    episodes = (
+        good,  # judged a success, and one
+        bad,  # judged a success, and none: what a policy would exploit
+        replace(good, member=2, turns=(unread, *good.turns)),  # the rules say 0, and nobody is asked
+        replace(good, member=3, stop=Stop.FORMAT_ERROR, success=False),  # -1
+        replace(good, member=4),  # no verdict
+        replace(good, member=5, stop=Stop.TIMEOUT),  # invalid before
+    )
+    judge, config = Lenient(), replace(BY_JUDGE, rollout=replace(tiny().rollout, group=6))
+    out = await rollouts(config, judge, *episodes).group(TASK, 0, 0, 5)
+    assert judge.asked == [0, 1, 4]
+    assert [t.success for t in out] == [True, False, True, False, True, True]
+    assert [t.reward for t in out[:4]] == [1, 1, 0, -1]
+    assert [t.stop for t in out[3:]] == [Stop.FORMAT_ERROR, Stop.JUDGE_ERROR, Stop.TIMEOUT]
+    assert out[1].final_state == {**bad.final_state, "verdict": True, "rationale": "Fine."}
+
+    metrics = rollout_metrics(Collected([], 0, out, 1, 0))
+    assert metrics["invalid"] == 2
+    assert metrics["success"] == pytest.approx(2 / 4) and metrics["judged_success"] == pytest.approx(2 / 4)
+    assert metrics["reward"] == pytest.approx(1 / 4)
+    assert (metrics["judge/asked"], metrics["judge/agreement"]) == (2, 0.5)
+    assert (metrics["judge/false_pos"], metrics["judge/false_neg"]) == (0.5, 0)
+
+
+async def test_by_default_a_task_with_a_goal_asks_nobody(rollouts):
+    episodes = (shopping.episode(TASK, 0), shopping.episode(TASK, 1, colour="mauve"))
+    judge, config = Lenient(), replace(tiny(), rollout=replace(tiny().rollout, group=2))
+    out = await rollouts(config, judge, *episodes).group(TASK, 0, 0, 5)
+    assert out == list(episodes) and judge.asked == []
+    assert judge_metrics(out) == {} and "judged_success" not in rollout_metrics(Collected([], 0, out, 1, 0))
+
+
+async def test_evaluations_go_by_the_truth(rollouts):
+    """They run episodes as they are; the control is the same judge in a group, above."""
+    bad = shopping.episode(TASK, 0, colour="mauve")
+    made = rollouts(BY_JUDGE, Lenient(), bad)
+    assert await made.episode(TASK, 0, None, 5) == bad and made.judge.asked == []
+    open_task = replace(TASK, goal={})
+    made = rollouts(BY_JUDGE, Lenient(), replace(bad, task=open_task))
+    judged = await made.episode(open_task, 0, None, 5)
+    assert made.judge.asked == [0] and judged.success and judged.reward == 1
+
+
+async def test_the_gates_of_the_reward_are_not_those_of_an_evaluation(rollouts):
+    """An open task, one response that could not be read on the way, no answer: the judge decides whether the
+    task was fulfilled; training gives nothing and does not ask."""
+    open_task = replace(TASK, goal={})
+    done = shopping.episode(TASK, 0)
+    unread = replace(done.turns[0], parsed=Parsed(error="Error: no call."))
+    stumbled = replace(done, task=open_task, success=False, turns=(unread, *done.turns))
+    silent = replace(done, task=open_task, success=False, member=1, answer="")
+    config = replace(BY_JUDGE, rollout=replace(tiny().rollout, group=2))
+    made = rollouts(config, Lenient(), stumbled, silent)
+    trained = await made.group(open_task, 0, 0, 5)
+    assert made.judge.asked == [] and [(t.success, t.reward) for t in trained] == [(False, 0.0)] * 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made, "ask", lambda *_: None)
+        patch.setattr(made, "sampler", Idle())
+        evaluated = await made.evaluate([open_task] * 2, "eval", 5, lambda done: None)
+    assert sorted(made.judge.asked) == [0, 1] and all(t.success for t in evaluated)
+
+
+def test_a_judge_of_our_own_sleeps_through_updates_and_keeps_its_weights(rollouts):
+    judge = LocalJudge.__new__(LocalJudge)
+    judge.sampler = Idle()
+    made = rollouts(BY_JUDGE, judge)
+    made.sampler = Idle()
+    made.sleep()
+    assert (made.sampler.told, judge.sampler.told) == (["sleep"], ["sleep with its weights"])
+    made.sync([])
+    assert made.sampler.told[1:] == ["sync"] and judge.sampler.told[1:] == ["wake"]
+
+
+def test_reward_by_judge_needs_a_judge():
+    with pytest.raises(ValueError, match="--reward.by judge needs one"):
+        check(replace(tiny(), reward=RewardConfig(by="judge")))
+    config = from_command_line(["tiny", "--reward.by", "judge", "--judge.path", "x"], "train.py")
+    assert config.reward.by == "judge" and config.judge.brief, "the tiny policy's judge is the tiny one"
+
+
+# --- the script ------------------------------------------------------------------------------------------
+
+
+def test_recipes_of_judges_are_not_those_of_policies():
+    assert (
+        list(JUDGE_RECIPES) == ["tiny_judge", "judge_4b", "judge_8b"] and not RECIPES.keys() & JUDGE_RECIPES
+    )
+    for name, recipe in JUDGE_RECIPES.items():
+        config = check(recipe())
+        assert config.recipe == name and config.judge.brief == (name == "tiny_judge")
+    assert (config.sft.lr, config.sft.epochs, config.sft.batch) == (1e-5, 3, 128)
+    assert config.model.path == "Qwen/Qwen3-VL-8B-Instruct" and config.judge.screenshots == 3
+    with pytest.raises(ValueError, match="unknown recipe 'judge_8b'"):
+        from_command_line(["judge_8b"], "train.py")
+    assert from_command_line([], "judge.py", JUDGE_RECIPES).recipe == "tiny_judge"
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        ((), "say what to do: label, distil, score"),
+        (("tiny-judge",), "say what to do: label, distil, score"),
+        (("label", "tiny"), "unknown recipe 'tiny'; there are tiny_judge, judge_4b, judge_8b"),
+        (("label", "--nope"), "--nope"),
+        (("label",), "--runs is missing"),
+        (("label", "--runs", "NOWHERE"), "--runs NOWHERE has no dump"),
+        (("label", "--runs", "NOWHERE", "--teacher", "endpoint"), "--teacher endpoint needs --judge.model"),
+        (("distil",), "has no labels; make them with judge.py label"),
+        (("distil", "--distil.goals", "0"), "--distil.goals and --distil.stages are shares"),
+        (("score",), "is not there: run judge.py distil first, or give --judge.path"),
+        (("score", "--judge.path", "NOWHERE"), "is not there: run judge.py distil first, or give --bench"),
+        (("score", "--bench", "NOWHERE", "--judge.path", "NOWHERE"), "annotations.csv can't be read"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(ended, tmp_path, monkeypatch, argv, told):
+    monkeypatch.chdir(tmp_path)
+    code, err = ended(script, *argv)
+    assert code == 2 and err.startswith("judge.py: ") and err.count("\n") == 1 and told in err, err
+
+
+def test_labels_are_made_and_unusable_ones_named(ended, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = Run(Path("web"))
+    run.save_trajectories("step_00001", [replace(shopping.episode(TASK), stop=Stop.MAX_STEPS)])
+    code, err = ended(script, "label", "--runs", "web")
+    assert code == 2 and "nothing could be labelled: left to the rules" in err
+    run.save_trajectories("step_00001", [shopping.episode(TASK)])
+    script.run(["label", "--runs", "web"])
+    code, err = ended(script, "distil")
+    assert code == 2 and "1 labels on 1 goals are too few to hold some out" in err
+
+
+def test_the_script_as_a_person_starts_it(capsys):
+    script.run(["--help"])
+    assert "python judge.py distil tiny-judge" in capsys.readouterr().out
+    done = start("judge.py", "judge")
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1

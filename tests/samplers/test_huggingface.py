@@ -1,0 +1,356 @@
+"""The transformers sampler: its log-probs are the trainer's, and no request feels the company it has."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from minirl.config import SamplerConfig
+from minirl.policy import Policy
+from minirl.rows import Row, collate
+from minirl.samplers.huggingface import HfSampler, request_seed, truncate
+from minirl.types import Prompt, Request, Sample, SamplerError, Sampling
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def new_sampler(model, language):
+    """`new_sampler(temperature=0.8)`; `end` replaces the ids that end a response."""
+    made = []
+
+    def make(end=None, max_batch: int = 32, request_seconds: float = 30, **how) -> HfSampler:
+        speaks = language if end is None else replace(language, end=end)
+        made.append(
+            HfSampler(model, speaks, SamplerConfig(max_batch=max_batch, request_seconds=request_seconds))
+        )
+        made[-1].how = Sampling(**how)  # what `sample_all` asks for
+        return made[-1]
+
+    yield make
+    for sampler in made:
+        sampler.close()
+
+
+async def sample_all(sampler: HfSampler, prompts: list[Prompt], max_tokens: int = 12) -> list[Sample]:
+    requests = [Request(p, request_seed("test", n), max_tokens, sampler.how) for n, p in enumerate(prompts)]
+    return await asyncio.gather(*(sampler.generate(request) for request in requests))
+
+
+# --- log-probs -------------------------------------------------------------------------------------
+
+OFTEN = tuple(range(10, 800, 6))  # one token in six ends the response, so that rows end at different times
+
+
+async def test_log_probs_are_those_that_the_policy_trains_on(model, language, new_sampler, prompts):
+    samples = await sample_all(new_sampler(end=OFTEN, temperature=0.8), prompts)
+    lengths = {len(sample.ids) for sample in samples}
+    assert len(lengths) >= 3, "the test needs rows that end early"
+    rows = [
+        Row(p.ids + s.ids, len(p.ids), tuple(map(str, range(len(p.images)))), s.logprobs, 0.0)
+        for p, s in zip(prompts, samples, strict=True)
+    ]
+    policy = Policy(model, language, temperature=0.8)
+    for prompt, row in zip(prompts, rows, strict=True):
+        batch = collate([row], language, lambda name, images=prompt.images: images[int(name)], CPU)
+        with torch.no_grad():
+            logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
+        torch.testing.assert_close(torch.tensor(row.old), logprobs_N, atol=1e-5, rtol=0)
+
+
+def plain_logprobs(model, language, prompt: Prompt, said: tuple[int, ...], temperature: float = 1.0):
+    """Log-probs (V,) of the next token, by transformers alone: no cache, no batch, its own positions."""
+    ids_1L = torch.tensor([prompt.ids + said])
+    images = {}
+    if prompt.images:
+        prepared = [language.images.prepare(picture) for picture in prompt.images]
+        images["pixel_values"] = torch.cat([pixels for pixels, _ in prepared])
+        images["image_grid_thw"] = torch.tensor([grid for _, grid in prepared])
+    with torch.no_grad():
+        out = model(input_ids=ids_1L, mm_token_type_ids=(ids_1L == language.pad).int(), **images)
+    logits_V = out.logits[0, -1]
+    logits_V[list(language.suppressed)] = float("-inf")
+    return (logits_V / temperature).log_softmax(-1)
+
+
+async def test_log_probs_are_those_of_plain_transformers(model, language, new_sampler, prompts):
+    samples = await sample_all(new_sampler(end=OFTEN, temperature=0.8), prompts, max_tokens=5)
+    for prompt, sample in zip(prompts, samples, strict=True):
+        for i, (token, logprob) in enumerate(zip(sample.ids, sample.logprobs, strict=True)):
+            expected_V = plain_logprobs(model, language, prompt, sample.ids[:i], temperature=0.8)
+            assert logprob == pytest.approx(expected_V[token].item(), abs=1e-5)
+
+
+async def test_temperature_zero_takes_the_most_probable_token(model, language, new_sampler, prompts):
+    samples = await sample_all(new_sampler(end=(), temperature=0), prompts, max_tokens=4)
+    for prompt, sample in zip(prompts, samples, strict=True):
+        for i, (token, logprob) in enumerate(zip(sample.ids, sample.logprobs, strict=True)):
+            logprobs_V = plain_logprobs(model, language, prompt, sample.ids[:i])
+            assert token == logprobs_V.argmax()
+            assert logprob == pytest.approx(logprobs_V[token].item(), abs=1e-5)
+
+
+# --- seeds and batches -----------------------------------------------------------------------------
+
+
+async def test_a_seed_gives_the_same_sample_in_any_company(new_sampler, prompts):
+    sampler = new_sampler(end=OFTEN, temperature=1.0)
+    together = await sample_all(sampler, prompts)
+    for n in reversed(range(len(prompts))):
+        alone = await sampler.generate(Request(prompts[n], request_seed("test", n), 12))
+        assert alone.ids == together[n].ids and alone.finish == together[n].finish
+        assert alone.logprobs == pytest.approx(together[n].logprobs, abs=1e-5)
+
+
+async def test_a_prompt_that_several_requests_share_is_read_once(new_sampler, prompts):
+    """With other prompts between them, so that a mistaken row would show."""
+    sampler, read = new_sampler(end=OFTEN, temperature=1.0), []
+    plain = sampler._padded
+    sampler._padded = lambda different: read.append(len(different)) or plain(different)
+    asked = [Request(prompts[n], request_seed("share", i), 12) for i, n in enumerate((2, 0, 2, 3, 0, 2))]
+    together = await asyncio.gather(*map(sampler.generate, asked))
+    assert read == [3]
+    for request, sample in zip(asked, together, strict=True):
+        alone = await sampler.generate(request)
+        assert alone.ids == sample.ids and alone.finish == sample.finish
+        assert alone.logprobs == pytest.approx(sample.logprobs, abs=1e-5)
+    assert len({sample.ids for sample in together}) == len(together)
+
+
+async def test_another_seed_gives_another_sample(new_sampler, prompts):
+    sampler = new_sampler(temperature=1.0)
+    samples = [await sampler.generate(Request(prompts[0], seed, 12)) for seed in (1, 1, 2)]
+    assert samples[0] == samples[1] and samples[0].ids != samples[2].ids
+
+
+def test_request_seeds_are_the_same_on_every_machine():
+    # the first eight bytes of sha256("0|3|shop-0-17|2"), halved so that torch takes them
+    assert request_seed(0, 3, "shop-0-17", 2) == 0x5910AB5D35991713 // 2
+    assert request_seed(0, 3, "shop-0-17", 3) != request_seed(0, 3, "shop-0-17", 2)
+
+
+async def test_waiting_requests_are_decoded_together_up_to_max_batch(new_sampler, prompts):
+    sampler, sizes = new_sampler(max_batch=4), []
+    plain = sampler._decode
+    sampler._decode = lambda requests: sizes.append(len(requests)) or plain(requests)
+    await sample_all(sampler, prompts, max_tokens=1)
+    assert sizes == [4, 2]
+
+
+async def test_a_sample_knows_how_many_syncs_the_sampler_had_seen(new_sampler, prompts):
+    sampler = new_sampler()
+    before = await sampler.generate(Request(prompts[1], 0, 1))
+    sampler.sync([])
+    after = await sampler.generate(Request(prompts[1], 0, 1))
+    assert (before.version, after.version) == (0, 1)
+
+
+# --- how a response ends ---------------------------------------------------------------------------
+
+
+async def test_a_response_ends_with_the_first_end_token_or_at_its_limit(new_sampler, prompts):
+    samples = await sample_all(new_sampler(end=OFTEN, temperature=1.0), prompts * 2, max_tokens=4)
+    assert {sample.finish for sample in samples} == {"stop", "length"}
+    for sample in samples:
+        assert len(sample.logprobs) == len(sample.ids)
+        assert not set(sample.ids[:-1]) & set(OFTEN)
+        if sample.finish == "stop":
+            assert sample.ids[-1] in OFTEN  # kept, because it was sampled
+        else:
+            assert len(sample.ids) == 4 and sample.ids[-1] not in OFTEN
+
+
+async def test_an_end_token_at_the_limit_is_a_stop(language, new_sampler, prompts):
+    everything = tuple(range(len(language.tokenizer)))
+    sample = await new_sampler(end=everything).generate(Request(prompts[0], 0, max_tokens=1))
+    assert len(sample.ids) == 1 and sample.finish == "stop"
+
+
+async def test_each_request_has_its_own_limit(new_sampler, prompts):
+    sampler = new_sampler(end=())
+    requests = [Request(prompt, 0, limit) for prompt, limit in zip(prompts, (1, 5, 3), strict=False)]
+    samples = await asyncio.gather(*map(sampler.generate, requests))
+    assert [len(sample.ids) for sample in samples] == [1, 5, 3]
+    assert {sample.finish for sample in samples} == {"length"}
+
+
+# --- what may be sampled ---------------------------------------------------------------------------
+
+
+async def test_suppressed_tokens_are_never_sampled(model, language, new_sampler, prompts):
+    """Not even where the model wants nothing else."""
+
+    def insist(module, args, out):
+        out.logits[..., list(language.suppressed)] += 1e4
+
+    sampler, greedy = new_sampler(temperature=1.0), new_sampler(temperature=0)
+    calm = await sample_all(sampler, prompts)
+    hook = model.register_forward_hook(insist)
+    try:
+        insisted, most_probable = await sample_all(sampler, prompts), await sample_all(greedy, prompts)
+    finally:
+        hook.remove()
+    for sample in insisted + most_probable:
+        assert not set(sample.ids) & set(language.suppressed)
+    assert insisted == calm  # and their log-probs are as if those tokens did not exist
+
+
+PROBABILITIES = (0.5, 0.3, 0.15, 0.05)
+
+
+def test_tokens_come_as_often_as_their_probability_says(new_sampler):
+    sampler = new_sampler(temperature=1.0)
+    sampler.language = replace(sampler.language, suppressed=())
+    n = 4000
+    logits_BV = torch.tensor([PROBABILITIES]).log().expand(n, 4).clone() + 7.0
+    generators = [torch.Generator().manual_seed(request_seed(i)) for i in range(n)]
+    chosen, logprobs = sampler._sample(logits_BV, Sampling(), generators)
+    shares = np.bincount(chosen, minlength=4) / n
+    assert shares == pytest.approx(PROBABILITIES, abs=0.025)  # three standard deviations of the first
+    assert np.exp(logprobs) == pytest.approx([PROBABILITIES[token] for token in chosen], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "kept"),
+    [
+        (1.0, 0, {0, 1, 2, 3}),
+        (1.0, 2, {0, 1}),
+        (1.0, 9, {0, 1, 2, 3}),  # more than there are
+        (0.49, 0, {0}),  # the first alone reaches it
+        (0.79, 0, {0, 1}),
+        (0.81, 0, {0, 1, 2}),  # 0.8 is not enough
+        (0.0, 0, {0}),  # the most probable one always stays
+        (0.6, 2, {0}),  # of the two that top-k leaves, 0.5 / 0.8 = 0.625 is enough
+        (0.63, 2, {0, 1}),
+    ],
+)
+def test_truncation_by_hand(top_p, top_k, kept):
+    order = torch.tensor([2, 0, 3, 1])  # not sorted: token order[i] has the i-th probability
+    logprobs_BV = torch.empty(1, 4)
+    logprobs_BV[0, order] = torch.tensor(PROBABILITIES).log()
+    left_BV = truncate(logprobs_BV, top_p, top_k)
+    assert {i for i in range(4) if left_BV[0, order[i]] > float("-inf")} == kept
+    assert torch.equal(left_BV[left_BV > float("-inf")], logprobs_BV[left_BV > float("-inf")])
+
+
+def test_rows_are_truncated_on_their_own():
+    logprobs_BV = torch.tensor([[0.5, 0.3, 0.2], [0.05, 0.05, 0.9]]).log()
+    assert (truncate(logprobs_BV, 0.6, 0) > float("-inf")).tolist() == [
+        [True, True, False],
+        [False, False, True],
+    ]
+
+
+async def test_top_k_one_is_greedy_and_log_probs_stay_untruncated(new_sampler, prompts):
+    greedy = await sample_all(new_sampler(end=(), temperature=0), prompts, max_tokens=4)
+    first = await sample_all(new_sampler(end=(), temperature=1.0, top_k=1), prompts, max_tokens=4)
+    for one, other in zip(greedy, first, strict=True):
+        assert one.ids == other.ids and one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+# --- trouble ---------------------------------------------------------------------------------------
+
+
+class Gate:
+    """Holds a sampler's decoding until it is opened, and remembers which seeds were decoded together."""
+
+    def __init__(self, sampler: HfSampler):
+        self.entered, self.opened, self.batches = threading.Event(), threading.Event(), []
+        self.plain, sampler._decode = sampler._decode, self.decode
+
+    def decode(self, requests: list[Request]) -> list[Sample]:
+        self.batches.append([request.seed for request in requests])
+        self.entered.set()
+        assert self.opened.wait(60)
+        return self.plain(requests)
+
+
+async def test_a_request_cancelled_while_it_is_decoded_disturbs_nobody(new_sampler, prompts):
+    sampler = new_sampler()
+    undisturbed = await sampler.generate(Request(prompts[0], 1, 6))
+    gate = Gate(sampler)
+    stays, leaves = (
+        asyncio.create_task(sampler.generate(Request(p, seed, 6))) for seed, p in enumerate(prompts[:2], 1)
+    )
+    await asyncio.to_thread(gate.entered.wait, 60)
+    leaves.cancel()
+    gate.opened.set()
+    sample = await stays
+    assert sample.ids == undisturbed.ids and gate.batches == [[1, 2]]
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+
+
+async def test_a_request_cancelled_while_it_waits_is_not_decoded(new_sampler, prompts):
+    sampler = new_sampler(max_batch=1)
+    gate = Gate(sampler)
+    first, second, third = (
+        asyncio.create_task(sampler.generate(Request(p, seed, 3))) for seed, p in enumerate(prompts[:3], 1)
+    )
+    await asyncio.to_thread(gate.entered.wait, 60)
+    second.cancel()
+    gate.opened.set()
+    await asyncio.gather(first, third)
+    assert gate.batches == [[1], [3]]
+
+
+async def test_the_sampler_goes_on_after_everybody_left(new_sampler, prompts):
+    sampler = new_sampler()
+    lonely = asyncio.create_task(sampler.generate(Request(prompts[0], 1, 3)))
+    await asyncio.sleep(0)
+    lonely.cancel()
+    assert len((await sampler.generate(Request(prompts[1], 2, 3))).ids) <= 3
+
+
+async def test_idle_waits_for_what_is_decoded_for_nobody(new_sampler, prompts):
+    sampler = new_sampler()
+    await sampler.idle()  # at once: nothing was ever asked
+    gate, returned = Gate(sampler), []
+    decode = sampler._decode
+    sampler._decode = lambda requests: (decode(requests), returned.append(True))[0]
+    lonely = asyncio.create_task(sampler.generate(Request(prompts[0], 1, 3)))
+    await asyncio.to_thread(gate.entered.wait, 60)
+    lonely.cancel()
+    await asyncio.wait([lonely])
+    idle = asyncio.create_task(sampler.idle())
+    await asyncio.wait([idle], timeout=0.1)
+    assert not idle.done() and not returned
+    gate.opened.set()
+    await idle
+    assert returned
+
+
+async def test_a_failure_reaches_everybody_in_the_batch_and_nobody_after(new_sampler, prompts):
+    sampler = new_sampler()
+    plain = sampler._decode
+
+    def fail(requests):
+        raise RuntimeError("out of memory")
+
+    sampler._decode = fail
+    requests = [Request(prompt, 0, 3) for prompt in prompts[:3]]
+    failures = await asyncio.gather(*map(sampler.generate, requests), return_exceptions=True)
+    assert {type(failure) for failure in failures} == {SamplerError}
+    assert [str(failure) for failure in failures] == ["RuntimeError: out of memory"] * 3
+    sampler._decode = plain
+    assert (await sampler.generate(requests[0])).ids
+
+
+async def test_a_request_that_takes_too_long_is_given_up(new_sampler, prompts):
+    sampler = new_sampler(request_seconds=0.05)
+    gate = Gate(sampler)
+    with pytest.raises(SamplerError, match="in time"):
+        await sampler.generate(Request(prompts[0], 1, 3))
+    gate.opened.set()
+
+
+async def test_a_closed_sampler_says_so_instead_of_hanging(new_sampler, prompts):
+    sampler = new_sampler()
+    sampler.close()
+    with pytest.raises(SamplerError, match="shutdown"):
+        await sampler.generate(Request(prompts[0], 1, 3))

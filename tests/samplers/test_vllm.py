@@ -1,0 +1,571 @@
+"""vLLM in process: its log-probs are the trainer's after every update, and what is cancelled leaves no trace.
+
+Two small models: a Qwen3-VL with pictures (tied embeddings), and a Llama (its head is its own).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peers import alone, on_ranks
+from test_train import ROOT, SMALL_FLAGS
+from training import CPU, make_trainer, save_text_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from minirl.checkpoint import checkpoints
+from minirl.config import AgentConfig, ModelConfig, SamplerConfig
+from minirl.distributed import Ranks
+from minirl.model import BLANK, BLANK_PNG
+from minirl.policy import Policy
+from minirl.recipes import tiny
+from minirl.rows import Member, Row, collate
+from minirl.samplers import vllm_engine
+from minirl.samplers.vllm import VllmSampler
+from minirl.samplers.vllm_engine import environment, variables
+from minirl.trainer import Trainer
+from minirl.types import Prompt, Request, Sample, SamplerError, Sampling
+
+HOT = Sampling(temperature=0.8)
+CONTEXT = 256  # tokens
+NEAR = 1e-4  # of two log-probs that are the same
+
+
+class FakeEngine:
+    """Writes down what it is told; takes weights as an engine does."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., bool]:
+        return lambda *given, **named: self.told.append(" ".join([name, *map(str, given)])) or True
+
+    def has_unfinished_requests(self) -> bool:
+        return False
+
+    def sleep(self, level: int) -> None:
+        self.told.append(f"sleep {level}")
+
+    def collective_rpc(self, work: Callable | str, kwargs: dict | None = None) -> None:
+        weights = list(kwargs["weights_iterator"]) if kwargs else []
+        self.told.append(f"{work if isinstance(work, str) else work.__name__} {len(weights)}")
+
+
+def test_sleeping_and_waking_on_a_gpu(tiny_folder, model, monkeypatch):
+    """Weights are dropped, not copied; memory for the cache comes back after they do; what was computed with
+    the old ones goes. Twice asleep is asleep once, and a sync without sleep wakes nothing."""
+    fake = FakeEngine()
+    monkeypatch.setattr(VllmSampler, "_start", lambda self: setattr(self, "engine", fake))
+    monkeypatch.setattr(VllmSampler, "_stop", lambda self: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    config = replace(tiny(), model=ModelConfig(path=str(tiny_folder)))
+    sampler = VllmSampler(config, None, replace(alone(), device=torch.device("cuda", 0)))
+    weights = list(model.named_parameters())
+    resets = ["reset_prefix_cache", "reset_mm_cache", "reset_encoder_cache"]
+    sampler.sync(weights)
+    assert fake.told == [f"reload_weights {len(weights)}", *resets]
+    fake.told.clear()
+    sampler.sleep()
+    sampler.sleep()
+    sampler.sync(weights)
+    assert fake.told == [
+        "sleep 2",
+        "wake_up ['weights']",
+        "clear_deepstack 0",
+        f"reload_weights {len(weights)}",
+        "wake_up ['kv_cache']",
+        *resets,
+    ]
+    assert sampler.version == 2 and not sampler.asleep
+    sampler.close()
+
+
+def test_an_engine_apart_starts_without_torchruns_ranks_on_its_ranks_gpu(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    third = replace(alone(), rank=3, device=torch.device("cuda", 1))
+    assert variables(third, apart=False) == {"RANK": "3", "LOCAL_RANK": "1"}
+    assert variables(third, apart=True)["CUDA_VISIBLE_DEVICES"] == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    with environment(variables(third, apart=True)):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "7" and "RANK" not in os.environ
+        assert "MASTER_PORT" not in os.environ
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6,7" and os.environ["RANK"] == "3"
+    assert os.environ["MASTER_PORT"] == "29500" and "LOCAL_RANK" not in os.environ
+    assert "CUDA_VISIBLE_DEVICES" not in variables(alone(), apart=True)
+
+
+# --- an engine for each of the two models -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["visual", "text"])
+def trainer(request, tiny_folder, language, ranks, tmp_path_factory) -> Trainer:
+    folder = tiny_folder
+    if request.param == "text":
+        path = tmp_path_factory.mktemp("llama")
+        settings = {"hidden_size": 128, "tie_word_embeddings": False}  # heads of 32: vLLM's least on a CPU
+        folder = save_text_model(path, language, LlamaConfig, LlamaForCausalLM, **settings)
+    return open_trainer(folder, ranks)
+
+
+def open_trainer(folder: Path, ranks: Ranks) -> Trainer:
+    """With a sampler's settings, and a mask that the sampler's share: two words are suppressed beside
+    vision's."""
+    trainer = make_trainer(folder, ranks)
+    trainer.config = replace(
+        trainer.config,
+        agent=AgentConfig(context_tokens=CONTEXT, screenshots=2),
+        sampler=SamplerConfig(temperature=0.8),
+    )
+    words = tuple({*trainer.language.suppressed, 70, 71})
+    trainer.language = replace(trainer.language, suppressed=words)
+    trainer.policy.suppressed_V[[70, 71]] = -1e30
+    trainer.image = PICTURES.__getitem__
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def engine(trainer, ranks) -> Iterator[VllmSampler]:
+    vllm_engine.CPU_CACHE_BYTES = 1 << 25  # all of it is in use before memory is first measured
+    sampler = VllmSampler(trainer.config, trainer.language, ranks)
+    yield sampler
+    sampler.close()
+
+
+@pytest.fixture
+async def sampler(engine, trainer) -> AsyncIterator[VllmSampler]:
+    """With the trainer's weights as they are."""
+    await engine.idle()
+    engine.sync(trainer.weights())
+    yield engine
+    await engine.idle()
+
+
+PICTURES = {BLANK: BLANK_PNG}  # by the names under which rows know them
+
+
+@pytest.fixture
+def asked(trainer, prompts) -> list[Prompt]:
+    """Six prompts; a model that can't see is given their words."""
+    if trainer.language.images is None:
+        words = set(range(10, 600))
+        return [Prompt(tuple(i for i in p.ids if i in words), 0) for p in prompts]
+    return prompts
+
+
+async def sample(
+    sampler: VllmSampler, prompts: list[Prompt], how: Sampling = HOT, n: int = 12
+) -> list[Sample]:
+    requests = [Request(prompt, seed, n, how) for seed, prompt in enumerate(prompts)]
+    return await asyncio.gather(*map(sampler.generate, requests))
+
+
+def rows_of(prompts: list[Prompt], samples: list[Sample]) -> list[Row]:
+    rows = []
+    for prompt, said in zip(prompts, samples, strict=True):
+        names = tuple(str(hash(png)) for png in prompt.images)
+        PICTURES.update(zip(names, prompt.images, strict=True))
+        rows.append(
+            Row(
+                prompt.ids + said.ids,
+                len(prompt.ids),
+                names,
+                said.logprobs,
+                1.0,
+                weights=(1.0,) * len(said.ids),
+            )
+        )
+    return rows
+
+
+def gap(policy: Policy, trainer: Trainer, rows: list[Row]) -> float:
+    """The largest difference between the rows' log-probs and the trainer's."""
+    gaps = []
+    for row in rows:
+        batch = collate([row], trainer.language, PICTURES.get, CPU)
+        with torch.no_grad():
+            logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
+        gaps.append((logprobs_N - torch.tensor(row.old)).abs().max().item())
+    return max(gaps)
+
+
+# --- log-probs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.vllm
+async def test_log_probs_are_the_trainers_after_every_update(trainer, sampler, asked):
+    """Three updates in a row. Before the sync they differ; so do the log-probs of another temperature, and
+    those that count suppressed words."""
+    trainer.policy.temperature = 0.8
+    for update in range(3):
+        rows = rows_of(asked, await sample(sampler, asked))
+        assert gap(trainer.policy, trainer, rows) < NEAR
+        assert {s.version for s in await sample(sampler, asked)} == {sampler.version}
+        trainer.imitate(rows, lr=3e-3)
+        trainer.policy.temperature = 0.8
+        trainer.policy.eval()
+        stale = rows_of(asked, await sample(sampler, asked))
+        assert gap(trainer.policy, trainer, stale) > 0.01, update
+        sampler.sync(trainer.weights())
+    rows = rows_of(asked, await sample(sampler, asked))
+    assert gap(trainer.policy, trainer, rows) < NEAR
+
+    trainer.policy.temperature = 1.0
+    assert gap(trainer.policy, trainer, rows) > 0.01, "raw log-probs would pass"
+    trainer.policy.temperature = 0.8
+    mask_V, unmasked_V = trainer.policy.suppressed_V, torch.zeros_like(trainer.policy.suppressed_V)
+    trainer.policy.suppressed_V = unmasked_V
+    assert gap(trainer.policy, trainer, rows) > 10 * NEAR, "log-probs over the whole vocabulary would pass"
+    trainer.policy.suppressed_V = mask_V
+
+
+@pytest.mark.vllm
+async def test_suppressed_words_are_never_sampled(trainer, sampler, asked):
+    """Nearly all words are equally probable here, and there are hundreds of draws."""
+    samples = await sample(sampler, asked * 4, Sampling(2.0))
+    assert not {i for s in samples for i in s.ids} & set(trainer.language.suppressed)
+
+
+@pytest.mark.vllm
+async def test_a_weight_that_is_left_out_is_noticed(trainer, sampler, asked):
+    """vLLM itself would go on with what it had: without our check its log-probs are wrong."""
+    name = "lm_head.weight" if trainer.language.images is None else "model.language_model.norm.weight"
+    with torch.no_grad():
+        dict(trainer.policy.model.named_parameters())[name].mul_(1.5)
+    others = [(n, w) for n, w in trainer.weights() if n != name]
+    with pytest.raises(AssertionError, match=name):
+        sampler.sync(others)
+    trainer.policy.temperature = 0.8
+    trainer.policy.eval()
+    assert gap(trainer.policy, trainer, rows_of(asked, await sample(sampler, asked))) > 0.01
+    sampler.sync(trainer.weights())
+    assert gap(trainer.policy, trainer, rows_of(asked, await sample(sampler, asked))) < NEAR
+
+
+@pytest.mark.vllm
+async def test_greedy_sampling_and_limits(trainer, sampler, asked):
+    """The most probable words; an end word ends a response and is part of it, nothing else is added."""
+    samples = await sample(sampler, asked, Sampling(0.0), n=6)
+    trainer.policy.temperature = 1.0
+    trainer.policy.eval()
+    assert gap(trainer.policy, trainer, rows_of(asked, samples)) < NEAR
+    assert {(len(s.ids), s.finish) for s in samples} == {(6, "length")}
+    end = samples[0].ids[2]
+    sampler.language = replace(trainer.language, end=(end,))
+    (ended,) = await sample(sampler, asked[:1], Sampling(0.0), n=6)
+    sampler.language = trainer.language
+    first = samples[0].ids.index(end)
+    assert ended.ids == samples[0].ids[: first + 1] and ended.finish == "stop"
+
+
+@pytest.mark.vllm
+async def test_more_prompts_than_fit_into_one_step(trainer, sampler):
+    """Then vLLM would compute a part of one, and its random generator could not follow on a CPU."""
+    long = [Prompt(tuple(range(100 + n, 330 + n)), 0) for n in range(16)] * 4  # 14,720 tokens of new prompts
+    samples = await sample(sampler, long, n=3)
+    trainer.policy.temperature = 0.8
+    trainer.policy.eval()
+    assert gap(trainer.policy, trainer, rows_of(long, samples)) < NEAR
+
+
+@pytest.mark.vllm
+async def test_what_is_sampled_depends_on_the_seed_and_not_on_company(sampler, asked):
+    how = Sampling(2.0)  # updates of earlier tests have made it very sure of itself
+    together = await sample(sampler, asked, how)
+    for seed, (prompt, expected) in enumerate(zip(asked, together, strict=True)):
+        assert (await sampler.generate(Request(prompt, seed, 12, how))).ids == expected.ids
+    other = await sampler.generate(Request(asked[0], 99, 12, how))
+    assert other.ids != together[0].ids
+
+
+# --- caches ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.vllm
+async def test_a_prefix_is_computed_once_for_every_version(trainer, sampler):
+    """In whole blocks of 32 tokens: of a prompt of 100 the first 96 are known the second time."""
+    prompt = Prompt(tuple(range(100, 200)), 0)
+    for _ in range(2):
+        cached = [(await sample(sampler, [prompt], n=2))[0].cached for _ in range(2)]
+        assert cached == [0, 96]
+        sampler.sync(trainer.weights())
+
+
+@pytest.mark.vllm
+async def test_a_screenshot_is_encoded_once_for_every_version(trainer, sampler, asked):
+    if trainer.language.images is None:
+        pytest.skip("a text model")
+    shown = next(prompt for prompt in asked if len(prompt.images) == 1)
+    encoded = []
+    tower = sampler.engine.collective_rpc(lambda worker: worker.get_model().visual)[0]
+    handle = tower.register_forward_hook(lambda *_: encoded.append(1))
+    for n in range(3):
+        await sample(sampler, [replace(shown, ids=(50 + n, *shown.ids))], n=2)
+    assert len(encoded) == 1
+    sampler.sync(trainer.weights())
+    await sample(sampler, [shown], n=2)
+    assert len(encoded) == 2
+    handle.remove()
+
+
+# --- requests that end otherwise --------------------------------------------------------------------
+
+
+def assert_empty(sampler: VllmSampler) -> None:
+    assert not sampler.futures
+    assert sampler.engine.get_num_unfinished_requests() == 0
+    scheduler = sampler.engine.engine_core.engine_core.scheduler
+    assert not scheduler.requests and not scheduler.running and not scheduler.waiting
+    assert scheduler.kv_cache_manager.usage == 0
+
+
+def resident() -> int:
+    """Bytes of memory that are held, not merely kept for later."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.vllm
+async def test_a_thousand_requests_a_third_of_them_cancelled(sampler, asked):
+    """Nothing is left in the engine, and memory does not grow."""
+    rng = random.Random(0)
+
+    async def one(n: int) -> bool:
+        prompt = rng.choice(asked)
+        request = Request(replace(prompt, ids=(*rng.choices(range(100, 600), k=40), *prompt.ids)), n, 8, HOT)
+        work = asyncio.create_task(sampler.generate(request))
+        if n % 3 == 0:
+            await asyncio.sleep(rng.uniform(0, 0.1))
+            work.cancel()
+        return isinstance((await asyncio.gather(work, return_exceptions=True))[0], Sample)
+
+    async def many(numbers: range) -> list[bool]:
+        limit = asyncio.Semaphore(32)
+
+        async def limited(n: int) -> bool:
+            async with limit:
+                return await one(n)
+
+        answered = await asyncio.gather(*map(limited, numbers))
+        await sampler.idle()
+        return answered
+
+    await many(range(2000))  # until every buffer has been made
+    before = resident()
+    answered = await many(range(1000))
+    assert all(answered[n] for n in range(1000) if n % 3)
+    assert sum(answered) < 950, "the test needs requests that are cancelled while they run"
+    assert_empty(sampler)
+    assert resident() < 1.05 * before
+
+
+@pytest.mark.vllm
+async def test_a_request_that_takes_too_long_is_freed(sampler, asked):
+    config = sampler.config
+    sampler.config = replace(config, sampler=replace(config.sampler, request_seconds=0.02))
+    with pytest.raises(SamplerError, match="in time"):
+        await sampler.generate(Request(asked[0], 0, 200, HOT))
+    sampler.config = config
+    await sampler.idle()
+    assert_empty(sampler)
+
+
+@pytest.mark.vllm
+async def test_prompts_that_cannot_be_served_are_refused_alone(trainer, sampler, asked, png):
+    """Longer than the context; a picture of more tokens than the encoder's cache holds."""
+    bad = [Prompt((10,) * CONTEXT, 0)]
+    if trainer.language.images is not None:
+        huge = png(64, 32)
+        pads = (trainer.language.pad,) * trainer.language.image_tokens(huge)
+        limit = sampler.engine.input_processor.mm_encoder_cache_size
+        sampler.engine.input_processor.mm_encoder_cache_size = 1
+        bad.append(Prompt((3, *pads, 4), 0, (huge,)))
+    requests = [Request(p, n, 8, HOT) for n, p in enumerate([asked[0], *bad, asked[1]])]
+    answers = await asyncio.gather(*map(sampler.generate, requests), return_exceptions=True)
+    if trainer.language.images is not None:
+        sampler.engine.input_processor.mm_encoder_cache_size = limit
+    refused = answers[1:-1]
+    assert all(isinstance(answer, SamplerError) for answer in refused), refused
+    assert "longer than the maximum" in str(refused[0])
+    if trainer.language.images is not None:
+        assert "encoder cache" in str(refused[1])
+    await sampler.idle()
+    assert_empty(sampler)
+
+
+# --- the end of an engine ----------------------------------------------------------------------------
+
+
+@pytest.mark.vllm
+async def test_an_engine_that_dies_says_so_to_everybody(engine, trainer, asked, monkeypatch):
+    """To those who wait, and at once to those who come later. What follows in a run does not hang: waiting
+    for idleness, and a sync, in which other ranks would wait for this one's part. (The last of an engine's
+    tests: this one does not come back.)"""
+    engine.sync(trainer.weights())
+    requests = [Request(prompt, n, 100, HOT) for n, prompt in enumerate(asked)]
+    work = [asyncio.create_task(engine.generate(request)) for request in requests]
+    await asyncio.sleep(0.05)
+    monkeypatch.setattr(engine.engine, "step", lambda: 1 / 0)
+    answers = await asyncio.gather(*work, return_exceptions=True)
+    died = [answer for answer in answers if isinstance(answer, SamplerError)]
+    assert died and all("the vLLM engine died: ZeroDivisionError" in str(answer) for answer in died)
+    with pytest.raises(SamplerError, match="the vLLM engine died"):
+        await engine.generate(requests[0])
+    await engine.idle()
+    engine.sleep()
+    streamed = iter(trainer.weights())
+    engine.sync(streamed)
+    assert next(streamed, None) is None and "ZeroDivisionError" in engine.failure
+
+
+# --- a second engine ---------------------------------------------------------------------------------
+
+
+@pytest.mark.vllm
+async def test_a_judges_engine_beside_the_agents_keeps_its_weights(ranks, tiny_folder, prompts):
+    """It says the same before and after the agent's weights have changed, from a process of its own; when
+    that is killed, whoever asks is told, a call that comes first returns, and the agent's engine goes on."""
+    trainer = open_trainer(tiny_folder, ranks)
+    trainer.config = replace(trainer.config, model=ModelConfig(path=str(tiny_folder)))
+    before = set(children())
+    agent = VllmSampler(trainer.config, trainer.language, ranks)
+    assert set(children()) == before, "the agent's is in this one"
+    judge, idle = (VllmSampler(trainer.config, trainer.language, ranks, apart=True) for _ in range(2))
+    own = set(children()) - before
+    from vllm.utils.system_utils import get_mp_context
+
+    assert own and get_mp_context().get_start_method() == "spawn", "CUDA can't be forked"
+    agent.sync(trainer.weights())
+    greedy = Sampling(temperature=0.0)
+    first = [await sample(each, prompts, greedy) for each in (agent, judge)]
+    assert [s.ids for s in first[0]] == [s.ids for s in first[1]]
+    trainer.imitate(rows_of(prompts, first[0][1:] + first[0][:1]), lr=0.1)
+    agent.sync(trainer.weights())
+    second = [await sample(each, prompts, greedy) for each in (agent, judge)]
+    assert [s.ids for s in second[1]] == [s.ids for s in first[1]]
+    assert [s.ids for s in second[0]] != [s.ids for s in first[0]], "the update changed nothing"
+
+    for pid in own:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(SamplerError, match="the vLLM engine died"):
+        await judge.generate(Request(prompts[0], 0, 12, greedy))
+    assert "the vLLM engine died" in judge.failure
+    assert not idle.failure
+    idle._call(lambda: idle.engine.reset_prefix_cache())  # as sleep and wake do where there is a GPU
+    assert "the vLLM engine died" in idle.failure
+    assert [s.ids for s in await sample(agent, prompts, greedy)] == [s.ids for s in second[0]]
+    for each in (agent, judge, idle):
+        each.close()
+
+
+def children() -> list[int]:
+    """The processes that this one has started, as the kernel tells."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for task in tasks for pid in task.read_text().split()]
+
+
+# --- several ranks -----------------------------------------------------------------------------------
+
+
+def sharded(ranks: Ranks, folder: Path, parts: int) -> tuple[float, float, float]:
+    """Two updates on weights cut in two, with an engine on every rank (or one on both): how far the sampler
+    is off at first, after the updates, and once its weights are synced."""
+    trainer = open_trainer(folder, ranks)
+    if parts > 1:
+        trainer.config = replace(
+            trainer.config, sampler=replace(trainer.config.sampler, tensor_parallel=parts)
+        )
+    sampler = VllmSampler(trainer.config, trainer.language, ranks)
+    sampler.sync(trainer.weights())
+    prompts = [Prompt(tuple(range(10 + 7 * n + ranks.rank, 40 + 9 * n)), 0) for n in range(4)]
+
+    def difference() -> tuple[float, list[Row]]:
+        rows = rows_of(prompts, asyncio.run(sample(sampler, prompts)))
+        rows = ranks.gather(rows)
+        scores = trainer._score(trainer.policy, [Member(0, tuple(rows))])
+        pairs = zip(scores, [row.old for row in rows], strict=True)
+        return max(abs(a - b) for new, old in pairs for a, b in zip(new, old, strict=True)), rows
+
+    before, rows = difference()
+    for _ in range(2):
+        trainer.imitate(rows, lr=3e-3)
+    stale, _ = difference()
+    sampler.sync(trainer.weights())
+    after, _ = difference()
+    sampler.close()
+    return before, stale, after
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("parts", [1, 2])
+def test_two_ranks_sync_from_shards(tiny_folder, parts):
+    """An engine each; and one between them, which tensor parallelism cuts in two."""
+    for left in Path("/dev/shm").glob("-tp:*-cpushm_*"):
+        left.unlink()  # by ranks that were killed, under the only names that vLLM takes on a CPU
+    for before, stale, after in on_ranks(2, sharded, tiny_folder, parts):
+        assert before < NEAR and after < NEAR and stale > 0.01
+
+
+# --- the whole loop ------------------------------------------------------------------------------------
+
+DIES_AFTER_TWO_STEPS = """
+import train
+from minirl.recipes import run_main
+from minirl.trainer import Trainer
+from minirl.samplers.vllm import VllmSampler
+
+updates, reinforce, sample = [], Trainer.reinforce, VllmSampler._sample
+
+def counted(self, *args):
+    updates.append(1)
+    return reinforce(self, *args)
+
+def dying(self, output):
+    if len(updates) == 2:
+        raise RuntimeError("an illegal memory access was encountered")
+    return sample(self, output)
+
+Trainer.reinforce, VllmSampler._sample = counted, dying
+run_main(train.run)
+"""
+
+
+@pytest.mark.vllm
+def test_a_run_whose_engine_dies_ends_with_one_error_and_a_checkpoint(tmp_path):
+    flags = [
+        "tiny",
+        "--sampler",
+        "vllm",
+        "--out",
+        str(tmp_path),
+        *SMALL_FLAGS,
+        "--steps",
+        "5",
+        "--save-every",
+        "5",
+    ]
+    command = [sys.executable, "-c", DIES_AFTER_TWO_STEPS, *flags]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT)
+    assert out.returncode == 2, out.stderr
+    last = out.stderr.splitlines()[-1]
+    assert "the vLLM engine died: RuntimeError: an illegal memory access was encountered" in last
+    assert "--resume goes on after step 2" in last and "Traceback" not in out.stderr
+    (saved,) = checkpoints(tmp_path / "tiny/checkpoints")  # which was not due yet
+    assert json.loads((saved / "state.json").read_text())["step"] == 2

@@ -1,0 +1,239 @@
+"""Several ranks do what one does: updates, log-probs, and the sharing out of a step's tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from peers import alone, on_ranks
+from training import distance, make_groups, make_trainer, nothing, rows_of, save_text_model, weights
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from minirl.config import LossConfig, ModelConfig, RolloutConfig
+from minirl.distributed import Board, Ranks
+from minirl.model import load_model
+from minirl.recipes import tiny
+from minirl.rollout import Collected, Rollouts
+from minirl.rows import share_out
+from minirl.types import Group, SamplerDied, Task, Trajectory, Turn
+
+# --- updates ---------------------------------------------------------------------------------------
+
+LOSSES = {
+    "openwebrl": LossConfig(),
+    "kl and recomputed": LossConfig("grpo", "webagent-r1", old="recompute", correction=1.5, kl=0.1),
+    "filtered-bc": LossConfig("filtered-bc", "token-mean"),
+}
+SETTINGS = {
+    "plain": {},
+    "replicas": {"optim": {"replicas": 2}},
+    "checkpointing": {"model": {"gradient_checkpointing": True}},
+    "frozen": {"model": {"freeze_vision": True}},
+    "small micro-batches": {"micro_tokens": 60},
+    "per turn": {"layout": "per-turn", "micro_tokens": 100},
+}
+
+
+def two_steps(ranks: Ranks, path: Path, loss: str, settings: dict, few: bool) -> tuple[dict, list[dict]]:
+    """The weights after an update of imitation and two steps of two, and their metrics."""
+    trainer = make_trainer(path, ranks, lr=2e-4, loss=LOSSES[loss], epochs=2, minibatch_turns=6, **settings)
+    groups = make_groups(trainer.language)
+    if few:  # one episode of one turn, without a screenshot: nothing for a second rank
+        member = groups[1].trajectories[0]
+        member = replace(member, turns=(replace(member.turns[0], images=(), branch=(43,)),))
+        groups = [Group(groups[1].task, (member,), (1.0,))]
+    trainer.imitate(rows_of(groups), lr=2e-4)
+    trainer.reset_optimizer()
+    trainer.keep_reference()
+    metrics = [trainer.reinforce(groups, step, nothing) for step in range(2)]
+    return {name: weight.numpy() for name, weight in weights(trainer).items()}, metrics
+
+
+def assert_same(one: tuple[dict, list[dict]], other: tuple[dict, list[dict]], start: dict) -> None:
+    """Equal metrics and weights. Adam makes whole steps of gradients that are rounding errors alone, so it is
+    the distance of all weights that is compared."""
+    for a, b in zip(one[1], other[1], strict=True):
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-4)
+    ours, theirs = ({n: torch.from_numpy(w) for n, w in found[0].items()} for found in (one, other))
+    moved, size = distance(theirs, start), sum((w**2).sum().item() for w in theirs.values()) ** 0.5
+    assert moved > 1e-3 * size and distance(ours, theirs) < 1e-5 * size, (distance(ours, theirs), moved, size)
+
+
+@pytest.fixture(scope="module")
+def text_folder(language, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text")
+    return save_text_model(path, language, Qwen2Config, Qwen2ForCausalLM, tie_word_embeddings=False)
+
+
+def text_step(ranks: Ranks, path: Path) -> tuple[dict, list[dict]]:
+    trainer = make_trainer(path, ranks, lr=2e-4, minibatch_turns=6)
+    groups = [
+        replace(
+            group,
+            trajectories=tuple(
+                replace(t, turns=tuple(replace(turn, images=(), branch=(43,)) for turn in t.turns))
+                for t in group.trajectories
+            ),
+        )
+        for group in make_groups(trainer.language)
+    ]
+    metrics = [trainer.reinforce(groups, step, nothing) for step in range(2)]
+    return {name: weight.numpy() for name, weight in weights(trainer).items()}, metrics
+
+
+CASES = [
+    ("openwebrl", "plain", True),
+    ("kl and recomputed", "plain", False),
+    ("kl and recomputed", "replicas", False),
+    ("openwebrl", "checkpointing", False),
+    ("openwebrl", "frozen", False),
+    ("openwebrl", "small micro-batches", False),
+    ("openwebrl", "per turn", False),
+    ("filtered-bc", "plain", False),
+]
+
+
+def all_cases(ranks: Ranks, path: Path, text_path: Path) -> dict:
+    found = {case: two_steps(ranks, path, case[0], SETTINGS[case[1]], case[2]) for case in CASES}
+    return found | {"text": text_step(ranks, text_path)}
+
+
+@pytest.fixture(scope="module")
+def on_two(tiny_folder, text_folder) -> list[dict]:
+    """What each of two ranks gets for all cases: starting processes takes longer than the cases."""
+    return on_ranks(2, all_cases, tiny_folder, text_folder)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(map(str, case)))
+def test_two_ranks_train_as_one_does(tiny_folder, ranks, on_two, case):
+    loss, settings, few = case
+    start = load_model_weights(tiny_folder)
+    one = two_steps(ranks, tiny_folder, loss, SETTINGS["frozen"] if settings == "frozen" else {}, few)
+    for found in on_two:
+        assert_same(found[case], one, start)
+    still = {name for name, weight in one[0].items() if (torch.from_numpy(weight) == start[name]).all()}
+    assert (still == {name for name in start if ".visual." in name}) == (settings == "frozen")
+
+
+def test_a_text_model_on_two_ranks(text_folder, ranks, on_two):
+    """An untied head, and no vision tower to keep busy."""
+    one = text_step(ranks, text_folder)
+    for found in on_two:
+        assert_same(found["text"], one, load_model_weights(text_folder))
+
+
+def load_model_weights(path: Path) -> dict[str, torch.Tensor]:
+    model = load_model(ModelConfig(path=str(path)), torch.device("cpu"))
+    return {name: weight.detach() for name, weight in model.named_parameters()}
+
+
+def test_a_wrong_share_is_noticed(tiny_folder, ranks):
+    """The control: half of the episodes give other weights."""
+    start = load_model_weights(tiny_folder)
+    one = two_steps(ranks, tiny_folder, "openwebrl", {}, False)
+    other = two_steps(ranks, tiny_folder, "openwebrl", {}, True)
+    with pytest.raises(AssertionError):
+        assert_same(other, one, start)
+
+
+@pytest.mark.parametrize("layout", ["tree", "per-turn"])
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_micro_batches_are_alike_on_all_ranks(tiny_folder, layout, world):
+    """Every row once, within the budget, and at most one micro-batch more on one rank than on another."""
+    trainer = make_trainer(tiny_folder, alone(), layout=layout, micro_tokens=70)
+    trainer.ranks = replace(alone(), world=world)
+    rows = rows_of(make_groups(trainer.language))
+    parts = trainer._parts(rows)
+    assert sorted(row.ids for part in parts for row in part.rows) == sorted(row.ids for row in rows)
+    sizes = [part.tokens for part in parts]
+    assert max(sizes) <= 70
+    shares = share_out(parts, world)
+    counts = [len(share) for share in shares]
+    assert sum(counts) == len(parts) and max(counts) - min(counts) <= 1
+    loads = [sum(part.tokens for part in share) for share in shares]
+    assert max(loads) - min(loads) <= max(sizes)
+
+
+# --- a step's tasks --------------------------------------------------------------------------------
+
+
+def test_no_task_is_taken_twice_and_all_ranks_know_what_became_of_it():
+    store = dist.HashStore()
+    ranks = [Ranks(r, 3, torch.device("cpu"), store, None) for r in range(3)]
+    boards = [Board(rank, "step 0") for rank in ranks]
+    assert [boards[i].claim() for i in (0, 1, 2, 1, 1)] == [0, 1, 2, 3, 4]
+    boards[1].post(3, True)
+    boards[0].post(0, False)
+    assert all(board.results() == {0: False, 3: True} and board.claimed() == 5 for board in boards)
+    assert Board(ranks[0], "step 1").claim() == 0  # another step
+
+
+PLANS = [random.Random(i).choice([(0.0, 1.0), (0.0, 0.0), (1.0, 1.0)]) for i in range(60)]
+
+
+class Stage:
+    """Rollouts whose episodes end when they like, with rewards that the task alone decides."""
+
+    def __init__(self, ranks: Ranks, seed: int):
+        self.random, self.ran = random.Random(f"{seed} {ranks.rank}"), []
+        config = tiny()
+        config = replace(
+            config,
+            rollout=RolloutConfig(group=2, groups=6, max_steps=(5,), max_oversample=5),
+            browser=replace(config.browser, episodes=4),
+        )
+        self.failure = ""
+        self.tasks = [self[n] for n in range(len(PLANS))]
+        self.rollouts = Rollouts(config, None, self, None, None, None, ranks)
+        self.rollouts.episode = self.episode
+
+    def __getitem__(self, n: int) -> Task:
+        return Task(f"task-{n}", "", "http://shop-0.test/")
+
+    async def episode(self, task: Task, member: int, *_: object) -> Trajectory:
+        self.ran.append(task.id)
+        await asyncio.sleep(self.random.uniform(0, 0.15))
+        reward = PLANS[int(task.id.removeprefix("task-"))][member]
+        return Trajectory(task, member, turns=(Turn(0, (1,), (2,), (-0.1,), ""),), reward=reward)
+
+    async def idle(self) -> None:
+        pass
+
+    def collect(self, cursor: int) -> Collected:
+        return asyncio.run(self.rollouts.collect(self, cursor, 0, lambda n: None))
+
+
+def collected(ranks: Ranks, seed: int) -> tuple[list[str], int, list[str], list[str]]:
+    stage = Stage(ranks, seed)
+    first = stage.collect(0)
+    second = stage.collect(first.next_cursor)
+    kept = [group.task.id for step in (first, second) for group in step.groups]
+    finished = [trajectory.task.id for step in (first, second) for trajectory in step.finished]
+    return kept, second.next_cursor, finished, stage.ran
+
+
+def one_dies(ranks: Ranks) -> str:
+    stage = Stage(ranks, 0)
+    stage.failure = "out of memory" if ranks.rank == 1 else ""
+    with pytest.raises(SamplerDied) as death:
+        stage.collect(0)
+    return str(death.value)
+
+
+def test_a_sampler_that_dies_ends_the_step_on_all_ranks():
+    assert on_ranks(2, one_dies) == ["out of memory"] * 2
+
+
+def test_the_groups_of_a_step_do_not_depend_on_who_ran_them():
+    effective = [f"task-{n}" for n, plan in enumerate(PLANS) if len(set(plan)) == 2][:12]
+    kept, cursor, finished, _ = collected(alone(), seed=0)
+    assert kept == effective and cursor == int(effective[-1].removeprefix("task-")) + 1
+    several = on_ranks(3, collected, 1)
+    for answer in several:
+        assert answer[:3] == (kept, cursor, finished)
+    assert all(len(set(ran)) > 2 for *_, ran in several), "a rank had nothing to do"

@@ -1,0 +1,402 @@
+"""The prefix tree computes what one row per turn computes: log-probs and every gradient, to 1e-5."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+from training import TEXT_SIZES
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from minirl import prefix_tree, tree_attention
+from minirl.context import Context
+from minirl.model import Language
+from minirl.policy import Policy
+from minirl.prefix_tree import Forest
+from minirl.rows import Row, collate
+from minirl.tree_attention import Chain, Tree
+from minirl.types import Observation
+
+CPU = torch.device("cpu")
+
+
+# --- the layout, by hand ---------------------------------------------------------------------------
+
+
+def lay_out(*sequences: str) -> tuple[Forest, list[list[int]]]:
+    forest = Forest()
+    return forest, [forest.add(np.array([ord(c) for c in s])).tolist() for s in sequences]
+
+
+def test_equal_beginnings_are_laid_out_once():
+    forest, places = lay_out("abcd", "abx", "q", "abcdef", "abxy", "ab")
+    assert forest.chains == [
+        Chain(0, 4),
+        Chain(4, 5, ((0, 2),)),
+        Chain(5, 6),
+        Chain(6, 8, ((0, 4),)),
+        Chain(8, 9, ((0, 2), (4, 5))),
+    ]
+    assert places == [[0, 1, 2, 3], [0, 1, 4], [5], [0, 1, 2, 3, 6, 7], [0, 1, 4, 8], [0, 1]]
+
+
+def test_touching_ranges_are_one():
+    """ "abcdef" goes on where "abcd" ends in the row, so its prefix is one piece for what comes after."""
+    forest, _ = lay_out("abcd", "abcdef", "abcdez")
+    assert forest.chains[2] == Chain(6, 7, ((0, 5),))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_sequences_are_found_again(seed):
+    """Every sequence reads back from its places; a chain's prefix and itself are its sequence's beginning;
+    and the tree has as many tokens as there are distinct prefixes."""
+    rng = random.Random(seed)
+    sequences = ["".join(rng.choices("ab", k=rng.randint(1, 8))) for _ in range(12)]
+    forest = Forest()
+    row: dict[int, str] = {}
+    for s in sequences:
+        keys = np.array([ord(c) for c in s])
+        expected = forest.size + forest.unshared(keys)
+        places = forest.add(keys)
+        assert forest.size == expected
+        assert "".join(row.setdefault(int(p), c) for p, c in zip(places, s, strict=True)) == s
+    assert forest.size == len({s[: i + 1] for s in sequences for i in range(len(s))})
+    for chain in forest.chains:
+        seen = "".join(
+            row[i] for start, end in (*chain.prefix, (chain.start, chain.end)) for i in range(start, end)
+        )
+        assert any(s.startswith(seen) for s in sequences)
+
+
+# --- equality with one row per turn ----------------------------------------------------------------
+
+
+class Album:
+    """Screenshots by content hash, as the run folder keeps them."""
+
+    def __init__(self) -> None:
+        self.pictures: dict[str, bytes] = {}
+
+    def put(self, png: bytes) -> str:
+        name = sha256(png).hexdigest()[:16]
+        self.pictures[name] = png
+        return name
+
+
+def conversation(
+    language: Language, album: Album, png: Callable, seed: int, turns: int, keep: int
+) -> list[Row]:
+    """A trajectory's rows, through the real Context; screenshots come in pairs of one size."""
+    rng = random.Random(seed)
+    context = Context(
+        language.tokenizer, language.chat, "Use it.", "Order two mugs.", language.image_tokens, keep
+    )
+    rows, feedback = [], ()
+    for t in range(turns):
+        picture = png(64 + 32 * (t // 2 % 2), 64, seed=100 * seed + t) if language.images else None
+        prompt = context.observe(Observation(f"tab {t} {seed}", image=picture), feedback)
+        response = tuple(rng.randrange(40, 300) for _ in range(rng.randint(2, 7)))
+        context.respond(response)
+        feedback = (f"click: {rng.randrange(100)}",)
+        images = tuple(album.put(p) for p in prompt.images)
+        old = tuple(-rng.random() for _ in response)
+        weights = (rng.random() / len(response),) * len(response)
+        advantage = rng.gauss(0, 1)
+        ids = prompt.ids + response
+        rows.append(Row(ids, len(prompt.ids), images, old, advantage, prompt.shared, weights))
+    return rows
+
+
+def computed(model, language, batches) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Log-probs in the order of the rows' response tokens, and all gradients of a weighted sum of them."""
+    model.zero_grad()
+    policy = Policy(model, language, temperature=0.8)
+    out = []
+    for batch in batches:
+        logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
+        (logprobs_N * batch.advantage_N * batch.weight_N).sum().backward()
+        out.append(logprobs_N.detach())
+    return torch.cat(out), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_equal(ours, oracle) -> None:
+    torch.testing.assert_close(ours[0], oracle[0], rtol=1e-5, atol=1e-5)
+    assert ours[1].keys() == oracle[1].keys()
+    scale = max(g.abs().max() for g in oracle[1].values())
+    for name, grad in oracle[1].items():
+        error = (ours[1][name] - grad).abs().max()
+        assert error <= 1e-5 * max(grad.abs().max(), 1e-2 * scale), name
+
+
+@pytest.fixture
+def seeing(model, language, png):
+    """The tiny Qwen3-VL with the tree switched on, rows of a group of three, and where their images are."""
+    model = copy.deepcopy(model).train()
+    tree_attention.enable(model)
+    album = Album()
+
+    def rows(keep: int = 1) -> list[Row]:
+        return [r for seed in range(3) for r in conversation(language, album, png, seed, turns=4, keep=keep)]
+
+    return model, language, rows, album.pictures.__getitem__
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_group_with_screenshots_equals_its_turns_one_by_one(seeing, keep):
+    model, language, rows, image = seeing
+    rows = rows(keep)
+    one_by_one = computed(model, language, [collate([row], language, image, CPU) for row in rows])
+    packed = prefix_tree.pack(rows, language, image, CPU)
+    assert packed.tokens < 0.75 * sum(len(row.ids) for row in rows), "nothing was shared"
+    assert len(one_by_one[1]) == len(list(model.parameters())), "a parameter without a gradient is not tested"
+    assert_equal(computed(model, language, [packed]), one_by_one)
+
+
+def test_a_split_trajectory_equals_the_whole(seeing):
+    model, language, rows, image = seeing
+    rows = rows()
+    parts = list(prefix_tree.micro_batches(rows, 330, language.pad, 330))
+    assert len(parts) > 2 and [row for part in parts for row in part.rows] == rows
+    batches = [prefix_tree.pack(part.rows, language, image, CPU) for part in parts]
+    assert [batch.tokens for batch in batches] == [part.tokens for part in parts]
+    assert all(batch.tokens <= 330 for batch in batches)
+    whole = computed(model, language, [prefix_tree.pack(rows, language, image, CPU)])
+    assert_equal(computed(model, language, batches), whole)
+
+
+def test_gradient_checkpointing_changes_nothing(seeing):
+    model, language, rows, image = seeing
+    batch = prefix_tree.pack(rows(), language, image, CPU)
+    calls = []
+    model.model.language_model.layers[0].self_attn.register_forward_pre_hook(lambda *_: calls.append(1))
+    plain = computed(model, language, [batch])
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert len(calls) == 1
+    assert_equal(computed(model, language, [batch]), plain)
+    assert len(calls) == 3, "nothing was computed again"
+
+
+@pytest.mark.parametrize("wrong", ["mask", "positions", "images"])
+def test_a_wrong_tree_is_noticed(seeing, wrong):
+    """The controls: everything visible to everything before it, row positions, two screenshots swapped."""
+    model, language, rows, image = seeing
+    rows = rows()
+    oracle = computed(model, language, [collate([row], language, image, CPU) for row in rows])
+    batch = prefix_tree.pack(rows, language, image, CPU)
+    if wrong == "mask":
+        batch.inputs["tree"] = Tree((Chain(0, batch.tokens),))
+    elif wrong == "positions":
+        batch.inputs["position_ids"] = torch.arange(batch.tokens).expand(3, 1, -1)
+    else:
+        pixels = batch.inputs["pixel_values"]
+        n = int(batch.inputs["image_grid_thw"][0].prod())
+        assert batch.inputs["image_grid_thw"][0].tolist() == batch.inputs["image_grid_thw"][1].tolist()
+        batch.inputs["pixel_values"] = torch.cat([pixels[n : 2 * n], pixels[:n], pixels[2 * n :]])
+    with pytest.raises(AssertionError):
+        assert_equal(computed(model, language, [batch]), oracle)
+
+
+def test_equal_screenshots_are_seen_once_and_different_ones_apart(seeing, png):
+    model, language, _, _ = seeing
+    album = Album()
+    one, two = album.put(png(64, 64, seed=1)), album.put(png(64, 64, seed=2))
+    pads = (language.pad,) * language.image_tokens(album.pictures[one])
+    rows = [
+        Row((50, *pads, 60, 70), 1 + len(pads) + 1, (name,), (0.0,), 1.0, weights=(1.0,))
+        for name in (one, one, two)
+    ]
+    batch = prefix_tree.pack(rows, language, album.pictures.__getitem__, CPU)
+    assert len(batch.inputs["image_grid_thw"]) == 2
+    assert batch.tokens == 1 + 2 * (len(pads) + 2)
+
+
+TEXT = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2.5": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+@pytest.mark.parametrize("kind", TEXT)
+def test_text_models(language, kind):
+    """With grouped heads; pages and responses are text."""
+    torch.manual_seed(0)
+    config, make = TEXT[kind]
+    settings = config(vocab_size=len(language.tokenizer), **TEXT_SIZES, attn_implementation="sdpa")
+    model = make(settings).train()
+    blind = Language(language.tokenizer, language.chat, None, language.suppressed, language.end)
+    tree_attention.enable(model)
+    album = Album()
+    rows = [r for seed in range(3) for r in conversation(blind, album, None, seed, turns=3, keep=1)]
+    one_by_one = computed(model, blind, [collate([row], blind, None, CPU) for row in rows])
+    assert_equal(computed(model, blind, [prefix_tree.pack(rows, blind, None, CPU)]), one_by_one)
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_qwen2_5_vl(tiny_folder, language, png, keep):
+    """Another vision tower (windows, no deepstack), and no norms on queries and keys."""
+    ids = {name: language.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in
+           ("image_pad", "video_pad", "vision_start", "vision_end")}  # fmt: skip
+    torch.manual_seed(0)
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(language.tokenizer),
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "window_size": 64,
+            "fullatt_block_indexes": [1],
+        },
+        image_token_id=ids["image_pad"],
+        video_token_id=ids["video_pad"],
+        vision_start_token_id=ids["vision_start"],
+        vision_end_token_id=ids["vision_end"],
+    )
+    model = Qwen2_5_VLForConditionalGeneration(config).train()
+    model.set_attn_implementation("sdpa")
+    tree_attention.enable(model)
+    album = Album()
+    rows = [r for seed in range(2) for r in conversation(language, album, png, seed, turns=4, keep=keep)]
+    image = album.pictures.__getitem__
+    one_by_one = computed(model, language, [collate([row], language, image, CPU) for row in rows])
+    assert len(one_by_one[1]) == len(list(model.parameters()))
+    assert_equal(computed(model, language, [prefix_tree.pack(rows, language, image, CPU)]), one_by_one)
+
+
+def forest_of(lengths: list[tuple[int, int]]) -> Tree:
+    """A trunk and branches off it: (place on the trunk, length)."""
+    size, chains = 40, [Chain(0, 40)]
+    for place, length in lengths:
+        chains.append(Chain(size, size + length, ((0, place),)))
+        size += length
+    chains.append(Chain(size, size + 3, ((0, 10), (chains[1].start, chains[1].end))))  # a branch of a branch
+    return Tree(tuple(chains))
+
+
+def reference_varlen(q, k, v, own_C, all_C, most_own, most_seen, softmax_scale, causal):
+    """What flash-attn's kernel computes, chain by chain."""
+    assert causal and most_own == own_C.diff().max() and most_seen == all_C.diff().max()
+    out = torch.empty_like(q)
+    for c in range(len(own_C) - 1):
+        own, seen = slice(*own_C[c : c + 2].tolist()), slice(*all_C[c : c + 2].tolist())
+        one = [x.transpose(0, 1)[None] for x in (q[own], k[seen], v[seen])]
+        out[own] = tree_attention.attend(*one, softmax_scale)[0].transpose(0, 1)
+    return out
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (4, 4), (4, 1)])
+def test_both_segment_loops_agree(heads):
+    """The one for any device and the CPU's own: outputs and gradients."""
+    torch.manual_seed(0)
+    tree, found = forest_of([(10, 7), (25, 9), (40, 1)]), []
+    size = tree.chains[-1].end
+    inputs = [torch.randn(1, n, size, 16) for n in (heads[0], heads[1], heads[1])]
+    grad = torch.randn(1, heads[0], size, 16)
+    for function in (tree_attention.TreeAttention, tree_attention.CpuTreeAttention):
+        q, k, v = (x.clone().requires_grad_() for x in inputs)
+        out = function.apply(q, k, v, tree.chains, 0.3)
+        out.backward(grad)
+        found.append((out.detach(), q.grad, k.grad, v.grad))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_no_square_mask_is_made(seeing, monkeypatch):
+    """transformers makes one of jumping positions unless it is told that nothing is padding."""
+    model, language, rows, image = seeing
+    batch = prefix_tree.pack(rows(), language, image, CPU)
+    masks = []
+    attend = tree_attention.AttentionInterface._global_mapping["tree_segment"]
+    watch = lambda *args, **kwargs: masks.append(args[4]) or attend(*args, **kwargs)  # noqa: E731
+    monkeypatch.setitem(tree_attention.AttentionInterface._global_mapping, "tree_segment", watch)
+    Policy(model, language, 1.0)(batch.inputs, batch.sources_N, batch.targets_N)
+    assert masks == [None] * model.config.get_text_config().num_hidden_layers
+
+
+@pytest.mark.parametrize("kernel", ["flex", "flash"])
+def test_the_kernels_agree(kernel):
+    """FlexAttention's forward pass, which a CPU has; and the arguments of flash-attn's, which it has not."""
+    torch.manual_seed(0)
+    tree = forest_of([(10, 7), (25, 9), (40, 5)])
+    size = tree.chains[-1].end
+    q, k, v = torch.randn(1, 4, size, 16), torch.randn(1, 2, size, 16), torch.randn(1, 2, size, 16)
+    expected = tree_attention.segment(q, k, v, prefix_tree, 0.3)
+    if kernel == "flex":
+        with torch.no_grad():
+            found = tree_attention.flex(q, k, v, prefix_tree, 0.3)
+    else:
+        found = tree_attention.varlen(reference_varlen, q, k, v, prefix_tree, 0.3)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    control = tree_attention.segment(q, k, v, Tree((Chain(0, size),)), 0.3)
+    assert (control - expected).abs().max() > 0.1
+
+
+def test_what_a_chain_sees_by_hand():
+    tree = Tree((Chain(0, 4), Chain(4, 5, ((0, 2),)), Chain(5, 7, ((0, 2), (4, 5)))))
+    chain_L, seen_CL = tree.visible_LC
+    assert chain_L.tolist() == [0, 0, 0, 0, 1, 2, 2]
+    assert seen_CL.int().tolist() == [[1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 0, 0], [1, 1, 0, 0, 1, 1, 1]]
+    seen_S, own_C, all_C, most_own, most_seen = tree.varlen
+    assert seen_S.tolist() == [0, 1, 2, 3, 0, 1, 4, 0, 1, 4, 5, 6]
+    assert (own_C.tolist(), all_C.tolist(), most_own, most_seen) == ([0, 4, 5, 7], [0, 4, 7, 12], 4, 5)
+
+
+@pytest.mark.parametrize("asked", ["flex", "flash"])
+def test_a_kernel_that_cant_run_is_replaced_in_one_line(asked, capsys):
+    assert tree_attention.available(asked, cuda=False) is tree_attention.segment
+    assert capsys.readouterr().out == f"--model.attention {asked} needs CUDA; using segment\n"
+
+
+def test_flash_attention_that_is_not_installed(capsys):
+    assert tree_attention.available("flash", cuda=True) is tree_attention.segment
+    assert "flash-attn is not installed" in capsys.readouterr().out
+
+
+def test_without_a_tree_padding_is_masked_as_before(seeing):
+    """The model that trains on trees also samples: padded rows must not see their padding."""
+    model, language, rows, image = seeing
+    rows = rows()
+    alone = computed(model, language, [collate([row], language, image, CPU) for row in rows])
+    assert_equal(computed(model, language, [collate(rows, language, image, CPU)]), alone)
+
+
+def test_layers_that_a_tree_would_be_wrong_for_are_refused():
+    config = MistralConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, sliding_window=8
+    )
+    with pytest.raises(ValueError, match="--batch.layout per-turn"):
+        tree_attention.enable(MistralForCausalLM(config))
+
+
+def test_a_row_budget_below_one_turn_is_refused(seeing):
+    _, language, rows, _ = seeing
+    with pytest.raises(ValueError, match="--batch.micro-tokens 50 is less than one turn's"):
+        list(prefix_tree.micro_batches(rows(), 50, language.pad, 50))

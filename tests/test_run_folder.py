@@ -1,0 +1,234 @@
+"""The run folder: what is written comes back equal, and a killed run leaves nothing that hurts."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minirl import run_folder
+from minirl.run_folder import Run, trajectory_from_json, trajectory_to_json
+from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn
+
+TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/", {"page": "DONE"}, {"site": "shop"})
+NUMBERS = st.floats(allow_nan=False)
+IDS = st.lists(st.integers(0, 200_000), max_size=5).map(tuple)
+TEXT = st.text(max_size=12)
+VALUES = st.recursive(st.none() | st.booleans() | st.integers() | NUMBERS | TEXT, st.lists, max_leaves=4)
+MAPPINGS = st.dictionaries(TEXT, VALUES, max_size=3)
+CALLS = st.builds(Call, name=TEXT, arguments=MAPPINGS)
+PARSED = st.builds(Parsed, thought=TEXT, calls=st.lists(CALLS, max_size=2).map(tuple), error=st.none() | TEXT)
+TURNS = st.builds(
+    Turn,
+    shared=st.integers(0, 9),
+    branch=IDS,
+    response_ids=IDS,
+    logprobs=st.lists(NUMBERS, max_size=5).map(tuple),
+    text=TEXT,
+    images=st.lists(TEXT, max_size=2).map(tuple),
+    parsed=PARSED,
+    feedback=st.lists(TEXT, max_size=2).map(tuple),
+    observation=TEXT,
+    seconds=st.dictionaries(TEXT, NUMBERS, max_size=2),
+)
+TRAJECTORIES = st.builds(
+    Trajectory,
+    task=st.builds(Task, id=TEXT, instruction=TEXT, start_url=TEXT, goal=MAPPINGS, meta=MAPPINGS),
+    member=st.integers(0, 7),
+    trunk=IDS,
+    turns=st.lists(TURNS, max_size=2).map(tuple),
+    stop=st.sampled_from(Stop),
+    success=st.booleans(),
+    reward=NUMBERS,
+    final_state=MAPPINGS,
+)
+
+
+def episode(member: int = 0, image: str = "", task: Task = TASK) -> Trajectory:
+    turn = Turn(3, (9, 9, 4), (7, 2), (-0.1, -0.7), "hi", images=(image,) if image else ())
+    return Trajectory(task, member, trunk=(1, 2, 3), turns=(turn,), reward=float(member % 2))
+
+
+def temporary_files(run: Run) -> list[Path]:
+    return [path for path in run.root.rglob("*") if path.name.endswith(".tmp")]
+
+
+@given(TRAJECTORIES)
+def test_a_trajectory_survives_json_exactly(trajectory):
+    line = json.dumps(trajectory_to_json(trajectory))
+    assert trajectory_from_json(json.loads(line)) == trajectory
+
+
+@settings(max_examples=20)
+@given(st.lists(TRAJECTORIES, max_size=3))
+def test_a_dump_survives_the_disk_exactly(trajectories):
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(Path(folder))
+        run.save_trajectories("demos", trajectories)
+        assert run.load_trajectories("demos") == trajectories
+
+
+def test_groups_come_back_with_their_advantages(tmp_path):
+    run = Run(tmp_path)
+    first = Group(TASK, (episode(0), episode(1)), (-1.0, 1.0))
+    same_task_again = Group(TASK, (episode(1), episode(3)), (0.1 + 0.2, 1 / 3))
+    without = Group(TASK, (episode(5),))
+    left_its_group = episode(7)
+    run.save_trajectories("step_00003", [first, same_task_again, left_its_group, without])
+    assert run.load_groups("step_00003") == [first, same_task_again, without]
+    assert [t.member for t in run.load_trajectories("step_00003")] == [0, 1, 1, 3, 7, 5]
+
+
+def test_a_dump_without_groups_says_so(tmp_path):
+    run = Run(tmp_path)
+    run.save_trajectories("demos", [episode()])
+    with pytest.raises(ValueError, match="holds no groups"):
+        run.load_groups("demos")
+
+
+def test_a_broken_line_is_named(tmp_path):
+    run = Run(tmp_path)
+    run.save_trajectories("demos", [episode(), episode(1)])
+    path = run.trajectory_path("demos")
+    lines = path.read_text().splitlines()
+    for broken in ('{"task": 3', '{"task": {}}', "[1]"):
+        path.write_text(f"{lines[0]}\n{broken}\n")
+        with pytest.raises(ValueError, match=r"demos\.jsonl, line 2, "):
+            run.load_trajectories("demos")
+
+
+def test_a_missing_dump_names_the_others(tmp_path):
+    run = Run(tmp_path)
+    run.save_trajectories("demos", [])
+    with pytest.raises(ValueError, match="this run has demos"):
+        run.load_trajectories("step_00001")
+
+
+@pytest.mark.parametrize("label", ["", "../out", "a/b", ".hidden"])
+def test_a_label_cannot_leave_the_folder(tmp_path, label):
+    with pytest.raises(ValueError, match="a label is made of"):
+        Run(tmp_path).save_trajectories(label, [])
+
+
+def test_a_torn_last_line_is_skipped_and_then_repaired(tmp_path):
+    run = Run(tmp_path)
+    run.add_metrics(1, {"success": 0.1})
+    run.add_metrics(2, {"success": 0.2})
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert run.metrics() == [{"step": 1, "success": 0.1}]
+    run.add_metrics(2, {"success": 0.3})
+    assert run.metrics() == [{"step": 1, "success": 0.1}, {"step": 2, "success": 0.3}]
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_torn_only_line_is_repaired_too(tmp_path):
+    (tmp_path / "evals.jsonl").write_text('{"label": "bef')
+    run = Run(tmp_path)
+    assert run.evals() == []
+    run.add_eval("before training", step=0, success=0.5, low=0.2, high=0.8, n=10, seconds=3.5)
+    row = {"label": "before training", "step": 0, "success": 0.5, "low": 0.2, "high": 0.8, "n": 10}
+    assert run.evals() == [{**row, "seconds": 3.5}]
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path, monkeypatch):
+    run = Run(tmp_path)
+    run.write_config({"seed": 1})
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(run_folder.os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        run.write_config({"seed": 2})
+    assert run.config() == {"seed": 1}
+    assert temporary_files(run) == []
+
+
+def test_an_unserialisable_trajectory_leaves_the_old_dump(tmp_path):
+    run = Run(tmp_path)
+    run.save_trajectories("demos", [episode()])
+    bad = Trajectory(TASK, 0, final_state={"page": object()})
+    with pytest.raises(TypeError):
+        run.save_trajectories("demos", [episode(1), bad])
+    assert run.load_trajectories("demos") == [episode()]
+    assert temporary_files(run) == []
+
+
+def test_an_image_is_written_once(tmp_path):
+    run = Run(tmp_path)
+    image = run.put_image(b"png")
+    assert len(image) == 16 and run.image(image) == b"png"
+    run.image_path(image).write_bytes(b"untouched")
+    assert run.put_image(b"png") == Run(tmp_path).put_image(b"png") == image
+    assert run.image(image) == b"untouched"
+    with pytest.raises(ValueError, match="pruned"):
+        run.image("0" * 16)
+
+
+def test_pruning_keeps_the_last_steps_and_each_tenth(tmp_path):
+    run = Run(tmp_path)
+    for step in range(1, 26):
+        run.save_trajectories(Run.step_label(step), [episode()])
+    run.save_trajectories("eval_step_00004", [episode()])
+    run.save_trajectories("demos", [episode()])
+    run.prune(keep_steps=3)
+    steps = [Run.step_label(step) for step in (10, 20, 23, 24, 25)]
+    assert run.labels() == ["demos", "eval_step_00004", *steps]
+    run.prune(keep_steps=3)
+    assert len(run.labels()) == 7
+
+
+def test_pruning_removes_screenshots_that_nobody_names(tmp_path, monkeypatch):
+    run = Run(tmp_path)
+    old, kept, final, orphan = (run.put_image(png) for png in (b"old", b"kept", b"final", b"orphan"))
+    run.save_trajectories("step_00001", [episode(image=old), episode(image=kept)])
+    run.save_trajectories("step_00002", [episode(image=kept), Trajectory(TASK, 0, final_image=final)])
+    run.prune(keep_steps=1)
+    assert len(list((tmp_path / "screenshots").iterdir())) == 4, "a running episode may name them"
+    monkeypatch.setattr(run_folder, "RUNNING_EPISODE_SECONDS", 0.0)
+    run.prune(keep_steps=1)
+    assert {path.stem for path in (tmp_path / "screenshots").iterdir()} == {kept, final}
+    assert run.put_image(b"orphan") == orphan and run.image(orphan) == b"orphan"
+
+
+def test_another_process_prunes_by_what_the_dumps_name(tmp_path):
+    run = Run(tmp_path)
+    kept = run.put_image(b"kept")
+    run.put_image(b"orphan")
+    run.save_trajectories("step_00002", [episode(image=kept)])
+    Run(tmp_path).prune(keep_steps=1)
+    assert len(list((tmp_path / "screenshots").iterdir())) == 2, "the first process may be in an episode"
+    for path in (tmp_path / "screenshots").iterdir():
+        os.utime(path, (0, 0))
+    Run(tmp_path).prune(keep_steps=1)
+    assert [path.stem for path in (tmp_path / "screenshots").iterdir()] == [kept]
+
+
+def test_a_resumed_run_forgets_later_steps(tmp_path):
+    run = Run(tmp_path)
+    for step in range(1, 6):
+        run.add_metrics(step, {"reward": float(step)})
+        run.save_trajectories(Run.step_label(step), [episode()])
+        run.save_trajectories(f"eval_step_{step:05d}", [episode()])
+        run.add_eval(f"step {step}", step=step, success=0.0, low=0.0, high=1.0, n=1)
+    run.save_trajectories("eval_sft", [episode()])
+    (tmp_path / ".config.json.1-2.tmp").write_text("half")
+    run.truncate_after(2)
+    assert [record["step"] for record in run.metrics()] == [1, 2]
+    assert [record["step"] for record in run.evals()] == [1, 2]
+    assert run.labels() == ["eval_sft", "eval_step_00001", "eval_step_00002", "step_00001", "step_00002"]
+    assert temporary_files(run) == []
+
+
+def test_an_empty_run_can_be_asked_everything(tmp_path):
+    run = Run(tmp_path / "none")
+    assert (run.config(), run.metrics(), run.evals(), run.labels()) == ({}, [], [], [])
+    run.truncate_after(0)
+    run.prune(keep_steps=1)
+    assert not run.root.exists()

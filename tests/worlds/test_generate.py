@@ -1,0 +1,141 @@
+"""Generated sites: nothing to find fault with, as large and as far as asked for, and not all alike."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from minirl.worlds.__main__ import main
+from minirl.worlds.folder import document_of, load_world, save_world
+from minirl.worlds.fsm_file import load_fsm
+from minirl.worlds.generate import PROFILES, make_site, shape
+from minirl.worlds.interpreter import State, World, parameter_values
+from minirl.worlds.lint import check, check_fsm
+from minirl.worlds.search import explore, symbolic
+from minirl.worlds.shop import make_shop
+from minirl.worlds.themes import THEMES
+
+SITES = [(theme, difficulty) for theme in THEMES for difficulty in PROFILES]
+
+
+def test_the_themes_cover_the_five_categories():
+    assert len(THEMES) >= 12
+    categories = {"travelling", "commerce", "productivity", "media", "communication"}
+    assert {theme.category for theme in THEMES.values()} == categories
+
+
+@pytest.mark.parametrize(("theme", "difficulty"), SITES)
+def test_a_site_has_no_findings_and_fits_its_profile(theme, difficulty):
+    for seed in (0, 1):
+        world, profile = make_site(theme, seed, difficulty), PROFILES[difficulty]
+        assert check_fsm(world.fsm) == []
+        graph = explore(symbolic(world.fsm), plain=False)
+        hops = [graph.hops(page) for page in world.fsm.terminal_pages]
+        assert len(hops) == profile.terminals
+        assert all(profile.hops[0] <= count <= profile.hops[1] for count in hops)
+        assert profile.pages[0] <= len(world.fsm.pages) <= profile.pages[1]
+
+
+def test_the_same_arguments_give_the_same_site():
+    once, again, other = (make_site("hotels", seed, "easy") for seed in (3, 3, 4))
+    assert once == again and once != other
+    assert {world.name for world in (once, other)} == {"hotels-easy-3", "hotels-easy-4"}
+
+
+def test_titles_and_pictures_are_unique():
+    """Else "the red circle" or a title could mean two things."""
+    for theme, difficulty in SITES[::4]:
+        for records in make_site(theme, 5, difficulty).data.values():
+            for fields in (("title",), ("shape", "colour"), ("id",)):
+                values = [tuple(record[field] for field in fields) for record in records]
+                assert len(set(values)) == len(values)
+
+
+def test_sites_differ_in_more_than_words():
+    shapes = Counter(shape(make_site(theme, 0, difficulty)) for theme, difficulty in SITES)
+    assert max(shapes.values()) <= 2 and len(shapes) >= 0.9 * len(SITES)
+    assert shape(make_site("music", 0, "easy")) == shape(make_site("music", 0, "easy"))
+
+
+def test_a_machine_survives_being_written_down():
+    for world in (make_site("forum", 2, "medium"), make_shop(0)):
+        text = json.dumps(document_of(world.fsm))
+        read = load_fsm(json.loads(text))
+        assert {page.id: page.actions for page in read.pages.values()} == {
+            page.id: page.actions for page in world.fsm.pages.values()
+        }
+        assert [page.defaults for page in read.pages.values()] == [
+            page.defaults for page in world.fsm.pages.values()
+        ]
+
+
+def test_sites_as_folders(tmp_path, capsys):
+    assert (
+        main(["make", "--theme", "bank", "--seed", "7", "--difficulty", "easy", "--out", str(tmp_path)]) == 0
+    )
+    folder = tmp_path / "bank-easy-7"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "data.json",
+        "fsm.json",
+        "index.html",
+        "style.json",
+    ]
+    assert check(folder / "fsm.json") == []
+    assert main(["check", str(folder / "fsm.json")]) == 0
+    world, made = load_world(folder), make_site("bank", 7, "easy")
+    assert world.name == made.name
+    assert json.dumps(world.data, default=list) == json.dumps(made.data, default=list)
+    save_world(world, tmp_path / "again" / world.name)
+    for name in ("data.json", "fsm.json", "index.html", "style.json"):
+        assert (tmp_path / "again" / world.name / name).read_bytes() == (folder / name).read_bytes(), name
+
+
+def test_many_sites(tmp_path, capsys):
+    assert main(["make", "--count", "5", "--out", str(tmp_path)]) == 0
+    assert "5 sites of 5 different shapes" in capsys.readouterr().out
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_what_cannot_be_made(tmp_path, capsys):
+    assert main(["make", "--out", str(tmp_path), "--theme", "moon"]) == 2
+    assert "there is no theme 'moon'; there are: flights, hotels" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main(["make", "--out", str(tmp_path), "--difficulty", "absurd"])
+    assert stopped.value.code == 2
+
+
+# --- what a list offers ----------------------------------------------------------------------------------
+
+
+def test_filters_and_orders_are_the_machines_business():
+    """What a list shows is what its actions may open: worked out by hand on four records."""
+    where = {
+        "fresh": {"cond": "flag", "value": "$.only_fresh"},
+        "price": {"cond": "gte", "value": "$.least"},
+        "kind": {"cond": "eq", "value": "$.kind"},
+    }
+    bind = {"it": {"collection": "things", "where": where, "order": "$.order"}}
+    schema = {"only_fresh": "boolean", "least": "number|null", "kind": "string|null", "order": "string|null"}
+    opens = {"id": "OPEN", "parameters": {"it": "{ANY}"}, "bind": bind}
+    pages = [{"id": "P", "signature_schema": schema, "actions": [opens]}]
+    fsm = load_fsm({"meta": {"initial_page_id": "P"}, "pages": pages})
+    things = (
+        {"id": "a", "price": 3, "fresh": True, "kind": "x"},
+        {"id": "b", "price": 1, "fresh": False, "kind": "y"},
+        {"id": "c", "price": 3, "fresh": True, "kind": "y"},
+        {"id": "d", "price": 2, "fresh": True, "kind": "x"},
+    )
+    world = World("things", fsm, {"things": things})
+
+    def shown(**signature):
+        state = State("P", {**fsm.pages["P"].defaults, **signature})
+        return "".join(params["it"] for params in parameter_values(world, state, "OPEN"))
+
+    assert shown() == "abcd"
+    assert shown(only_fresh=True) == "acd"
+    assert shown(least=2) == "acd" and shown(least=3) == "ac" and shown(least=9) == ""
+    assert shown(kind="y") == "bc" and shown(kind="y", only_fresh=True) == "c"
+    assert shown(order="price:asc") == "bdac" and shown(order="price:desc") == "acdb", "equals stay in order"
+    assert shown(order="price:desc", only_fresh=True, least=2) == "acd"

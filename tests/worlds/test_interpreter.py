@@ -1,0 +1,367 @@
+"""The interpreter against cases worked out by hand, and the loader against files that are wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minirl.worlds.fsm_file import Condition, load_goal
+from minirl.worlds.interpreter import (
+    State,
+    World,
+    apply,
+    canonical,
+    enabled,
+    holds,
+    initial_state,
+    load_fsm,
+    meets,
+    parameter_values,
+    same,
+)
+
+LIBRARY = Path(__file__).parents[1] / "data" / "lending_library.fsm.json"
+
+SCHEMA = {
+    "text": "string",
+    "item": "string|null",
+    "flag": "boolean",
+    "count": "integer",
+    "copies": "integer>=1",
+    "price": "number",
+    "tags": "array<string>",
+    "rows": "array<object>|null",
+    "view": {"sort": "string|null", "page": "integer"},
+    "extra": "object",
+}
+
+
+def machine(*actions: dict[str, Any], schema: dict[str, Any] = SCHEMA) -> dict[str, Any]:
+    """Page A with the given schema and actions; page B shares `item` and `view` with it."""
+    here = [{"from": "A", "to": "A", **action} for action in actions]
+    return {
+        "meta": {"initial_page_id": "A", "terminal_pages": ["B"]},
+        "pages": [
+            {"id": "A", "signature_schema": schema, "actions": here},
+            {
+                "id": "B",
+                "signature_schema": {
+                    "item": "string|null",
+                    "view": {"sort": "string"},
+                    "fresh": "integer>=1",
+                },
+                "actions": [],
+            },
+        ],
+    }
+
+
+def after(*effects: dict[str, Any], start: dict[str, Any] | None = None, **params: Any) -> dict[str, Any]:
+    """The signature of page A after one action with these effects."""
+    parameters = dict.fromkeys(params, "{ANY}")
+    fsm = load_fsm(machine({"id": "ACT", "parameters": parameters, "effects": list(effects)}))
+    state = initial_state(fsm)
+    return apply(fsm, State("A", {**state.signature, **(start or {})}), "ACT", params).signature
+
+
+def test_defaults_follow_from_the_types():
+    assert initial_state(load_fsm(machine())).signature == {
+        "text": "",
+        "item": None,
+        "flag": False,
+        "count": 0,
+        "copies": 1,
+        "price": 0,
+        "tags": [],
+        "rows": None,
+        "view": {"sort": None, "page": 0},
+        "extra": {},
+    }
+
+
+def test_set_writes_a_value_or_a_parameter():
+    assert after({"op": "set", "path": "$.item", "value": "pen"})["item"] == "pen"
+    assert after({"op": "set", "path": "$.item", "value_ref": "{id}"}, id="ink")["item"] == "ink"
+    assert after({"op": "set", "path": "$.view.sort", "value": "year"})["view"] == {"sort": "year", "page": 0}
+    assert after({"op": "set", "path": "$.new.deep", "value": 1})["new"] == {"deep": 1}
+
+
+def test_an_expression_is_never_executed():
+    changed = after({"op": "set", "path": "$.item", "value_expr": "append($.rows, 1)"}, start={"item": "pen"})
+    assert changed["item"] == "pen"
+
+
+def test_inc_counts_from_nothing_and_by_steps():
+    assert after({"op": "inc", "path": "$.count"})["count"] == 1
+    assert after({"op": "inc", "path": "$.price", "by": -0.5}, start={"price": 2})["price"] == 1.5
+    assert after({"op": "inc", "path": "$.item", "by": 2})["item"] == 2
+
+
+def test_clear_restores_the_default():
+    assert after({"op": "clear", "path": "$.copies"}, start={"copies": 5})["copies"] == 1
+    assert after({"op": "clear", "path": "$.item"}, start={"item": "pen"})["item"] is None
+    assert after({"op": "clear", "path": "$.view.page"}, start={"view": {"sort": "x", "page": 3}})[
+        "view"
+    ] == {
+        "sort": "x",
+        "page": 0,
+    }
+
+
+def test_remove_takes_out_what_is_equal_and_nothing_else():
+    remove = {"op": "remove", "path": "$.tags", "value_ref": "{tag}"}
+    assert after(remove, start={"tags": ["a", "b", "c", "b"]}, tag="b")["tags"] == ["a", "c"]
+    assert after(remove, start={"tags": [1, True]}, tag="1")["tags"] == [1, True]
+    assert after({"op": "remove", "path": "$.rows", "value": 1})["rows"] == []
+
+
+def test_toggle_and_append_unique():
+    assert after({"op": "toggle", "path": "$.flag"})["flag"] is True
+    assert after({"op": "toggle", "path": "$.flag"}, start={"flag": True})["flag"] is False
+    append = {"op": "append_unique", "path": "$.tags", "value_ref": "{tag}"}
+    assert after(append, start={"tags": ["a"]}, tag="b")["tags"] == ["a", "b"]
+    assert after(append, start={"tags": ["a"]}, tag="a")["tags"] == ["a"]
+    assert after({"op": "append_unique", "path": "$.rows", "value": 1}, start={"rows": [True]})["rows"] == [
+        True,
+        1,
+    ]
+
+
+def test_effects_happen_in_order_and_leave_the_old_state_alone():
+    fsm = load_fsm(
+        machine(
+            {
+                "id": "ACT",
+                "effects": [
+                    {"op": "set", "path": "$.view.page", "value": 4},
+                    {"op": "inc", "path": "$.view.page"},
+                    {"op": "append_unique", "path": "$.tags", "value": "x"},
+                ],
+            }
+        )
+    )
+    start = initial_state(fsm)
+    before = copy.deepcopy(start)
+    assert apply(fsm, start, "ACT", {}).signature["view"]["page"] == 5
+    assert start == before
+
+
+def test_navigation_carries_fields_of_the_same_name_and_forgets_the_rest():
+    effects = [
+        {"op": "set", "path": "$.item", "value": "pen"},
+        {"op": "set", "path": "$.count", "value": 9},
+        {"op": "set", "path": "$.view.sort", "value": "year"},
+    ]
+    fsm = load_fsm(machine({"id": "GO", "to": "B", "is_navigation": True, "effects": effects}))
+    # `view` is carried whole: names are compared at the top level only.
+    arrived = State("B", {"item": "pen", "view": {"sort": "year", "page": 0}, "fresh": 1})
+    assert apply(fsm, initial_state(fsm), "GO", {}) == arrived
+
+
+def test_navigating_to_the_same_page_forgets_undeclared_fields_only():
+    effects = [{"op": "inc", "path": "$.count"}, {"op": "set", "path": "$.stray", "value": 1}]
+    fsm = load_fsm(machine({"id": "AGAIN", "is_navigation": True, "effects": effects}))
+    start = initial_state(fsm)
+    assert apply(fsm, start, "AGAIN", {}) == State("A", {**start.signature, "count": 1})
+
+
+@pytest.mark.parametrize(
+    ("cond", "wanted", "true_for", "false_for"),
+    [
+        ("eq", "pen", ["pen"], ["", None, 0]),
+        ("eq", 1, [1, 1.0], [True, "1", None]),
+        ("eq", {"a": [1]}, [{"a": [1.0]}], [{"a": [True]}, {}]),
+        ("eq", None, [None], ["", 0, False, []]),
+        ("neq", None, ["", 0, False], [None]),
+        ("gt", 2, [3, 2.5], [2, "3", None, True, [3, 3, 3]]),
+        ("gte", 2, [2], [1.9, "2"]),
+        ("lt", 2, [1, -1], [2, None, False, ""]),
+        ("lte", 2, [2], [2.1, None]),
+        ("exists", None, [None, 0], []),
+        ("not_null", None, [0, "", False, []], [None]),
+        ("length_gt", 1, ["ab", [1, 2], {"a": 1, "b": 2}], ["a", [1], None, 5, True]),
+        ("length_gt", 0, ["\N{ROCKET}"], [""]),
+        ("in", ["a", 1, None], ["a", 1, None], ["b", True]),
+        ("oneof", [False], [False], [0, None]),
+    ],
+)
+def test_conditions(cond: str, wanted: Any, true_for: list[Any], false_for: list[Any]):
+    condition = Condition(("view", "x"), cond, wanted)
+    assert [meets({"view": {"x": value}}, condition) for value in true_for] == [True] * len(true_for)
+    assert [meets({"view": {"x": value}}, condition) for value in false_for] == [False] * len(false_for)
+
+
+def test_a_missing_field_counts_as_null_but_does_not_exist():
+    for signature in ({}, {"view": None}, {"view": "text"}):
+        assert meets(signature, Condition(("view", "x"), "eq", None))
+        assert not meets(signature, Condition(("view", "x"), "exists"))
+
+
+def test_preconditions_are_a_conjunction():
+    preconditions = [
+        {"path": "$.flag", "cond": "eq", "value": True},
+        {"path": "$.count", "cond": "gt", "value": 0},
+    ]
+    fsm = load_fsm(machine({"id": "ACT", "preconditions": preconditions}))
+    for flag, count, expected in [(True, 1, True), (True, 0, False), (False, 1, False)]:
+        assert enabled(fsm, State("A", {"flag": flag, "count": count}), "ACT", {}) is expected
+
+
+def test_enabled_wants_exactly_the_parameters_of_the_action():
+    fsm = load_fsm(machine({"id": "ACT", "parameters": {"id": "{ITEM_ANY}", "widget": "sort"}}))
+    start = initial_state(fsm)
+    assert enabled(fsm, start, "ACT", {"id": "pen"})
+    assert enabled(fsm, start, "ACT", {"id": "{ITEM_ANY}", "widget": "sort"})
+    for wrong in ({}, {"id": "pen", "widget": "slider"}, {"id": "pen", "more": 1}):
+        assert not enabled(fsm, start, "ACT", wrong)
+    assert not enabled(fsm, start, "NO_SUCH_ACTION", {})
+    with pytest.raises(ValueError, match="ACT .* not enabled on page A"):
+        apply(fsm, start, "ACT", {})
+
+
+def test_keys_and_equality_are_those_of_json():
+    assert State("A", {"x": 1, "y": [2.0]}).key() == State("A", {"y": [2], "x": 1.0}).key()
+    assert State("A", {"x": 1}).key() != State("A", {"x": True}).key()
+    assert State("A", {"x": 1}).key() != State("B", {"x": 1}).key()
+    assert canonical({"b": "é", "a": (1.0, None)}) == '{"a":[1,null],"b":"é"}'
+    assert not same(1, True)
+    assert same([1], (1.0,))
+
+
+def test_goals_use_the_same_conditions():
+    goal = {"page": "B", "where": [{"path": "$.view.sort", "cond": "in", "value": ["year"]}]}
+    assert holds(State("B", {"view": {"sort": "year"}}), goal)
+    assert holds(State("B", {"view": {"sort": "year"}}), load_goal(goal))
+    assert not holds(State("A", {"view": {"sort": "year"}}), goal)
+    assert not holds(State("B", {"view": {"sort": "name"}}), goal)
+    with pytest.raises(ValueError, match=r"goal: where\[0\]: unknown cond"):
+        holds(State("B", {}), {"page": "B", "where": [{"path": "$.x", "cond": "like"}]})
+
+
+def test_bound_parameters_take_the_ids_of_matching_records():
+    effect = {"op": "set", "path": "$.item", "value_ref": "{id}"}
+    bind = {"id": {"collection": "goods", "where": {"kind": "$.text", "sold": False}}}
+    act = {"id": "ACT", "parameters": {"id": "{ANY}", "by": "{USER}"}, "effects": [effect], "bind": bind}
+    goods = (
+        {"id": "pen", "kind": "desk", "sold": False},
+        {"id": "cup", "kind": "bath", "sold": False},
+        {"id": "ink", "kind": "desk", "sold": True},
+        {"id": "pad", "kind": "desk", "sold": False},
+    )
+    world = World("desk", load_fsm(machine(act, {"id": "OTHER"})), {"goods": goods})
+    state = State("A", {"text": "desk"})
+    assert parameter_values(world, state, "ACT") == [
+        {"id": "pen", "by": "{USER}"},
+        {"id": "pad", "by": "{USER}"},
+    ]
+    assert parameter_values(world, State("A", {"text": "none"}), "ACT") == []
+    assert parameter_values(world, state, "OTHER") == [{}]
+
+
+def test_a_world_refuses_names_and_ids_that_cannot_be_addressed():
+    fsm = load_fsm(machine())
+    with pytest.raises(ValueError, match="lower-case"):
+        World("Shop One", fsm)
+    with pytest.raises(ValueError, match="goods: id"):
+        World("shop", fsm, {"goods": ({"id": "a b"},)})
+    with pytest.raises(ValueError, match="same id"):
+        World("shop", fsm, {"goods": ({"id": "a"}, {"id": "a"})})
+    bound = load_fsm(machine({"id": "X", "parameters": {"p": "{P}"}, "bind": {"p": {"collection": "goods"}}}))
+    with pytest.raises(ValueError, match="no collection 'goods'"):
+        World("shop", bound)
+
+
+def test_the_library_file_is_walked_to_its_end():
+    fsm = load_fsm(LIBRARY)
+    assert (fsm.app, fsm.initial_page, fsm.terminal_pages) == ("Lending_Library_demo", "HOME", ("RESERVED",))
+    state = initial_state(fsm)
+    assert not enabled(fsm, state, "GO_BOOKS_HOVER", {})  # the cookie banner is in the way
+    path: list[tuple[str, dict[str, Any]]] = [
+        ("COOKIE", {}),
+        ("GO_BOOKS_HOVER", {}),
+        ("BOOKS_SEARCH", {"book_id": "b7"}),
+        ("BOOKS_OPEN_MATCHED", {"book_id": "b7"}),
+        ("BOOK_PICK_DATE", {}),
+        ("BOOK_TYPE_NOTE", {"input_text": "hello"}),
+        ("BOOK_SET_COPIES", {}),
+        ("BOOK_ADD_TAG", {}),
+    ]
+    for action_id, params in path:
+        state = apply(fsm, state, action_id, params)
+    assert state.signature == {
+        "selected_book_id": "b7",
+        "opens": 1,
+        "pickup_date": "2026-05-04",
+        "note": "hello",
+        "copies": 1,
+        "tags": ["gift"],
+        "log": None,
+    }
+    state = apply(fsm, state, "BOOK_RESERVE", {})
+    assert state == State("RESERVED", {"selected_book_id": "b7", "opens": 1})
+
+
+def breakages() -> list[tuple[str, Any, str]]:
+    """(where in the library file, what to put there, what the error must say)"""
+    action = "pages.1.actions.0"
+    return [
+        ("meta.initial_page_id", "NOWHERE", "meta: 'NOWHERE' is no page"),
+        ("meta.terminal_pages", ["NOWHERE"], "meta: 'NOWHERE' is no page"),
+        ("pages.1.id", "HOME", r"pages\[1\]"),
+        (
+            "pages.1.signature_schema.opens",
+            "int",
+            r"pages\[1\] BOOKS: signature_schema: opens: unknown type 'int'",
+        ),
+        ("pages.1.signature_schema.opens", "array<>", "unknown type"),
+        ("pages.1.signature_schema.__proto__", "string", "must look like"),
+        (f"{action}.to", "NOWHERE", r"BOOKS_SEARCH: 'from' must be BOOKS"),
+        ("pages.1.actions.1.to", "NOWHERE", "BOOKS_OPEN_MATCHED: goes to 'NOWHERE'"),
+        ("pages.1.actions.1.id", "BOOKS_SEARCH", "two actions BOOKS_SEARCH"),
+        (f"{action}.is_navigation", "yes", "'is_navigation' must be true or false"),
+        (
+            f"{action}.preconditions",
+            [{"path": "$.x", "cond": "like"}],
+            r"preconditions\[0\]: unknown cond 'like'",
+        ),
+        (f"{action}.preconditions", [{"path": "x", "cond": "eq"}], "must look like"),
+        (f"{action}.preconditions", [{"path": "$.x", "cond": "gt", "value": True}], "compares with a number"),
+        (f"{action}.preconditions", [{"path": "$.x", "cond": "in", "value": "ab"}], "compares with a list"),
+        (f"{action}.preconditions", ["$.x"], "must be an object"),
+        (f"{action}.effects", [{"op": "eval", "path": "$.x"}], r"effects\[0\]: unknown op 'eval'"),
+        (f"{action}.effects", [{"op": "set", "path": "$.x", "value_ref": "{q}"}], "value_ref '{q}'"),
+        (f"{action}.effects", [{"op": "inc", "path": "$.x", "by": "1"}], "'by' must be a number"),
+        (f"{action}.gui_procedure", [{"op": "teleport"}], r"gui_procedure\[0\]: unknown op"),
+        (f"{action}.bind", {"q": {"collection": "books"}}, "'q' is not among the parameters"),
+        (f"{action}.bind", {"book_id": {}}, "'collection' must be a text"),
+        ("pages", {}, "'pages' must be a list"),
+    ]
+
+
+@pytest.mark.parametrize(("where", "what", "message"), breakages())
+def test_errors_name_the_file_and_the_place(tmp_path: Path, where: str, what: Any, message: str):
+    document = json.loads(LIBRARY.read_text())
+    place = document
+    *way, last = where.split(".")
+    for name in way:
+        place = place[int(name) if name.isdigit() else name]
+    place[last] = what
+    file = tmp_path / "broken.fsm.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=message) as caught:
+        load_fsm(file)
+    assert str(file) in str(caught.value)
+
+
+def test_unreadable_files_are_named(tmp_path: Path):
+    file = tmp_path / "no.json"
+    with pytest.raises(ValueError, match=r"no\.json: not a readable JSON file"):
+        load_fsm(file)
+    for text in ("{", '{"meta": NaN}', "\udcff"):
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+        with pytest.raises(ValueError, match=r"no\.json: not a readable JSON file"):
+            load_fsm(file)

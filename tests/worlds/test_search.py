@@ -1,0 +1,286 @@
+"""The search against brute force: the same lengths on small worlds, and no path where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minirl.worlds.fsm_file import load_goal
+from minirl.worlds.interpreter import World, apply, holds, initial_state, load_fsm, parameter_values
+from minirl.worlds.search import Step, by_access, explore, interceptors, negatives, solve, symbolic
+
+LIBRARY = Path(__file__).parents[1] / "data" / "lending_library.fsm.json"
+GOODS = (
+    {"id": "pen", "kind": "desk"},
+    {"id": "ink", "kind": "desk"},
+    {"id": "cup", "kind": "bath"},
+)
+KINDS = ({"id": "desk"}, {"id": "bath"}, {"id": "hall"})
+
+
+def pick(id: str, field: str, collection: str, op: str = "set", **more: Any) -> dict[str, Any]:
+    """An action that writes the chosen record's id into a field."""
+    return {
+        "id": id,
+        "from": "A",
+        "to": "A",
+        "parameters": {"it": "{ANY}"},
+        "effects": [{"op": op, "path": f"$.{field}", "value_ref": "{it}"}],
+        "bind": {"it": {"collection": collection, "where": more.pop("where", {})}},
+        **more,
+    }
+
+
+def small_world() -> World:
+    """Pick a kind, then a thing of that kind; tags pile up; the way out needs a thing and two tags."""
+    needs = [
+        {"path": "$.thing", "cond": "not_null"},
+        {"path": "$.tags", "cond": "length_gt", "value": 1},
+        {"path": "$.other", "cond": "neq", "value": "pen"},
+    ]
+    schema = {"kind": "string|null", "thing": "string|null", "other": "string|null", "tags": "array<string>"}
+    actions = [
+        pick("KIND", "kind", "kinds"),
+        pick("THING", "thing", "goods", where={"kind": "$.kind"}),
+        pick("OTHER", "other", "goods"),
+        pick("TAG", "tags", "goods", op="append_unique"),
+        {"id": "OUT", "from": "A", "to": "B", "is_navigation": True, "preconditions": needs},
+    ]
+    machine = {
+        "meta": {"initial_page_id": "A", "terminal_pages": ["B"]},
+        "pages": [
+            {"id": "A", "signature_schema": schema, "actions": actions},
+            {"id": "B", "signature_schema": schema, "actions": []},
+        ],
+    }
+    return World("small", load_fsm(machine), {"goods": GOODS, "kinds": KINDS})
+
+
+def every_depth(world: World) -> dict[str, tuple[int, Any]]:
+    """Key -> (steps from the start, state), by trying everything everywhere. An oracle, so it shares
+    no code with the search."""
+    start = initial_state(world.fsm)
+    reached = {start.key(): (0, start)}
+    frontier = [start]
+    for depth in itertools.count(1):
+        fresh = []
+        for state in frontier:
+            for id in world.fsm.pages[state.page].actions:
+                for params in parameter_values(world, state, id):
+                    try:
+                        next_state = apply(world.fsm, state, id, params)
+                    except ValueError:
+                        continue
+                    if next_state.key() not in reached:
+                        reached[next_state.key()] = (depth, next_state)
+                        fresh.append(next_state)
+        if not fresh:
+            return reached
+        frontier = fresh
+    raise AssertionError
+
+
+def replay(world: World, steps: list[Step]) -> Any:
+    state = initial_state(world.fsm)
+    for step in steps:
+        state = apply(world.fsm, state, step.action_id, step.params)
+    return state
+
+
+def test_paths_are_as_short_as_brute_force_finds_them():
+    world = small_world()
+    reached = every_depth(world)
+    rng = random.Random(0)
+    goals = [
+        {
+            "page": page,
+            "where": [{"path": f"$.{field}", "cond": cond, "value": value} for field, cond, value in where],
+        }
+        for page in "AB"
+        for where in [
+            [],
+            [("thing", "eq", "cup")],
+            [("thing", "eq", "cup"), ("kind", "eq", "desk")],
+            [("thing", "eq", "ink"), ("kind", "eq", "hall")],
+            [("thing", "in", ["ink", "cup"]), ("other", "eq", "cup")],
+            [("other", "not_null", None), ("kind", "neq", "desk")],
+            [("tags", "length_gt", 2)],
+            [("tags", "eq", rng.sample(["pen", "ink", "cup"], 2)), ("thing", "eq", "pen")],
+            [("thing", "length_gt", 3)],
+        ]
+    ]
+    for goal in goals:
+        depths = [depth for depth, state in reached.values() if holds(state, goal)]
+        for every_value in (False, True):
+            steps = solve(world, goal, every_value=every_value)
+            assert (None if steps is None else len(steps)) == min(depths, default=None), goal
+            assert steps is None or holds(replay(world, steps), goal)
+
+
+def test_limits():
+    world = small_world()
+    goal = {"page": "B", "where": [{"path": "$.thing", "cond": "eq", "value": "cup"}]}
+    assert len(solve(world, goal) or []) == 5
+    assert solve(world, goal, max_depth=4) is None
+    assert len(solve(world, goal, max_depth=5) or []) == 5
+    with pytest.raises(ValueError, match="raise max_states"):
+        solve(world, goal, max_states=10)
+
+
+def test_a_goal_that_holds_at_once_needs_no_steps():
+    assert solve(small_world(), {"page": "A"}) == []
+
+
+def test_unbound_parameters_stay_one_symbol():
+    world = World("library", load_fsm(LIBRARY))
+    steps = solve(world, {"page": "RESERVED"})
+    assert steps is not None
+    assert len(steps) == 8
+    opened = next(step for step in steps if "OPEN" in step.action_id)
+    assert opened.params == {"book_id": "{ITEM_ANY}"}
+
+
+# --- all shortest paths, against brute force ---------------------------------------------------------
+
+
+def random_machine(rng: random.Random) -> World:
+    """A few pages, flags that carry over or not, actions with gates: some goals are out of reach."""
+    ids = [f"P{i}" for i in range(rng.randint(2, 4))]
+    flags = ["a", "b", "c"]
+    schemas = {id: {flag: "boolean|null" for flag in flags if rng.random() < 0.8} for id in ids}
+    pages = []
+    for id in ids:
+        actions = []
+        for n in range(rng.randint(1, 4)):
+            target = rng.choice(ids)
+            gates = [flag for flag in schemas[id] if rng.random() < 0.3]
+            writes = [flag for flag in schemas[id] if rng.random() < 0.4]
+            values = {flag: rng.choice([True, False, None]) for flag in flags}
+            action = {"id": f"{id}_{n}", "to": target, "is_navigation": target != id}
+            action["preconditions"] = [
+                {"path": f"$.{flag}", "cond": "eq", "value": values[flag]} for flag in gates
+            ]
+            action["effects"] = [
+                {"op": "set", "path": f"$.{flag}", "value": rng.choice([True, False])} for flag in writes
+            ]
+            actions.append(action)
+        pages.append({"id": id, "signature_schema": schemas[id], "actions": actions})
+    meta = {"initial_page_id": "P0", "terminal_pages": [ids[-1]]}
+    return symbolic(load_fsm({"meta": meta, "pages": pages}))
+
+
+def all_paths(world: World, page: str, longest: int) -> list[list[str]]:
+    """The action ids of all shortest paths to a page, by walking every path there is. Shares no code with the
+    search."""
+    paths = [([], initial_state(world.fsm))]
+    for _ in range(longest + 1):
+        there = [ids for ids, state in paths if state.page == page]
+        if there:
+            return there
+        further = []
+        for ids, state in paths:
+            for action in world.fsm.pages[state.page].actions:
+                with contextlib.suppress(ValueError):
+                    further.append(([*ids, action], apply(world.fsm, state, action, {})))
+        paths = further
+    return []
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_all_shortest_paths_of_random_machines(seed):
+    world = random_machine(random.Random(seed))
+    (goal,) = world.fsm.terminal_pages
+    graph = explore(world)
+    at_goal = lambda state: state.page == goal  # noqa: E731
+    found = [[step.action_id for step in path] for path in graph.paths(at_goal, limit=10_000)]
+    expected = all_paths(world, goal, 5)
+    if graph.hops(goal) is not None and graph.hops(goal) > 5:
+        pytest.skip("too far for brute force")
+    assert sorted(found) == sorted(expected)
+    assert graph.count(at_goal) == len(expected)
+    drawn = [[step.action_id for step in path] for path in graph.sample(at_goal, 20, seed)]
+    assert len(drawn) == (20 if expected else 0) and all(path in expected for path in drawn)
+    if expected:
+        assert graph.hops(goal) == len(expected[0])
+        assert [step.action_id for step in graph.path(graph.nearest(at_goal)[0])] in expected
+
+
+def test_a_sample_draws_every_path_alike():
+    """Two ways to the left and one to the right: each of the three a third of the time."""
+    flag = {"a": "boolean|null", "b": "boolean|null"}
+    actions = [
+        {"id": name, "effects": [{"op": "set", "path": f"$.{path}", "value": True}]}
+        for name, path in (("A1", "a"), ("A2", "a"), ("B1", "b"))
+    ]
+    outs = [
+        {"id": f"OUT_{x}", "to": "Q", "preconditions": [{"path": f"$.{x}", "cond": "eq", "value": True}]}
+        for x in "ab"
+    ]
+    pages = [
+        {"id": "P", "signature_schema": flag, "actions": [*actions, *outs]},
+        {"id": "Q", "signature_schema": {}, "actions": []},
+    ]
+    world = symbolic(load_fsm({"meta": {"initial_page_id": "P"}, "pages": pages}))
+    drawn = explore(world).sample(lambda state: state.page == "Q", 3000, 0)
+    counts = Counter(path[0].action_id for path in drawn)
+    assert set(counts) == {"A1", "A2", "B1"} and min(counts.values()) > 900
+
+
+# --- interceptors, access methods, ways that miss -----------------------------------------------------
+
+
+def test_interceptors_are_answered_first():
+    """A prompt that nothing waits for costs a step in the released search, and none in a plain one."""
+    document = json.loads(LIBRARY.read_text())
+    books = document["pages"][1]
+    books["signature_schema"]["located"] = "boolean|null"
+    where = [{"path": "$.located", "cond": "eq", "value": None}]
+    effect = [{"op": "set", "path": "$.located", "value": True}]
+    books["actions"].append({"id": "LOCATE", "preconditions": where, "effects": effect})
+    world = symbolic(load_fsm(document))
+    assert interceptors(world.fsm) == {"COOKIE", "LOCATE"}
+    assert explore(world, plain=True).hops("RESERVED") == 8
+    graph = explore(world, plain=False)
+    assert graph.hops("RESERVED") == 9
+    steps = [step.action_id for step in graph.path(graph.nearest(lambda s: s.page == "RESERVED")[0])]
+    assert steps[:3] == ["COOKIE", "GO_BOOKS_HOVER", "LOCATE"]
+
+
+def test_a_filter_that_is_only_unset_is_no_interceptor():
+    """It has no answer to give: it can be taken whether it was before or not."""
+    assert interceptors(load_fsm(LIBRARY)) == {"COOKIE"}
+
+
+def test_every_access_method_has_its_path():
+    world = symbolic(load_fsm(LIBRARY))
+    paths = by_access(world)["RESERVED"]
+    opened = {
+        method: {s.action_id for s in path if "_OPEN_" in s.action_id} for method, path in paths.items()
+    }
+    assert opened == {
+        "search": {"BOOKS_OPEN_MATCHED"},
+        "filter": {"BOOKS_OPEN_FILTERED"},
+        "scroll": {"BOOKS_OPEN_ANY"},
+    }
+    for path in paths.values():
+        assert replay(world, path).page == "RESERVED"
+
+
+def test_negatives_can_be_walked_and_miss():
+    world = small_world()
+    goal = load_goal({"page": "B", "where": [{"path": "$.thing", "cond": "eq", "value": "cup"}]})
+    path = solve(world, goal)
+    missed = negatives(world, goal, path, 12, seed=1)
+    assert len(missed) == 12 and missed == negatives(world, goal, path, 12, seed=1)
+    assert len({str(steps) for steps in missed}) == 12 and path not in missed
+    for steps in missed:
+        assert not holds(replay(world, steps), goal)
+    assert any(len(steps) == len(path) and steps[-1].action_id == "OUT" for steps in missed), "wrong item"
+    assert negatives(world, load_goal({"page": "A"}), [], 5, seed=0) == []
