@@ -38,14 +38,14 @@ from minirl.evaluation.failures import error_rows, proxy_rows, said_of
 from minirl.evaluation.results import Summary
 from minirl.evaluation.resume import Ledger, choose, names_in, open_ledger, read_flags, selected, shared
 from minirl.evaluation.tables import compare, curve, failures_table, named, proxies_table, show
-from minirl.experiment import Parts, open_parts
+from minirl.experiment import Experiment, open_experiment
 from minirl.recipes import run_main
 from minirl.run_folder import Run
 from minirl.types import Task, Trajectory
 
 
 async def main(config: Config, given: Collection[str], ranks: Ranks) -> None:
-    parts = open_parts(ranks.agree(choose(config, given) if ranks.first else config), ranks)
+    parts = open_experiment(ranks.broadcast(choose(config, given) if ranks.is_main else config), ranks)
     config, protocol = parts.config, named(parts.config.eval.protocol)
     tasks = selected(config, parts.tasks.heldout, protocol, given)
     parts.tasks = replace(parts.tasks, heldout=tasks)
@@ -64,14 +64,14 @@ async def main(config: Config, given: Collection[str], ranks: Ranks) -> None:
     score = show(results, protocol, tasks)
     if config.eval.budgets:
         CONSOLE.print(curve(results, config.eval.budgets, protocol))
-    if ranks.first:
+    if ranks.is_main:
         reasons = explain(list(parts.run.load_trajectories(ledger.label)))
         record(parts.run, ledger.label, subject, score, reasons)
     say(f"results: {ledger.path}\nreport: {parts.run.report_path}")
 
 
 async def attempt(
-    parts: Parts, ledger: Ledger, missing: Sequence[tuple[Task, int]], protocol: Protocol
+    parts: Experiment, ledger: Ledger, missing: Sequence[tuple[Task, int]], protocol: Protocol
 ) -> None:
     """An episode per task and seed. What is sampled depends on these, the config's seed and the weights."""
     tasks, seeds = [task for task, _ in missing], [seed for _, seed in missing]

@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> None:
     with open_ranks() as ranks:
         if ranks.world > 1 and argv[0] != "distil":
             raise ValueError(f"judge.py {argv[0]} runs in one process, without torchrun")
-        CONSOLE.quiet = not ranks.first
+        CONSOLE.quiet = not ranks.is_main
         disable_progress_bar()  # transformers' own, which is drawn even where there is no terminal
         asyncio.run(COMMANDS[argv[0]](config, ranks))
 

@@ -16,28 +16,28 @@ from minirl.agents.chain_of_thought import with_thoughts
 from minirl.config import Config
 from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
-from minirl.experiment import Parts, open_parts, refuse_other_settings, refuse_remote
+from minirl.experiment import Experiment, open_experiment, refuse_other_settings, refuse_remote
 from minirl.recipes import from_command_line, run_main
-from minirl.rollout import Rollouts
-from minirl.rows import Member, Row, minibatches, turn_rows
+from minirl.rollout import RolloutWorker
+from minirl.rows import Row, TrajectoryRows, minibatches, turn_rows
 from minirl.trainer import cosine
 from minirl.types import Trajectory
 
 
 def batches(demos: Sequence[Trajectory], turns: int, epochs: int, seed: int) -> list[list[Row]]:
     """Whole demonstrations in random order, about `turns` turns at a time, for so many epochs."""
-    members = [Member(i, turn_rows(trajectory, advantage=1.0)) for i, trajectory in enumerate(demos)]
+    members = [TrajectoryRows(i, turn_rows(trajectory, advantage=1.0)) for i, trajectory in enumerate(demos)]
     shuffled = (minibatches(members, turns, seed + epoch) for epoch in range(epochs))
     return [[row for member in part for row in member.rows] for parts in shuffled for part in parts]
 
 
-async def warm_start(parts: Parts, rollouts: Rollouts) -> None:
+async def warm_start(parts: Experiment, rollouts: RolloutWorker) -> None:
     """Evaluates what there is, clones the demonstrations and saves the checkpoint `sft`."""
     config, sft = parts.config, parts.config.sft
     await parts.evaluate(rollouts, parts.tasks.heldout, "before", 0)
     demos = await parts.demonstrate(rollouts)
     if config.sft.thoughts:
-        demos = await with_thoughts(demos, config, parts.language)
+        demos = await with_thoughts(demos, config, parts.preprocessor)
         parts.run.save_trajectories("demos", demos)
     if not demos:
         raise ValueError("no demonstration succeeded; look at the dump demos.jsonl in the run folder")
@@ -45,7 +45,7 @@ async def warm_start(parts: Parts, rollouts: Rollouts) -> None:
     with progress("cloning demonstrations", len(updates)) as meter:
         for i, rows in enumerate(updates):
             rollouts.sleep()
-            loss = parts.trainer.imitate(rows, sft.lr * cosine(i, len(updates), sft.warmup))
+            loss = parts.trainer.sft_step(rows, sft.lr * cosine(i, len(updates), sft.warmup))
             meter.advance(note=f"loss {loss:.3f}")
             await asyncio.sleep(0)  # lets the loop see Ctrl-C
             due = i + 1 >= sft.eval_from and (i + 1 - sft.eval_from) % sft.eval_every == 0
@@ -62,7 +62,7 @@ async def warm_start(parts: Parts, rollouts: Rollouts) -> None:
 
 
 async def main(config: Config, ranks: Ranks) -> None:
-    parts = open_parts(config, ranks)
+    parts = open_experiment(config, ranks)
     async with parts.rollouts() as rollouts:
         await warm_start(parts, rollouts)
         await parts.evaluate(rollouts, parts.tasks.heldout, "after_sft", 0)

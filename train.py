@@ -25,16 +25,23 @@ from minirl.config import Config
 from minirl.console import final_table, progress, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.evaluation.failures import step_metrics
-from minirl.experiment import PHASES, Parts, open_parts, refuse_other_settings, refuse_remote, refuse_unjudged
+from minirl.experiment import (
+    PHASES,
+    Experiment,
+    open_experiment,
+    refuse_other_settings,
+    refuse_remote,
+    refuse_unjudged,
+)
 from minirl.metrics import rollout_metrics
 from minirl.recipes import from_command_line, run_main
-from minirl.rollout import Collected, Rollouts, TaskStream
+from minirl.rollout import Collected, RolloutWorker, TaskStream
 from minirl.run_folder import Run
 from minirl.types import SamplerDied
 from sft import warm_start
 
 
-async def train(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None:
+async def train(parts: Experiment, rollouts: RolloutWorker, state: dict[str, Any]) -> None:
     """The algorithm."""
     config, trainer = parts.config, parts.trainer
     stream = TaskStream(parts.tasks.train, config.seed)
@@ -53,7 +60,7 @@ async def train(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None
 
         rollouts.sleep()
         with progress(f"step {step + 1}: updating", config.batch.epochs) as meter:
-            metrics = trainer.reinforce(groups, config.seed + 1000 * step, meter.advance)
+            metrics = trainer.rl_step(groups, config.seed + 1000 * step, meter.advance)
         rollouts.sync(trainer.weights())
 
         state |= {"step": step + 1, "cursor": collected.next_cursor}
@@ -67,7 +74,9 @@ async def train(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None
             save(parts, state)
 
 
-async def collect(parts: Parts, rollouts: Rollouts, stream: TaskStream, cursor: int, step: int) -> Collected:
+async def collect(
+    parts: Experiment, rollouts: RolloutWorker, stream: TaskStream, cursor: int, step: int
+) -> Collected:
     """A step's groups from the browsers, with a progress bar."""
     with progress(f"step {step + 1}: episodes", parts.config.rollout.groups) as meter:
         collected = await rollouts.collect(stream, cursor, step, lambda n: meter.advance(n - meter.done))
@@ -76,7 +85,7 @@ async def collect(parts: Parts, rollouts: Rollouts, stream: TaskStream, cursor: 
     return collected
 
 
-async def evaluate_if_due(parts: Parts, rollouts: Rollouts, state: dict[str, Any]) -> None:
+async def evaluate_if_due(parts: Experiment, rollouts: RolloutWorker, state: dict[str, Any]) -> None:
     """Every `eval_every` steps a small held-out evaluation; the weights are kept if they are the best so
     far. One that was interrupted is made up for after --resume."""
     step, label = state["step"], f"eval_step_{state['step']:05d}"
@@ -93,7 +102,7 @@ def is_regular(label: str) -> bool:
     return label.startswith("eval_step_")
 
 
-def save(parts: Parts, state: dict[str, Any]) -> None:
+def save(parts: Experiment, state: dict[str, Any]) -> None:
     """The checkpoint of the step that was finished last, if it is not there yet."""
     name, checkpoints = Run.step_label(state["step"]), parts.checkpoints
     if state["step"] and name not in checkpoints.saved():
@@ -101,7 +110,7 @@ def save(parts: Parts, state: dict[str, Any]) -> None:
         parts.run.prune(keep_steps=10)
 
 
-def rescue(parts: Parts, state: dict[str, Any]) -> str:
+def rescue(parts: Experiment, state: dict[str, Any]) -> str:
     """Saves what there is before the run ends early, and says how to go on. A GPU that failed may have taken
     the weights along."""
     try:
@@ -112,14 +121,14 @@ def rescue(parts: Parts, state: dict[str, Any]) -> str:
     return f"--resume goes on after step {state['step']}"
 
 
-async def prepare(parts: Parts, rollouts: Rollouts) -> dict[str, Any]:
+async def prepare(parts: Experiment, rollouts: RolloutWorker) -> dict[str, Any]:
     """Where to start: the last checkpoint, a given one, or a warm start made here and now."""
     config, trainer, checkpoints = parts.config, parts.trainer, parts.checkpoints
     sft = checkpoints.folder / "sft"
-    resumed, cloned = bool(checkpoints.saved()), parts.ranks.agree((sft / "state.json").is_file())
+    resumed, cloned = bool(checkpoints.saved()), parts.ranks.broadcast((sft / "state.json").is_file())
     if not resumed:
         parts.run.truncate_after(0 if cloned and config.warm_start is None else -1)
-        parts.ranks.wait()
+        parts.ranks.barrier()
     if config.zero:
         say(f"starting from {config.model.path} as it is")
     elif config.warm_start is None and not cloned:
@@ -141,11 +150,11 @@ async def prepare(parts: Parts, rollouts: Rollouts) -> dict[str, Any]:
     return state
 
 
-def train_on_dumps(parts: Parts, source: Run) -> None:
+def train_on_dumps(parts: Experiment, source: Run) -> None:
     """The updates alone, on the groups that another run has dumped; opens no browser."""
     config, checkpoints, state = parts.config, parts.checkpoints, {"step": 0, "cursor": 0}
     start = config.warm_start or source.checkpoint_dir / "sft"
-    if config.warm_start or parts.ranks.agree(start.exists()):
+    if config.warm_start or parts.ranks.broadcast(start.exists()):
         checkpoints.start_from(start)
     parts.trainer.keep_reference()
     if config.resume and checkpoints.saved():
@@ -160,7 +169,7 @@ def train_on_dumps(parts: Parts, source: Run) -> None:
             continue
         groups = assign_advantages(source.load_groups(label), config.loss)
         with progress(f"{label}: updating", config.batch.epochs) as meter:
-            metrics = parts.trainer.reinforce(groups, config.seed + 1000 * step, meter.advance)
+            metrics = parts.trainer.rl_step(groups, config.seed + 1000 * step, meter.advance)
         state["step"] = step + 1
         parts.log.step(step + 1, metrics)
         if (step + 1) % config.save_every == 0:
@@ -193,7 +202,7 @@ def check_folders(config: Config) -> None:
 
 
 async def main(config: Config, ranks: Ranks) -> None:
-    parts = open_parts(config, ranks)
+    parts = open_experiment(config, ranks)
     if config.replay is not None:
         return train_on_dumps(parts, Run(config.replay))
     refuse_unjudged(config, parts.tasks.train + parts.tasks.heldout)
@@ -215,7 +224,7 @@ async def main(config: Config, ranks: Ranks) -> None:
         await parts.evaluate(rollouts, parts.tasks.heldout, "after_rl", state["step"])
     parts.log.close()
     rows = {row["label"]: row for row in parts.run.evals()}
-    if ranks.first:
+    if ranks.is_main:
         final_table([rows[name] for name in PHASES.values() if name in rows])
 
 

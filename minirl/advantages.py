@@ -31,13 +31,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from minirl.config import LossConfig
-from minirl.types import Group, Stop, Task, Trajectory, Turn
-
-if TYPE_CHECKING:  # it brings the model's libraries along, which no number here needs
-    from minirl.judges.judge import Verdict
+from minirl.types import Group, Stop, Task, Trajectory, Turn, Verdict
 
 # Which responses must be in format. "none" is an evaluation's, where an answer may be empty, too
 Gates = Literal["every", "last", "none"]

@@ -51,13 +51,13 @@ class Checkpoints:
         names = {path.name for path in checkpoints(self.folder)}
         if self.writing is not None:
             names.add(self.writing[0].stem)
-        return self.ranks.agree(names)
+        return self.ranks.broadcast(names)
 
     def clear(self) -> None:
         """Deletes the checkpoints of an earlier run."""
-        if self.ranks.first:
+        if self.ranks.is_main:
             prune(self.folder, keep=0)
-        self.ranks.wait()
+        self.ranks.barrier()
 
     def save(self, name: str, state: dict[str, Any], keep: int) -> None:
         """Starts writing a checkpoint to resume from; `finish` completes it, and leaves the newest `keep`."""
@@ -84,7 +84,7 @@ class Checkpoints:
         except dcp.api.CheckpointException as error:
             raise OSError(f"{part} could not be written: {error}".splitlines()[0]) from None
         self._complete(part)
-        if self.ranks.first:
+        if self.ranks.is_main:
             prune(self.folder, self.keep)
 
     def _export(self, name: str, state: dict[str, Any]) -> Path:
@@ -93,27 +93,27 @@ class Checkpoints:
         dtype = compute_dtype(trainer.config.model, self.ranks.device)
         weights = {}
         for weight_name, weight in trainer.weights():  # gathered one by one, by all ranks
-            if self.ranks.first:
+            if self.ranks.is_main:
                 weights[weight_name] = weight.cpu()
-        if self.ranks.first:
+        if self.ranks.is_main:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             trainer.policy.model.save_pretrained(part, state_dict=weights)
             settings = json.loads((part / "config.json").read_text())
             settings["dtype"] = str(dtype).removeprefix("torch.")  # the files', not the trained weights'
             (part / "config.json").write_text(json.dumps(settings, indent=2))
-            trainer.language.tokenizer.save_pretrained(part)
+            trainer.preprocessor.tokenizer.save_pretrained(part)
             for file_name in PROCESSOR_FILES:  # of a folder, or of a hub name in the cache
                 file = cached_file(trainer.config.model.path, file_name, **IF_THERE)
                 if file is not None:
                     shutil.copy(file, part)
             (part / "state.json").write_text(json.dumps(state))
-        self.ranks.wait()
+        self.ranks.barrier()
         return part
 
     def _complete(self, part: Path) -> None:
-        self.ranks.wait()
-        if self.ranks.first:
+        self.ranks.barrier()
+        if self.ranks.is_main:
             path = part.with_suffix("")
             old = path.with_name(path.name + ".old")
             shutil.rmtree(old, ignore_errors=True)
@@ -121,7 +121,7 @@ class Checkpoints:
                 path.rename(old)
             part.rename(path)
             shutil.rmtree(old, ignore_errors=True)
-        self.ranks.wait()
+        self.ranks.barrier()
 
     def load(self, path: Path) -> dict[str, Any]:
         """Reads a checkpoint of this model, to go on from it; the run's state. ValueError names a folder that
@@ -135,7 +135,7 @@ class Checkpoints:
                 raise ValueError("it belongs to another model")
         except UNREADABLE as error:
             problem = unusable(path, error)
-        if problems := [p for p in self.ranks.gather([problem]) if p is not None]:
+        if problems := [p for p in self.ranks.all_gather([problem]) if p is not None]:
             raise problems[0]  # on all ranks, or the others would wait for this one
         try:
             dcp.load(here, checkpoint_id=path / "shards", process_group=self.ranks.side)
@@ -159,15 +159,15 @@ class Checkpoints:
         """Loads the newest checkpoint that can be read, and deletes newer ones; ValueError if there is
         none."""
         broken: list[Path] = []
-        for path in self.ranks.agree(list(reversed(checkpoints(self.folder)))):
+        for path in self.ranks.broadcast(list(reversed(checkpoints(self.folder)))):
             try:
                 state = self.load(path)
             except ValueError as problem:
                 say(f"{problem}; trying the one before")
                 broken.append(path)
                 continue
-            self.ranks.wait()
-            for newer in broken if self.ranks.first else []:
+            self.ranks.barrier()
+            for newer in broken if self.ranks.is_main else []:
                 shutil.rmtree(newer)
             return state
         raise ValueError(f"nothing to resume: no usable checkpoint in {self.folder}")

@@ -12,20 +12,20 @@ from dataclasses import replace
 
 from minirl.config import AgentConfig
 from minirl.episode import Interface, conversation, shown
-from minirl.model import Language
+from minirl.model import Preprocessor
 from minirl.types import Observation, Trajectory
 
 
 def tokenised(
     trajectory: Trajectory,
-    language: Language,
+    preprocessor: Preprocessor,
     interface: Interface,
     agent: AgentConfig,
     image: Callable[[str], bytes],
 ) -> Trajectory:
     """The trajectory with ids. `interface` is our agent's, `image` finds a screenshot by its name."""
-    tokenizer, chat = language.tokenizer, language.chat
-    context = conversation(agent, language, interface, trajectory.task)
+    tokenizer, chat = preprocessor.tokenizer, preprocessor.chat
+    context = conversation(agent, preprocessor, interface, trajectory.task)
     feedback: tuple[str, ...] = ()
     turns = []
     for turn in trajectory.turns:

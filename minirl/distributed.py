@@ -2,11 +2,13 @@
 
 `torchrun --nproc-per-node 8 train.py ...` starts one process, a rank, for each GPU. Every rank runs the same
 script: it has browsers, a sampler and a shard of the weights of its own, runs a share of the episodes, and
-trains on a share of every minibatch. Collective calls (`gather`, `agree`, everything on sharded weights)
+trains on a share of every minibatch. Collective calls (`all_gather`, `broadcast`, everything on sharded
+weights)
 must be made by all ranks in the same order, so what ranks decide from files that change they decide by
-`agree`. Without torchrun there is one rank, and the same code runs.
+`broadcast`. Without torchrun there is one rank, and the same code runs.
 
-The `Board` is how a step's groups are shared out: ranks take the next task of the stream as they have room,
+The `TaskQueue` is how a step's groups are shared out: ranks take the next task of the stream as they
+have room,
 and post what became of it. A task's seeds depend on its place in the stream alone, and acceptance goes by
 that place, so a step's batch does not depend on which rank ran what.
 """
@@ -46,11 +48,11 @@ class Ranks:
         return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """True on the rank that logs and writes the run's records."""
         return self.rank == 0
 
-    def gather(self, items: list[T]) -> list[T]:
+    def all_gather(self, items: list[T]) -> list[T]:
         """All ranks' items, rank after rank."""
         if self.world == 1:
             return items
@@ -58,16 +60,16 @@ class Ranks:
         dist.all_gather_object(parts, items)
         return [item for part in parts for item in part]
 
-    def agree(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The first rank's value."""
         box = [value]
         if self.world > 1:
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Returns when every rank has come here."""
-        self.gather([])
+        self.all_gather([])
 
     def neighbours(self, count: int) -> dist.ProcessGroup:
         """This rank and those beside it, `count` together, for collective calls of another thread. A
@@ -108,7 +110,7 @@ def open_ranks(episode_seconds: float = 0.0) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-class Board:
+class TaskQueue:
     """The tasks of one step: which are taken, and what became of them. `name` is used once per process.
 
     With `claim()` 0, 1, 2 by three ranks, and 1 posted True, `results()` is {1: True} on all of them.
@@ -143,6 +145,6 @@ class Board:
         return self.known
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """All of a tensor that may be sharded; a collective call."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -24,7 +24,7 @@ from minirl.agents import openwebrl, openwebrl_actions, webagent_r1
 from minirl.benchmarks.protocols import BY_DONE
 from minirl.benchmarks.webarena import tasks as webarena
 from minirl.browser.pool import BrowserPool
-from minirl.browser.session import BrowserFault, Session, ToolFailure
+from minirl.browser.session import Session
 from minirl.config import AgentConfig, Config
 from minirl.console import say
 from minirl.context import (
@@ -37,8 +37,9 @@ from minirl.context import (
     tool_frame,
     webrl_frame,
 )
-from minirl.model import Language
+from minirl.model import Preprocessor
 from minirl.types import (
+    BrowserFault,
     Call,
     Observation,
     Parsed,
@@ -47,6 +48,7 @@ from minirl.types import (
     SamplerError,
     Stop,
     Task,
+    ToolFailure,
     Trajectory,
     Turn,
 )
@@ -87,14 +89,14 @@ def interface_of(agent: AgentConfig) -> Interface:
     return Interface(system, *how, round_frame)
 
 
-def conversation(agent: AgentConfig, language: Language, interface: Interface, task: Task) -> Context:
+def conversation(agent: AgentConfig, preprocessor: Preprocessor, interface: Interface, task: Task) -> Context:
     """A task's conversation, empty so far, with the recipe's rules of what stays in it."""
     return Context(
-        language.tokenizer,
-        interface.chat or language.chat,
+        preprocessor.tokenizer,
+        interface.chat or preprocessor.chat,
         interface.system,
         task.instruction,
-        language.image_tokens,
+        preprocessor.image_tokens,
         keep=agent.screenshots,
         frame=interface.frame,
         reasoning=agent.reasoning,
@@ -141,7 +143,7 @@ class Episode:
     policy: PolicyFn
     max_steps: int
     config: Config
-    language: Language
+    preprocessor: Preprocessor
     interface: Interface
     put_image: Callable[[bytes], str]
     succeeds_by: tuple[Stop, ...] = BY_DONE
@@ -154,7 +156,7 @@ class Episode:
         """The only place where anything may be caught: an episode's failure is a `Stop`, counted."""
         start, success, state, last = time.monotonic(), False, {}, ""
         diagnostics: dict[str, float] = {}
-        self.context = conversation(self.config.agent, self.language, self.interface, self.task)
+        self.context = conversation(self.config.agent, self.preprocessor, self.interface, self.task)
         try:
             async with pool.session() as session:
                 acquired = began = time.monotonic()
@@ -270,7 +272,7 @@ class Episode:
     def _said(self, sample: Sample) -> tuple[str, tuple[int, ...]]:
         """A response as text and as ids. Those of a served model's text only measure how long the
         conversation is: nothing is trained on them."""
-        tokenizer = self.language.tokenizer
+        tokenizer = self.preprocessor.tokenizer
         if sample.text is not None:
             return sample.text, tuple(tokenizer(sample.text + tokenizer.eos_token)["input_ids"])
         text = tokenizer.decode(sample.ids, skip_special_tokens=False)

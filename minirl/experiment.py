@@ -34,8 +34,8 @@ from minirl.distributed import Ranks
 from minirl.episode import interface_of
 from minirl.judges.judge import EndpointJudge
 from minirl.judges.local import open_judge
-from minirl.model import Language, load_language, load_model
-from minirl.rollout import Rollouts
+from minirl.model import Preprocessor, load_model, load_preprocessor
+from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
 from minirl.samplers import vllm
 from minirl.samplers.endpoint import open_endpoint
@@ -144,20 +144,20 @@ def refuse_unjudged(config: Config, tasks: Sequence[Task], rewarded: bool = True
 
 
 @dataclass
-class Parts:
+class Experiment:
     """What the scripts work with. `config.model.path` is a real folder or hub name by now."""
 
     config: Config
     run: Run
     log: Logger
     tasks: TaskSets
-    language: Language
+    preprocessor: Preprocessor
     trainer: Trainer | None  # neither is there if the model is served elsewhere, which only eval.py allows
     checkpoints: Checkpoints | None
     ranks: Ranks
 
     @contextlib.asynccontextmanager
-    async def rollouts(self) -> AsyncIterator[Rollouts]:
+    async def rollouts(self) -> AsyncIterator[RolloutWorker]:
         """Browsers, sites and a sampler on the trainer's weights, for as long as the block lasts."""
         sets = self.tasks
         refuse_unjudged(self.config, sets.train + sets.heldout, rewarded=False)
@@ -171,7 +171,7 @@ class Parts:
                 ask = asking(judge.endpoint) if isinstance(judge, EndpointJudge) else None
                 verify = TaskVerifier(self.config.task.rules, ask)
                 where = (sampler, pool, verify, self.run.put_image, self.ranks, self.run.root / "hosts.json")
-                yield Rollouts(self.config, self.language, *where, judge, self.run.image)
+                yield RolloutWorker(self.config, self.preprocessor, *where, judge, self.run.image)
 
     @contextlib.asynccontextmanager
     async def _sampler(self) -> AsyncIterator[HfSampler | VllmSampler | RemoteSampler]:
@@ -190,14 +190,14 @@ class Parts:
         device = self.ranks.device
         if vllm.is_chosen(self.config.sampler.kind, device):
             with progress("starting vLLM"):
-                return VllmSampler(self.config, self.language, self.ranks)
+                return VllmSampler(self.config, self.preprocessor, self.ranks)
         model = trainer.policy.model
         if any(isinstance(weight, DTensor) for weight in model.parameters()):
             model = load_model(self.config.model, device)  # a sharded one can't be asked by one rank alone
         threads = self.config.threads or max(1, cores(self.ranks) - 1)
-        return HfSampler(model, self.language, self.config.sampler, threads)
+        return HfSampler(model, self.preprocessor, self.config.sampler, threads)
 
-    async def evaluate(self, rollouts: Rollouts, tasks: Sequence[Task], label: str, step: int) -> float:
+    async def evaluate(self, rollouts: RolloutWorker, tasks: Sequence[Task], label: str, step: int) -> float:
         """Held-out success, recorded under `label`."""
         await self.reset_sites()
         trajectories = await self.run_tasks(rollouts, tasks, label)
@@ -212,16 +212,16 @@ class Parts:
 
     async def reset_sites(self) -> None:
         """Has WebArena's sites put back to how they were, if the config says who does that."""
-        if self.config.task.reset and self.ranks.first:
+        if self.config.task.reset and self.ranks.is_main:
             with progress("resetting the sites"):
                 await webarena.reset(self.config.task.reset)
-        self.ranks.wait()
+        self.ranks.barrier()
 
     def evaluated(self) -> dict[str, dict[str, Any]]:
         """The evaluations that have been recorded, by name."""
-        return self.ranks.agree({row["label"]: row for row in self.run.evals()})
+        return self.ranks.broadcast({row["label"]: row for row in self.run.evals()})
 
-    async def run_tasks(self, rollouts: Rollouts, tasks: Sequence[Task], label: str) -> list[Trajectory]:
+    async def run_tasks(self, rollouts: RolloutWorker, tasks: Sequence[Task], label: str) -> list[Trajectory]:
         with progress(f"evaluating {label}", len(tasks)) as meter:
             trajectories = await rollouts.evaluate(
                 tasks, label, self.config.eval.max_steps, lambda done: meter.advance(done - meter.done)
@@ -229,7 +229,7 @@ class Parts:
         self.run.save_trajectories(label, trajectories)
         return trajectories
 
-    async def demonstrate(self, rollouts: Rollouts) -> list[Trajectory]:
+    async def demonstrate(self, rollouts: RolloutWorker) -> list[Trajectory]:
         """The demonstrated goals' shortest solutions, acted out; only what the verifier confirms. Or the
         successes of a dump."""
         if self.config.sft.demos is not None:
@@ -240,7 +240,7 @@ class Parts:
             world = worlds.get(str(task.meta.get("world")))
             if world is None:
                 raise ValueError(f"task {task.id} has no scripted solution; give --warm-start a checkpoint")
-            policy = ScriptedPolicy(world, task, self.language, form_of(self.config))
+            policy = ScriptedPolicy(world, task, self.preprocessor, form_of(self.config))
             trajectory = await rollouts.episode(task, 0, policy, self.config.eval.max_steps)
             meter.advance(self.ranks.world)
             if not trajectory.success:
@@ -250,13 +250,13 @@ class Parts:
         with progress("recording demonstrations", len(self.tasks.demos)) as meter:
             own = self.tasks.demos[self.ranks.rank :: self.ranks.world]
             tried = await asyncio.gather(*map(act_out, own))
-        found = self.ranks.gather([trajectory for trajectory in tried if trajectory.success])
+        found = self.ranks.all_gather([trajectory for trajectory in tried if trajectory.success])
         place = {task.id: n for n, task in enumerate(self.tasks.demos)}
         out = sorted(found, key=lambda trajectory: place[trajectory.task.id])
         self.run.save_trajectories("demos", out)
         return out
 
-    def _dumped(self, path: Path, rollouts: Rollouts) -> list[Trajectory]:
+    def _dumped(self, path: Path, rollouts: RolloutWorker) -> list[Trajectory]:
         """The successful trajectories of a file in a run's trajectories folder, with ids if they had none;
         their screenshots are copied into this run."""
         source = Run(path.resolve().parents[1])
@@ -268,7 +268,7 @@ class Parts:
             raise ValueError(f"--sft.demos {path} solves held-out tasks, {leaked[0]} for one")
         for name in {image for trajectory in found for turn in trajectory.turns for image in turn.images}:
             self.run.put_image(source.image(name))
-        how = (self.language, rollouts.interface, self.config.agent, source.image)
+        how = (self.preprocessor, rollouts.interface, self.config.agent, source.image)
         return [t if t.trunk else tokenised(t, *how) for t in found]
 
 
@@ -314,30 +314,30 @@ async def _pages(config: Config, worlds: Sequence[World], tasks: Sequence[Task])
     return texts
 
 
-def open_parts(config: Config, ranks: Ranks) -> Parts:
+def open_experiment(config: Config, ranks: Ranks) -> Experiment:
     """Run folder, tasks and weights; builds the tiny checkpoint if the recipe names it."""
     disable_progress_bar()  # transformers' own, which is drawn even where there is no terminal
-    CONSOLE.quiet = not ranks.first
+    CONSOLE.quiet = not ranks.is_main
     tasks = make_task_sets(config)
-    run = Run(config.run_dir, records=ranks.first)
+    run = Run(config.run_dir, records=ranks.is_main)
     if config.model.path == "tiny":
         path = (config.replay or config.run_dir) / "model"
-        if ranks.first and not (path / "config.json").is_file():
+        if ranks.is_main and not (path / "config.json").is_file():
             _build_tiny(path, config, tasks)
         config = replace(config, model=replace(config.model, path=str(path)))
-    ranks.wait()
+    ranks.barrier()
     torch.manual_seed(config.seed)
-    language = load_language(config.model)
+    preprocessor = load_preprocessor(config.model)
     trainer = checkpoints = None
     if config.sampler.kind != "remote":
         with progress("loading the model"):
             model = load_model(config.model, torch.device("cpu"), "auto")
             image = Run(config.replay).image if config.replay else run.image
-            trainer = Trainer(model, language, config, image, ranks)
+            trainer = Trainer(model, preprocessor, config, image, ranks)
         checkpoints = Checkpoints(trainer, run.checkpoint_dir)
     # last: a model that can't be loaded leaves an earlier run's settings as they were
     run.write_config(to_json(config))
-    if ranks.first:
+    if ranks.is_main:
         save_tasks(config.run_dir / "heldout.jsonl", tasks.heldout)
     log = Logger(run, config.wandb, total=config.steps)
-    return Parts(config, run, log, tasks, language, trainer, checkpoints, ranks)
+    return Experiment(config, run, log, tasks, preprocessor, trainer, checkpoints, ranks)

@@ -1,6 +1,6 @@
 """Checkpoints as folders: the weights, and what surrounds them.
 
-Stands between config and everything that needs ids or weights. `load_language` reads what is around the
+Stands between config and everything that needs ids or weights. `load_preprocessor` reads what is around the
 weights (tokenizer, chat format, image processor), `load_model` the weights, both from an ordinary Hugging
 Face folder or hub name.
 
@@ -87,7 +87,7 @@ class Images:
 
 
 @dataclass
-class Language:
+class Preprocessor:
     """What surrounds the weights."""
 
     tokenizer: PreTrainedTokenizerBase
@@ -106,7 +106,7 @@ class Language:
         return self.images.tokens(png)
 
 
-def load_language(config: ModelConfig) -> Language:
+def load_preprocessor(config: ModelConfig) -> Preprocessor:
     """Tokenizer, chat format and image processor of a checkpoint. ValueError if the path has none."""
     settings = _settings(config.path)
     visual = hasattr(settings, "vision_config")
@@ -120,7 +120,7 @@ def load_language(config: ModelConfig) -> Language:
     vision = (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, VIDEO_PAD)
     size = settings.get_text_config().vocab_size
     unused = range(max(vocabulary.values()) + 1, size)  # rows beyond the tokenizer, for alignment only
-    return Language(
+    return Preprocessor(
         tokenizer=tokenizer,
         chat=ChatFormat.from_template(tokenizer),
         images=images,
@@ -149,7 +149,7 @@ def _reading(path: str) -> Iterator[None]:
 
 def check_checkpoint(config: ModelConfig) -> None:
     """Raises ValueError if a folder's checkpoint can't be loaded, without reading its weights."""
-    load_language(config)
+    load_preprocessor(config)
     with _reading(config.path):
         files = list(Path(config.path).glob("*.safetensors"))
         if not files:

@@ -23,7 +23,7 @@ from minirl import tree_attention
 from minirl.config import Config
 from minirl.distributed import Ranks
 from minirl.loss import token_entropies, token_logprobs
-from minirl.model import Language, compute_dtype
+from minirl.model import Preprocessor, compute_dtype
 
 # Added to a suppressed token's logit; finite, because blocks of logits get multiplied by 0
 NEVER = -1e30
@@ -38,12 +38,12 @@ class Policy(nn.Module):
     too, tied or not.
     """
 
-    def __init__(self, model: PreTrainedModel, language: Language, temperature: float):
+    def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, temperature: float):
         super().__init__()
         self.model, self.temperature = model, temperature
         head = model.get_output_embeddings()
         mask_V = torch.zeros(head.weight.shape[0], device=head.weight.device)
-        mask_V[list(language.suppressed)] = NEVER
+        mask_V[list(preprocessor.suppressed)] = NEVER
         self.register_buffer("suppressed_V", mask_V, persistent=False)
 
     def forward(
@@ -60,16 +60,16 @@ class Policy(nn.Module):
 
 
 def make_policy(
-    model: PreTrainedModel, language: Language, config: Config, ranks: Ranks, train: bool = True
+    model: PreTrainedModel, preprocessor: Preprocessor, config: Config, ranks: Ranks, train: bool = True
 ) -> Policy:
     """The model as a policy on this rank's device: float32 weights, sharded, computed with in the config's
     dtype. A single rank that computes in float32 has nothing to shard or to cast, and keeps plain tensors."""
-    policy = Policy(model, language, config.sampler.temperature)
+    policy = Policy(model, preprocessor, config.sampler.temperature)
     policy.requires_grad_(train)
     if train and config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.model.freeze_vision:
-        if language.images is None:
+        if preprocessor.images is None:
             raise ValueError("--model.freeze-vision: this model has no vision tower")
         model.model.visual.requires_grad_(False)
     if config.batch.layout == "tree":

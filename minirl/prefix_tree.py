@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minirl.model import Language, positions
+from minirl.model import Preprocessor, positions
 from minirl.rows import Batch, MicroBatch, Row, with_targets
 from minirl.tree_attention import Chain, Range, Tree
 
@@ -131,12 +131,12 @@ def micro_batches(rows: Sequence[Row], limit: int, pad: int, tokens: int) -> Ite
 
 
 def pack(
-    rows: Sequence[Row], language: Language, image: Callable[[str], bytes], device: torch.device
+    rows: Sequence[Row], preprocessor: Preprocessor, image: Callable[[str], bytes], device: torch.device
 ) -> Batch:
     """One forest as a batch of one row: ids, positions, images in the row's order, and for each response
     token the place that predicts it. `inputs["tree"]` holds the chains for the attention."""
     forest = Forest()
-    keys = [image_keys(row, language.pad) for row in rows]
+    keys = [image_keys(row, preprocessor.pad) for row in rows]
     # Trunks first, the longest before its own beginnings, so that each is one chain in one piece.
     for n in sorted(range(len(rows)), key=lambda n: -rows[n].shared):
         if rows[n].shared:
@@ -145,13 +145,13 @@ def pack(
     ids_L = np.zeros(forest.size, dtype=np.int64)
     position_3L = np.zeros((3, forest.size), dtype=np.int64)
     pictures: dict[int, tuple[Tensor, tuple[int, int, int]]] = {}  # by the place of the first pad
-    images, merge = language.images, language.images.merge if language.images else 1
+    images, merge = preprocessor.images, preprocessor.images.merge if preprocessor.images else 1
     for row, place in zip(rows, places, strict=True):
         ids = np.array(row.ids, dtype=np.int64)
         prepared = [images.prepare(image(name)) for name in row.images] if images else []
         ids_L[place] = ids
-        position_3L[:, place] = positions(ids, [grid for _, grid in prepared], language.pad, merge)
-        starts = np.flatnonzero((ids == language.pad) & (np.roll(ids, 1) != language.pad))
+        position_3L[:, place] = positions(ids, [grid for _, grid in prepared], preprocessor.pad, merge)
+        starts = np.flatnonzero((ids == preprocessor.pad) & (np.roll(ids, 1) != preprocessor.pad))
         pictures |= {int(place[s]): p for s, p in zip(starts, prepared, strict=True)}
     inputs: dict[str, Any] = {
         "input_ids": torch.from_numpy(ids_L)[None].to(device),

@@ -24,18 +24,17 @@ from torch import Tensor
 
 from minirl.advantages import Gates, gate, is_effective, make_group, needs_verdict
 from minirl.benchmarks.protocols import BY_DONE
-from minirl.browser.host_backoff import Hosts
+from minirl.browser.host_backoff import HostBackoff
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 from minirl.config import Config
 from minirl.console import say
-from minirl.distributed import Board, Ranks
+from minirl.distributed import Ranks, TaskQueue
 from minirl.episode import Episode, PolicyFn, Verifier, interface_of
 from minirl.judges.local import Judge, LocalJudge
-from minirl.model import Language
-from minirl.samplers.endpoint import billed
+from minirl.model import Preprocessor
 from minirl.samplers.huggingface import request_seed
-from minirl.types import Group, Prompt, Request, Sample, SamplerDied, Sampling, Stop, Task, Trajectory
+from minirl.types import Group, Prompt, Request, Sample, SamplerDied, Sampling, Stop, Task, Trajectory, billed
 
 POLL_SECONDS = 0.2  # between two looks at what other ranks have finished
 
@@ -68,14 +67,14 @@ class Collected:
     in_no_group: list[Trajectory] = field(default_factory=list)  # the invalid episodes, unless masked in one
 
 
-class Rollouts:
+class RolloutWorker:
     """Runs episodes with one sampler, one browser pool and one interface, on every rank a share. `collect`
     and `evaluate` are called by all ranks, and return the same on all."""
 
     def __init__(
         self,
         config: Config,
-        language: Language,
+        preprocessor: Preprocessor,
         sampler: Any,
         pool: BrowserPool,
         verify: Verifier,
@@ -85,11 +84,11 @@ class Rollouts:
         judge: Judge | None = None,
         image: Callable[[str], bytes] | None = None,
     ):
-        self.config, self.language, self.sampler, self.pool = config, language, sampler, pool
+        self.config, self.preprocessor, self.sampler, self.pool = config, preprocessor, sampler, pool
         self.ranks, self.collections = ranks, 0
         self.verify, self.put_image, self.judge, self.image = verify, put_image, judge, image
         self.interface = interface_of(config.agent)
-        self.hosts = Hosts(host_file, config.browser.host_failures, 60 * config.browser.host_minutes)
+        self.hosts = HostBackoff(host_file, config.browser.host_failures, 60 * config.browser.host_minutes)
         self.slots = asyncio.Semaphore(config.browser.episodes)
 
     def ask(self, how: Sampling, response_tokens: int, *names: object) -> PolicyFn:
@@ -118,7 +117,7 @@ class Rollouts:
         """
         with billed() as bill:
             async with self.slots:
-                how = (self.config, self.language, self.interface, self.put_image, succeeds_by)
+                how = (self.config, self.preprocessor, self.interface, self.put_image, succeeds_by)
                 trajectory = await Episode(task, member, policy, max_steps, *how).run(self.pool, self.verify)
                 self.hosts.note(trajectory)
             if not task.goal or (gates != "none" and self.config.reward.by == "judge"):
@@ -181,7 +180,7 @@ class Rollouts:
         running: dict[asyncio.Task[list[Trajectory]], int] = {}
         episodes: dict[int, list[Trajectory]] = {}  # this rank's
         self.collections += 1
-        board = Board(self.ranks, f"collection {self.collections}")
+        board = TaskQueue(self.ranks, f"collection {self.collections}")
         limit = int(rollout.groups * rollout.max_oversample)
         places = self._places(stream, cursor, limit)
         room = self.config.browser.episodes // rollout.group + 1
@@ -218,11 +217,11 @@ class Rollouts:
         await self._settle()
         for line in self.hosts.agree(self.ranks):
             say(line)
-        everything = dict(self.ranks.gather([(n, e) for n, e in episodes.items() if n < complete]))
+        everything = dict(self.ranks.all_gather([(n, e) for n, e in episodes.items() if n < complete]))
         groups = [self._qualified(everything[n]) for n in range(complete)]
         finished = [trajectory for n in range(complete) for trajectory in everything[n]]
         alone = [n for n in range(complete) if groups[n] is None or self.config.reward.invalid == "drop"]
-        submitted = self.ranks.agree(min(board.claimed(), limit))
+        submitted = self.ranks.broadcast(min(board.claimed(), limit))
         reason = "" if kept == rollout.groups else why_so_few(finished, submitted)
         return Collected(
             groups=[group for group in groups if group is not None],
@@ -244,7 +243,7 @@ class Rollouts:
         """What was cancelled may still be decoded, with weights about to change. SamplerDied on all ranks if
         any has lost its sampler."""
         await self.sampler.idle()
-        died = self.ranks.gather([self.failure] if self.failure else [])
+        died = self.ranks.all_gather([self.failure] if self.failure else [])
         if died:
             raise SamplerDied(died[0])
 
@@ -296,7 +295,7 @@ class Rollouts:
         if failure is not None:
             raise failure
         await self._settle()
-        found = self.ranks.gather([run.result() for run in runs])
+        found = self.ranks.all_gather([run.result() for run in runs])
         return [trajectory for _, trajectory in sorted(found, key=lambda pair: pair[0])]
 
 

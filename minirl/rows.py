@@ -21,7 +21,7 @@ from torch import Tensor
 
 from minirl.config import LossConfig
 from minirl.loss import turn_weights
-from minirl.model import BLANK, BLANK_PNG, Language, positions
+from minirl.model import BLANK, BLANK_PNG, Preprocessor, positions
 from minirl.types import Group, Trajectory
 
 
@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Member:
+class TrajectoryRows:
     """One trajectory of a group, as rows."""
 
     group: int
@@ -78,25 +78,27 @@ def turn_rows(
     return tuple(rows)
 
 
-def members_of(groups: Sequence[Group], first: Callable[[tuple[int, ...]], int] = everything) -> list[Member]:
+def members_of(
+    groups: Sequence[Group], first: Callable[[tuple[int, ...]], int] = everything
+) -> list[TrajectoryRows]:
     """All trajectories of a step, but for the invalid ones that groups may hold: those have no gradient, and
     an advantage of 0 would not keep them from the KL term's."""
     return [
-        Member(number, turn_rows(trajectory, advantage, first))
+        TrajectoryRows(number, turn_rows(trajectory, advantage, first))
         for number, group in enumerate(groups)
         for trajectory, advantage in zip(group.trajectories, group.advantages, strict=True)
         if trajectory.valid
     ]
 
 
-def minibatches(members: Sequence[Member], turns: int, seed: int) -> Iterator[list[Member]]:
+def minibatches(members: Sequence[TrajectoryRows], turns: int, seed: int) -> Iterator[list[TrajectoryRows]]:
     """Whole trajectories in random order, about `turns` turns at a time.
 
     The last minibatch joins the one before if it has less than half of that, so that no update rests on
     a few turns only.
     """
     shuffled = random.Random(seed).sample(members, len(members))
-    batches: list[list[Member]] = [[]]
+    batches: list[list[TrajectoryRows]] = [[]]
     size = 0
     for member in shuffled:
         if size >= turns:
@@ -111,7 +113,7 @@ def minibatches(members: Sequence[Member], turns: int, seed: int) -> Iterator[li
 
 
 def weighted(
-    members: Sequence[Member], config: LossConfig, step: Mapping[int, int] | None = None
+    members: Sequence[TrajectoryRows], config: LossConfig, step: Mapping[int, int] | None = None
 ) -> list[Row]:
     """The rows of a minibatch; each token's weight times what `turn_weights` gives its turn."""
     lengths = [[sum(w > 0 for w in row.weights) for row in member.rows] for member in members]
@@ -158,15 +160,15 @@ def share_out(parts: Sequence[MicroBatch], ranks: int) -> list[list[MicroBatch]]
     return shares
 
 
-def filler(language: Language) -> Row:
+def dummy_row(preprocessor: Preprocessor) -> Row:
     """A turn that counts for nothing. Every rank must go through the whole model in every micro-batch, or
     the others wait for its gradients for ever: a rank that has run out of rows, or whose rows show no
     screenshot, takes this one (in addition)."""
-    end = language.end[0]
+    end = preprocessor.end[0]
     ids: tuple[int, ...] = (end,)
-    if language.images is not None:
-        ids = (*(language.pad,) * language.image_tokens(BLANK_PNG), end)
-    images = (BLANK,) if language.images else ()
+    if preprocessor.images is not None:
+        ids = (*(preprocessor.pad,) * preprocessor.image_tokens(BLANK_PNG), end)
+    images = (BLANK,) if preprocessor.images else ()
     return Row((*ids, end), len(ids), images, (0.0,), 0.0, weights=(0.0,), ref=(0.0,))
 
 
@@ -189,7 +191,7 @@ class Batch:
 
 
 def collate(
-    rows: Sequence[Row], language: Language, image: Callable[[str], bytes], device: torch.device
+    rows: Sequence[Row], preprocessor: Preprocessor, image: Callable[[str], bytes], device: torch.device
 ) -> Batch:
     """Right-padded rows as tensors. `image` finds a screenshot by its hash."""
     B, L = len(rows), max(len(row.ids) for row in rows)
@@ -197,14 +199,14 @@ def collate(
     attention_BL = np.zeros((B, L), dtype=np.int64)
     position_3BL = np.zeros((3, B, L), dtype=np.int64)
     patches, grids, sources = [], [], []
-    images, merge = language.images, language.images.merge if language.images else 1
+    images, merge = preprocessor.images, preprocessor.images.merge if preprocessor.images else 1
     for b, row in enumerate(rows):
         n = len(row.ids)
         prepared = [images.prepare(image(name)) for name in row.images] if images else []
         ids_BL[b, :n] = row.ids
         attention_BL[b, :n] = 1
         row_grids = [grid for _, grid in prepared]
-        position_3BL[:, b, :n] = positions(ids_BL[b, :n], row_grids, language.pad, merge)
+        position_3BL[:, b, :n] = positions(ids_BL[b, :n], row_grids, preprocessor.pad, merge)
         sources.append(b * L + np.arange(row.start - 1, n - 1))
         patches += [pixels for pixels, _ in prepared]
         grids += row_grids

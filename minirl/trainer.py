@@ -26,18 +26,18 @@ from transformers import PreTrainedModel
 from minirl import prefix_tree
 from minirl.config import Config
 from minirl.context import answer_start
-from minirl.distributed import Ranks, whole
+from minirl.distributed import Ranks, full_tensor
 from minirl.loss import likelihood_loss, policy_loss, truncated_correction
-from minirl.model import BLANK, BLANK_PNG, Language, compute_dtype, load_model
+from minirl.model import BLANK, BLANK_PNG, Preprocessor, compute_dtype, load_model
 from minirl.policy import Policy, copy_local, make_policy
 from minirl.rows import (
     Batch,
-    Member,
     MicroBatch,
     Row,
+    TrajectoryRows,
     collate,
+    dummy_row,
     everything,
-    filler,
     members_of,
     micro_batches,
     minibatches,
@@ -56,14 +56,14 @@ class Trainer:
     def __init__(
         self,
         model: PreTrainedModel,
-        language: Language,
+        preprocessor: Preprocessor,
         config: Config,
         image: Callable[[str], bytes],
         ranks: Ranks,
     ):
-        self.language, self.config, self.ranks, self.device = language, config, ranks, ranks.device
+        self.preprocessor, self.config, self.ranks, self.device = preprocessor, config, ranks, ranks.device
         self.image = lambda name: BLANK_PNG if name == BLANK else image(name)
-        self.policy = make_policy(model, language, config, ranks)
+        self.policy = make_policy(model, preprocessor, config, ranks)
         self.reference: Policy | None = None
         self.bad_steps = 0
 
@@ -89,22 +89,22 @@ class Trainer:
         if self.config.loss.kl:
             if self.reference is None:
                 model = load_model(self.config.model, torch.device("cpu"), "auto")
-                self.reference = make_policy(model, self.language, self.config, self.ranks, train=False)
+                self.reference = make_policy(model, self.preprocessor, self.config, self.ranks, train=False)
             copy_local(self.policy, self.reference)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """All weights under their Hugging Face names, as they are computed with, gathered one at a time."""
         dtype = compute_dtype(self.config.model, self.device)
         for name, weight in self.policy.model.named_parameters():
-            yield name, whole(weight.detach().to(dtype))
+            yield name, full_tensor(weight.detach().to(dtype))
 
     # --- updates -----------------------------------------------------------------------------------
 
-    def reinforce(self, groups: Sequence[Group], seed: int, tick: Callable[[], None]) -> dict[str, float]:
+    def rl_step(self, groups: Sequence[Group], seed: int, tick: Callable[[], None]) -> dict[str, float]:
         """All epochs of updates on one step's groups; metrics averaged over response tokens."""
         config, totals, norms, losses = self.config, {}, [], []
         self.policy.temperature = config.sampler.temperature
-        in_answer = functools.partial(answer_start, self.language.tokenizer)
+        in_answer = functools.partial(answer_start, self.preprocessor.tokenizer)
         counts = in_answer if config.loss.tokens == "answer" else everything
         members = members_of(groups, counts)
         if config.loss.method == "filtered-bc":
@@ -143,7 +143,7 @@ class Trainer:
             **mismatch,
         }
 
-    def imitate(self, rows: Sequence[Row], lr: float) -> float:
+    def sft_step(self, rows: Sequence[Row], lr: float) -> float:
         """One behaviour cloning update; the loss per response token."""
         tokens = sum(row.length for row in rows)
         self.policy.temperature = 1.0  # nothing was sampled
@@ -175,11 +175,11 @@ class Trainer:
                 sums["entropy"] = entropy_N[batch.weight_N > 0].sum()
             add_up(own, sums)
         totals: dict[str, float] = {}
-        for sums in self.ranks.gather([own]):
+        for sums in self.ranks.all_gather([own]):
             add_up(totals, sums)
         loss = totals.pop("loss")
         grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.optim.grad_clip)
-        norm = whole(grad_norm).item()
+        norm = full_tensor(grad_norm).item()
         if math.isfinite(loss) and math.isfinite(norm):
             self.bad_steps = 0
             for group in self.optimizer.param_groups:
@@ -196,7 +196,7 @@ class Trainer:
 
     # --- log-probs before the updates ----------------------------------------------------------------
 
-    def _scored(self, members: Sequence[Member]) -> tuple[Sequence[Member], dict[str, float]]:
+    def _scored(self, members: Sequence[TrajectoryRows]) -> tuple[Sequence[TrajectoryRows], dict[str, float]]:
         """The members with the log-probs that the config asks for: the trainer's own of before the updates in
         place of the sampler's, corrected for their difference, and the reference's. And how far the sampler
         was off, in metrics."""
@@ -217,7 +217,7 @@ class Trainer:
         return members, metrics
 
     @torch.no_grad()
-    def _score(self, policy: Policy, members: Sequence[Member]) -> list[tuple[float, ...]]:
+    def _score(self, policy: Policy, members: Sequence[TrajectoryRows]) -> list[tuple[float, ...]]:
         """Log-probs of every row's response, each rank computing a share."""
         torch.set_num_threads(self.config.threads or cores(self.ranks))
         policy.eval()
@@ -234,7 +234,7 @@ class Trainer:
         if isinstance(policy, FSDPModule):
             policy.reshard()  # after a forward without a backward pass the root would stay as it was gathered
         out: list[list[float]] = [[] for _ in rows]
-        for number, value in self.ranks.gather(found):
+        for number, value in self.ranks.all_gather(found):
             out[number].append(value)
         return [tuple(values) for values in out]
 
@@ -244,12 +244,12 @@ class Trainer:
         """This rank's share of a minibatch as forward passes, in the config's layout; as many on every rank.
         Their order does not matter to the sum."""
         shares = share_out(self._parts(rows), self.ranks.world)
-        own, spare = [part.rows for part in shares[self.ranks.rank]], filler(self.language)
+        own, spare = [part.rows for part in shares[self.ranks.rank]], dummy_row(self.preprocessor)
         for _, part in zip_longest(range(max(map(len, shares))), own, fillvalue=[]):
-            if not part or (self.language.images is not None and not any(row.images for row in part)):
+            if not part or (self.preprocessor.images is not None and not any(row.images for row in part)):
                 part = [*part, spare]
             layout = collate if self.config.batch.layout == "per-turn" else prefix_tree.pack
-            yield layout(part, self.language, self.image, self.device)
+            yield layout(part, self.preprocessor, self.image, self.device)
 
     def _parts(self, rows: Sequence[Row]) -> list[MicroBatch]:
         """The micro-batches of all ranks: within the token budget, and as nearly as it goes equally many, of
@@ -270,7 +270,7 @@ class Trainer:
             return list(micro_batches(rows, tokens))
         together = sorted(rows, key=lambda row: row.ids)  # what begins alike lies in one forest
         return list(
-            prefix_tree.micro_batches(together, self.config.batch.micro_tokens, self.language.pad, tokens)
+            prefix_tree.micro_batches(together, self.config.batch.micro_tokens, self.preprocessor.pad, tokens)
         )
 
 
@@ -287,7 +287,9 @@ def cores(ranks: Ranks) -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks.here)
 
 
-def changed(members: Sequence[Member], fields: Sequence[Mapping[str, tuple[float, ...]]]) -> list[Member]:
+def changed(
+    members: Sequence[TrajectoryRows], fields: Sequence[Mapping[str, tuple[float, ...]]]
+) -> list[TrajectoryRows]:
     """The members with new values in their rows, in order."""
     each = iter(fields)
     return [replace(m, rows=tuple(replace(row, **next(each)) for row in m.rows)) for m in members]

@@ -9,10 +9,15 @@ of ints, so that a record can be compared, dumped and read back without a tensor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Stop(Enum):
@@ -196,6 +201,28 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """What a judge says of a trajectory: True, False, or None if no verdict could be had, and then why.
+
+    >>> Verdict(True, "The order page shows two red mugs.").success
+    True
+    """
+
+    success: bool | None
+    rationale: str = ""
+    error: str = ""  # why there is no verdict
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a task's own rules say of a finished episode. `value` is 0 to 1, or None if they can't tell and
+    the episode must not count; `details` is what was read, for people and reports."""
+
+    value: float | None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """One episode: the turns, how it ended, and what it was worth."""
 
@@ -209,6 +236,7 @@ class Trajectory:
     reward: float = 0.0
     error: str = ""  # the reason behind an invalid ending, with the traceback's last line
     final_state: Mapping[str, Any] = field(default_factory=dict)  # what the verifier read
+    verdict: Verdict | None = None  # the judge's, if one was asked
     final_image: str = ""  # hash of the screenshot after the last action
     seconds: float = 0.0
     dollars: float = 0.0  # what served models have charged for it, a judge among them
@@ -241,3 +269,132 @@ class Group:
     task: Task
     trajectories: tuple[Trajectory, ...]
     advantages: tuple[float, ...] = ()
+
+
+# --- failures of the environment -----------------------------------------------------------------------
+
+
+class ToolFailure(Exception):
+    """A call could not be carried out; the message is for the agent, and the episode goes on."""
+
+
+class BrowserFault(Exception):
+    """The browser, the renderer or the site is gone; the episode ends with `stop`."""
+
+    def __init__(self, stop: Stop, message: str):
+        super().__init__(message)
+        self.stop = stop
+
+
+# --- what money is spent on -------------------------------------------------------------------------------
+
+
+@dataclass
+class Bill:
+    """What served models have charged within one `billed()` block, in dollars."""
+
+    dollars: float = 0.0
+
+
+_BILL: ContextVar[Bill | None] = ContextVar("bill", default=None)
+
+
+@contextmanager
+def billed() -> Iterator[Bill]:
+    """Collect what served models charge while the block runs, in this task and those it starts."""
+    bill = Bill()
+    token = _BILL.set(bill)
+    try:
+        yield bill
+    finally:
+        _BILL.reset(token)
+
+
+def charge(dollars: float) -> None:
+    """Add a served model's price to the bill of the enclosing `billed()` block, if there is one."""
+    if (bill := _BILL.get()) is not None:
+        bill.dollars += dollars
+
+
+# --- the parts that experiment.py plugs together ------------------------------------------------------------
+
+
+class ImageStore(Protocol):
+    """Screenshots by content hash; a dict serves in tests wherever only `get` is needed."""
+
+    def get(self, name: str) -> bytes: ...
+    def put(self, png: bytes) -> str: ...
+
+
+class Sampler(Protocol):
+    """Whatever draws responses: minirl/samplers/. `failure` says why it can't go on; "" while it can."""
+
+    failure: str
+
+    async def generate(self, request: Request) -> Sample: ...
+    async def idle(self) -> None: ...
+    def sleep(self) -> None: ...
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Session(Protocol):
+    """An episode's tabs in one browser context: minirl/browser/session.py. Agents and benchmarks, which also
+    live in rooms, use more of it than the core does."""
+
+    async def start(self, url: str) -> None: ...
+    def diagnostics(self) -> dict[str, float]: ...
+
+
+class Browsers(Protocol):
+    """Hands out sessions: minirl/browser/pool.py."""
+
+    def session(self) -> AbstractAsyncContextManager[Session]: ...
+
+
+class Agent(Protocol):
+    """What an agent sees, says and does: minirl/agents/."""
+
+    system: str
+    message_format: Any  # a context.ChatFormat in place of the model's own, or None
+
+    def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Any: ...
+    async def observe(self, session: Session) -> Observation: ...
+    def parse(self, text: str) -> Parsed: ...
+    async def act(self, session: Session, call: Call) -> str: ...
+    def final_answer(self, call: Call) -> str | None: ...
+    def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]: ...
+
+
+class Benchmark(Protocol):
+    """What a family of tasks brings along: how an episode begins, and what it was worth."""
+
+    def identity(self, task: Task) -> set[tuple[str, ...]]:
+        """Names that two tasks share if and only if they are the same task."""
+        ...
+
+    def missing(self, tasks: Sequence[Task]) -> list[str]:
+        """The environment variables that must be set before these tasks can be run."""
+        ...
+
+    def places(self, tasks: Sequence[Task]) -> set[tuple[str, int]]:
+        """Hosts and ports that the tasks live on and that may be private addresses."""
+        ...
+
+    def needs_judge(self, task: Task) -> bool:
+        """True if the task can't be scored without a language model."""
+        ...
+
+    async def prepare(self, session: Session, task: Task) -> None:
+        """Log in, open further tabs: what happens between the first page and the first look."""
+        ...
+
+    async def score(self, task: Task, session: Session, answer: str) -> Score | None:
+        """Score a finished episode; None: this family leaves that to the judge."""
+        ...
+
+
+class Judge(Protocol):
+    """Reads a finished trajectory: minirl/judges/. A failure to judge is a Verdict with success None."""
+
+    async def __call__(self, trajectory: Trajectory) -> Verdict: ...

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # slow to import: only the tests that use them do
     from minirl.browser.pool import BrowserPool
     from minirl.browser.session import Session
     from minirl.distributed import Ranks
-    from minirl.model import Language
+    from minirl.model import Preprocessor
     from minirl.trainer import Trainer
     from minirl.types import Group, Prompt
 
@@ -112,12 +112,12 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def language(tiny_folder: Path) -> Language:
+def preprocessor(tiny_folder: Path) -> Preprocessor:
     """The small model's tokenizer, chat format and image processor."""
     from minirl.config import ModelConfig
-    from minirl.model import load_language
+    from minirl.model import load_preprocessor
 
-    return load_language(ModelConfig(path=str(tiny_folder)))
+    return load_preprocessor(ModelConfig(path=str(tiny_folder)))
 
 
 @pytest.fixture(scope="session")
@@ -149,11 +149,11 @@ def new_trainer(tiny_folder: Path, ranks: Ranks) -> Callable[..., Trainer]:
 
 
 @pytest.fixture
-def groups(language: Language) -> list[Group]:
+def groups(preprocessor: Preprocessor) -> list[Group]:
     """Two tasks with three episodes each; `training.make_groups` says more."""
     from training import make_groups
 
-    return make_groups(language)
+    return make_groups(preprocessor)
 
 
 @pytest.fixture(scope="session")
@@ -177,18 +177,18 @@ def png() -> Callable[..., bytes]:
 
 
 @pytest.fixture
-def prompts(language, png) -> list[Prompt]:
+def prompts(preprocessor, png) -> list[Prompt]:
     """Six prompts of unequal length with zero to two pictures."""
     from minirl.types import Prompt
 
-    start, end = (language.tokenizer.convert_tokens_to_ids(f"<|vision_{w}|>") for w in ("start", "end"))
+    start, end = (preprocessor.tokenizer.convert_tokens_to_ids(f"<|vision_{w}|>") for w in ("start", "end"))
     sizes = [[(64, 64)], [], [(32, 96), (64, 32)], [(96, 64)], [], [(32, 32)]]
     out = []
     for n, shown in enumerate(sizes):
         pictures = tuple(png(*size, seed=n) for size in shown)
         ids = (1, *range(40, 43 + 2 * n))
         for picture in pictures:
-            ids += (start, *[language.pad] * language.image_tokens(picture), end, 30 + n)
+            ids += (start, *[preprocessor.pad] * preprocessor.image_tokens(picture), end, 30 + n)
         out.append(Prompt(ids, shared=0, images=pictures))
     return out
 

@@ -73,7 +73,7 @@ def rank_main(rank: int, world: int, port: int, work: Callable, args: tuple, box
     try:
         with open_ranks() as ranks:
             answer = work(ranks, *args)
-            ranks.wait()
+            ranks.barrier()
     except BaseException:
         answer = traceback.format_exc()
     box.put((rank, answer))

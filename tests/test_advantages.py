@@ -18,8 +18,7 @@ from minirl.advantages import (
     shuffle_rewards,
 )
 from minirl.config import LossConfig
-from minirl.judges.judge import Verdict
-from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn
+from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn, Verdict
 
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
 TURN = Turn(3, (9,), (7, 2), (-0.1, -0.7), "")

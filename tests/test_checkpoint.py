@@ -21,7 +21,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from minirl.checkpoint import Checkpoints, checkpoints, prune
 from minirl.config import ModelConfig
 from minirl.distributed import Ranks
-from minirl.model import Language, load_language
+from minirl.model import Preprocessor, load_preprocessor
 from minirl.run_folder import Run
 from minirl.tiny import checkpoints as tiny
 from minirl.trainer import Trainer
@@ -42,20 +42,20 @@ def new_checkpoints(new_trainer, tmp_path) -> Callable[..., Checkpoints]:
 
 def test_a_resumed_run_continues_as_if_never_interrupted(new_trainer, new_checkpoints, groups, tmp_path):
     running = new_checkpoints()
-    running.trainer.reinforce(groups, 0, nothing)
+    running.trainer.rl_step(groups, 0, nothing)
     running.save("step_00001", {"step": 1, "cursor": 7, "best": 0.25}, keep=2)
-    running.trainer.reinforce(groups, 1, nothing)  # while it is being written
+    running.trainer.rl_step(groups, 1, nothing)  # while it is being written
     running.finish()
 
     resumed = new_checkpoints()
-    resumed.trainer.imitate(rows_of(groups), lr=1e-2)  # whatever it was before
+    resumed.trainer.sft_step(rows_of(groups), lr=1e-2)  # whatever it was before
     assert resumed.resume(pytest.fail) == {"step": 1, "cursor": 7, "best": 0.25}
-    resumed.trainer.reinforce(groups, 1, nothing)
+    resumed.trainer.rl_step(groups, 1, nothing)
     assert equal(weights(resumed.trainer), weights(running.trainer))
 
     forgetful = new_checkpoints()  # the control: without the optimizer's moments the update is another
     forgetful.start_from(tmp_path / "step_00001")
-    forgetful.trainer.reinforce(groups, 1, nothing)
+    forgetful.trainer.rl_step(groups, 1, nothing)
     assert not equal(weights(forgetful.trainer), weights(running.trainer))
 
 
@@ -74,21 +74,21 @@ def test_a_checkpoint_has_its_name_only_when_it_is_complete(new_checkpoints, gro
 def on_some_ranks(ranks: Ranks, path: Path, folder: Path, replicas: int) -> tuple[dict, dict]:
     """Goes on from the folder's checkpoint, if there is one, by one step, and saves that."""
     trainer = make_trainer(path, ranks, optim={"replicas": replicas})
-    groups = make_groups(trainer.language)
+    groups = make_groups(trainer.preprocessor)
     here = Checkpoints(trainer, folder)
     step = here.resume(print)["step"] if here.saved() else 0
-    metrics = trainer.reinforce(groups, step, nothing)
+    metrics = trainer.rl_step(groups, step, nothing)
     here.save(f"step_{step + 1:05d}", {"step": step + 1}, keep=5)
     here.finish()
     return {name: weight.numpy() for name, weight in weights(trainer).items()}, metrics
 
 
-def test_a_run_goes_on_with_more_ranks_or_fewer(tiny_folder, language, groups, ranks, tmp_path):
+def test_a_run_goes_on_with_more_ranks_or_fewer(tiny_folder, preprocessor, groups, ranks, tmp_path):
     """One rank, then two, then one again, then two that replicate, against one that was never stopped."""
     whole = make_trainer(tiny_folder, ranks)
     start = weights(whole)
     for step, world, replicas in ((0, 1, 1), (1, 2, 1), (2, 1, 1), (3, 2, 2)):
-        expected = whole.reinforce(groups, step, nothing)
+        expected = whole.rl_step(groups, step, nothing)
         for found, metrics in on_ranks(world, on_some_ranks, tiny_folder, tmp_path, replicas):
             assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)
             found = {name: torch.from_numpy(weight) for name, weight in found.items()}
@@ -98,11 +98,11 @@ def test_a_run_goes_on_with_more_ranks_or_fewer(tiny_folder, language, groups, r
     assert distance(dict(there.named_parameters()), weights(whole)) < 1e-3 * moved
 
 
-def logits(model: PreTrainedModel, language, png: bytes) -> torch.Tensor:
-    pixels, grid = language.images.prepare(png)
-    pads = [language.pad] * language.image_tokens(png)
+def logits(model: PreTrainedModel, preprocessor, png: bytes) -> torch.Tensor:
+    pixels, grid = preprocessor.images.prepare(png)
+    pads = [preprocessor.pad] * preprocessor.image_tokens(png)
     ids_1L = torch.tensor([[1, 3, *pads, 4, 50, 51, 52]])
-    kinds = (ids_1L == language.pad).int()
+    kinds = (ids_1L == preprocessor.pad).int()
     with torch.no_grad():
         return model(
             input_ids=ids_1L,
@@ -112,23 +112,27 @@ def logits(model: PreTrainedModel, language, png: bytes) -> torch.Tensor:
         ).logits
 
 
-def test_a_checkpoint_is_a_folder_for_plain_transformers(new_trainer, groups, language, tmp_path):
+def test_a_checkpoint_is_a_folder_for_plain_transformers(new_trainer, groups, preprocessor, tmp_path):
     trainer = new_trainer()
-    before = logits(trainer.policy.model, language, picture("wide"))
-    trainer.reinforce(groups, 0, nothing)
+    before = logits(trainer.policy.model, preprocessor, picture("wide"))
+    trainer.rl_step(groups, 0, nothing)
     Checkpoints(trainer, tmp_path).export("best", {"step": 1})
     theirs = AutoModelForImageTextToText.from_pretrained(tmp_path / "best", dtype=torch.float32)
-    loaded = load_language(ModelConfig(path=str(tmp_path / "best")))
+    loaded = load_preprocessor(ModelConfig(path=str(tmp_path / "best")))
     out = logits(theirs, loaded, picture("wide"))
     torch.testing.assert_close(
-        out, logits(trainer.policy.model, language, picture("wide")), atol=1e-6, rtol=0
+        out, logits(trainer.policy.model, preprocessor, picture("wide")), atol=1e-6, rtol=0
     )
     assert (out - before).abs().max() > 1e-3
-    assert (loaded.chat, loaded.suppressed, loaded.end) == (language.chat, language.suppressed, language.end)
+    assert (loaded.chat, loaded.suppressed, loaded.end) == (
+        preprocessor.chat,
+        preprocessor.suppressed,
+        preprocessor.end,
+    )
 
 
 def test_a_checkpoint_of_a_model_from_the_hub_is_complete(
-    ranks, language, tiny_folder, tmp_path, monkeypatch
+    ranks, preprocessor, tiny_folder, tmp_path, monkeypatch
 ):
     """Its image processor lies in the hub's cache, not in a folder of the model's name."""
     cached = tmp_path / "hub/models--nobody--tiny"
@@ -140,7 +144,7 @@ def test_a_checkpoint_of_a_model_from_the_hub_is_complete(
     Checkpoints(trainer, tmp_path).export("best", {})
     for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
         assert (tmp_path / "best" / name).read_bytes() == (tiny_folder / name).read_bytes()
-    assert load_language(ModelConfig(path=str(tmp_path / "best"))).pad == language.pad
+    assert load_preprocessor(ModelConfig(path=str(tmp_path / "best"))).pad == preprocessor.pad
 
 
 def cut_short(path: Path) -> None:
@@ -164,10 +168,10 @@ DAMAGE = {
 def saved(new_checkpoints, groups):
     """Checkpoints of steps 1 and 2, and the weights of step 1."""
     here = new_checkpoints()
-    here.trainer.reinforce(groups, 0, nothing)
+    here.trainer.rl_step(groups, 0, nothing)
     here.save("step_00001", {"step": 1}, keep=5)
     first = weights(here.trainer)
-    here.trainer.reinforce(groups, 1, nothing)
+    here.trainer.rl_step(groups, 1, nothing)
     here.save("step_00002", {"step": 2}, keep=5)
     here.finish()
     return here, first
@@ -301,7 +305,7 @@ def test_prune_to_none_starts_a_run_anew(folders):
 # --- a run that is killed --------------------------------------------------------------------------
 
 
-def recorded(language: Language, model: Path, folder: Path, steps: int) -> Run:
+def recorded(preprocessor: Preprocessor, model: Path, folder: Path, steps: int) -> Run:
     """A run folder with the dumps of so many steps, every step's responses its own."""
     run = Run(folder)
     shutil.copytree(model, folder / "model")
@@ -313,7 +317,7 @@ def recorded(language: Language, model: Path, folder: Path, steps: int) -> Run:
 
     for step in range(steps):
         groups = []
-        for group in make_groups(language):
+        for group in make_groups(preprocessor):
             turned = [replace(t, turns=tuple(turn_of(u, step) for u in t.turns)) for t in group.trajectories]
             rewards = [float(m == step % 3) for m in range(3)]
             members = tuple(replace(t, reward=r) for t, r in zip(turned, rewards, strict=True))
@@ -324,9 +328,9 @@ def recorded(language: Language, model: Path, folder: Path, steps: int) -> Run:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_that_is_killed_ten_times_ends_as_if_it_had_not_been(language, tiny_folder, tmp_path):
+def test_a_run_that_is_killed_ten_times_ends_as_if_it_had_not_been(preprocessor, tiny_folder, tmp_path):
     """kill -9 at random moments of 30 steps with a checkpoint each, while they are written too."""
-    source = recorded(language, tiny_folder, tmp_path / "source", steps=30)
+    source = recorded(preprocessor, tiny_folder, tmp_path / "source", steps=30)
 
     def command(name: str) -> list[str]:
         flags = ["--replay", str(source.root), "--out", str(tmp_path), "--name", name, "--steps", "30"]

@@ -15,10 +15,10 @@ from training import distance, make_groups, make_trainer, nothing, rows_of, save
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from minirl.config import LossConfig, ModelConfig, RolloutConfig
-from minirl.distributed import Board, Ranks
+from minirl.distributed import Ranks, TaskQueue
 from minirl.model import load_model
 from minirl.recipes import tiny
-from minirl.rollout import Collected, Rollouts
+from minirl.rollout import Collected, RolloutWorker
 from minirl.rows import share_out
 from minirl.types import Group, SamplerDied, Task, Trajectory, Turn
 
@@ -42,15 +42,15 @@ SETTINGS = {
 def two_steps(ranks: Ranks, path: Path, loss: str, settings: dict, few: bool) -> tuple[dict, list[dict]]:
     """The weights after an update of imitation and two steps of two, and their metrics."""
     trainer = make_trainer(path, ranks, lr=2e-4, loss=LOSSES[loss], epochs=2, minibatch_turns=6, **settings)
-    groups = make_groups(trainer.language)
+    groups = make_groups(trainer.preprocessor)
     if few:  # one episode of one turn, without a screenshot: nothing for a second rank
         member = groups[1].trajectories[0]
         member = replace(member, turns=(replace(member.turns[0], images=(), branch=(43,)),))
         groups = [Group(groups[1].task, (member,), (1.0,))]
-    trainer.imitate(rows_of(groups), lr=2e-4)
+    trainer.sft_step(rows_of(groups), lr=2e-4)
     trainer.reset_optimizer()
     trainer.keep_reference()
-    metrics = [trainer.reinforce(groups, step, nothing) for step in range(2)]
+    metrics = [trainer.rl_step(groups, step, nothing) for step in range(2)]
     return {name: weight.numpy() for name, weight in weights(trainer).items()}, metrics
 
 
@@ -65,9 +65,9 @@ def assert_same(one: tuple[dict, list[dict]], other: tuple[dict, list[dict]], st
 
 
 @pytest.fixture(scope="module")
-def text_folder(language, tmp_path_factory) -> Path:
+def text_folder(preprocessor, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("text")
-    return save_text_model(path, language, Qwen2Config, Qwen2ForCausalLM, tie_word_embeddings=False)
+    return save_text_model(path, preprocessor, Qwen2Config, Qwen2ForCausalLM, tie_word_embeddings=False)
 
 
 def text_step(ranks: Ranks, path: Path) -> tuple[dict, list[dict]]:
@@ -80,9 +80,9 @@ def text_step(ranks: Ranks, path: Path) -> tuple[dict, list[dict]]:
                 for t in group.trajectories
             ),
         )
-        for group in make_groups(trainer.language)
+        for group in make_groups(trainer.preprocessor)
     ]
-    metrics = [trainer.reinforce(groups, step, nothing) for step in range(2)]
+    metrics = [trainer.rl_step(groups, step, nothing) for step in range(2)]
     return {name: weight.numpy() for name, weight in weights(trainer).items()}, metrics
 
 
@@ -147,7 +147,7 @@ def test_micro_batches_are_alike_on_all_ranks(tiny_folder, layout, world):
     """Every row once, within the budget, and at most one micro-batch more on one rank than on another."""
     trainer = make_trainer(tiny_folder, alone(), layout=layout, micro_tokens=70)
     trainer.ranks = replace(alone(), world=world)
-    rows = rows_of(make_groups(trainer.language))
+    rows = rows_of(make_groups(trainer.preprocessor))
     parts = trainer._parts(rows)
     assert sorted(row.ids for part in parts for row in part.rows) == sorted(row.ids for row in rows)
     sizes = [part.tokens for part in parts]
@@ -165,12 +165,12 @@ def test_micro_batches_are_alike_on_all_ranks(tiny_folder, layout, world):
 def test_no_task_is_taken_twice_and_all_ranks_know_what_became_of_it():
     store = dist.HashStore()
     ranks = [Ranks(r, 3, torch.device("cpu"), store, None) for r in range(3)]
-    boards = [Board(rank, "step 0") for rank in ranks]
+    boards = [TaskQueue(rank, "step 0") for rank in ranks]
     assert [boards[i].claim() for i in (0, 1, 2, 1, 1)] == [0, 1, 2, 3, 4]
     boards[1].post(3, True)
     boards[0].post(0, False)
     assert all(board.results() == {0: False, 3: True} and board.claimed() == 5 for board in boards)
-    assert Board(ranks[0], "step 1").claim() == 0  # another step
+    assert TaskQueue(ranks[0], "step 1").claim() == 0  # another step
 
 
 PLANS = [random.Random(i).choice([(0.0, 1.0), (0.0, 0.0), (1.0, 1.0)]) for i in range(60)]
@@ -189,7 +189,7 @@ class Stage:
         )
         self.failure = ""
         self.tasks = [self[n] for n in range(len(PLANS))]
-        self.rollouts = Rollouts(config, None, self, None, None, None, ranks)
+        self.rollouts = RolloutWorker(config, None, self, None, None, None, ranks)
         self.rollouts.episode = self.episode
 
     def __getitem__(self, n: int) -> Task:

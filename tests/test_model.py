@@ -23,11 +23,11 @@ from torch import nn
 from minirl.config import ModelConfig
 from minirl.model import (
     Images,
-    Language,
+    Preprocessor,
     check_checkpoint,
     image_starts,
-    load_language,
     load_model,
+    load_preprocessor,
     positions,
 )
 from minirl.policy import Policy
@@ -74,7 +74,7 @@ def test_where_images_start(spans):
     assert image_starts(np.array([*ids, 1]), [pads for _, pads in spans], PAD) == expected
 
 
-def test_positions_equal_those_of_transformers(language, model):
+def test_positions_equal_those_of_transformers(preprocessor, model):
     """Random rows with up to two images of different sizes, also side by side with no text between
     their vision tokens."""
     dice = random.Random(0)
@@ -84,16 +84,16 @@ def test_positions_equal_those_of_transformers(language, model):
         for _ in range(images):
             grid = (1, merge * dice.randint(1, 4), merge * dice.randint(1, 4))
             ids += [20] * dice.randint(0, 3) + [start]
-            ids += [language.pad] * (grid[1] * grid[2] // merge**2) + [end]
+            ids += [preprocessor.pad] * (grid[1] * grid[2] // merge**2) + [end]
             grids.append(grid)
         ids += [21] * dice.randint(1, 4)
         ids_1L = torch.tensor([ids])
         theirs, _ = model.model.get_rope_index(
             ids_1L,
-            mm_token_type_ids=(ids_1L == language.pad).int(),
+            mm_token_type_ids=(ids_1L == preprocessor.pad).int(),
             image_grid_thw=torch.tensor(grids) if grids else None,
         )
-        ours = positions(np.array(ids), grids, language.pad, merge)
+        ours = positions(np.array(ids), grids, preprocessor.pad, merge)
         assert ours.tolist() == theirs[:, 0].tolist(), (ids, grids)
 
 
@@ -131,11 +131,11 @@ def plain(model, batch, suppressed, temperature):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_entropy_and_gradient_equal_the_plain_formula(language, tiny_folder, temperature):
+def test_log_probs_entropy_and_gradient_equal_the_plain_formula(preprocessor, tiny_folder, temperature):
     model = load_model(ModelConfig(path=str(tiny_folder)), CPU)
-    suppressed = (*language.suppressed, 30, 31)
-    policy = Policy(model, replace(language, suppressed=suppressed), temperature)
-    batch = collate(ROWS, language, image=lambda name: b"", device=CPU)
+    suppressed = (*preprocessor.suppressed, 30, 31)
+    policy = Policy(model, replace(preprocessor, suppressed=suppressed), temperature)
+    batch = collate(ROWS, preprocessor, image=lambda name: b"", device=CPU)
     upstream_N = torch.tensor([0.3, -1.0, 0.5, 2.0, -0.1])
 
     logprobs_N, entropy_N = policy(batch.inputs, batch.sources_N, batch.targets_N, entropy=True)
@@ -158,15 +158,15 @@ def test_log_probs_entropy_and_gradient_equal_the_plain_formula(language, tiny_f
     assert (other_N - expected_N).abs().min() > 1e-3
 
 
-def test_the_probabilities_of_what_can_be_sampled_sum_to_one(language, model):
-    policy = Policy(model, language, temperature=0.8)
-    batch = collate(ROWS[1:], language, image=lambda name: b"", device=CPU)
+def test_the_probabilities_of_what_can_be_sampled_sum_to_one(preprocessor, model):
+    policy = Policy(model, preprocessor, temperature=0.8)
+    batch = collate(ROWS[1:], preprocessor, image=lambda name: b"", device=CPU)
     V = model.config.get_text_config().vocab_size
     with torch.no_grad():  # the first position of the response, scored for every token of the vocabulary
         logprobs_V, _ = policy(batch.inputs, batch.sources_N[:1].expand(V), torch.arange(V))
     assert logprobs_V.exp().sum().item() == pytest.approx(1, abs=1e-5)
-    assert logprobs_V[list(language.suppressed)].exp().tolist() == [0.0] * len(language.suppressed)
-    allowed = torch.tensor([i for i in range(V) if i not in language.suppressed])
+    assert logprobs_V[list(preprocessor.suppressed)].exp().tolist() == [0.0] * len(preprocessor.suppressed)
+    allowed = torch.tensor([i for i in range(V) if i not in preprocessor.suppressed])
     assert (logprobs_V[allowed].exp() > 0).all()
 
 
@@ -189,11 +189,11 @@ class Body(nn.Module):
     [(4095, 4096, 8999), tuple(range(8192, 9000)), tuple(range(4096))],
     ids=["at the edges of chunks", "the whole last chunk", "the whole first chunk"],
 )
-def test_suppressed_tokens_anywhere_in_a_large_vocabulary(language, suppressed):
+def test_suppressed_tokens_anywhere_in_a_large_vocabulary(preprocessor, suppressed):
     """Log-probs are computed over chunks of 4096 tokens, and none of them may turn into a NaN."""
     torch.manual_seed(0)
     body = Body(9000, 8)
-    policy = Policy(body, replace(language, suppressed=suppressed), temperature=0.5)
+    policy = Policy(body, replace(preprocessor, suppressed=suppressed), temperature=0.5)
     hidden_BLH = torch.randn(1, 4, 8, requires_grad=True)
     targets_N = torch.tensor([4097, 5000, 8191, 6000])
     logprobs_N, entropy_N = policy({"hidden_BLH": hidden_BLH}, torch.arange(4), targets_N, entropy=True)
@@ -209,12 +209,12 @@ def test_suppressed_tokens_anywhere_in_a_large_vocabulary(language, suppressed):
     assert not body.head.weight.grad[list(suppressed)].any()  # they are no part of the distribution
 
 
-def test_a_target_that_could_not_be_sampled_has_no_probability(language, model):
+def test_a_target_that_could_not_be_sampled_has_no_probability(preprocessor, model):
     """A row that holds one would otherwise be trained on as if it were merely unlikely."""
-    policy = Policy(model, language, temperature=1.0)
+    policy = Policy(model, preprocessor, temperature=1.0)
     batch = collate(
-        [Row((11, 12, language.pad, 14), 2, (), (0.0, 0.0), 0.0)],
-        replace(language, images=None),
+        [Row((11, 12, preprocessor.pad, 14), 2, (), (0.0, 0.0), 0.0)],
+        replace(preprocessor, images=None),
         lambda name: b"",
         CPU,
     )
@@ -222,9 +222,9 @@ def test_a_target_that_could_not_be_sampled_has_no_probability(language, model):
     assert logprobs_N[0] == float("-inf") and logprobs_N[1].isfinite()
 
 
-def test_a_vocabulary_without_suppressed_tokens(language, model):
-    policy = Policy(model, replace(language, suppressed=()), temperature=1.0)
-    batch = collate(ROWS, language, lambda name: b"", CPU)
+def test_a_vocabulary_without_suppressed_tokens(preprocessor, model):
+    policy = Policy(model, replace(preprocessor, suppressed=()), temperature=1.0)
+    batch = collate(ROWS, preprocessor, lambda name: b"", CPU)
     logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
     torch.testing.assert_close(logprobs_N, plain(model, batch, (), 1.0)[0], atol=1e-5, rtol=0)
 
@@ -232,41 +232,41 @@ def test_a_vocabulary_without_suppressed_tokens(language, model):
 # --- loading ---------------------------------------------------------------------------------------
 
 
-def test_what_is_suppressed_and_what_ends_a_response(language, model):
-    name = language.tokenizer.convert_ids_to_tokens
+def test_what_is_suppressed_and_what_ends_a_response(preprocessor, model):
+    name = preprocessor.tokenizer.convert_ids_to_tokens
     vision = {"<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"}
-    assert {name(i) for i in language.suppressed} == vision
-    assert [name(i) for i in language.end] == ["<|im_end|>"]
-    assert language.pad == model.config.image_token_id
+    assert {name(i) for i in preprocessor.suppressed} == vision
+    assert [name(i) for i in preprocessor.end] == ["<|im_end|>"]
+    assert preprocessor.pad == model.config.image_token_id
 
 
-def test_rows_of_the_head_beyond_the_tokenizer_are_suppressed(language, tiny_folder, tmp_path):
+def test_rows_of_the_head_beyond_the_tokenizer_are_suppressed(preprocessor, tiny_folder, tmp_path):
     """Qwen's vocabularies are padded to a round number; those ids decode to nothing."""
     shutil.copytree(tiny_folder, tmp_path / "padded")
     settings = json.loads((tmp_path / "padded/config.json").read_text())
     size = settings["text_config"]["vocab_size"]
     settings["text_config"]["vocab_size"] = size + 3
     (tmp_path / "padded/config.json").write_text(json.dumps(settings))
-    padded = load_language(ModelConfig(path=str(tmp_path / "padded")))
-    assert padded.suppressed == (*language.suppressed, size, size + 1, size + 2)
+    padded = load_preprocessor(ModelConfig(path=str(tmp_path / "padded")))
+    assert padded.suppressed == (*preprocessor.suppressed, size, size + 1, size + 2)
 
 
 @pytest.mark.parametrize("path", ["/nowhere/model", "./nowhere", "~/nowhere"])
 def test_a_folder_without_a_model_is_named(path):
     with pytest.raises(ValueError, match=f"--model.path {path}: no config.json there"):
-        load_language(ModelConfig(path=path))
+        load_preprocessor(ModelConfig(path=path))
 
 
 def test_a_hub_name_that_cannot_be_had_is_one_line():
     with pytest.raises(ValueError, match="--model.path nobody/nothing can't be loaded: ") as caught:
-        load_language(ModelConfig(path="nobody/nothing"))
+        load_preprocessor(ModelConfig(path="nobody/nothing"))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("missing", ["tokenizer*", "*processor_config.json"])
 def test_a_folder_without_a_part_is_one_line(tiny_folder, tmp_path, missing):
     folder = shutil.copytree(tiny_folder, tmp_path / "part", ignore=shutil.ignore_patterns(missing))
-    for load in (load_language, check_checkpoint):
+    for load in (load_preprocessor, check_checkpoint):
         with pytest.raises(ValueError, match=f"--model.path {folder} can't be loaded: ") as caught:
             load(ModelConfig(path=str(folder)))
         assert "\n" not in str(caught.value)
@@ -291,17 +291,17 @@ def test_json_that_is_cut_off_is_one_line(tiny_folder, tmp_path, name):
     folder = shutil.copytree(tiny_folder, tmp_path / "part")
     (folder / name).write_text((folder / name).read_text()[:20])
     with pytest.raises(ValueError, match=f"--model.path {folder} can't be loaded: .") as caught:
-        load_language(ModelConfig(path=str(folder)))
+        load_preprocessor(ModelConfig(path=str(folder)))
     assert "\n" not in str(caught.value)
 
 
 # --- images ----------------------------------------------------------------------------------------
 
 
-def test_image_tokens_are_merged_patches(language, png):
+def test_image_tokens_are_merged_patches(preprocessor, png):
     # 64 x 96 pixels: 4 x 6 patches of 16, so 2 x 3 of 2 x 2
-    assert language.image_tokens(png(64, 96)) == 6
-    pixels, grid = language.images.prepare(png(64, 96))
+    assert preprocessor.image_tokens(png(64, 96)) == 6
+    pixels, grid = preprocessor.images.prepare(png(64, 96))
     assert grid == (1, 6, 4) and len(pixels) == 24
 
 
@@ -311,20 +311,20 @@ def test_max_pixels_scales_a_screenshot_down_and_keeps_its_shape(tiny_folder, pn
     assert images.prepare(png(64, 32))[1] == (1, 2, 4)  # small enough as it is
 
 
-def test_a_damaged_picture_is_a_usual_error(language):
+def test_a_damaged_picture_is_a_usual_error(preprocessor):
     """Its second part has no name; PIL calls that a SyntaxError."""
     file = io.BytesIO()
     Image.effect_noise((200, 200), 50).convert("RGB").save(file, "PNG")
     first, second, *_ = (place.start() for place in re.finditer(b"IDAT", file.getvalue()))
     damaged = file.getvalue()[:second] + bytes(4) + file.getvalue()[second + 4 :]
     with pytest.raises(ValueError, match="a picture can't be decoded: broken PNG"):
-        language.images.prepare(damaged)
+        preprocessor.images.prepare(damaged)
     with pytest.raises(OSError, match="truncated"):
-        language.images.prepare(file.getvalue()[: first + 100])
+        preprocessor.images.prepare(file.getvalue()[: first + 100])
 
 
-def test_a_text_model_says_that_it_cannot_see(language):
-    blind = Language(language.tokenizer, language.chat, None, (), (2,))
+def test_a_text_model_says_that_it_cannot_see(preprocessor):
+    blind = Preprocessor(preprocessor.tokenizer, preprocessor.chat, None, (), (2,))
     assert blind.pad == -1
     with pytest.raises(ValueError, match="can't see; use a vision-language model"):
         blind.image_tokens(b"")

@@ -26,7 +26,7 @@ from transformers import (
 
 from minirl import prefix_tree, tree_attention
 from minirl.context import Context
-from minirl.model import Language
+from minirl.model import Preprocessor
 from minirl.policy import Policy
 from minirl.prefix_tree import Forest
 from minirl.rows import Row, collate
@@ -100,16 +100,21 @@ class Album:
 
 
 def conversation(
-    language: Language, album: Album, png: Callable, seed: int, turns: int, keep: int
+    preprocessor: Preprocessor, album: Album, png: Callable, seed: int, turns: int, keep: int
 ) -> list[Row]:
     """A trajectory's rows, through the real Context; screenshots come in pairs of one size."""
     rng = random.Random(seed)
     context = Context(
-        language.tokenizer, language.chat, "Use it.", "Order two mugs.", language.image_tokens, keep
+        preprocessor.tokenizer,
+        preprocessor.chat,
+        "Use it.",
+        "Order two mugs.",
+        preprocessor.image_tokens,
+        keep,
     )
     rows, feedback = [], ()
     for t in range(turns):
-        picture = png(64 + 32 * (t // 2 % 2), 64, seed=100 * seed + t) if language.images else None
+        picture = png(64 + 32 * (t // 2 % 2), 64, seed=100 * seed + t) if preprocessor.images else None
         prompt = context.observe(Observation(f"tab {t} {seed}", image=picture), feedback)
         response = tuple(rng.randrange(40, 300) for _ in range(rng.randint(2, 7)))
         context.respond(response)
@@ -123,10 +128,10 @@ def conversation(
     return rows
 
 
-def computed(model, language, batches) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def computed(model, preprocessor, batches) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Log-probs in the order of the rows' response tokens, and all gradients of a weighted sum of them."""
     model.zero_grad()
-    policy = Policy(model, language, temperature=0.8)
+    policy = Policy(model, preprocessor, temperature=0.8)
     out = []
     for batch in batches:
         logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
@@ -145,60 +150,62 @@ def assert_equal(ours, oracle) -> None:
 
 
 @pytest.fixture
-def seeing(model, language, png):
+def seeing(model, preprocessor, png):
     """The tiny Qwen3-VL with the tree switched on, rows of a group of three, and where their images are."""
     model = copy.deepcopy(model).train()
     tree_attention.enable(model)
     album = Album()
 
     def rows(keep: int = 1) -> list[Row]:
-        return [r for seed in range(3) for r in conversation(language, album, png, seed, turns=4, keep=keep)]
+        return [
+            r for seed in range(3) for r in conversation(preprocessor, album, png, seed, turns=4, keep=keep)
+        ]
 
-    return model, language, rows, album.pictures.__getitem__
+    return model, preprocessor, rows, album.pictures.__getitem__
 
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_group_with_screenshots_equals_its_turns_one_by_one(seeing, keep):
-    model, language, rows, image = seeing
+    model, preprocessor, rows, image = seeing
     rows = rows(keep)
-    one_by_one = computed(model, language, [collate([row], language, image, CPU) for row in rows])
-    packed = prefix_tree.pack(rows, language, image, CPU)
+    one_by_one = computed(model, preprocessor, [collate([row], preprocessor, image, CPU) for row in rows])
+    packed = prefix_tree.pack(rows, preprocessor, image, CPU)
     assert packed.tokens < 0.75 * sum(len(row.ids) for row in rows), "nothing was shared"
     assert len(one_by_one[1]) == len(list(model.parameters())), "a parameter without a gradient is not tested"
-    assert_equal(computed(model, language, [packed]), one_by_one)
+    assert_equal(computed(model, preprocessor, [packed]), one_by_one)
 
 
 def test_a_split_trajectory_equals_the_whole(seeing):
-    model, language, rows, image = seeing
+    model, preprocessor, rows, image = seeing
     rows = rows()
-    parts = list(prefix_tree.micro_batches(rows, 330, language.pad, 330))
+    parts = list(prefix_tree.micro_batches(rows, 330, preprocessor.pad, 330))
     assert len(parts) > 2 and [row for part in parts for row in part.rows] == rows
-    batches = [prefix_tree.pack(part.rows, language, image, CPU) for part in parts]
+    batches = [prefix_tree.pack(part.rows, preprocessor, image, CPU) for part in parts]
     assert [batch.tokens for batch in batches] == [part.tokens for part in parts]
     assert all(batch.tokens <= 330 for batch in batches)
-    whole = computed(model, language, [prefix_tree.pack(rows, language, image, CPU)])
-    assert_equal(computed(model, language, batches), whole)
+    whole = computed(model, preprocessor, [prefix_tree.pack(rows, preprocessor, image, CPU)])
+    assert_equal(computed(model, preprocessor, batches), whole)
 
 
 def test_gradient_checkpointing_changes_nothing(seeing):
-    model, language, rows, image = seeing
-    batch = prefix_tree.pack(rows(), language, image, CPU)
+    model, preprocessor, rows, image = seeing
+    batch = prefix_tree.pack(rows(), preprocessor, image, CPU)
     calls = []
     model.model.language_model.layers[0].self_attn.register_forward_pre_hook(lambda *_: calls.append(1))
-    plain = computed(model, language, [batch])
+    plain = computed(model, preprocessor, [batch])
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     assert len(calls) == 1
-    assert_equal(computed(model, language, [batch]), plain)
+    assert_equal(computed(model, preprocessor, [batch]), plain)
     assert len(calls) == 3, "nothing was computed again"
 
 
 @pytest.mark.parametrize("wrong", ["mask", "positions", "images"])
 def test_a_wrong_tree_is_noticed(seeing, wrong):
     """The controls: everything visible to everything before it, row positions, two screenshots swapped."""
-    model, language, rows, image = seeing
+    model, preprocessor, rows, image = seeing
     rows = rows()
-    oracle = computed(model, language, [collate([row], language, image, CPU) for row in rows])
-    batch = prefix_tree.pack(rows, language, image, CPU)
+    oracle = computed(model, preprocessor, [collate([row], preprocessor, image, CPU) for row in rows])
+    batch = prefix_tree.pack(rows, preprocessor, image, CPU)
     if wrong == "mask":
         batch.inputs["tree"] = Tree((Chain(0, batch.tokens),))
     elif wrong == "positions":
@@ -209,19 +216,19 @@ def test_a_wrong_tree_is_noticed(seeing, wrong):
         assert batch.inputs["image_grid_thw"][0].tolist() == batch.inputs["image_grid_thw"][1].tolist()
         batch.inputs["pixel_values"] = torch.cat([pixels[n : 2 * n], pixels[:n], pixels[2 * n :]])
     with pytest.raises(AssertionError):
-        assert_equal(computed(model, language, [batch]), oracle)
+        assert_equal(computed(model, preprocessor, [batch]), oracle)
 
 
 def test_equal_screenshots_are_seen_once_and_different_ones_apart(seeing, png):
-    model, language, _, _ = seeing
+    model, preprocessor, _, _ = seeing
     album = Album()
     one, two = album.put(png(64, 64, seed=1)), album.put(png(64, 64, seed=2))
-    pads = (language.pad,) * language.image_tokens(album.pictures[one])
+    pads = (preprocessor.pad,) * preprocessor.image_tokens(album.pictures[one])
     rows = [
         Row((50, *pads, 60, 70), 1 + len(pads) + 1, (name,), (0.0,), 1.0, weights=(1.0,))
         for name in (one, one, two)
     ]
-    batch = prefix_tree.pack(rows, language, album.pictures.__getitem__, CPU)
+    batch = prefix_tree.pack(rows, preprocessor, album.pictures.__getitem__, CPU)
     assert len(batch.inputs["image_grid_thw"]) == 2
     assert batch.tokens == 1 + 2 * (len(pads) + 2)
 
@@ -234,13 +241,15 @@ TEXT = {
 
 
 @pytest.mark.parametrize("kind", TEXT)
-def test_text_models(language, kind):
+def test_text_models(preprocessor, kind):
     """With grouped heads; pages and responses are text."""
     torch.manual_seed(0)
     config, make = TEXT[kind]
-    settings = config(vocab_size=len(language.tokenizer), **TEXT_SIZES, attn_implementation="sdpa")
+    settings = config(vocab_size=len(preprocessor.tokenizer), **TEXT_SIZES, attn_implementation="sdpa")
     model = make(settings).train()
-    blind = Language(language.tokenizer, language.chat, None, language.suppressed, language.end)
+    blind = Preprocessor(
+        preprocessor.tokenizer, preprocessor.chat, None, preprocessor.suppressed, preprocessor.end
+    )
     tree_attention.enable(model)
     album = Album()
     rows = [r for seed in range(3) for r in conversation(blind, album, None, seed, turns=3, keep=1)]
@@ -249,14 +258,14 @@ def test_text_models(language, kind):
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_qwen2_5_vl(tiny_folder, language, png, keep):
+def test_qwen2_5_vl(tiny_folder, preprocessor, png, keep):
     """Another vision tower (windows, no deepstack), and no norms on queries and keys."""
-    ids = {name: language.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in
+    ids = {name: preprocessor.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in
            ("image_pad", "video_pad", "vision_start", "vision_end")}  # fmt: skip
     torch.manual_seed(0)
     config = Qwen2_5_VLConfig(
         text_config={
-            "vocab_size": len(language.tokenizer),
+            "vocab_size": len(preprocessor.tokenizer),
             "hidden_size": 64,
             "intermediate_size": 96,
             "num_hidden_layers": 2,
@@ -284,11 +293,13 @@ def test_qwen2_5_vl(tiny_folder, language, png, keep):
     model.set_attn_implementation("sdpa")
     tree_attention.enable(model)
     album = Album()
-    rows = [r for seed in range(2) for r in conversation(language, album, png, seed, turns=4, keep=keep)]
+    rows = [r for seed in range(2) for r in conversation(preprocessor, album, png, seed, turns=4, keep=keep)]
     image = album.pictures.__getitem__
-    one_by_one = computed(model, language, [collate([row], language, image, CPU) for row in rows])
+    one_by_one = computed(model, preprocessor, [collate([row], preprocessor, image, CPU) for row in rows])
     assert len(one_by_one[1]) == len(list(model.parameters()))
-    assert_equal(computed(model, language, [prefix_tree.pack(rows, language, image, CPU)]), one_by_one)
+    assert_equal(
+        computed(model, preprocessor, [prefix_tree.pack(rows, preprocessor, image, CPU)]), one_by_one
+    )
 
 
 def forest_of(lengths: list[tuple[int, int]]) -> Tree:
@@ -331,13 +342,13 @@ def test_both_segment_loops_agree(heads):
 
 def test_no_square_mask_is_made(seeing, monkeypatch):
     """transformers makes one of jumping positions unless it is told that nothing is padding."""
-    model, language, rows, image = seeing
-    batch = prefix_tree.pack(rows(), language, image, CPU)
+    model, preprocessor, rows, image = seeing
+    batch = prefix_tree.pack(rows(), preprocessor, image, CPU)
     masks = []
     attend = tree_attention.AttentionInterface._global_mapping["tree_segment"]
     watch = lambda *args, **kwargs: masks.append(args[4]) or attend(*args, **kwargs)  # noqa: E731
     monkeypatch.setitem(tree_attention.AttentionInterface._global_mapping, "tree_segment", watch)
-    Policy(model, language, 1.0)(batch.inputs, batch.sources_N, batch.targets_N)
+    Policy(model, preprocessor, 1.0)(batch.inputs, batch.sources_N, batch.targets_N)
     assert masks == [None] * model.config.get_text_config().num_hidden_layers
 
 
@@ -382,10 +393,10 @@ def test_flash_attention_that_is_not_installed(capsys):
 
 def test_without_a_tree_padding_is_masked_as_before(seeing):
     """The model that trains on trees also samples: padded rows must not see their padding."""
-    model, language, rows, image = seeing
+    model, preprocessor, rows, image = seeing
     rows = rows()
-    alone = computed(model, language, [collate([row], language, image, CPU) for row in rows])
-    assert_equal(computed(model, language, [collate(rows, language, image, CPU)]), alone)
+    alone = computed(model, preprocessor, [collate([row], preprocessor, image, CPU) for row in rows])
+    assert_equal(computed(model, preprocessor, [collate(rows, preprocessor, image, CPU)]), alone)
 
 
 def test_layers_that_a_tree_would_be_wrong_for_are_refused():
@@ -397,6 +408,6 @@ def test_layers_that_a_tree_would_be_wrong_for_are_refused():
 
 
 def test_a_row_budget_below_one_turn_is_refused(seeing):
-    _, language, rows, _ = seeing
+    _, preprocessor, rows, _ = seeing
     with pytest.raises(ValueError, match="--batch.micro-tokens 50 is less than one turn's"):
-        list(prefix_tree.micro_batches(rows(), 50, language.pad, 50))
+        list(prefix_tree.micro_batches(rows(), 50, preprocessor.pad, 50))

@@ -30,9 +30,9 @@ from minirl.config import (
     SamplerConfig,
 )
 from minirl.judges.local import LocalJudge
-from minirl.model import Language
+from minirl.model import Preprocessor
 from minirl.recipes import RECIPES, tiny
-from minirl.rollout import Collected, Rollouts, TaskStream
+from minirl.rollout import Collected, RolloutWorker, TaskStream
 from minirl.rows import collate, turn_rows
 from minirl.run_folder import Run
 from minirl.types import (
@@ -109,7 +109,7 @@ class Theatre:
     def __post_init__(self) -> None:
         self.tasks = [Task(f"task-{i}", "", "http://shop-0.test/") for i in range(len(self.plans))]
         rollout = RolloutConfig(2, self.groups, self.dynamic, self.oversample, (3, 7), (1,))
-        self.rollouts = Rollouts(replace(CONFIG, rollout=rollout), None, self, None, None, None, alone())
+        self.rollouts = RolloutWorker(replace(CONFIG, rollout=rollout), None, self, None, None, None, alone())
         self.rollouts.episode = self.episode
 
     async def episode(
@@ -354,8 +354,8 @@ class Script:
     sample the ids that a tokenizer would choose for the same text.
     """
 
-    def __init__(self, language: Language, *sayings: Any):
-        self.language, self.sayings = language, sayings
+    def __init__(self, preprocessor: Preprocessor, *sayings: Any):
+        self.preprocessor, self.sayings = preprocessor, sayings
         self.requests: list[Request] = []
         self.samples: list[Sample] = []
         self.failure = ""
@@ -368,7 +368,7 @@ class Script:
         self.requests.append(request)
         if isinstance(saying, BaseException):
             raise saying
-        chance, tokenizer = random.Random(len(self.requests)), self.language.tokenizer
+        chance, tokenizer = random.Random(len(self.requests)), self.preprocessor.tokenizer
         cuts = sorted(chance.sample(range(len(saying)), len(saying) // 8))
         pieces = [saying[i:j] for i, j in zip([0, *cuts], [*cuts, None], strict=True)]
         pieces.append(tokenizer.eos_token)
@@ -401,17 +401,21 @@ def site() -> Iterator[str]:
 
 @pytest.fixture
 def play(
-    language: Language, tmp_path: Path, site: str
-) -> Callable[..., AsyncIterator[tuple[Rollouts, Script, Task]]]:
+    preprocessor: Preprocessor, tmp_path: Path, site: str
+) -> Callable[..., AsyncIterator[tuple[RolloutWorker, Script, Task]]]:
     """Rollouts with a script for a sampler, and a task on the local site (or on another start page)."""
 
     @asynccontextmanager
     async def play(*sayings: Any, config: Config = CONFIG, start: str = "/") -> AsyncIterator[Any]:
-        script = Script(language, *sayings)
+        script = Script(preprocessor, *sayings)
         task = Task("local", "Do it.", site + start if start.startswith("/") else start)
         async with BrowserPool(config.browser) as pool:
             put = Run(tmp_path).put_image
-            yield Rollouts(config, language, script, pool, nobody_verifies, put, alone()), script, task
+            yield (
+                RolloutWorker(config, preprocessor, script, pool, nobody_verifies, put, alone()),
+                script,
+                task,
+            )
             assert [c for b in pool.browsers if b is not None for c in b.contexts] == []
             assert set(pool.loads) == {0}
 
@@ -422,7 +426,7 @@ async def nobody_verifies(task: Task, session: Session, answer: str) -> tuple[bo
     return True, {"asked": True}
 
 
-async def episode(rollouts: Rollouts, task: Task, max_steps: int = 5) -> Trajectory:
+async def episode(rollouts: RolloutWorker, task: Task, max_steps: int = 5) -> Trajectory:
     policy = rollouts.ask(Sampling(), rollouts.config.agent.response_tokens, "test")
     return await rollouts.episode(task, 0, policy, max_steps)
 
@@ -452,7 +456,7 @@ async def test_feedback_can_be_kept_from_the_model(play):
     config = replace(CONFIG, agent=replace(CONFIG.agent, feedback=False))
     async with play(saying(WAIT), "hm", saying(DONE), config=config) as (rollouts, script, task):
         t = await episode(rollouts, task)
-    texts = [rollouts.language.tokenizer.decode(request.prompt.ids) for request in script.requests]
+    texts = [rollouts.preprocessor.tokenizer.decode(request.prompt.ids) for request in script.requests]
     assert t.turns[0].feedback == ("wait: waited 0 s.",) and "waited" not in texts[-1]
     assert "Error: no" not in texts[1] and "Error: no" in texts[2]
 
@@ -462,7 +466,7 @@ async def test_past_reasoning_can_be_kept_from_the_model(play):
     sayings = (saying(WAIT, thought="my secret plan"), saying(DONE, thought="another"))
     async with play(*sayings, config=config) as (rollouts, script, task):
         t = await episode(rollouts, task)
-    text = rollouts.language.tokenizer.decode(script.requests[1].prompt.ids)
+    text = rollouts.preprocessor.tokenizer.decode(script.requests[1].prompt.ids)
     assert "secret" not in text and '"wait"' in text and "secret" in t.turns[0].text
     assert [turn.response_ids for turn in t.turns] == [sample.ids for sample in script.samples]
 
@@ -642,11 +646,11 @@ async def test_a_browser_that_is_killed_ends_only_its_own_episodes(play):
 
 
 @pytest.mark.parametrize("screenshots", [1, 2])
-async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(language, tmp_path, screenshots):
+async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(preprocessor, tmp_path, screenshots):
     """An episode on the shop, from the sampler's answers through the run folder to a training batch."""
     config = replace(CONFIG, agent=replace(CONFIG.agent, screenshots=screenshots))
     script = Script(
-        language,
+        preprocessor,
         "no call, but an old-fashioned fi\u00adgure: \U0001f6cb </think>",
         saying(click([140, 370]), thought="the  first   tile <|im_start|>"),
         saying(WAIT, WAIT, thought="wa" + "it" * 3),
@@ -655,13 +659,15 @@ async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(language,
     run = Run(tmp_path)
     with SiteServer([SHOP]) as server:
         async with BrowserPool(config.browser, server.sites, sealed=True) as pool:
-            rollouts = Rollouts(config, language, script, pool, WorldVerifier(), run.put_image, alone())
+            rollouts = RolloutWorker(
+                config, preprocessor, script, pool, WorldVerifier(), run.put_image, alone()
+            )
             t = await episode(rollouts, TASK)
     assert (t.stop, len(t.turns), t.success) == (Stop.DONE, 4, False)
     assert t.final_state["page"] == "CATEGORY"
 
     for turn in t.turns:  # otherwise this test could not tell kept ids from ids made anew
-        assert turn.response_ids != tuple(language.tokenizer(turn.text)["input_ids"])
+        assert turn.response_ids != tuple(preprocessor.tokenizer(turn.text)["input_ids"])
     run.save_trajectories("step_00001", [t])
     (t,) = run.load_trajectories("step_00001")
     rows = turn_rows(t, advantage=0.5)
@@ -677,7 +683,7 @@ async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(language,
             before = "".join(map(chr, rows[i - 1].ids[rows[i - 1].start :]))
             assert before in "".join(map(chr, row.ids[: row.start]))
 
-    batch = collate(rows, language, run.image, torch.device("cpu"))
+    batch = collate(rows, preprocessor, run.image, torch.device("cpu"))
     flat = batch.inputs["input_ids"].flatten()
     assert batch.targets_N.tolist() == [i for sample in script.samples for i in sample.ids]
     assert flat[batch.sources_N + 1].tolist() == batch.targets_N.tolist()  # predicted one position earlier
@@ -701,7 +707,7 @@ async def test_training_and_evaluation_sample_each_in_their_own_way():
 
     how = EvalConfig(temperature=0.6, top_p=0.95, top_k=20, response_tokens=7)
     config = replace(CONFIG, sampler=SamplerConfig(temperature=0.8), eval=how)
-    rollouts = Rollouts(config, None, Sampler(), None, None, None, alone())
+    rollouts = RolloutWorker(config, None, Sampler(), None, None, None, alone())
 
     async def episode(task: Task, member: int, policy: Any, *_: Any, **__: Any) -> Trajectory:
         await policy(0, Prompt((1, 2), 0), None)

@@ -142,14 +142,14 @@ def test_micro_batches_hold_every_row_once_within_the_limit(lengths, tokens):
 # --- tensors ---------------------------------------------------------------------------------------
 
 
-def test_tensors_by_hand(language):
+def test_tensors_by_hand(preprocessor):
     """Rows of 6 and 4 ids, padded to 6: the response 15 16 is read at flat positions 3 and 4, the response
     22 23 of the second row at 6 + 1 and 6 + 2."""
     rows = [
         Row((11, 12, 13, 14, 15, 16), 4, (), (-0.1, -0.2), 0.5),
         Row((20, 21, 22, 23), 2, (), (-0.3, -0.4), -1.5),
     ]
-    batch = collate(rows, language, no_image, CPU)
+    batch = collate(rows, preprocessor, no_image, CPU)
     assert batch.inputs["input_ids"].tolist() == [[11, 12, 13, 14, 15, 16], [20, 21, 22, 23, 0, 0]]
     assert batch.inputs["attention_mask"].tolist() == [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]
     for axis in batch.inputs["position_ids"].tolist():
@@ -163,23 +163,23 @@ def test_tensors_by_hand(language):
     assert batch.tokens == 12
 
 
-def test_responses_of_unequal_length_keep_their_own(language):
+def test_responses_of_unequal_length_keep_their_own(preprocessor):
     rows = [Row((11, 12, 13), 2, (), (-0.1,), 0.5), Row((20, 21, 22, 23), 1, (), (-0.2, -0.3, -0.4), 2.0)]
-    batch = collate(rows, language, no_image, CPU)
+    batch = collate(rows, preprocessor, no_image, CPU)
     assert batch.advantage_N.tolist() == [0.5, 2.0, 2.0, 2.0]
     assert batch.sources_N.tolist() == [1, 4, 5, 6]
 
 
-def test_every_target_is_the_token_behind_its_source(language):
+def test_every_target_is_the_token_behind_its_source(preprocessor):
     rows = [Row(tuple(range(20 + n, 40)), 5, (), (0.0,) * (15 - n), 0.0) for n in (0, 3, 7)]
-    batch = collate(rows, language, no_image, CPU)
+    batch = collate(rows, preprocessor, no_image, CPU)
     behind = batch.inputs["input_ids"].flatten()[batch.sources_N + 1]
     assert behind.tolist() == batch.targets_N.tolist()
     assert len(behind) == sum(len(row.ids) - row.start for row in rows)
 
 
-def test_a_text_model_has_one_axis_of_positions(language):
-    batch = collate([of_length(3)], replace(language, images=None), no_image, CPU)
+def test_a_text_model_has_one_axis_of_positions(preprocessor):
+    batch = collate([of_length(3)], replace(preprocessor, images=None), no_image, CPU)
     assert batch.inputs["position_ids"].tolist() == [[0, 1, 2]]
 
 
@@ -188,49 +188,49 @@ def pictures(png):
     return {"wide": png(96, 64, 1), "high": png(32, 96, 2), "small": png(32, 32, 3)}
 
 
-def with_images(language, *images: str) -> tuple[int, ...]:
+def with_images(preprocessor, *images: str) -> tuple[int, ...]:
     """Ids of a prompt that shows the named pictures of 6, 3 and 1 pads."""
     pads = {"wide": 6, "high": 3, "small": 1}
-    start, end = (language.tokenizer.convert_tokens_to_ids(f"<|vision_{w}|>") for w in ("start", "end"))
+    start, end = (preprocessor.tokenizer.convert_tokens_to_ids(f"<|vision_{w}|>") for w in ("start", "end"))
     ids: tuple[int, ...] = (1, 40, 41)
     for image in images:
-        ids += (start, *[language.pad] * pads[image], end, 42)
+        ids += (start, *[preprocessor.pad] * pads[image], end, 42)
     return ids
 
 
 @pytest.fixture
-def picture_rows(language) -> list[Row]:
+def picture_rows(preprocessor) -> list[Row]:
     """Five rows of different lengths with zero to two pictures."""
     shown = [("wide",), (), ("small", "high"), ("high", "wide"), ("wide",)]
     rows = []
     for n, images in enumerate(shown):
-        prompt = with_images(language, *images)
+        prompt = with_images(preprocessor, *images)
         response = tuple(range(50 + n, 53 + 3 * n)) + (2,)
         rows.append(Row(prompt + response, len(prompt), images, (-1.0,) * len(response), 0.0))
     return rows
 
 
-def test_pictures_stand_in_the_order_of_their_pads(language, pictures, picture_rows):
-    batch = collate(picture_rows, language, pictures.__getitem__, CPU)
-    prepared = [language.images.prepare(pictures[name]) for row in picture_rows for name in row.images]
+def test_pictures_stand_in_the_order_of_their_pads(preprocessor, pictures, picture_rows):
+    batch = collate(picture_rows, preprocessor, pictures.__getitem__, CPU)
+    prepared = [preprocessor.images.prepare(pictures[name]) for row in picture_rows for name in row.images]
     assert torch.equal(batch.inputs["pixel_values"], torch.cat([pixels for pixels, _ in prepared]))
     assert batch.inputs["image_grid_thw"].tolist() == [
         [1, 4, 6], [1, 2, 2], [1, 6, 2], [1, 6, 2], [1, 4, 6], [1, 4, 6],
     ]  # fmt: skip
 
 
-def test_padding_and_company_do_not_change_log_probs(language, model, pictures, picture_rows):
+def test_padding_and_company_do_not_change_log_probs(preprocessor, model, pictures, picture_rows):
     """Each row alone, all together, and in micro-batches: the same numbers."""
-    policy = Policy(model, language, temperature=0.8)
+    policy = Policy(model, preprocessor, temperature=0.8)
 
     def scored(rows: list[Row]) -> dict[Row, torch.Tensor]:
-        batch = collate(rows, language, pictures.__getitem__, CPU)
+        batch = collate(rows, preprocessor, pictures.__getitem__, CPU)
         with torch.no_grad():
             logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
         return dict(zip(rows, logprobs_N.split([len(row.ids) - row.start for row in rows]), strict=True))
 
     together = scored(picture_rows)
-    assert collate(picture_rows, language, pictures.__getitem__, CPU).inputs["attention_mask"].min() == 0
+    assert collate(picture_rows, preprocessor, pictures.__getitem__, CPU).inputs["attention_mask"].min() == 0
     parts = [scored(part.rows) for part in micro_batches(picture_rows, tokens=40)]
     assert 1 < len(parts) < 5
     for row in picture_rows:
@@ -240,15 +240,15 @@ def test_padding_and_company_do_not_change_log_probs(language, model, pictures, 
         torch.testing.assert_close(in_part, alone, atol=1e-5, rtol=0)
 
 
-def test_the_pictures_matter_and_go_to_their_own_rows(language, model, pictures, picture_rows):
+def test_the_pictures_matter_and_go_to_their_own_rows(preprocessor, model, pictures, picture_rows):
     """The control of the test above: another picture gives other numbers, in its row only."""
-    policy = Policy(model, language, temperature=1.0)
+    policy = Policy(model, preprocessor, temperature=1.0)
     rows = [picture_rows[0], picture_rows[4]]  # both show "wide"
     changed = [rows[0], replace(rows[1], images=("other",))]
     everything = pictures | {"other": inverted(pictures["wide"])}
     scored = []
     for each in (rows, changed):
-        batch = collate(each, language, everything.__getitem__, CPU)
+        batch = collate(each, preprocessor, everything.__getitem__, CPU)
         with torch.no_grad():
             scored.append(policy(batch.inputs, batch.sources_N, batch.targets_N)[0])
     first = len(rows[0].old)
@@ -262,12 +262,12 @@ def inverted(png: bytes) -> bytes:
     return out.getvalue()
 
 
-def test_positions_of_a_batch_are_those_of_transformers(language, model, pictures, picture_rows):
-    batch = collate(picture_rows, language, pictures.__getitem__, CPU)
+def test_positions_of_a_batch_are_those_of_transformers(preprocessor, model, pictures, picture_rows):
+    batch = collate(picture_rows, preprocessor, pictures.__getitem__, CPU)
     ids_BL, attention_BL = batch.inputs["input_ids"], batch.inputs["attention_mask"]
     theirs, _ = model.model.get_rope_index(
         ids_BL,
-        mm_token_type_ids=(ids_BL == language.pad).int(),
+        mm_token_type_ids=(ids_BL == preprocessor.pad).int(),
         image_grid_thw=batch.inputs["image_grid_thw"],
         attention_mask=attention_BL,
     )

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from minirl.config import Config, LossConfig, ModelConfig
 from minirl.distributed import Ranks
-from minirl.model import Language, load_language, load_model
+from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.recipes import tiny
 from minirl.rows import Row, collate, members_of
 from minirl.trainer import Trainer
@@ -60,25 +60,29 @@ def make_trainer(
         batch=replace(config.batch, **{"epochs": 1, "minibatch_turns": 1000} | batch),
     )
     weights = load_model(settings, CPU, "auto")
-    return Trainer(weights, load_language(settings), config, picture, ranks)
+    return Trainer(weights, load_preprocessor(settings), config, picture, ranks)
 
 
 def save_text_model(
-    path: Path, language: Language, config: type[PreTrainedConfig], model: type[PreTrainedModel], **settings
+    path: Path,
+    preprocessor: Preprocessor,
+    config: type[PreTrainedConfig],
+    model: type[PreTrainedModel],
+    **settings,
 ) -> Path:
     """A small text model's Hugging Face folder, with the words of the tiny one."""
     torch.manual_seed(0)
-    made = config(vocab_size=len(language.tokenizer), initializer_range=0.1, **TEXT_SIZES | settings)
+    made = config(vocab_size=len(preprocessor.tokenizer), initializer_range=0.1, **TEXT_SIZES | settings)
     model(made).save_pretrained(path)
-    language.tokenizer.save_pretrained(path)
+    preprocessor.tokenizer.save_pretrained(path)
     return path
 
 
-def make_groups(language: Language) -> list[Group]:
+def make_groups(preprocessor: Preprocessor) -> list[Group]:
     """Two tasks with three episodes of one to three turns, some with a screenshot; old log-probs of -6
     are near what an untrained model says of a vocabulary of e^6.7."""
-    start, end = (language.tokenizer.convert_tokens_to_ids(f"<|vision_{w}|>") for w in ("start", "end"))
-    shown = {"wide": (start, *[language.pad] * 6, end), "small": (start, language.pad, end)}
+    start, end = (preprocessor.tokenizer.convert_tokens_to_ids(f"<|vision_{w}|>") for w in ("start", "end"))
+    shown = {"wide": (start, *[preprocessor.pad] * 6, end), "small": (start, preprocessor.pad, end)}
 
     def episode(member: int, turns: int) -> Trajectory:
         trunk, out = (1, 40 + member, 41), []
@@ -103,7 +107,7 @@ def rows_of(groups: list[Group]) -> list[Row]:
 
 def scored(trainer: Trainer, rows: list[Row]) -> list[torch.Tensor]:
     """The trainer's log-probs of each row's response."""
-    batch = collate(rows, trainer.language, trainer.image, CPU)
+    batch = collate(rows, trainer.preprocessor, trainer.image, CPU)
     with torch.no_grad():
         logprobs_N, _ = trainer.policy(batch.inputs, batch.sources_N, batch.targets_N)
     return list(logprobs_N.split([len(row.old) for row in rows]))

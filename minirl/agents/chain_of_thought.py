@@ -17,7 +17,7 @@ from minirl.config import Config
 from minirl.console import progress, say
 from minirl.demonstrations import tokenised
 from minirl.episode import interface_of
-from minirl.model import Language
+from minirl.model import Preprocessor
 from minirl.samplers.endpoint import EndpointError, open_endpoint, text
 from minirl.types import Trajectory, Turn
 
@@ -41,7 +41,9 @@ Write what they think at this moment, in the first person and in at most three s
 matters, and why this is the right thing to do next. Write only the thought."""
 
 
-async def with_thoughts(demos: Sequence[Trajectory], config: Config, language: Language) -> list[Trajectory]:
+async def with_thoughts(
+    demos: Sequence[Trajectory], config: Config, preprocessor: Preprocessor
+) -> list[Trajectory]:
     """The demonstrations with new thoughts, as the ids that our model would have read and said. ValueError
     if most of them keep the thoughts that they had."""
     interface, kept, tokens = interface_of(config.agent), 0, config.sft.thought_tokens
@@ -71,7 +73,7 @@ async def with_thoughts(demos: Sequence[Trajectory], config: Config, language: L
     async def whole(demo: Trajectory) -> Trajectory:
         turns = await asyncio.gather(*(rewrite(demo, n) for n in range(len(demo.turns))))
         return tokenised(
-            replace(demo, turns=tuple(turns)), language, interface, config.agent, lambda name: b""
+            replace(demo, turns=tuple(turns)), preprocessor, interface, config.agent, lambda name: b""
         )
 
     total = sum(len(demo.turns) for demo in demos)

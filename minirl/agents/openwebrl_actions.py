@@ -18,8 +18,8 @@ from typing import Any
 
 from minirl.agents.openwebrl import SCALE
 from minirl.browser.page_scripts import CHOOSE, FOCUS, SCROLL, Settled, names_of, number_of, record, text_of
-from minirl.browser.session import PageHangs, Session, ToolFailure
-from minirl.types import Call, Observation
+from minirl.browser.session import PageHangs, Session
+from minirl.types import Call, Observation, ToolFailure
 
 FEEDBACK_CHARS = 512
 URL_CHARS = 300  # of an address in what the agent sees

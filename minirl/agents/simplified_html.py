@@ -26,7 +26,8 @@ import lxml.etree
 import lxml.html
 
 from minirl.browser.page_scripts import number_of, record, text_of
-from minirl.browser.session import Session, ToolFailure
+from minirl.browser.session import Session
+from minirl.types import ToolFailure
 
 WIDTH, HEIGHT = 1280, 720
 LONGEST = 500  # characters of a text or of an attribute

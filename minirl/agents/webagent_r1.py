@@ -33,8 +33,8 @@ from minirl.agents.openwebrl_actions import (
     wait,
     write,
 )
-from minirl.browser.session import PageHangs, Session, ToolFailure
-from minirl.types import Call, Observation, Parsed
+from minirl.browser.session import PageHangs, Session
+from minirl.types import Call, Observation, Parsed, ToolFailure
 
 # What each action needs, of "argument" and "element"
 ACTIONS: dict[str, tuple[str, ...]] = {

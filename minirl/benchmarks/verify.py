@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from minirl.benchmarks.webarena.evaluators import evaluate
 from minirl.benchmarks.webarena.lookups import Ask, NoVerdict
-from minirl.browser.session import BrowserFault, Session
-from minirl.types import Stop, Task
+from minirl.browser.session import Session
+from minirl.types import BrowserFault, Stop, Task
 from minirl.worlds.scripted_agent import WorldVerifier
 
 

@@ -34,7 +34,7 @@ class Record:
     reason: str = ""
 
 
-class Hosts:
+class HostBackoff:
     """`limit` tasks in a row whose first page did not open leave a host out for `seconds`, the next time for
     twice as long, up to a day. What ranks note counts from the next `agree` on, which all of them call
     together."""
@@ -61,10 +61,10 @@ class Hosts:
 
     def agree(self, ranks: Ranks) -> list[str]:
         """Counts what was noted on all ranks and saves it; one line for every host that is now left out."""
-        gathered: Sequence[tuple[str, str, str]] = ranks.gather(self.noted)
+        gathered: Sequence[tuple[str, str, str]] = ranks.all_gather(self.noted)
         # a group's episodes fail together, and count once
         noted = {(host, task, bool(reason)): (host, reason) for host, task, reason in gathered}.values()
-        self.noted, self.now, news = [], ranks.agree(time.time()), []
+        self.noted, self.now, news = [], ranks.broadcast(time.time()), []
         if len({host for host, _ in noted}) > 1 and all(reason for _, reason in noted):
             return [f"no site opened at all, so none is left out for it: {next(iter(noted))[1]}"]
         for host, reason in noted:
@@ -77,7 +77,7 @@ class Hosts:
                 seconds = min(self.seconds * 2**record.bans, LONGEST)
                 record.failures, record.bans, record.until = 0, record.bans + 1, self.now + seconds
                 news.append(f"{host} is left out for {seconds / 60:.0f} minutes: {reason}")
-        if noted and ranks.first and self.path is not None:
+        if noted and ranks.is_main and self.path is not None:
             records = {host: asdict(record) for host, record in self.records.items()}
             write_atomic(self.path, json.dumps(records, indent=1).encode())
         return news

@@ -24,10 +24,10 @@ from playwright.async_api import Error as PlaywrightError
 from minirl.browser import executable
 from minirl.browser.access import Guard
 from minirl.browser.proxy import FLAGS, Proxy
-from minirl.browser.session import BrowserFault, Session
+from minirl.browser.session import Session
 from minirl.config import BrowserConfig
 from minirl.console import say
-from minirl.types import Stop
+from minirl.types import BrowserFault, Stop
 
 CDP = "cdp:"  # marks the address of a browser that speaks Chromium's protocol, not Playwright's
 CONNECT_HEADERS: dict[str, str] = {}  # sent to Playwright servers

@@ -30,7 +30,7 @@ from minirl.browser.page_scripts import ARM, FOCUS, SETTLE, Settled, corner_of, 
 from minirl.browser.pending_requests import Traffic
 from minirl.browser.proxy import PROBLEM_HEADER
 from minirl.config import BrowserConfig
-from minirl.types import Stop
+from minirl.types import BrowserFault, Stop, ToolFailure
 
 SHOTS = (1, 3, 6)  # attempts at one screenshot: their shares of the time limit
 SHOT_PAUSE = 0.05  # seconds before it is asked again when it refuses,
@@ -46,20 +46,8 @@ REVIVE_SECONDS = 12.0  # for all that may help a page that hangs
 TITLE_CHARS = 50
 
 
-class ToolFailure(Exception):
-    """A call could not be carried out; the message is for the agent."""
-
-
 class PageHangs(ToolFailure):
     """A call did not come back in time."""
-
-
-class BrowserFault(Exception):
-    """The browser, the renderer or the site is gone; the episode ends with `stop`."""
-
-    def __init__(self, stop: Stop, message: str):
-        super().__init__(message)
-        self.stop = stop
 
 
 @dataclass

@@ -23,18 +23,29 @@ from rich.table import Table
 from rich.text import Text
 
 from minirl.agents.openwebrl import TOOLS
-from minirl.browser.session import Session, ToolFailure
+from minirl.browser.session import Session
 from minirl.cli.keyboard import Person
 from minirl.cli.report import write_report
 from minirl.config import Config
 from minirl.console import CONSOLE, duration
 from minirl.distributed import Ranks, open_ranks
 from minirl.episode import Interface, PolicyFn
-from minirl.experiment import open_parts
+from minirl.experiment import open_experiment
 from minirl.recipes import tiny
-from minirl.rollout import Rollouts
+from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
-from minirl.types import Call, Observation, Parsed, Prompt, Sample, Sampling, Stop, Task, Trajectory
+from minirl.types import (
+    Call,
+    Observation,
+    Parsed,
+    Prompt,
+    Sample,
+    Sampling,
+    Stop,
+    Task,
+    ToolFailure,
+    Trajectory,
+)
 from minirl.worlds.scripted_agent import ScriptedPolicy
 from minirl.worlds.shop import make_shop
 
@@ -100,7 +111,7 @@ def settings(options: Options) -> Config:
 
 async def play(options: Options, config: Config, ranks: Ranks) -> Trajectory:
     """The episode, shown while it runs, then written down."""
-    parts = open_parts(config, ranks)
+    parts = open_experiment(config, ranks)
     task = parts.tasks.heldout[options.task]
     CONSOLE.print(Panel(Text(task.instruction, style="bold"), title=Text(task.id), title_align="left"))
     async with parts.rollouts() as rollouts:
@@ -114,15 +125,15 @@ async def play(options: Options, config: Config, ranks: Ranks) -> Trajectory:
     return trajectory
 
 
-def player(options: Options, task: Task, rollouts: Rollouts) -> tuple[str, PolicyFn]:
+def player(options: Options, task: Task, rollouts: RolloutWorker) -> tuple[str, PolicyFn]:
     """Who acts, with the label under which the episode is saved."""
     if options.by_hand:
-        return "by-hand", Person(rollouts.language)
+        return "by-hand", Person(rollouts.preprocessor)
     if options.checkpoint is not None:
         how = rollouts.config.eval
         sampling = Sampling(how.temperature, how.top_p, how.top_k)
         return "checkpoint", rollouts.ask(sampling, how.response_tokens, "demo", task.id)
-    return "scripted", ScriptedPolicy(make_shop(options.site), task, rollouts.language)
+    return "scripted", ScriptedPolicy(make_shop(options.site), task, rollouts.preprocessor)
 
 
 # --- what is shown ---------------------------------------------------------------------------------

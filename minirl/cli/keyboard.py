@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from minirl.agents.openwebrl import SCALE, TOOLS, read_call
-from minirl.browser.session import BrowserFault, Session
+from minirl.browser.session import Session
 from minirl.console import say
-from minirl.model import Language
-from minirl.types import Call, Prompt, Sample, Stop
+from minirl.model import Preprocessor
+from minirl.types import BrowserFault, Call, Prompt, Sample, Stop
 
 HELP = """\
   click X Y [BUTTON [CLICKS]]   hover X Y         drag X Y X Y
@@ -59,7 +59,7 @@ LOOK = """() => [...document.querySelectorAll('a, button, input, select, textare
 class Person:
     """Asks at the keyboard until there is at least one call."""
 
-    language: Language
+    preprocessor: Preprocessor
     greeted: bool = False
 
     async def __call__(self, t: int, prompt: Prompt, session: Session) -> Sample:
@@ -86,9 +86,9 @@ class Person:
     def sample(self, calls: list[Call]) -> Sample:
         """The calls as a model would have to write them."""
         blocks = [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in calls]
-        opening = "" if self.language.chat.opens_think else "<think>\n"
+        opening = "" if self.preprocessor.chat.opens_think else "<think>\n"
         text = f"{opening}</think>" + "".join(f"<tool_call>{block}</tool_call>" for block in blocks)
-        tokenizer = self.language.tokenizer
+        tokenizer = self.preprocessor.tokenizer
         ids = tuple(tokenizer(text + tokenizer.eos_token, add_special_tokens=False)["input_ids"])
         return Sample(ids, (0.0,) * len(ids), "stop")
 

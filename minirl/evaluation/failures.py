@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Literal
 
-from minirl.judges.judge import Verdict
 from minirl.metrics import percentile
-from minirl.types import Stop, Trajectory, Turn
+from minirl.types import Stop, Trajectory, Turn, Verdict
 
 # --- what a response does with its words -----------------------------------------------------------------
 

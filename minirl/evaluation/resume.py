@@ -30,7 +30,7 @@ from minirl.console import say
 from minirl.distributed import Ranks
 from minirl.evaluation.results import Evaluation, Result, read_results, result_of, versions, write_results
 from minirl.evaluation.tables import UNNAMED, differences
-from minirl.experiment import Parts
+from minirl.experiment import Experiment
 from minirl.judges.rubrics import judge_config
 from minirl.model import check_checkpoint
 from minirl.recipes import parsed
@@ -209,7 +209,7 @@ class Ledger:
 
     def add(self, trajectory: Trajectory) -> None:
         """Writes an episode down. The dump comes first: `collect` makes up for a row that is missing."""
-        if not self.ranks.first:
+        if not self.ranks.is_main:
             self.run.add_trajectory(f"{self.label}.rank{self.ranks.rank}", trajectory)
             return
         self.run.add_trajectory(self.label, trajectory)
@@ -219,7 +219,7 @@ class Ledger:
         """Every result so far, on all ranks, from whichever rank and run; the dump is put in order. A
         collective call. ValueError if a file can't be read."""
         results: list[Result] = []
-        if self.ranks.first:
+        if self.ranks.is_main:
             others = [label for label in self.run.labels() if label.startswith(f"{self.label}.rank")]
             own = [self.label] if self.label in self.run.labels() else []
             loaded = [t for label in own + others for t in self.run.load_trajectories(label)]
@@ -231,7 +231,7 @@ class Ledger:
             for label in others:
                 self.run.remove_dump(label)
             _, results = read_results(self.path)
-        return self.ranks.agree(results)
+        return self.ranks.broadcast(results)
 
     def missing(self, results: Sequence[Result], retry: bool) -> list[tuple[Task, int]]:
         """What is still to be run; aborted episodes too, if they are to be tried again."""
@@ -239,16 +239,16 @@ class Ledger:
         return [(task, seed) for task, seed in self.places if (task.id, seed) not in done]
 
 
-def open_ledger(parts: Parts, protocol: Protocol, subject: str) -> Ledger:
+def open_ledger(parts: Experiment, protocol: Protocol, subject: str) -> Ledger:
     """The books of an evaluation of `parts.tasks.heldout`: those of an earlier start, if there was one."""
     config, tasks, ranks = parts.config, parts.tasks.heldout, parts.ranks
     seeds, label, evaluation = config.eval.seeds, "", None
-    if ranks.first:  # the digest of the weights takes a while
+    if ranks.is_main:  # the digest of the weights takes a while
         evaluation = Evaluation(
             protocol.name, protocol.rule, settings(config, tasks), versions(), tuple(sorted(seeds))
         )
         label = label_of(parts.run, subject, evaluation)
-    label, evaluation = ranks.agree((label, evaluation))
+    label, evaluation = ranks.broadcast((label, evaluation))
     places = [(task, seed) for seed in seeds for task in tasks]
     return Ledger(parts.run, label, evaluation, places, ranks)
 

@@ -26,8 +26,7 @@ from rich.text import Text
 
 from minirl.console import CONSOLE
 from minirl.evaluation.statistics import wilson
-from minirl.judges.judge import Verdict
-from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn
+from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn, Verdict
 
 Part = Literal["overall", "split", "benchmark", "site"]  # split: how unlike the judge's training it is
 

@@ -35,7 +35,7 @@ from minirl.config import Config, JudgeConfig, to_json
 from minirl.console import progress, say
 from minirl.distributed import Ranks
 from minirl.judges.agreement import Pair, Row, count, pair_of, read_agent_reward_bench, score, show
-from minirl.judges.judge import Verdict, judge_messages, judge_prompt, newest_screenshots
+from minirl.judges.judge import judge_messages, judge_prompt, newest_screenshots
 from minirl.judges.labels import (
     Example,
     label_runs,
@@ -47,12 +47,12 @@ from minirl.judges.labels import (
     world_teacher,
 )
 from minirl.judges.local import Judge, open_judge, question_of
-from minirl.model import Language, load_language, load_model
+from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.rows import Row as TrainingRow
 from minirl.run_folder import Run, read_lines, to_line, write_atomic
 from minirl.tiny import checkpoints as tiny
 from minirl.trainer import Trainer, cosine
-from minirl.types import Trajectory
+from minirl.types import Trajectory, Verdict
 
 TOKENIZER_TEXTS = 400  # examples that a small tokenizer learns from
 SAID_EVERY = 20  # updates between two lines of a distillation
@@ -91,7 +91,7 @@ def refuse_training_run(config: Config) -> None:
 
 
 def training_row(
-    language: Language, example: Example, judge: JudgeConfig, image: Callable[[str], bytes]
+    preprocessor: Preprocessor, example: Example, judge: JudgeConfig, image: Callable[[str], bytes]
 ) -> TrainingRow:
     """The question about a trajectory as a prompt, and its label as the response."""
     names: list[str] = []
@@ -101,9 +101,12 @@ def training_row(
         return image(name)
 
     messages = judge_messages(example.trajectory, shown, **question_of(judge))
-    prompt = judge_prompt(language, messages)
-    said = target(example.label.rationale, example.label.verdict, language) + language.tokenizer.eos_token
-    ids = tuple(language.tokenizer(said, add_special_tokens=False)["input_ids"])
+    prompt = judge_prompt(preprocessor, messages)
+    said = (
+        target(example.label.rationale, example.label.verdict, preprocessor)
+        + preprocessor.tokenizer.eos_token
+    )
+    ids = tuple(preprocessor.tokenizer(said, add_special_tokens=False)["input_ids"])
     return TrainingRow(prompt.ids + ids, len(prompt.ids), tuple(names), (0.0,) * len(ids), advantage=1.0)
 
 
@@ -147,14 +150,14 @@ async def distil(config: Config, ranks: Ranks) -> None:
     if config.distil.shuffle_labels:
         train = shuffled(train, config.seed)
     image = image_of(examples)
-    run = Run(config.run_dir, records=ranks.first)
+    run = Run(config.run_dir, records=ranks.is_main)
     config = with_model(config, train, image, ranks)
-    language = load_language(config.model)
+    preprocessor = load_preprocessor(config.model)
     with progress("loading the model"):
         model = load_model(config.model, torch.device("cpu"), "auto")
     torch.manual_seed(config.seed)
-    trainer = Trainer(model, language, config, image, ranks)
-    if ranks.first:
+    trainer = Trainer(model, preprocessor, config, image, ranks)
+    if ranks.is_main:
         write_atomic(run.root / "heldout.jsonl", b"".join(to_line(vars(e.label)) for e in heldout))
         (run.root / "metrics.jsonl").unlink(missing_ok=True)
     run.write_config(to_json(config))
@@ -180,7 +183,7 @@ async def imitate(
         for update, part in enumerate(batches(train, sft.batch, sft.epochs, config.seed)):
             if update == total:
                 break
-            rows = {e.label.key: training_row(trainer.language, e, judge, image) for e in part}
+            rows = {e.label.key: training_row(trainer.preprocessor, e, judge, image) for e in part}
             long = {key for key, row in rows.items() if len(row.ids) > config.agent.context_tokens}
             too_long |= long
             if fitting := [row for key, row in rows.items() if key not in long]:
@@ -208,14 +211,14 @@ def with_model(
     if config.model.path != "tiny":
         return config
     path = config.run_dir / "model"
-    if ranks.first:
+    if ranks.is_main:
         texts = []
         for example in random.Random(config.seed).sample(list(train), min(len(train), TOKENIZER_TEXTS)):
             messages = judge_messages(example.trajectory, image, **question_of(config.judge))
             texts += [part for _, parts in messages for part in parts if isinstance(part, str)]
             texts.append(target(example.label.rationale, example.label.verdict))
         tiny.build_judge(path, texts, config.seed)
-    ranks.wait()
+    ranks.barrier()
     return replace(config, model=replace(config.model, path=str(path)))
 
 

@@ -21,15 +21,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minirl.context import IMAGE_PAD, THINK_END, VISION_CLOSE, VISION_OPEN, control_tokens, inert
 from minirl.samplers.endpoint import Endpoint, EndpointError, as_chat
-from minirl.types import Call, Message, Prompt, Request, Sample, SamplerError, Sampling, Trajectory, Turn
+from minirl.types import (
+    Call,
+    Message,
+    Prompt,
+    Request,
+    Sample,
+    SamplerError,
+    Sampling,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 
 if TYPE_CHECKING:  # slow to import, and a served judge needs no tokenizer
-    from minirl.model import Language
+    from minirl.model import Preprocessor
 
 RESPONSE_TOKENS = 1024  # of the judge: a rationale and a verdict
 GREEDY = Sampling(temperature=0.0)  # of a local judge
@@ -44,20 +54,6 @@ HISTORY_CHARS = 16_000  # of all steps: about 4,000 tokens, as much as three scr
 BRIEF_CHARS = 300  # of a brief question: the task, the answer
 BRIEF_HISTORY = 1500  # ... and all steps: about 500 tokens of a small vocabulary
 BRIEF_TOKENS = 192  # of its answer
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a judge said. `success` is None if there is no verdict to be had, and then `error` says why:
-    the episode is invalid, neither a success nor a failure.
-
-    >>> parse_verdict("The cart holds two red mugs.\\nSUCCESS")
-    Verdict(success=True, rationale='The cart holds two red mugs.', error='')
-    """
-
-    success: bool | None
-    rationale: str
-    error: str = ""
 
 
 # What `judge_messages` and `parse_verdict` are: a judge's question, and how its answer is read
@@ -357,11 +353,11 @@ def finished(text: str, finish: str, read: Read = parse_verdict) -> Verdict:
 # --- a local judge -----------------------------------------------------------------------------------------
 
 
-def judge_prompt(language: Language, messages: Sequence[Message]) -> Prompt:
+def judge_prompt(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt:
     """A system and a user message as token ids, with each screenshot's image pads in place. All text is made
     inert: none of it can spell a token of the chat's form. ValueError if the model can't see."""
     assert [role for role, _ in messages] == ["system", "user"], messages
-    tokenizer, chat = language.tokenizer, language.chat
+    tokenizer, chat = preprocessor.tokenizer, preprocessor.chat
     control = control_tokens(tokenizer)
     pad = tokenizer.convert_tokens_to_ids(IMAGE_PAD)
     ids: list[int] = []
@@ -379,7 +375,7 @@ def judge_prompt(language: Language, messages: Sequence[Message]) -> Prompt:
                 continue
             pending += VISION_OPEN
             settle()
-            ids += [pad] * language.image_tokens(part)
+            ids += [pad] * preprocessor.image_tokens(part)
             images.append(part)
             pending = VISION_CLOSE
     pending += chat.to_assistant
@@ -389,7 +385,7 @@ def judge_prompt(language: Language, messages: Sequence[Message]) -> Prompt:
 
 async def ask(
     sampler: Any,
-    language: Language,
+    preprocessor: Preprocessor,
     messages: Sequence[Message],
     seed: int = SEED,
     response_tokens: int = RESPONSE_TOKENS,
@@ -401,18 +397,18 @@ async def ask(
     with `generate`, which also limits the time. A sampler that fails, and a picture that can't be decoded,
     leave no verdict and raise nothing."""
     try:
-        request = Request(judge_prompt(language, messages), seed, response_tokens, sampling)
-        return verdict_of(await sampler.generate(request), language, read)
+        request = Request(judge_prompt(preprocessor, messages), seed, response_tokens, sampling)
+        return verdict_of(await sampler.generate(request), preprocessor, read)
     except (SamplerError, OSError, ValueError) as problem:  # the latter two: a picture that is none
         return Verdict(None, "", str(problem))
 
 
-def verdict_of(sample: Sample, language: Language, read: Read = parse_verdict) -> Verdict:
+def verdict_of(sample: Sample, preprocessor: Preprocessor, read: Read = parse_verdict) -> Verdict:
     """The verdict in what a sampler returned. A model whose template opens `<think>` must have closed it."""
     if sample.text is not None:
         return finished(sample.text, sample.finish, read)
-    text = language.tokenizer.decode(sample.ids, skip_special_tokens=False)
-    text = text.removesuffix(language.tokenizer.eos_token)
-    if language.chat.opens_think and THINK_END not in text:
+    text = preprocessor.tokenizer.decode(sample.ids, skip_special_tokens=False)
+    text = text.removesuffix(preprocessor.tokenizer.eos_token)
+    if preprocessor.chat.opens_think and THINK_END not in text:
         text = f"<think>\n{text}"
     return finished(text, sample.finish, read)

@@ -31,11 +31,11 @@ from minirl.config import Config, DistilConfig
 from minirl.console import progress
 from minirl.context import control_tokens, inert
 from minirl.experiment import names_of
-from minirl.judges.judge import Verdict, parse_verdict
+from minirl.judges.judge import parse_verdict
 from minirl.judges.local import Judge
-from minirl.model import Language
+from minirl.model import Preprocessor
 from minirl.run_folder import STEP_LABEL, Run, append_line, read_lines
-from minirl.types import Trajectory
+from minirl.types import Trajectory, Verdict
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.interpreter import meets, value_at
 
@@ -132,11 +132,11 @@ def word(value: object) -> str:
     return " ".join(text.split())
 
 
-def target(rationale: str, verdict: bool, language: Language | None = None) -> str:
+def target(rationale: str, verdict: bool, preprocessor: Preprocessor | None = None) -> str:
     """What the judge learns to say, as it would be read: `parse_verdict(target(...)).success` is the verdict.
     Nothing in a teacher's reasons can spell one of the model's control tokens."""
-    control = control_tokens(language.tokenizer) if language else None
-    opening = "</think>\n\n" if language and language.chat.opens_think else ""
+    control = control_tokens(preprocessor.tokenizer) if preprocessor else None
+    opening = "</think>\n\n" if preprocessor and preprocessor.chat.opens_think else ""
     reasons = inert(rationale.strip(), control)
     return opening + (f"{reasons}\n" if reasons else "") + WORDS[verdict]
 

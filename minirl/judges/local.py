@@ -23,13 +23,13 @@ from minirl.config import Config, JudgeConfig
 from minirl.console import progress
 from minirl.distributed import Ranks
 from minirl.judges import judge as verdict
-from minirl.judges.judge import EndpointJudge, Verdict
+from minirl.judges.judge import EndpointJudge
 from minirl.judges.rubrics import messages_for, parse
-from minirl.model import check_checkpoint, load_language, load_model
+from minirl.model import check_checkpoint, load_model, load_preprocessor
 from minirl.samplers.endpoint import open_endpoint
 from minirl.samplers.huggingface import HfSampler
 from minirl.samplers.vllm import VllmSampler, is_chosen
-from minirl.types import Sampling, Trajectory
+from minirl.types import Sampling, Trajectory, Verdict
 
 DISTILLED: Input = "openwebrl"  # what minirl/judges/distill.py asks
 
@@ -75,7 +75,7 @@ class LocalJudge:
         refuse_other_questions(self.config, question)
         if Path(model.path).exists():  # else a hub name
             check_checkpoint(model)
-        self.language = load_language(model)
+        self.preprocessor = load_preprocessor(model)
         own = replace(
             config,
             model=model,
@@ -86,10 +86,10 @@ class LocalJudge:
         )
         self.sampler: HfSampler | VllmSampler
         if is_chosen(config.sampler.kind, ranks.device):
-            self.sampler = VllmSampler(own, self.language, ranks, apart=True)
+            self.sampler = VllmSampler(own, self.preprocessor, ranks, apart=True)
         else:
             weights = load_model(model, ranks.device)
-            self.sampler = HfSampler(weights, self.language, own.sampler)
+            self.sampler = HfSampler(weights, self.preprocessor, own.sampler)
 
     async def __call__(self, trajectory: Trajectory, image: Callable[[str], bytes]) -> Verdict:
         try:
@@ -99,7 +99,7 @@ class LocalJudge:
             return Verdict(None, "", str(problem))
         return await verdict.ask(
             self.sampler,
-            self.language,
+            self.preprocessor,
             asked,
             response_tokens=self.response_tokens,
             sampling=Sampling(temperature=self.config.temperature or 0.0),

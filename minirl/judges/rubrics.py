@@ -40,7 +40,6 @@ from minirl.judges.judge import (
     FRAME,
     MARKS,
     QUESTION,
-    Verdict,
     calls_line,
     cut_middle,
     judge_messages,
@@ -52,7 +51,7 @@ from minirl.judges.judge import (
     task_and_answer,
     without_middle,
 )
-from minirl.types import Message, Trajectory, Turn
+from minirl.types import Message, Trajectory, Turn, Verdict
 
 # Longest texts in characters; what is longer loses its middle
 THOUGHT_CHARS = 2000  # of one step

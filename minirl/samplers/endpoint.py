@@ -18,9 +18,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from urllib.parse import urlsplit
 from minirl.config import EndpointConfig
 from minirl.console import say
 from minirl.run_folder import write_atomic
-from minirl.types import Message
+from minirl.types import Message, charge
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 REASONS = re.compile(r"(o\d|gpt-5)")  # OpenAI's reasoning models, which know the limit by another name
@@ -71,28 +70,6 @@ class Usage:
             f"{self.requests} requests, {self.cached} of them answered from the cache, {self.failed} failed; "
             f"{self.prompt_tokens} + {self.response_tokens} tokens, ${self.dollars:.2f}"
         )
-
-
-@dataclass
-class Bill:
-    """What one piece of work, an episode for example, has been charged by whichever endpoints it asked."""
-
-    dollars: float = 0.0
-
-
-_BILL: ContextVar[Bill | None] = ContextVar("bill", default=None)
-
-
-@contextmanager
-def billed() -> Iterator[Bill]:
-    """A bill for what is asked in this block. Episodes that run at the same time have one each: a context
-    variable belongs to the asyncio task that sets it."""
-    bill = Bill()
-    token = _BILL.set(bill)
-    try:
-        yield bill
-    finally:
-        _BILL.reset(token)
 
 
 def text(words: str) -> dict[str, Any]:
@@ -204,8 +181,7 @@ class Endpoint:
         dollars = prompt_tokens * self.config.prompt_price / 1e6
         dollars += response_tokens * self.config.response_price / 1e6
         self.usage.dollars += dollars
-        if (bill := _BILL.get()) is not None:
-            bill.dollars += dollars
+        charge(dollars)
         if refusal or finish == "content_filter":  # which is paid for too
             raise Refusal(f"{self.config.model} refused: {refusal or 'filtered'}")
         return Reply(

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from minirl.config import SamplerConfig
-from minirl.model import Language, positions
+from minirl.model import Preprocessor, positions
 from minirl.types import Prompt, Request, Sample, SamplerError, Sampling
 
 
@@ -39,8 +39,10 @@ def request_seed(*parts: object) -> int:
 class HfSampler:
     """Dynamic batching over a transformers model. Use one per process, inside a running event loop."""
 
-    def __init__(self, model: PreTrainedModel, language: Language, config: SamplerConfig, threads: int = 1):
-        self.model, self.language, self.config, self.threads = model, language, config, threads
+    def __init__(
+        self, model: PreTrainedModel, preprocessor: Preprocessor, config: SamplerConfig, threads: int = 1
+    ):
+        self.model, self.preprocessor, self.config, self.threads = model, preprocessor, config, threads
         self.device = model.device
         self.version, self.failure = 0, ""
         self.waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
@@ -130,7 +132,7 @@ class HfSampler:
             for row, i in enumerate(live):
                 ids[i].append(chosen[row])
                 logprobs[i].append(chosen_logprobs[row])
-                if chosen[row] in self.language.end:
+                if chosen[row] in self.preprocessor.end:
                     finish[i] = "stop"
                 elif len(ids[i]) < requests[i].max_tokens:
                     keep.append(row)
@@ -158,7 +160,7 @@ class HfSampler:
 
     def _axes(self, position_BL: Tensor) -> Tensor:
         """Text positions as the model wants them: three equal axes for MRoPE, one otherwise."""
-        return position_BL.expand(3, -1, -1) if self.language.images else position_BL
+        return position_BL.expand(3, -1, -1) if self.preprocessor.images else position_BL
 
     def _prefill(self, requests: list[Request], cache: DynamicCache) -> tuple[Tensor, Tensor, Tensor]:
         """Reads the prompts into the cache: the first tokens' logits (B, V), which of the cache's places are
@@ -186,13 +188,16 @@ class HfSampler:
         ids_BL = np.zeros((B, L), dtype=np.int64)
         position_3BL = np.zeros((3, B, L), dtype=np.int64)
         patches, grids = [], []
-        images, merge = self.language.images, self.language.images.merge if self.language.images else 1
+        images, merge = (
+            self.preprocessor.images,
+            self.preprocessor.images.merge if self.preprocessor.images else 1,
+        )
         for b, prompt in enumerate(prompts):
             ids = np.asarray(prompt.ids)
             prepared = [images.prepare(png) for png in prompt.images] if images else []
             row_grids = [grid for _, grid in prepared]
             ids_BL[b, : len(ids)] = ids
-            position_3BL[:, b, : len(ids)] = positions(ids, row_grids, self.language.pad, merge)
+            position_3BL[:, b, : len(ids)] = positions(ids, row_grids, self.preprocessor.pad, merge)
             patches += [pixels for pixels, _ in prepared]
             grids += row_grids
         next_B = position_3BL.max(axis=(0, 2)) + 1
@@ -211,7 +216,7 @@ class HfSampler:
     ) -> tuple[list[int], list[float]]:
         """One token per row by the exponential race, which needs one uniform draw per token and row."""
         logits_BV = logits_BV.float()
-        logits_BV[:, list(self.language.suppressed)] = float("-inf")
+        logits_BV[:, list(self.preprocessor.suppressed)] = float("-inf")
         if how.temperature == 0:
             logprobs_BV = logits_BV.log_softmax(-1)
             chosen_B = logprobs_BV.argmax(-1)

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from minirl.config import Config
 from minirl.distributed import Ranks
-from minirl.model import Language, blueprint
+from minirl.model import Preprocessor, blueprint
 from minirl.samplers.vllm_engine import (
     clear_deepstack,
     engine_input,
@@ -75,8 +75,8 @@ class VllmSampler:
     """Continuous batching in vLLM, inside a running event loop. One engine may be in this process; any other
     must be `apart`, and keeps the weights of its checkpoint."""
 
-    def __init__(self, config: Config, language: Language, ranks: Ranks, apart: bool = False):
-        self.config, self.language, self.ranks, self.apart = config, language, ranks, apart
+    def __init__(self, config: Config, preprocessor: Preprocessor, ranks: Ranks, apart: bool = False):
+        self.config, self.preprocessor, self.ranks, self.apart = config, preprocessor, ranks, apart
         self.version = 0
         self.failure = ""
         self.asleep = False
@@ -241,8 +241,8 @@ class VllmSampler:
         from vllm.exceptions import VLLMClientError
 
         try:
-            prompt = engine_input(request.prompt, self.language)
-            self.engine.add_request(name, prompt, sampling_params(request, self.language))
+            prompt = engine_input(request.prompt, self.preprocessor)
+            self.engine.add_request(name, prompt, sampling_params(request, self.preprocessor))
         except (VLLMClientError, ValueError) as error:
             self._finish({name: SamplerError(f"vLLM refused a prompt: {error}")})
 
@@ -280,7 +280,7 @@ class VllmSampler:
         set_threads = torch.set_num_threads
         if self.ranks.device.type == "cuda":
             torch.cuda.set_device(self.ranks.device)
-        settings = engine_settings(self.config, self.language, self.ranks)
+        settings = engine_settings(self.config, self.preprocessor, self.ranks)
         if self.apart:
             settings |= {"distributed_executor_backend": "uni", "tensor_parallel_size": 1}
         try:

@@ -20,7 +20,7 @@ import torch
 
 from minirl.config import Config
 from minirl.distributed import Ranks
-from minirl.model import Language, compute_dtype, image_starts
+from minirl.model import Preprocessor, compute_dtype, image_starts
 from minirl.types import Prompt, Request
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ TORCHRUN = (
 )
 
 
-def engine_settings(config: Config, language: Language, ranks: Ranks) -> dict[str, Any]:
+def engine_settings(config: Config, preprocessor: Preprocessor, ranks: Ranks) -> dict[str, Any]:
     """vLLM's EngineArgs for a config."""
     sampler, agent, browser = config.sampler, config.agent, config.browser
     settings: dict[str, Any] = {
@@ -53,11 +53,11 @@ def engine_settings(config: Config, language: Language, ranks: Ranks) -> dict[st
         "seed": config.seed,
         "disable_log_stats": True,
     }
-    if language.images is not None:
-        most = min(language.images.size["longest_edge"], browser.width * browser.height)
+    if preprocessor.images is not None:
+        most = min(preprocessor.images.size["longest_edge"], browser.width * browser.height)
         settings["mm_device_do_normalize"] = False  # pixels come normalised
         settings["limit_mm_per_prompt"] = {"image": agent.screenshots, "video": 0}
-        settings["mm_processor_kwargs"] = {"size": language.images.size | {"longest_edge": most}}
+        settings["mm_processor_kwargs"] = {"size": preprocessor.images.size | {"longest_edge": most}}
     if ranks.device.type == "cuda":
         return settings | {"gpu_memory_utilization": sampler.gpu_memory, "enable_sleep_mode": True}
     cpu = {
@@ -73,7 +73,7 @@ def engine_settings(config: Config, language: Language, ranks: Ranks) -> dict[st
     return settings | cpu
 
 
-def sampling_params(request: Request, language: Language) -> SamplingParams:
+def sampling_params(request: Request, preprocessor: Preprocessor) -> SamplingParams:
     """What a request asks of vLLM's sampling."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -87,21 +87,21 @@ def sampling_params(request: Request, language: Language) -> SamplingParams:
         max_tokens=request.max_tokens,
         logprobs=0,  # the sampled token's, and no others
         flat_logprobs=True,
-        logit_bias=dict.fromkeys(language.suppressed, float("-inf")),
+        logit_bias=dict.fromkeys(preprocessor.suppressed, float("-inf")),
         ignore_eos=True,  # what ends a response is ours to say
-        stop_token_ids=list(language.end),
+        stop_token_ids=list(preprocessor.end),
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
-def engine_input(prompt: Prompt, language: Language) -> EngineInput:
+def engine_input(prompt: Prompt, preprocessor: Preprocessor) -> EngineInput:
     """A prompt as vLLM's processors would leave it. Images are named by their content, by which vLLM
     finds what its encoder made of them before."""
     from vllm.inputs.engine import mm_input, tokens_input
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
-    ids, images = list(prompt.ids), language.images
+    ids, images = list(prompt.ids), preprocessor.images
     if not prompt.images or images is None:
         return tokens_input(ids)
     pixels, grids = zip(*map(images.prepare, prompt.images), strict=True)
@@ -112,7 +112,7 @@ def engine_input(prompt: Prompt, language: Language) -> EngineInput:
         "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
     }
     lengths = (patches // images.merge**2).tolist()
-    runs = zip(image_starts(np.asarray(ids), lengths, language.pad), lengths, strict=True)
+    runs = zip(image_starts(np.asarray(ids), lengths, preprocessor.pad), lengths, strict=True)
     return mm_input(
         ids,
         mm_kwargs=MultiModalKwargsItems.from_hf_inputs(fields, kinds),

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minirl.browser.pool import BrowserPool
-from minirl.browser.session import BrowserFault, Session, ToolFailure
+from minirl.browser.session import Session
 from minirl.config import BrowserConfig
+from minirl.types import BrowserFault, ToolFailure
 from minirl.worlds.interpreter import State, World, apply, enabled, initial_state, parameter_values
 from minirl.worlds.render import SiteServer, difference
 from minirl.worlds.search import Step, explore, symbolic

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from minirl.agents import simplified_html
 from minirl.agents.openwebrl import SCALE
-from minirl.browser.session import BrowserFault, Session
-from minirl.model import Language
-from minirl.types import Prompt, Sample, Stop, Task
+from minirl.browser.session import Session
+from minirl.model import Preprocessor
+from minirl.types import BrowserFault, Prompt, Sample, Stop, Task
 from minirl.worlds.interpreter import World, apply, holds, initial_state
 from minirl.worlds.render import difference, read_state
 from minirl.worlds.replay import BOX
@@ -103,9 +103,9 @@ class Script:
 class ScriptedPolicy:
     """A `Script` as a policy: call it turn by turn."""
 
-    def __init__(self, world: World, task: Task, language: Language, form: Form = "tools"):
-        self.script = Script(world, task, form, language.chat.opens_think)
-        self.tokenizer = language.tokenizer
+    def __init__(self, world: World, task: Task, preprocessor: Preprocessor, form: Form = "tools"):
+        self.script = Script(world, task, form, preprocessor.chat.opens_think)
+        self.tokenizer = preprocessor.tokenizer
 
     async def __call__(self, t: int, prompt: Prompt, session: Session) -> Sample:
         text = await self.script.respond(session) + self.tokenizer.eos_token

@@ -12,7 +12,7 @@ from minirl.agents.chain_of_thought import spelled, thought_before, with_thought
 from minirl.agents.webagent_r1 import parse
 from minirl.config import EndpointConfig, SftConfig
 from minirl.context import answer_start
-from minirl.model import Language, load_language
+from minirl.model import Preprocessor, load_preprocessor
 from minirl.recipes import tiny_text
 from minirl.tiny.checkpoints import build_text
 from minirl.types import Task, Trajectory, Turn
@@ -22,11 +22,11 @@ TEXTS = [f"<think> # Element: mugs </think> <answer> {action} </answer>" for act
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory) -> Language:
+def reader(tmp_path_factory) -> Preprocessor:
     """The tokenizer of a text agent that has seen these pages."""
     path: Path = tmp_path_factory.mktemp("text") / "model"
     build_text(path, [*TEXTS, "Round 1", '<html> <a id="3"> mugs </a> </html>'] * 3, 0, hidden=32, layers=1)
-    return load_language(replace(tiny_text().model, path=str(path)))
+    return load_preprocessor(replace(tiny_text().model, path=str(path)))
 
 
 @pytest.fixture
@@ -89,9 +89,9 @@ def test_a_thought_cannot_close_itself():
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "no tag", "", "<answer>", "a <answer> b <answer> c"])
-def test_where_the_answer_begins(reader, language, text):
+def test_where_the_answer_begins(reader, preprocessor, text):
     """Be the tag one token or cut in pieces: what is left begins with it, and one token less does not."""
-    for tokenizer in (reader.tokenizer, language.tokenizer):
+    for tokenizer in (reader.tokenizer, preprocessor.tokenizer):
         ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
         start = answer_start(tokenizer, ids)
         if "<answer>" not in text:

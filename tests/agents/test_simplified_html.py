@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from minirl.agents import simplified_html, webagent_r1
 from minirl.agents.simplified_html import simplify
-from minirl.browser.session import ToolFailure
 from minirl.config import BrowserConfig
-from minirl.types import Call
+from minirl.types import Call, ToolFailure
 
 GOLDEN = Path(__file__).parents[1] / "data/observations"
 CONFIG = BrowserConfig(browsers=1, width=800, height=600, quiet_ms=0, private=True)

@@ -15,10 +15,9 @@ from playwright.async_api import Error as PlaywrightError
 
 from minirl.agents import simplified_html, webagent_r1
 from minirl.agents.webagent_r1 import ACTIONS, parse, system_prompt
-from minirl.browser.session import ToolFailure
 from minirl.config import AgentConfig, BrowserConfig
 from minirl.episode import interface_of, shown
-from minirl.types import Call, Parsed
+from minirl.types import Call, Parsed, ToolFailure
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CONFIG = BrowserConfig(browsers=1, width=800, height=600, quiet_ms=0, private=True)

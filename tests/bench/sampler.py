@@ -41,7 +41,7 @@ from PIL import Image
 from minirl.config import AgentConfig, BrowserConfig, Config, ModelConfig
 from minirl.context import Context
 from minirl.distributed import Ranks, open_ranks
-from minirl.model import Language, load_language, load_model
+from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.samplers.vllm import VllmSampler
 from minirl.samplers.vllm_engine import CPU_BLOCK, engine_settings, sampling_params
 from minirl.tiny import checkpoints as tiny
@@ -79,11 +79,11 @@ PAGES = [page(n) for n in range(16)]
 class Scripted:
     """An episode without a browser: what the pages show and say follows from numbers."""
 
-    def __init__(self, language: Language, n: int, shows: bool):
+    def __init__(self, preprocessor: Preprocessor, n: int, shows: bool):
         self.n, self.shows, self.t = n, shows, 0
         task = f"Order {n} red mugs and a plate, and then look for a blue kettle."
         self.context = Context(
-            language.tokenizer, language.chat, "You use a browser.", task, language.image_tokens
+            preprocessor.tokenizer, preprocessor.chat, "You use a browser.", task, preprocessor.image_tokens
         )
 
     def prompt(self) -> Prompt:
@@ -107,7 +107,7 @@ async def episodes(
     """All episodes at once, each at its own pace."""
 
     async def one(n: int) -> list[tuple[Prompt, Sample]]:
-        episode, out = Scripted(sampler.language, n, shows), []
+        episode, out = Scripted(sampler.preprocessor, n, shows), []
         for t in range(turns):
             prompt = episode.prompt()
             sample = await sampler.generate(request(prompt, n, t, tokens))
@@ -127,12 +127,14 @@ def as_vllm_takes_it(prompt: Prompt, pad: int) -> dict:
 
 def waves(llm: LLM, sampler: VllmSampler, args: Args, shows: bool) -> list[list[tuple[int, ...]]]:
     """All episodes in step; the ids of every episode's responses."""
-    running = [Scripted(sampler.language, n, shows) for n in range(EPISODES)]
+    running = [Scripted(sampler.preprocessor, n, shows) for n in range(EPISODES)]
     said: list[list[tuple[int, ...]]] = [[] for _ in running]
     for t in range(args.turns):
         asked = [request(episode.prompt(), n, t, args.tokens) for n, episode in enumerate(running)]
-        prompts = [as_vllm_takes_it(r.prompt, sampler.language.pad) for r in asked]
-        outputs = llm.generate(prompts, [sampling_params(r, sampler.language) for r in asked], use_tqdm=False)
+        prompts = [as_vllm_takes_it(r.prompt, sampler.preprocessor.pad) for r in asked]
+        outputs = llm.generate(
+            prompts, [sampling_params(r, sampler.preprocessor) for r in asked], use_tqdm=False
+        )
         for episode, ids, output in zip(running, said, outputs, strict=True):
             ids.append(tuple(output.outputs[0].token_ids))
             episode.respond(Sample(ids[-1], (), "length"))
@@ -185,7 +187,7 @@ def syncs(folder: Path, ranks: Ranks, args: Args) -> float:
     tiny.build(folder, tiny.corpus(["mug", "plate"], "http://shop-0.test/"), seed=0, hidden=768, layers=8)
     config = configured(folder)
     weights = dict(load_model(config.model, ranks.device).named_parameters())
-    sampler = VllmSampler(config, load_language(config.model), ranks)
+    sampler = VllmSampler(config, load_preprocessor(config.model), ranks)
     ratios = []
     for pair in range(args.pairs + 1):
         start = time.perf_counter()
@@ -216,12 +218,12 @@ def main() -> None:
         words = ["red", "mugs", "plate", "blue", "kettle", "look"]
         tiny.build(path, tiny.corpus(words, "http://shop-0.test/"), seed=0)
         config = configured(path)
-        language = replace(load_language(config.model), end=())  # responses are equally long
-        sampler = VllmSampler(config, language, ranks)
+        preprocessor = replace(load_preprocessor(config.model), end=())  # responses are equally long
+        sampler = VllmSampler(config, preprocessor, ranks)
         from vllm import LLM  # after the sampler has set vLLM up
 
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0"}  # which its launcher looks for
-        llm = LLM(**engine_settings(config, language, ranks))
+        llm = LLM(**engine_settings(config, preprocessor, ranks))
         text, images = (measure(sampler, llm, args, shows) for shows in (False, True))
         found = hits(sampler, args)
         sampler.close()

@@ -33,14 +33,14 @@ from rich.table import Table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from minirl import tree_attention
-from minirl.model import Language
+from minirl.model import Preprocessor
 from minirl.policy import Policy
 from minirl.prefix_tree import Forest, pack
 from minirl.rows import Batch, Row, collate
 from minirl.tree_attention import Chain
 
 GROUP = 5
-TEXT_ONLY = Language(None, None, images=None, suppressed=(), end=())  # nothing here is tokenised
+TEXT_ONLY = Preprocessor(None, None, images=None, suppressed=(), end=())  # nothing here is tokenised
 
 
 @dataclass

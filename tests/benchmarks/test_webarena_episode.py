@@ -19,14 +19,13 @@ from stand_in import World, record_of, serve
 from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.webarena import evaluators, lookups
 from minirl.browser.proxy import PROBLEM_HEADER
-from minirl.browser.session import ToolFailure
 from minirl.config import BrowserConfig, EndpointConfig, JudgeConfig, SamplerConfig
-from minirl.experiment import Parts, TaskSets
-from minirl.model import Language
+from minirl.experiment import Experiment, TaskSets
+from minirl.model import Preprocessor
 from minirl.recipes import tiny_text
-from minirl.rollout import Rollouts
+from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
-from minirl.types import Sampling, Stop, Task, Trajectory
+from minirl.types import Sampling, Stop, Task, ToolFailure, Trajectory
 
 TEXT = tiny_text()
 CONFIG = replace(
@@ -56,8 +55,12 @@ def a_task(folder: Path, site: str, start: str, **rules: Any) -> Task:
 
 @asynccontextmanager
 async def opened(
-    task: Task, language: Language, folder: Path, said: Sequence[str], judged: Sequence[Act] = (status(400),)
-) -> AsyncIterator[Rollouts]:
+    task: Task,
+    preprocessor: Preprocessor,
+    folder: Path,
+    said: Sequence[str],
+    judged: Sequence[Act] = (status(400),),
+) -> AsyncIterator[RolloutWorker]:
     """All the parts, where a served model and a judge say this in turn."""
     with (
         endpoint_server.serve([say(words) for words in said]) as model,
@@ -69,13 +72,13 @@ async def opened(
             judge=JudgeConfig(url=judge.url, model="judge", retries=0),
         )
         tasks = TaskSets([], [], [], [task])
-        async with Parts(
-            config, Run(folder / "run"), None, tasks, language, None, None, alone()
+        async with Experiment(
+            config, Run(folder / "run"), None, tasks, preprocessor, None, None, alone()
         ).rollouts() as rollouts:
             yield rollouts
 
 
-async def play(rollouts: Rollouts, task: Task) -> Trajectory:
+async def play(rollouts: RolloutWorker, task: Task) -> Trajectory:
     return await rollouts.episode(task, 0, rollouts.ask(Sampling(), 200, "test"), 9)
 
 
@@ -86,7 +89,7 @@ def posting(title: str) -> list[str]:
     return [*typed, 'do(action="Click", element="3")', 'exit(message="It is posted.")']
 
 
-async def test_a_post_after_a_login_earns_its_reward_and_another_post_none(world, language, tmp_path):
+async def test_a_post_after_a_login_earns_its_reward_and_another_post_none(world, preprocessor, tmp_path):
     title = {
         "url": "func:reddit_get_post_url('__last_url__')",
         "locator": "document.querySelector('.submission__title').outerText",
@@ -101,7 +104,7 @@ async def test_a_post_after_a_login_earns_its_reward_and_another_post_none(world
         program_html=[title],
     )
     said = [*posting("Is a car needed?"), *posting("Is a bike needed?")]
-    async with opened(task, language, tmp_path, said) as rollouts:
+    async with opened(task, preprocessor, tmp_path, said) as rollouts:
         right, wrong = [await play(rollouts, task) for _ in range(2)]
     assert (right.stop, right.success, right.reward, right.error) == (Stop.DONE, True, 1.0, "")
     assert (wrong.stop, wrong.success, wrong.reward, wrong.error) == (Stop.DONE, False, 0.0, "")
@@ -112,14 +115,14 @@ async def test_a_post_after_a_login_earns_its_reward_and_another_post_none(world
 
 
 async def test_what_a_judge_decides_and_what_becomes_of_an_episode_without_its_verdict(
-    world, language, tmp_path
+    world, preprocessor, tmp_path
 ):
     """Half a surrogate pair is a wrong answer as any other; a judge that fails is not the agent's fault."""
     wanted = {"eval_types": ["string_match"], "reference_answers": {"fuzzy_match": ["1 h"]}}
     task = a_task(tmp_path, "map", "__MAP__", **wanted)
     said = [f'exit(message="{answer}")' for answer in ("one hour", r"\ud800", "one hour")]
     judged = [say("correct"), say("incorrect"), status(400)]
-    async with opened(task, language, tmp_path, said, judged) as rollouts:
+    async with opened(task, preprocessor, tmp_path, said, judged) as rollouts:
         right, broken, unknown = [await play(rollouts, task) for _ in range(3)]
     assert (right.stop, right.reward) == (Stop.DONE, 1.0)
     assert (broken.stop, broken.reward, broken.answer) == (Stop.DONE, 0.0, "\ud800")
@@ -127,12 +130,12 @@ async def test_what_a_judge_decides_and_what_becomes_of_an_episode_without_its_v
     assert "the judge gave no answer" in unknown.error
 
 
-async def test_of_private_addresses_only_the_tasks_own_sites_are_open(world, language, tmp_path):
+async def test_of_private_addresses_only_the_tasks_own_sites_are_open(world, preprocessor, tmp_path):
     """To the agent, and to pages: what a browser sends by itself meets the proxy."""
     task = a_task(
         tmp_path, "map", "__MAP__", eval_types=["string_match"], reference_answers={"exact_match": "1"}
     )
-    opening = opened(task, language, tmp_path, [""])
+    opening = opened(task, preprocessor, tmp_path, [""])
     async with opening as rollouts, rollouts.pool.session() as session:
         await session.start(task.start_url)
         assert "Results for" in await session.page.content()

@@ -43,11 +43,11 @@ from minirl.benchmarks.webarena.tasks import (
     to_local,
     to_public,
 )
-from minirl.browser.session import BrowserFault, Session
+from minirl.browser.session import Session
 from minirl.config import BrowserConfig, TaskConfig
 from minirl.experiment import make_task_sets
 from minirl.recipes import tiny
-from minirl.types import Stop, Task
+from minirl.types import BrowserFault, Stop, Task
 
 browsing = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
 

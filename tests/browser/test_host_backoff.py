@@ -9,7 +9,7 @@ import pytest
 from peers import alone
 
 from minirl.browser import host_backoff
-from minirl.browser.host_backoff import Hosts
+from minirl.browser.host_backoff import HostBackoff
 from minirl.types import Stop, Task, Trajectory, Turn
 
 BAD, GOOD = Task("b", "", "https://bad.test/x"), Task("g", "", "https://good.test/")
@@ -32,7 +32,7 @@ def clock(monkeypatch) -> list[float]:
 
 
 def test_failures_in_a_row_leave_a_host_out_until_the_time_is_over(tmp_path, clock):
-    listed = Hosts(tmp_path / "hosts.json", limit=3, seconds=60)
+    listed = HostBackoff(tmp_path / "hosts.json", limit=3, seconds=60)
     for trajectory in (failed(n=0), failed(n=1), reached(), failed(n=2), failed(n=3), reached(GOOD)):
         listed.note(trajectory)
     assert listed.agree(alone()) == [] and not listed.left_out(BAD)
@@ -46,7 +46,7 @@ def test_failures_in_a_row_leave_a_host_out_until_the_time_is_over(tmp_path, clo
 
 
 def test_the_next_time_is_twice_as_long_up_to_a_day_and_a_success_forgets(tmp_path, clock):
-    listed, spans = Hosts(None, limit=1, seconds=3600), []
+    listed, spans = HostBackoff(None, limit=1, seconds=3600), []
     for _ in range(7):
         listed.note(failed())
         listed.agree(alone())
@@ -59,7 +59,7 @@ def test_the_next_time_is_twice_as_long_up_to_a_day_and_a_success_forgets(tmp_pa
 
 
 def test_episodes_that_fail_while_a_host_is_out_do_not_lengthen_it(tmp_path, clock):
-    listed = Hosts(None, limit=1, seconds=60)
+    listed = HostBackoff(None, limit=1, seconds=60)
     for _ in range(2):
         listed.note(failed())
         listed.agree(alone())
@@ -68,25 +68,25 @@ def test_episodes_that_fail_while_a_host_is_out_do_not_lengthen_it(tmp_path, clo
 
 
 def test_an_episode_without_a_browser_says_nothing_about_its_host():
-    listed = Hosts(None, limit=1, seconds=60)
+    listed = HostBackoff(None, limit=1, seconds=60)
     listed.note(Trajectory(BAD, 0, stop=Stop.INFRA_ERROR))
     assert listed.noted == []
 
 
 def test_a_resumed_run_knows_them(tmp_path, clock):
     path = tmp_path / "hosts.json"
-    listed = Hosts(path, limit=1, seconds=60)
+    listed = HostBackoff(path, limit=1, seconds=60)
     listed.note(failed())
     listed.agree(alone())
-    assert Hosts(path, limit=1, seconds=60).left_out(BAD)
+    assert HostBackoff(path, limit=1, seconds=60).left_out(BAD)
     assert json.loads(path.read_text())["bad.test"]["bans"] == 1
     path.write_text("{")
     with pytest.raises(ValueError, match="is damaged; delete it"):
-        Hosts(path, limit=1, seconds=60)
+        HostBackoff(path, limit=1, seconds=60)
 
 
 def test_the_episodes_of_one_task_count_once(clock):
-    listed = Hosts(None, limit=2, seconds=60)
+    listed = HostBackoff(None, limit=2, seconds=60)
     for _ in range(5):
         listed.note(failed())
     listed.agree(alone())
@@ -94,7 +94,7 @@ def test_the_episodes_of_one_task_count_once(clock):
 
 
 def test_a_network_that_is_down_is_not_the_sites_fault(clock):
-    listed = Hosts(None, limit=1, seconds=60)
+    listed = HostBackoff(None, limit=1, seconds=60)
     for trajectory in (failed(), failed(GOOD)):
         listed.note(trajectory)
     (line,) = listed.agree(alone())

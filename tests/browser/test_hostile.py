@@ -20,13 +20,13 @@ from peers import alone
 from minirl.agents.openwebrl import read_call
 from minirl.agents.openwebrl_actions import act, observe
 from minirl.browser.pool import BrowserPool
-from minirl.browser.session import BrowserFault, Session
+from minirl.browser.session import Session
 from minirl.config import AgentConfig, BrowserConfig
-from minirl.model import Language
+from minirl.model import Preprocessor
 from minirl.recipes import tiny
-from minirl.rollout import Rollouts
+from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
-from minirl.types import Prompt, Sample, Stop, Task, Trajectory
+from minirl.types import BrowserFault, Prompt, Sample, Stop, Task, Trajectory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -74,12 +74,12 @@ def write(message: str) -> str:
 DONE = call("done", response="done")
 
 
-def script(language: Language, *calls: str) -> Callable[[int, Prompt, Session], Any]:
+def script(preprocessor: Preprocessor, *calls: str) -> Callable[[int, Prompt, Session], Any]:
     """A policy that makes one call a turn, then is done."""
 
     async def policy(t: int, prompt: Prompt, session: Session) -> Sample:
         text = f"so</think><tool_call>{calls[t] if t < len(calls) else DONE}</tool_call>"
-        ids = language.tokenizer(text + language.tokenizer.eos_token)["input_ids"]
+        ids = preprocessor.tokenizer(text + preprocessor.tokenizer.eos_token)["input_ids"]
         return Sample(tuple(ids), (0.0,) * len(ids), "stop")
 
     return policy
@@ -89,17 +89,19 @@ async def nobody_verifies(task: Task, session: Session, answer: str) -> tuple[bo
     return True, {"title": await session.do(session.page.title())}
 
 
-def rollouts_on(pool: BrowserPool, language: Language, folder: Path, config: Any = CONFIG) -> Rollouts:
-    return Rollouts(config, language, None, pool, nobody_verifies, Run(folder).put_image, alone())
+def rollouts_on(
+    pool: BrowserPool, preprocessor: Preprocessor, folder: Path, config: Any = CONFIG
+) -> RolloutWorker:
+    return RolloutWorker(config, preprocessor, None, pool, nobody_verifies, Run(folder).put_image, alone())
 
 
 @pytest.fixture
-def play(pool: BrowserPool, language: Language, site: str, tmp_path: Path) -> Callable[..., Any]:
+def play(pool: BrowserPool, preprocessor: Preprocessor, site: str, tmp_path: Path) -> Callable[..., Any]:
     async def play(path: str, *calls: str) -> Trajectory:
-        rollouts = rollouts_on(pool, language, tmp_path)
+        rollouts = rollouts_on(pool, preprocessor, tmp_path)
         calls = tuple(made.replace("SITE", site) for made in calls)
         task = Task(path, "Do it.", site + path)
-        return await rollouts.episode(task, 0, script(language, *calls), len(calls) + 1)
+        return await rollouts.episode(task, 0, script(preprocessor, *calls), len(calls) + 1)
 
     return play
 
@@ -441,25 +443,25 @@ async def test_a_first_page_with_an_error_status_is_the_agents_to_deal_with(play
     assert trajectory.stop is Stop.DONE and trajectory.final_state["title"] == "Two"
 
 
-async def test_a_crash_ends_the_episode(play, pool, site, language, tmp_path):
-    rollouts = rollouts_on(pool, language, tmp_path)
+async def test_a_crash_ends_the_episode(play, pool, site, preprocessor, tmp_path):
+    rollouts = rollouts_on(pool, preprocessor, tmp_path)
 
     async def crash(t: int, prompt: Prompt, session: Session) -> Sample:
         asyncio.ensure_future((await session.tab()).cdp.send("Page.crash")).add_done_callback(
             lambda crashed: crashed.exception()
         )
-        return await script(language, click("crash"))(0, prompt, session)
+        return await script(preprocessor, click("crash"))(0, prompt, session)
 
     trajectory = await rollouts.episode(Task("crash", "Do it.", f"{site}/crash"), 0, crash, 3)
     assert (trajectory.stop, trajectory.valid) == (Stop.ENV_ERROR, False), trajectory.error
 
 
-async def test_private_addresses_are_refused_wherever_they_come_from(language, site, tmp_path):
+async def test_private_addresses_are_refused_wherever_they_come_from(preprocessor, site, tmp_path):
     """Typed, behind a link, and behind a redirect. The site itself has a name, and is known to be ours."""
     port = int(site.rpartition(":")[2])
     config = replace(CONFIG, browser=replace(BROWSER, private=False))
     async with BrowserPool(config.browser, {"shop-9.test": port}) as pool:
-        rollouts = rollouts_on(pool, language, tmp_path, config)
+        rollouts = rollouts_on(pool, preprocessor, tmp_path, config)
         calls = (
             call("goto_url", url=f"{site}/secret"),
             click("private"),
@@ -467,7 +469,7 @@ async def test_private_addresses_are_refused_wherever_they_come_from(language, s
             click("private-redirect"),
         )
         task = Task("private", "Do it.", "http://shop-9.test/private")
-        trajectory = await rollouts.episode(task, 0, script(language, *calls), 5)
+        trajectory = await rollouts.episode(task, 0, script(preprocessor, *calls), 5)
         typed, linked, _, redirected = (turn.feedback[0] for turn in trajectory.turns[:4])
     assert trajectory.stop is Stop.DONE and hits["/secret"] == 0 and hits["/to-private"] == 1
     assert typed == "goto_url: failed, 127.0.0.1 is a private address."
@@ -475,21 +477,21 @@ async def test_private_addresses_are_refused_wherever_they_come_from(language, s
     assert linked and redirected
 
 
-async def test_lists_of_domains(language, site, tmp_path):
+async def test_lists_of_domains(preprocessor, site, tmp_path):
     port = int(site.rpartition(":")[2])
     config = replace(CONFIG, browser=replace(BROWSER, private=True, deny=("shop.test",)))
     async with BrowserPool(config.browser, {"shop-9.test": port}) as pool:
-        rollouts = rollouts_on(pool, language, tmp_path, config)
+        rollouts = rollouts_on(pool, preprocessor, tmp_path, config)
         calls = (call("goto_url", url="http://www.shop.test/"),)
         task = Task("denied", "Do it.", "http://shop-9.test/two")
-        trajectory = await rollouts.episode(task, 0, script(language, *calls), 2)
+        trajectory = await rollouts.episode(task, 0, script(preprocessor, *calls), 2)
         refused = Task("denied start", "Do it.", "https://shop.test/")
-        start = await rollouts.episode(refused, 0, script(language), 2)
+        start = await rollouts.episode(refused, 0, script(preprocessor), 2)
     assert trajectory.turns[0].feedback[0].endswith("www.shop.test is on the list of denied domains.")
     assert start.stop is Stop.SITE_ERROR and "denied domains" in start.error
 
 
-async def test_a_sealed_pool_reaches_nothing_but_its_sites(language, site, tmp_path):
+async def test_a_sealed_pool_reaches_nothing_but_its_sites(preprocessor, site, tmp_path):
     port = int(site.rpartition(":")[2])
     async with BrowserPool(BROWSER, {"shop-9.test": port}, sealed=True) as pool, pool.session() as session:
         await session.start("http://shop-9.test/two")
@@ -537,7 +539,7 @@ def resident() -> float:
 
 
 @pytest.mark.slow
-async def test_five_hundred_episodes_while_browsers_are_killed(language, site, tmp_path):
+async def test_five_hundred_episodes_while_browsers_are_killed(preprocessor, site, tmp_path):
     """Each ends within its deadline with a `Stop`: that of its page, or infra_error where its browser was
     killed. Nothing is left of them, and memory stays where it was."""
     chance, n, killed = random.Random(0), 500, 0
@@ -547,12 +549,12 @@ async def test_five_hundred_episodes_while_browsers_are_killed(language, site, t
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     files, tasks = open_files(site), len(asyncio.all_tasks())
     async with BrowserPool(config.browser) as pool:
-        rollouts = rollouts_on(pool, language, tmp_path, config)
+        rollouts = rollouts_on(pool, preprocessor, tmp_path, config)
 
         async def one(i: int) -> Trajectory:
             path, *calls = ROUTES[i % len(ROUTES)]
             task = Task(f"{i}", "Do it.", site + path)
-            trajectory = await rollouts.episode(task, 0, script(language, *calls), len(calls) + 1)
+            trajectory = await rollouts.episode(task, 0, script(preprocessor, *calls), len(calls) + 1)
             memory.append(resident())
             return trajectory
 

@@ -25,9 +25,8 @@ from minirl.agents.openwebrl import read_call
 from minirl.agents.openwebrl_actions import act, observe
 from minirl.browser import executable, pool
 from minirl.browser.pool import BrowserPool
-from minirl.browser.session import BrowserFault, ToolFailure
 from minirl.config import BrowserConfig
-from minirl.types import Stop
+from minirl.types import BrowserFault, Stop, ToolFailure
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=50, private=True, exit_seconds=5)

@@ -23,9 +23,9 @@ from playwright.async_api import Error as PlaywrightError
 from minirl.agents.openwebrl import TOOLS, read_call
 from minirl.agents.openwebrl_actions import act, observe
 from minirl.browser.pool import BrowserPool
-from minirl.browser.session import MOST_REFUSALS, BrowserFault, Session, ToolFailure
+from minirl.browser.session import MOST_REFUSALS, Session
 from minirl.config import BrowserConfig
-from minirl.types import Stop
+from minirl.types import BrowserFault, Stop, ToolFailure
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
 

@@ -18,8 +18,7 @@ from minirl.evaluation.failures import (
     proxy_rows,
     step_metrics,
 )
-from minirl.judges.judge import Verdict
-from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn
+from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn, Verdict
 
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
 CALL = '\n</think>\n\n<tool_call>\n{"name": "click", "arguments": {}}\n</tool_call>'

@@ -28,16 +28,16 @@ from minirl.evaluation.resume import (
     weights_of,
 )
 from minirl.evaluation.tables import UNNAMED
-from minirl.model import Language
+from minirl.model import Preprocessor
 from minirl.recipes import tiny
-from minirl.rollout import Rollouts
+from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
 from minirl.types import Sample, SamplerError, Stop, Task, Trajectory, Turn
 from minirl.worlds.scripted_agent import ScriptedPolicy
 from minirl.worlds.shop import make_shop, make_tasks
 
 FILE = Path(__file__).parents[2] / "eval.py"
-ASK = Rollouts.ask
+ASK = RolloutWorker.ask
 SHOP = make_shop(0)
 TASKS = [Task(f"t{i}", f"Do {i}.", "http://shop-0.test/", meta={"benchmark": "webvoyager"}) for i in range(4)]
 WEBVOYAGER = protocol_of("webvoyager-official")
@@ -56,13 +56,13 @@ class Cast:
     given up at once, some run out of turns, and for some there is no answer. `interrupt_at`: the episode in
     which somebody presses Ctrl-C."""
 
-    def __init__(self, language: Language, interrupt_at: int = 0):
-        self.language, self.interrupt_at, self.begun = language, interrupt_at, []
+    def __init__(self, preprocessor: Preprocessor, interrupt_at: int = 0):
+        self.preprocessor, self.interrupt_at, self.begun = preprocessor, interrupt_at, []
 
     def ask(self, rollouts, how, response_tokens, *names):
         task = names[3]
         number = self.order.index(task)
-        scripted = ScriptedPolicy(SHOP, self.tasks[task], self.language)
+        scripted = ScriptedPolicy(SHOP, self.tasks[task], self.preprocessor)
         model = ASK(rollouts, how, response_tokens, *names)
 
         async def policy(t, prompt, session):
@@ -80,7 +80,7 @@ class Cast:
             if number % 20 == 1:
                 call = {"name": "wait", "arguments": {"seconds": 0}}
             said = f"so</think><tool_call>{json.dumps(call)}</tool_call>{self.language.tokenizer.eos_token}"
-            ids = tuple(self.language.tokenizer(said, add_special_tokens=False)["input_ids"])
+            ids = tuple(self.preprocessor.tokenizer(said, add_special_tokens=False)["input_ids"])
             return Sample(ids, (0.0,) * len(ids), "stop")
 
         return policy
@@ -98,7 +98,7 @@ def heeding_interrupts() -> Iterator[None]:
 
 
 def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened(
-    script, tmp_path, tiny_folder, language, monkeypatch, capsys, heeding_interrupts
+    script, tmp_path, tiny_folder, preprocessor, monkeypatch, capsys, heeding_interrupts
 ):
     """Real browsers, sites, verifier and files. All but the timings is the same, to the byte."""
     size = ["--browser.width", "320", "--browser.height", "240"]
@@ -109,8 +109,8 @@ def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened
     folder, name = tmp_path / "tiny-eval", f"eval_{tiny_folder.name}"
 
     def play(interrupt_at: int = 0) -> Cast:
-        cast = Cast(language, interrupt_at)
-        monkeypatch.setattr(Rollouts, "ask", lambda self, *how: cast.ask(self, *how))
+        cast = Cast(preprocessor, interrupt_at)
+        monkeypatch.setattr(RolloutWorker, "ask", lambda self, *how: cast.ask(self, *how))
         script.run(flags)
         return cast
 
@@ -149,7 +149,7 @@ PLACES = [(task, seed) for seed in (0, 1) for task in TASKS]
 
 def ledger(root: Path, ranks: Ranks | None = None) -> Ledger:
     ranks = ranks or alone()
-    return Ledger(Run(root, records=ranks.first), "eval_x", EVALUATION, PLACES, ranks)
+    return Ledger(Run(root, records=ranks.is_main), "eval_x", EVALUATION, PLACES, ranks)
 
 
 def episode(i: int, seed: int = 0, stop: Stop = Stop.DONE, success: bool = False) -> Trajectory:
@@ -194,7 +194,7 @@ def on_two(ranks: Ranks, root: str) -> list[tuple[str, int]]:
     books.collect()
     for i in range(ranks.rank, 4, 2):
         books.add(episode(i, seed=ranks.rank))
-    ranks.wait()
+    ranks.barrier()
     results = books.collect()
     return [(r.task, r.seed) for r in results]
 

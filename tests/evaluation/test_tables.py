@@ -21,9 +21,9 @@ from minirl.evaluation.results import Evaluation, Result, result_of, write_resul
 from minirl.evaluation.statistics import wilson
 from minirl.evaluation.tables import UNNAMED, compare, curve, failures_table, proxies_table, show
 from minirl.recipes import tiny
-from minirl.rollout import Rollouts
-from minirl.samplers.endpoint import Endpoint, billed
-from minirl.types import Stop, Task, Trajectory, Turn
+from minirl.rollout import RolloutWorker
+from minirl.samplers.endpoint import Endpoint
+from minirl.types import Stop, Task, Trajectory, Turn, billed
 
 WEBVOYAGER = protocol_of("webvoyager-official")
 WITHOUT = protocol_of("webvoyager-without-aborted")
@@ -212,7 +212,7 @@ async def test_every_episode_is_billed_for_what_it_asked():
         config = EndpointConfig(url=server.url, model="any", prompt_price=2.0, response_price=10.0)
         endpoint, price = Endpoint(config), (100 * 2 + 20 * 10) / 1e6
 
-        class Asking(Rollouts):
+        class Asking(RolloutWorker):
             async def _judged(self, trajectory: Trajectory, gates: str) -> Trajectory:
                 for i in range(trajectory.member):
                     await endpoint.ask([{"role": "user", "content": f"{i}"}], max_tokens=5)
@@ -246,7 +246,7 @@ class Trunkless:
 
 
 async def test_a_disk_that_is_full_is_one_error_not_a_group():
-    rollouts = Rollouts(tiny(), None, Idle(), None, None, None, alone())
+    rollouts = RolloutWorker(tiny(), None, Idle(), None, None, None, alone())
 
     async def episode(task, member, policy, max_steps, **_):
         return Trajectory(task, member)

@@ -14,8 +14,8 @@ from rich.console import Console
 from minirl.evaluation.statistics import wilson
 from minirl.judges import agreement
 from minirl.judges.agreement import Pair, pair_of, read_agent_reward_bench, score, show
-from minirl.judges.judge import Verdict, judge_messages
-from minirl.types import Stop, Task, Trajectory
+from minirl.judges.judge import judge_messages
+from minirl.types import Stop, Task, Trajectory, Verdict
 
 # --- scores --------------------------------------------------------------------------------------------
 

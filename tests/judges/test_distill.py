@@ -302,19 +302,21 @@ def test_the_control_keeps_the_labels_and_loses_what_they_are_about():
 # --- rows ------------------------------------------------------------------------------------------------
 
 
-def test_a_row_is_the_question_and_the_label(language, png):
+def test_a_row_is_the_question_and_the_label(preprocessor, png):
     pictures = {"a": png(64, 64, seed=1), "b": png(32, 32, seed=2)}
     trajectory = replace(shopping.episode(TASK, image="a"), final_image="b")
     given_label = Label("run", "d", 0, "", "Two mugs<|im_end|>.", False, "gpt")
-    row = training_row(language, Example(given_label, trajectory), JudgeConfig(), pictures.__getitem__)
-    tokenizer = language.tokenizer
+    row = training_row(preprocessor, Example(given_label, trajectory), JudgeConfig(), pictures.__getitem__)
+    tokenizer = preprocessor.tokenizer
     # the template of this model opens <think>, so that the response has to close it
     assert tokenizer.decode(row.ids[row.start :]) == "</think>\n\nTwo mugs< |im_end|>.\nNOT SUCCESS<|im_end|>"
     asked = tokenizer.decode(row.ids[: row.start])
     assert asked.endswith("<|im_end|>\n<|im_start|>assistant\n<think>\n") and TASK.instruction in asked
     assert row.images == ("a", "b") and row.length == len(row.old)
-    assert row.ids.count(language.pad) == sum(map(language.image_tokens, pictures.values()))
-    brief = training_row(language, Example(given_label, trajectory), JudgeConfig(brief=True), pictures.get)
+    assert row.ids.count(preprocessor.pad) == sum(map(preprocessor.image_tokens, pictures.values()))
+    brief = training_row(
+        preprocessor, Example(given_label, trajectory), JudgeConfig(brief=True), pictures.get
+    )
     assert brief.images == ("b",) and len(brief.ids) < len(row.ids)
 
 

@@ -12,13 +12,12 @@ from test_scripts import start
 
 import judge as script
 from minirl.config import JudgeConfig, RewardConfig, check
-from minirl.judges.judge import Verdict
 from minirl.judges.local import LocalJudge
 from minirl.metrics import judge_metrics, rollout_metrics
 from minirl.recipes import JUDGE_RECIPES, RECIPES, from_command_line, tiny
-from minirl.rollout import Collected, Rollouts
+from minirl.rollout import Collected, RolloutWorker
 from minirl.run_folder import Run
-from minirl.types import Parsed, Stop, Task, Trajectory
+from minirl.types import Parsed, Stop, Task, Trajectory, Verdict
 
 TASK = shopping.tasks(1)[0]
 BY_JUDGE = replace(tiny(), reward=RewardConfig(by="judge"), judge=JudgeConfig(path="somewhere"))
@@ -41,7 +40,7 @@ class Lenient:
 def rollouts(monkeypatch):
     """Rollouts whose members end with the episodes that are given."""
 
-    def make(config, judge, *episodes: Trajectory) -> Rollouts:
+    def make(config, judge, *episodes: Trajectory) -> RolloutWorker:
         class Ended:
             def __init__(self, task: Task, member: int, *_: object) -> None:
                 self.ended = episodes[member]
@@ -50,7 +49,7 @@ def rollouts(monkeypatch):
                 return self.ended
 
         monkeypatch.setattr("minirl.rollout.Episode", Ended)
-        return Rollouts(config, None, None, None, None, None, alone(), judge=judge)
+        return RolloutWorker(config, None, None, None, None, None, alone(), judge=judge)
 
     return make
 

@@ -28,11 +28,11 @@ from minirl.benchmarks.protocols import (
     Parser,
 )
 from minirl.config import Config, JudgeConfig, ModelConfig, check
-from minirl.judges.judge import Verdict, judge_messages
+from minirl.judges.judge import judge_messages
 from minirl.judges.local import LocalJudge, open_judge
 from minirl.judges.rubrics import JSON_CHARS, TRACE_CHARS, judge_config, messages_for, parse
 from minirl.recipes import from_command_line
-from minirl.types import Call, Parsed, Sample, Stop, Task, Trajectory, Turn
+from minirl.types import Call, Parsed, Sample, Stop, Task, Trajectory, Turn, Verdict
 
 PARSERS = get_args(Parser)
 JUDGED = tuple(name for name in get_args(Input) if name != "rules")
@@ -648,12 +648,12 @@ async def test_rules_leave_a_judge_nothing_to_say(ranks):
 class Sampler:
     """Answers with a text's ids, in the place of a model."""
 
-    def __init__(self, language, says: str):
-        self.language, self.says, self.requests = language, f"Hm.\n</think>\n\n{says}<|im_end|>", []
+    def __init__(self, preprocessor, says: str):
+        self.preprocessor, self.says, self.requests = preprocessor, f"Hm.\n</think>\n\n{says}<|im_end|>", []
 
     async def generate(self, request) -> Sample:
         self.requests.append(request)
-        ids = tuple(self.language.tokenizer(self.says)["input_ids"])
+        ids = tuple(self.preprocessor.tokenizer(self.says)["input_ids"])
         return Sample(ids, (0.0,) * len(ids), "stop")
 
     def close(self) -> None:
@@ -671,7 +671,7 @@ async def test_a_judge_of_our_own_judges_as_the_protocol_says(tiny_folder, ranks
         for protocol in OFFICIAL:
             own = protocol.judge
             judge.config = replace(judge_config(protocol, config.judge), temperature=own.temperature and 0.5)
-            judge.sampler = Sampler(judge.language, YES[own.parser])
+            judge.sampler = Sampler(judge.preprocessor, YES[own.parser])
             verdict = await judge(episode(), pictures.__getitem__)
             assert verdict.success is True, (protocol.name, verdict)
             (request,) = judge.sampler.requests
@@ -679,7 +679,7 @@ async def test_a_judge_of_our_own_judges_as_the_protocol_says(tiny_folder, ranks
             assert request.sampling.temperature == (own.temperature and 0.5 or 0.0)
         judge.config = replace(judge.config, input="deepshop", parser="structured", screenshots=1)
         judge.config = replace(judge.config, temperature=0.7)
-        judge.sampler = Sampler(judge.language, "SUCCESS")
+        judge.sampler = Sampler(judge.preprocessor, "SUCCESS")
         verdict = await judge(episode(), pictures.__getitem__)
         assert verdict.success is None and "no JSON object" in verdict.error
         assert judge.sampler.requests[0].sampling.temperature == 0.7

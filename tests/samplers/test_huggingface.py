@@ -20,12 +20,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def new_sampler(model, language):
+def new_sampler(model, preprocessor):
     """`new_sampler(temperature=0.8)`; `end` replaces the ids that end a response."""
     made = []
 
     def make(end=None, max_batch: int = 32, request_seconds: float = 30, **how) -> HfSampler:
-        speaks = language if end is None else replace(language, end=end)
+        speaks = preprocessor if end is None else replace(preprocessor, end=end)
         made.append(
             HfSampler(model, speaks, SamplerConfig(max_batch=max_batch, request_seconds=request_seconds))
         )
@@ -47,7 +47,7 @@ async def sample_all(sampler: HfSampler, prompts: list[Prompt], max_tokens: int 
 OFTEN = tuple(range(10, 800, 6))  # one token in six ends the response, so that rows end at different times
 
 
-async def test_log_probs_are_those_that_the_policy_trains_on(model, language, new_sampler, prompts):
+async def test_log_probs_are_those_that_the_policy_trains_on(model, preprocessor, new_sampler, prompts):
     samples = await sample_all(new_sampler(end=OFTEN, temperature=0.8), prompts)
     lengths = {len(sample.ids) for sample in samples}
     assert len(lengths) >= 3, "the test needs rows that end early"
@@ -55,42 +55,42 @@ async def test_log_probs_are_those_that_the_policy_trains_on(model, language, ne
         Row(p.ids + s.ids, len(p.ids), tuple(map(str, range(len(p.images)))), s.logprobs, 0.0)
         for p, s in zip(prompts, samples, strict=True)
     ]
-    policy = Policy(model, language, temperature=0.8)
+    policy = Policy(model, preprocessor, temperature=0.8)
     for prompt, row in zip(prompts, rows, strict=True):
-        batch = collate([row], language, lambda name, images=prompt.images: images[int(name)], CPU)
+        batch = collate([row], preprocessor, lambda name, images=prompt.images: images[int(name)], CPU)
         with torch.no_grad():
             logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
         torch.testing.assert_close(torch.tensor(row.old), logprobs_N, atol=1e-5, rtol=0)
 
 
-def plain_logprobs(model, language, prompt: Prompt, said: tuple[int, ...], temperature: float = 1.0):
+def plain_logprobs(model, preprocessor, prompt: Prompt, said: tuple[int, ...], temperature: float = 1.0):
     """Log-probs (V,) of the next token, by transformers alone: no cache, no batch, its own positions."""
     ids_1L = torch.tensor([prompt.ids + said])
     images = {}
     if prompt.images:
-        prepared = [language.images.prepare(picture) for picture in prompt.images]
+        prepared = [preprocessor.images.prepare(picture) for picture in prompt.images]
         images["pixel_values"] = torch.cat([pixels for pixels, _ in prepared])
         images["image_grid_thw"] = torch.tensor([grid for _, grid in prepared])
     with torch.no_grad():
-        out = model(input_ids=ids_1L, mm_token_type_ids=(ids_1L == language.pad).int(), **images)
+        out = model(input_ids=ids_1L, mm_token_type_ids=(ids_1L == preprocessor.pad).int(), **images)
     logits_V = out.logits[0, -1]
-    logits_V[list(language.suppressed)] = float("-inf")
+    logits_V[list(preprocessor.suppressed)] = float("-inf")
     return (logits_V / temperature).log_softmax(-1)
 
 
-async def test_log_probs_are_those_of_plain_transformers(model, language, new_sampler, prompts):
+async def test_log_probs_are_those_of_plain_transformers(model, preprocessor, new_sampler, prompts):
     samples = await sample_all(new_sampler(end=OFTEN, temperature=0.8), prompts, max_tokens=5)
     for prompt, sample in zip(prompts, samples, strict=True):
         for i, (token, logprob) in enumerate(zip(sample.ids, sample.logprobs, strict=True)):
-            expected_V = plain_logprobs(model, language, prompt, sample.ids[:i], temperature=0.8)
+            expected_V = plain_logprobs(model, preprocessor, prompt, sample.ids[:i], temperature=0.8)
             assert logprob == pytest.approx(expected_V[token].item(), abs=1e-5)
 
 
-async def test_temperature_zero_takes_the_most_probable_token(model, language, new_sampler, prompts):
+async def test_temperature_zero_takes_the_most_probable_token(model, preprocessor, new_sampler, prompts):
     samples = await sample_all(new_sampler(end=(), temperature=0), prompts, max_tokens=4)
     for prompt, sample in zip(prompts, samples, strict=True):
         for i, (token, logprob) in enumerate(zip(sample.ids, sample.logprobs, strict=True)):
-            logprobs_V = plain_logprobs(model, language, prompt, sample.ids[:i])
+            logprobs_V = plain_logprobs(model, preprocessor, prompt, sample.ids[:i])
             assert token == logprobs_V.argmax()
             assert logprob == pytest.approx(logprobs_V[token].item(), abs=1e-5)
 
@@ -165,8 +165,8 @@ async def test_a_response_ends_with_the_first_end_token_or_at_its_limit(new_samp
             assert len(sample.ids) == 4 and sample.ids[-1] not in OFTEN
 
 
-async def test_an_end_token_at_the_limit_is_a_stop(language, new_sampler, prompts):
-    everything = tuple(range(len(language.tokenizer)))
+async def test_an_end_token_at_the_limit_is_a_stop(preprocessor, new_sampler, prompts):
+    everything = tuple(range(len(preprocessor.tokenizer)))
     sample = await new_sampler(end=everything).generate(Request(prompts[0], 0, max_tokens=1))
     assert len(sample.ids) == 1 and sample.finish == "stop"
 
@@ -182,11 +182,11 @@ async def test_each_request_has_its_own_limit(new_sampler, prompts):
 # --- what may be sampled ---------------------------------------------------------------------------
 
 
-async def test_suppressed_tokens_are_never_sampled(model, language, new_sampler, prompts):
+async def test_suppressed_tokens_are_never_sampled(model, preprocessor, new_sampler, prompts):
     """Not even where the model wants nothing else."""
 
     def insist(module, args, out):
-        out.logits[..., list(language.suppressed)] += 1e4
+        out.logits[..., list(preprocessor.suppressed)] += 1e4
 
     sampler, greedy = new_sampler(temperature=1.0), new_sampler(temperature=0)
     calm = await sample_all(sampler, prompts)
@@ -196,7 +196,7 @@ async def test_suppressed_tokens_are_never_sampled(model, language, new_sampler,
     finally:
         hook.remove()
     for sample in insisted + most_probable:
-        assert not set(sample.ids) & set(language.suppressed)
+        assert not set(sample.ids) & set(preprocessor.suppressed)
     assert insisted == calm  # and their log-probs are as if those tokens did not exist
 
 
@@ -205,7 +205,7 @@ PROBABILITIES = (0.5, 0.3, 0.15, 0.05)
 
 def test_tokens_come_as_often_as_their_probability_says(new_sampler):
     sampler = new_sampler(temperature=1.0)
-    sampler.language = replace(sampler.language, suppressed=())
+    sampler.preprocessor = replace(sampler.preprocessor, suppressed=())
     n = 4000
     logits_BV = torch.tensor([PROBABILITIES]).log().expand(n, 4).clone() + 7.0
     generators = [torch.Generator().manual_seed(request_seed(i)) for i in range(n)]

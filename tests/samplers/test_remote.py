@@ -18,9 +18,9 @@ from minirl.browser.pool import BrowserPool
 from minirl.config import EndpointConfig, SamplerConfig
 from minirl.demonstrations import tokenised
 from minirl.episode import interface_of
-from minirl.experiment import Parts, TaskSets
+from minirl.experiment import Experiment, TaskSets
 from minirl.recipes import tiny
-from minirl.rollout import Rollouts
+from minirl.rollout import RolloutWorker
 from minirl.rows import turn_rows
 from minirl.run_folder import Run
 from minirl.samplers.endpoint import Endpoint
@@ -49,30 +49,30 @@ def run(tmp_path) -> Run:
     return Run(tmp_path / "teacher")
 
 
-async def episode(pool, language, run: Run, url: str, task=TASK) -> Trajectory:
+async def episode(pool, preprocessor, run: Run, url: str, task=TASK) -> Trajectory:
     """One episode in which the model behind the URL is asked."""
     endpoint = Endpoint(EndpointConfig(url=url, model="teacher", retries=0))
     where = (RemoteSampler(endpoint), pool, WorldVerifier(), run.put_image, alone())
-    rollouts = Rollouts(CONFIG, language, *where)
+    rollouts = RolloutWorker(CONFIG, preprocessor, *where)
     try:
         return await rollouts.episode(task, 0, rollouts.ask(Sampling(0.7), 100, "test"), 6)
     finally:
         await endpoint.close()
 
 
-async def solution(pool, language, run: Run) -> Trajectory:
+async def solution(pool, preprocessor, run: Run) -> Trajectory:
     config = replace(CONFIG, sampler=SamplerConfig(kind="hf"))
-    rollouts = Rollouts(config, language, None, pool, WorldVerifier(), run.put_image, alone())
-    return await rollouts.episode(TASK, 0, ScriptedPolicy(SHOP, TASK, language), 6)
+    rollouts = RolloutWorker(config, preprocessor, None, pool, WorldVerifier(), run.put_image, alone())
+    return await rollouts.episode(TASK, 0, ScriptedPolicy(SHOP, TASK, preprocessor), 6)
 
 
 @in_browser
-async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, language, run, tmp_path):
+async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, preprocessor, run, tmp_path):
     """The teacher repeats the shortest solution's words. Its trajectory has no ids; told again it has exactly
     those of the solution that was recorded with ids."""
-    expected = await solution(pool, language, run)
+    expected = await solution(pool, preprocessor, run)
     with serve([say("<think>\n" + turn.text) for turn in expected.turns]) as server:
-        taught = await episode(pool, language, run, server.url)
+        taught = await episode(pool, preprocessor, run, server.url)
     assert taught.success and taught.stop is Stop.DONE and len(taught.turns) == len(expected.turns) > 2
     assert taught.trunk == () and not any(t.response_ids or t.logprobs or t.branch for t in taught.turns)
     with pytest.raises(ValueError, match="said by a served model: clone it, with --sft.demos"):
@@ -81,8 +81,8 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, language,
     run.save_trajectories("eval_teacher", [taught, replace(taught, member=1, success=False)])
     student = Run(tmp_path / "student")
     tasks = TaskSets([TASK], [], [], [])
-    parts = Parts(CONFIG, student, None, tasks, language, None, None, alone())
-    rollouts = Rollouts(CONFIG, language, None, None, None, None, alone())
+    parts = Experiment(CONFIG, student, None, tasks, preprocessor, None, None, alone())
+    rollouts = RolloutWorker(CONFIG, preprocessor, None, None, None, None, alone())
     (cloned,) = parts._dumped(run.trajectory_path("eval_teacher"), rollouts)
     assert cloned.trunk == expected.trunk
     for ours, seen, theirs in zip(cloned.turns, taught.turns, expected.turns, strict=True):
@@ -101,11 +101,11 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, language,
 
 
 @in_browser
-async def test_the_conversation_as_chat_messages(pool, language, run):
+async def test_the_conversation_as_chat_messages(pool, preprocessor, run):
     """System prompt, task, observation and the newest screenshot; of earlier turns the words."""
-    expected = await solution(pool, language, run)
+    expected = await solution(pool, preprocessor, run)
     with serve([say(turn.text) for turn in expected.turns]) as server:
-        await episode(pool, language, run, server.url)
+        await episode(pool, preprocessor, run, server.url)
     for t, request in enumerate(server.requests):
         roles = [message["role"] for message in request["messages"]]
         assert roles == ["system"] + ["user", "assistant"] * t + ["user"]
@@ -121,24 +121,24 @@ async def test_the_conversation_as_chat_messages(pool, language, run):
 
 
 @in_browser
-async def test_a_refusal_ends_the_episode_and_says_so(pool, language, run):
+async def test_a_refusal_ends_the_episode_and_says_so(pool, preprocessor, run):
     with serve([refuse]) as server:
-        refused = await episode(pool, language, run, server.url)
+        refused = await episode(pool, preprocessor, run, server.url)
     assert refused.stop is Stop.SAMPLER_ERROR and not refused.valid
     assert "teacher refused: I can't help with that." in refused.error
 
 
-def test_turns_cut_at_the_limit_get_no_end_word(language):
+def test_turns_cut_at_the_limit_get_no_end_word(preprocessor):
     """As it would be if our model had been cut there."""
     cut = Trajectory(
         TASK, 0, turns=(Turn(0, (), (), (), "choose a", observation="Current tab: 0", finish="length"),)
     )
-    how = (language, interface_of(CONFIG.agent), CONFIG.agent)
+    how = (preprocessor, interface_of(CONFIG.agent), CONFIG.agent)
     told = tokenised(cut, *how, lambda name: b"")
-    assert told.turns[0].response_ids[-1] != language.tokenizer.eos_token_id
+    assert told.turns[0].response_ids[-1] != preprocessor.tokenizer.eos_token_id
     whole = replace(cut, turns=(replace(cut.turns[0], finish="stop"),))
     ended = tokenised(whole, *how, lambda name: b"")
-    assert ended.turns[0].response_ids == (*told.turns[0].response_ids, language.tokenizer.eos_token_id)
+    assert ended.turns[0].response_ids == (*told.turns[0].response_ids, preprocessor.tokenizer.eos_token_id)
 
 
 # --- from the command line --------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from minirl.distributed import Ranks
 from minirl.model import BLANK, BLANK_PNG
 from minirl.policy import Policy
 from minirl.recipes import tiny
-from minirl.rows import Member, Row, collate
+from minirl.rows import Row, TrajectoryRows, collate
 from minirl.samplers import vllm_engine
 from minirl.samplers.vllm import VllmSampler
 from minirl.samplers.vllm_engine import environment, variables
@@ -114,12 +114,12 @@ def test_an_engine_apart_starts_without_torchruns_ranks_on_its_ranks_gpu(monkeyp
 
 
 @pytest.fixture(scope="module", params=["visual", "text"])
-def trainer(request, tiny_folder, language, ranks, tmp_path_factory) -> Trainer:
+def trainer(request, tiny_folder, preprocessor, ranks, tmp_path_factory) -> Trainer:
     folder = tiny_folder
     if request.param == "text":
         path = tmp_path_factory.mktemp("llama")
         settings = {"hidden_size": 128, "tie_word_embeddings": False}  # heads of 32: vLLM's least on a CPU
-        folder = save_text_model(path, language, LlamaConfig, LlamaForCausalLM, **settings)
+        folder = save_text_model(path, preprocessor, LlamaConfig, LlamaForCausalLM, **settings)
     return open_trainer(folder, ranks)
 
 
@@ -132,8 +132,8 @@ def open_trainer(folder: Path, ranks: Ranks) -> Trainer:
         agent=AgentConfig(context_tokens=CONTEXT, screenshots=2),
         sampler=SamplerConfig(temperature=0.8),
     )
-    words = tuple({*trainer.language.suppressed, 70, 71})
-    trainer.language = replace(trainer.language, suppressed=words)
+    words = tuple({*trainer.preprocessor.suppressed, 70, 71})
+    trainer.preprocessor = replace(trainer.preprocessor, suppressed=words)
     trainer.policy.suppressed_V[[70, 71]] = -1e30
     trainer.image = PICTURES.__getitem__
     return trainer
@@ -142,7 +142,7 @@ def open_trainer(folder: Path, ranks: Ranks) -> Trainer:
 @pytest.fixture(scope="module")
 def engine(trainer, ranks) -> Iterator[VllmSampler]:
     vllm_engine.CPU_CACHE_BYTES = 1 << 25  # all of it is in use before memory is first measured
-    sampler = VllmSampler(trainer.config, trainer.language, ranks)
+    sampler = VllmSampler(trainer.config, trainer.preprocessor, ranks)
     yield sampler
     sampler.close()
 
@@ -162,7 +162,7 @@ PICTURES = {BLANK: BLANK_PNG}  # by the names under which rows know them
 @pytest.fixture
 def asked(trainer, prompts) -> list[Prompt]:
     """Six prompts; a model that can't see is given their words."""
-    if trainer.language.images is None:
+    if trainer.preprocessor.images is None:
         words = set(range(10, 600))
         return [Prompt(tuple(i for i in p.ids if i in words), 0) for p in prompts]
     return prompts
@@ -197,7 +197,7 @@ def gap(policy: Policy, trainer: Trainer, rows: list[Row]) -> float:
     """The largest difference between the rows' log-probs and the trainer's."""
     gaps = []
     for row in rows:
-        batch = collate([row], trainer.language, PICTURES.get, CPU)
+        batch = collate([row], trainer.preprocessor, PICTURES.get, CPU)
         with torch.no_grad():
             logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
         gaps.append((logprobs_N - torch.tensor(row.old)).abs().max().item())
@@ -216,7 +216,7 @@ async def test_log_probs_are_the_trainers_after_every_update(trainer, sampler, a
         rows = rows_of(asked, await sample(sampler, asked))
         assert gap(trainer.policy, trainer, rows) < NEAR
         assert {s.version for s in await sample(sampler, asked)} == {sampler.version}
-        trainer.imitate(rows, lr=3e-3)
+        trainer.sft_step(rows, lr=3e-3)
         trainer.policy.temperature = 0.8
         trainer.policy.eval()
         stale = rows_of(asked, await sample(sampler, asked))
@@ -238,13 +238,13 @@ async def test_log_probs_are_the_trainers_after_every_update(trainer, sampler, a
 async def test_suppressed_words_are_never_sampled(trainer, sampler, asked):
     """Nearly all words are equally probable here, and there are hundreds of draws."""
     samples = await sample(sampler, asked * 4, Sampling(2.0))
-    assert not {i for s in samples for i in s.ids} & set(trainer.language.suppressed)
+    assert not {i for s in samples for i in s.ids} & set(trainer.preprocessor.suppressed)
 
 
 @pytest.mark.vllm
 async def test_a_weight_that_is_left_out_is_noticed(trainer, sampler, asked):
     """vLLM itself would go on with what it had: without our check its log-probs are wrong."""
-    name = "lm_head.weight" if trainer.language.images is None else "model.language_model.norm.weight"
+    name = "lm_head.weight" if trainer.preprocessor.images is None else "model.language_model.norm.weight"
     with torch.no_grad():
         dict(trainer.policy.model.named_parameters())[name].mul_(1.5)
     others = [(n, w) for n, w in trainer.weights() if n != name]
@@ -266,9 +266,9 @@ async def test_greedy_sampling_and_limits(trainer, sampler, asked):
     assert gap(trainer.policy, trainer, rows_of(asked, samples)) < NEAR
     assert {(len(s.ids), s.finish) for s in samples} == {(6, "length")}
     end = samples[0].ids[2]
-    sampler.language = replace(trainer.language, end=(end,))
+    sampler.preprocessor = replace(trainer.preprocessor, end=(end,))
     (ended,) = await sample(sampler, asked[:1], Sampling(0.0), n=6)
-    sampler.language = trainer.language
+    sampler.preprocessor = trainer.preprocessor
     first = samples[0].ids.index(end)
     assert ended.ids == samples[0].ids[: first + 1] and ended.finish == "stop"
 
@@ -308,7 +308,7 @@ async def test_a_prefix_is_computed_once_for_every_version(trainer, sampler):
 
 @pytest.mark.vllm
 async def test_a_screenshot_is_encoded_once_for_every_version(trainer, sampler, asked):
-    if trainer.language.images is None:
+    if trainer.preprocessor.images is None:
         pytest.skip("a text model")
     shown = next(prompt for prompt in asked if len(prompt.images) == 1)
     encoded = []
@@ -391,20 +391,20 @@ async def test_a_request_that_takes_too_long_is_freed(sampler, asked):
 async def test_prompts_that_cannot_be_served_are_refused_alone(trainer, sampler, asked, png):
     """Longer than the context; a picture of more tokens than the encoder's cache holds."""
     bad = [Prompt((10,) * CONTEXT, 0)]
-    if trainer.language.images is not None:
+    if trainer.preprocessor.images is not None:
         huge = png(64, 32)
-        pads = (trainer.language.pad,) * trainer.language.image_tokens(huge)
+        pads = (trainer.preprocessor.pad,) * trainer.preprocessor.image_tokens(huge)
         limit = sampler.engine.input_processor.mm_encoder_cache_size
         sampler.engine.input_processor.mm_encoder_cache_size = 1
         bad.append(Prompt((3, *pads, 4), 0, (huge,)))
     requests = [Request(p, n, 8, HOT) for n, p in enumerate([asked[0], *bad, asked[1]])]
     answers = await asyncio.gather(*map(sampler.generate, requests), return_exceptions=True)
-    if trainer.language.images is not None:
+    if trainer.preprocessor.images is not None:
         sampler.engine.input_processor.mm_encoder_cache_size = limit
     refused = answers[1:-1]
     assert all(isinstance(answer, SamplerError) for answer in refused), refused
     assert "longer than the maximum" in str(refused[0])
-    if trainer.language.images is not None:
+    if trainer.preprocessor.images is not None:
         assert "encoder cache" in str(refused[1])
     await sampler.idle()
     assert_empty(sampler)
@@ -445,9 +445,9 @@ async def test_a_judges_engine_beside_the_agents_keeps_its_weights(ranks, tiny_f
     trainer = open_trainer(tiny_folder, ranks)
     trainer.config = replace(trainer.config, model=ModelConfig(path=str(tiny_folder)))
     before = set(children())
-    agent = VllmSampler(trainer.config, trainer.language, ranks)
+    agent = VllmSampler(trainer.config, trainer.preprocessor, ranks)
     assert set(children()) == before, "the agent's is in this one"
-    judge, idle = (VllmSampler(trainer.config, trainer.language, ranks, apart=True) for _ in range(2))
+    judge, idle = (VllmSampler(trainer.config, trainer.preprocessor, ranks, apart=True) for _ in range(2))
     own = set(children()) - before
     from vllm.utils.system_utils import get_mp_context
 
@@ -456,7 +456,7 @@ async def test_a_judges_engine_beside_the_agents_keeps_its_weights(ranks, tiny_f
     greedy = Sampling(temperature=0.0)
     first = [await sample(each, prompts, greedy) for each in (agent, judge)]
     assert [s.ids for s in first[0]] == [s.ids for s in first[1]]
-    trainer.imitate(rows_of(prompts, first[0][1:] + first[0][:1]), lr=0.1)
+    trainer.sft_step(rows_of(prompts, first[0][1:] + first[0][:1]), lr=0.1)
     agent.sync(trainer.weights())
     second = [await sample(each, prompts, greedy) for each in (agent, judge)]
     assert [s.ids for s in second[1]] == [s.ids for s in first[1]]
@@ -492,20 +492,20 @@ def sharded(ranks: Ranks, folder: Path, parts: int) -> tuple[float, float, float
         trainer.config = replace(
             trainer.config, sampler=replace(trainer.config.sampler, tensor_parallel=parts)
         )
-    sampler = VllmSampler(trainer.config, trainer.language, ranks)
+    sampler = VllmSampler(trainer.config, trainer.preprocessor, ranks)
     sampler.sync(trainer.weights())
     prompts = [Prompt(tuple(range(10 + 7 * n + ranks.rank, 40 + 9 * n)), 0) for n in range(4)]
 
     def difference() -> tuple[float, list[Row]]:
         rows = rows_of(prompts, asyncio.run(sample(sampler, prompts)))
-        rows = ranks.gather(rows)
-        scores = trainer._score(trainer.policy, [Member(0, tuple(rows))])
+        rows = ranks.all_gather(rows)
+        scores = trainer._score(trainer.policy, [TrajectoryRows(0, tuple(rows))])
         pairs = zip(scores, [row.old for row in rows], strict=True)
         return max(abs(a - b) for new, old in pairs for a, b in zip(new, old, strict=True)), rows
 
     before, rows = difference()
     for _ in range(2):
-        trainer.imitate(rows, lr=3e-3)
+        trainer.sft_step(rows, lr=3e-3)
     stale, _ = difference()
     sampler.sync(trainer.weights())
     after, _ = difference()

@@ -69,18 +69,18 @@ def test_control_tokens_and_markup_are_single_tokens(tokenizer, token):
 # --- the folder ------------------------------------------------------------------------------------
 
 
-def test_it_is_a_qwen3_vl_whose_ids_are_the_tokenizers(tiny_folder, language):
+def test_it_is_a_qwen3_vl_whose_ids_are_the_tokenizers(tiny_folder, preprocessor):
     config = AutoConfig.from_pretrained(tiny_folder)
     assert config.model_type == "qwen3_vl"
-    one = language.tokenizer.convert_tokens_to_ids
+    one = preprocessor.tokenizer.convert_tokens_to_ids
     assert config.image_token_id == one("<|image_pad|>")
     assert config.video_token_id == one("<|video_pad|>")
     assert (config.vision_start_token_id, config.vision_end_token_id) == (
         one("<|vision_start|>"),
         one("<|vision_end|>"),
     )
-    assert config.text_config.eos_token_id == language.tokenizer.eos_token_id == one("<|im_end|>")
-    assert config.text_config.vocab_size == len(language.tokenizer)
+    assert config.text_config.eos_token_id == preprocessor.tokenizer.eos_token_id == one("<|im_end|>")
+    assert config.text_config.vocab_size == len(preprocessor.tokenizer)
     assert isinstance(
         AutoModelForImageTextToText.from_pretrained(tiny_folder), Qwen3VLForConditionalGeneration
     )

@@ -16,14 +16,14 @@ from peers import alone
 
 from minirl.benchmarks.task_files import save_tasks
 from minirl.browser.pool import BrowserPool
-from minirl.browser.session import BrowserFault, Session, ToolFailure
+from minirl.browser.session import Session
 from minirl.config import Config
-from minirl.experiment import Parts, make_task_sets, worlds_of
-from minirl.model import Language
+from minirl.experiment import Experiment, make_task_sets, worlds_of
+from minirl.model import Preprocessor
 from minirl.recipes import tiny
-from minirl.rollout import Rollouts
+from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
-from minirl.types import Prompt, Sample, Stop, Task, Trajectory
+from minirl.types import BrowserFault, Prompt, Sample, Stop, Task, ToolFailure, Trajectory
 from minirl.worlds.render import SiteServer, read_state
 from minirl.worlds.scripted_agent import ScriptedPolicy, WorldVerifier
 from minirl.worlds.shop import make_shop, make_tasks
@@ -43,20 +43,20 @@ async def pool() -> AsyncIterator[BrowserPool]:
 
 
 @pytest.fixture
-def rollouts(pool: BrowserPool, language: Language, tmp_path: Path) -> Rollouts:
-    return Rollouts(CONFIG, language, None, pool, WorldVerifier(), Run(tmp_path).put_image, alone())
+def rollouts(pool: BrowserPool, preprocessor: Preprocessor, tmp_path: Path) -> RolloutWorker:
+    return RolloutWorker(CONFIG, preprocessor, None, pool, WorldVerifier(), Run(tmp_path).put_image, alone())
 
 
-def script(task: Task, language: Language) -> ScriptedPolicy:
-    return ScriptedPolicy(SHOPS[TASKS.index(task) // 3], task, language)
+def script(task: Task, preprocessor: Preprocessor) -> ScriptedPolicy:
+    return ScriptedPolicy(SHOPS[TASKS.index(task) // 3], task, preprocessor)
 
 
 # --- demonstrations ---------------------------------------------------------------------------------
 
 
 @in_browser
-async def test_every_demonstration_is_verified(rollouts, language):
-    policies = [script(task, language) for task in TASKS]
+async def test_every_demonstration_is_verified(rollouts, preprocessor):
+    policies = [script(task, preprocessor) for task in TASKS]
     runs = [rollouts.episode(task, 0, policy, 6) for task, policy in zip(TASKS, policies, strict=True)]
     for t in await asyncio.gather(*runs):
         assert (t.stop, t.success, t.reward, t.error) == (Stop.DONE, True, 1.0, ""), t.task.id
@@ -64,7 +64,7 @@ async def test_every_demonstration_is_verified(rollouts, language):
         assert t.final_state == {"page": "DONE", "signature": wanted}
         for turn in t.turns:  # what is cloned is something that the agent can say, and that worked
             assert turn.parsed.error is None and turn.parsed.thought.startswith("choose ")
-            assert turn.response_ids[-1] == language.tokenizer.eos_token_id
+            assert turn.response_ids[-1] == preprocessor.tokenizer.eos_token_id
             assert not any("fail" in line or "not executed" in line for line in turn.feedback)
 
 
@@ -73,8 +73,10 @@ async def test_every_demonstration_is_verified(rollouts, language):
     ["minirl.dispatch('CATEGORY_BACK')", "minirl.dispatch('CATEGORY_OPEN_PRODUCT', {product: 'acorn'})"],
 )
 @in_browser
-async def test_a_page_that_is_not_in_the_predicted_state_ends_the_demonstration(rollouts, language, meddling):
-    policy = script(TASKS[0], language)
+async def test_a_page_that_is_not_in_the_predicted_state_ends_the_demonstration(
+    rollouts, preprocessor, meddling
+):
+    policy = script(TASKS[0], preprocessor)
 
     async def meddled(t: int, prompt: Prompt, session: Session) -> Sample:
         if t == 1:
@@ -87,26 +89,26 @@ async def test_a_page_that_is_not_in_the_predicted_state_ends_the_demonstration(
 
 
 @in_browser
-async def test_a_page_that_is_no_world_has_no_state(rollouts, language):
+async def test_a_page_that_is_no_world_has_no_state(rollouts, preprocessor):
     async with rollouts.pool.session() as session:
         with pytest.raises(BrowserFault, match="the page shows no state"):
-            await script(TASKS[0], language).script.respond(session)
+            await script(TASKS[0], preprocessor).script.respond(session)
 
 
-def test_a_task_without_a_solution_is_refused(language):
+def test_a_task_without_a_solution_is_refused(preprocessor):
     where = [{"path": "$.size", "cond": "eq", "value": "tiny"}]  # no size of this shop
     task = replace(TASKS[0], goal={"page": "DONE", "where": where})
     with pytest.raises(ValueError, match="has no solution in shop-0"):
-        ScriptedPolicy(SHOPS[0], task, language)
+        ScriptedPolicy(SHOPS[0], task, preprocessor)
 
 
 # --- the verifier -----------------------------------------------------------------------------------
 
 
 @in_browser
-async def test_the_verifier_reads_the_page(rollouts, language):
+async def test_the_verifier_reads_the_page(rollouts, preprocessor):
     """The order of the first task, judged by the goal of the second."""
-    policy = script(TASKS[0], language)
+    policy = script(TASKS[0], preprocessor)
     t = await rollouts.episode(TASKS[1], 0, policy, 6)
     assert (t.stop, t.success, t.reward, t.final_state["page"]) == (Stop.DONE, False, 0.0, "DONE")
 
@@ -142,22 +144,22 @@ async def test_read_state_is_what_the_page_shows(rollouts):
 # --- demonstrate ------------------------------------------------------------------------------------
 
 
-def parts(config: Config, tasks: list[Task], language: Language, folder: Path) -> Any:
-    """As much of `Parts` as demonstrations need: no weights."""
+def parts(config: Config, tasks: list[Task], preprocessor: Preprocessor, folder: Path) -> Any:
+    """As much of `Experiment` as demonstrations need: no weights."""
     sets = SimpleNamespace(demos=tasks)
     one = {"run": Run(folder), "ranks": alone()}
-    return SimpleNamespace(config=config, tasks=sets, language=language, **one)
+    return SimpleNamespace(config=config, tasks=sets, preprocessor=preprocessor, **one)
 
 
 @in_browser
-async def test_only_what_the_verifier_confirms_is_kept(rollouts, language, tmp_path, capsys):
+async def test_only_what_the_verifier_confirms_is_kept(rollouts, preprocessor, tmp_path, capsys):
     class Picky(WorldVerifier):
         async def __call__(self, task: Task, session: Session, answer: str) -> tuple[bool, dict[str, Any]]:
             success, state = await super().__call__(task, session, answer)
             return success and task is not TASKS[1], state
 
     rollouts.verify = Picky()
-    kept = await Parts.demonstrate(parts(CONFIG, TASKS[:3], language, tmp_path), rollouts)
+    kept = await Experiment.demonstrate(parts(CONFIG, TASKS[:3], preprocessor, tmp_path), rollouts)
     assert [t.task.id for t in kept] == [TASKS[0].id, TASKS[2].id]
     saved: list[Trajectory] = Run(tmp_path).load_trajectories("demos")
     assert [t.task.id for t in saved] == [TASKS[0].id, TASKS[2].id]
@@ -165,10 +167,10 @@ async def test_only_what_the_verifier_confirms_is_kept(rollouts, language, tmp_p
 
 
 @in_browser
-async def test_a_task_of_another_site_cannot_be_demonstrated(rollouts, language, tmp_path):
+async def test_a_task_of_another_site_cannot_be_demonstrated(rollouts, preprocessor, tmp_path):
     task = Task("foreign", "Find it.", "https://example.org/")
     with pytest.raises(ValueError, match="foreign has no scripted solution"):
-        await Parts.demonstrate(parts(CONFIG, [task], language, tmp_path), rollouts)
+        await Experiment.demonstrate(parts(CONFIG, [task], preprocessor, tmp_path), rollouts)
 
 
 # --- which goals serve what -------------------------------------------------------------------------

@@ -32,8 +32,8 @@ from urllib.request import Request, urlopen
 from minirl.benchmarks.formats import AND
 from minirl.benchmarks.webarena.records import check_address, check_rules, field, mended, text, texts
 from minirl.browser.access import is_address
-from minirl.browser.session import BrowserFault, Session, ToolFailure
-from minirl.types import Stop, Task
+from minirl.browser.session import Session
+from minirl.types import BrowserFault, Stop, Task, ToolFailure
 
 # By variable: the name that people, and the models that WebArena trained, know a site by
 PUBLIC = {
