@@ -32,7 +32,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow test-vllm train demo doctor clean FORCE
+.PHONY: help setup test types test-slow test-vllm train demo doctor clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test: setup ## lint, format check and the quick tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+types: setup ## check types
+	$(VENV)/bin/basedpyright --pythonpath $(PY)
 
 test-slow: setup ## the tests that take minutes
 	$(PY) -m pytest -m slow $(ARGS)

@@ -1,42 +1,49 @@
 """A judge of our own: labelled trajectories, a model that learns from them, and how far it can be trusted.
 
-    python judge.py label  tiny-judge --runs runs/tiny           what the site itself says of each episode
+    python judge.py label  tiny-judge --runs runs/tiny          what the site itself says of each episode
     python judge.py label  judge-8b --runs runs/web --teacher endpoint --judge.url URL --judge.model NAME
-                                                                 what a larger model says of it
-    python judge.py distil tiny-judge                            a model learns reasons and verdicts
-    python judge.py score  tiny-judge                            how far it agrees on held-out goals and steps
-    python judge.py score  tiny-judge --judge.path FOLDER        another judge on the same, or --judge.model
-    python judge.py score  judge-8b --bench FOLDER               on AgentRewardBench
+    python judge.py distil tiny-judge                           a model learns reasons and verdicts
+    python judge.py score  tiny-judge                           how far it agrees on held-out goals and steps
+    python judge.py score  tiny-judge --judge.path FOLDER       another judge on the same, or --judge.model
+    python judge.py score  judge-8b --bench FOLDER              on AgentRewardBench
     python judge.py distil tiny-judge --name control --labelled runs/tiny_judge --shuffle-labels
-                                                                 a control that can only learn the base rate
 
     python train.py tiny --reward.by judge --judge.path runs/tiny_judge/checkpoints/judge
-                                                                 and what a policy makes of it
 
-The judge itself is minirl/judges/judge.py. OpenWebRL, sections 4.3 and 5.3.
+OpenWebRL, sections 4.3 and 5.3. The judge itself is minirl/judges/judge.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from transformers.utils.logging import disable_progress_bar
 
+from minirl.cli.command_line import check, read_flags, recipe_name, run_main
 from minirl.console import CONSOLE
 from minirl.distributed import open_ranks
-from minirl.judges.distill import distil, label, score_judge
-from minirl.recipes import JUDGE_RECIPES, from_command_line, run_main
+from minirl.judges.distill import distil, score_judge
+from minirl.judges.labels import label_dumps
+from minirl.judges.settings import COMMON, RECIPES
+from minirl.tiny.checkpoints import build_judge
+from minirl.worlds.teacher import world_teacher
 
-COMMANDS = {"label": label, "distil": distil, "score": score_judge}
+COMMANDS = {
+    "label": partial(label_dumps, world_teacher=world_teacher),
+    "distil": partial(distil, build_tiny=build_judge),
+    "score": score_judge,
+}
 
 
 def run(argv: Sequence[str]) -> None:
     if argv and argv[0] in ("-h", "--help"):
         return print(__doc__)
     if not argv or argv[0] not in COMMANDS:
-        raise ValueError(f"say what to do: {', '.join(COMMANDS)}; then a recipe, {', '.join(JUDGE_RECIPES)}")
-    config = from_command_line(argv[1:], f"judge.py {argv[0]}", JUDGE_RECIPES)
+        raise ValueError(f"say what to do: {', '.join(COMMANDS)}; then a recipe, {', '.join(RECIPES)}")
+    recipe, flags = recipe_name(argv[1:], RECIPES)
+    config = check(read_flags(RECIPES[recipe](), flags, f"judge.py {argv[0]} {recipe}", COMMON))
     with open_ranks() as ranks:
         if ranks.world > 1 and argv[0] != "distil":
             raise ValueError(f"judge.py {argv[0]} runs in one process, without torchrun")

@@ -12,61 +12,57 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from minirl.agents.chain_of_thought import with_thoughts
+from minirl.cli.command_line import from_command_line, run_main
+from minirl.cli.folders import refuse_other_settings, refuse_remote
 from minirl.config import Config
 from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
-from minirl.experiment import Experiment, open_experiment, refuse_other_settings, refuse_remote
-from minirl.recipes import from_command_line, run_main
+from minirl.experiment import Experiment, open_experiment
+from minirl.lifecycle import evaluate
 from minirl.rollout import RolloutWorker
-from minirl.rows import Row, TrajectoryRows, minibatches, turn_rows
-from minirl.trainer import cosine
-from minirl.types import Trajectory
+from minirl.rows import TrajectoryRows, turn_rows
+from minirl.trainer import cloning_batches
 
 
-def batches(demos: Sequence[Trajectory], turns: int, epochs: int, seed: int) -> list[list[Row]]:
-    """Whole demonstrations in random order, about `turns` turns at a time, for so many epochs."""
-    members = [TrajectoryRows(i, turn_rows(trajectory, advantage=1.0)) for i, trajectory in enumerate(demos)]
-    shuffled = (minibatches(members, turns, seed + epoch) for epoch in range(epochs))
-    return [[row for member in part for row in member.rows] for parts in shuffled for part in parts]
+async def warm_start(experiment: Experiment, worker: RolloutWorker) -> None:
+    """Evaluate the model as it is, clone the demonstrations and save the checkpoint `sft`."""
+    config, sft, trainer = experiment.config, experiment.config.sft, experiment.trainer
+    await evaluate(experiment, worker, experiment.tasks.heldout, "before", 0)
+    demos = await experiment.demonstrate(worker)
+    if sft.thoughts:
+        from minirl.agents.chain_of_thought import with_thoughts
 
-
-async def warm_start(parts: Experiment, rollouts: RolloutWorker) -> None:
-    """Evaluates what there is, clones the demonstrations and saves the checkpoint `sft`."""
-    config, sft = parts.config, parts.config.sft
-    await parts.evaluate(rollouts, parts.tasks.heldout, "before", 0)
-    demos = await parts.demonstrate(rollouts)
-    if config.sft.thoughts:
-        demos = await with_thoughts(demos, config, parts.preprocessor)
-        parts.run.save_trajectories("demos", demos)
+        demos = await with_thoughts(demos, worker.harness)
+        experiment.run.save_trajectories("demos", demos)
     if not demos:
         raise ValueError("no demonstration succeeded; look at the dump demos.jsonl in the run folder")
-    updates = batches(demos, sft.batch, sft.epochs, config.seed)[: sft.max_steps]
-    with progress("cloning demonstrations", len(updates)) as meter:
-        for i, rows in enumerate(updates):
-            rollouts.sleep()
-            loss = parts.trainer.sft_step(rows, sft.lr * cosine(i, len(updates), sft.warmup))
+
+    examples = [TrajectoryRows(i, turn_rows(demo, advantage=1.0)) for i, demo in enumerate(demos)]
+    worker.sleep()
+    with progress("cloning demonstrations", len(cloning_batches(examples, sft, config.seed))) as meter:
+        for update, loss in enumerate(trainer.clone(examples, sft, config.seed), 1):
             meter.advance(note=f"loss {loss:.3f}")
             await asyncio.sleep(0)  # lets the loop see Ctrl-C
-            due = i + 1 >= sft.eval_from and (i + 1 - sft.eval_from) % sft.eval_every == 0
+            due = update >= sft.eval_from and (update - sft.eval_from) % sft.eval_every == 0
             if sft.stop_success is not None and due:
-                tasks = parts.tasks.validation[: sft.eval_episodes]
-                rollouts.sync(parts.trainer.weights())
-                tried = await parts.run_tasks(rollouts, tasks, "validation")
+                worker.sync(trainer.weights())
+                tasks = experiment.tasks.validation[: sft.eval_episodes]
+                tried = await experiment.run_tasks(worker, tasks, "validation")
                 success = sum(t.success for t in tried) / len(tried)
-                say(f"cloning: update {i + 1}, loss {loss:.3f}, validation success {success:.1%}")
+                say(f"cloning: update {update}, loss {loss:.3f}, validation success {success:.1%}")
                 if success >= sft.stop_success:
                     break
-    rollouts.sync(parts.trainer.weights())
-    parts.checkpoints.export("sft", {"step": 0, "cursor": 0})
+                worker.sleep()
+    worker.sync(trainer.weights())
+    experiment.checkpoints.export("sft", {"step": 0, "cursor": 0})
 
 
 async def main(config: Config, ranks: Ranks) -> None:
-    parts = open_experiment(config, ranks)
-    async with parts.rollouts() as rollouts:
-        await warm_start(parts, rollouts)
-        await parts.evaluate(rollouts, parts.tasks.heldout, "after_sft", 0)
-    parts.log.close()
+    experiment = open_experiment(config, ranks)
+    async with experiment.worker() as worker:
+        await warm_start(experiment, worker)
+        await evaluate(experiment, worker, experiment.tasks.heldout, "after_sft", 0)
+    experiment.log.close()
 
 
 def run(argv: Sequence[str]) -> None:

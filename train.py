@@ -2,13 +2,14 @@
 
     python train.py                                    the tiny recipe, on a laptop
     python train.py openwebrl-4b --model.path FOLDER   a paper's recipe
-    python train.py tiny --help                        every flag
+    python train.py tiny --help                        the settings that people change most
 
-    tasks --> episodes in Chromium --> groups --> rewards --> advantages --> rows --> clipped loss --> weights
-      ^        (minirl/rollout.py)      (minirl/advantages.py)   (minirl/rows.py)  (minirl/loss.py)        |
-      +------------------------------------ the next step samples from them <---------------------------+
+    tasks --> episodes in Chromium --> groups --> advantages --> rows --> clipped loss --> weights
+      ^        (minirl/rollout.py)      (advantages.py)      (rows.py)     (loss.py)         |
+      +----------------------------- the next step samples from them <-----------------------+
 
-OpenWebRL section 3.4, WebAgent-R1 section 3. What differs from them is said in the modules.
+OpenWebRL section 3.4, WebAgent-R1 section 3. Deviations are listed in the modules. Everything beside learning
+(where to start, evaluations, checkpoints, Ctrl-C) is in minirl/lifecycle.py.
 """
 
 from __future__ import annotations
@@ -16,221 +17,98 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 from minirl.advantages import assign_advantages, shuffle_rewards
-from minirl.checkpoint import checkpoints
-from minirl.cli.memory_plan import plan, show
+from minirl.cli.command_line import from_command_line, run_main
+from minirl.cli.folders import check_folders
+from minirl.cli.replay import Replay, begin_replay
 from minirl.config import Config
-from minirl.console import final_table, progress, say
+from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
-from minirl.evaluation.failures import step_metrics
-from minirl.experiment import (
-    PHASES,
-    Experiment,
-    open_experiment,
-    refuse_other_settings,
-    refuse_remote,
-    refuse_unjudged,
+from minirl.experiment import Experiment, open_experiment
+from minirl.lifecycle import (
+    State,
+    begin,
+    end_step,
+    evaluate,
+    evaluate_if_due,
+    finish,
+    rescue,
+    saved_at_the_end,
 )
-from minirl.metrics import rollout_metrics
-from minirl.recipes import from_command_line, run_main
 from minirl.rollout import Collected, RolloutWorker, TaskStream
+from minirl.rows import TrajectoryRows, make_rows
 from minirl.run_folder import Run
-from minirl.types import SamplerDied
+from minirl.types import Group
 from sft import warm_start
 
 
-async def train(parts: Experiment, rollouts: RolloutWorker, state: dict[str, Any]) -> None:
-    """The algorithm."""
-    config, trainer = parts.config, parts.trainer
-    stream = TaskStream(parts.tasks.train, config.seed)
+async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: State) -> None:
+    """Run the algorithm. `state` counts the finished steps, so that a run can be resumed."""
+    config, trainer = experiment.config, experiment.trainer
+    stream = TaskStream(experiment.tasks.train, config.seed)
     while state["step"] < config.steps:
+        await evaluate_if_due(experiment, worker, state)
         step, started = state["step"], time.monotonic()
-        await evaluate_if_due(parts, rollouts, state)
 
-        collected = await collect(parts, rollouts, stream, state["cursor"], step)
+        # 1. Collect: G episodes for each task of the stream, until enough groups teach something.
+        with progress(f"step {step + 1}: episodes", config.rollout.groups) as meter:
+            collected: Collected = await worker.collect(stream, state["cursor"], step, meter.reach)
+        if collected.reason:
+            say(f"step {step + 1}: {collected.reason}")
         if not collected.groups:
-            how = rescue(parts, state)
-            raise ValueError(f"step {step + 1}: no group to learn from. {collected.reason}; {how}")
-        groups = shuffle_rewards(collected.groups, step) if config.shuffle_rewards else collected.groups
+            saved = rescue(experiment, state)
+            raise ValueError(f"step {step + 1}: no group to learn from. {collected.reason}; {saved}")
+
+        # 2. Advantages: how much better each episode was than the others of its task.
+        groups: list[Group] = collected.groups
+        if config.shuffle_rewards:  # the control, which must learn nothing
+            groups = shuffle_rewards(groups, step)
         groups = assign_advantages(groups, config.loss)
-        parts.checkpoints.finish()  # it was written while the episodes ran
-        gathered = time.monotonic()
 
-        rollouts.sleep()
+        # 3. Rows: every turn as the tokens that were sampled, and the weight of each in the loss.
+        rows: list[TrajectoryRows] = make_rows(groups, config.loss, experiment.preprocessor)
+        experiment.checkpoints.finish()  # the last one was written while the episodes ran
+        collected_at = time.monotonic()
+
+        # 4. Update: minibatches of whole trajectories, prefix trees, clipped loss, AdamW.
+        worker.sleep()
         with progress(f"step {step + 1}: updating", config.batch.epochs) as meter:
-            metrics = trainer.rl_step(groups, config.seed + 1000 * step, meter.advance)
-        rollouts.sync(trainer.weights())
+            metrics: dict[str, float] = trainer.update(rows, config.seed + 1000 * step, meter.advance)
 
-        state |= {"step": step + 1, "cursor": collected.next_cursor}
-        updated = time.monotonic()
-        metrics |= rollout_metrics(collected) | step_metrics(collected.finished)
-        metrics |= {"seconds/rollout": gathered - started, "seconds/train": updated - gathered}
-        metrics["seconds/total"] = updated - started
-        parts.run.save_trajectories(Run.step_label(step + 1), [*groups, *collected.in_no_group])
-        parts.log.step(step + 1, metrics)
-        if (step + 1) % config.save_every == 0:
-            save(parts, state)
+        # 5. Sync: the next step's episodes are sampled from the new weights.
+        worker.sync(trainer.weights())
 
-
-async def collect(
-    parts: Experiment, rollouts: RolloutWorker, stream: TaskStream, cursor: int, step: int
-) -> Collected:
-    """A step's groups from the browsers, with a progress bar."""
-    with progress(f"step {step + 1}: episodes", parts.config.rollout.groups) as meter:
-        collected = await rollouts.collect(stream, cursor, step, lambda n: meter.advance(n - meter.done))
-    if collected.reason:
-        say(f"step {step + 1}: {collected.reason}")
-    return collected
-
-
-async def evaluate_if_due(parts: Experiment, rollouts: RolloutWorker, state: dict[str, Any]) -> None:
-    """Every `eval_every` steps a small held-out evaluation; the weights are kept if they are the best so
-    far. One that was interrupted is made up for after --resume."""
-    step, label = state["step"], f"eval_step_{state['step']:05d}"
-    due = parts.config.eval_every and step and step % parts.config.eval_every == 0
-    if not due or label in parts.evaluated():
-        return
-    success = await parts.evaluate(rollouts, parts.tasks.heldout[: parts.config.eval_size], label, step)
-    if success == max(row["success"] for row in parts.evaluated().values() if is_regular(row["label"])):
-        parts.checkpoints.export("best", state)
-
-
-def is_regular(label: str) -> bool:
-    """Whether an evaluation is one of those every `eval_every` steps."""
-    return label.startswith("eval_step_")
-
-
-def save(parts: Experiment, state: dict[str, Any]) -> None:
-    """The checkpoint of the step that was finished last, if it is not there yet."""
-    name, checkpoints = Run.step_label(state["step"]), parts.checkpoints
-    if state["step"] and name not in checkpoints.saved():
-        checkpoints.save(name, state, parts.config.keep)
-        parts.run.prune(keep_steps=10)
-
-
-def rescue(parts: Experiment, state: dict[str, Any]) -> str:
-    """Saves what there is before the run ends early, and says how to go on. A GPU that failed may have taken
-    the weights along."""
-    try:
-        save(parts, state)
-        parts.checkpoints.finish()
-    except (RuntimeError, OSError) as problem:
-        return f"step {state['step']} could not be saved ({problem}); --resume goes on from an earlier one"
-    return f"--resume goes on after step {state['step']}"
-
-
-async def prepare(parts: Experiment, rollouts: RolloutWorker) -> dict[str, Any]:
-    """Where to start: the last checkpoint, a given one, or a warm start made here and now."""
-    config, trainer, checkpoints = parts.config, parts.trainer, parts.checkpoints
-    sft = checkpoints.folder / "sft"
-    resumed, cloned = bool(checkpoints.saved()), parts.ranks.broadcast((sft / "state.json").is_file())
-    if not resumed:
-        parts.run.truncate_after(0 if cloned and config.warm_start is None else -1)
-        parts.ranks.barrier()
-    if config.zero:
-        say(f"starting from {config.model.path} as it is")
-    elif config.warm_start is None and not cloned:
-        await warm_start(parts, rollouts)
-    else:
-        checkpoints.start_from(config.warm_start or sft)
-        say(f"starting from {config.warm_start or sft}")
-    trainer.keep_reference()
-    trainer.reset_optimizer()
-    state = {"step": 0, "cursor": 0}
-    if resumed:
-        state = checkpoints.resume(say)
-        parts.run.truncate_after(state["step"])
-        say(f"resumed after step {state['step']}")
-    rollouts.sync(trainer.weights())
-    label = "before" if config.zero else "after_sft"
-    if PHASES[label] not in parts.evaluated():
-        await parts.evaluate(rollouts, parts.tasks.heldout, label, 0)
-    return state
-
-
-def train_on_dumps(parts: Experiment, source: Run) -> None:
-    """The updates alone, on the groups that another run has dumped; opens no browser."""
-    config, checkpoints, state = parts.config, parts.checkpoints, {"step": 0, "cursor": 0}
-    start = config.warm_start or source.checkpoint_dir / "sft"
-    if config.warm_start or parts.ranks.broadcast(start.exists()):
-        checkpoints.start_from(start)
-    parts.trainer.keep_reference()
-    if config.resume and checkpoints.saved():
-        state = checkpoints.resume(say)
-        say(f"resumed after step {state['step']}")
-    else:
-        checkpoints.clear()
-    parts.run.truncate_after(state["step"] or -1)
-    for label in dumped_steps(source)[: config.steps]:
-        step = int(label.removeprefix("step_")) - 1
-        if step < state["step"]:
-            continue
-        groups = assign_advantages(source.load_groups(label), config.loss)
-        with progress(f"{label}: updating", config.batch.epochs) as meter:
-            metrics = parts.trainer.rl_step(groups, config.seed + 1000 * step, meter.advance)
-        state["step"] = step + 1
-        parts.log.step(step + 1, metrics)
-        if (step + 1) % config.save_every == 0:
-            save(parts, state)
-    save(parts, state)
-    checkpoints.finish()
-    parts.log.close()
-
-
-def dumped_steps(source: Run) -> list[str]:
-    return [label for label in source.labels() if label.startswith("step_")]
-
-
-def check_folders(config: Config) -> None:
-    """Refuses to mix two runs in one folder, before anything in it is changed."""
-    refuse_remote(config)
-    refuse_other_settings(config)
-    run = Run(config.run_dir)
-    if config.replay is not None:
-        if config.replay.resolve() == config.run_dir.resolve():
-            raise ValueError("--replay reads a run's dumps; give the new run another --name")
-        if not dumped_steps(Run(config.replay)):
-            raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
-        if checkpoints(run.checkpoint_dir) and not run.config().get("replay"):
-            raise ValueError(f"{run.root} holds a run that was not a replay; choose another --name")
-    if config.resume and not run.root.exists():
-        raise ValueError(f"--resume: there is no run in {run.root}")
-    if not config.resume and config.replay is None and checkpoints(run.checkpoint_dir):
-        raise ValueError(f"{run.root} holds a run already; go on with --resume, or choose another --name")
+        ended = time.monotonic()
+        metrics |= {"seconds/rollout": collected_at - started, "seconds/train": ended - collected_at}
+        metrics["seconds/total"] = ended - started
+        end_step(experiment, state, collected, groups, metrics)
 
 
 async def main(config: Config, ranks: Ranks) -> None:
-    parts = open_experiment(config, ranks)
+    """Run from the start, or from where a run was left, to the last evaluation."""
+    experiment = open_experiment(config, ranks)
     if config.replay is not None:
-        return train_on_dumps(parts, Run(config.replay))
-    refuse_unjudged(config, parts.tasks.train + parts.tasks.heldout)
-    async with parts.rollouts() as rollouts:
-        state = await prepare(parts, rollouts)
-        try:
-            await train(parts, rollouts, state)
-        except asyncio.CancelledError:  # Ctrl-C; it arrives between two updates, so the weights are whole
-            if ranks.world == 1:  # several ranks were not stopped at the same place
-                save(parts, state)
-                parts.checkpoints.finish()
-            parts.log.close()
-            say(f"interrupted after step {state['step']}; --resume goes on from the last checkpoint")
-            raise
-        except SamplerDied as death:
-            raise SamplerDied(f"{death}; {rescue(parts, state)}") from None
-        save(parts, state)
-        parts.checkpoints.finish()
-        await parts.evaluate(rollouts, parts.tasks.heldout, "after_rl", state["step"])
-    parts.log.close()
-    rows = {row["label"]: row for row in parts.run.evals()}
-    if ranks.is_main:
-        final_table([rows[name] for name in PHASES.values() if name in rows])
+        source = Run(config.replay)
+        experiment.config = replace(config, steps=min(config.steps, len(source.step_labels())))
+        state = begin_replay(experiment, source)
+        with saved_at_the_end(experiment, state):
+            await train(experiment, Replay(source), state)
+        return finish(experiment)
+    async with experiment.worker(rewarded=True) as worker:
+        state = await begin(experiment, worker, warm_start)
+        with saved_at_the_end(experiment, state):
+            await train(experiment, worker, state)
+        await evaluate(experiment, worker, experiment.tasks.heldout, "after_rl", state["step"])
+    finish(experiment)
 
 
 def run(argv: Sequence[str]) -> None:
     config = from_command_line(argv, "train.py")
     if config.plan:
+        from minirl.cli.memory_plan import plan, show
+
         return show(plan(config, config.gpus, config.gpu_gb))
     check_folders(config)
     with open_ranks(config.browser.acquire_seconds + config.browser.episode_seconds) as ranks:

@@ -1,4 +1,4 @@
-"""`python -m minirl VERB`: the verbs that are not training. Training has its own door, train.py.
+"""`python -m minirl VERB`: the verbs that are not training, which is train.py's.
 
 A verb's module is imported only when it is asked for, so that `doctor` can still speak on a machine
 where half of the packages are missing.
@@ -17,7 +17,7 @@ VERBS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Hands the rest of the command line to the verb's module; returns the exit status."""
+    """Hand the rest of the command line to the verb's module. Returns the exit status."""
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: python -m minirl VERB [flags]")
         for verb, meaning in VERBS.items():

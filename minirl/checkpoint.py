@@ -4,11 +4,9 @@
                  state.json                                      where the run was
                  shards/                                         float32 weights and Adam's moments, by rank
 
-The Hugging Face folder is for everybody else: transformers and vLLM load it, it can be evaluated, served or
-published as it is. To resume, the shards are read, by as many ranks as there are then. They are copied aside
-and written while the next episodes run; the folder is made beside its place and renamed when all ranks have
-written, so a folder with the final name is complete. One that can't be read all the same is named, and the
-one before it is used.
+The shards are read to resume, by as many ranks as there are then. They are copied aside and written while
+the next episodes run; the folder is made beside its place and renamed when all ranks have written, so that a
+final name means a complete one. One that can't be read all the same is named, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ from minirl.trainer import Trainer
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 IF_THERE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
 WRITE_SECONDS = 3600.0
+CPU = torch.device("cpu")
 UNREADABLE = (OSError, ValueError, RuntimeError, EOFError, KeyError, SafetensorError, pickle.PickleError)
 
 
@@ -47,38 +46,33 @@ class Checkpoints:
         self.writing: tuple[Path, Future[Any]] | None = None
 
     def saved(self) -> set[str]:
-        """The names of the checkpoints to resume from, with the one that is being written."""
-        names = {path.name for path in checkpoints(self.folder)}
-        if self.writing is not None:
-            names.add(self.writing[0].stem)
-        return self.ranks.broadcast(names)
+        """Return the names of the checkpoints to resume from, with the one that is being written."""
+        writing = [self.writing[0]] if self.writing else []
+        return self.ranks.broadcast({path.stem for path in checkpoints(self.folder) + writing})
 
     def clear(self) -> None:
-        """Deletes the checkpoints of an earlier run."""
+        """Delete the checkpoints of an earlier run."""
         if self.ranks.is_main:
             prune(self.folder, keep=0)
         self.ranks.barrier()
 
     def save(self, name: str, state: dict[str, Any], keep: int) -> None:
-        """Starts writing a checkpoint to resume from; `finish` completes it, and leaves the newest `keep`."""
+        """Start to write a checkpoint to resume from; `finish` completes it, and leaves the newest `keep`."""
         self.finish()
-        part = self._export(name, state)
-        future = dcp.async_save(
-            shards(self.trainer), checkpoint_id=part / "shards", process_group=self.ranks.side
-        )
+        part, group = self._export(name, state), self.ranks.side
+        future = dcp.async_save(shards(self.trainer), checkpoint_id=part / "shards", process_group=group)
         self.writing, self.keep = (part, future), keep
 
     def export(self, name: str, state: dict[str, Any]) -> None:
-        """Writes a checkpoint to start from: no shards."""
+        """Write a checkpoint to start from: no shards."""
         self.finish()
         self._complete(self._export(name, state))
 
     def finish(self) -> None:
-        """Waits for what is being written, and gives it its name."""
+        """Wait for the checkpoint that is being written, and name it. OSError if that failed."""
         if self.writing is None:
             return
-        part, future = self.writing
-        self.writing = None
+        (part, future), self.writing = self.writing, None
         try:
             future.result(timeout=WRITE_SECONDS)
         except dcp.api.CheckpointException as error:
@@ -88,24 +82,20 @@ class Checkpoints:
             prune(self.folder, self.keep)
 
     def _export(self, name: str, state: dict[str, Any]) -> Path:
-        """The Hugging Face folder and the run's state, under a name that says it is not complete."""
-        trainer, part = self.trainer, self.folder / f"{name}.part"
-        dtype = compute_dtype(trainer.config.model, self.ranks.device)
-        weights = {}
-        for weight_name, weight in trainer.weights():  # gathered one by one, by all ranks
-            if self.ranks.is_main:
-                weights[weight_name] = weight.cpu()
+        """Write the Hugging Face folder and the run's state; return its place, NAME.part."""
+        trainer, settings, part = self.trainer, self.trainer.config.model, self.folder / f"{name}.part"
+        # all ranks gather each weight, the first one keeps it
+        weights = {key: weight.cpu() for key, weight in trainer.weights() if self.ranks.is_main}
         if self.ranks.is_main:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             trainer.policy.model.save_pretrained(part, state_dict=weights)
-            settings = json.loads((part / "config.json").read_text())
-            settings["dtype"] = str(dtype).removeprefix("torch.")  # the files', not the trained weights'
-            (part / "config.json").write_text(json.dumps(settings, indent=2))
+            dtype = str(compute_dtype(settings, self.ranks.device)).removeprefix("torch.")  # of the files
+            model = json.loads((part / "config.json").read_text()) | {"dtype": dtype}
+            (part / "config.json").write_text(json.dumps(model, indent=2))
             trainer.preprocessor.tokenizer.save_pretrained(part)
             for file_name in PROCESSOR_FILES:  # of a folder, or of a hub name in the cache
-                file = cached_file(trainer.config.model.path, file_name, **IF_THERE)
-                if file is not None:
+                if file := cached_file(settings.path, file_name, **IF_THERE):
                     shutil.copy(file, part)
             (part / "state.json").write_text(json.dumps(state))
         self.ranks.barrier()
@@ -124,8 +114,8 @@ class Checkpoints:
         self.ranks.barrier()
 
     def load(self, path: Path) -> dict[str, Any]:
-        """Reads a checkpoint of this model, to go on from it; the run's state. ValueError names a folder that
-        can't be read, and nothing is changed by one of another model."""
+        """Read a checkpoint, to go on from it; return the run's state. ValueError if it can't be read; one of
+        another model changes nothing."""
         here, state, problem = shards(self.trainer), {}, None
         try:
             state = json.loads((path / "state.json").read_text())
@@ -144,61 +134,57 @@ class Checkpoints:
         return state
 
     def start_from(self, path: Path) -> None:
-        """Takes the weights alone, from any Hugging Face folder of this model."""
+        """Take the weights alone, from any Hugging Face folder of this model. ValueError if it is none."""
         try:
-            fresh = load_model(ModelConfig(path=str(path)), torch.device("cpu"), "auto")
-            shapes = {name: weight.shape for name, weight in fresh.named_parameters()}
-            own = {name: weight.shape for name, weight in self.trainer.policy.model.named_parameters()}
-            if shapes != own:
+            fresh, model = load_model(ModelConfig(path=str(path)), CPU, "auto"), self.trainer.policy.model
+            given, wanted = ({n: w.shape for n, w in m.named_parameters()} for m in (fresh, model))
+            if given != wanted:
                 raise ValueError("it belongs to another model")
-            copy_weights(fresh, self.trainer.policy.model)
+            copy_weights(fresh, model)
         except UNREADABLE as error:
             raise unusable(path, error) from None
 
     def resume(self, say: Callable[[str], None]) -> dict[str, Any]:
-        """Loads the newest checkpoint that can be read, and deletes newer ones; ValueError if there is
-        none."""
-        broken: list[Path] = []
-        for path in self.ranks.broadcast(list(reversed(checkpoints(self.folder)))):
+        """Load the newest checkpoint that can be read, and delete newer ones; return the run's state.
+        ValueError if there is none."""
+        paths = self.ranks.broadcast(list(reversed(checkpoints(self.folder))))
+        for i, path in enumerate(paths):
             try:
                 state = self.load(path)
             except ValueError as problem:
                 say(f"{problem}; trying the one before")
-                broken.append(path)
                 continue
             self.ranks.barrier()
-            for newer in broken if self.ranks.is_main else []:
+            for newer in paths[:i] if self.ranks.is_main else []:
                 shutil.rmtree(newer)
             return state
         raise ValueError(f"nothing to resume: no usable checkpoint in {self.folder}")
 
 
 def shards(trainer: Trainer) -> dict[str, Tensor]:
-    """This rank's weights and moments by name, as they are in use: `dcp.load` writes into them."""
+    """Return this rank's weights and moments by name, as they are in use: `dcp.load` writes into them."""
     out: dict[str, Tensor] = {}
     for name, weight in trainer.policy.model.named_parameters():
-        out[f"weight.{name}"] = weight.detach()
-        for key, value in trainer.optimizer.state.get(weight, {}).items():
-            out[f"{key}.{name}"] = value
+        tensors = {"weight": weight.detach(), **trainer.optimizer.state.get(weight, {})}
+        out |= {f"{key}.{name}": tensor for key, tensor in tensors.items()}
     return out
 
 
 def unusable(path: Path, error: Exception) -> ValueError:
+    """Return an error of one line that names the checkpoint."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return ValueError(f"checkpoint {path} can't be used: {reason}")
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The complete RL checkpoints of a run, oldest first."""
+    """Return the complete RL checkpoints of a run, oldest first."""
     return sorted(p for p in folder.glob("step_*") if p.suffix == "" and p.is_dir())
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Deletes all but the newest `keep` RL checkpoints, and what interrupted writes have left; a folder that
-    was to be replaced, and was not, comes back."""
+    """Delete all but the newest `keep` RL checkpoints, and leftovers of interrupted writes."""
     for old in folder.glob("*.old"):
-        if not old.with_suffix("").exists():
+        if not old.with_suffix("").exists():  # it was to be replaced, and was not
             old.rename(old.with_suffix(""))
-    leftovers = [*folder.glob("*.part"), *folder.glob("*.old")]
-    for path in checkpoints(folder)[: -keep or None] + leftovers:
+    for path in [*checkpoints(folder)[: -keep or None], *folder.glob("*.part"), *folder.glob("*.old")]:
         shutil.rmtree(path, ignore_errors=True)

@@ -17,16 +17,16 @@ turns share. The trunk only ever grows, so that turn t's prompt is `trunk[:share
 trunk of the finished episode, which is what prefix caches and prefix-tree training feed on.
 
 OpenWebRL section 3.2 (all reasoning, last K screenshots) and WebAgent-R1's dynamic context compression
-(old pages become a stand-in) are this one rule with other pieces: how a message is worded is the `Frame`'s
-business. Deviation from both codebases: they rebuild and tokenise the conversation every turn, so that what
-is trained differs from what was sampled.
+(old pages become a stand-in) are this one rule with other pieces: each agent writes its messages as `Words`.
+Deviation from both codebases: they rebuild and tokenise the conversation every turn, so that what is trained
+differs from what was sampled.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -83,23 +83,6 @@ class ChatFormat:
         )
 
 
-# WebRL's prompts are one completion without a system turn, in which its Frame writes the headers
-WEBRL = ChatFormat(
-    start="<|begin_of_text|>",
-    to_user="",
-    to_assistant="\n\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n",
-    close="\n\n",
-    opens_think=False,
-    drops_end=True,
-    most_chars=15_872,
-)
-WEBRL_WITH_SYSTEM = replace(
-    WEBRL,
-    start="<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n",
-    to_user="<|eot_id|>",
-)
-
-
 class Words(NamedTuple):
     """A user's message as text: what stays, what only the newest turns show, what follows, and what stands
     for the page later."""
@@ -110,39 +93,8 @@ class Words(NamedTuple):
     stand_in: str = ""
 
 
-# The number of the message, the task, what is seen, and what the model is told of its last turn
-Frame = Callable[[int, str, Observation, tuple[str, ...]], Words]
-
-
-def tool_frame(n: int, task: str, seen: Observation, told: tuple[str, ...]) -> Words:
-    """OpenWebRL's: observations come as answers of tools."""
-    if n == 0:
-        head = f"<user_request>\n{task}\n</user_request>\n\n<observation>\n{seen.text}\n"
-        tail = "</observation>"
-    else:
-        lines = "".join(line + "\n" for line in told) + "\n" * bool(told)
-        head = f"<tool_response>\n{lines}<observation>\n{seen.text}\n"
-        tail = "</observation>\n</tool_response>"
-    return Words(head, seen.page_text + "\n" if seen.page_text else "", tail)
-
-
-LEFT_OUT = "** Simplified html **"
-
-
-def round_frame(n: int, task: str, seen: Observation, told: tuple[str, ...]) -> Words:
-    """WebAgent-R1's: the task, then rounds with a page in each."""
-    opening = f"Task Instruction: {task}\n\n" if n == 0 else ""
-    lines = "".join(line + "\n\n" for line in told)
-    return Words(f"{opening}Round {n}\n\n{lines}", seen.page_text, "", LEFT_OUT)
-
-
-def webrl_frame(n: int, task: str, seen: Observation, told: tuple[str, ...]) -> Words:
-    """WebRL's, on which its Llama checkpoints were trained: a completion that writes Llama's headers itself;
-    the task stands in for the first page."""
-    opening = f"Task Instruction: {task}\n\n" if n == 0 else ""
-    lines = "".join(line + "\n\n" for line in told)
-    head = f"{opening}Round {n}\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n{lines}"
-    return Words(head, seen.page_text, "", task if n == 0 else LEFT_OUT)
+# Turns a message's number, the task, the observation and the feedback on the last turn into the message
+WordsFn = Callable[[int, str, Observation, tuple[str, ...]], Words]
 
 
 @dataclass(frozen=True)
@@ -162,7 +114,7 @@ class Context:
     """The conversation of one episode. Call `observe`, sample from the prompt, call `respond`, repeat.
 
     `image_tokens(png)` is the number of image pads the model's processor makes of a screenshot; `keep`
-    the number of newest observations shown in full; `frame` words the messages. Without
+    the number of newest observations shown in full; `words` (an agent's) writes the messages. Without
     `reasoning` the ids of a past response begin at its `</think>`.
     """
 
@@ -173,8 +125,8 @@ class Context:
         system: str,
         task: str,
         image_tokens: Callable[[bytes], int],
+        words: WordsFn,
         keep: int = 1,
-        frame: Frame = tool_frame,
         reasoning: bool = True,
     ):
         if keep < 1:
@@ -182,16 +134,15 @@ class Context:
         self.tokenizer, self.chat, self.task, self.reasoning = tokenizer, chat, task, reasoning
         self.image_tokens, self.keep = image_tokens, keep
         self.close = self._ids(chat.close)
-        self.pad = tokenizer.convert_tokens_to_ids(IMAGE_PAD)
         self.trunk: list[int] = list(self._ids(chat.start + system + chat.to_user))
-        self.system, self.frame = system, frame
+        self.system, self.words = system, words
         self.settled: list[Step] = []
         self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the trunk
         self.heads_in_trunk = 0  # 1 while the newest head already ends the trunk
         self.control = control_tokens(tokenizer)
 
     def observe(self, observation: Observation, feedback: tuple[str, ...] = ()) -> Prompt:
-        """Opens the next step with what the browser shows and what the last calls did; the prompt for it."""
+        """Open the next step with an observation and the feedback on the last calls; return its prompt."""
         if len(self.recent) == self.keep:
             self._settle(self.recent.pop(0))
         self.recent.append(self._step(observation, feedback))
@@ -211,8 +162,8 @@ class Context:
         return Prompt(tuple(self.trunk) + tuple(branch), shared=len(self.trunk), images=images)
 
     def messages(self) -> tuple[Message, ...]:
-        """The conversation up to the newest observation as chat messages, for a model that is served
-        elsewhere. What is shown and what is not is as in the prompt."""
+        """Return the conversation up to the newest observation as chat messages, for a served model. They
+        show and leave out the same as the prompt."""
         out: list[Message] = [("system", (self.system,))] if self.system else []
         for i, step in enumerate(self.settled + self.recent):
             head, page, tail, stand_in = step.words
@@ -229,13 +180,13 @@ class Context:
         return tuple(out)
 
     def respond(self, response_ids: tuple[int, ...], answer: str = "") -> None:
-        """Keeps the sampled ids of the newest step, verbatim; `answer` is their text, for `messages`."""
+        """Keep the sampled ids of the newest step, verbatim; `answer` is their text, for `messages`."""
         step = self.recent[-1]
         assert not step.response, "respond() once per observe()"
         self.recent[-1] = replace(step, response=tuple(response_ids), answer=answer)
 
     def _settle(self, step: Step) -> None:
-        """Moves a step whose observation is no longer shown into the trunk."""
+        """Move a step whose observation is no longer shown into the trunk."""
         if not self.heads_in_trunk:
             self.trunk += step.head
         self.trunk += self._ids(step.words.stand_in) + step.tail + self._kept(step) + self.close
@@ -243,8 +194,8 @@ class Context:
         self.settled.append(replace(step, image=None))  # its screenshot would only take memory
 
     def _kept(self, step: Step) -> tuple[int, ...]:
-        """What stays of a past response: all of it, or its ids from `</think>` on. (Where the template has
-        written `<think>` already, that closes it; elsewhere the tag goes too.)"""
+        """Return the ids that stay of a past response: all, or without `reasoning` those from `</think>` on.
+        Where the template has written `<think>`, the tag stays to close it; elsewhere it goes too."""
         if self.chat.drops_end and step.response[-1:] == (self.tokenizer.eos_token_id,):
             return step.response[:-1]
         if self.reasoning:
@@ -259,7 +210,7 @@ class Context:
             page = page[: max(0, self.chat.most_chars - said)]
         n = len(self.settled) + len(self.recent)
         seen, told = replace(observation, text=text, page_text=page), tuple(map(self._inert, feedback))
-        words = self.frame(n, self._inert(self.task), seen, told)
+        words = self.words(n, self._inert(self.task), seen, told)
         return Step(
             head=self._ids(words.head),
             ephemeral=self._ephemeral(words.page, observation),
@@ -269,11 +220,9 @@ class Context:
         )
 
     def _ephemeral(self, page: str, observation: Observation) -> tuple[int, ...]:
-        ids = self._ids(page)
-        if observation.image is not None:
-            pads = (self.pad,) * self.image_tokens(observation.image)
-            ids += self._ids(f"screenshot:\n{VISION_OPEN}") + pads + self._ids(f"{VISION_CLOSE}\n")
-        return ids
+        image = observation.image
+        parts = (page,) if image is None else (f"{page}screenshot:\n", image, "\n")
+        return ids_with_pictures(parts, self.tokenizer, self.image_tokens)
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
@@ -282,22 +231,42 @@ class Context:
         return inert(text, self.control)
 
 
+def ids_with_pictures(
+    parts: Iterable[str | bytes], tokenizer: PreTrainedTokenizerBase, image_tokens: Callable[[bytes], int]
+) -> tuple[int, ...]:
+    """Return the ids of texts and screenshots (PNG bytes) in their order. A screenshot becomes as many image
+    pads as `image_tokens` says, between the vision tokens; the texts before it are tokenised in one piece."""
+    pad = tokenizer.convert_tokens_to_ids(IMAGE_PAD)
+    ids: list[int] = []
+    text = ""
+    for part in parts:
+        if isinstance(part, str):
+            text += part
+            continue
+        ids += tokenizer(text + VISION_OPEN, add_special_tokens=False)["input_ids"]
+        ids += [pad] * image_tokens(part)
+        text = VISION_CLOSE
+    if text:
+        ids += tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tuple(ids)
+
+
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
-    """What the tokenizer would read as one of its added tokens, if it has any."""
+    """Return the pattern of the texts that the tokenizer reads as added tokens, if it has any."""
     added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, added))) if added else None
 
 
 def inert(text: str, control: re.Pattern[str] | None) -> str:
-    """Text from pages and users can't forge control tokens: a blank goes behind their first character.
-    Halves of surrogate pairs, which JavaScript allows in strings, become question marks."""
+    """Return text from a page or a user with a blank behind the first character of each control token, so
+    that it can't forge one. Halves of surrogate pairs, which JavaScript allows, become question marks."""
     text = text.encode("utf-8", "replace").decode()
     return control.sub(lambda m: m[0][0] + " " + m[0][1:], text) if control else text
 
 
 def answer_start(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> int:
-    """Where the first `<answer>` begins in a response's ids, be it one token or cut in several; 0 if it has
-    none."""
+    """Return where the first `<answer>` begins in a response's ids, as one token or several; 0 without
+    one."""
     if ANSWER not in tokenizer.decode(ids):
         return 0
     end = bisect_left(range(len(ids)), True, key=lambda i: ANSWER in tokenizer.decode(ids[: i + 1])) + 1
@@ -305,10 +274,8 @@ def answer_start(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> in
 
 
 def think_ends(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> tuple[int, int]:
-    """Where the last `</think>` begins and ends in a response's ids; (0, 0) if it has none.
-
-    Where it is no token of its own, the ids that hold a part of it are counted in.
-    """
+    """Return where the last `</think>` begins and ends in a response's ids; (0, 0) without one. Where it is
+    not one token, the ids that hold a part of it are counted in."""
     tag = tokenizer.convert_tokens_to_ids(THINK_END)
     if tag is not None and tag != tokenizer.unk_token_id and tag in ids:
         start = len(ids) - 1 - ids[::-1].index(tag)

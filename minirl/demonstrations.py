@@ -1,42 +1,49 @@
-"""Demonstrations from text: what a served model said, as the ids that our model would have read and said.
+"""Demonstrations: successful trajectories to clone, from scripted solutions or from dumps.
 
-Stands between dumped trajectories and imitation. The conversation is told again through the same `Context`
-that episodes use, so that a cloned turn has exactly the prompt that the model will see; here, and only here,
-a response is tokenised. Log-probs are zeros: nobody of ours sampled it.
+Stands between the task set and the warm start (sft.py). Text that a served model has said gets ids here: its
+conversation is told again through the same `Context` that episodes use, so a cloned turn has exactly the
+prompt that the model will see. Here, and only here, a response is tokenised; its log-probs are zeros, since
+no policy of ours sampled it. OpenWebRL section 3.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
-from minirl.config import AgentConfig
-from minirl.episode import Interface, conversation, shown
-from minirl.model import Preprocessor
+from minirl.episode import Harness, conversation
+from minirl.run_folder import Run
 from minirl.types import Observation, Trajectory
 
 
-def tokenised(
-    trajectory: Trajectory,
-    preprocessor: Preprocessor,
-    interface: Interface,
-    agent: AgentConfig,
-    image: Callable[[str], bytes],
-) -> Trajectory:
-    """The trajectory with ids. `interface` is our agent's, `image` finds a screenshot by its name."""
+def load_demonstrations(path: Path, run: Run, harness: Harness) -> list[Trajectory]:
+    """Return the successes of a file in a run's trajectories folder, with ids if they had none. Their
+    screenshots are copied into `run`. ValueError if there is none."""
+    source = Run(path.resolve().parents[1])
+    found = [t for t in source.load_trajectories(path.stem) if t.success and t.valid]
+    if not found:
+        raise ValueError(f"--sft.demos {path} holds no success to clone")
+    for name in {image for trajectory in found for turn in trajectory.turns for image in turn.images}:
+        run.images.put(source.images.get(name))
+    return [t if t.trunk else tokenised(t, replace(harness, images=source.images)) for t in found]
+
+
+def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:
+    """Return the trajectory with the ids that our model would have read and said."""
+    preprocessor, agent = harness.preprocessor, harness.agent
     tokenizer, chat = preprocessor.tokenizer, preprocessor.chat
-    context = conversation(agent, preprocessor, interface, trajectory.task)
+    context = conversation(agent, harness.config.agent, preprocessor, trajectory.task)
     feedback: tuple[str, ...] = ()
     turns = []
     for turn in trajectory.turns:
-        screenshot = image(turn.images[-1]) if turn.images else None
+        screenshot = harness.images.get(turn.images[-1]) if turn.images else None
         seen = Observation(turn.observation, screenshot, turn.page_text, url=turn.url)
         prompt = context.observe(seen, feedback)
         text = turn.text
-        if chat.opens_think:  # what the template has written already
+        if chat.opens_think:  # the template has written the tag already
             text = text.removeprefix("<think>").removeprefix("\n")
-        said = text + (tokenizer.eos_token if turn.finish == "stop" else "")
-        ids = tuple(tokenizer(said, add_special_tokens=False)["input_ids"])
+        end = tokenizer.eos_token if turn.finish == "stop" else ""
+        ids = tuple(tokenizer(text + end, add_special_tokens=False)["input_ids"])
         context.respond(ids, turn.text)
         turns.append(
             replace(
@@ -48,5 +55,5 @@ def tokenised(
                 text=text,
             )
         )
-        feedback = shown(agent, turn.parsed, turn.feedback)
+        feedback = agent.visible_feedback(turn.parsed, turn.feedback)
     return replace(trajectory, trunk=tuple(context.trunk), turns=tuple(turns))

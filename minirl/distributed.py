@@ -1,16 +1,12 @@
 """The processes that train together: who they are, and what they tell one another.
 
-`torchrun --nproc-per-node 8 train.py ...` starts one process, a rank, for each GPU. Every rank runs the same
-script: it has browsers, a sampler and a shard of the weights of its own, runs a share of the episodes, and
-trains on a share of every minibatch. Collective calls (`all_gather`, `broadcast`, everything on sharded
-weights)
-must be made by all ranks in the same order, so what ranks decide from files that change they decide by
-`broadcast`. Without torchrun there is one rank, and the same code runs.
+`torchrun --nproc-per-node 8 train.py ...` starts one process, a rank, for each GPU. Every rank runs the
+same script, with its own browsers, sampler and shard of the weights, on a share of the episodes and of every
+minibatch. All ranks must make collective calls (`all_gather`, `broadcast`, everything on sharded weights) in
+the same order, so decisions that depend on files go by `broadcast`. Without torchrun there is one rank.
 
-The `TaskQueue` is how a step's groups are shared out: ranks take the next task of the stream as they
-have room,
-and post what became of it. A task's seeds depend on its place in the stream alone, and acceptance goes by
-that place, so a step's batch does not depend on which rank ran what.
+Ranks take a step's tasks from the `TaskQueue` as they have room, and post what became of them. Seeds and
+acceptance go by a task's place in the stream, so a step's batch does not depend on which rank ran what.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -43,45 +39,32 @@ class Ranks:
     side: dist.ProcessGroup  # for collective calls of other threads, which must not mix with training's
 
     @property
-    def here(self) -> int:
-        """How many ranks share this machine."""
-        return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-
-    @property
     def is_main(self) -> bool:
-        """True on the rank that logs and writes the run's records."""
+        """Return True on the rank that logs and writes the run's records."""
         return self.rank == 0
 
     def all_gather(self, items: list[T]) -> list[T]:
-        """All ranks' items, rank after rank."""
+        """Return all ranks' items, rank after rank."""
         if self.world == 1:
             return items
-        parts: list[list[T]] = [[] for _ in range(self.world)]
+        parts: list[Any] = [None] * self.world
         dist.all_gather_object(parts, items)
-        return [item for part in parts for item in part]
+        return sum(parts, [])
 
     def broadcast(self, value: T) -> T:
-        """The first rank's value."""
+        """Return the first rank's value."""
         box = [value]
         if self.world > 1:
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def barrier(self) -> None:
-        """Returns when every rank has come here."""
+        """Return when every rank has come here."""
         self.all_gather([])
 
-    def neighbours(self, count: int) -> dist.ProcessGroup:
-        """This rank and those beside it, `count` together, for collective calls of another thread. A
-        collective call. ValueError if the ranks can't be cut like that."""
-        if self.here % count:
-            raise ValueError(
-                f"--sampler.tensor-parallel {count} does not divide a machine's {self.here} ranks"
-            )
-        return dist.new_subgroups(count, backend="gloo")[0]
-
     def mesh(self, replicas: int) -> DeviceMesh:
-        """(replicate, shard): `replicas` groups of ranks, each with one full copy of the weights."""
+        """Return the mesh (replicate, shard) of `replicas` groups of ranks, each with all of the weights.
+        ValueError if the ranks can't be divided like that."""
         if self.world % replicas:
             raise ValueError(f"--optim.replicas {replicas} does not divide the number of ranks, {self.world}")
         shape = (replicas, self.world // replicas)
@@ -91,10 +74,8 @@ class Ranks:
 
 @contextlib.contextmanager
 def open_ranks(episode_seconds: float = 0.0) -> Iterator[Ranks]:
-    """Joins the ranks that torchrun has started, or stands alone.
-
-    A collective call fails when a rank does not come for longer than an episode may take and half an hour.
-    """
+    """Join the ranks that torchrun has started, or stand alone. A collective call fails when a rank is later
+    than an episode may take and half an hour."""
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
     if cuda:
@@ -111,34 +92,34 @@ def open_ranks(episode_seconds: float = 0.0) -> Iterator[Ranks]:
 
 
 class TaskQueue:
-    """The tasks of one step: which are taken, and what became of them. `name` is used once per process.
-
-    With `claim()` 0, 1, 2 by three ranks, and 1 posted True, `results()` is {1: True} on all of them.
-    """
+    """The tasks of one step, under a name used once: with `claim()` 0, 1, 2 by three ranks, and 1 posted
+    True, `results()` is {1: True} on all of them."""
 
     def __init__(self, ranks: Ranks, name: str):
         self.store = dist.PrefixStore(name, ranks.store)
         self.known: dict[int, bool] = {}
 
     def claim(self) -> int:
-        """The number of a task that nobody else will run."""
+        """Return the number of a task that no other rank will run."""
         return self.store.add("claimed", 1) - 1
 
     def claimed(self) -> int:
+        """Return how many tasks are taken."""
         return self.store.add("claimed", 0)
 
     def post(self, n: int, kept: bool) -> None:
+        """Tell all ranks whether task `n`'s group is kept."""
         self.store.set(str(n), "kept" if kept else "dropped")
 
     def give_up(self) -> None:
-        """Tells all ranks to stop collecting."""
+        """Tell all ranks to stop collecting."""
         self.store.set("given up", "")
 
     def given_up(self) -> bool:
         return self.store.check(["given up"])
 
     def results(self) -> dict[int, bool]:
-        """What is known of the tasks so far: whether their groups are kept."""
+        """Return whether each task that has ended so far is kept."""
         for n in range(self.claimed()):
             if n not in self.known and self.store.check([str(n)]):
                 self.known[n] = self.store.get(str(n)) == b"kept"
@@ -146,5 +127,5 @@ class TaskQueue:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded; a collective call."""
+    """Return all of a tensor that may be sharded; a collective call."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,6 +1,4 @@
-"""What is minimised: a weight and an advantage for every response token, whatever the method.
-
-Stands between rows and the optimizer. Pure functions: tensors in, loss and metrics out.
+"""The loss: a weight and an advantage for every response token. Stands between rows and the optimizer.
 
     grpo         sum of  w * [ max(-ratio * A, -clip(ratio, 1 - low, 1 + high) * A)  +  kl * k3 ]
     filtered-bc  sum of  w * -logprob, over the successes only (online: each step's own)
@@ -15,10 +13,8 @@ reference. Every log-prob is of the tempered distribution over the tokens that t
 The papers differ in how tokens are averaged, which is all in w. In a minibatch, |r| is the length of a
 response, T the turns of its trajectory, G the trajectories of its group:
 
-    openwebrl    1 / (|r| * turns of the minibatch)     the mean over turns of each turn's token mean, without
-                 1/T, so that a long trajectory counts for more. The paper's formula divides the sum over
-                 turns by the trajectories instead (`--loss.over trajectories`); the released code by the
-                 turns.
+    openwebrl    1 / (|r| * turns of the minibatch)     mean over turns of each turn's token mean, as in the
+                 released code; the paper's formula divides by the trajectories (`--loss.over trajectories`).
     webagent-r1  1 / (|r| * T * G * groups)             mean over tokens, turns, group, tasks: M-GRPO. The
                  released code takes one token mean per trajectory, which is `grpo` here.
     grpo         1 / (tokens of the trajectory * G * groups)
@@ -41,17 +37,12 @@ from torch import Tensor
 
 from minirl.config import LossConfig
 
-# --- log-probs -------------------------------------------------------------------------------------
-
 
 def token_logprobs(
     hidden_NH: Tensor, targets_N: Tensor, weight_VH: Tensor, bias_V: Tensor, temperature: float
 ) -> Tensor:
-    """log softmax((hidden @ weight.T + bias) / temperature) at the targets, (N,) in float32.
-
-    Neither pass holds (N, V) logits: Liger goes over blocks of the vocabulary, and over them again for the
-    gradient. The bias is very negative, but finite, for tokens that can't be sampled.
-    """
+    """Return log softmax((hidden @ weight.T + bias) / temperature) at the targets, (N,) in float32. In both
+    passes Liger goes over blocks of the vocabulary, so that there are never (N, V) logits."""
     args = (hidden_NH[None], weight_VH, targets_N[None])
     return LigerFusedLinearPPOBase.chunk_forward(*args, bias=bias_V, temperature=temperature)[0]
 
@@ -60,7 +51,7 @@ def token_logprobs(
 def token_entropies(
     hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor, temperature: float, chunk: int = 256
 ) -> Tensor:
-    """The entropies (N,) of the same distributions; a metric, without gradient."""
+    """Return the entropies (N,) of the same distributions; a metric, without gradient."""
     out = []
     for part_nH in hidden_NH.split(chunk):
         logits_nV = (part_nH @ weight_VH.T + bias_V).float() / temperature
@@ -69,20 +60,17 @@ def token_entropies(
     return torch.cat(out)
 
 
-# --- weights ---------------------------------------------------------------------------------------
-
-
 def turn_weights(
     groups: Sequence[int],
     lengths: Sequence[Sequence[int]],
     config: LossConfig,
-    step: Mapping[int, int] | None = None,
+    sizes: Mapping[int, int] | None = None,
 ) -> list[list[float]]:
-    """The weight of each token of every turn of a minibatch's trajectories.
+    """Return the weight of each token of every turn of a minibatch's trajectories.
 
-    `groups[i]` says which group trajectory i belongs to, `lengths[i]` how long its responses are. `step` is
-    how many trajectories each group has in the whole step, by default as many as here: a mean over groups
-    must not give a group's only member in this minibatch the weight of all.
+    Trajectory i belongs to group `groups[i]`, and its responses are `lengths[i]` long. `sizes` says how many
+    trajectories each group has in the whole step (by default: here), so that a group's only one in this
+    minibatch does not get the weight of all.
 
     Two trajectories of one group, of one turn of 2 tokens and of two turns of 4 and 1 tokens:
 
@@ -91,33 +79,26 @@ def turn_weights(
     >>> turn_weights([0, 0], [[2], [4, 1]], LossConfig(weighting="webagent-r1"))
     [[0.25], [0.0625, 0.25]]
     """
-    turns, tokens = sum(map(len, lengths)), sum(map(sum, lengths))
-    over = turns if config.over == "turns" else len(lengths)
-    sizes = step or Counter(groups)
+    sizes = sizes or Counter(groups)
     mean_size = sum(sizes.values()) / len(sizes)
-    out = []
-    for group, own in zip(groups, lengths, strict=True):
-        per_trajectory = mean_size / sizes[group] / len(groups)  # 1 / (G * groups), if all are here
-        if config.weighting == "openwebrl":
-            out.append([1 / (n * over) for n in own])
-        elif config.weighting == "webagent-r1":
-            out.append([per_trajectory / (n * len(own)) for n in own])
-        elif config.weighting == "grpo":
-            out.append([per_trajectory / sum(own) for _ in own])
-        else:
-            out.append([1 / tokens for _ in own])
-    return out
+    over = sum(map(len, lengths)) if config.over == "turns" else len(lengths)
+    tokens = sum(map(sum, lengths))
+    shares = [mean_size / sizes[group] / len(groups) for group in groups]  # 1 / (G * groups), if all are here
+    weight = {
+        "openwebrl": lambda n, own, share: 1 / (n * over),
+        "webagent-r1": lambda n, own, share: share / (n * len(own)),
+        "grpo": lambda n, own, share: share / sum(own),
+        "token-mean": lambda n, own, share: 1 / tokens,
+    }[config.weighting]
+    return [[weight(n, own, share) for n in own] for own, share in zip(lengths, shares, strict=True)]
 
 
 def truncated_correction(trainer: Sequence[float], sampler: Sequence[float], limit: float) -> list[float]:
-    """min(p trainer / p sampler, limit) for every token; all 1 if the limit is 0."""
+    """Return min(p trainer / p sampler, limit) for every token; all 1 if the limit is 0."""
     if not limit:
         return [1.0] * len(trainer)
     difference = torch.tensor(trainer) - torch.tensor(sampler)
     return difference.exp().clamp_max(limit).tolist()
-
-
-# --- losses ----------------------------------------------------------------------------------------
 
 
 def policy_loss(
@@ -128,8 +109,7 @@ def policy_loss(
     weight_N: Tensor,
     config: LossConfig,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted clipped loss, and sums over the tokens that count (divide by "tokens"). A token of weight
-    0 is there for the shape of the computation only, and is in no statistic."""
+    """Return the weighted clipped loss, and sums over the tokens of positive weight (divide by "tokens")."""
     counts_N = weight_N > 0  # by selection: 0 times an overflow would be no number
     logprobs_N, old_N, advantage_N = logprobs_N[counts_N], old_N[counts_N], advantage_N[counts_N]
     ratio_N = (logprobs_N - old_N).exp()
@@ -151,5 +131,5 @@ def policy_loss(
 
 
 def likelihood_loss(logprobs_N: Tensor, advantage_N: Tensor, weight_N: Tensor) -> Tensor:
-    """Weighted negative log-likelihood: imitation, filtered behaviour cloning and AWR."""
+    """Return the weighted negative log-likelihood: imitation, filtered behaviour cloning and AWR."""
     return -(weight_N * advantage_N * logprobs_N).sum()

@@ -1,4 +1,7 @@
-"""What a step's episodes say in numbers. Keys are those of metrics.jsonl."""
+"""Numbers of a step's episodes: success, rewards, lengths, groups and a judge's agreement.
+
+Stands at the end of a training step. The keys of `rollout_metrics` are those of metrics.jsonl.
+"""
 
 from __future__ import annotations
 
@@ -11,39 +14,42 @@ from minirl.types import Trajectory
 
 
 def trajectory_tokens(trajectory: Trajectory) -> int:
-    """The length of the last turn's prompt and response: what the whole episode takes as one context."""
+    """Return the length of the last turn's prompt and response: the size of the whole episode as a
+    context."""
     turn = trajectory.turns[-1]
     return turn.shared + len(turn.branch) + len(turn.response_ids)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not exceed."""
+    """Return the smallest value that at least `share` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
 
 
 def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
-    """How a judge's rewards compare with what the tasks' own verifiers found (`--reward.by judge`): the share
-    of the valid episodes that earned 1, which stands beside `success`; how many the judge was asked about;
-    and of these, the shares that it was right on, that failed and it let pass, and that succeeded and it did
-    not. Nothing if no judge was asked about a task that can tell the truth."""
-    asked = [t for t in valid if t.task.goal and t.final_state.get("verdict") is not None]
-    if not asked:
+    """Return how a judge's rewards compare with the tasks' own rules (`--reward.by judge`).
+
+    judged_success is the share of the valid episodes that earned 1, beside `success`; judge/asked the number
+    of verdicts; then the shares of these that are right, that passed a failure and that failed a success.
+    Nothing if no judge was asked about a task that can tell the truth.
+    """
+    pairs = [(t.success, t.verdict.success) for t in valid if t.task.goal and t.verdict is not None]
+    pairs = [(truth, said) for truth, said in pairs if said is not None]
+    if not pairs:
         return {}
-    told = [(t.success, t.final_state["verdict"]) for t in asked]
     return {
         "judged_success": mean(t.reward == 1 for t in valid),
-        "judge/asked": len(asked),
-        "judge/agreement": mean(truth == verdict for truth, verdict in told),
-        "judge/false_pos": mean(verdict and not truth for truth, verdict in told),
-        "judge/false_neg": mean(truth and not verdict for truth, verdict in told),
+        "judge/asked": len(pairs),
+        "judge/agreement": mean(truth == said for truth, said in pairs),
+        "judge/false_pos": mean(said and not truth for truth, said in pairs),
+        "judge/false_neg": mean(truth and not said for truth, said in pairs),
     }
 
 
 def rollout_metrics(collected: Collected) -> dict[str, float]:
-    """Success and reward over all valid episodes that finished, so that dropping equal groups does not
-    colour them; how the groups fared; and the browsers' diagnostics (see Trajectory), means over all episodes
-    that got one. A step without a valid episode has no means, only counts."""
+    """Return success and reward over all valid episodes that finished, those of dropped groups included; the
+    counts of groups; and the browsers' diagnostics (see Trajectory), means over all episodes that got one. A
+    step without a valid episode has no means, only counts."""
     valid = [t for t in collected.finished if t.valid]
     means = {}
     if valid:

@@ -1,89 +1,66 @@
-"""Checkpoints as folders: the weights, and what surrounds them.
+"""Models from Hugging Face folders or hub names: their weights, their preprocessors, and their inputs.
 
-Stands between config and everything that needs ids or weights. `load_preprocessor` reads what is around the
-weights (tokenizer, chat format, image processor), `load_model` the weights, both from an ordinary Hugging
-Face folder or hub name.
+Stands between config and everything that needs ids or weights: the sampler, rows and prefix trees. A sampled
+image pad would have no image, and break the next forward pass. So sampler and trained policy both mask vision
+tokens (`Preprocessor.suppressed`), and the policy's distribution is over the remaining vocabulary.
 
-The sampler never picks vision tokens (a sampled image pad has no image, and breaks the next forward), so
-the policy's distribution is over the remaining vocabulary: `Language.suppressed` holds what is left out,
-and the sampler and the trained policy mask it alike.
-
-Shape suffixes: L row length.
+Shape suffixes: B rows, L row length, 3 the axes of a position (time, height, width).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
 import torch
+import transformers
 from PIL import Image
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from minirl.config import ModelConfig
 from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN, ChatFormat
-from minirl.tiny.onednn_linear import quicken
 
 VIDEO_PAD = "<|video_pad|>"
-BLANK = "blank"  # names BLANK_PNG, a picture for rows that must show one and have none
+Grid = tuple[int, int, int]  # an image's patches: frames, rows, columns
+Picture = tuple[Tensor, Grid]  # patches (n, channels * patch^2 * 2), and their grid
 
 
-def _blank() -> bytes:
-    out = io.BytesIO()
-    Image.new("RGB", (32, 32)).save(out, "PNG")
-    return out.getvalue()
-
-
-BLANK_PNG = _blank()
+def request_seed(*parts: object) -> int:
+    """Return a seed made from names (run seed, step, task id, member, turn), equal on every machine."""
+    digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 class Images:
-    """A model's image processor with a memory: the same screenshot is prepared once.
-
-    Pages repeat, and a screenshot is needed for its token count, for sampling and for every training
-    epoch. The cache holds `capacity` prepared images (about 30 MB each at 1280 x 1000 pixels) and drops
-    the least recently used.
-    """
+    """A model's image processor that keeps the last `capacity` prepared images (about 30 MB each at
+    1280 x 1000 pixels), for a screenshot is counted, sampled with, and trained on in every epoch."""
 
     def __init__(self, path: str, max_pixels: int | None, capacity: int = 64):
         # PIL rather than torchvision: the same pixels on every machine, whatever else is installed
-        self.processor = AutoImageProcessor.from_pretrained(path, backend="pil")
-        size = dict(self.processor.size)
+        self.processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
+        self.size, self.merge = dict(self.processor.size), self.processor.merge_size
         if max_pixels is not None:
-            unit = self.processor.patch_size * self.processor.merge_size
-            size = {"shortest_edge": unit * unit, "longest_edge": max_pixels}
-        self.size, self.merge = size, self.processor.merge_size
+            unit = self.processor.patch_size * self.merge
+            self.size = {"shortest_edge": unit * unit, "longest_edge": max_pixels}
         self.prepare = functools.lru_cache(capacity)(self._prepare)  # safe from several threads
 
-    def _prepare(self, png: bytes) -> tuple[Tensor, tuple[int, int, int]]:
-        """Patches (n, channels * patch^2 * 2) and their grid (frames, rows, columns)."""
+    def _prepare(self, png: bytes) -> Picture:
+        """Return a screenshot's patches and their grid. ValueError or OSError if it is damaged."""
         try:
             picture = Image.open(io.BytesIO(png)).convert("RGB")
-        except SyntaxError as error:  # as PIL calls some damages
+        except SyntaxError as error:  # PIL's name for some damages
             raise ValueError(f"a picture can't be decoded: {error}") from None
         out = self.processor(images=[picture], size=self.size, return_tensors="pt")
         return out["pixel_values"], tuple(out["image_grid_thw"][0].tolist())
-
-    def tokens(self, png: bytes) -> int:
-        """How many image pads the screenshot takes in a prompt."""
-        frames, rows, columns = self.prepare(png)[1]
-        return frames * rows * columns // self.merge**2
 
 
 @dataclass
@@ -95,71 +72,39 @@ class Preprocessor:
     images: Images | None  # None for text models
     suppressed: tuple[int, ...]  # ids that are never sampled
     end: tuple[int, ...]  # ids that end a response
-    pad: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.pad = self.tokenizer.convert_tokens_to_ids(IMAGE_PAD) if self.images else -1
+    @functools.cached_property
+    def pad(self) -> int:
+        """Return the image pad's id, -1 for a text model."""
+        return self.tokenizer.convert_tokens_to_ids(IMAGE_PAD) if self.images else -1
 
     def image_tokens(self, png: bytes) -> int:
+        """Return how many image pads a screenshot takes in a prompt. ValueError for a text model."""
         if self.images is None:
             raise ValueError("this model can't see; use a vision-language model for the visual agent")
-        return self.images.tokens(png)
+        return len(self.images.prepare(png)[0]) // self.images.merge**2
 
 
 def load_preprocessor(config: ModelConfig) -> Preprocessor:
-    """Tokenizer, chat format and image processor of a checkpoint. ValueError if the path has none."""
+    """Return a checkpoint's tokenizer, chat format and image processor. ValueError if one is missing."""
     settings = _settings(config.path)
     visual = hasattr(settings, "vision_config")
     capacity = 64 if config.max_pixels is None else max(64, 2**31 // (24 * config.max_pixels))  # 2 GB
     with _reading(config.path):
-        tokenizer = AutoTokenizer.from_pretrained(config.path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(config.path)
         vocabulary = tokenizer.get_vocab()
         if vocabulary.keys() <= set(tokenizer.all_special_tokens):  # made up from the model's type alone
             raise ValueError("no tokenizer there")
         images = Images(config.path, config.max_pixels, capacity) if visual else None
-    vision = (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, VIDEO_PAD)
-    size = settings.get_text_config().vocab_size
-    unused = range(max(vocabulary.values()) + 1, size)  # rows beyond the tokenizer, for alignment only
-    return Preprocessor(
-        tokenizer=tokenizer,
-        chat=ChatFormat.from_template(tokenizer),
-        images=images,
-        suppressed=tuple(vocabulary[t] for t in vision if t in vocabulary) + tuple(unused),
-        end=(tokenizer.eos_token_id,),
-    )
-
-
-def _settings(path: str) -> PreTrainedConfig:
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
-    if looks_local and not (Path(path) / "config.json").is_file():
-        raise ValueError(f"--model.path {path}: no config.json there; give a Hugging Face folder or hub name")
-    with _reading(path):
-        return AutoConfig.from_pretrained(path)
-
-
-@contextlib.contextmanager
-def _reading(path: str) -> Iterator[None]:
-    """What is missing or broken in a folder is one line for the user, whichever library finds it."""
-    try:
-        yield
-    except Exception as error:  # tokenizers raises bare ones, safetensors its own, torch RuntimeError
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"--model.path {path} can't be loaded: {reason}") from error
-
-
-def check_checkpoint(config: ModelConfig) -> None:
-    """Raises ValueError if a folder's checkpoint can't be loaded, without reading its weights."""
-    load_preprocessor(config)
-    with _reading(config.path):
-        files = list(Path(config.path).glob("*.safetensors"))
-        if not files:
-            raise ValueError("no *.safetensors file there")
-        for file in files:  # opening one compares its size with what its header announces
-            with safetensors.safe_open(file, "pt"):
-                pass
+    vision = [vocabulary[t] for t in (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, VIDEO_PAD) if t in vocabulary]
+    # the head's rows beyond the tokenizer are for alignment only
+    unused = range(max(vocabulary.values()) + 1, settings.get_text_config().vocab_size)
+    chat, end = ChatFormat.from_template(tokenizer), (tokenizer.eos_token_id,)
+    return Preprocessor(tokenizer, chat, images, suppressed=(*vision, *unused), end=end)
 
 
 def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Return the type that a model computes in on a device."""
     if config.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return getattr(torch, config.dtype)
@@ -168,35 +113,95 @@ def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 def load_model(
     config: ModelConfig, device: torch.device, dtype: torch.dtype | str | None = None
 ) -> PreTrainedModel:
-    """The weights on one device, in `dtype` ("auto": as they are stored), by default the one that the config
-    computes in. ValueError if some are missing."""
-    settings = _settings(config.path)
+    """Return the weights on one device, in `dtype` ("auto": as they are stored), by default the one that the
+    config computes in. ValueError if some are missing."""
+    auto, dtype = _auto(_settings(config.path)), dtype or compute_dtype(config, device)
     with _reading(config.path):
-        model, found = _auto(settings).from_pretrained(
-            config.path,
-            dtype=dtype or compute_dtype(config, device),
-            attn_implementation="sdpa",
-            output_loading_info=True,
-        )
+        options = {"attn_implementation": "sdpa", "output_loading_info": True}
+        model, found = auto.from_pretrained(config.path, dtype=dtype, **options)
         if found["missing_keys"]:  # they would be random
             raise ValueError(f"no weights for {min(found['missing_keys'])}")
-    quicken(model)
     return model.to(device)
 
 
+def check_checkpoint(config: ModelConfig) -> None:
+    """Raise ValueError if a folder's checkpoint can't be loaded, without reading its weights."""
+    load_preprocessor(config)
+    with _reading(config.path):
+        files = list(Path(config.path).glob("*.safetensors"))
+        if not files:
+            raise ValueError("no *.safetensors file there")
+        for file in files:
+            safetensors.safe_open(file, "pt")  # compares its size with the one that its header announces
+
+
 def blueprint(path: str) -> PreTrainedModel:
-    """A checkpoint's model without weights, read from its config alone. ValueError if there is none."""
+    """Return a checkpoint's model without weights, made from its config. ValueError if there is none."""
     settings = _settings(path)
     with torch.device("meta"):
         return _auto(settings).from_config(settings)
 
 
-def _auto(settings: PreTrainedConfig) -> type[AutoModelForImageTextToText | AutoModelForCausalLM]:
-    return AutoModelForImageTextToText if hasattr(settings, "vision_config") else AutoModelForCausalLM
+def _auto(settings: PreTrainedConfig) -> Any:
+    vision = hasattr(settings, "vision_config")
+    return transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
+
+
+def _settings(path: str) -> PreTrainedConfig:
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
+    if looks_local and not (Path(path) / "config.json").is_file():
+        raise ValueError(f"--model.path {path}: no config.json there; give a Hugging Face folder or hub name")
+    with _reading(path):
+        return transformers.AutoConfig.from_pretrained(path)
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Turn a failure to read a checkpoint into a ValueError of one line."""
+    try:
+        yield
+    except Exception as error:  # tokenizers raises bare ones, safetensors its own, torch RuntimeError
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"--model.path {path} can't be loaded: {reason}") from error
+
+
+class Encoded(NamedTuple):
+    """One sequence as a model reads it; `pictures` stand in the order of their pads."""
+
+    ids_L: np.ndarray
+    position_3L: np.ndarray
+    pictures: list[Picture]
+
+
+def encode(ids: Sequence[int], pngs: Sequence[bytes], preprocessor: Preprocessor) -> Encoded:
+    """Return ids with their positions, and the prepared screenshots, of which a text model has none."""
+    ids_L, images = np.array(ids, dtype=np.int64), preprocessor.images
+    pictures = [images.prepare(png) for png in pngs] if images else []
+    grids, merge = [grid for _, grid in pictures], images.merge if images else 1
+    return Encoded(ids_L, positions(ids_L, grids, preprocessor.pad, merge), pictures)
+
+
+def padded_inputs(
+    rows: Sequence[Encoded], preprocessor: Preprocessor, device: torch.device
+) -> dict[str, Tensor]:
+    """Return the inputs of a forward pass over rows, with padding (id and position 0) behind the shorter
+    ones; without an attention mask. A text model has one axis of positions, (B, L)."""
+    B, L = len(rows), max(len(row.ids_L) for row in rows)
+    ids_BL = np.zeros((B, L), dtype=np.int64)
+    position_3BL = np.zeros((3, B, L), dtype=np.int64)
+    for b, row in enumerate(rows):
+        ids_BL[b, : len(row.ids_L)] = row.ids_L
+        position_3BL[:, b, : len(row.ids_L)] = row.position_3L
+    position = position_3BL if preprocessor.images else position_3BL[0]
+    inputs = {"input_ids": torch.from_numpy(ids_BL), "position_ids": torch.from_numpy(position)}
+    if pictures := [picture for row in rows for picture in row.pictures]:
+        inputs["pixel_values"] = torch.cat([patches for patches, _ in pictures])
+        inputs["image_grid_thw"] = torch.tensor([grid for _, grid in pictures])
+    return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
 def image_starts(ids: np.ndarray, lengths: Sequence[int], pad: int) -> list[int]:
-    """Where each image's run of pads begins in one row's ids, given how many pads each image has.
+    """Return where each image's run of pads begins in one row's ids, given how many pads each image has.
 
     >>> image_starts(np.array([1, 9, 9, 2, 9, 3]), [2, 1], pad=9)
     [1, 4]
@@ -213,8 +218,8 @@ def image_starts(ids: np.ndarray, lengths: Sequence[int], pad: int) -> list[int]
     return starts
 
 
-def positions(ids: np.ndarray, grids: list[tuple[int, int, int]], pad: int, merge: int) -> np.ndarray:
-    """MRoPE positions (3, L) of one row: time, height, width.
+def positions(ids: np.ndarray, grids: Sequence[Grid], pad: int, merge: int) -> np.ndarray:
+    """Return the MRoPE positions (3, L) of one row: time, height, width.
 
     Text counts on in all three axes; an image of r x c merged patches starts at the next position p and
     takes (p, p + row, p + column), and text goes on at p + max(r, c). For ids T T I I I I T with one
@@ -225,10 +230,8 @@ def positions(ids: np.ndarray, grids: list[tuple[int, int, int]], pad: int, merg
     i = p = 0
     for (r, c), start in zip(merged, image_starts(ids, [r * c for r, c in merged], pad), strict=True):
         out[:, i:start] = np.arange(p, p + start - i)
-        p += start - i
-        out[0, start : start + r * c] = p
-        out[1, start : start + r * c] = p + np.repeat(np.arange(r), c)
-        out[2, start : start + r * c] = p + np.tile(np.arange(c), r)
-        i, p = start + r * c, p + max(r, c)
+        p, i = p + start - i, start + r * c
+        out[:, start:i] = p + np.indices((1, r, c)).reshape(3, -1)
+        p += max(r, c)
     out[:, i:] = np.arange(p, p + len(ids) - i)
     return out

@@ -1,8 +1,7 @@
 """The policy: rows of ids and images in, log-probs of chosen tokens out, on as many ranks as there are.
 
-Stands between rows and the trainer. `make_policy` shards the weights with FSDP2 (with replicas, HSDP): each
-decoder layer and each vision block is a unit that is gathered when it is needed; the policy itself is the
-root, which holds the rest (embeddings, head, norms).
+Stands between rows and the trainer. The weights are sharded with FSDP2 (with replicas, HSDP): each decoder
+layer and vision block is a unit; the policy itself is the root, which holds embeddings, head and norms.
 
 Shape suffixes: B rows, L padded row length, N scored tokens of all rows, V vocabulary, H hidden size.
 """
@@ -30,13 +29,9 @@ NEVER = -1e30
 
 
 class Policy(nn.Module):
-    """The trained model as one module: rows in, log-probs of chosen tokens out.
-
-    `suppressed_V` is 0, or NEVER for tokens that the sampler can't choose; `temperature` the sampler's.
-    Both are parts of the distribution that was sampled, and so of the one that is trained. All that needs
-    weights happens inside `forward`, because a sharded module gathers them when it is called, the head's
-    too, tied or not.
-    """
+    """The trained model and the distribution that is sampled from it: of a `temperature`, and with NEVER in
+    `suppressed_V` for tokens that the sampler can't choose. All that needs weights happens inside `forward`,
+    because a sharded module gathers them when it is called, the head's too, tied or not."""
 
     def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, temperature: float):
         super().__init__()
@@ -49,8 +44,8 @@ class Policy(nn.Module):
     def forward(
         self, inputs: dict[str, Any], sources_N: Tensor, targets_N: Tensor, entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs (N,) of `targets_N`, each predicted from the flat (B * L) position in `sources_N`; and
-        if asked for the entropies (N,), without gradient."""
+        """Return the log-probs (N,) of `targets_N`, each predicted from the flat (B * L) position in
+        `sources_N`; and with `entropy` the entropies (N,), without gradient."""
         hidden_BLH = self.model.model(**inputs, use_cache=False).last_hidden_state
         hidden_NH = hidden_BLH.flatten(0, 1)[sources_N]
         head = (self.model.get_output_embeddings().weight, self.suppressed_V, self.temperature)
@@ -62,8 +57,9 @@ class Policy(nn.Module):
 def make_policy(
     model: PreTrainedModel, preprocessor: Preprocessor, config: Config, ranks: Ranks, train: bool = True
 ) -> Policy:
-    """The model as a policy on this rank's device: float32 weights, sharded, computed with in the config's
-    dtype. A single rank that computes in float32 has nothing to shard or to cast, and keeps plain tensors."""
+    """Return the model as a policy on this rank: float32 weights, sharded unless one rank computes in
+    float32, and computed with in the config's dtype. ValueError if this model or machine can't do what it
+    asks for."""
     policy = Policy(model, preprocessor, config.sampler.temperature)
     policy.requires_grad_(train)
     if train and config.model.gradient_checkpointing:
@@ -80,33 +76,26 @@ def make_policy(
     if config.optim.offload and ranks.device.type != "cuda":
         raise ValueError("--optim.offload moves weights off a GPU; there is none")
     # inputs are cast at the root alone: inside, rotary tables are float32 on purpose
-    whole = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     settings: dict[str, Any] = {
         "mesh": ranks.mesh(config.optim.replicas),
-        "mp_policy": replace(whole, cast_forward_inputs=False),
+        "mp_policy": replace(precision, cast_forward_inputs=False),
         "offload_policy": CPUOffloadPolicy() if config.optim.offload else OffloadPolicy(),
     }
-    # a unit is gathered, used and freed at a time: each decoder layer and vision block, and all the rest
     for module in list(model.modules()):
         if isinstance(module, GradientCheckpointingLayer):
             fully_shard(module, **settings)
-    fully_shard(policy, **settings | {"mp_policy": whole})
+    fully_shard(policy, **settings | {"mp_policy": precision})
     return policy.float()
 
 
+@torch.no_grad()
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Fills `target`, sharded or not, with the weights of a whole model of the same shape."""
+    """Fill `target` with the weights of a model of its shape, which is whole or sharded as `target` is."""
     given = dict(source.named_parameters())
-    with torch.no_grad():
-        for name, own in target.named_parameters():
-            new = given[name].to(own.device, own.dtype)
-            if isinstance(own, DTensor):  # every rank has all of it, so nothing need be sent
-                new = distribute_tensor(new, own.device_mesh, own.placements, src_data_rank=None)
-            own.copy_(new)
-
-
-def copy_local(source: nn.Module, target: nn.Module) -> None:
-    """Fills `target` with the weights of a module that is sharded alike."""
-    with torch.no_grad():
-        for own, new in zip(target.parameters(), source.parameters(), strict=True):
-            own.copy_(new)
+    for name, own in target.named_parameters():
+        new = given[name].to(own.device, own.dtype)
+        if isinstance(own, DTensor) and not isinstance(new, DTensor):
+            # every rank has all of it, so nothing need be sent
+            new = distribute_tensor(new, own.device_mesh, own.placements, src_data_rank=None)
+        own.copy_(new)

@@ -1,4 +1,4 @@
-"""The recipes as functions, and the command line that starts from one.
+"""The recipes as functions: what each paper's values are.
 
 A recipe is a complete `Config`; flags change single values (`python train.py tiny --loss.clip-high 0.3`).
 Values are the papers'; where only released code or a public fork states one, the recipe says so. Where
@@ -7,14 +7,8 @@ paper and code disagree, the recipe follows the paper.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
-import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from minirl.config import (
     AgentConfig,
@@ -30,7 +24,6 @@ from minirl.config import (
     RolloutConfig,
     SamplerConfig,
     SftConfig,
-    check,
 )
 
 
@@ -162,36 +155,6 @@ def autowebworld_3b() -> Config:
     return replace(config, recipe="autowebworld_3b", model=model)
 
 
-def tiny_judge() -> Config:
-    """A judge of 1M parameters for the generated shop. It is asked in one line, and shown the browser's
-    reports and one small screenshot; at this size it can only go by the reports."""
-    config = tiny()
-    return replace(
-        config,
-        recipe="tiny_judge",
-        batch=replace(config.batch, micro_tokens=4096),
-        sft=SftConfig(lr=2e-3, epochs=1000, max_steps=800, batch=32),
-    )
-
-
-def judge_4b() -> Config:
-    """OpenWebRL-Judge-4B. The paper states 12.5K labels, but neither what the judges started from (its table
-    3 compares them with the Instruct models) nor how they were trained: learning rate, epochs, batch and the
-    frozen vision tower are those of its policy's SFT."""
-    return Config(
-        recipe="judge_4b",
-        model=ModelConfig(path="Qwen/Qwen3-VL-4B-Instruct", gradient_checkpointing=True, freeze_vision=True),
-        sft=SftConfig(lr=1e-5, epochs=3, batch=128, warmup=0.1),
-    )
-
-
-def judge_8b() -> Config:
-    """OpenWebRL-Judge-8B, which the paper trains policies with."""
-    config = judge_4b()
-    model = replace(config.model, path="Qwen/Qwen3-VL-8B-Instruct")
-    return replace(config, recipe="judge_8b", model=model)
-
-
 RECIPES: dict[str, Callable[[], Config]] = {
     recipe.__name__: recipe
     for recipe in (
@@ -205,60 +168,3 @@ RECIPES: dict[str, Callable[[], Config]] = {
         autowebworld_7b,
     )
 }
-
-JUDGE_RECIPES: dict[str, Callable[[], Config]] = {
-    recipe.__name__: recipe for recipe in (tiny_judge, judge_4b, judge_8b)
-}
-
-
-# --- the command line ------------------------------------------------------------------------------
-
-
-def from_command_line(
-    argv: Sequence[str], prog: str, recipes: Mapping[str, Callable[[], Config]] = RECIPES
-) -> Config:
-    """`RECIPE [flags]`; no recipe means the first one, tiny. Raises ValueError for anything that can't be
-    understood, and for values that can't be."""
-    return check(parsed(argv, prog, recipes))
-
-
-def parsed(argv: Sequence[str], prog: str, recipes: Mapping[str, Callable[[], Config]] = RECIPES) -> Config:
-    """The config of a command line, whether its values fit together or not. ValueError for anything that
-    can't be understood."""
-    import tyro  # not at import time: everything else works without a command line
-
-    name, flags = (next(iter(recipes)), argv) if not argv or argv[0].startswith("-") else (argv[0], argv[1:])
-    recipe = recipes.get(name.replace("-", "_"))
-    if recipe is None:
-        raise ValueError(f"unknown recipe {name!r}; there are {', '.join(recipes)}")
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            config = tyro.cli(
-                Config,
-                args=list(flags),
-                default=recipe(),
-                prog=f"{prog} {name}",
-                description=recipe.__doc__,
-            )
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        words = re.sub(r"[│╭╮╰╯─╷╵┃━]+", " ", re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()))
-        raise ValueError(" ".join(words.split())[:400]) from None
-    return config
-
-
-def run_main(main: Callable[[Sequence[str]], None]) -> None:
-    """Runs a script's `main`: a user's mistake is one line and exit status 2, never a traceback
-    (unless MINIRL_TRACEBACK is set, for those who look for a mistake of ours)."""
-    try:
-        main(sys.argv[1:])
-    except (ValueError, OSError) as problem:
-        if "MINIRL_TRACEBACK" in os.environ:
-            raise
-        print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)

@@ -1,10 +1,10 @@
-"""The records that flow through minirl, in the order in which they are made.
+"""The records that flow through minirl, in the order in which they are made, and the protocols of the rooms.
 
     Task -> (episode) -> Trajectory of Turns -> Group -> rows -> loss -> weights -> sampler
 
-Everything is a frozen dataclass: a record is made once, by the stage that owns it, and later stages
-derive new ones (`dataclasses.replace`) instead of writing into old ones. Token ids are plain tuples
-of ints, so that a record can be compared, dumped and read back without a tensor library.
+Records are frozen dataclasses: the stage that owns a record makes it once, and later stages derive new ones
+(`dataclasses.replace`). Token ids are plain tuples of ints, so that a record can be compared, dumped and read
+back without a tensor library.
 """
 
 from __future__ import annotations
@@ -38,9 +38,13 @@ class Stop(Enum):
 
     @property
     def is_agent_fault(self) -> bool:
-        """True if the ending says something about the policy. Every other ending makes a trajectory
+        """Return True if the ending says something about the policy. Every other ending makes a trajectory
         invalid: it leaves before means, deviations and filters are taken."""
         return self in (Stop.DONE, Stop.MAX_STEPS, Stop.FORMAT_ERROR, Stop.REPEATED, Stop.LENGTH)
+
+
+BY_DONE = (Stop.DONE,)  # the endings after which an episode can succeed, mostly
+BY_AGENT = tuple(stop for stop in Stop if stop.is_agent_fault)
 
 
 @dataclass(frozen=True)
@@ -252,7 +256,7 @@ class Trajectory:
         return sum(len(turn.response_ids) for turn in self.turns)
 
     def prompt_ids(self, t: int) -> tuple[int, ...]:
-        """The ids that turn `t` was sampled from."""
+        """Return the ids that turn `t` was sampled from."""
         return self.trunk[: self.turns[t].shared] + self.turns[t].branch
 
 
@@ -320,14 +324,14 @@ def charge(dollars: float) -> None:
 
 
 class ImageStore(Protocol):
-    """Screenshots by content hash; a dict serves in tests wherever only `get` is needed."""
+    """Screenshots by content hash. A dict serves where only `get` is needed."""
 
     def get(self, name: str) -> bytes: ...
     def put(self, png: bytes) -> str: ...
 
 
 class Sampler(Protocol):
-    """Whatever draws responses: minirl/samplers/. `failure` says why it can't go on; "" while it can."""
+    """Draws responses: minirl/samplers/. `failure` says why it can't go on; it is "" while it can."""
 
     failure: str
 
@@ -339,8 +343,8 @@ class Sampler(Protocol):
 
 
 class Session(Protocol):
-    """An episode's tabs in one browser context: minirl/browser/session.py. Agents and benchmarks, which also
-    live in rooms, use more of it than the core does."""
+    """An episode's tabs in one browser context: minirl/browser/session.py. Agents and benchmarks use more of
+    it than the core does."""
 
     async def start(self, url: str) -> None: ...
     def diagnostics(self) -> dict[str, float]: ...
@@ -349,49 +353,42 @@ class Session(Protocol):
 class Browsers(Protocol):
     """Hands out sessions: minirl/browser/pool.py."""
 
-    def session(self) -> AbstractAsyncContextManager[Session]: ...
+    def session(self) -> AbstractAsyncContextManager[Any]: ...
 
 
 class Agent(Protocol):
-    """What an agent sees, says and does: minirl/agents/."""
+    """What an agent sees, says and does: minirl/agents/. `message_format` is a context.ChatFormat in place of
+    the model's own, or None; `words` returns an observation's message as context.Words."""
 
     system: str
-    message_format: Any  # a context.ChatFormat in place of the model's own, or None
+    message_format: Any
 
     def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Any: ...
-    async def observe(self, session: Session) -> Observation: ...
+    async def observe(self, session: Any) -> Observation: ...
     def parse(self, text: str) -> Parsed: ...
-    async def act(self, session: Session, call: Call) -> str: ...
+    async def act(self, session: Any, call: Call) -> str: ...
     def final_answer(self, call: Call) -> str | None: ...
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]: ...
 
 
 class Benchmark(Protocol):
-    """What a family of tasks brings along: how an episode begins, and what it was worth."""
+    """What a family of tasks brings along: how an episode begins, and what it was worth.
 
-    def identity(self, task: Task) -> set[tuple[str, ...]]:
-        """Names that two tasks share if and only if they are the same task."""
-        ...
+    `judged`: the judge scores these tasks, and `score` is never asked. `identity` returns names that two
+    tasks share if and only if they are the same task; `missing` the environment variables that must be set
+    before the tasks can be run; `places` the hosts and ports that they live on and that may be private;
+    `needs_judge` whether scoring a task takes a language model. `prepare` logs in and opens further tabs,
+    between the first page and the first look; `score` reads the page that the agent has left, and its answer.
+    """
 
-    def missing(self, tasks: Sequence[Task]) -> list[str]:
-        """The environment variables that must be set before these tasks can be run."""
-        ...
+    judged: bool
 
-    def places(self, tasks: Sequence[Task]) -> set[tuple[str, int]]:
-        """Hosts and ports that the tasks live on and that may be private addresses."""
-        ...
-
-    def needs_judge(self, task: Task) -> bool:
-        """True if the task can't be scored without a language model."""
-        ...
-
-    async def prepare(self, session: Session, task: Task) -> None:
-        """Log in, open further tabs: what happens between the first page and the first look."""
-        ...
-
-    async def score(self, task: Task, session: Session, answer: str) -> Score | None:
-        """Score a finished episode; None: this family leaves that to the judge."""
-        ...
+    def identity(self, task: Task) -> set[tuple[str, ...]]: ...
+    def missing(self, tasks: Sequence[Task]) -> list[str]: ...
+    def places(self, tasks: Sequence[Task]) -> set[tuple[str, int]]: ...
+    def needs_judge(self, task: Task) -> bool: ...
+    async def prepare(self, session: Any, task: Task) -> None: ...
+    async def score(self, task: Task, session: Any, answer: str) -> Score: ...
 
 
 class Judge(Protocol):

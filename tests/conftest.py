@@ -89,7 +89,7 @@ def ended(
 ) -> Callable[..., tuple[int, str]]:
     """`ended(train, "tiny", "--steps", "many")`: runs a script that ends early, in this process, which has
     all imports behind it; its exit status and what it wrote to stderr."""
-    from minirl.recipes import run_main
+    from minirl.cli.command_line import run_main
 
     def run(script: ModuleType, *argv: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", [Path(script.__file__).name, *argv])

@@ -34,11 +34,11 @@ def completion(message: dict[str, Any], finish: str = "stop") -> bytes:
     return json.dumps({"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
 
 
-def say(words: str | Callable[[dict[str, Any]], str], finish: str = "stop", **message: Any) -> Act:
+def say(words: str | None | Callable[[dict[str, Any]], str], finish: str = "stop", **message: Any) -> Act:
     """A text, or one made from the request."""
 
     def act(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
-        content = words if isinstance(words, str) else words(request)
+        content = words(request) if callable(words) else words
         send(handler, completion({"content": content} | message, finish))
 
     return act

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from minirl.agents.openwebrl import read_call
+from minirl.agents.openwebrl_actions import act, observe
+from minirl.browser.pool import BrowserPool
+from minirl.browser.session import Session
+
+__all__ = ["HEIGHT", "WIDTH", "contexts", "do", "loads", "observe", "point", "running", "serve", "until"]
 
 WIDTH, HEIGHT = 500, 400  # of the viewport that the pages are made for
 
@@ -42,30 +52,77 @@ def point(x: float, y: float) -> list[float]:
     return [x * 1000 / WIDTH, y * 1000 / HEIGHT]
 
 
+def call(name: str, **arguments: Any) -> str:
+    """A tool call as it comes out of a response."""
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+async def do(session: Session, name: str, **arguments: Any) -> str:
+    """Carry out a tool call, checked and with its defaults; the agent's feedback."""
+    return await carry_out(session, call(name, **arguments))
+
+
+async def carry_out(session: Session, text: str) -> str:
+    """The same for a call that is written already."""
+    return await act(session, read_call(text))
+
+
+def loads(pool: BrowserPool) -> list[int]:
+    """Episodes per browser."""
+    return [place.load for place in pool.places]
+
+
+def contexts(pool: BrowserPool) -> int:
+    """Contexts that are open in all browsers."""
+    return sum(len(place.browser.contexts) for place in pool.places if place.browser is not None)
+
+
+async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers with PAGES; the base of other sites' handlers."""
+
+    timeout = 10
+
+    def do_GET(self) -> None:
+        body = PAGES.get(self.path, "").encode()
+        self.reply(body, status=200 if body else 404)
+
+    def reply(
+        self, body: bytes, *, status: int = 200, kind: str = "text/html", length: int = 0, **headers: str
+    ) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(length or len(body)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @contextmanager
-def serve() -> Iterator[str]:
-    """The address of the site, without a slash at its end, while the block runs."""
-
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10
-
-        def do_GET(self) -> None:
-            body = PAGES.get(self.path, "").encode()
-            self.send_response(200 if body else 404)
-            self.send_header("Content-Type", "text/html; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+def running(server: ThreadingHTTPServer) -> Iterator[ThreadingHTTPServer]:
+    """The server, in a thread of its own while the block runs."""
+    server.handle_error = lambda *_: None  # a browser that has gone is no error
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield server
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def serve() -> Iterator[str]:
+    """The address of the site, without a slash at its end, while the block runs."""
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"

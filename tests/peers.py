@@ -30,11 +30,8 @@ class Idle:
 
     async def idle(self) -> None: ...
 
-    def sleep(self, keep: bool = False) -> None:
-        self.told.append("sleep with its weights" if keep else "sleep")
-
-    def wake(self) -> None:
-        self.told.append("wake")
+    def sleep(self) -> None:
+        self.told.append("sleep")
 
     def sync(self, weights: object) -> None:
         self.told.append("sync")

@@ -79,7 +79,7 @@ def make_run(folder: Path, goals: int, stages: Sequence[str], members: int = 2) 
     """A run whose dumps, one for each stage, share out the goals; every second episode misses its goal."""
     run, rng = Run(folder), random.Random(0)
     shop = tasks(goals)
-    image = run.put_image(picture(200))
+    image = run.images.put(picture(200))
     for n, stage in enumerate(stages):
         made = [
             episode(task, member, image, **(missed(task, rng) if member % 2 else {}))

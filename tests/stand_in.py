@@ -10,17 +10,18 @@ change. Whoever logs in has a cookie; forms write to the world; the shop answers
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from minirl.benchmarks.webarena.tasks import ACCOUNTS
+import pages
+
+from minirl.benchmarks.webarena.login import LOGINS
 
 TOKEN = "token-of-the-administrator"
 ISSUES = {"opened": ["Contrast of links", "Missing label"], "closed": ["Old news"]}
@@ -44,8 +45,8 @@ class World:
 class Answer:
     body: str = ""
     status: int = 200
-    kind: str = "text/html; charset=utf-8"
-    headers: tuple[tuple[str, str], ...] = ()
+    kind: str = "text/html"
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def page(title: str, body: str) -> Answer:
     return Answer(f"<!doctype html><html><head><title>{title}</title></head><body>{body}</body></html>")
 
 
-def go(path: str, *headers: tuple[str, str]) -> Answer:
-    return Answer(status=303, headers=(("Location", path), *headers))
+def go(path: str, **headers: str) -> Answer:
+    return Answer(status=303, headers={"Location": path, **headers})
 
 
 def as_json(value: Any, status: int = 200) -> Answer:
@@ -86,9 +87,9 @@ def blank(title: str, action: str, *names: str) -> Answer:
 
 
 def let_in(asked: Asked, user: str, password: str, inside: str, outside: str) -> Answer:
-    account = ACCOUNTS[asked.site]
+    account = LOGINS[asked.site]
     if (asked.sent.get(user), asked.sent.get(password)) == (account.user, account.password):
-        return go(inside, ("Set-Cookie", f"{asked.site}_session=1; Path=/"))
+        return go(inside, **{"Set-Cookie": f"{asked.site}_session=1; Path=/"})
     return go(outside)
 
 
@@ -116,7 +117,7 @@ def shopping(asked: Asked, world: World) -> Answer:
             world.reviews.setdefault(quote(asked.sent["sku"], safe=""), []).append(review)
             return page("Thanks", "You submitted your review")
         case "POST", ["rest", "default", "V1", "integration", "admin", "token"]:
-            admin = ACCOUNTS["shopping_admin"]
+            admin = LOGINS["shopping_admin"]
             good = asked.sent == {"username": admin.user, "password": admin.password}
             return as_json(TOKEN) if good else as_json({"message": "no"}, 401)
         case "GET", ["rest", "V1", *_] if asked.token != f"Bearer {TOKEN}" or world.rest_broken:
@@ -127,12 +128,7 @@ def shopping(asked: Asked, world: World) -> Answer:
             return as_json({"items": newest if right else [{"increment_id": "000000001"}]})
         case "GET", ["rest", "V1", "products", sku, "reviews"]:
             reviews = world.reviews.get(sku, [])
-            rating = [[{"rating_name": "Rating", "percent": percent}] for _, percent in reviews]
-            return as_json(
-                [{"nickname": who[0], "ratings": r} for who, r in zip(reviews, rating, strict=True)]
-            )
-        case "GET", ["catalogsearch", "result", *_]:
-            return page("Results", f"Search results for: {escape(asked.sent.get('q', ''))}")
+            return as_json([{"nickname": who, "ratings": [{"percent": n}]} for who, n in reviews])
         case "GET", [""]:
             return page("One Stop Market", "Welcome")
         case "GET", [name] if name.endswith(".html"):
@@ -152,9 +148,7 @@ def shopping_admin(asked: Asked, world: World) -> Answer:
         case ["dashboard"] | []:
             return page("Dashboard", "<h1>Dashboard</h1>")
         case ["reports", "report_sales", "sales"]:
-            return page(
-                "Orders Report", '<table id="report"><tr><td>Jan 2023</td><td>$12.50</td></tr></table>'
-            )
+            return page("Orders", '<table id="report"><tr><td>Jan 2023</td><td>$12.50</td></tr></table>')
         case ["sales_rule", "edit"]:  # the fields are there once the section has been opened
             fields = """<input name='simple_action' value='by_percent'><select name='is_active'>
                 <option value='1' selected>Yes<option value='0'>No</select>"""
@@ -172,10 +166,7 @@ def reddit(asked: Asked, world: World) -> Answer:
         case "POST", ["login_check"]:
             return let_in(asked, "_username", "_password", "/", "/login")
         case "GET", ["submit"] if asked.member:
-            fields = '<input name="forum"><input name="title"><textarea name="body"></textarea>'
-            return page(
-                "Submit", f'<form method="post" action="/submit">{fields}<button>Create</button></form>'
-            )
+            return blank("Create", "/submit", "forum", "title", "body")
         case "GET", ["submit"]:
             return go("/login")
         case "POST", ["submit"] if asked.member:
@@ -184,14 +175,9 @@ def reddit(asked: Asked, world: World) -> Answer:
             return go(f"/f/{asked.sent['forum']}/{len(world.posts)}/{slug}")
         case "GET", ["f", forum, number, *_] if number.isdecimal() and 0 < int(number) <= len(world.posts):
             _, title, body = world.posts[int(number) - 1]
-            words = (
-                f'<h1 class="submission__title">{escape(title)}</h1> <span>from /f/{escape(forum)}</span>'
-                f'<div class="submission__body">{escape(body)}</div>'
-                f'<a href="/f/{escape(forum)}/more">more</a>'
-            )
+            words = f'<h1 class="submission__title">{escape(title)}</h1> <span>from /f/{escape(forum)}</span>'
+            words += f'<div>{escape(body)}</div><a href="/f/{escape(forum)}/more">more</a>'
             return page(escape(title), f'<article class="submission__inner">{words}</article>')
-        case "GET", ["f", forum]:
-            return page(escape(forum), f"<h1>/f/{escape(forum)}</h1>")
         case "GET", [""]:
             return page("Postmill", "All forums" + (" (logged in)" if asked.member else ""))
         case _:
@@ -209,10 +195,8 @@ def gitlab(asked: Asked, world: World) -> Answer:
         case "GET", ["-", "profile"]:
             return page("Profile", "<h1>byteblaze</h1><p id=kept></p>")
         case "GET", [*_, "-", "issues"]:
-            listed = "".join(
-                f"<li>{escape(title)}</li>" for title in ISSUES[asked.sent.get("state", "opened")]
-            )
-            return page("Issues", f"<ul class=issues-list>{listed}</ul>")
+            titles = ISSUES[asked.sent.get("state", "opened")]
+            return page("Issues", f"<ul class=issues-list><li>{'<li>'.join(titles)}</ul>")
         case "GET", [*_, "-", "project_members"]:  # drawn late, as the real one is
             rows = "".join(
                 "<tr><td data-label='Account'>"
@@ -240,28 +224,17 @@ def osm(asked: Asked, world: World) -> Answer:
 def resetting(asked: Asked, world: World) -> Answer:
     if asked.path == "/reset":
         world.resets += 1
-        return (
-            Answer("Reset already running", 418) if world.busy else Answer("Reset initiated, check /status")
-        )
+        return Answer("Reset already running", 418) if world.busy else Answer("Reset initiated")
     world.busy -= 1
     return Answer("Ready for duty!" if world.busy < 0 else "Reset ongoing, already at work")
 
 
-SERVED = {
-    "SHOPPING": shopping,
-    "SHOPPING_ADMIN": shopping_admin,
-    "REDDIT": reddit,
-    "GITLAB": gitlab,
-    "MAP": osm,
-    "WIKIPEDIA": osm,
-    "HOMEPAGE": osm,
-    "RESET": resetting,
-}
+SITES = {"SHOPPING": shopping, "SHOPPING_ADMIN": shopping_admin, "REDDIT": reddit, "GITLAB": gitlab}
+SERVED = SITES | {"MAP": osm, "WIKIPEDIA": osm, "HOMEPAGE": osm, "RESET": resetting}
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(pages.Handler):
     protocol_version = "HTTP/1.1"
-    timeout = 10
 
     def __init__(self, name: str, world: World, *args: Any):
         self.name, self.world = name, world
@@ -276,25 +249,12 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(json.loads(body) if is_json else dict(parse_qsl(body, keep_blank_values=True)))
 
     def answer(self, sent: dict[str, str]) -> None:
-        member = f"{self.name.lower()}_session=1" in (self.headers["Cookie"] or "").split("; ")
+        site = self.name.lower()
+        self.world.asked.append(f"{site} {self.command} {self.path}")
+        member = f"{site}_session=1" in (self.headers["Cookie"] or "").split("; ")
         path, token = urlsplit(self.path).path, self.headers["Authorization"] or ""
-        self.world.asked.append(f"{self.name.lower()} {self.command} {self.path}")
-        answer = SERVED[self.name](
-            Asked(self.name.lower(), self.command, path, sent, member, token), self.world
-        )
-        body = answer.body.encode()
-        self.send_response(answer.status)
-        for name, value in (
-            ("Content-Type", answer.kind),
-            ("Content-Length", str(len(body))),
-            *answer.headers,
-        ):
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        answer = SERVED[self.name](Asked(site, self.command, path, sent, member, token), self.world)
+        self.reply(answer.body.encode(), status=answer.status, kind=answer.kind, **answer.headers)
 
 
 @contextmanager
@@ -303,9 +263,7 @@ def serve() -> Iterator[World]:
     with ExitStack() as stack:
         for name in SERVED:
             server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, name, world))
-            stack.callback(server.server_close)
-            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-            stack.callback(server.shutdown)
+            stack.enter_context(pages.running(server))
             tail = "/admin" if name == "SHOPPING_ADMIN" else ""
             world.sites[name] = f"http://127.0.0.1:{server.server_port}{tail}"
         world.reset = world.sites.pop("RESET")
@@ -314,7 +272,7 @@ def serve() -> Iterator[World]:
 
 def record_of(site: str, start: str, intent: str, **rules: Any) -> dict[str, Any]:
     """A task on one of the sites as WebArena's files have it; `rules` go into its evaluation."""
-    usual = {"string_note": "", "reference_answers": None, "reference_url": "", "program_html": []}
+    unused = {"string_note": "", "reference_answers": None, "reference_url": "", "program_html": []}
     return {
         "task_id": 1,
         "sites": [site],
@@ -323,5 +281,5 @@ def record_of(site: str, start: str, intent: str, **rules: Any) -> dict[str, Any
         "require_login": True,
         "storage_state": None,
         "intent_template_id": 1,
-        "eval": usual | rules,
+        "eval": unused | rules,
     }

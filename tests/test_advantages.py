@@ -54,8 +54,7 @@ GATE = {
 @pytest.mark.parametrize("stop", Stop)
 def test_only_done_earns_and_only_format_errors_cost(stop):
     succeeded, failed, says_something = GATE[stop]
-    assert reward(episode(stop, success=True)) == succeeded
-    assert reward(episode(stop, success=False)) == failed
+    assert (reward(stop, 1.0), reward(stop, 0.0)) == (succeeded, failed)
     assert episode(stop).valid is says_something
 
 
@@ -99,10 +98,10 @@ def test_format_and_answer_come_before_the_judge(turns, answer, every, last):
     for gates, passes in (("every", every), ("last", last), ("none", bool(turns))):
         trajectory = judged(*turns, answer=answer)
         assert needs_verdict(trajectory, gates) is passes
-        assert gate(trajectory, YES, gates).reward == float(passes)
-        assert gate(trajectory, YES, gates).success is passes
+        assert gate(replace(trajectory, verdict=YES), gates).reward == float(passes)
+        assert gate(replace(trajectory, verdict=YES), gates).success is passes
         for verdict in (NO, NONE, None) if not passes else (NO,):
-            gated = gate(trajectory, verdict, gates)
+            gated = gate(replace(trajectory, verdict=verdict), gates)
             assert (gated.reward, gated.success, gated.stop) == (0.0, False, Stop.DONE)
 
 
@@ -111,29 +110,36 @@ def test_format_and_answer_come_before_the_judge(turns, answer, every, last):
 def test_only_what_the_agent_ended_itself_is_judged(stop, verdict):
     trajectory = judged(READ, ENDS, stop=stop, error="why", success=True, reward=1.0)
     assert not needs_verdict(trajectory) and not needs_verdict(trajectory, "none")
-    gated = gate(trajectory, verdict)
+    trajectory = replace(trajectory, verdict=verdict)
+    gated = gate(trajectory)
     assert gated == replace(trajectory, success=False, reward=GATE[stop][0])
 
 
 def test_three_format_errors_cost_one():
     trajectory = judged(READ, UNREAD, UNREAD, UNREAD, stop=Stop.FORMAT_ERROR, answer="")
-    assert gate(trajectory, None).reward == gate(trajectory, YES, "last").reward == -1.0
+    assert (
+        gate(replace(trajectory, verdict=None)).reward
+        == gate(replace(trajectory, verdict=YES), "last").reward
+        == -1.0
+    )
 
 
 @pytest.mark.parametrize(
     ("verdict", "error"), [(NONE, "the judge's answer can't be used"), (None, "no judge was asked")]
 )
 def test_no_verdict_is_no_failure(verdict, error):
-    gated = gate(judged(READ, ENDS), verdict)
+    gated = gate(judged(READ, ENDS, verdict=verdict))
     assert (gated.stop, gated.error) == (Stop.JUDGE_ERROR, error)
     assert (gated.success, gated.reward, gated.valid) == (False, 0.0, False)
 
 
 def test_a_verdict_changes_nothing_else():
     trajectory = judged(READ, ENDS, seconds=3.0, final_image="x")
-    assert gate(trajectory, YES) == replace(trajectory, success=True, reward=1.0)
-    assert gate(trajectory, NO) == trajectory
-    assert gate(gate(trajectory, YES), NO) == trajectory, "what was said before does not count"
+    said, denied = replace(trajectory, verdict=YES), replace(trajectory, verdict=NO)
+    assert gate(said) == replace(said, success=True, reward=1.0)
+    assert gate(denied) == denied
+    again = replace(gate(said), verdict=NO)
+    assert gate(again) == denied, "what was said before does not count"
 
 
 # --- groups ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 import torch
 from peers import on_ranks
 from safetensors.torch import load_file, save_file
-from training import distance, equal, make_groups, make_trainer, nothing, picture, rows_of, weights
+from training import distance, equal, learn, make_groups, make_trainer, picture, rows_of, weights
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from minirl.checkpoint import Checkpoints, checkpoints, prune
@@ -24,38 +24,38 @@ from minirl.distributed import Ranks
 from minirl.model import Preprocessor, load_preprocessor
 from minirl.run_folder import Run
 from minirl.tiny import checkpoints as tiny
-from minirl.trainer import Trainer
-from minirl.types import Turn
+from minirl.types import Trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
-def new_checkpoints(new_trainer, tmp_path) -> Callable[..., Checkpoints]:
+def new_checkpoints(new_trainer, tmp_path) -> Callable[[], Checkpoints]:
     """The run's folder in the hands of a fresh trainer."""
+    return lambda: Checkpoints(new_trainer(), tmp_path)
 
-    def make(trainer: Trainer | None = None) -> Checkpoints:
-        return Checkpoints(trainer or new_trainer(), tmp_path)
 
-    return make
+def names(folder: Path) -> list[str]:
+    """Of the complete checkpoints."""
+    return [path.name for path in checkpoints(folder)]
 
 
 def test_a_resumed_run_continues_as_if_never_interrupted(new_trainer, new_checkpoints, groups, tmp_path):
     running = new_checkpoints()
-    running.trainer.rl_step(groups, 0, nothing)
+    learn(running.trainer, groups, 0)
     running.save("step_00001", {"step": 1, "cursor": 7, "best": 0.25}, keep=2)
-    running.trainer.rl_step(groups, 1, nothing)  # while it is being written
+    learn(running.trainer, groups, 1)  # while it is being written
     running.finish()
 
     resumed = new_checkpoints()
     resumed.trainer.sft_step(rows_of(groups), lr=1e-2)  # whatever it was before
     assert resumed.resume(pytest.fail) == {"step": 1, "cursor": 7, "best": 0.25}
-    resumed.trainer.rl_step(groups, 1, nothing)
+    learn(resumed.trainer, groups, 1)
     assert equal(weights(resumed.trainer), weights(running.trainer))
 
     forgetful = new_checkpoints()  # the control: without the optimizer's moments the update is another
     forgetful.start_from(tmp_path / "step_00001")
-    forgetful.trainer.rl_step(groups, 1, nothing)
+    learn(forgetful.trainer, groups, 1)
     assert not equal(weights(forgetful.trainer), weights(running.trainer))
 
 
@@ -64,11 +64,11 @@ def test_a_checkpoint_has_its_name_only_when_it_is_complete(new_checkpoints, gro
     here.save("step_00001", {"step": 1}, keep=2)
     assert here.saved() == {"step_00001"} and checkpoints(here.folder) == []
     here.save("step_00002", {"step": 2}, keep=2)  # completes the one before
-    assert [path.name for path in checkpoints(here.folder)] == ["step_00001"]
+    assert names(here.folder) == ["step_00001"]
     here.finish()
     here.save("step_00003", {"step": 3}, keep=2)
     here.finish()
-    assert [path.name for path in checkpoints(here.folder)] == ["step_00002", "step_00003"]
+    assert names(here.folder) == ["step_00002", "step_00003"]
 
 
 def on_some_ranks(ranks: Ranks, path: Path, folder: Path, replicas: int) -> tuple[dict, dict]:
@@ -77,7 +77,7 @@ def on_some_ranks(ranks: Ranks, path: Path, folder: Path, replicas: int) -> tupl
     groups = make_groups(trainer.preprocessor)
     here = Checkpoints(trainer, folder)
     step = here.resume(print)["step"] if here.saved() else 0
-    metrics = trainer.rl_step(groups, step, nothing)
+    metrics = learn(trainer, groups, step)
     here.save(f"step_{step + 1:05d}", {"step": step + 1}, keep=5)
     here.finish()
     return {name: weight.numpy() for name, weight in weights(trainer).items()}, metrics
@@ -88,7 +88,7 @@ def test_a_run_goes_on_with_more_ranks_or_fewer(tiny_folder, preprocessor, group
     whole = make_trainer(tiny_folder, ranks)
     start = weights(whole)
     for step, world, replicas in ((0, 1, 1), (1, 2, 1), (2, 1, 1), (3, 2, 2)):
-        expected = whole.rl_step(groups, step, nothing)
+        expected = learn(whole, groups, step)
         for found, metrics in on_ranks(world, on_some_ranks, tiny_folder, tmp_path, replicas):
             assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)
             found = {name: torch.from_numpy(weight) for name, weight in found.items()}
@@ -98,37 +98,27 @@ def test_a_run_goes_on_with_more_ranks_or_fewer(tiny_folder, preprocessor, group
     assert distance(dict(there.named_parameters()), weights(whole)) < 1e-3 * moved
 
 
-def logits(model: PreTrainedModel, preprocessor, png: bytes) -> torch.Tensor:
-    pixels, grid = preprocessor.images.prepare(png)
-    pads = [preprocessor.pad] * preprocessor.image_tokens(png)
-    ids_1L = torch.tensor([[1, 3, *pads, 4, 50, 51, 52]])
-    kinds = (ids_1L == preprocessor.pad).int()
-    with torch.no_grad():
-        return model(
-            input_ids=ids_1L,
-            mm_token_type_ids=kinds,
-            pixel_values=pixels,
-            image_grid_thw=torch.tensor([grid]),
-        ).logits
+@torch.no_grad()
+def logits(model: PreTrainedModel, preprocessor: Preprocessor) -> torch.Tensor:
+    """Of a short prompt with a picture."""
+    pixels, grid = preprocessor.images.prepare(picture("wide"))
+    ids_1L = torch.tensor([[1, 3, *[preprocessor.pad] * 6, 4, 50, 51, 52]])
+    images = {"pixel_values": pixels, "image_grid_thw": torch.tensor([grid])}
+    return model(input_ids=ids_1L, mm_token_type_ids=(ids_1L == preprocessor.pad).int(), **images).logits
 
 
 def test_a_checkpoint_is_a_folder_for_plain_transformers(new_trainer, groups, preprocessor, tmp_path):
     trainer = new_trainer()
-    before = logits(trainer.policy.model, preprocessor, picture("wide"))
-    trainer.rl_step(groups, 0, nothing)
+    before = logits(trainer.policy.model, preprocessor)
+    learn(trainer, groups, 0)
     Checkpoints(trainer, tmp_path).export("best", {"step": 1})
     theirs = AutoModelForImageTextToText.from_pretrained(tmp_path / "best", dtype=torch.float32)
     loaded = load_preprocessor(ModelConfig(path=str(tmp_path / "best")))
-    out = logits(theirs, loaded, picture("wide"))
-    torch.testing.assert_close(
-        out, logits(trainer.policy.model, preprocessor, picture("wide")), atol=1e-6, rtol=0
-    )
+    out = logits(theirs, loaded)
+    torch.testing.assert_close(out, logits(trainer.policy.model, preprocessor), atol=1e-6, rtol=0)
     assert (out - before).abs().max() > 1e-3
-    assert (loaded.chat, loaded.suppressed, loaded.end) == (
-        preprocessor.chat,
-        preprocessor.suppressed,
-        preprocessor.end,
-    )
+    for part in ("chat", "suppressed", "end"):
+        assert getattr(loaded, part) == getattr(preprocessor, part)
 
 
 def test_a_checkpoint_of_a_model_from_the_hub_is_complete(
@@ -151,43 +141,51 @@ def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-DAMAGE = {
-    "state missing": lambda folder: (folder / "state.json").unlink(),
-    "state cut short": lambda folder: cut_short(folder / "state.json"),
-    "shards cut short": lambda folder: cut_short(next((folder / "shards").glob("*.distcp"))),
-    "shards empty": lambda folder: next((folder / "shards").glob("*.distcp")).write_bytes(b""),
-    "shards missing": lambda folder: next((folder / "shards").glob("*.distcp")).unlink(),
-    "directory of shards cut short": lambda folder: cut_short(folder / "shards/.metadata"),
-    "directory of shards no pickle": lambda folder: (folder / "shards/.metadata").write_bytes(b"nothing"),
-    "directory of shards missing": lambda folder: (folder / "shards/.metadata").unlink(),
-    "a warm start": lambda folder: shutil.rmtree(folder / "shards"),
-}
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garble(path: Path) -> None:
+    path.write_bytes(b"nothing")
+
+
+DAMAGE = [
+    ("state.json", Path.unlink),
+    ("state.json", cut_short),
+    ("shards/*.distcp", cut_short),
+    ("shards/*.distcp", empty),
+    ("shards/*.distcp", Path.unlink),
+    ("shards/.metadata", cut_short),
+    ("shards/.metadata", garble),
+    ("shards/.metadata", Path.unlink),
+    ("shards", shutil.rmtree),  # as a warm start has none
+]
 
 
 @pytest.fixture
 def saved(new_checkpoints, groups):
     """Checkpoints of steps 1 and 2, and the weights of step 1."""
     here = new_checkpoints()
-    here.trainer.rl_step(groups, 0, nothing)
+    learn(here.trainer, groups, 0)
     here.save("step_00001", {"step": 1}, keep=5)
     first = weights(here.trainer)
-    here.trainer.rl_step(groups, 1, nothing)
+    learn(here.trainer, groups, 1)
     here.save("step_00002", {"step": 2}, keep=5)
     here.finish()
     return here, first
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(saved, damage):
+@pytest.mark.parametrize(("part", "damage"), DAMAGE)
+def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(saved, part, damage):
     here, first = saved
-    DAMAGE[damage](here.folder / "step_00002")
+    damage(next((here.folder / "step_00002").glob(part)))
     said: list[str] = []
     assert here.resume(said.append) == {"step": 1}
     assert equal(weights(here.trainer), first)
     (line,) = said
     assert line.startswith(f"checkpoint {here.folder / 'step_00002'} can't be used: ")
     assert line.endswith("; trying the one before") and "\n" not in line
-    assert [path.name for path in checkpoints(here.folder)] == ["step_00001"]
+    assert names(here.folder) == ["step_00001"]
 
 
 def test_the_newest_checkpoint_is_used_if_it_can_be_read(saved):
@@ -208,45 +206,36 @@ def test_no_checkpoint_that_can_be_read(saved, new_checkpoints):
     assert len(said) == 2
 
 
-@pytest.mark.parametrize("damage", ["cut short", "empty", "missing", "a weight missing"])
-def test_weights_to_start_from_that_cant_be_read(new_checkpoints, groups, tmp_path, damage):
+def drop_a_weight(path: Path) -> None:
+    some = load_file(path)
+    some.pop(next(name for name in some if "q_proj" in name))
+    save_file(some, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize("damage", [cut_short, empty, Path.unlink, drop_a_weight])
+def test_weights_to_start_from_that_cant_be_read(new_checkpoints, tmp_path, damage):
     here = new_checkpoints()
     here.export("sft", {})
-    file = tmp_path / "sft/model.safetensors"
-    if damage == "cut short":
-        cut_short(file)
-    elif damage == "empty":
-        file.write_bytes(b"")
-    elif damage == "missing":
-        file.unlink()
-    else:
-        some = load_file(file)
-        some.pop(next(name for name in some if "q_proj" in name))
-        save_file(some, file, {"format": "pt"})
+    damage(tmp_path / "sft/model.safetensors")
     before = weights(here.trainer)
     with pytest.raises(ValueError, match=f"checkpoint {tmp_path / 'sft'} can't be used: "):
         here.start_from(tmp_path / "sft")
     assert equal(weights(here.trainer), before)
 
 
-@pytest.mark.parametrize(
-    ("hidden", "layers"), [(32, 2), (64, 3), (64, 1)], ids=["narrower", "deeper", "flatter"]
-)
-def test_a_checkpoint_of_another_model_is_named_and_not_mixed_in(
-    new_checkpoints, ranks, tmp_path, hidden, layers
-):
+@pytest.mark.parametrize("size", [(32, 2), (64, 3), (64, 1)], ids=["narrower", "deeper", "flatter"])
+def test_a_checkpoint_of_another_model_is_named_and_not_mixed_in(new_checkpoints, ranks, tmp_path, size):
     texts = tiny.corpus(["mug", "plate", "red", "blue"], "http://shop-0.test/")
-    path = tiny.build(tmp_path / "other", texts, seed=9, hidden=hidden, layers=layers)
+    path = tiny.build(tmp_path / "other", texts, seed=9, hidden=size[0], layers=size[1])
     other = Checkpoints(make_trainer(path, ranks), tmp_path)
     other.save("step_00001", {"step": 1}, keep=1)
     other.finish()
     here = new_checkpoints()
     before = weights(here.trainer)
+    path = tmp_path / "step_00001"
     for load in (here.load, here.start_from):
-        with pytest.raises(
-            ValueError, match=f"{tmp_path / 'step_00001'} can't be used: it belongs to another model"
-        ):
-            load(tmp_path / "step_00001")
+        with pytest.raises(ValueError, match=f"{path} can't be used: it belongs to another model"):
+            load(path)
     assert equal(weights(here.trainer), before)
 
 
@@ -261,7 +250,7 @@ def test_an_interrupted_save_leaves_the_one_before(saved, monkeypatch):
         here.save("step_00003", {"step": 3}, keep=5)
     with pytest.raises(OSError, match="no space"):
         here.save("step_00002", {"step": 99}, keep=5)  # over an old one
-    assert [path.name for path in checkpoints(here.folder)] == ["step_00001", "step_00002"]
+    assert names(here.folder) == ["step_00001", "step_00002"]
     assert here.resume(pytest.fail) == {"step": 2}
 
 
@@ -275,53 +264,41 @@ def test_a_save_replaces_what_was_there(saved):
 
 @pytest.fixture
 def folders(tmp_path) -> Path:
-    names = ["step_00010", "step_00002", "step_00100", "step_00101.part", "step_00002.old", "sft", "best"]
-    for name in names:
+    found = ["step_00010", "step_00002", "step_00100", "step_00101.part", "step_00002.old", "sft", "best"]
+    for name in found:
         (tmp_path / name).mkdir()
     (tmp_path / "step_00003").write_text("a file, no checkpoint")
     return tmp_path
 
 
 def test_checkpoints_are_the_complete_ones_oldest_first(folders):
-    assert [path.name for path in checkpoints(folders)] == ["step_00002", "step_00010", "step_00100"]
+    assert names(folders) == ["step_00002", "step_00010", "step_00100"]
 
 
-@pytest.mark.parametrize(
-    ("keep", "left"),
-    [(1, ["step_00100"]), (2, ["step_00010", "step_00100"]), (9, ["step_00002", "step_00010", "step_00100"])],
-)
+@pytest.mark.parametrize(("keep", "left"), [(0, []), (1, [100]), (2, [10, 100]), (9, [2, 10, 100])])
 def test_prune_keeps_the_newest_and_what_is_no_rl_checkpoint(folders, keep, left):
     prune(folders, keep)
-    assert [path.name for path in checkpoints(folders)] == left
-    assert {path.name for path in folders.iterdir() if path.is_dir()} == {"sft", "best", *left}
-
-
-def test_prune_to_none_starts_a_run_anew(folders):
-    prune(folders, keep=0)
-    assert checkpoints(folders) == []
-    assert {path.name for path in folders.iterdir() if path.is_dir()} == {"sft", "best"}
-
-
-# --- a run that is killed --------------------------------------------------------------------------
+    assert names(folders) == [f"step_{n:05d}" for n in left]
+    assert {path.name for path in folders.iterdir() if path.is_dir()} == {"sft", "best", *names(folders)}
 
 
 def recorded(preprocessor: Preprocessor, model: Path, folder: Path, steps: int) -> Run:
     """A run folder with the dumps of so many steps, every step's responses its own."""
     run = Run(folder)
     shutil.copytree(model, folder / "model")
-    names = {name: run.put_image(picture(name)) for name in ("wide", "small")}
+    stored = {name: run.images.put(picture(name)) for name in ("wide", "small")}
 
-    def turn_of(turn: Turn, step: int) -> Turn:
-        ids = tuple(i + step if i > 50 else i for i in turn.response_ids)
-        return replace(turn, response_ids=ids, images=tuple(names[i] for i in turn.images))
+    def member_of(step: int, m: int, trajectory: Trajectory) -> Trajectory:
+        turns = []
+        for turn in trajectory.turns:
+            ids = tuple(i + step if i > 50 else i for i in turn.response_ids)
+            turns.append(replace(turn, response_ids=ids, images=tuple(stored[i] for i in turn.images)))
+        return replace(trajectory, turns=tuple(turns), reward=float(m == step % 3))
 
     for step in range(steps):
-        groups = []
-        for group in make_groups(preprocessor):
-            turned = [replace(t, turns=tuple(turn_of(u, step) for u in t.turns)) for t in group.trajectories]
-            rewards = [float(m == step % 3) for m in range(3)]
-            members = tuple(replace(t, reward=r) for t, r in zip(turned, rewards, strict=True))
-            groups.append(replace(group, trajectories=members))
+        groups = make_groups(preprocessor)
+        members = [[member_of(step, m, t) for m, t in enumerate(group.trajectories)] for group in groups]
+        groups = [replace(g, trajectories=tuple(own)) for g, own in zip(groups, members, strict=True)]
         run.save_trajectories(Run.step_label(step + 1), groups)
     return run
 
@@ -343,14 +320,10 @@ def test_a_run_that_is_killed_ten_times_ends_as_if_it_had_not_been(preprocessor,
     assert len(expected) == 30 and len({round(loss, 4) for loss in expected.values()}) > 20
 
     killed, rng = Run(tmp_path / "killed"), random.Random(0)
-    kills, before = 0, -1
-    while kills < 10:
-        process = subprocess.Popen(
-            [*command("killed"), *(["--resume"] if killed.root.exists() else [])],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    before = -1
+    for _ in range(10):
+        argv = [*command("killed"), *(["--resume"] if killed.root.exists() else [])]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for line in process.stdout:  # started up; from here on any moment will do
             if line.startswith(("step ", "resumed ")):
                 break
@@ -359,7 +332,6 @@ def test_a_run_that_is_killed_ten_times_ends_as_if_it_had_not_been(preprocessor,
         time.sleep(rng.uniform(0, seconds / 12))
         process.kill()
         process.communicate(timeout=60)
-        kills += 1
         done = [int(path.name.removeprefix("step_")) for path in checkpoints(killed.checkpoint_dir)]
         before = max(done, default=0)
     if before < 30:

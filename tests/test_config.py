@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import train
-from minirl.config import Config, check, to_json
-from minirl.recipes import RECIPES, from_command_line
+from minirl.cli.command_line import check, from_command_line
+from minirl.config import Config, to_json
+from minirl.recipes import RECIPES
 
 
 def parse(*argv: str) -> Config:
@@ -225,10 +227,27 @@ def test_what_cannot_be_understood_is_said_in_one_line(argv, problem):
     assert "\n" not in str(caught.value) and len(str(caught.value)) <= 400
 
 
-def test_help_is_no_mistake(capsys):
+def helped(capsys, *argv: str) -> str:
     with pytest.raises(SystemExit) as stop:
-        parse("tiny", "--help")
-    assert stop.value.code == 0 and "--loss.clip-high" in capsys.readouterr().out
+        parse("tiny", *argv)
+    assert stop.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_first_screen_of_help_shows_the_settings_that_people_change(capsys):
+    said = helped(capsys, "--help")
+    assert re.findall(r"^  (--[a-z.-]+) ", said, re.MULTILINE) == [
+        "--name", "--steps", "--seed", "--resume", "--model.path", "--task.train", "--task.heldout",
+        "--rollout.group", "--rollout.groups", "--optim.lr",
+    ]  # fmt: skip
+    assert "[20] RL steps." in said and "--help-all" in said and len(said.splitlines()) <= 24
+
+
+def test_all_settings_are_a_flag_away_and_only_those_of_the_script(capsys):
+    said = helped(capsys, "--help-all")
+    assert "--loss.clip-high" in said
+    for flag in ("--protocol", "--success-within", "--compare", "--labelled", "--bench", "--teacher"):
+        assert flag not in said, flag
 
 
 @pytest.mark.parametrize("argv", [["tiny", "--stepz", "3"], ["tiny", "--model.path", "/nowhere/model"]])
@@ -272,12 +291,11 @@ def test_recipes_that_are_not_built_say_so(recipe):
         ("--rollout.max-steps 5 0", "--rollout.max-steps must be at least 1"),
         ("--task.demo-goals 301", "--task.demo-goals can't exceed --task.train-goals"),
         ("--batch.micro-tokens 1000", "--batch.micro-tokens must be at least --agent.context-tokens"),
-        ("--sampler.gpu-memory 1.5", "--sampler.gpu-memory is a share"),
-        ("--sampler.tensor-parallel 0", "--sampler.tensor-parallel must be at least 1"),
+        ("--sampler.gpu-memory 1.5", "--sampler.gpu-memory must be below 1"),
         ("--loss.method filtered-bc", "learns from a fixed batch: add --rollout.no-dynamic"),
         ("--loss.method awr --loss.kl 0.1", "--loss.method awr has neither --loss.kl nor --loss.old"),
         ("--loss.method awr --loss.old recompute", "--loss.method awr has neither --loss.kl nor"),
-        ("--loss.kl -0.1", "--loss.kl and --loss.correction can't be negative"),
+        ("--loss.kl -0.1", "--loss.kl must be at least 0"),
         ("--optim.replicas 0", "--optim.replicas must be at least 1"),
         ("--zero --warm-start x", "--zero starts from the model itself"),
         ("--loss.tokens answer", "are the text agent's"),

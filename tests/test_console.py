@@ -1,54 +1,15 @@
-"""What is printed: one line per step, plain progress away from a terminal, the table at the end."""
+"""What is printed: plain progress away from a terminal, the table at the end."""
 
 from __future__ import annotations
 
 import io
-import sys
 import time
 
 import pytest
 from rich.console import Console
 
 from minirl import console
-from minirl.console import Logger, Meter, final_table, progress, say, step_line
-from minirl.run_folder import Run
-
-METRICS = {
-    "success": 0.4375,
-    "reward": 0.5,
-    "groups_kept": 12.0,
-    "groups_submitted": 20.0,
-    "turns": 3.25,
-    "tokens_mean": 12_345.0,
-    "ratio_mean": 1.0004,
-    "clip_fraction": 0.0123,
-    "entropy": 0.512,
-    "seconds/rollout": 20.0,
-    "seconds/train": 9.5,
-    "seconds/total": 30.0,
-}
-ROW = {"label": "after RL", "step": 9, "success": 0.75, "low": 0.61, "high": 0.85, "n": 48}
-
-
-def test_a_step_is_one_line(tmp_path):
-    text = step_line(4, 10, METRICS).plain
-    assert "\n" not in text
-    for part in (
-        "step 4/10",
-        "success 0.44",
-        "groups 12/20",
-        "tokens 12.3k",
-        "ratio 1.000",
-        "clip 1.2%",
-        "rollout 20.0s + train 9.5s",
-        "left 3m00s",
-    ):
-        assert part in text
-    assert "invalid" not in text
-
-
-def test_a_step_line_needs_no_metric():
-    assert step_line(1, 0, {}).plain == "step 1"
+from minirl.console import Meter, progress, say
 
 
 def test_say_prints_brackets_as_they_are(capsys):
@@ -94,63 +55,3 @@ def test_progress_on_a_terminal_is_a_bar(monkeypatch):
 def test_a_meter_with_unknown_total_counts():
     meter = Meter("reading", done=10, started=time.monotonic() - 5)
     assert meter.line() == "reading: 10, 2/s, 5.0s elapsed"
-
-
-def test_the_final_table(capsys):
-    final_table([{**ROW, "label": "before training", "success": 0.0, "low": 0.0, "high": 0.074}, ROW])
-    out = capsys.readouterr().out
-    assert "before training" in out and "0.0% to 7.4%" in out and "75.0%" in out and "48" in out
-    assert "95% interval" in out
-
-
-def test_the_logger_writes_prints_and_reports(tmp_path, capsys):
-    run = Run(tmp_path / "first")
-    logger = Logger(run, total=10)
-    logger.step(1, METRICS)
-    row = logger.evaluation("after RL", 1, successes=3, n=10)
-    logger.close()
-    assert run.metrics() == [{"step": 1, **METRICS}]
-    assert run.evals() == [row] and row["success"] == 0.3 and row["low"] < 0.3 < row["high"]
-    out = capsys.readouterr().out
-    assert "step 1/10" in out and "3/10 held-out" in out and "report.html" in out
-    assert "after RL" in run.report_path.read_text()
-
-
-def test_the_report_is_not_made_after_every_short_step(tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(console, "write_report", made.append)
-    logger = Logger(Run(tmp_path))
-    for step in range(5):
-        logger.step(step, {})
-    assert len(made) == 1
-    logger.close()
-    assert len(made) == 2
-
-
-def test_missing_wandb_is_told_with_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match="pip install wandb"):
-        Logger(Run(tmp_path), "project")
-
-
-def test_wandb_gets_every_step(tmp_path, monkeypatch):
-    class FakeWandb:
-        logged: list = []
-
-        def init(self, **settings):
-            self.settings = settings
-            return self
-
-        def log(self, metrics, step):
-            self.logged.append((step, metrics))
-
-        def finish(self):
-            self.logged.append("finished")
-
-    fake = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    logger = Logger(Run(tmp_path), "project")
-    logger.step(7, {"reward": 0.5})
-    logger.close()
-    assert fake.settings["project"] == "project"
-    assert fake.logged == [(7, {"reward": 0.5}), "finished"]

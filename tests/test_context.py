@@ -8,22 +8,24 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from minirl.agents.openwebrl import OpenWebRLAgent
+from minirl.agents.webagent_r1 import WEBRL, WEBRL_WITH_SYSTEM, WebAgentR1Agent
+from minirl.cli.command_line import from_command_line
+from minirl.config import AgentConfig
 from minirl.context import (
-    WEBRL,
-    WEBRL_WITH_SYSTEM,
     ChatFormat,
     Context,
-    round_frame,
     think_ends,
-    tool_frame,
-    webrl_frame,
 )
-from minirl.episode import conversation, interface_of
-from minirl.recipes import from_command_line, webagent_r1_8b
+from minirl.episode import conversation
+from minirl.recipes import webagent_r1_8b
 from minirl.types import Observation, Prompt, Task, Trajectory, Turn
 
 SYSTEM = "Use the browser."
 TASK = "choose mug"
+TOOLS = OpenWebRLAgent(AgentConfig())
+ROUNDS = WebAgentR1Agent(AgentConfig(kind="text"))
+COMPLETION = WebAgentR1Agent(AgentConfig(kind="text", history="webrl", thinking=False))
 
 
 @pytest.fixture
@@ -31,8 +33,10 @@ def new_context(preprocessor):
     """`new_context(keep=2)`: a conversation with the small model's tokenizer and images."""
 
     def make(task: str = TASK, **settings) -> Context:
-        chat = settings.pop("chat", preprocessor.chat)
-        return Context(preprocessor.tokenizer, chat, SYSTEM, task, preprocessor.image_tokens, **settings)
+        chat, words = settings.pop("chat", preprocessor.chat), settings.pop("words", TOOLS.words)
+        return Context(
+            preprocessor.tokenizer, chat, SYSTEM, task, preprocessor.image_tokens, words, **settings
+        )
 
     return make
 
@@ -167,7 +171,7 @@ def test_the_newest_head_is_shared_only_where_nothing_follows_that_is_dropped(pr
 
 
 def test_an_old_page_leaves_its_placeholder(preprocessor, new_context):
-    context = new_context(frame=lambda *seen: tool_frame(*seen)._replace(stand_in="(page left out)\n"))
+    context = new_context(words=lambda *seen: TOOLS.words(*seen)._replace(stand_in="(page left out)\n"))
     done = tuple(preprocessor.tokenizer("ok</think><|im_end|>")["input_ids"])
     context.observe(Observation("Tab 0", page_text="<b>cheap mugs</b>"))
     context.respond(done)
@@ -384,7 +388,7 @@ def rounds(preprocessor, new_context, **settings) -> tuple[str, list[Prompt]]:
 
 
 def test_rounds_as_webagent_r1_writes_them(preprocessor, new_context):
-    text, prompts = rounds(preprocessor, new_context, frame=round_frame)
+    text, prompts = rounds(preprocessor, new_context, words=ROUNDS.words)
     assert "user\nTask Instruction: find a mug\n\nRound 0\n\n** Simplified html **<|im_end|>" in text
     assert "do(0)<|im_end|>\n<|im_start|>user\nRound 1\n\n** Simplified html **<|im_end|>" in text
     assert "Round 2\n\nClick: failed, element 3 is gone.\n\n<html> page 2 </html><|im_end|>" in text
@@ -397,7 +401,7 @@ def test_rounds_as_webrl_writes_them(preprocessor, new_context):
     """One completion with Llama's headers in it; the task stands where the first page was, and responses
     without their end."""
     chat = replace(WEBRL_WITH_SYSTEM, most_chars=0)
-    text, _ = rounds(preprocessor, new_context, frame=webrl_frame, chat=chat)
+    text, _ = rounds(preprocessor, new_context, words=COMPLETION.words, chat=chat)
     user, assistant = (
         "<|eot_id|><|start_header_id|>user<|end_header_id|>\n",
         ("\n\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n"),
@@ -420,7 +424,7 @@ def test_webrls_checkpoints_are_given_no_system_text(preprocessor, tmp_path):
     header = "<|start_header_id|>system<|end_header_id|>\n\nBe quick.<|eot_id|>"
     for file, start, roles in ((None, "", ["user"]), (told, header, ["system", "user"])):
         agent = replace(webagent_r1_8b().agent, prompt=file)
-        context = conversation(agent, preprocessor, interface_of(agent), Task("a", TASK, "http://h.test/"))
+        context = conversation(WebAgentR1Agent(agent), agent, preprocessor, Task("a", TASK, "http://h.test/"))
         prompt = context.observe(Observation("", page_text="<html> </html>"))
         assert preprocessor.tokenizer.decode(prompt.ids) == f"<|begin_of_text|>{start}{rest}"
         assert [role for role, _ in context.messages()] == roles
@@ -438,6 +442,6 @@ def test_webrls_history_is_the_text_agents_without_thoughts(flags):
 
 
 def test_webrl_cuts_a_page_to_what_is_left(preprocessor, new_context):
-    context = new_context(frame=webrl_frame, chat=replace(WEBRL, most_chars=10))
+    context = new_context(words=COMPLETION.words, chat=replace(WEBRL, most_chars=10))
     prompt = context.observe(Observation("", page_text="<html> page </html>"))
     assert "<html> pag\n\n<|eot_id|>" in preprocessor.tokenizer.decode(prompt.ids)

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from peers import alone, on_ranks
-from training import distance, make_groups, make_trainer, nothing, rows_of, save_text_model, weights
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from training import distance, learn, make_groups, make_trainer, rows_of, save_text_model, weights
+from workers import make_worker
 
-from minirl.config import LossConfig, ModelConfig, RolloutConfig
+from minirl import prefix_tree
+from minirl.config import BrowserConfig, LossConfig, ModelConfig, RolloutConfig
 from minirl.distributed import Ranks, TaskQueue
 from minirl.model import load_model
 from minirl.recipes import tiny
-from minirl.rollout import Collected, RolloutWorker
-from minirl.rows import share_out
+from minirl.rollout import Collected
+from minirl.rows import balance, micro_batches
 from minirl.types import Group, SamplerDied, Task, Trajectory, Turn
-
-# --- updates ---------------------------------------------------------------------------------------
 
 LOSSES = {
     "openwebrl": LossConfig(),
@@ -39,18 +39,25 @@ SETTINGS = {
 }
 
 
+def blind(group: Group) -> Group:
+    """Without screenshots."""
+    trajectories = []
+    for t in group.trajectories:
+        turns = tuple(replace(turn, images=(), branch=(43,)) for turn in t.turns)
+        trajectories.append(replace(t, turns=turns))
+    return replace(group, trajectories=tuple(trajectories))
+
+
 def two_steps(ranks: Ranks, path: Path, loss: str, settings: dict, few: bool) -> tuple[dict, list[dict]]:
     """The weights after an update of imitation and two steps of two, and their metrics."""
     trainer = make_trainer(path, ranks, lr=2e-4, loss=LOSSES[loss], epochs=2, minibatch_turns=6, **settings)
     groups = make_groups(trainer.preprocessor)
     if few:  # one episode of one turn, without a screenshot: nothing for a second rank
-        member = groups[1].trajectories[0]
-        member = replace(member, turns=(replace(member.turns[0], images=(), branch=(43,)),))
-        groups = [Group(groups[1].task, (member,), (1.0,))]
+        groups = [Group(groups[1].task, blind(groups[1]).trajectories[:1], (1.0,))]
     trainer.sft_step(rows_of(groups), lr=2e-4)
     trainer.reset_optimizer()
     trainer.keep_reference()
-    metrics = [trainer.rl_step(groups, step, nothing) for step in range(2)]
+    metrics = [learn(trainer, groups, seed) for seed in range(2)]
     return {name: weight.numpy() for name, weight in weights(trainer).items()}, metrics
 
 
@@ -67,22 +74,13 @@ def assert_same(one: tuple[dict, list[dict]], other: tuple[dict, list[dict]], st
 @pytest.fixture(scope="module")
 def text_folder(preprocessor, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("text")
-    return save_text_model(path, preprocessor, Qwen2Config, Qwen2ForCausalLM, tie_word_embeddings=False)
+    return save_text_model(path, preprocessor, "Qwen2", tie_word_embeddings=False)
 
 
 def text_step(ranks: Ranks, path: Path) -> tuple[dict, list[dict]]:
     trainer = make_trainer(path, ranks, lr=2e-4, minibatch_turns=6)
-    groups = [
-        replace(
-            group,
-            trajectories=tuple(
-                replace(t, turns=tuple(replace(turn, images=(), branch=(43,)) for turn in t.turns))
-                for t in group.trajectories
-            ),
-        )
-        for group in make_groups(trainer.preprocessor)
-    ]
-    metrics = [trainer.rl_step(groups, step, nothing) for step in range(2)]
+    groups = list(map(blind, make_groups(trainer.preprocessor)))
+    metrics = [learn(trainer, groups, seed) for seed in range(2)]
     return {name: weight.numpy() for name, weight in weights(trainer).items()}, metrics
 
 
@@ -143,23 +141,18 @@ def test_a_wrong_share_is_noticed(tiny_folder, ranks):
 
 @pytest.mark.parametrize("layout", ["tree", "per-turn"])
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_micro_batches_are_alike_on_all_ranks(tiny_folder, layout, world):
+def test_micro_batches_are_alike_on_all_ranks(preprocessor, layout, world):
     """Every row once, within the budget, and at most one micro-batch more on one rank than on another."""
-    trainer = make_trainer(tiny_folder, alone(), layout=layout, micro_tokens=70)
-    trainer.ranks = replace(alone(), world=world)
-    rows = rows_of(make_groups(trainer.preprocessor))
-    parts = trainer._parts(rows)
-    assert sorted(row.ids for part in parts for row in part.rows) == sorted(row.ids for row in rows)
-    sizes = [part.tokens for part in parts]
-    assert max(sizes) <= 70
-    shares = share_out(parts, world)
+    rows = rows_of(make_groups(preprocessor))
+    cut = partial(prefix_tree.micro_batches, pad=preprocessor.pad, limit=70)
+    shares = balance(rows, 70, world, cut if layout == "tree" else micro_batches)
+    found = [row.ids for share in shares for part in share for row in part.rows]
+    assert sorted(found) == sorted(row.ids for row in rows)
+    largest = max(part.tokens for share in shares for part in share)
     counts = [len(share) for share in shares]
-    assert sum(counts) == len(parts) and max(counts) - min(counts) <= 1
+    assert largest <= 70 and len(counts) == world and max(counts) - min(counts) <= 1
     loads = [sum(part.tokens for part in share) for share in shares]
-    assert max(loads) - min(loads) <= max(sizes)
-
-
-# --- a step's tasks --------------------------------------------------------------------------------
+    assert max(loads) - min(loads) <= largest
 
 
 def test_no_task_is_taken_twice_and_all_ranks_know_what_became_of_it():
@@ -181,15 +174,11 @@ class Stage:
 
     def __init__(self, ranks: Ranks, seed: int):
         self.random, self.ran = random.Random(f"{seed} {ranks.rank}"), []
-        config = tiny()
-        config = replace(
-            config,
-            rollout=RolloutConfig(group=2, groups=6, max_steps=(5,), max_oversample=5),
-            browser=replace(config.browser, episodes=4),
-        )
+        rollout = RolloutConfig(group=2, groups=6, max_steps=(5,), max_oversample=5)
+        config = replace(tiny(), rollout=rollout, browser=BrowserConfig(episodes=4))
         self.failure = ""
         self.tasks = [self[n] for n in range(len(PLANS))]
-        self.rollouts = RolloutWorker(config, None, self, None, None, None, ranks)
+        self.rollouts = make_worker(config, sampler=self, ranks=ranks)
         self.rollouts.episode = self.episode
 
     def __getitem__(self, n: int) -> Task:

@@ -42,9 +42,6 @@ def of_ratios(
     return loss.item(), {name: value.item() for name, value in sums.items()}, logprobs_N.grad.tolist()
 
 
-# --- the clip --------------------------------------------------------------------------------------
-
-
 # The gradient of -ratio * A with respect to the log-prob is -ratio * A, and 0 where the ratio is clipped.
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "gradient"),
@@ -58,6 +55,9 @@ def of_ratios(
         (0.85, -2.0, 0.85 * 2, 0.85 * 2),
         (1.0, 2.0, -2.0, -2.0),
         (1.0, -2.0, 2.0, 2.0),
+        (2.0, 0.0, 0.0, 0.0),  # no advantage, no gradient
+        (0.5, 0.0, 0.0, 0.0),
+        (1.0, 0.0, 0.0, 0.0),
     ],
 )
 def test_clipping_on_either_side(ratio, advantage, loss, gradient):
@@ -67,8 +67,7 @@ def test_clipping_on_either_side(ratio, advantage, loss, gradient):
 
 
 def test_a_symmetric_clip_cuts_what_the_asymmetric_one_lets_pass():
-    _, _, (grad,) = of_ratios([1.25], [2.0], config=LossConfig(clip_low=0.2, clip_high=0.2))
-    assert grad == 0.0
+    assert of_ratios([1.25], [2.0], config=LossConfig(clip_low=0.2, clip_high=0.2))[2] == [0.0]
 
 
 def test_the_loss_is_the_weighted_sum():
@@ -78,18 +77,10 @@ def test_the_loss_is_the_weighted_sum():
     assert gradient == pytest.approx([0.0, 0.375, -0.75])
 
 
-def test_no_advantage_no_gradient():
-    _, _, gradient = of_ratios([0.5, 1.0, 2.0], [0.0, 0.0, 0.0])
-    assert gradient == [0.0, 0.0, 0.0]
-
-
 def test_metrics_count_only_what_the_clip_changed():
     """Ratios 1.5 and 0.5 are outside on the harmless side for the last two tokens."""
     _, sums, _ = of_ratios([1.5, 0.5, 1.1, 1.5, 0.5], [1.0, -1.0, 1.0, -1.0, 1.0])
     assert sums == pytest.approx({"tokens": 5, "ratio": 5.1, "ratio_max": 1.5, "clipped": 2})
-
-
-# --- the distance to the reference -----------------------------------------------------------------
 
 
 # k3 = exp(d) - d - 1 with d = ref - logprob; its gradient with respect to the log-prob is 1 - exp(d).
@@ -131,9 +122,6 @@ def test_without_kl_nothing_of_a_reference_counts():
     assert loss == -1.0 and "kl" not in sums
 
 
-# --- tokens that don't count -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kl", [0.0, 0.1])
 def test_a_token_of_weight_0_is_in_no_statistic_and_has_no_gradient(kl):
     """The other two tokens' loss, metrics and gradient are what they are without it."""
@@ -150,8 +138,6 @@ def test_a_micro_batch_of_such_tokens_alone_counts_for_nothing():
     assert loss == 0.0 and gradient == [0.0, 0.0]
     assert sums == {"tokens": 0, "ratio": 0, "ratio_max": 0, "clipped": 0, "kl": 0}
 
-
-# --- weights, by hand ------------------------------------------------------------------------------
 
 # Two groups. The first has a trajectory of one turn of 2 tokens and one of two turns, of 4 and 1 tokens;
 # the second one trajectory, of one turn of 3 tokens. So 10 tokens, 4 turns, 3 trajectories.
@@ -176,21 +162,15 @@ WEIGHTED = {
 
 @pytest.mark.parametrize("config", WEIGHTED, ids=lambda c: f"{c.weighting}-{c.over}")
 def test_weights_by_hand(config):
-    found = turn_weights(GROUPS, LENGTHS, config)
-    assert len(found) == 3
-    for own, expected in zip(found, WEIGHTED[config], strict=True):
+    for own, expected in zip(turn_weights(GROUPS, LENGTHS, config), WEIGHTED[config], strict=True):
         assert own == pytest.approx(expected, rel=1e-12)
 
 
-def test_openwebrl_does_not_divide_by_the_turns_of_a_trajectory():
-    """Of 4 turns in the minibatch three belong to one trajectory: it counts three times the other's."""
-    long, short = turn_weights([0, 0], [[2, 2, 2], [2]], LossConfig())
-    assert (2 * sum(long), 2 * sum(short)) == pytest.approx((0.75, 0.25))
-
-
-def test_webagent_r1_does_and_every_trajectory_of_a_group_counts_alike():
-    long, short = turn_weights([0, 0], [[2, 2, 2], [2]], LossConfig(weighting="webagent-r1"))
-    assert (2 * sum(long), 2 * sum(short)) == pytest.approx((0.5, 0.5))
+@pytest.mark.parametrize(("weighting", "shares"), [("openwebrl", (0.75, 0.25)), ("webagent-r1", (0.5, 0.5))])
+def test_webagent_r1_divides_by_the_turns_of_a_trajectory_and_openwebrl_does_not(weighting, shares):
+    """Of 4 turns in the minibatch three belong to one trajectory."""
+    long, short = turn_weights([0, 0], [[2, 2, 2], [2]], LossConfig(weighting=weighting))
+    assert (2 * sum(long), 2 * sum(short)) == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("weighting", ["webagent-r1", "grpo"])
@@ -207,14 +187,7 @@ def test_in_a_part_of_the_step_trajectories_weigh_as_in_the_whole(weighting):
     assert alone[0] != pytest.approx(halves[1][0])
 
 
-# --- weights, as the papers' formulas --------------------------------------------------------------
-
-MEANS_TO_ONE = [
-    LossConfig(weighting="openwebrl", over="turns"),
-    LossConfig(weighting="webagent-r1"),
-    LossConfig(weighting="grpo"),
-    LossConfig(weighting="token-mean"),
-]
+ALL = list(WEIGHTED)
 # The group of each trajectory with the lengths of its responses, in any order.
 MINIBATCHES = st.lists(
     st.tuples(st.integers(0, 3), st.lists(st.integers(1, 9), min_size=1, max_size=5)), min_size=1, max_size=12
@@ -222,25 +195,18 @@ MINIBATCHES = st.lists(
 Tree = list[list[list[list[float]]]]  # group, trajectory, turn, token
 
 
-def sum_of(groups: Sequence[int], lengths: Sequence[Sequence[int]], config: LossConfig) -> float:
-    weights = turn_weights(groups, lengths, config)
-    shares = zip(itertools.chain(*weights), itertools.chain(*lengths), strict=True)
-    return sum(w * n for w, n in shares)
-
-
-@given(MINIBATCHES, st.sampled_from(MEANS_TO_ONE))
+@given(MINIBATCHES, st.sampled_from(ALL))
 def test_over_all_tokens_the_weights_sum_to_one(minibatch, config):
-    assert sum_of(*zip(*minibatch, strict=True), config) == pytest.approx(1)
-
-
-@given(MINIBATCHES)
-def test_openwebrl_over_trajectories_sums_to_the_mean_number_of_turns(minibatch):
+    """Or, over trajectories, to the mean number of their turns."""
     groups, lengths = zip(*minibatch, strict=True)
     turns = sum(map(len, lengths)) / len(lengths)
-    assert sum_of(groups, lengths, LossConfig(over="trajectories")) == pytest.approx(turns)
+    weights = turn_weights(groups, lengths, config)
+    shares = zip(itertools.chain(*weights), itertools.chain(*lengths), strict=True)
+    expected = turns if config.over == "trajectories" else 1
+    assert sum(w * n for w, n in shares) == pytest.approx(expected)
 
 
-@given(MINIBATCHES, st.sampled_from([*MEANS_TO_ONE, LossConfig(over="trajectories")]), st.randoms())
+@given(MINIBATCHES, st.sampled_from(ALL), st.randoms())
 def test_weights_depend_on_neither_order_nor_names(minibatch, config, random):
     places = list(range(len(minibatch)))
     random.shuffle(places)
@@ -256,37 +222,27 @@ def webagent_r1(tree: Tree) -> float:
     return mean(mean(mean(mean(turn) for turn in episode) for episode in group) for group in tree)
 
 
-def openwebrl(tree: Tree) -> float:
-    """Over turns: all turns of the minibatch are alike."""
-    return mean(mean(turn) for group in tree for episode in group for turn in episode)
-
-
-def openwebrl_paper(tree: Tree) -> float:
-    """Over trajectories: the sum over a trajectory's turns, averaged over trajectories."""
-    return mean(sum(mean(turn) for turn in episode) for group in tree for episode in group)
-
-
-def grpo(tree: Tree) -> float:
-    """A trajectory is one long response."""
-    return mean(mean(mean(sum(episode, [])) for episode in group) for group in tree)
-
-
-def token_mean(tree: Tree) -> float:
-    return mean(value for group in tree for episode in group for turn in episode for value in turn)
-
-
 FORMULAS = {
-    webagent_r1: LossConfig(weighting="webagent-r1"),
-    openwebrl: LossConfig(weighting="openwebrl"),
-    openwebrl_paper: LossConfig(weighting="openwebrl", over="trajectories"),
-    grpo: LossConfig(weighting="grpo"),
-    token_mean: LossConfig(weighting="token-mean"),
+    LossConfig(weighting="webagent-r1"): webagent_r1,
+    # all turns of the minibatch are alike
+    LossConfig(): lambda tree: mean(mean(turn) for group in tree for episode in group for turn in episode),
+    # the sum over a trajectory's turns, averaged over trajectories
+    LossConfig(over="trajectories"): lambda tree: mean(
+        sum(mean(turn) for turn in episode) for group in tree for episode in group
+    ),
+    # a trajectory is one long response
+    LossConfig(weighting="grpo"): lambda tree: mean(
+        mean(mean(sum(episode, [])) for episode in group) for group in tree
+    ),
+    LossConfig(weighting="token-mean"): lambda tree: mean(
+        value for group in tree for episode in group for turn in episode for value in turn
+    ),
 }
 
 
-@pytest.mark.parametrize("formula", FORMULAS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("config", FORMULAS, ids=lambda c: f"{c.weighting}-{c.over}")
 @given(minibatch=MINIBATCHES, seed=st.integers(0, 99))
-def test_the_weighted_sum_is_the_formula(formula, minibatch, seed):
+def test_the_weighted_sum_is_the_formula(config, minibatch, seed):
     """The paper's nested means over any per-token values, against weights times values."""
     random = Random(seed)
     values = [[[random.uniform(-2, 2) for _ in range(n)] for n in own] for _, own in minibatch]
@@ -294,10 +250,10 @@ def test_the_weighted_sum_is_the_formula(formula, minibatch, seed):
     by_group = defaultdict(list)
     for number, episode in zip(numbers, values, strict=True):
         by_group[number].append(episode)
-    weights = turn_weights(numbers, lengths, FORMULAS[formula])
+    weights = turn_weights(numbers, lengths, config)
     pairs = zip(itertools.chain(*weights), itertools.chain(*values), strict=True)
     weighted = sum(w * value for w, turn in pairs for value in turn)
-    assert weighted == pytest.approx(formula(list(by_group.values())), abs=1e-9)
+    assert weighted == pytest.approx(FORMULAS[config](list(by_group.values())), abs=1e-9)
 
 
 def test_webagent_r1s_whole_loss_as_nested_means():
@@ -333,9 +289,6 @@ def spread(weights: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]])
     return torch.tensor([w for w, n in pairs for _ in range(n)], dtype=torch.float64)
 
 
-# --- the correction of the sampler's log-probs -----------------------------------------------------
-
-
 def test_the_correction_is_the_ratio_of_probabilities_up_to_a_limit():
     # 0.3 / 0.2, 0.1 / 0.4, 0.5 / 0.5, and 0.9 / 0.1 = 9, cut to 2
     trainer, sampler = [log(p) for p in (0.3, 0.1, 0.5, 0.9)], [log(p) for p in (0.2, 0.4, 0.5, 0.1)]
@@ -347,29 +300,23 @@ def test_a_limit_of_0_turns_it_off():
     assert truncated_correction([-0.1, -5.0], [-3.0, -0.2], 0.0) == [1.0, 1.0]
 
 
-# --- likelihoods -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("logprobs", "advantages", "weights", "loss", "gradient"),
+    [
+        # The advantage of filtered behaviour cloning is 1 or 0, that of AWR anything up to its limit:
+        # 0.5 * 1 * 1 + 0.25 * 2 * 3 + 0.25 * 0 * 2 = 0.5 + 1.5
+        ([-1.0, -3.0, -2.0], [1.0, 2.0, 0.0], [0.5, 0.25, 0.25], 2.0, [-0.5, -0.5, 0.0]),
+        # Imitation is the mean over all tokens of the batch, here two of five: (1 + 3) / 5
+        ([-1.0, -3.0], [1.0, 1.0], [0.2, 0.2], 0.8, [-0.2, -0.2]),
+    ],
+)
+def test_likelihood_by_hand(logprobs, advantages, weights, loss, gradient):
+    logprobs_N = torch.tensor(logprobs, requires_grad=True)
+    value = likelihood_loss(logprobs_N, torch.tensor(advantages), torch.tensor(weights))
+    value.backward()
+    assert value.item() == pytest.approx(loss)
+    assert logprobs_N.grad.tolist() == pytest.approx(gradient)
 
-
-def test_likelihood_by_hand():
-    """The advantage of filtered behaviour cloning is 1 or 0, that of AWR anything up to its limit."""
-    # 0.5 * 1 * 1 + 0.25 * 2 * 3 + 0.25 * 0 * 2 = 0.5 + 1.5
-    logprobs_N = torch.tensor([-1.0, -3.0, -2.0], requires_grad=True)
-    loss = likelihood_loss(logprobs_N, torch.tensor([1.0, 2.0, 0.0]), torch.tensor([0.5, 0.25, 0.25]))
-    loss.backward()
-    assert loss.item() == pytest.approx(2.0)
-    assert logprobs_N.grad.tolist() == pytest.approx([-0.5, -0.5, 0.0])
-
-
-def test_imitation_is_the_mean_over_all_tokens_of_the_batch():
-    # two of the batch's five tokens: (1 + 3) / 5
-    logprobs_N = torch.tensor([-1.0, -3.0], requires_grad=True)
-    loss = likelihood_loss(logprobs_N, torch.ones(2), torch.full((2,), 1 / 5))
-    loss.backward()
-    assert loss.item() == pytest.approx(0.8)
-    assert logprobs_N.grad.tolist() == pytest.approx([-0.2, -0.2])
-
-
-# --- TRL -------------------------------------------------------------------------------------------
 
 Lengths = Sequence[Sequence[int]]
 Turns = list[list[Tensor]]  # of each trajectory

@@ -8,8 +8,10 @@ import random
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,17 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
+from training import logprobs_of
 
 from minirl.config import ModelConfig
-from minirl.model import (
-    Images,
-    Preprocessor,
-    check_checkpoint,
-    image_starts,
-    load_model,
-    load_preprocessor,
-    positions,
-)
+from minirl.model import Images, check_checkpoint, image_starts, load_model, load_preprocessor, positions
 from minirl.policy import Policy
 from minirl.rows import Row, collate
 
@@ -37,30 +32,18 @@ CPU = torch.device("cpu")
 PAD = 99  # stands for the image pad where no model is needed
 
 
-# --- positions -------------------------------------------------------------------------------------
-
-
-def test_positions_of_the_docstrings_row():
-    ids = np.array([1, 2, PAD, PAD, PAD, PAD, 3])  # T T I I I I T, one image of 2 x 2 merged patches
-    assert positions(ids, [(1, 4, 4)], PAD, merge=2).tolist() == [
-        [0, 1, 2, 2, 2, 2, 4],
-        [0, 1, 2, 2, 3, 3, 4],
-        [0, 1, 2, 3, 2, 3, 4],
-    ]
-
-
-def test_text_after_a_wide_image_goes_on_behind_its_longer_side():
-    # 1 row of 3 merged patches at position 1; the text goes on at 1 + 3
-    ids = np.array([1, PAD, PAD, PAD, 2, 3])
-    assert positions(ids, [(1, 2, 6)], PAD, merge=2).tolist() == [
-        [0, 1, 1, 1, 4, 5],
-        [0, 1, 1, 1, 4, 5],
-        [0, 1, 2, 3, 4, 5],
-    ]
-
-
-def test_a_row_of_text_counts_on():
-    assert positions(np.array([5, 5, 5]), [], PAD, merge=2).tolist() == [[0, 1, 2]] * 3
+# The docstring's image of 2 x 2 merged patches; one of 1 x 3 at position 1, behind which text goes on at 1 +
+# 3.
+@pytest.mark.parametrize(
+    ("ids", "grids", "expected"),
+    [
+        ([1, 2, PAD, PAD, PAD, PAD, 3], [(1, 4, 4)], ["0122224", "0122334", "0123234"]),
+        ([1, PAD, PAD, PAD, 2, 3], [(1, 2, 6)], ["011145", "011145", "012345"]),
+        ([5, 5, 5], [], ["012"] * 3),
+    ],
+)
+def test_positions_by_hand(ids, grids, expected):
+    assert positions(np.array(ids), grids, PAD, merge=2).tolist() == [list(map(int, e)) for e in expected]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), max_size=6))
@@ -75,8 +58,7 @@ def test_where_images_start(spans):
 
 
 def test_positions_equal_those_of_transformers(preprocessor, model):
-    """Random rows with up to two images of different sizes, also side by side with no text between
-    their vision tokens."""
+    """Random rows with up to two images of different sizes, also with no text between."""
     dice = random.Random(0)
     merge, start, end = 2, model.config.vision_start_token_id, model.config.vision_end_token_id
     for images in [0, 1, 2] * 10:
@@ -111,8 +93,6 @@ def test_images_and_pads_that_do_not_match_are_never_passed_over(ids, grids):
         positions(np.array(ids), grids, PAD, merge=2)
 
 
-# --- the policy ------------------------------------------------------------------------------------
-
 ROWS = (
     Row((11, 12, 13, 14, 15, 16), 3, (), (0.0,) * 3, 0.0),
     Row((17, 18, 19, 20), 2, (), (0.0,) * 2, 0.0),
@@ -135,14 +115,14 @@ def test_log_probs_entropy_and_gradient_equal_the_plain_formula(preprocessor, ti
     model = load_model(ModelConfig(path=str(tiny_folder)), CPU)
     suppressed = (*preprocessor.suppressed, 30, 31)
     policy = Policy(model, replace(preprocessor, suppressed=suppressed), temperature)
-    batch = collate(ROWS, preprocessor, image=lambda name: b"", device=CPU)
+    batch = collate(ROWS, preprocessor, {}, CPU)
     upstream_N = torch.tensor([0.3, -1.0, 0.5, 2.0, -0.1])
 
     logprobs_N, entropy_N = policy(batch.inputs, batch.sources_N, batch.targets_N, entropy=True)
     (logprobs_N * upstream_N).sum().backward()
-    ours = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+    ours = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
 
-    model.zero_grad()
+    model.zero_grad(set_to_none=True)
     expected_N, expected_entropy_N = plain(model, batch, suppressed, temperature)
     (expected_N * upstream_N).sum().backward()
     theirs = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
@@ -151,8 +131,7 @@ def test_log_probs_entropy_and_gradient_equal_the_plain_formula(preprocessor, ti
     torch.testing.assert_close(entropy_N, expected_entropy_N, atol=1e-5, rtol=0)
     assert not entropy_N.requires_grad
     assert ours.keys() == theirs.keys() and any("q_proj" in name for name in ours)
-    for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=1e-4, msg=name)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
     # the control: without the suppression and the temperature the numbers would be others
     other_N, _ = plain(model, batch, (), 1.3)
     assert (other_N - expected_N).abs().min() > 1e-3
@@ -160,7 +139,7 @@ def test_log_probs_entropy_and_gradient_equal_the_plain_formula(preprocessor, ti
 
 def test_the_probabilities_of_what_can_be_sampled_sum_to_one(preprocessor, model):
     policy = Policy(model, preprocessor, temperature=0.8)
-    batch = collate(ROWS[1:], preprocessor, image=lambda name: b"", device=CPU)
+    batch = collate(ROWS[1:], preprocessor, {}, CPU)
     V = model.config.get_text_config().vocab_size
     with torch.no_grad():  # the first position of the response, scored for every token of the vocabulary
         logprobs_V, _ = policy(batch.inputs, batch.sources_N[:1].expand(V), torch.arange(V))
@@ -212,24 +191,16 @@ def test_suppressed_tokens_anywhere_in_a_large_vocabulary(preprocessor, suppress
 def test_a_target_that_could_not_be_sampled_has_no_probability(preprocessor, model):
     """A row that holds one would otherwise be trained on as if it were merely unlikely."""
     policy = Policy(model, preprocessor, temperature=1.0)
-    batch = collate(
-        [Row((11, 12, preprocessor.pad, 14), 2, (), (0.0, 0.0), 0.0)],
-        replace(preprocessor, images=None),
-        lambda name: b"",
-        CPU,
-    )
-    logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
+    row = Row((11, 12, preprocessor.pad, 14), 2, (), (0.0, 0.0), 0.0)
+    logprobs_N = logprobs_of(policy, [row], replace(preprocessor, images=None), {})
     assert logprobs_N[0] == float("-inf") and logprobs_N[1].isfinite()
 
 
 def test_a_vocabulary_without_suppressed_tokens(preprocessor, model):
     policy = Policy(model, replace(preprocessor, suppressed=()), temperature=1.0)
-    batch = collate(ROWS, preprocessor, lambda name: b"", CPU)
+    batch = collate(ROWS, preprocessor, {}, CPU)
     logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
     torch.testing.assert_close(logprobs_N, plain(model, batch, (), 1.0)[0], atol=1e-5, rtol=0)
-
-
-# --- loading ---------------------------------------------------------------------------------------
 
 
 def test_what_is_suppressed_and_what_ends_a_response(preprocessor, model):
@@ -257,19 +228,22 @@ def test_a_folder_without_a_model_is_named(path):
         load_preprocessor(ModelConfig(path=path))
 
 
-def test_a_hub_name_that_cannot_be_had_is_one_line():
-    with pytest.raises(ValueError, match="--model.path nobody/nothing can't be loaded: ") as caught:
-        load_preprocessor(ModelConfig(path="nobody/nothing"))
+def assert_refused(load: Callable[[ModelConfig], object], path: Path | str) -> None:
+    """In one line that names the path."""
+    with pytest.raises(ValueError, match=f"--model.path {path} can't be loaded: .") as caught:
+        load(ModelConfig(path=str(path)))
     assert "\n" not in str(caught.value)
+
+
+def test_a_hub_name_that_cannot_be_had_is_one_line():
+    assert_refused(load_preprocessor, "nobody/nothing")
 
 
 @pytest.mark.parametrize("missing", ["tokenizer*", "*processor_config.json"])
 def test_a_folder_without_a_part_is_one_line(tiny_folder, tmp_path, missing):
     folder = shutil.copytree(tiny_folder, tmp_path / "part", ignore=shutil.ignore_patterns(missing))
-    for load in (load_preprocessor, check_checkpoint):
-        with pytest.raises(ValueError, match=f"--model.path {folder} can't be loaded: ") as caught:
-            load(ModelConfig(path=str(folder)))
-        assert "\n" not in str(caught.value)
+    assert_refused(load_preprocessor, folder)
+    assert_refused(check_checkpoint, folder)
 
 
 @pytest.mark.parametrize("size", [None, 0, 100, -1])
@@ -278,10 +252,8 @@ def test_weights_that_are_missing_or_cut_off_are_one_line(tiny_folder, tmp_path,
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
     weights.unlink() if size is None else weights.write_bytes(whole[:size])
-    for load in (lambda config: load_model(config, CPU), check_checkpoint):
-        with pytest.raises(ValueError, match=f"--model.path {folder} can't be loaded: .") as caught:
-            load(ModelConfig(path=str(folder)))
-        assert "\n" not in str(caught.value)
+    assert_refused(lambda config: load_model(config, CPU), folder)
+    assert_refused(check_checkpoint, folder)
     weights.write_bytes(whole)
     check_checkpoint(ModelConfig(path=str(folder)))
 
@@ -290,12 +262,7 @@ def test_weights_that_are_missing_or_cut_off_are_one_line(tiny_folder, tmp_path,
 def test_json_that_is_cut_off_is_one_line(tiny_folder, tmp_path, name):
     folder = shutil.copytree(tiny_folder, tmp_path / "part")
     (folder / name).write_text((folder / name).read_text()[:20])
-    with pytest.raises(ValueError, match=f"--model.path {folder} can't be loaded: .") as caught:
-        load_preprocessor(ModelConfig(path=str(folder)))
-    assert "\n" not in str(caught.value)
-
-
-# --- images ----------------------------------------------------------------------------------------
+    assert_refused(load_preprocessor, folder)
 
 
 def test_image_tokens_are_merged_patches(preprocessor, png):
@@ -324,7 +291,7 @@ def test_a_damaged_picture_is_a_usual_error(preprocessor):
 
 
 def test_a_text_model_says_that_it_cannot_see(preprocessor):
-    blind = Preprocessor(preprocessor.tokenizer, preprocessor.chat, None, (), (2,))
+    blind = replace(preprocessor, images=None)
     assert blind.pad == -1
     with pytest.raises(ValueError, match="can't see; use a vision-language model"):
         blind.image_tokens(b"")

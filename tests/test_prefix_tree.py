@@ -5,38 +5,27 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from training import TEXT_SIZES
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from minirl import prefix_tree, tree_attention
+from minirl.agents.openwebrl import OpenWebRLAgent
+from minirl.config import AgentConfig
 from minirl.context import Context
 from minirl.model import Preprocessor
 from minirl.policy import Policy
 from minirl.prefix_tree import Forest
 from minirl.rows import Row, collate
-from minirl.tree_attention import Chain, Tree
+from minirl.tree_attention import Chain, JoinedAttention, SegmentAttention, Tree
 from minirl.types import Observation
 
 CPU = torch.device("cpu")
-
-
-# --- the layout, by hand ---------------------------------------------------------------------------
 
 
 def lay_out(*sequences: str) -> tuple[Forest, list[list[int]]]:
@@ -78,24 +67,16 @@ def test_any_sequences_are_found_again(seed):
         assert "".join(row.setdefault(int(p), c) for p, c in zip(places, s, strict=True)) == s
     assert forest.size == len({s[: i + 1] for s in sequences for i in range(len(s))})
     for chain in forest.chains:
-        seen = "".join(
-            row[i] for start, end in (*chain.prefix, (chain.start, chain.end)) for i in range(start, end)
-        )
+        seen = "".join(row[i] for start, end in chain.seen for i in range(start, end))
         assert any(s.startswith(seen) for s in sequences)
 
 
-# --- equality with one row per turn ----------------------------------------------------------------
-
-
-class Album:
-    """Screenshots by content hash, as the run folder keeps them."""
-
-    def __init__(self) -> None:
-        self.pictures: dict[str, bytes] = {}
+class Album(dict):
+    """Screenshots by content."""
 
     def put(self, png: bytes) -> str:
         name = sha256(png).hexdigest()[:16]
-        self.pictures[name] = png
+        self[name] = png
         return name
 
 
@@ -104,13 +85,9 @@ def conversation(
 ) -> list[Row]:
     """A trajectory's rows, through the real Context; screenshots come in pairs of one size."""
     rng = random.Random(seed)
+    texts, words = ("Use it.", "Order two mugs."), OpenWebRLAgent(AgentConfig()).words
     context = Context(
-        preprocessor.tokenizer,
-        preprocessor.chat,
-        "Use it.",
-        "Order two mugs.",
-        preprocessor.image_tokens,
-        keep,
+        preprocessor.tokenizer, preprocessor.chat, *texts, preprocessor.image_tokens, words, keep
     )
     rows, feedback = [], ()
     for t in range(turns):
@@ -149,6 +126,16 @@ def assert_equal(ours, oracle) -> None:
         assert error <= 1e-5 * max(grad.abs().max(), 1e-2 * scale), name
 
 
+def one_by_one(model, preprocessor, rows, images):
+    """The oracle: one row per turn."""
+    return computed(model, preprocessor, [collate([row], preprocessor, images, CPU) for row in rows])
+
+
+def packed(model, preprocessor, rows, images):
+    """The same, as a prefix tree."""
+    return computed(model, preprocessor, [prefix_tree.pack(rows, preprocessor, images, CPU)])
+
+
 @pytest.fixture
 def seeing(model, preprocessor, png):
     """The tiny Qwen3-VL with the tree switched on, rows of a group of three, and where their images are."""
@@ -157,39 +144,37 @@ def seeing(model, preprocessor, png):
     album = Album()
 
     def rows(keep: int = 1) -> list[Row]:
-        return [
-            r for seed in range(3) for r in conversation(preprocessor, album, png, seed, turns=4, keep=keep)
-        ]
+        members = [conversation(preprocessor, album, png, seed, turns=4, keep=keep) for seed in range(3)]
+        return sum(members, [])
 
-    return model, preprocessor, rows, album.pictures.__getitem__
+    return model, preprocessor, rows, album
 
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_group_with_screenshots_equals_its_turns_one_by_one(seeing, keep):
-    model, preprocessor, rows, image = seeing
+    model, preprocessor, rows, images = seeing
     rows = rows(keep)
-    one_by_one = computed(model, preprocessor, [collate([row], preprocessor, image, CPU) for row in rows])
-    packed = prefix_tree.pack(rows, preprocessor, image, CPU)
-    assert packed.tokens < 0.75 * sum(len(row.ids) for row in rows), "nothing was shared"
-    assert len(one_by_one[1]) == len(list(model.parameters())), "a parameter without a gradient is not tested"
-    assert_equal(computed(model, preprocessor, [packed]), one_by_one)
+    oracle = one_by_one(model, preprocessor, rows, images)
+    batch = prefix_tree.pack(rows, preprocessor, images, CPU)
+    assert batch.inputs["input_ids"].numel() < 0.75 * sum(len(row.ids) for row in rows), "nothing was shared"
+    assert len(oracle[1]) == len(list(model.parameters())), "a parameter without a gradient is not tested"
+    assert_equal(computed(model, preprocessor, [batch]), oracle)
 
 
 def test_a_split_trajectory_equals_the_whole(seeing):
-    model, preprocessor, rows, image = seeing
-    rows = rows()
+    model, preprocessor, rows, images = seeing
+    rows = sorted(rows(), key=lambda row: row.ids)
     parts = list(prefix_tree.micro_batches(rows, 330, preprocessor.pad, 330))
     assert len(parts) > 2 and [row for part in parts for row in part.rows] == rows
-    batches = [prefix_tree.pack(part.rows, preprocessor, image, CPU) for part in parts]
-    assert [batch.tokens for batch in batches] == [part.tokens for part in parts]
-    assert all(batch.tokens <= 330 for batch in batches)
-    whole = computed(model, preprocessor, [prefix_tree.pack(rows, preprocessor, image, CPU)])
-    assert_equal(computed(model, preprocessor, batches), whole)
+    batches = [prefix_tree.pack(part.rows, preprocessor, images, CPU) for part in parts]
+    assert [batch.inputs["input_ids"].numel() for batch in batches] == [part.tokens for part in parts]
+    assert all(batch.inputs["input_ids"].numel() <= 330 for batch in batches)
+    assert_equal(computed(model, preprocessor, batches), packed(model, preprocessor, rows, images))
 
 
 def test_gradient_checkpointing_changes_nothing(seeing):
-    model, preprocessor, rows, image = seeing
-    batch = prefix_tree.pack(rows(), preprocessor, image, CPU)
+    model, preprocessor, rows, images = seeing
+    batch = prefix_tree.pack(rows(), preprocessor, images, CPU)
     calls = []
     model.model.language_model.layers[0].self_attn.register_forward_pre_hook(lambda *_: calls.append(1))
     plain = computed(model, preprocessor, [batch])
@@ -202,14 +187,14 @@ def test_gradient_checkpointing_changes_nothing(seeing):
 @pytest.mark.parametrize("wrong", ["mask", "positions", "images"])
 def test_a_wrong_tree_is_noticed(seeing, wrong):
     """The controls: everything visible to everything before it, row positions, two screenshots swapped."""
-    model, preprocessor, rows, image = seeing
+    model, preprocessor, rows, images = seeing
     rows = rows()
-    oracle = computed(model, preprocessor, [collate([row], preprocessor, image, CPU) for row in rows])
-    batch = prefix_tree.pack(rows, preprocessor, image, CPU)
+    oracle = one_by_one(model, preprocessor, rows, images)
+    batch = prefix_tree.pack(rows, preprocessor, images, CPU)
     if wrong == "mask":
-        batch.inputs["tree"] = Tree((Chain(0, batch.tokens),))
+        batch.inputs["tree"] = Tree((Chain(0, batch.inputs["input_ids"].numel()),))
     elif wrong == "positions":
-        batch.inputs["position_ids"] = torch.arange(batch.tokens).expand(3, 1, -1)
+        batch.inputs["position_ids"] = torch.arange(batch.inputs["input_ids"].numel()).expand(3, 1, -1)
     else:
         pixels = batch.inputs["pixel_values"]
         n = int(batch.inputs["image_grid_thw"][0].prod())
@@ -223,38 +208,24 @@ def test_equal_screenshots_are_seen_once_and_different_ones_apart(seeing, png):
     model, preprocessor, _, _ = seeing
     album = Album()
     one, two = album.put(png(64, 64, seed=1)), album.put(png(64, 64, seed=2))
-    pads = (preprocessor.pad,) * preprocessor.image_tokens(album.pictures[one])
-    rows = [
-        Row((50, *pads, 60, 70), 1 + len(pads) + 1, (name,), (0.0,), 1.0, weights=(1.0,))
-        for name in (one, one, two)
-    ]
-    batch = prefix_tree.pack(rows, preprocessor, album.pictures.__getitem__, CPU)
+    pads = (preprocessor.pad,) * preprocessor.image_tokens(album[one])
+    ids = (50, *pads, 60, 70)
+    rows = [Row(ids, len(ids) - 1, (name,), (0.0,), 1.0, weights=(1.0,)) for name in (one, one, two)]
+    batch = prefix_tree.pack(rows, preprocessor, album, CPU)
     assert len(batch.inputs["image_grid_thw"]) == 2
-    assert batch.tokens == 1 + 2 * (len(pads) + 2)
+    assert batch.inputs["input_ids"].numel() == 1 + 2 * (len(pads) + 2)
 
 
-TEXT = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2.5": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
-
-
-@pytest.mark.parametrize("kind", TEXT)
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3"])
 def test_text_models(preprocessor, kind):
     """With grouped heads; pages and responses are text."""
     torch.manual_seed(0)
-    config, make = TEXT[kind]
-    settings = config(vocab_size=len(preprocessor.tokenizer), **TEXT_SIZES, attn_implementation="sdpa")
-    model = make(settings).train()
-    blind = Preprocessor(
-        preprocessor.tokenizer, preprocessor.chat, None, preprocessor.suppressed, preprocessor.end
-    )
+    config = getattr(transformers, f"{kind}Config")(vocab_size=len(preprocessor.tokenizer), **TEXT_SIZES)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).train()
+    blind = replace(preprocessor, images=None)
     tree_attention.enable(model)
-    album = Album()
-    rows = [r for seed in range(3) for r in conversation(blind, album, None, seed, turns=3, keep=1)]
-    one_by_one = computed(model, blind, [collate([row], blind, None, CPU) for row in rows])
-    assert_equal(computed(model, blind, [prefix_tree.pack(rows, blind, None, CPU)]), one_by_one)
+    rows = sum((conversation(blind, Album(), None, seed, turns=3, keep=1) for seed in range(3)), [])
+    assert_equal(packed(model, blind, rows, None), one_by_one(model, blind, rows, None))
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -263,16 +234,10 @@ def test_qwen2_5_vl(tiny_folder, preprocessor, png, keep):
     ids = {name: preprocessor.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in
            ("image_pad", "video_pad", "vision_start", "vision_end")}  # fmt: skip
     torch.manual_seed(0)
-    config = Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": len(preprocessor.tokenizer),
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
-        },
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+    words = len(preprocessor.tokenizer)
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={"vocab_size": words, **TEXT_SIZES, "rope_parameters": rope},
         vision_config={
             "depth": 2,
             "hidden_size": 32,
@@ -289,17 +254,14 @@ def test_qwen2_5_vl(tiny_folder, preprocessor, png, keep):
         vision_start_token_id=ids["vision_start"],
         vision_end_token_id=ids["vision_end"],
     )
-    model = Qwen2_5_VLForConditionalGeneration(config).train()
+    model = transformers.Qwen2_5_VLForConditionalGeneration(config).train()
     model.set_attn_implementation("sdpa")
     tree_attention.enable(model)
     album = Album()
-    rows = [r for seed in range(2) for r in conversation(preprocessor, album, png, seed, turns=4, keep=keep)]
-    image = album.pictures.__getitem__
-    one_by_one = computed(model, preprocessor, [collate([row], preprocessor, image, CPU) for row in rows])
-    assert len(one_by_one[1]) == len(list(model.parameters()))
-    assert_equal(
-        computed(model, preprocessor, [prefix_tree.pack(rows, preprocessor, image, CPU)]), one_by_one
-    )
+    rows = sum((conversation(preprocessor, album, png, seed, turns=4, keep=keep) for seed in range(2)), [])
+    oracle = one_by_one(model, preprocessor, rows, album)
+    assert len(oracle[1]) == len(list(model.parameters()))
+    assert_equal(packed(model, preprocessor, rows, album), oracle)
 
 
 def forest_of(lengths: list[tuple[int, int]]) -> Tree:
@@ -312,99 +274,74 @@ def forest_of(lengths: list[tuple[int, int]]) -> Tree:
     return Tree(tuple(chains))
 
 
-def reference_varlen(q, k, v, own_C, all_C, most_own, most_seen, softmax_scale, causal):
-    """What flash-attn's kernel computes, chain by chain."""
-    assert causal and most_own == own_C.diff().max() and most_seen == all_C.diff().max()
-    out = torch.empty_like(q)
-    for c in range(len(own_C) - 1):
-        own, seen = slice(*own_C[c : c + 2].tolist()), slice(*all_C[c : c + 2].tolist())
-        one = [x.transpose(0, 1)[None] for x in (q[own], k[seen], v[seen])]
-        out[own] = tree_attention.attend(*one, softmax_scale)[0].transpose(0, 1)
-    return out
-
-
 @pytest.mark.parametrize("heads", [(4, 2), (4, 4), (4, 1)])
-def test_both_segment_loops_agree(heads):
-    """The one for any device and the CPU's own: outputs and gradients."""
+def test_both_kernels_agree(heads):
+    """Outputs and gradients; and the control, that a tree matters."""
     torch.manual_seed(0)
-    tree, found = forest_of([(10, 7), (25, 9), (40, 1)]), []
-    size = tree.chains[-1].end
-    inputs = [torch.randn(1, n, size, 16) for n in (heads[0], heads[1], heads[1])]
-    grad = torch.randn(1, heads[0], size, 16)
-    for function in (tree_attention.TreeAttention, tree_attention.CpuTreeAttention):
+    tree = forest_of([(10, 7), (25, 9), (40, 1)])
+    inputs = [torch.randn(1, n, tree.size, 16) for n in (heads[0], heads[1], heads[1])]
+    grad = torch.randn(1, heads[0], tree.size, 16)
+
+    def computed(function, tree: Tree) -> list[torch.Tensor]:
         q, k, v = (x.clone().requires_grad_() for x in inputs)
-        out = function.apply(q, k, v, tree.chains, 0.3)
+        out = function.apply(q, k, v, tree, 0.3)
         out.backward(grad)
-        found.append((out.detach(), q.grad, k.grad, v.grad))
-    for ours, theirs in zip(*found, strict=True):
+        return [out.detach(), q.grad, k.grad, v.grad]
+
+    joined = computed(JoinedAttention, tree)
+    for ours, theirs in zip(joined, computed(SegmentAttention, tree), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert (computed(SegmentAttention, Tree((Chain(0, tree.size),)))[0] - joined[0]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kernel", ["auto", "segment", "joined"])
+def test_a_model_computes_the_same_with_every_kernel(seeing, kernel, monkeypatch):
+    """And `--model.attention` means what it says: on a CPU auto is joined."""
+    model, preprocessor, rows, images = seeing
+    used = []
+    for function in (JoinedAttention, SegmentAttention):
+        forward, name = function.forward, function.__name__
+        watch = lambda *given, f=forward, n=name: used.append(n) or f(*given)  # noqa: E731
+        monkeypatch.setattr(function, "forward", staticmethod(watch))
+    tree_attention.enable(model, kernel)
+    rows = rows()
+    oracle = one_by_one(model, preprocessor, rows, images)
+    assert not used, "without a tree it is plain SDPA"
+    assert_equal(packed(model, preprocessor, rows, images), oracle)
+    assert set(used) == {"SegmentAttention" if kernel == "segment" else "JoinedAttention"}
+
+
+def test_the_joined_kernel_that_a_gpu_lacks_is_replaced_in_one_line(seeing, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for kernel in ("auto", "segment", "joined"):
+        tree_attention.enable(seeing[0], kernel)
+    assert capsys.readouterr().out == "--model.attention joined runs on a CPU only; using segment\n"
 
 
 def test_no_square_mask_is_made(seeing, monkeypatch):
     """transformers makes one of jumping positions unless it is told that nothing is padding."""
-    model, preprocessor, rows, image = seeing
-    batch = prefix_tree.pack(rows(), preprocessor, image, CPU)
-    masks = []
-    attend = tree_attention.AttentionInterface._global_mapping["tree_segment"]
+    model, preprocessor, rows, images = seeing
+    batch = prefix_tree.pack(rows(), preprocessor, images, CPU)
+    masks, known = [], tree_attention.AttentionInterface._global_mapping
+    attend = known["tree_auto"]
     watch = lambda *args, **kwargs: masks.append(args[4]) or attend(*args, **kwargs)  # noqa: E731
-    monkeypatch.setitem(tree_attention.AttentionInterface._global_mapping, "tree_segment", watch)
+    monkeypatch.setitem(known, "tree_auto", watch)
     Policy(model, preprocessor, 1.0)(batch.inputs, batch.sources_N, batch.targets_N)
     assert masks == [None] * model.config.get_text_config().num_hidden_layers
 
 
-@pytest.mark.parametrize("kernel", ["flex", "flash"])
-def test_the_kernels_agree(kernel):
-    """FlexAttention's forward pass, which a CPU has; and the arguments of flash-attn's, which it has not."""
-    torch.manual_seed(0)
-    tree = forest_of([(10, 7), (25, 9), (40, 5)])
-    size = tree.chains[-1].end
-    q, k, v = torch.randn(1, 4, size, 16), torch.randn(1, 2, size, 16), torch.randn(1, 2, size, 16)
-    expected = tree_attention.segment(q, k, v, prefix_tree, 0.3)
-    if kernel == "flex":
-        with torch.no_grad():
-            found = tree_attention.flex(q, k, v, prefix_tree, 0.3)
-    else:
-        found = tree_attention.varlen(reference_varlen, q, k, v, prefix_tree, 0.3)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    control = tree_attention.segment(q, k, v, Tree((Chain(0, size),)), 0.3)
-    assert (control - expected).abs().max() > 0.1
-
-
-def test_what_a_chain_sees_by_hand():
-    tree = Tree((Chain(0, 4), Chain(4, 5, ((0, 2),)), Chain(5, 7, ((0, 2), (4, 5)))))
-    chain_L, seen_CL = tree.visible_LC
-    assert chain_L.tolist() == [0, 0, 0, 0, 1, 2, 2]
-    assert seen_CL.int().tolist() == [[1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 0, 0], [1, 1, 0, 0, 1, 1, 1]]
-    seen_S, own_C, all_C, most_own, most_seen = tree.varlen
-    assert seen_S.tolist() == [0, 1, 2, 3, 0, 1, 4, 0, 1, 4, 5, 6]
-    assert (own_C.tolist(), all_C.tolist(), most_own, most_seen) == ([0, 4, 5, 7], [0, 4, 7, 12], 4, 5)
-
-
-@pytest.mark.parametrize("asked", ["flex", "flash"])
-def test_a_kernel_that_cant_run_is_replaced_in_one_line(asked, capsys):
-    assert tree_attention.available(asked, cuda=False) is tree_attention.segment
-    assert capsys.readouterr().out == f"--model.attention {asked} needs CUDA; using segment\n"
-
-
-def test_flash_attention_that_is_not_installed(capsys):
-    assert tree_attention.available("flash", cuda=True) is tree_attention.segment
-    assert "flash-attn is not installed" in capsys.readouterr().out
-
-
 def test_without_a_tree_padding_is_masked_as_before(seeing):
     """The model that trains on trees also samples: padded rows must not see their padding."""
-    model, preprocessor, rows, image = seeing
+    model, preprocessor, rows, images = seeing
     rows = rows()
-    alone = computed(model, preprocessor, [collate([row], preprocessor, image, CPU) for row in rows])
-    assert_equal(computed(model, preprocessor, [collate(rows, preprocessor, image, CPU)]), alone)
+    together = computed(model, preprocessor, [collate(rows, preprocessor, images, CPU)])
+    assert_equal(together, one_by_one(model, preprocessor, rows, images))
 
 
 def test_layers_that_a_tree_would_be_wrong_for_are_refused():
-    config = MistralConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, sliding_window=8
-    )
+    config = transformers.MistralConfig(vocab_size=50, **TEXT_SIZES, sliding_window=8)
     with pytest.raises(ValueError, match="--batch.layout per-turn"):
-        tree_attention.enable(MistralForCausalLM(config))
+        tree_attention.enable(transformers.MistralForCausalLM(config))
 
 
 def test_a_row_budget_below_one_turn_is_refused(seeing):

@@ -16,8 +16,9 @@ import pages
 import pytest
 import torch
 from pages import HEIGHT, WIDTH, point
-from peers import alone
+from workers import make_worker
 
+from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 from minirl.config import (
@@ -29,7 +30,6 @@ from minirl.config import (
     RolloutConfig,
     SamplerConfig,
 )
-from minirl.judges.local import LocalJudge
 from minirl.model import Preprocessor
 from minirl.recipes import RECIPES, tiny
 from minirl.rollout import Collected, RolloutWorker, TaskStream
@@ -48,7 +48,6 @@ from minirl.types import (
     Turn,
 )
 from minirl.worlds.render import SiteServer
-from minirl.worlds.scripted_agent import WorldVerifier
 from minirl.worlds.shop import make_shop, make_tasks
 
 SHOP = make_shop(0)
@@ -109,8 +108,8 @@ class Theatre:
     def __post_init__(self) -> None:
         self.tasks = [Task(f"task-{i}", "", "http://shop-0.test/") for i in range(len(self.plans))]
         rollout = RolloutConfig(2, self.groups, self.dynamic, self.oversample, (3, 7), (1,))
-        self.rollouts = RolloutWorker(replace(CONFIG, rollout=rollout), None, self, None, None, None, alone())
-        self.rollouts.episode = self.episode
+        self.worker = make_worker(replace(CONFIG, rollout=rollout), sampler=self)
+        self.worker.episode = self.episode
 
     async def episode(
         self, task: Task, member: int, policy: Any, max_steps: int, *_: Any, **__: Any
@@ -138,7 +137,7 @@ class Theatre:
         """One step; afterwards nothing may still be running."""
         self.ticks: list[int] = []
         with clock_that_jumps():
-            collected = await self.rollouts.collect(self, cursor, step, self.ticks.append)
+            collected = await self.worker.collect(self, cursor, step, self.ticks.append)
         assert asyncio.all_tasks() == {asyncio.current_task()} and not self.running
         return collected
 
@@ -198,7 +197,7 @@ async def test_no_more_groups_are_in_flight_than_there_are_slots_for_and_one():
     """What waits behind full browsers would be thrown away when the step is full."""
     theatre = Theatre([EQUAL, *[Plan(delay=1)] * 9], groups=8)
     browser = replace(CONFIG.browser, episodes=4)
-    theatre.rollouts.config = replace(theatre.rollouts.config, browser=browser)
+    theatre.worker.config = replace(theatre.worker.config, browser=browser)
     collected = await theatre.collect()
     assert len(collected.groups) == 8 and collected.submitted <= 10
     assert theatre.most == 6  # episodes of three groups
@@ -219,17 +218,7 @@ async def test_without_its_sampler_a_step_ends_at_once_and_says_why():
         await theatre.collect()
     assert not theatre.running and len(theatre.max_steps) <= 2
     with clock_that_jumps(), pytest.raises(SamplerDied, match="out of memory"):
-        await theatre.rollouts.evaluate(theatre.tasks[:1], "after_rl", 3, lambda n: None)
-
-
-async def test_with_a_judge_of_our_own_that_died_a_step_ends_like_that_too():
-    theatre = Theatre([Plan(delay=100.0)] * 20)
-    dead = object.__new__(LocalJudge)
-    dead.sampler = Theatre([], failure="the judge's memory")
-    theatre.rollouts.judge = dead
-    with pytest.raises(SamplerDied, match="the judge's memory"):
-        await theatre.collect()
-    assert len(theatre.max_steps) <= 2
+        await theatre.worker.evaluate(theatre.tasks[:1], "after_rl", 3, lambda n: None)
 
 
 async def test_what_keeps_a_step_from_finding_anything_is_told():
@@ -254,9 +243,9 @@ async def test_every_invalid_episode_is_in_a_group_or_beside_them(how):
         [Plan((0.0, 1.0, 0.0), Stops({0: Stop.ENV_ERROR})), *[Plan((0.0,) * 3, (Stop.DONE,) * 3)] * 7]
     )
     theatre.tasks[1] = theatre.tasks[0]
-    config = theatre.rollouts.config
+    config = theatre.worker.config
     rollout, reward = replace(config.rollout, group=3), replace(config.reward, invalid=how)
-    theatre.rollouts.config = replace(config, rollout=rollout, reward=reward)
+    theatre.worker.config = replace(config, rollout=rollout, reward=reward)
     collected = await theatre.collect()
     grouped = [t.member for group in collected.groups for t in group.trajectories]
     alone = [t.member for t in collected.in_no_group]
@@ -272,8 +261,8 @@ async def test_episodes_that_failed_for_other_reasons_leave_their_group():
     crashed = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.ENV_ERROR, Stop.DONE, Stop.DONE))
     lonely = Plan(rewards=(0.0, 1.0, 1.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.DONE))
     theatre = Theatre([lonely, crashed, crashed, crashed])
-    rollout = replace(theatre.rollouts.config.rollout, group=3)
-    theatre.rollouts.config = replace(theatre.rollouts.config, rollout=rollout)
+    rollout = replace(theatre.worker.config.rollout, group=3)
+    theatre.worker.config = replace(theatre.worker.config, rollout=rollout)
     collected = await theatre.collect()
     assert names(collected) == ["task-1", "task-2"] and collected.dropped == 1
     assert [[t.member for t in group.trajectories] for group in collected.groups] == [[1, 2], [1, 2]]
@@ -285,8 +274,8 @@ async def test_episodes_that_failed_for_other_reasons_can_be_masked_instead():
     lonely = Plan(rewards=(0.0, 1.0, 1.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.DONE))
     broken = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.CANCELLED))
     theatre = Theatre([lonely, broken, lonely, lonely])
-    config = theatre.rollouts.config
-    theatre.rollouts.config = replace(
+    config = theatre.worker.config
+    theatre.worker.config = replace(
         config, rollout=replace(config.rollout, group=3), reward=RewardConfig(invalid="mask")
     )
     collected = await theatre.collect()
@@ -410,32 +399,33 @@ def play(
         script = Script(preprocessor, *sayings)
         task = Task("local", "Do it.", site + start if start.startswith("/") else start)
         async with BrowserPool(config.browser) as pool:
-            put = Run(tmp_path).put_image
-            yield (
-                RolloutWorker(config, preprocessor, script, pool, nobody_verifies, put, alone()),
-                script,
-                task,
-            )
-            assert [c for b in pool.browsers if b is not None for c in b.contexts] == []
-            assert set(pool.loads) == {0}
+            yield make_worker(config, preprocessor, script, pool, Run(tmp_path).images), script, task
+            assert [c for p in pool.places if p.browser is not None for c in p.browser.contexts] == []
+            assert {p.load for p in pool.places} == {0}
 
     return play
 
 
-async def nobody_verifies(task: Task, session: Session, answer: str) -> tuple[bool, dict[str, Any]]:
-    return True, {"asked": True}
+class Looking:
+    """An agent that looks at the page in another way."""
+
+    def __init__(self, agent: Any, observe: Any):
+        self.agent, self.observe = agent, observe
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.agent, name)
 
 
-async def episode(rollouts: RolloutWorker, task: Task, max_steps: int = 5) -> Trajectory:
-    policy = rollouts.ask(Sampling(), rollouts.config.agent.response_tokens, "test")
-    return await rollouts.episode(task, 0, policy, max_steps)
+async def episode(worker: RolloutWorker, task: Task, max_steps: int = 5) -> Trajectory:
+    policy = worker.policy(Sampling(), worker.config.agent.response_tokens, "test")
+    return await worker.episode(task, 0, policy, max_steps)
 
 
 async def test_calls_run_in_order_up_to_the_first_failure_and_to_done(play):
     bad = '{"name": "switch_tab", "arguments": {"tab_index": 9}}'
     fails, ends = saying(WAIT, bad, click(TIP), DONE), saying(click(TIP), DONE, WAIT)
-    async with play(fails, ends) as (rollouts, _, task):
-        t = await episode(rollouts, task)
+    async with play(fails, ends) as (worker, _, task):
+        t = await episode(worker, task)
     assert t.turns[0].feedback == (
         "wait: waited 0 s.",
         "switch_tab: failed, there is no tab 9; the last is 0.",
@@ -454,9 +444,9 @@ async def test_calls_run_in_order_up_to_the_first_failure_and_to_done(play):
 async def test_feedback_can_be_kept_from_the_model(play):
     """It is recorded all the same, for the judge; that a response could not be read is still told."""
     config = replace(CONFIG, agent=replace(CONFIG.agent, feedback=False))
-    async with play(saying(WAIT), "hm", saying(DONE), config=config) as (rollouts, script, task):
-        t = await episode(rollouts, task)
-    texts = [rollouts.preprocessor.tokenizer.decode(request.prompt.ids) for request in script.requests]
+    async with play(saying(WAIT), "hm", saying(DONE), config=config) as (worker, script, task):
+        t = await episode(worker, task)
+    texts = [worker.harness.preprocessor.tokenizer.decode(request.prompt.ids) for request in script.requests]
     assert t.turns[0].feedback == ("wait: waited 0 s.",) and "waited" not in texts[-1]
     assert "Error: no" not in texts[1] and "Error: no" in texts[2]
 
@@ -464,9 +454,9 @@ async def test_feedback_can_be_kept_from_the_model(play):
 async def test_past_reasoning_can_be_kept_from_the_model(play):
     config = replace(CONFIG, agent=replace(CONFIG.agent, reasoning=False))
     sayings = (saying(WAIT, thought="my secret plan"), saying(DONE, thought="another"))
-    async with play(*sayings, config=config) as (rollouts, script, task):
-        t = await episode(rollouts, task)
-    text = rollouts.preprocessor.tokenizer.decode(script.requests[1].prompt.ids)
+    async with play(*sayings, config=config) as (worker, script, task):
+        t = await episode(worker, task)
+    text = worker.harness.preprocessor.tokenizer.decode(script.requests[1].prompt.ids)
     assert "secret" not in text and '"wait"' in text and "secret" in t.turns[0].text
     assert [turn.response_ids for turn in t.turns] == [sample.ids for sample in script.samples]
 
@@ -476,39 +466,39 @@ async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play):
     browser = replace(CONFIG.browser, host_failures=1, start_attempts=1)
     rollout = replace(CONFIG.rollout, group=2, groups=1, max_oversample=4, dynamic=False)
     config = replace(CONFIG, browser=browser, rollout=rollout)
-    async with play(saying(DONE), config=config) as (rollouts, _, task):
+    async with play(saying(DONE), config=config) as (worker, _, task):
         bad = replace(task, id="bad", start_url="http://nothing-here.test/")
         stream = TaskStream([task, bad], 0)
         order = [stream[n].id for n in range(4)]
         start = order.index("bad")
-        first = await rollouts.collect(stream, start, 0, lambda n: None)
-        assert rollouts.hosts.left_out(bad) and {t.stop for t in first.finished} > {Stop.SITE_ERROR}
-        second = await rollouts.collect(stream, start, 0, lambda n: None)
+        first = await worker.collect(stream, start, 0, lambda n: None)
+        assert worker.hosts.left_out(bad) and {t.stop for t in first.finished} > {Stop.SITE_ERROR}
+        second = await worker.collect(stream, start, 0, lambda n: None)
         assert {t.task.id for t in second.finished} == {"local"}
         assert second.next_cursor == next(n for n in range(start, 4) if order[n] == "local") + 1
-        alone = await rollouts.collect(TaskStream([bad], 0), 0, 0, lambda n: None)
+        alone = await worker.collect(TaskStream([bad], 0), 0, 0, lambda n: None)
     assert {t.stop for t in alone.finished} == {Stop.SITE_ERROR}  # where all are left out, none is
 
 
 async def test_only_done_is_verified(play):
-    async with play(saying(WAIT)) as (rollouts, script, task):
-        t = await episode(rollouts, task, max_steps=3)
+    async with play(saying(WAIT)) as (worker, script, task):
+        t = await episode(worker, task, max_steps=3)
     assert (t.stop, t.success, t.reward, len(t.turns)) == (Stop.MAX_STEPS, False, 0.0, 3)
     assert t.valid and t.final_state == {} and len(script.requests) == 3
 
 
 async def test_a_protocol_may_score_what_ran_out_of_turns(play):
     """As WebArena-Lite's evaluation does, which asks the page and takes the answer as empty."""
-    async with play(saying(WAIT)) as (rollouts, _, task):
+    async with play(saying(WAIT)) as (worker, _, task):
         scored = {"succeeds_by": (Stop.DONE, Stop.MAX_STEPS)}
-        (t,) = await rollouts.evaluate([task], "eval", 3, lambda done: None, **scored)
+        (t,) = await worker.evaluate([task], "eval", 3, lambda done: None, **scored)
     assert (t.stop, t.success, t.answer, t.final_state) == (Stop.MAX_STEPS, True, "", {"asked": True})
     assert t.reward == 0.0, "training earns nothing so"
 
 
 async def test_three_unparsable_responses_in_a_row_end_the_episode(play):
-    async with play("hm", "hm", saying(WAIT), "hm") as (rollouts, _, task):
-        t = await episode(rollouts, task, max_steps=9)
+    async with play("hm", "hm", saying(WAIT), "hm") as (worker, _, task):
+        t = await episode(worker, task, max_steps=9)
     assert (t.stop, t.reward, len(t.turns)) == (Stop.FORMAT_ERROR, -1.0, 6)
     assert t.turns[0].feedback == (t.turns[0].parsed.error,)
     assert "Error: no </think>" in t.turns[0].feedback[0]
@@ -517,8 +507,8 @@ async def test_three_unparsable_responses_in_a_row_end_the_episode(play):
 async def test_the_same_response_five_times_in_a_row_ends_the_episode(play):
     config = replace(CONFIG, agent=replace(CONFIG.agent, repeats=5))
     same, other = saying(WAIT), saying(WAIT, thought="hm")
-    async with play(*[same] * 4, other, same, config=config) as (rollouts, _, task):
-        t = await episode(rollouts, task, max_steps=20)
+    async with play(*[same] * 4, other, same, config=config) as (worker, _, task):
+        t = await episode(worker, task, max_steps=20)
     assert (t.stop, t.success, t.reward, len(t.turns)) == (Stop.REPEATED, False, 0.0, 10)
     assert t.valid and t.final_state == {}
 
@@ -532,16 +522,16 @@ def test_the_text_agents_recipes_give_up_after_five(recipe):
 
 async def test_a_response_that_is_cut_off_ends_the_episode_without_acting(play):
     config = replace(CONFIG, agent=replace(CONFIG.agent, response_tokens=8))
-    async with play(saying(click(TIP), DONE), config=config) as (rollouts, _, task):
-        t = await episode(rollouts, task)
+    async with play(saying(click(TIP), DONE), config=config) as (worker, _, task):
+        t = await episode(worker, task)
     assert (t.stop, t.reward, t.turns[0].finish, t.turns[0].parsed.calls) == (Stop.LENGTH, 0.0, "length", ())
     assert t.valid
 
 
 async def test_a_prompt_that_leaves_no_room_ends_the_episode(play):
     config = replace(CONFIG, agent=replace(CONFIG.agent, context_tokens=900))
-    async with play(saying(WAIT, thought="so " * 100), config=config) as (rollouts, script, task):
-        t = await episode(rollouts, task, max_steps=20)
+    async with play(saying(WAIT, thought="so " * 100), config=config) as (worker, script, task):
+        t = await episode(worker, task, max_steps=20)
     assert t.stop is Stop.LENGTH and 1 < len(t.turns) < 20
     for request in script.requests:  # prompt and response fit into the context
         assert len(request.prompt.ids) + request.max_tokens <= 900
@@ -550,37 +540,36 @@ async def test_a_prompt_that_leaves_no_room_ends_the_episode(play):
 async def test_the_deadline_ends_an_episode(play):
     config = replace(CONFIG, browser=replace(CONFIG.browser, episode_seconds=1.5))
     long_wait = '{"name": "wait", "arguments": {"seconds": 30}}'
-    async with play(saying(WAIT), saying(long_wait), config=config) as (rollouts, _, task):
-        t = await episode(rollouts, task)
+    async with play(saying(WAIT), saying(long_wait), config=config) as (worker, _, task):
+        t = await episode(worker, task)
     assert (t.stop, t.error, t.valid) == (Stop.TIMEOUT, "the episode's deadline passed", False)
     assert t.seconds < 10
 
 
 async def test_a_sampler_that_does_not_answer_or_fails_ends_the_episode(play):
-    async with play(saying(WAIT), SamplerError("out of memory")) as (rollouts, _, task):
-        t = await episode(rollouts, task)
+    async with play(saying(WAIT), SamplerError("out of memory")) as (worker, _, task):
+        t = await episode(worker, task)
     assert (t.stop, t.valid, len(t.turns)) == (Stop.SAMPLER_ERROR, False, 1) and "out of memory" in t.error
 
 
 async def test_what_nobody_expects_is_an_infrastructure_error_and_its_first_traceback_is_shown(
     play, monkeypatch, capsys
 ):
-    monkeypatch.setattr("minirl.episode.TOLD", [])
-    async with play(saying(WAIT)) as (rollouts, _, task):
+    async with play(saying(WAIT)) as (worker, _, task):
 
         async def observe(session: Session) -> Any:
             raise KeyError("a bug of ours")
 
-        rollouts.interface = replace(rollouts.interface, observe=observe)
-        ended = [await episode(rollouts, task) for _ in range(2)]
+        worker.harness.agent = Looking(worker.harness.agent, observe)
+        ended = [await episode(worker, task) for _ in range(2)]
     assert [t.stop for t in ended] == [Stop.INFRA_ERROR] * 2 and "a bug of ours" in ended[1].error
     said = capsys.readouterr().out
     assert said.count("KeyError: 'a bug of ours'") == 1 and "test_rollout.py" in said
 
 
 async def test_a_start_page_that_does_not_open_is_an_error_of_the_site(play):
-    async with play(saying(DONE), start="http://nothing-here.test/") as (rollouts, script, task):
-        t = await episode(rollouts, task)
+    async with play(saying(DONE), start="http://nothing-here.test/") as (worker, script, task):
+        t = await episode(worker, task)
     assert (t.stop, t.valid, t.turns) == (Stop.SITE_ERROR, False, ()) and script.requests == []
     assert "http://nothing-here.test/ did not open" in t.error
 
@@ -588,8 +577,8 @@ async def test_a_start_page_that_does_not_open_is_an_error_of_the_site(play):
 async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
     browser = replace(CONFIG.browser, action_seconds=1)
     hangs, ends = saying(click(HANG), WAIT), saying(DONE)
-    async with play(hangs, ends, config=replace(CONFIG, browser=browser)) as (rollouts, _, task):
-        t = await episode(rollouts, task)
+    async with play(hangs, ends, config=replace(CONFIG, browser=browser)) as (worker, _, task):
+        t = await episode(worker, task)
     assert (t.stop, t.success) == (Stop.DONE, True)
     failed = "click: failed, the browser did not finish in time. The page's script hung and was stopped."
     assert t.turns[0].feedback == (failed, "wait: not executed.")
@@ -598,8 +587,8 @@ async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
 async def test_a_page_that_crashes_ends_its_episode(play):
     crash: list[Session] = []
 
-    async with play(saying(WAIT)) as (rollouts, _, task):
-        look = rollouts.interface.observe
+    async with play(saying(WAIT)) as (worker, _, task):
+        look = worker.harness.agent.observe
 
         async def observe(session: Session) -> Any:
             if crash:
@@ -609,8 +598,8 @@ async def test_a_page_that_crashes_ends_its_episode(play):
             crash.append(session)
             return await look(session)
 
-        rollouts.interface = replace(rollouts.interface, observe=observe)
-        t = await episode(rollouts, task)
+        worker.harness.agent = Looking(worker.harness.agent, observe)
+        t = await episode(worker, task)
     assert (t.stop, t.valid) == (Stop.ENV_ERROR, False)
 
 
@@ -619,8 +608,8 @@ async def test_a_browser_that_is_killed_ends_only_its_own_episodes(play):
     sessions: list[Session] = []
     everyone_is_there = asyncio.Event()
     config = replace(CONFIG, browser=replace(CONFIG.browser, browsers=2))
-    async with play(*[saying(WAIT)] * 4, saying(DONE), config=config) as (rollouts, _, task):
-        look = rollouts.interface.observe
+    async with play(*[saying(WAIT)] * 4, saying(DONE), config=config) as (worker, _, task):
+        look = worker.harness.agent.observe
 
         async def observe(session: Session) -> Any:
             if session not in sessions:
@@ -634,12 +623,12 @@ async def test_a_browser_that_is_killed_ends_only_its_own_episodes(play):
                 await everyone_is_there.wait()
             return await look(session)
 
-        rollouts.interface = replace(rollouts.interface, observe=observe)
-        ended = await asyncio.gather(*(episode(rollouts, task) for _ in range(4)))
+        worker.harness.agent = Looking(worker.harness.agent, observe)
+        ended = await asyncio.gather(*(episode(worker, task) for _ in range(4)))
         assert sorted(t.stop.value for t in ended) == ["done", "done", "infra_error", "infra_error"]
-        rollouts.interface = replace(rollouts.interface, observe=look)
-        ended = await asyncio.gather(*(episode(rollouts, task) for _ in range(2)))  # one in each browser
-        assert [t.stop for t in ended] == [Stop.DONE, Stop.DONE] and rollouts.pool.launches == 3
+        worker.harness.agent = worker.harness.agent.agent
+        ended = await asyncio.gather(*(episode(worker, task) for _ in range(2)))  # one in each browser
+        assert [t.stop for t in ended] == [Stop.DONE, Stop.DONE] and worker.harness.browsers.launches == 3
 
 
 # --- what is trained is what was sampled --------------------------------------------------------------
@@ -659,10 +648,8 @@ async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(preproces
     run = Run(tmp_path)
     with SiteServer([SHOP]) as server:
         async with BrowserPool(config.browser, server.sites, sealed=True) as pool:
-            rollouts = RolloutWorker(
-                config, preprocessor, script, pool, WorldVerifier(), run.put_image, alone()
-            )
-            t = await episode(rollouts, TASK)
+            worker = make_worker(config, preprocessor, script, pool, run.images, WorldBenchmark())
+            t = await episode(worker, TASK)
     assert (t.stop, len(t.turns), t.success) == (Stop.DONE, 4, False)
     assert t.final_state["page"] == "CATEGORY"
 
@@ -677,13 +664,13 @@ async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(preproces
         assert row.ids[: row.start] == request.prompt.ids
         assert row.ids[row.start :] == sample.ids == turn.response_ids
         assert row.old == sample.logprobs == turn.logprobs
-        assert tuple(map(run.image, row.images)) == request.prompt.images
+        assert tuple(map(run.images.get, row.images)) == request.prompt.images
         assert len(row.images) == min(i + 1, screenshots) and turn.version == 5
         if i:  # earlier responses are in the prompt as they were sampled
             before = "".join(map(chr, rows[i - 1].ids[rows[i - 1].start :]))
             assert before in "".join(map(chr, row.ids[: row.start]))
 
-    batch = collate(rows, preprocessor, run.image, torch.device("cpu"))
+    batch = collate(rows, preprocessor, run.images, torch.device("cpu"))
     flat = batch.inputs["input_ids"].flatten()
     assert batch.targets_N.tolist() == [i for sample in script.samples for i in sample.ids]
     assert flat[batch.sources_N + 1].tolist() == batch.targets_N.tolist()  # predicted one position earlier
@@ -707,16 +694,16 @@ async def test_training_and_evaluation_sample_each_in_their_own_way():
 
     how = EvalConfig(temperature=0.6, top_p=0.95, top_k=20, response_tokens=7)
     config = replace(CONFIG, sampler=SamplerConfig(temperature=0.8), eval=how)
-    rollouts = RolloutWorker(config, None, Sampler(), None, None, None, alone())
+    worker = make_worker(config, sampler=Sampler())
 
     async def episode(task: Task, member: int, policy: Any, *_: Any, **__: Any) -> Trajectory:
         await policy(0, Prompt((1, 2), 0), None)
         return Trajectory(task, member)
 
-    rollouts.episode = episode
+    worker.episode = episode
     task = Task("one", "", "http://shop-0.test/")
-    await rollouts.group(task, step=0, number=0, max_steps=3)
-    await rollouts.evaluate([task], "eval", 3, lambda done: None)
+    await worker.group(task, step=0, number=0, max_steps=3)
+    await worker.evaluate([task], "eval", 3, lambda done: None)
     *trained, evaluated = asked
     assert {request.sampling for request in trained} == {Sampling(0.8, 1.0, 0)}
     assert len({request.seed for request in asked}) == len(asked), "every request has a seed of its own"

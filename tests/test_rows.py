@@ -11,34 +11,30 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
+from training import CPU, TASK, logprobs_of
 
 from minirl.config import LossConfig
+from minirl.context import answer_start
 from minirl.policy import Policy
-from minirl.rows import Row, collate, members_of, micro_batches, minibatches, turn_rows, weighted
-from minirl.types import Group, Stop, Task, Trajectory, Turn
-
-TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
-CPU = torch.device("cpu")
-
-
-def no_image(name: str) -> bytes:
-    raise AssertionError(f"nobody named an image, but {name} was wanted")
-
-
-# --- rows ------------------------------------------------------------------------------------------
+from minirl.rows import (
+    Row,
+    TrajectoryRows,
+    balance,
+    collate,
+    make_rows,
+    micro_batches,
+    minibatches,
+    turn_rows,
+    weighted,
+)
+from minirl.types import Group, Stop, Trajectory, Turn
 
 
 def test_the_rows_of_a_trajectory():
     """A trunk of five; the first turn branched off after three of them, the second after all."""
-    trajectory = Trajectory(
-        TASK,
-        member=0,
-        trunk=(1, 2, 3, 5, 6),
-        turns=(
-            Turn(3, (9, 9, 4), (7, 2), (-0.1, -0.7), "", images=("a",)),
-            Turn(5, (9, 4), (8, 8, 2), (-0.3, -0.2, -0.1), "", images=("b", "c")),
-        ),
-    )
+    first = Turn(3, (9, 9, 4), (7, 2), (-0.1, -0.7), "", images=("a",))
+    second = Turn(5, (9, 4), (8, 8, 2), (-0.3, -0.2, -0.1), "", images=("b", "c"))
+    trajectory = Trajectory(TASK, 0, trunk=(1, 2, 3, 5, 6), turns=(first, second))
     assert turn_rows(trajectory, advantage=0.5) == (
         Row((1, 2, 3, 9, 9, 4, 7, 2), 6, ("a",), (-0.1, -0.7), 0.5, 3, (1.0, 1.0)),
         Row((1, 2, 3, 5, 6, 9, 4, 8, 8, 2), 7, ("b", "c"), (-0.3, -0.2, -0.1), 0.5, 5, (1.0, 1.0, 1.0)),
@@ -49,11 +45,18 @@ def test_a_masked_trajectory_makes_no_rows():
     """Not even ones of advantage 0, which the KL term would pull at. A success on its side keeps its own."""
     turns = (Turn(0, (1,), (7, 2), (-0.1, -0.7), ""),)
     good, broken = Trajectory(TASK, 0, turns=turns), Trajectory(TASK, 1, turns=turns, stop=Stop.JUDGE_ERROR)
-    (member,) = members_of([Group(TASK, (broken, good, replace(broken, turns=())), (0.0, 1.2, 0.0))])
-    assert member.rows == turn_rows(good, 1.2)
+    group = Group(TASK, (broken, good, replace(broken, turns=())), (0.0, 1.2, 0.0))
+    (kept,) = make_rows([group], LossConfig(kl=0.1), None)
+    assert kept.rows == turn_rows(good, 1.2)
 
 
-# --- minibatches -----------------------------------------------------------------------------------
+def test_filtered_cloning_takes_the_successes_and_needs_one():
+    bad, good = (Trajectory(TASK, m, turns=(Turn(0, (1,), (7 + m, 2), (-0.1, -0.7), ""),)) for m in (0, 1))
+    config = LossConfig("filtered-bc")
+    kept = make_rows([Group(TASK, (bad,), (0.0,)), Group(TASK, (bad, good), (0.0, 1.0))], config, None)
+    assert kept == [TrajectoryRows(1, turn_rows(good, 1.0))]
+    with pytest.raises(ValueError, match="no success to learn from"):
+        make_rows([Group(TASK, (bad,), (0.0,))], config, None)
 
 
 def groups_of(*turns: int) -> list[Group]:
@@ -65,10 +68,10 @@ def groups_of(*turns: int) -> list[Group]:
     return [Group(TASK, trajectories, tuple(float(m) for m in range(len(turns))))]
 
 
-def cut(groups: list[Group], turns: int, seed: int) -> list[list[Row]]:
+def cut(groups: list[Group], turns: int, seed: int = 0) -> list[list[Row]]:
     """The rows of each minibatch."""
-    parts = minibatches(members_of(groups), turns, seed)
-    return [[row for member in part for row in member.rows] for part in parts]
+    parts = minibatches(make_rows(groups, LossConfig(), None), turns, seed)
+    return [[row for trajectory in part for row in trajectory.rows] for part in parts]
 
 
 def names(batches: list[list[Row]]) -> list[list[int]]:
@@ -85,19 +88,18 @@ def test_minibatches_are_whole_trajectories_with_their_own_advantages():
     assert all(row.advantage == row.ids[0] - 100 for rows in batches for row in rows)
 
 
-def test_a_minibatch_is_full_with_the_trajectory_that_reaches_its_size():
-    batches = cut(groups_of(*[3] * 6), turns=4, seed=0)
-    assert [len(rows) for rows in batches] == [6, 6, 6]
-
-
-def test_a_short_last_minibatch_joins_the_one_before():
-    def sizes(n: int) -> list[int]:
-        return [len(rows) for rows in cut(groups_of(*[1] * n), turns=4, seed=0)]
-
-    assert sizes(8) == [4, 4]
-    assert sizes(9) == [4, 5]  # one turn is less than half of four
-    assert sizes(10) == [4, 4, 2]  # two are not
-    assert sizes(1) == [1]  # there is none before
+@pytest.mark.parametrize(
+    ("turns", "sizes"),
+    [
+        ([3] * 6, [6, 6, 6]),  # it is full with the trajectory that reaches its size
+        ([1] * 8, [4, 4]),
+        ([1] * 9, [4, 5]),  # one turn is less than half of four
+        ([1] * 10, [4, 4, 2]),  # two are not
+        ([1], [1]),  # there is none before
+    ],
+)
+def test_a_minibatch_reaches_its_size_and_a_short_last_one_joins_the_one_before(turns, sizes):
+    assert [len(rows) for rows in cut(groups_of(*turns), turns=4)] == sizes
 
 
 def test_every_seed_shuffles_in_its_own_way():
@@ -109,13 +111,9 @@ def test_every_seed_shuffles_in_its_own_way():
 
 
 def test_minibatches_mix_groups():
-    one, two = groups_of(*[1] * 6), groups_of(*[1] * 6)
-    two = [replace(two[0], trajectories=tuple(replace(t, trunk=(200,)) for t in two[0].trajectories))]
-    first = cut(one + two, turns=6, seed=0)[0]
-    assert {row.ids[0] == 200 for row in first} == {True, False}
-
-
-# --- micro-batches ---------------------------------------------------------------------------------
+    (group,) = groups_of(*[1] * 6)
+    other = replace(group, trajectories=tuple(replace(t, trunk=(200,)) for t in group.trajectories))
+    assert {row.ids[0] == 200 for row in cut([group, other], turns=6)[0]} == {True, False}
 
 
 def of_length(n: int) -> Row:
@@ -131,55 +129,51 @@ def test_micro_batches_by_hand():
 
 @given(st.lists(st.integers(2, 40), max_size=12), st.integers(1, 100))
 def test_micro_batches_hold_every_row_once_within_the_limit(lengths, tokens):
-    cut = list(micro_batches([of_length(n) for n in lengths], tokens))
-    parts = [part.rows for part in cut]
-    assert [part.tokens for part in cut] == [max(len(row.ids) for row in part) * len(part) for part in parts]
-    assert sorted(len(row.ids) for part in parts for row in part) == sorted(lengths)
+    parts = micro_batches([of_length(n) for n in lengths], tokens)
+    assert sorted(len(row.ids) for part in parts for row in part.rows) == sorted(lengths)
     for part in parts:
-        assert len(part) == 1 or max(len(row.ids) for row in part) * len(part) <= tokens
+        assert part.tokens == max(len(row.ids) for row in part.rows) * len(part.rows)
+        assert len(part.rows) == 1 or part.tokens <= tokens
 
 
-# --- tensors ---------------------------------------------------------------------------------------
+def test_balance_by_hand():
+    """Six rows of 10 tokens. With a budget of 20, three parts for two ranks are cut into four of at most
+    ceil(60 / 4) = 15 tokens' place."""
+    cases = {(40, 2): [[40], [20]], (40, 3): [[20], [20], [20]], (60, 1): [[60]], (20, 2): [[20, 20], [20]]}
+    for (budget, ranks), expected in cases.items():
+        shares = balance([of_length(10)] * 6, budget, ranks, micro_batches)
+        assert [[part.tokens for part in share] for share in shares] == expected
 
 
 def test_tensors_by_hand(preprocessor):
     """Rows of 6 and 4 ids, padded to 6: the response 15 16 is read at flat positions 3 and 4, the response
-    22 23 of the second row at 6 + 1 and 6 + 2."""
+    21 22 23 of the second row at 6 + 0, 6 + 1 and 6 + 2."""
     rows = [
         Row((11, 12, 13, 14, 15, 16), 4, (), (-0.1, -0.2), 0.5),
-        Row((20, 21, 22, 23), 2, (), (-0.3, -0.4), -1.5),
+        Row((20, 21, 22, 23), 1, (), (-0.3, -0.4, -0.5), -1.5),
     ]
-    batch = collate(rows, preprocessor, no_image, CPU)
+    batch = collate(rows, preprocessor, {}, CPU)
     assert batch.inputs["input_ids"].tolist() == [[11, 12, 13, 14, 15, 16], [20, 21, 22, 23, 0, 0]]
     assert batch.inputs["attention_mask"].tolist() == [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]
-    for axis in batch.inputs["position_ids"].tolist():
-        assert axis == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 0, 0]]
-    assert len(batch.inputs["position_ids"]) == 3  # time, height, width
+    axis = [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 0, 0]]
+    assert batch.inputs["position_ids"].tolist() == [axis] * 3  # time, height, width
     assert "pixel_values" not in batch.inputs
-    assert batch.sources_N.tolist() == [3, 4, 7, 8]
-    assert batch.targets_N.tolist() == [15, 16, 22, 23]
-    assert batch.old_N.tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4])
-    assert batch.advantage_N.tolist() == [0.5, 0.5, -1.5, -1.5]
-    assert batch.tokens == 12
-
-
-def test_responses_of_unequal_length_keep_their_own(preprocessor):
-    rows = [Row((11, 12, 13), 2, (), (-0.1,), 0.5), Row((20, 21, 22, 23), 1, (), (-0.2, -0.3, -0.4), 2.0)]
-    batch = collate(rows, preprocessor, no_image, CPU)
-    assert batch.advantage_N.tolist() == [0.5, 2.0, 2.0, 2.0]
-    assert batch.sources_N.tolist() == [1, 4, 5, 6]
+    assert batch.sources_N.tolist() == [3, 4, 6, 7, 8]
+    assert batch.targets_N.tolist() == [15, 16, 21, 22, 23]
+    assert batch.old_N.tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4, -0.5])
+    assert batch.advantage_N.tolist() == [0.5, 0.5, -1.5, -1.5, -1.5]
 
 
 def test_every_target_is_the_token_behind_its_source(preprocessor):
     rows = [Row(tuple(range(20 + n, 40)), 5, (), (0.0,) * (15 - n), 0.0) for n in (0, 3, 7)]
-    batch = collate(rows, preprocessor, no_image, CPU)
+    batch = collate(rows, preprocessor, {}, CPU)
     behind = batch.inputs["input_ids"].flatten()[batch.sources_N + 1]
     assert behind.tolist() == batch.targets_N.tolist()
     assert len(behind) == sum(len(row.ids) - row.start for row in rows)
 
 
 def test_a_text_model_has_one_axis_of_positions(preprocessor):
-    batch = collate([of_length(3)], replace(preprocessor, images=None), no_image, CPU)
+    batch = collate([of_length(3)], replace(preprocessor, images=None), {}, CPU)
     assert batch.inputs["position_ids"].tolist() == [[0, 1, 2]]
 
 
@@ -201,9 +195,8 @@ def with_images(preprocessor, *images: str) -> tuple[int, ...]:
 @pytest.fixture
 def picture_rows(preprocessor) -> list[Row]:
     """Five rows of different lengths with zero to two pictures."""
-    shown = [("wide",), (), ("small", "high"), ("high", "wide"), ("wide",)]
     rows = []
-    for n, images in enumerate(shown):
+    for n, images in enumerate([("wide",), (), ("small", "high"), ("high", "wide"), ("wide",)]):
         prompt = with_images(preprocessor, *images)
         response = tuple(range(50 + n, 53 + 3 * n)) + (2,)
         rows.append(Row(prompt + response, len(prompt), images, (-1.0,) * len(response), 0.0))
@@ -211,7 +204,7 @@ def picture_rows(preprocessor) -> list[Row]:
 
 
 def test_pictures_stand_in_the_order_of_their_pads(preprocessor, pictures, picture_rows):
-    batch = collate(picture_rows, preprocessor, pictures.__getitem__, CPU)
+    batch = collate(picture_rows, preprocessor, pictures, CPU)
     prepared = [preprocessor.images.prepare(pictures[name]) for row in picture_rows for name in row.images]
     assert torch.equal(batch.inputs["pixel_values"], torch.cat([pixels for pixels, _ in prepared]))
     assert batch.inputs["image_grid_thw"].tolist() == [
@@ -219,18 +212,21 @@ def test_pictures_stand_in_the_order_of_their_pads(preprocessor, pictures, pictu
     ]  # fmt: skip
 
 
-def test_padding_and_company_do_not_change_log_probs(preprocessor, model, pictures, picture_rows):
+@pytest.fixture
+def scored(preprocessor, model, pictures):
+    """`scored(rows)`: the log-probs of rows that go through the model together."""
+
+    def score(rows: list[Row]) -> dict[Row, torch.Tensor]:
+        logprobs_N = logprobs_of(Policy(model, preprocessor, 0.8), rows, preprocessor, pictures)
+        return dict(zip(rows, logprobs_N.split([row.length for row in rows]), strict=True))
+
+    return score
+
+
+def test_padding_and_company_do_not_change_log_probs(preprocessor, scored, pictures, picture_rows):
     """Each row alone, all together, and in micro-batches: the same numbers."""
-    policy = Policy(model, preprocessor, temperature=0.8)
-
-    def scored(rows: list[Row]) -> dict[Row, torch.Tensor]:
-        batch = collate(rows, preprocessor, pictures.__getitem__, CPU)
-        with torch.no_grad():
-            logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
-        return dict(zip(rows, logprobs_N.split([len(row.ids) - row.start for row in rows]), strict=True))
-
     together = scored(picture_rows)
-    assert collate(picture_rows, preprocessor, pictures.__getitem__, CPU).inputs["attention_mask"].min() == 0
+    assert collate(picture_rows, preprocessor, pictures, CPU).inputs["attention_mask"].min() == 0
     parts = [scored(part.rows) for part in micro_batches(picture_rows, tokens=40)]
     assert 1 < len(parts) < 5
     for row in picture_rows:
@@ -240,30 +236,20 @@ def test_padding_and_company_do_not_change_log_probs(preprocessor, model, pictur
         torch.testing.assert_close(in_part, alone, atol=1e-5, rtol=0)
 
 
-def test_the_pictures_matter_and_go_to_their_own_rows(preprocessor, model, pictures, picture_rows):
+def test_the_pictures_matter_and_go_to_their_own_rows(scored, pictures, picture_rows):
     """The control of the test above: another picture gives other numbers, in its row only."""
-    policy = Policy(model, preprocessor, temperature=1.0)
-    rows = [picture_rows[0], picture_rows[4]]  # both show "wide"
-    changed = [rows[0], replace(rows[1], images=("other",))]
-    everything = pictures | {"other": inverted(pictures["wide"])}
-    scored = []
-    for each in (rows, changed):
-        batch = collate(each, preprocessor, everything.__getitem__, CPU)
-        with torch.no_grad():
-            scored.append(policy(batch.inputs, batch.sources_N, batch.targets_N)[0])
-    first = len(rows[0].old)
-    torch.testing.assert_close(scored[0][:first], scored[1][:first], atol=1e-5, rtol=0)
-    assert (scored[0][first:] - scored[1][first:]).abs().max() > 1e-3
-
-
-def inverted(png: bytes) -> bytes:
-    out = io.BytesIO()
-    ImageOps.invert(Image.open(io.BytesIO(png)).convert("RGB")).save(out, "PNG")
-    return out.getvalue()
+    out, wide = io.BytesIO(), Image.open(io.BytesIO(pictures["wide"])).convert("RGB")
+    ImageOps.invert(wide).save(out, "PNG")
+    pictures["other"] = out.getvalue()
+    first, last = picture_rows[0], picture_rows[4]  # both show "wide"
+    changed = replace(last, images=("other",))
+    before, after = scored([first, last]), scored([first, changed])
+    torch.testing.assert_close(before[first], after[first], atol=1e-5, rtol=0)
+    assert (before[last] - after[changed]).abs().max() > 1e-3
 
 
 def test_positions_of_a_batch_are_those_of_transformers(preprocessor, model, pictures, picture_rows):
-    batch = collate(picture_rows, preprocessor, pictures.__getitem__, CPU)
+    batch = collate(picture_rows, preprocessor, pictures, CPU)
     ids_BL, attention_BL = batch.inputs["input_ids"], batch.inputs["attention_mask"]
     theirs, _ = model.model.get_rope_index(
         ids_BL,
@@ -275,15 +261,23 @@ def test_positions_of_a_batch_are_those_of_transformers(preprocessor, model, pic
     assert torch.equal(batch.inputs["position_ids"][:, real], theirs[:, real])
 
 
-# --- the text agent's answers alone ------------------------------------------------------------------
+def test_what_does_not_count_has_no_weight_and_no_share(preprocessor):
+    ids = tuple(preprocessor.tokenizer("Hm. <answer>do()</answer>")["input_ids"])
+    first = answer_start(preprocessor.tokenizer, ids)
+    assert 0 < first < len(ids)
+    group = Group(TASK, (Trajectory(TASK, 0, turns=(Turn(0, (1,), ids, (-0.1,) * len(ids), ""),)),), (1.0,))
+    (made,) = make_rows([group], LossConfig(tokens="answer"), preprocessor)
+    assert made.rows[0].weights == (0.0,) * first + (1.0,) * (len(ids) - first)
 
 
-def test_what_does_not_count_has_no_weight_and_no_share():
-    """Of responses of two and three tokens only the last counts: one token a turn, two turns."""
-    turns = (Turn(0, (1,), (7, 2), (-0.1, -0.7), ""), Turn(0, (1,), (8, 8, 2), (-0.1, -0.2, -0.7), ""))
-    group = Group(TASK, (Trajectory(TASK, 0, turns=turns),), (1.0,))
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (((0.0, 1.0), (0.0, 0.0, 1.0)), ((0.0, 0.5), (0.0, 0.0, 0.5))),  # one token a turn, two turns
+        (((1.0, 1.0), (1.0, 1.0, 1.0)), ((0.25, 0.25), (1 / 6, 1 / 6, 1 / 6))),  # the control
+    ],
+)
+def test_tokens_that_do_not_count_share_in_nothing(before, after):
+    rows = tuple(Row((1,) + (7,) * len(w), 1, (), (-0.1,) * len(w), 1.0, weights=w) for w in before)
     config = LossConfig(weighting="webagent-r1")
-    answers = weighted(members_of([group], lambda ids: len(ids) - 1), config)
-    assert [row.weights for row in answers] == [(0.0, 0.5), (0.0, 0.0, 0.5)]
-    whole = weighted(members_of([group]), config)  # the control
-    assert [row.weights for row in whole] == [(0.25, 0.25), (1 / 6, 1 / 6, 1 / 6)]
+    assert tuple(row.weights for row in weighted([TrajectoryRows(0, rows)], config)) == after

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minirl import run_folder
-from minirl.run_folder import Run, trajectory_from_json, trajectory_to_json
-from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn
+from minirl.run_folder import TRAJECTORY, Run, differences, to_record
+from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn, Verdict
 
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/", {"page": "DONE"}, {"site": "shop"})
 NUMBERS = st.floats(allow_nan=False)
@@ -46,6 +46,7 @@ TRAJECTORIES = st.builds(
     success=st.booleans(),
     reward=NUMBERS,
     final_state=MAPPINGS,
+    verdict=st.none() | st.builds(Verdict, success=st.none() | st.booleans(), rationale=TEXT, error=TEXT),
 )
 
 
@@ -60,8 +61,8 @@ def temporary_files(run: Run) -> list[Path]:
 
 @given(TRAJECTORIES)
 def test_a_trajectory_survives_json_exactly(trajectory):
-    line = json.dumps(trajectory_to_json(trajectory))
-    assert trajectory_from_json(json.loads(line)) == trajectory
+    line = json.dumps(to_record(trajectory))
+    assert TRAJECTORY.validate_python(json.loads(line)) == trajectory
 
 
 @settings(max_examples=20)
@@ -162,13 +163,13 @@ def test_an_unserialisable_trajectory_leaves_the_old_dump(tmp_path):
 
 def test_an_image_is_written_once(tmp_path):
     run = Run(tmp_path)
-    image = run.put_image(b"png")
-    assert len(image) == 16 and run.image(image) == b"png"
-    run.image_path(image).write_bytes(b"untouched")
-    assert run.put_image(b"png") == Run(tmp_path).put_image(b"png") == image
-    assert run.image(image) == b"untouched"
+    image = run.images.put(b"png")
+    assert len(image) == 16 and run.images.get(image) == b"png"
+    run.images.path(image).write_bytes(b"untouched")
+    assert run.images.put(b"png") == Run(tmp_path).images.put(b"png") == image
+    assert run.images.get(image) == b"untouched"
     with pytest.raises(ValueError, match="pruned"):
-        run.image("0" * 16)
+        run.images.get("0" * 16)
 
 
 def test_pruning_keeps_the_last_steps_and_each_tenth(tmp_path):
@@ -186,7 +187,7 @@ def test_pruning_keeps_the_last_steps_and_each_tenth(tmp_path):
 
 def test_pruning_removes_screenshots_that_nobody_names(tmp_path, monkeypatch):
     run = Run(tmp_path)
-    old, kept, final, orphan = (run.put_image(png) for png in (b"old", b"kept", b"final", b"orphan"))
+    old, kept, final, orphan = (run.images.put(png) for png in (b"old", b"kept", b"final", b"orphan"))
     run.save_trajectories("step_00001", [episode(image=old), episode(image=kept)])
     run.save_trajectories("step_00002", [episode(image=kept), Trajectory(TASK, 0, final_image=final)])
     run.prune(keep_steps=1)
@@ -194,13 +195,13 @@ def test_pruning_removes_screenshots_that_nobody_names(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "RUNNING_EPISODE_SECONDS", 0.0)
     run.prune(keep_steps=1)
     assert {path.stem for path in (tmp_path / "screenshots").iterdir()} == {kept, final}
-    assert run.put_image(b"orphan") == orphan and run.image(orphan) == b"orphan"
+    assert run.images.put(b"orphan") == orphan and run.images.get(orphan) == b"orphan"
 
 
 def test_another_process_prunes_by_what_the_dumps_name(tmp_path):
     run = Run(tmp_path)
-    kept = run.put_image(b"kept")
-    run.put_image(b"orphan")
+    kept = run.images.put(b"kept")
+    run.images.put(b"orphan")
     run.save_trajectories("step_00002", [episode(image=kept)])
     Run(tmp_path).prune(keep_steps=1)
     assert len(list((tmp_path / "screenshots").iterdir())) == 2, "the first process may be in an episode"
@@ -232,3 +233,13 @@ def test_an_empty_run_can_be_asked_everything(tmp_path):
     run.truncate_after(0)
     run.prune(keep_steps=1)
     assert not run.root.exists()
+
+
+def test_differences_name_the_setting_and_both_values():
+    old = {"seed": 0, "agent": {"kind": "text", "brief": True}}
+    new = {"seed": 0, "agent": {"kind": "visual", "brief": True, "younger": 1}, "task": {}}
+    assert list(differences(old, new)) == [
+        ("agent.kind", "text", "visual"),
+        ("agent.younger", None, 1),
+        ("task", None, {}),
+    ]

@@ -42,7 +42,7 @@ def test_the_scripted_demo_succeeds_and_leaves_a_report(tmp_path):
 
 
 def test_the_demo_is_played_through_a_pipe(tmp_path):
-    typed = "look\npress Tab Enter\ndone that is all\n"
+    typed = "look\npress_keys Tab Enter\ndone that is all\n"
     done = start("-m", "minirl", "demo", "--by-hand", "--out", str(tmp_path / "demo"), typed=typed)
     assert done.returncode == 0, done.stderr
     assert "pressed Tab, Enter. Now at http://shop-0.test/#CATEGORY." in done.stdout

@@ -14,6 +14,7 @@ import pytest
 from test_scripts import ROOT, start
 
 import train as script
+from minirl import lifecycle
 from minirl.checkpoint import checkpoints
 from minirl.recipes import tiny
 from minirl.rollout import Collected
@@ -180,14 +181,13 @@ async def test_a_run_that_finds_nothing_more_to_learn_from_keeps_what_it_has(mon
         return Collected([], 0, [], submitted=6, dropped=6, reason="gave up after 6 groups")
 
     saved = []
-    monkeypatch.setattr(script, "collect", nothing)
-    monkeypatch.setattr(script, "save", lambda parts, state: saved.append(state["step"]))
+    monkeypatch.setattr(lifecycle, "save", lambda experiment, state: saved.append(state["step"]))
     tasks = SimpleNamespace(train=[Task("t", "Do it.", "http://shop-0.test/")])
     files = SimpleNamespace(finish=lambda: saved.append("whole"))
-    parts = SimpleNamespace(config=tiny(), trainer=None, tasks=tasks, checkpoints=files)
+    experiment = SimpleNamespace(config=tiny(), trainer=None, tasks=tasks, checkpoints=files)
     told = "step 8: no group to learn from. gave up after 6 groups; --resume goes on after step 7"
     with pytest.raises(ValueError, match=told):
-        await script.train(parts, None, {"step": 7, "cursor": 0})
+        await script.train(experiment, SimpleNamespace(collect=nothing), {"step": 7, "cursor": 0})
     assert saved == [7, "whole"]
 
 
@@ -239,7 +239,7 @@ def test_the_text_agent_is_trained_and_evaluated_by_the_same_doors(tmp_path, eva
     assert [turn.parsed.calls[0].name for turn in demo.turns][-1] == "exit"
     assert all(turn.page_text.startswith("<html") and not turn.images for turn in demo.turns)
     assert all("<think> # Element:" in turn.text for turn in demo.turns)
-    flags = ["--threads", "1", "--max-steps", "4", "2", "--eval.episodes", "3"]
+    flags = ["--threads", "1", "--success-within", "4", "2", "--eval.episodes", "3"]
     eval_script.run(["tiny-text", "--out", str(tmp_path), *flags])
     said = capsys.readouterr().out
     cells = [line.split("│")[1].strip() for line in said.splitlines() if line.count("│") > 3]

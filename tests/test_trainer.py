@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from training import distance, equal, nothing, rows_of, scored, weights
+from training import distance, equal, learn, rows_of, scored, weights
 
+from minirl.config import LossConfig, SftConfig
 from minirl.distributed import full_tensor
-from minirl.rows import turn_rows
-from minirl.trainer import Trainer
+from minirl.rows import Row, TrajectoryRows, make_rows, turn_rows
+from minirl.trainer import Trainer, cloning_batches
 from minirl.types import Group, Trajectory
 
 
@@ -25,18 +26,13 @@ def on_policy(trainer: Trainer, groups: list[Group]) -> list[Group]:
     return [replace(g, trajectories=tuple(map(rescored, g.trajectories))) for g in groups]
 
 
-# --- reinforcement ---------------------------------------------------------------------------------
-
-
 def test_the_loss_and_metrics_of_a_first_update_by_hand(new_trainer, groups):
     """On policy every ratio is 1, so the loss is minus the mean advantage of the 11 turns: the episodes
     of 2, 1, 3, 1, 2, 2 turns have (2 + 0.5 - 4.5 - 0.5 + 3 - 2) = -1.5 together."""
     trainer, ticks = new_trainer(), []
-    metrics = trainer.rl_step(on_policy(trainer, groups), seed=0, tick=lambda: ticks.append(1))
-    assert metrics["loss"] == pytest.approx(1.5 / 11, abs=1e-4)
-    assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-4)
-    assert metrics["ratio_max"] == pytest.approx(1, abs=1e-4)
-    assert metrics["clip_fraction"] == 0
+    metrics = learn(trainer, on_policy(trainer, groups), 0, lambda: ticks.append(1))
+    found = [metrics[name] for name in ("loss", "ratio_mean", "ratio_max", "clip_fraction")]
+    assert found == pytest.approx([1.5 / 11, 1, 1, 0], abs=1e-4) and found[-1] == 0
     assert metrics["updates"] == len(ticks) == 1
     assert metrics["lr"] == 1e-3 and metrics["grad_norm"] > 0
     assert 0 < metrics["entropy"] < 6.8  # at most the logarithm of the vocabulary
@@ -46,11 +42,11 @@ def test_good_episodes_become_more_likely_and_bad_ones_less(new_trainer, groups)
     trainer = new_trainer()
     groups = on_policy(trainer, groups)
     rows = rows_of(groups)
-    trainer.rl_step(groups, seed=0, tick=nothing)
-    moved = {1: 0.0, -1: 0.0}
+    learn(trainer, groups, 0)
+    moved = {True: 0.0, False: 0.0}
     for row, logprobs_N in zip(rows, scored(trainer, rows), strict=True):
-        moved[1 if row.advantage > 0 else -1] += (logprobs_N - torch.tensor(row.old)).sum().item()
-    assert moved[1] > 0 > moved[-1]
+        moved[row.advantage > 0] += (logprobs_N - torch.tensor(row.old)).sum().item()
+    assert moved[True] > 0 > moved[False]
 
 
 @pytest.mark.parametrize("layout, micro_tokens", [("per-turn", 10_000), ("per-turn", 1), ("tree", 30)])
@@ -60,11 +56,10 @@ def test_layout_and_micro_batches_change_nothing(new_trainer, groups, layout, mi
     whole = new_trainer(lr=1e-4, micro_tokens=10_000)
     cut = new_trainer(lr=1e-4, micro_tokens=micro_tokens, layout=layout)
     start = weights(whole)
-    results = [trainer.rl_step(groups, seed=0, tick=nothing) for trainer in (whole, cut)]
+    results = [learn(trainer, groups, 0) for trainer in (whole, cut)]
     assert results[0] == pytest.approx(results[1], abs=1e-4)
-    gradients = [{n: w.grad for n, w in t.policy.model.named_parameters()} for t in (whole, cut)]
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-4, msg=name)
+    ours, theirs = ({n: w.grad for n, w in t.policy.model.named_parameters()} for t in (cut, whole))
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
     # Adam turns a gradient of rounding errors into a full step, so single weights may differ a little more
     after = weights(cut)
     moved = distance(weights(whole), start)
@@ -73,9 +68,9 @@ def test_layout_and_micro_batches_change_nothing(new_trainer, groups, layout, mi
 
 def test_every_epoch_goes_over_every_minibatch(new_trainer, groups):
     trainer, epochs = new_trainer(epochs=3, minibatch_turns=6), [[]]
-    update = trainer._update
-    trainer._update = lambda rows, *rest: epochs[-1].append(rows) or update(rows, *rest)
-    metrics = trainer.rl_step(groups, seed=5, tick=lambda: epochs.append([]))
+    update = trainer._step
+    trainer._step = lambda rows, *rest: epochs[-1].append(rows) or update(rows, *rest)
+    metrics = learn(trainer, groups, 5, lambda: epochs.append([]))
     assert epochs.pop() == []  # one tick behind every epoch
     assert len(epochs) == 3 and metrics["updates"] == sum(map(len, epochs)) > 3
     orders = [[row for rows in epoch for row in rows] for epoch in epochs]
@@ -86,13 +81,10 @@ def test_every_epoch_goes_over_every_minibatch(new_trainer, groups):
 
 def test_without_advantages_there_is_no_gradient(new_trainer, groups):
     trainer = new_trainer()
-    metrics = trainer.rl_step([replace(g, advantages=(0.0,) * 3) for g in groups], 0, nothing)
+    metrics = learn(trainer, [replace(g, advantages=(0.0,) * 3) for g in groups])
     assert metrics["loss"] == 0 and metrics["grad_norm"] == 0
     for name, weight in trainer.policy.model.named_parameters():
         assert weight.grad is None or not weight.grad.any(), name
-
-
-# --- imitation -------------------------------------------------------------------------------------
 
 
 def test_imitation_is_the_mean_over_tokens_however_it_is_cut(new_trainer, groups):
@@ -114,7 +106,54 @@ def test_imitation_uses_the_rate_it_is_given(new_trainer, groups):
     assert moved == pytest.approx(1e-5, rel=0.5)  # an early step of Adam is about one rate long
 
 
-# --- gradients that are no numbers -----------------------------------------------------------------
+def test_cloning_goes_over_whole_trajectories_at_rates_that_rise_and_fall(new_trainer, groups, monkeypatch):
+    """Two epochs of six episodes (11 turns), about four turns at a time, stopped after four updates."""
+    examples, sft = make_rows(groups, LossConfig(), None), SftConfig(batch=4, epochs=2, lr=1e-3, warmup=0.5)
+    batches = cloning_batches(examples, sft, seed=7)
+    assert len(batches) > 4 and len(cloning_batches(examples, replace(sft, max_steps=4), 7)) == 4
+    for epoch in (batches[: len(batches) // 2], batches[len(batches) // 2 :]):
+        assert sorted(id(example) for batch in epoch for example in batch) == sorted(map(id, examples))
+    trainer, made = new_trainer(), []
+    plain = trainer.sft_step
+    monkeypatch.setattr(trainer, "sft_step", lambda rows, lr: made.append((rows, lr)) or plain(rows, lr))
+    losses = list(trainer.clone(examples, replace(sft, max_steps=4), seed=7))
+    assert [rows for rows, _ in made] == [[r for e in batch for r in e.rows] for batch in batches[:4]]
+    assert [lr for _, lr in made] == pytest.approx([0.5e-3, 1e-3, 1e-3, 0.5e-3])
+    assert len(losses) == 4 and losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(70, [32, 38]), (90, [32, 32, 26])])
+def test_cloning_batches_are_full_and_another_order_in_every_epoch(rows, sizes):
+    """What is left of an epoch joins its last batch if it is less than half of one."""
+    row = Row((7, 7), 1, (), (-0.5,), 1.0)
+    examples, sft = [TrajectoryRows(n, (row,)) for n in range(rows)], SftConfig(batch=32, epochs=3)
+    batches = cloning_batches(examples, sft, seed=7)
+    assert list(map(len, batches)) == sizes * 3
+    numbers = [example.group for batch in batches for example in batch]
+    epochs = [tuple(numbers[start : start + rows]) for start in range(0, 3 * rows, rows)]
+    assert all(sorted(epoch) == list(range(rows)) for epoch in epochs) and len(set(epochs)) == 3
+    for most in (1, len(sizes) + 1, 100):
+        assert cloning_batches(examples, replace(sft, max_steps=most), seed=7) == batches[:most]
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_answers_alone_are_trained_with_a_reference_and_recomputed_log_probs_too(new_trainer, groups, kl):
+    """The tokens before an answer weigh nothing, whatever else is computed of them."""
+    config = LossConfig(old="recompute", kl=kl)
+    trajectories = [
+        replace(t, rows=tuple(replace(r, weights=(0.0,) + r.weights[1:]) for r in t.rows))
+        for t in make_rows(groups, config, None)
+    ]
+    metrics = []
+    for old in (-6.0, -3.0):  # of the first tokens
+        changed = [
+            replace(t, rows=tuple(replace(r, old=(old,) + r.old[1:]) for r in t.rows)) for t in trajectories
+        ]
+        trainer = new_trainer(loss=config)
+        trainer.keep_reference()
+        metrics.append((trainer.update(changed, 0, int), weights(trainer)))
+    assert equal(metrics[0][1], metrics[1][1]) and metrics[0][0]["loss"] == metrics[1][0]["loss"]
+    assert ("kl" in metrics[0][0]) == bool(kl)
 
 
 def poisoned(groups: list[Group]) -> list[Group]:
@@ -128,10 +167,10 @@ def poisoned(groups: list[Group]) -> list[Group]:
 def test_an_update_without_a_finite_gradient_changes_nothing(new_trainer, groups):
     trainer = new_trainer()
     before = weights(trainer)
-    trainer.rl_step(poisoned(groups), 0, nothing)
+    learn(trainer, poisoned(groups))
     assert equal(weights(trainer), before)
     assert not any(moment.any() for state in trainer.optimizer.state.values() for moment in state.values())
-    trainer.rl_step(groups, 0, nothing)
+    learn(trainer, groups)
     assert all(weight.isfinite().all() for weight in weights(trainer).values())
     assert not equal(weights(trainer), before)
 
@@ -139,13 +178,10 @@ def test_an_update_without_a_finite_gradient_changes_nothing(new_trainer, groups
 def test_three_such_updates_in_a_row_end_the_training(new_trainer, groups):
     trainer = new_trainer()
     bad = poisoned(groups)
-    for step in (bad, bad, groups, bad, bad):  # a good one in between forgives the first two
-        trainer.rl_step(step, 0, nothing)
+    for each in (bad, bad, groups, bad, bad):  # a good one in between forgives the first two
+        learn(trainer, each)
     with pytest.raises(ValueError, match="3 updates in a row had no finite gradient"):
-        trainer.rl_step(bad, 0, nothing)
-
-
-# --- mixed precision -------------------------------------------------------------------------------
+        learn(trainer, bad)
 
 
 def trained(trainer) -> dict[str, torch.Tensor]:
@@ -160,7 +196,7 @@ def test_weights_stay_float32_where_bfloat16_computes(new_trainer, groups):
     before = trained(half)
     assert all(weight.dtype == torch.float32 for weight in before.values())
     assert all(weight.dtype == torch.bfloat16 for _, weight in half.weights())
-    metrics = [trainer.rl_step(groups, 0, nothing) for trainer in (exact, half)]
+    metrics = [learn(trainer, groups) for trainer in (exact, half)]
     assert metrics[0] != metrics[1] and metrics[1]["loss"] == pytest.approx(metrics[0]["loss"], abs=0.05)
     moved = max((trained(half)[name] - before[name]).abs().max().item() for name in before)
     assert moved == pytest.approx(1e-6, rel=0.5)

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from PIL import Image
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from minirl.config import Config, LossConfig, ModelConfig
 from minirl.distributed import Ranks
 from minirl.model import Preprocessor, load_model, load_preprocessor
+from minirl.policy import Policy
 from minirl.recipes import tiny
-from minirl.rows import Row, collate, members_of
+from minirl.rows import Row, collate, make_rows
 from minirl.trainer import Trainer
 from minirl.types import Group, Task, Trajectory, Turn
 
 CPU = torch.device("cpu")
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
-TEXT_SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+TEXT_SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+TEXT_SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES = {"wide": (96, 64), "small": (32, 32)}  # 6 image pads and 1
 
 
@@ -51,29 +49,21 @@ def make_trainer(
     """A trainer on a fresh copy of a checkpoint; one update per step unless `batch` says otherwise."""
     config: Config = tiny()
     settings = ModelConfig(path=str(path), **(model or {}))
-    config = replace(
-        config,
-        threads=1,
-        model=settings,
-        loss=loss or LossConfig(),
-        optim=replace(config.optim, lr=lr, **(optim or {})),
-        batch=replace(config.batch, **{"epochs": 1, "minibatch_turns": 1000} | batch),
-    )
-    weights = load_model(settings, CPU, "auto")
-    return Trainer(weights, load_preprocessor(settings), config, picture, ranks)
+    optim_config = replace(config.optim, lr=lr, **(optim or {}))
+    batch_config = replace(config.batch, **{"epochs": 1, "minibatch_turns": 1000} | batch)
+    config = replace(config, threads=1, model=settings, optim=optim_config, batch=batch_config)
+    config = replace(config, loss=loss or LossConfig())
+    images = {name: picture(name) for name in SIZES}
+    open_model = partial(load_model, settings, CPU, "auto")
+    return Trainer(open_model, load_preprocessor(settings), config, images, ranks)
 
 
-def save_text_model(
-    path: Path,
-    preprocessor: Preprocessor,
-    config: type[PreTrainedConfig],
-    model: type[PreTrainedModel],
-    **settings,
-) -> Path:
-    """A small text model's Hugging Face folder, with the words of the tiny one."""
+def save_text_model(path: Path, preprocessor: Preprocessor, kind: str, **settings) -> Path:
+    """The Hugging Face folder of a small "Llama" or "Qwen2", with the words of the tiny model."""
     torch.manual_seed(0)
-    made = config(vocab_size=len(preprocessor.tokenizer), initializer_range=0.1, **TEXT_SIZES | settings)
-    model(made).save_pretrained(path)
+    settings = {"vocab_size": len(preprocessor.tokenizer), "initializer_range": 0.1} | TEXT_SIZES | settings
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(path)
     preprocessor.tokenizer.save_pretrained(path)
     return path
 
@@ -102,15 +92,26 @@ def make_groups(preprocessor: Preprocessor) -> list[Group]:
 
 
 def rows_of(groups: list[Group]) -> list[Row]:
-    return [row for member in members_of(groups) for row in member.rows]
+    """The rows of all trajectories, none of which looks at the tokenizer."""
+    return [row for trajectory in make_rows(groups, LossConfig(), None) for row in trajectory.rows]
+
+
+@torch.no_grad()
+def logprobs_of(policy: Policy, rows: list[Row], preprocessor: Preprocessor, images: dict) -> torch.Tensor:
+    """The log-probs (N,) of the responses of rows that go through the model together."""
+    batch = collate(rows, preprocessor, images, CPU)
+    return policy(batch.inputs, batch.sources_N, batch.targets_N)[0]
 
 
 def scored(trainer: Trainer, rows: list[Row]) -> list[torch.Tensor]:
     """The trainer's log-probs of each row's response."""
-    batch = collate(rows, trainer.preprocessor, trainer.image, CPU)
-    with torch.no_grad():
-        logprobs_N, _ = trainer.policy(batch.inputs, batch.sources_N, batch.targets_N)
+    logprobs_N = logprobs_of(trainer.policy, rows, trainer.preprocessor, trainer.images)
     return list(logprobs_N.split([len(row.old) for row in rows]))
+
+
+def learn(trainer: Trainer, groups: list[Group], seed: int = 0, tick: Callable[[], None] = int) -> dict:
+    """Updates on groups, as train.py makes them."""
+    return trainer.update(make_rows(groups, trainer.config.loss, trainer.preprocessor), seed, tick)
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -123,7 +124,3 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     return sum(((one[name] - other[name]) ** 2).sum().item() for name in one) ** 0.5
-
-
-def nothing() -> None:
-    pass

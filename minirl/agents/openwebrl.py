@@ -1,99 +1,62 @@
-"""OpenWebRL's 13 browser tools: what the model is told of them, and how its response is read.
+"""OpenWebRL's agent: it sees screenshots, and answers with calls of 13 browser tools.
 
-Stands between the policy and minirl/agents/openwebrl_actions.py, which carries the calls out. Paper:
-section 3.1 and appendix
-A.3. Names and arguments are those of the released code (`point_2d`, `message`, ...), which released data and
-checkpoints use; the paper's table 6 has others (`x`, `y`, `text`, ...), which are understood as well, and
-shown with `--agent.names paper`. Deviations: coordinates are 0-1000 of the viewport everywhere, in the schema
-and in feedback as well (the released texts mix in pixels); calls of one response stop at the first failure
-or at `done`.
+Holds what the model is told, and how its response is read; minirl/agents/openwebrl_actions.py carries the
+calls out. Paper: section 3.1 and appendix A.3. Names are those of the released code, data and checkpoints
+(`point_2d`, `message`, ...); those of the paper's table 6 (`x`, `y`, `text`, ...) are understood as well, and
+told to the model with `--agent.names paper`. Deviations: coordinates are 0-1000 of the viewport everywhere
+(the released texts mix in pixels); calls of one response stop at the first failure or at `done`.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from minirl.types import Call, Parsed
+from minirl.agents import openwebrl_actions
+from minirl.agents.openwebrl_actions import SCALE, TABLES, TOOL_FUNCTIONS
+from minirl.config import AgentConfig
+from minirl.context import Words
+from minirl.types import Call, Observation, Parsed
 
-SCALE = 1000  # coordinates run from 0 to SCALE on both axes
+PROMPT = resources.files("minirl.agents").joinpath("prompts/openwebrl.md").read_text("utf-8").rstrip("\n")
+CLICK_TYPES = {"single": 1, "double": 2, "triple": 3}
+_POINT = re.compile(r"\s*[\[(]?\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*,\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*[\])]?\s*")
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 Names = Literal["code", "paper"]
 
 
-@dataclass(frozen=True)
 class Tool:
     """A tool as the model sees it: `arguments` maps a name to (kind, default); `...` means required."""
 
-    description: str
-    arguments: Mapping[str, tuple[str, Any]]
+    def __init__(self, function: Callable[..., Awaitable[str]]):
+        _, *parameters = inspect.signature(function).parameters.values()
+        self.description = inspect.getdoc(function)
+        self.arguments: dict[str, tuple[str, Any]] = {
+            p.name: (TABLES["kinds"][p.annotation], ... if p.default is p.empty else p.default)
+            for p in parameters
+        }
 
 
-TOOLS: dict[str, Tool] = {
-    "click": Tool(
-        "Click at a point of the page.",
-        {"point_2d": ("point", ...), "clicks": ("integer", 1), "button": ("string", "left")},
-    ),
-    "write": Tool("Replace the text of the focused field.", {"message": ("string", ...)}),
-    "press_keys": Tool(
-        "Press keys one after the other, or together as a hotkey.",
-        {"keys": ("strings", ...), "is_hotkey": ("boolean", False), "presses": ("integer", 1)},
-    ),
-    "scroll": Tool(
-        "Scroll the page, or the area under a point, by a share (0-1) of the viewport.",
-        {"direction": ("string", "down"), "amount": ("number", 0.5), "point_2d": ("point", None)},
-    ),
-    "wait": Tool("Let the page settle for some seconds.", {"seconds": ("number", 3)}),
-    "done": Tool("End the task with a final answer.", {"response": ("string", ...)}),
-    "goto_url": Tool("Open an address in the current tab.", {"url": ("string", ...)}),
-    "go_back": Tool("Go back in the current tab's history.", {}),
-    "new_tab": Tool("Open an empty tab.", {}),
-    "switch_tab": Tool("Make another tab the current one.", {"tab_index": ("integer", ...)}),
-    "close_tab": Tool("Close the current tab.", {}),
-    "drag": Tool(
-        "Drag from one point to another.",
-        {"start_point_2d": ("point", ...), "end_point_2d": ("point", ...), "steps": ("integer", 10)},
-    ),
-    "hover": Tool("Move the pointer to a point.", {"point_2d": ("point", ...)}),
-}
-
-# The paper's names, where they differ. A point is two numbers there, and clicks are counted in words.
-PAPER_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
-    "click": {"point_2d": ("x", "y"), "clicks": ("click_type",)},
-    "hover": {"point_2d": ("x", "y")},
-    "drag": {"start_point_2d": ("x1", "y1"), "end_point_2d": ("x2", "y2")},
-    "scroll": {"point_2d": ("x", "y")},
-    "write": {"message": ("text",)},
-    "switch_tab": {"tab_index": ("index",)},
-    "done": {"response": ("answer",)},
-}
-CLICK_TYPES = {"single": 1, "double": 2, "triple": 3}
-
-_JSON_KINDS = {
-    "point": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
-    "strings": {"type": "array", "items": {"type": "string"}},
-}
+TOOLS = {name: Tool(function) for name, function in TOOL_FUNCTIONS.items()}
 
 
 def schemas(names: Names = "code") -> list[dict[str, Any]]:
-    """The tools as JSON schemas, in the shape that chat templates and OpenAI-compatible servers take."""
+    """Return the tools as JSON schemas, in the shape of chat templates and OpenAI-compatible servers."""
     out = []
     for name, tool in TOOLS.items():
         properties: dict[str, Any] = {}
         required: list[str] = []
         for argument, (kind, default) in tool.arguments.items():
-            shown = {argument: _JSON_KINDS.get(kind, {"type": kind})}
-            if names == "paper" and argument in PAPER_NAMES.get(name, {}):
-                others = PAPER_NAMES[name][argument]
-                kind = "number" if len(others) == 2 else kind
-                shown = {other: {"type": kind} for other in others}
-                if argument == "clicks":
-                    shown = {others[0]: {"type": "string", "enum": [*CLICK_TYPES]}}
+            shown = {argument: TABLES["schemas"].get(kind, {"type": kind})}
+            if names == "paper":
+                shown = TABLES["paper_names"].get(name, {}).get(argument, shown)
             properties |= shown
-            required += [*shown] if default is ... else []
+            required += shown if default is ... else ()
         parameters = {"type": "object", "properties": properties, "required": required}
         function = {"name": name, "description": tool.description, "parameters": parameters}
         out.append({"type": "function", "function": function})
@@ -101,6 +64,7 @@ def schemas(names: Names = "code") -> list[dict[str, Any]]:
 
 
 def read_prompt(file: Path) -> str:
+    """Return a prompt file's text. ValueError if it can't be read."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -108,43 +72,19 @@ def read_prompt(file: Path) -> str:
 
 
 def system_prompt(brief: bool, names: Names = "code", file: Path | None = None) -> str:
-    """What the model is told first: ours, or a file's text with the schemas in place of `{tools}`.
-
-    `brief` leaves out the schemas: for models that are trained on the format anyway and are too small to
-    read. ValueError if the file can't be read or has no place for the tools.
-    """
-    tools = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas(names))
-    if file is not None:
-        text = read_prompt(file)
-        if "{tools}" not in text:
-            raise ValueError(f"--prompt {file}: write {{tools}} where the tools' schemas are to stand")
-        return text.replace("{tools}", tools)
-    if brief:
+    """Return the system prompt: a file's text, or ours, with schemas in place of `{tools}`. `brief` is for
+    models that are too small to read them. ValueError if the file can't be read or has no place for them."""
+    if brief and file is None:
         return "Use the browser."
-    return (
-        "You complete the user's request in a web browser that you operate through tools. Every turn you see "
-        "the open tabs and a screenshot of the current one. Think first, then call one or more tools; they "
-        "run in the order given, and you are told what each did.\n\n"
-        f"Points are [x, y] with 0 at the left or top and {SCALE} at the right or bottom edge of the "
-        "screenshot. Check in the feedback and in the next screenshot that an action had the effect you "
-        "wanted; if it did not, try another way. When the request is fulfilled, or you are sure that it "
-        "can't be, call `done` with the complete answer.\n\n"
-        f"<tools>\n{tools}\n</tools>\n\n"
-        "Answer in this form:\n<think>\nyour reasoning\n</think>\n"
-        '<tool_call>\n{"name": "the tool", "arguments": {"argument": "value"}}\n</tool_call>'
-    )
-
-
-# --- parsing ---------------------------------------------------------------------------------------
-
-_POINT = re.compile(r"\s*[\[(]?\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*,\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*[\])]?\s*")
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+    text = PROMPT if file is None else read_prompt(file)
+    if "{tools}" not in text:
+        raise ValueError(f"--prompt {file}: write {{tools}} where the tools' schemas are to stand")
+    return text.replace("{tools}", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in schemas(names)))
 
 
 def parse(text: str) -> Parsed:
-    """Reads `<think>...</think>` and one or more `<tool_call>{json}</tool_call>`; never raises.
-
-    The opening `<think>` may be missing, because Qwen3-VL-Thinking's template writes it into the prompt.
+    """Read `<think>...</think>` and one or more `<tool_call>{json}</tool_call>`; never raises. The opening
+    `<think>` may be missing, because Qwen3-VL-Thinking's template writes it into the prompt.
 
     >>> parse('go</think><tool_call>{"name": "go_back", "arguments": {}}</tool_call>').calls
     (Call(name='go_back', arguments={}),)
@@ -155,44 +95,34 @@ def parse(text: str) -> Parsed:
             error="Error: no </think> in the response. Think, close with </think>, then call a tool."
         )
     thought = thought.rpartition("<think>")[2].strip()
-    # up to the last closing tag: an opening one without it would be searched to the end, each anew
+    # Stop at the last closing tag: each opening tag behind it would be searched to the end, in quadratic time
     blocks = _CALL.findall(rest[: rest.rfind("</tool_call>") + len("</tool_call>")])
     if not blocks:
         return Parsed(thought, error="Error: no complete <tool_call>...</tool_call> after </think>.")
-    calls = []
-    for block in blocks:
-        try:
-            calls.append(read_call(block))
-        except ValueError as problem:
-            return Parsed(thought, error=f"Error: {problem}")
-    return Parsed(thought, tuple(calls))
-
-
-def final_answer(call: Call) -> str | None:
-    """What the agent ends the task with; None if the call is not `done`."""
-    return str(call.arguments["response"]) if call.name == "done" else None
+    try:
+        return Parsed(thought, tuple(map(read_call, blocks)))
+    except ValueError as problem:
+        return Parsed(thought, error=f"Error: {problem}")
 
 
 def read_call(block: str) -> Call:
-    """One call's JSON, checked against the tool's arguments. Raises ValueError with what is wrong."""
+    """Return one call's JSON, checked against the tool's arguments. ValueError with the fault."""
     data = _json(block)
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         raise ValueError('a tool call needs the form {"name": ..., "arguments": {...}}')
     name, given = data["name"], data.get("arguments", {})
     if name not in TOOLS:
         raise ValueError(f"there is no tool {name[:40]!r}; the tools are {', '.join(TOOLS)}")
-    if isinstance(given, str):  # as some servers' APIs have them
+    if isinstance(given, str):  # some servers' APIs write the arguments as a string of JSON
         given = _json(given)
     if not isinstance(given, dict):
         raise ValueError(f"the arguments of {name} must be an object")
-    given = in_code_names(name, given)
-    expected = TOOLS[name].arguments
-    unknown = [a for a in given if a not in expected]
-    if unknown:
+    given, expected = in_code_names(name, given), TOOLS[name].arguments
+    if unknown := [argument for argument in given if argument not in expected]:
         raise ValueError(f"{name} has no argument {unknown[0][:40]!r}")
     arguments = {}
     for argument, (kind, default) in expected.items():
-        if argument in given and given[argument] is not None:
+        if given.get(argument) is not None:
             arguments[argument] = _read(given[argument], kind, f"{name}.{argument}")
         elif default is ...:
             raise ValueError(f"{name} needs the argument {argument}")
@@ -211,59 +141,71 @@ def _json(text: str) -> Any:
 
 
 def in_code_names(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments under the paper's names as the released code has them.
-
-    >>> in_code_names("click", {"x": 500, "y": 120, "click_type": "double"})
-    {'point_2d': [500, 120], 'clicks': 2}
-    """
+    """Return a tool's arguments with the paper's names (x, y) replaced by the released code's (point_2d)."""
     out = dict(given)
-    for argument, others in PAPER_NAMES.get(name, {}).items():
-        if argument in out or not all(other in out for other in others):
-            continue
-        values = [out.pop(other) for other in others]
-        value = values if len(others) == 2 else values[0]
-        known = argument == "clicks" and isinstance(value, str) and value in CLICK_TYPES
-        out[argument] = CLICK_TYPES[value] if known else value
+    for argument, others in TABLES["paper_names"].get(name, {}).items():
+        if argument not in out and all(other in out for other in others):
+            value, *more = [out.pop(other) for other in others]
+            if argument == "clicks" and isinstance(value, str):
+                value = CLICK_TYPES.get(value, value)
+            out[argument] = [value, *more] if more else value
     return out
 
 
-def _number(value: Any, where: str, low: float, high: float) -> float:
+def _read(value: Any, kind: str, where: str) -> Any:
+    """Return an argument as its kind, read leniently where the meaning is clear."""
+    match kind, value:
+        case "integer" | "number", _:
+            number = _number(value, where)
+            return int(number) if kind == "integer" else number
+        case "point", str() if numbers := _POINT.fullmatch(value):
+            return [_number(number, where) for number in numbers.groups()]
+        case ("point", [x, y]) | ("point", {"x": x, "y": y}) if len(value) == 2:
+            return [_number(x, where), _number(y, where)]
+        case "boolean", str() if value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        case "strings", str():
+            return [value]
+        case "strings", [_, *_] if all(isinstance(text, str) for text in value):
+            return value
+        case ("boolean", bool()) | ("string", str()):
+            return value
+    raise ValueError(f"{where} must be {TABLES['in_words'][kind]}")
+
+
+def _number(value: Any, where: str) -> float:
     if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,9}(\.\d{1,9})?\s*", value):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{where} must be a number")
-    if not low <= value <= high:  # also refuses NaN
-        raise ValueError(f"{where} must lie between {low:g} and {high:g}")
+    if not 0 <= value <= SCALE:  # the limit of other numbers, too; refuses NaN
+        raise ValueError(f"{where} must lie between 0 and {SCALE}")
     return value
 
 
-def _read(value: Any, kind: str, where: str) -> Any:
-    match kind:
-        case "point":
-            if isinstance(value, str) and (m := _POINT.fullmatch(value)):
-                value = [m[1], m[2]]
-            elif isinstance(value, dict) and set(value) == {"x", "y"}:
-                value = [value["x"], value["y"]]
-            if not isinstance(value, list) or len(value) != 2:
-                raise ValueError(f"{where} must be [x, y]")
-            return [_number(v, where, 0, SCALE) for v in value]
-        case "integer":
-            return int(_number(value, where, 0, 1000))
-        case "number":
-            return _number(value, where, 0, 1000)
-        case "boolean":
-            if isinstance(value, str) and value.lower() in ("true", "false"):
-                value = value.lower() == "true"
-            if not isinstance(value, bool):
-                raise ValueError(f"{where} must be true or false")
-            return value
-        case "strings":
-            value = [value] if isinstance(value, str) else value
-            if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
-                raise ValueError(f"{where} must be a list of strings")
-            return value
-        case "string":
-            if not isinstance(value, str):
-                raise ValueError(f"{where} must be a string")
-            return value
-    raise AssertionError(f"unknown kind {kind}")
+class OpenWebRLAgent:
+    """The visual agent, as `types.Agent`. ValueError if `config.prompt` is no usable file."""
+
+    message_format = None  # the model's own chat template
+    parse = staticmethod(parse)
+    observe = staticmethod(openwebrl_actions.observe)
+    act = staticmethod(openwebrl_actions.act)
+
+    def __init__(self, config: AgentConfig):
+        self.config, self.system = config, system_prompt(config.brief, config.names, config.prompt)
+
+    def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Words:
+        """Return user message `n`: the task comes first, later observations are answers of tools."""
+        head, tail = f"<user_request>\n{instruction}\n</user_request>\n\n", "</observation>"
+        if n > 0:
+            lines = "".join(line + "\n" for line in feedback) + "\n" * bool(feedback)
+            head, tail = f"<tool_response>\n{lines}", "</observation>\n</tool_response>"
+        return Words(f"{head}<observation>\n{seen.text}\n", seen.page_text and seen.page_text + "\n", tail)
+
+    def final_answer(self, call: Call) -> str | None:
+        """Return the answer that a call ends the task with; None if the call is not `done`."""
+        return str(call.arguments["response"]) if call.name == "done" else None
+
+    def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
+        """Return what the model is told after a turn: parse errors even in the ablation without feedback."""
+        return feedback if self.config.feedback or parsed.error else ()

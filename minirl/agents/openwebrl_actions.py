@@ -1,61 +1,46 @@
-"""What the tools do in the browser, and the textual feedback on it.
+"""What OpenWebRL's 13 tools do in the browser, and the textual feedback on it.
 
     call --arm--> the page is marked --the action--> --settle--> what changed --> one line of feedback
 
-Stands between an episode and its session; with minirl/agents/openwebrl.py it is the visual recipe's
-interface. Paper:
-section 3.1, appendix A.2 and table 5. Deviations: points are told in the model's own 0-1000 frame, not in
-pixels; typing where nothing takes text fails instead of vanishing; a click counts as without effect only if
-nothing on the page changed, not whenever the address stayed; keys that do not exist fail.
+Stands between openwebrl.py and the browser session; webagent_r1.py shares its pointer and keyboard. A tool
+is one of `TOOL_FUNCTIONS`: the model is told its name, docstring and arguments. Paper: section 3.1, appendix
+A.2, table 5. Deviations: points are told in the model's own 0-1000 frame, not in pixels; typing where nothing
+takes text fails instead of vanishing; a click counts as without effect only if nothing on the page changed,
+not whenever the address stayed; keys that do not exist fail.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+import tomllib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
 
-from minirl.agents.openwebrl import SCALE
-from minirl.browser.page_scripts import CHOOSE, FOCUS, SCROLL, Settled, names_of, number_of, record, text_of
+from minirl.browser.page_scripts import CHOOSE, FOCUS, SCROLL, names_of, number_of, record, text_of
 from minirl.browser.session import PageHangs, Session
 from minirl.types import Call, Observation, ToolFailure
 
-FEEDBACK_CHARS = 512
-URL_CHARS = 300  # of an address in what the agent sees
-VALUE_CHARS = 100  # of a field's text in feedback
+SCALE = 1000  # coordinates run from 0 to SCALE on both axes
+FEEDBACK_CHARS, VALUE_CHARS, URL_CHARS = 512, 100, 300  # of a line of feedback, a field in it, an address
 LONGEST_WAIT = 30  # seconds
-MOST_PRESSES, MOST_CLICKS = 50, 3
+MOST_PRESSES, MOST_CLICKS, MOST_STEPS = 50, 3, 100
 LOADING = ("click", "drag", "write", "press_keys", "go_back")  # calls that may ask a host for something
-MODIFIERS = ("Control", "Shift", "Alt", "Meta")
-DIRECTIONS = {"down": (0, 1), "up": (0, -1), "right": (1, 0), "left": (-1, 0)}
+FAILED = ": failed, "  # in the episode's line on a call that raised ToolFailure
 CLOSED = "closed"  # a component that does not let its fields be seen
-WRITTEN_WHOLE = ("select", "date", "time", "month", "week", "datetime-local", "color", "range")
 
-# What keys are called elsewhere: by people, by other browser drivers and by desktop automation
-ALIASES = {
-    "ctrl": "Control", "control": "Control", "ctrlleft": "Control", "ctrlright": "Control",
-    "cmd": "Meta", "command": "Meta", "win": "Meta", "super": "Meta", "meta": "Meta",
-    "alt": "Alt", "option": "Alt", "shift": "Shift", "shiftleft": "Shift", "shiftright": "Shift",
-    "esc": "Escape", "escape": "Escape", "enter": "Enter", "return": "Enter", "tab": "Tab",
-    "space": "Space", "spacebar": "Space", "backspace": "Backspace", "del": "Delete", "delete": "Delete",
-    "up": "ArrowUp", "down": "ArrowDown", "left": "ArrowLeft", "right": "ArrowRight",
-    "arrowup": "ArrowUp", "arrowdown": "ArrowDown", "arrowleft": "ArrowLeft", "arrowright": "ArrowRight",
-    "pageup": "PageUp", "pgup": "PageUp", "page_up": "PageUp", "pagedown": "PageDown",
-    "pgdn": "PageDown", "page_down": "PageDown", "home": "Home", "end": "End", "insert": "Insert",
-    "capslock": "CapsLock", "plus": "+", "minus": "-",
-}  # fmt: skip
+Point = Sequence[float]  # x and y, from 0 to SCALE
+TABLES = tomllib.loads(resources.files("minirl.agents").joinpath("openwebrl.toml").read_text("utf-8"))
+DIRECTIONS, WRITTEN_WHOLE = TABLES["directions"], TABLES["written_whole"]
+ALIASES = {alias: key for key, others in TABLES["keys"].items() for alias in (key.lower(), *others)}
 
 
 async def observe(session: Session) -> Observation:
-    """The tabs and a screenshot of the current one."""
+    """Return the tabs as text and a screenshot of the current one as PNG."""
     tabs, active = await session.tabs()
     image = await session.screenshot()
-    lines = [
-        f"screen size: {session.width} x {session.height}",
-        f"Current tab: {active}",
-        "Available tabs:",
-    ]
+    lines = [f"screen size: {session.width} x {session.height}", f"Current tab: {active}", "Available tabs:"]
     for i, (url, title) in enumerate(tabs):
         url = url if len(url) <= URL_CHARS else url[:URL_CHARS] + "..."  # a page can make it endless
         lines.append(f"- Tab {i}{' (active)' if i == active else ''}: {url} - {title}")
@@ -64,46 +49,39 @@ async def observe(session: Session) -> Observation:
 
 
 async def act(session: Session, call: Call) -> str:
-    """Runs one call and says what it did, in at most FEEDBACK_CHARS characters.
-
-    Raises ToolFailure with the reason if the call could not be carried out, and BrowserFault if the
-    browser itself is gone.
-    """
-    if call.name == "done":
-        return "done: task ended."
+    """Run one call; return what it did, in at most FEEDBACK_CHARS characters. Raises ToolFailure with the
+    reason if it could not be carried out, and BrowserFault if the browser itself is gone."""
+    if call.name == "done":  # nothing happens in the browser
+        return f"done: {await done(session, **call.arguments)}"
     if call.name in LOADING:
         await session.pace()
-    return await carry_out(session, call, _run)
+    return await carry_out(session, call, TOOL_FUNCTIONS[call.name](session, **call.arguments))
 
 
-async def carry_out(session: Session, call: Call, run: Callable[[Session, Call], Awaitable[str]]) -> str:
-    """What every agent's calls share: a time limit, a page that hangs, the news, the length."""
-    seconds = session.config.action_seconds
-    if call.name.lower() == "wait":  # on purpose, so it does not count
-        seconds += LONGEST_WAIT
+async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
+    """Run a call of any agent under the time limit of an action; return the line of feedback on it, with the
+    browser's news. A ToolFailure is short enough for the episode's line `name: failed, reason.`."""
+    extra = LONGEST_WAIT if call.name.lower() == "wait" else 0  # waiting on purpose does not count
     try:
-        async with asyncio.timeout(seconds):
-            said = await run(session, call)
+        async with asyncio.timeout(session.config.action_seconds + extra):
+            result = await work
+        return shorten(" ".join([f"{call.name}: {result}", *session.take_news()]))
     except (TimeoutError, PageHangs):
         await session.revive()
-        await _let_go(session, call)
-        raise ToolFailure(" ".join(["the browser did not finish in time.", *session.take_news()])) from None
+        reason = "the browser did not finish in time."
     except ToolFailure as failure:
-        await _let_go(session, call)
-        raise ToolFailure(" ".join([str(failure), *session.take_news()])) from None
-    return shorten(" ".join([f"{call.name}: {said}", *session.take_news()]))
-
-
-async def _let_go(session: Session, call: Call) -> None:
-    """A hotkey that failed half-way must not turn all that follows into hotkeys."""
-    if call.name == "press_keys":
-        for key in MODIFIERS:
+        reason = str(failure)
+    if call.name == "press_keys":  # a hotkey that failed half-way must not turn later keys into hotkeys
+        for key in ("Control", "Shift", "Alt", "Meta"):
             with contextlib.suppress(ToolFailure):
                 await session.do(session.page.keyboard.up(key))
+    head, reason = call.name + FAILED, " ".join([reason, *session.take_news()])
+    line = shorten(f"{head}{reason.removesuffix('.')}.")
+    raise ToolFailure(line.removeprefix(head).removesuffix("."))
 
 
 def shorten(text: str) -> str:
-    """Whitespace collapsed, and the middle cut out of what is too long: the head says what, the tail why."""
+    """Collapse whitespace and cut the middle out of a long text: its head says what, its tail why."""
     text = " ".join(text.split())
     if len(text) <= FEEDBACK_CHARS:
         return text
@@ -111,240 +89,166 @@ def shorten(text: str) -> str:
     return text[:head] + " ... " + text[head + 5 - FEEDBACK_CHARS :]
 
 
-async def _run(session: Session, call: Call) -> str:
-    arguments = call.arguments
-    match call.name:
-        case "click":
-            return await _click(session, arguments)
-        case "hover":
-            return await _hover(session, arguments["point_2d"])
-        case "drag":
-            return await _drag(session, arguments)
-        case "write":
-            return await write(session, arguments["message"])
-        case "press_keys":
-            return await press(session, arguments)
-        case "scroll":
-            return await scroll(session, arguments)
-        case "wait":
-            return await wait(session, min(arguments["seconds"], LONGEST_WAIT))
-        case "goto_url":
-            status = await session.goto(arguments["url"])
-            failed = f" The server answered with status {status}." if status >= 400 else ""
-            return f"now at {session.page.url}.{failed}"
-        case "go_back":
-            if not await session.back():
-                raise ToolFailure("there is no earlier page in this tab")
-            await session.settle()
-            return f"now at {session.page.url}."
-        case "new_tab":
-            return f"opened tab {await session.new_tab()}."
-        case "switch_tab":
-            await session.switch_tab(arguments["tab_index"])
-            await session.settle()
-            return f"tab {arguments['tab_index']} is the current one, at {session.page.url}."
-        case "close_tab":
-            index = await session.close_tab()
-            return f"closed; tab {index} is the current one, at {session.page.url}."
-    raise AssertionError(f"tool {call.name} has no implementation")
+@dataclass
+class Effect:
+    """An action's target by name and, if it is a list, its options, and what the action has changed."""
+
+    name: str
+    options: tuple[str, ...]
+    fresh: bool = False  # the page is another than before
+    notes: str = ""  # the differences worth telling as sentences, each after a blank
 
 
-# --- what an action has changed ----------------------------------------------------------------------
+@contextlib.asynccontextmanager
+async def watched(
+    session: Session, point: tuple[float, float] | None = None, quiet: bool = False, is_click: bool = False
+) -> AsyncIterator[Effect]:
+    """Mark the page, run the block's action, wait until the page is ready, and note what has changed. `point`
+    (CSS pixels) is the action's target; `quiet` waits the full time, as after typing."""
+    old_url, old_tabs = session.page.url, len(session.context.pages)
+    target = await session.arm(point)
+    effect = Effect(text_of(target.get("target")) or "something", names_of(target.get("options")))
+    yield effect
+    found = await session.settle(quiet=quiet)
+    url, tabs = session.page.url, len(session.context.pages)
+    place = [
+        (found.error, f"The page that it leads to could not be loaded ({found.error})."),
+        (tabs > old_tabs, f"A new tab opened and is now the current one, at {url}."),
+        (tabs < old_tabs, f"The tab closed; the current one is at {url}."),
+        (url != old_url, f"Now at {url}."),
+        (found.fresh, "The page was loaded anew."),
+    ]
+    content = [
+        (found.state, f"It is now {found.state}."),
+        (found.moved, "It has moved away from under the pointer, and may not have got the click."),
+        (found.focus, f"The focus is on {found.focus}." if found.focus != "it" else "It has the focus."),
+        (found.added, f"New: {'; '.join(found.added)}."),
+        (found.gone, f"Gone: {'; '.join(found.gone)}."),
+    ]
+    notes = [note for holds, note in place if holds][:1] + [note for holds, note in content if holds]
+    if is_click and not (notes or found.changes or found.revalued or session.news):
+        notes.append("Nothing on the page changed.")
+    effect.fresh, effect.notes = found.fresh, "".join(f" {note}" for note in notes)
 
 
-class Before:
-    """The browser as it was before an action."""
-
-    def __init__(self, session: Session):
-        self.session, self.url, self.tabs = session, session.page.url, len(session.context.pages)
-
-    def notes(self, found: Settled, after_click: bool = False) -> str:
-        """What is different now, in a few sentences; none if nothing is worth telling."""
-        url, tabs, notes = self.session.page.url, len(self.session.context.pages), []
-        if found.error:
-            notes.append(f"The page that it leads to could not be loaded ({found.error}).")
-        elif tabs > self.tabs:
-            notes.append(f"A new tab opened and is now the current one, at {url}.")
-        elif tabs < self.tabs:
-            notes.append(f"The tab closed; the current one is at {url}.")
-        elif url != self.url:
-            notes.append(f"Now at {url}.")
-        elif found.fresh:
-            notes.append("The page was loaded anew.")
-        if found.state:
-            notes.append(f"It is now {found.state}.")
-        if found.moved:
-            notes.append("It has moved away from under the pointer, and may not have got the click.")
-        if found.focus:
-            has = "It has the focus." if found.focus == "it" else f"The focus is on {found.focus}."
-            notes.append(has)
-        if found.added:
-            notes.append(f"New: {'; '.join(found.added)}.")
-        if found.gone:
-            notes.append(f"Gone: {'; '.join(found.gone)}.")
-        if after_click and not (notes or found.changes or found.revalued or self.session.news):
-            notes.append("Nothing on the page changed.")
-        return "".join(f" {note}" for note in notes)
-
-
-def pixels(session: Session, point: Sequence[float]) -> tuple[float, float]:
-    """0-1000 to CSS pixels; the right and bottom edges belong to the last pixel."""
+def pixels(session: Session, point: Point) -> tuple[float, float]:
+    """Convert 0-1000 to CSS pixels; the right and bottom edges belong to the last pixel."""
     x, y = point[0] * session.width / SCALE, point[1] * session.height / SCALE
     return min(x, session.width - 1), min(y, session.height - 1)
 
 
-def name_of(answer: Mapping[str, Any]) -> str:
-    """What a pointer has hit; a page that spoils our scripts leaves that open."""
-    return text_of(answer.get("target")) or "something"
-
-
-def place(point: Sequence[float]) -> str:
+def _place(point: Point) -> str:
     return f"[{point[0]:g}, {point[1]:g}]"
 
 
-# --- the pointer -------------------------------------------------------------------------------------
-
-
-async def _click(session: Session, arguments: Mapping[str, Any]) -> str:
-    button = arguments["button"]
+async def click(session: Session, point_2d: Point, clicks: int = 1, button: str = "left") -> str:
+    """Click at a point of the page."""
     if button not in ("left", "middle", "right"):
         raise ToolFailure(f"there is no {button!r} mouse button")
-    clicks, point = min(max(arguments["clicks"], 1), MOST_CLICKS), arguments["point_2d"]
-    answer, notes = await click_at(session, pixels(session, point), button, clicks)
-    if options := names_of(answer.get("options")):
-        notes = f" Its list is not in the screenshot; write one of: {', '.join(options)}."
-    return f"clicked {name_of(answer)} at {place(point)}.{notes}"
+    point, clicks = pixels(session, point_2d), min(max(clicks, 1), MOST_CLICKS)
+    async with watched(session, point, is_click=True) as effect:
+        await session.do(session.page.mouse.click(*point, button=button, click_count=clicks))
+    hidden = f" Its list is not in the screenshot; write one of: {', '.join(effect.options)}."
+    return f"clicked {effect.name} at {_place(point_2d)}.{hidden if effect.options else effect.notes}"
 
 
-async def click_at(
-    session: Session, point: tuple[float, float], button: str = "left", clicks: int = 1
-) -> tuple[Mapping[str, Any], str]:
-    """What was under a point, in CSS pixels, and what clicking it has changed."""
-    before, answer = Before(session), await session.arm(point)
-    await session.do(session.page.mouse.click(*point, button=button, click_count=clicks))
-    return answer, before.notes(await session.settle(), after_click=True)
+async def hover(session: Session, point_2d: Point) -> str:
+    """Move the pointer to a point."""
+    point = pixels(session, point_2d)
+    async with watched(session, point) as effect:
+        await session.do(session.page.mouse.move(*point))
+    return f"the pointer is over {effect.name} at {_place(point_2d)}.{effect.notes}"
 
 
-async def hover_at(session: Session, point: tuple[float, float]) -> tuple[Mapping[str, Any], str]:
-    before, answer = Before(session), await session.arm(point)
-    await session.do(session.page.mouse.move(*point))
-    return answer, before.notes(await session.settle())
+async def drag(session: Session, start_point_2d: Point, end_point_2d: Point, steps: int = 10) -> str:
+    """Drag from one point to another."""
+    mouse, start, end = session.page.mouse, pixels(session, start_point_2d), pixels(session, end_point_2d)
+    async with watched(session, start, is_click=True) as effect:
+        await session.do(mouse.move(*start))
+        await session.do(mouse.down())
+        try:
+            await session.do(mouse.move(*end, steps=min(max(steps, 1), MOST_STEPS)))
+        finally:  # a button that stays down would spoil all that follows
+            await session.do(mouse.up())
+    return f"dragged {effect.name} from {_place(start_point_2d)} to {_place(end_point_2d)}.{effect.notes}"
 
 
-async def _hover(session: Session, point: Sequence[float]) -> str:
-    answer, notes = await hover_at(session, pixels(session, point))
-    return f"the pointer is over {name_of(answer)} at {place(point)}.{notes}"
-
-
-async def _drag(session: Session, arguments: Mapping[str, Any]) -> str:
-    mouse, start, end = session.page.mouse, arguments["start_point_2d"], arguments["end_point_2d"]
-    steps = min(max(arguments["steps"], 1), 100)
-    before, answer = Before(session), await session.arm(pixels(session, start))
-    await session.do(mouse.move(*pixels(session, start)))
-    await session.do(mouse.down())
-    try:
-        await session.do(mouse.move(*pixels(session, end), steps=steps))
-    finally:  # a button that stays down would spoil all that follows
-        await session.do(mouse.up())
-    notes = before.notes(await session.settle(), after_click=True)
-    return f"dragged {name_of(answer)} from {place(start)} to {place(end)}.{notes}"
-
-
-async def scroll(session: Session, arguments: Mapping[str, Any]) -> str:
-    direction, share = arguments["direction"], min(max(arguments["amount"], 0), 1)
+async def scroll(
+    session: Session, direction: str = "down", amount: float = 0.5, point_2d: Point | None = None
+) -> str:
+    """Scroll the page, or the area under a point, by a share (0-1) of the viewport."""
     if direction not in DIRECTIONS:
         raise ToolFailure(f"direction must be one of {', '.join(DIRECTIONS)}")
-    (dx, dy), point = DIRECTIONS[direction], None
-    if "point_2d" in arguments:
-        point = pixels(session, arguments["point_2d"])
+    dx, dy, end = DIRECTIONS[direction]
+    point = pixels(session, point_2d) if point_2d else None
+    if point:
         await session.do(session.page.mouse.move(*point))
-    before = Before(session)
-    await session.arm(point)
-    pixel = (dx * share * session.width, dy * share * session.height)
-    _, answer = await session.ask(SCROLL, point, *pixel)
-    notes = before.notes(await session.settle())
+    share = min(max(amount, 0), 1)
+    distance = (dx * share * session.width, dy * share * session.height)
+    async with watched(session, point) as effect:
+        _, answer = await session.ask(SCROLL, point, *distance)
     name, moved = text_of(answer.get("name")) or "the page", number_of(answer.get("moved"))
-    end = {"down": "bottom", "up": "top", "right": "right end", "left": "left end"}[direction]
     if moved < 1:
-        return f"{name} did not move {direction}; it may be at its {end}.{notes}"
-    whole = session.width if dx else session.height
+        return f"{name} did not move {direction}; it may be at its {end}.{effect.notes}"
+    percent = f"{moved / (session.width if dx else session.height):.0%}"
     ends = f" That is its {end}." if answer.get("ends") is True else ""
-    return f"scrolled {name} {direction} by {moved / whole:.0%} of the screen.{ends}{notes}"
-
-
-# --- the keyboard ------------------------------------------------------------------------------------
+    return f"scrolled {name} {direction} by {percent} of the screen.{ends}{effect.notes}"
 
 
 async def write(session: Session, message: str) -> str:
+    """Replace the text of the focused field."""
     if not message:
         raise ToolFailure("message is empty")
-    frame, field = await session.focus()
+    frame, field = await session.ask(FOCUS)
     name, kind = text_of(field.get("name")), text_of(field.get("kind"))
-    before = Before(session)
     if kind in WRITTEN_WHOLE:
-        await session.arm()
-        value = await session.do(frame.evaluate(CHOOSE, [message]))
-        if value is None:
-            raise ToolFailure(f"{name} does not take {message[:VALUE_CHARS]!r}. {_what_fits(kind)}")
-        notes = before.notes(await session.settle(quiet=True))
-        return f"{name} is now {text_of(value)!r}.{notes}"
+        async with watched(session, quiet=True) as effect:
+            value = await session.do(frame.evaluate(CHOOSE, [message]))
+            if value is None:
+                raise ToolFailure(f"{name} does not take {message[:VALUE_CHARS]!r}. {WRITTEN_WHOLE[kind]}")
+        return f"{name} is now {text_of(value)!r}.{effect.notes}"
     if field.get("editable") is not True:
         holds = f"{name} has the focus" if name else "nothing has the focus"
         raise ToolFailure(f"{holds}, which takes no text; click on a field first")
-    await session.arm()
-    keyboard = session.page.keyboard
-    if text_of(field.get("value")).strip() or kind == CLOSED:
-        await session.do(keyboard.press("ControlOrMeta+A"))
-        await session.do(keyboard.press("Backspace"))
-    await session.do(keyboard.type(message), session.config.action_seconds)
-    found = await session.settle(quiet=True)
-    notes = before.notes(found)
-    if not found.fresh and not frame.is_detached():
+    async with watched(session, quiet=True) as effect:
+        if text_of(field.get("value")).strip() or kind == CLOSED:
+            await press(session, ["ControlOrMeta+A", "Backspace"])
+        await session.do(session.page.keyboard.type(message), session.config.action_seconds)
+    notes = effect.notes
+    if not effect.fresh and not frame.is_detached():
+        # The field may hold something else than was typed: cut, completed, or in its own format
         now = record(await session.do(frame.evaluate(FOCUS)))
-        notes += _mismatch(message, kind, now, name)
+        value = text_of(now.get("value"), 10_000)
+        is_same_field = text_of(now.get("kind")) == kind != CLOSED and now.get("editable") is True
+        if is_same_field and value.split() != message.split():
+            notes += f" But {name} now holds {value[:VALUE_CHARS]!r}, which differs from what was typed."
     return f"typed {message[:VALUE_CHARS]!r} into {name}.{notes}"
 
 
-def _what_fits(kind: str) -> str:
-    """The format of fields that are written as a whole."""
-    formats = {
-        "date": "Write a date as 2026-03-31.",
-        "time": "Write a time as 14:05.",
-        "month": "Write a month as 2026-03.",
-        "week": "Write a week as 2026-W09.",
-        "datetime-local": "Write date and time as 2026-03-31T14:05.",
-        "color": "Write a colour as #00aaff.",
-        "range": "Write a number.",
-        "select": "Write one of its options.",
-    }
-    return formats[kind]
+async def empty_field(session: Session) -> str:
+    """Delete the text of the focused field."""
+    async with watched(session, quiet=True) as effect:
+        await press(session, ["ControlOrMeta+A", "Backspace"])
+    return f"emptied the field.{effect.notes}"
 
 
-def _mismatch(message: str, kind: str, field: Mapping[str, Any], name: str) -> str:
-    """A field may hold something else than what was typed: cut, completed, or in its own format."""
-    value = text_of(field.get("value"), 10_000)
-    is_same_field = text_of(field.get("kind")) == kind != CLOSED and field.get("editable") is True
-    if not is_same_field or " ".join(value.split()) == " ".join(message.split()):
-        return ""
-    return f" But {name} now holds {value[:VALUE_CHARS]!r}, which differs from what was typed."
-
-
-async def press(session: Session, arguments: Mapping[str, Any]) -> str:
-    keys = [normal(key) for key in arguments["keys"]]
-    if arguments["is_hotkey"]:
-        keys = ["+".join(keys)]
-    before, presses = Before(session), min(max(arguments["presses"], 1), MOST_PRESSES)
-    await session.arm()
+async def press(session: Session, keys: Sequence[str]) -> None:
     for key in keys:
-        for _ in range(presses):
-            await session.do(session.page.keyboard.press(key))
-    notes = before.notes(await session.settle(quiet=True))
+        await session.do(session.page.keyboard.press(key))
+
+
+async def press_keys(session: Session, keys: Sequence[str], is_hotkey: bool = False, presses: int = 1) -> str:
+    """Press keys one after the other, or together as a hotkey."""
+    keys = ["+".join(map(normal, keys))] if is_hotkey else list(map(normal, keys))
+    presses = min(max(presses, 1), MOST_PRESSES)
+    async with watched(session, quiet=True) as effect:
+        await press(session, [key for key in keys for _ in range(presses)])
     times = f" {presses} times" if presses > 1 else ""
-    return f"pressed {', '.join(keys)}{times}.{notes}"
+    return f"pressed {', '.join(keys)}{times}.{effect.notes}"
 
 
 def normal(key: str) -> str:
-    """A key, or several joined by +, by the names that Chromium's driver has.
+    """Return a key, or several joined by +, under the names that Chromium's driver has.
 
     >>> normal("pgdn"), normal("ctrl+a"), normal("f5"), normal("+")
     ('PageDown', 'Control+a', 'F5', '+')
@@ -356,8 +260,53 @@ def normal(key: str) -> str:
     return key if len(key) == 1 else ALIASES.get(key.strip().lower(), key)
 
 
-async def wait(session: Session, seconds: float) -> str:
-    before = Before(session)
-    await session.arm()
-    await asyncio.sleep(seconds)
-    return f"waited {seconds:g} s.{before.notes(await session.settle())}"
+async def wait(session: Session, seconds: float = 3) -> str:
+    """Let the page settle for some seconds."""
+    seconds = min(seconds, LONGEST_WAIT)
+    async with watched(session) as effect:
+        await asyncio.sleep(seconds)
+    return f"waited {seconds:g} s.{effect.notes}"
+
+
+async def done(session: Session, response: str) -> str:
+    """End the task with a final answer."""
+    return "task ended."
+
+
+async def goto_url(session: Session, url: str) -> str:
+    """Open an address in the current tab."""
+    status = await session.goto(url)
+    failed = f" The server answered with status {status}." if status >= 400 else ""
+    return f"now at {session.page.url}.{failed}"
+
+
+async def go_back(session: Session) -> str:
+    """Go back in the current tab's history."""
+    if not await session.travel(-1):
+        raise ToolFailure("there is no earlier page in this tab")
+    await session.settle()
+    return f"now at {session.page.url}."
+
+
+async def new_tab(session: Session) -> str:
+    """Open an empty tab."""
+    return f"opened tab {await session.new_tab()}."
+
+
+async def switch_tab(session: Session, tab_index: int) -> str:
+    """Make another tab the current one."""
+    await session.switch_tab(tab_index)
+    await session.settle()
+    return f"tab {tab_index} is the current one, at {session.page.url}."
+
+
+async def close_tab(session: Session) -> str:
+    """Close the current tab."""
+    index = await session.close_tab()
+    return f"closed; tab {index} is the current one, at {session.page.url}."
+
+
+# In the order in which the model is told of them
+_TOOLS: list[Callable[..., Awaitable[str]]] = [click, write, press_keys, scroll, wait, done, goto_url]
+_TOOLS += [go_back, new_tab, switch_tab, close_tab, drag, hover]
+TOOL_FUNCTIONS = {tool.__name__: tool for tool in _TOOLS}

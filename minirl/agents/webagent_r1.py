@@ -2,11 +2,10 @@
 
     <think> why </think> <answer> do(action="Click", element="3") </answer>
 
-Stands where minirl/agents/openwebrl.py and minirl/agents/openwebrl_actions.py stand for the visual
-agent: what the model is told, how
-its answer is read, what an action does. Paper: table 6 and section 3.1. Deviations from the released code:
-all 14 actions of the table exist (five of them were advertised and refused there); elements are acted on
-where they are now; an action that fails is told to the model. An answer is read as literals, and never run.
+Holds what the model is told, how its answer is read, and what each action does; simplified_html.py shows the
+page, openwebrl_actions.py has the pointer and the keyboard. Paper: table 6 and section 3.1. Deviations from
+the released code: all 14 actions of the table exist (five were refused there); elements are acted on where
+they are now; a failed action is told to the model. An answer is read as literals, and never run.
 """
 
 from __future__ import annotations
@@ -14,121 +13,54 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
+import tomllib
 import warnings
-from collections.abc import Iterator
+from dataclasses import replace
 from html import escape
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Template
+
+from minirl.agents import openwebrl_actions as tools
 from minirl.agents import simplified_html
 from minirl.agents.openwebrl import read_prompt
-from minirl.agents.openwebrl_actions import (
-    Before,
-    carry_out,
-    click_at,
-    hover_at,
-    name_of,
-    press,
-    scroll,
-    wait,
-    write,
-)
 from minirl.browser.session import PageHangs, Session
+from minirl.config import AgentConfig
+from minirl.context import ChatFormat, Words
 from minirl.types import Call, Observation, Parsed, ToolFailure
 
-# What each action needs, of "argument" and "element"
-ACTIONS: dict[str, tuple[str, ...]] = {
-    "Click": ("element",),
-    "Right Click": ("element",),
-    "Type": ("argument", "element"),
-    "Search": ("argument", "element"),
-    "Hover": ("element",),
-    "Scroll Up": (),
-    "Scroll Down": (),
-    "Press Enter": (),
-    "Switch Tab": ("argument",),
-    "Select Dropdown Option": ("argument", "element"),
-    "Wait": (),
-}
-FUNCTIONS = {"exit": "message", "go_backward": "", "go_forward": ""}
+FILES = resources.files("minirl.agents")
+TABLES = tomllib.loads(FILES.joinpath("webagent_r1.toml").read_text(encoding="utf-8"))
+ACTIONS, FUNCTIONS, WEBRL = TABLES["actions"], TABLES["functions"], ChatFormat(**TABLES["webrl"])
+WEBRL_WITH_SYSTEM = replace(WEBRL, **TABLES["webrl_with_system"])
+WEBRL_USER = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n"
+PROMPT = FILES.joinpath("prompts/webagent_r1.md").read_text(encoding="utf-8")
+LEFT_OUT = "** Simplified html **"  # stands for an earlier round's page
 SYNONYMS = {"Go Backward": "go_backward", "Go Forward": "go_forward"}  # as the released code has them
 LOADING = {"Click", "Type", "Search", "Press Enter", "Select Dropdown Option", "go_backward", "go_forward"}
-SCROLLED = 2 / 3  # of the window
-WAITED = 3.0  # seconds
-LONGEST_ANSWER = 20_000  # characters
-MOST_UNREADABLE = 20  # calls in one answer
+LONGEST_ANSWER, MOST_READ = 20_000, 400_000  # characters, of an answer and in all attempts to read its calls
+UNREADABLE = 'the call can\'t be read; write for example do(action="Click", element="3")'
 LOOKS = 3  # attempts at one observation
-_START = re.compile(r"(?P<open>(?<![\w.])(?:do|exit|go_backward|go_forward)\s*\()")
-# What matters within brackets: more of them, and texts and comments, in which they mean nothing. A text that
-# does not end takes all the rest, so that nothing in it is ever a call; an apostrophe in a word opens none.
-_TOKEN = re.compile(
-    _START.pattern + r"|(?P<bracket>\()|(?P<close>\))|#[^\n]*"
-    r"|(?<!\w)[rRbBuUfF]{0,2}(?P<quote>\"\"\"|\'\'\'|\"|\')(?:\\.|(?!(?P=quote)).)*(?:(?P=quote)|\Z)",
-    re.DOTALL,
-)
-_MEANT = re.compile(r"\w+\s*\(\s*(?:\w+\s*=|[\"'])")  # as a call, however it goes on
-
-SYSTEM = """\
-You browse the web for a person. In every round you are given the simplified HTML of what the browser's
-window shows, and you choose the next action; whatever can be acted on has an id there. Earlier rounds' pages
-are left out of the conversation, so write down what you will need.
-{thinking}
-The actions are:
-
-do(action, argument, element)
-    action: one of {actions}.
-    argument: for "Type" and "Search" the text to enter ("Search" presses Enter after it), for "Select
-        Dropdown Option" the option's text, for "Switch Tab" the number of the tab, the first being 0.
-    element: for "Click", "Right Click", "Hover", "Type", "Search" and "Select Dropdown Option" the id of the
-        element.
-exit(message)
-    Ends the task. If the person has asked something, message is the answer; "N/A" if the task can't be done.
-go_backward()
-go_forward()
-    The tab's previous page, and back again.
-
-{form}
-One action in each round, and only elements that the HTML shows."""
-
-THINKING = """\
-Think first, then act: the thoughts stand between <think> and </think>, the action between <answer> and
-</answer>. Begin a thought with "# Element:" to describe the element that you choose, and with "# Note:" to
-keep something that the task's answer will need.
-"""
-
-FORMS = {
-    True: """\
-For example:
-<think> # Element: the field for the user's name, top right </think>
-<answer> do(action="Type", argument="ada", element="12") </answer>""",
-    False: 'For example: do(action="Type", argument="ada", element="12")',
-}
-
-BRIEF = "Use the page to do what the user asks."
+_START = re.compile(r"(?<![\w.])(?:do|exit|go_backward|go_forward)\s*\(")
+_CLOSING = re.compile(r"\)")
+_TEXT = re.compile(r"[\"#=]|(?<!\w)'")  # where a text, a comment or an argument may begin; not "it's"
 
 
 def system_prompt(brief: bool, thinking: bool, file: Path | None = None) -> str:
-    """What the model is told first: ours, or a file's text. `brief` is for models that are trained on the
-    format anyway and are too small to read."""
-    if file is not None:
-        return read_prompt(file)
-    if brief:
-        return BRIEF
+    """Return the system prompt: a file's text, or ours. `brief` is for models that are too small to read."""
+    if file is not None or brief:
+        return read_prompt(file) if file else "Use the page to do what the user asks."
     names = ", ".join(f'"{name}"' for name in ACTIONS)
-    text = SYSTEM.replace("{actions}", names).replace("{form}", FORMS[thinking])
-    return text.replace("{thinking}\n", THINKING if thinking else "")
-
-
-# --- answers ------------------------------------------------------------------------------------------
+    return Template(PROMPT, trim_blocks=True).render(actions=names, thinking=thinking)
 
 
 def parse(text: str) -> Parsed:
-    """Reads the first `<answer>` of a response, or without one all that follows its thoughts; never raises.
+    """Read the first `<answer>` of a response, or without one all that follows its thoughts; never raises.
 
     >>> parse('<think> the list </think> <answer> do(action="Click", element="3") </answer>').calls
     (Call(name='Click', arguments={'element': 3}),)
-    >>> parse('exit(message="42")').calls
-    (Call(name='exit', arguments={'message': '42'}),)
     """
     before, answer = split(text)
     thought = before.rpartition("<think>")[2].partition("</think>")[0].strip()
@@ -139,7 +71,7 @@ def parse(text: str) -> Parsed:
 
 
 def split(text: str) -> tuple[str, str]:
-    """What stands before a response's answer, and the answer."""
+    """Return the part of a response before its answer, and the answer."""
     before, opened, rest = text.partition("<answer>")
     if opened:
         return before, rest.partition("</answer>")[0]
@@ -148,101 +80,61 @@ def split(text: str) -> tuple[str, str]:
 
 
 def read_call(answer: str) -> Call:
-    """The last call in an answer. Raises ValueError with what is wrong with it."""
+    """Return the last call in an answer. ValueError with the fault. A call ends at the first ")" up to which
+    it is correct Python. One that can't be read may hold the next in a text: the answer is refused."""
     if len(answer) > LONGEST_ANSWER:
         raise ValueError("the answer is too long")
-    if not _START.search(answer):
+    if not (starts := list(_START.finditer(answer))):
         raise ValueError("there is no do(...), exit(...), go_backward() or go_forward()")
-    last, end, unreadable = None, 0, 0
-    for start, stop in sorted(_spans(answer)):
-        if start < end:
+    last, end, unread, room = None, 0, 0, MOST_READ
+    for start in starts:
+        if start.start() < end:
             continue  # it is within the call before it
-        source = answer[start:stop]
-        call = _tree(source)
-        if call is not None:
-            last, end = (source, call), stop
-            continue
-        unreadable += 1
-        if unreadable == MOST_UNREADABLE:
-            break
-        if _MEANT.match(source):  # a text in it may have lost its quotes
-            end = stop
+        if unread and _TEXT.search(answer, unread, start.start()):
+            raise ValueError(UNREADABLE)
+        unread = start.end()
+        for bracket in _CLOSING.finditer(answer, start.end()):
+            source = answer[start.start() : bracket.end()]
+            room -= len(source)
+            if room < 0:
+                raise ValueError(UNREADABLE)
+            if call := _tree(source):
+                last, end, unread = (source, call), bracket.end(), 0
+                break
     if last is None:
-        raise ValueError('the call can\'t be read; write for example do(action="Click", element="3")')
-    return _checked(*_literals(*last))
-
-
-def _spans(answer: str) -> Iterator[tuple[int, int]]:
-    """Where what may be a call begins and ends, by its brackets; none begins in another's text or comment."""
-    opened: list[tuple[int, bool]] = []  # brackets: where they begin, and whether as a call
-    position = 0
-    while token := (_TOKEN if opened else _START).search(answer, position):
-        position = token.end()
-        if token.lastgroup in ("open", "bracket"):
-            opened.append((token.start(), token.lastgroup == "open"))
-        elif token.lastgroup == "close":
-            start, is_call = opened.pop()
-            if is_call:
-                yield start, position
+        raise ValueError(UNREADABLE)
+    return _checked(*last)
 
 
 def _tree(source: str) -> ast.Call | None:
-    """A call as a syntax tree; None if it is none."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's own, about a model's backslashes
-            tree = ast.parse(source, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    return tree if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) else None
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's own, about a model's backslashes
+        tree = ast.parse(source, mode="eval").body
+        return tree if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) else None
 
 
-def _literals(source: str, call: ast.Call) -> tuple[str, dict[str, str]]:
-    """Name and arguments. Anything but a string or a number is refused: nothing here is evaluated."""
+def _checked(source: str, call: ast.Call) -> Call:
+    """Return a call whose arguments are literals that its action takes. Nothing in it is evaluated."""
     assert isinstance(call.func, ast.Name)
-    name = call.func.id
-    order = ("action", "argument", "element") if name == "do" else ("message",)
-    given = dict(zip(order, call.args, strict=False))
-    if len(call.args) > len(order) or any(keyword.arg in (None, *given) for keyword in call.keywords):
-        raise ValueError(f"{name} takes {', '.join(order)}, each once")
-    given |= {str(keyword.arg): keyword.value for keyword in call.keywords}
-    out = {}
-    for key, node in given.items():
-        if isinstance(node, ast.Constant) and node.value is None:
-            continue
-        text = _literal(source, node)
-        if text is None:
-            raise ValueError(f"{key} must be a text in quotes")
-        out[key] = text
-    return name, out
-
-
-def _literal(source: str, node: ast.expr) -> str | None:
-    """A text's value, or a number as it is written: 0.10 is a price. None for anything else."""
-    sign = ""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        sign, node = "-", node.operand
-    if not isinstance(node, ast.Constant):
-        return None
-    if isinstance(node.value, str) and not sign:
-        return node.value
-    is_number = isinstance(node.value, int | float) and not isinstance(node.value, bool)
-    return sign + str(ast.get_source_segment(source, node)) if is_number else None
-
-
-def _checked(name: str, given: dict[str, str]) -> Call:
+    takes = FUNCTIONS[name := call.func.id]
+    nodes = dict(zip(takes, call.args, strict=False))
+    if len(call.args) > len(takes) or any(keyword.arg in (None, *nodes) for keyword in call.keywords):
+        raise ValueError(f"{name} takes {', '.join(takes) or 'nothing'}, each once")
+    nodes |= {str(keyword.arg): keyword.value for keyword in call.keywords}
+    given = {
+        key: _literal(source, key, node)
+        for key, node in nodes.items()
+        if not (isinstance(node, ast.Constant) and node.value is None)  # None is as good as left out
+    }
+    if unknown := sorted(set(given) - set(takes)):
+        raise ValueError(f"{name} has no {unknown[0][:40]}")
     if name != "do":
-        wanted = FUNCTIONS[name]
-        if unknown := set(given) - {wanted}:
-            raise ValueError(f"{name} has no {sorted(unknown)[0]}")
-        return Call(name, {"message": given.get("message", "")} if wanted else {})
-    action = given.pop("action", "")
+        return Call(name, {key: given.get(key, "") for key in takes})
+    action = given.get("action", "")
     if action in SYNONYMS:
         return Call(SYNONYMS[action])
     if action not in ACTIONS:
         raise ValueError(f"there is no action {action[:40]!r}; the actions are {', '.join(ACTIONS)}")
-    if unknown := set(given) - {"argument", "element"}:
-        raise ValueError(f"do has no {sorted(unknown)[0][:40]}")
     out: dict[str, Any] = {}
     for key in ACTIONS[action]:
         if key not in given:
@@ -254,116 +146,118 @@ def _checked(name: str, given: dict[str, str]) -> Call:
     return Call(action, out)
 
 
-def final_answer(call: Call) -> str | None:
-    """What the agent ends the task with; None if the call is no exit."""
-    return str(call.arguments["message"]) if call.name == "exit" else None
-
-
-# --- the browser --------------------------------------------------------------------------------------
+def _literal(source: str, key: str, node: ast.expr) -> str:
+    """Return a text's value, or a number as it is written: 0.10 is a price. ValueError for anything else."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.Constant(value=value) if type(value) in (int, float):
+            return str(ast.get_source_segment(source, node))
+        case ast.UnaryOp(ast.USub(), ast.Constant(value=value)) if type(value) in (int, float):
+            return f"-{ast.get_source_segment(source, node.operand)}"
+    raise ValueError(f"{key} must be a text in quotes")
 
 
 async def observe(session: Session) -> Observation:
-    """The current tab as simplified HTML; where there are several, with a line that names them."""
+    """Return the current tab as simplified HTML; where there are several, with a line that names them."""
     page = await _page(session)
     tabs, active = await session.tabs()
     if len(tabs) > 1:
         titles = [repr(escape(title, quote=False)) for _, title in tabs]  # else they could look like the page
-        names = [f"{i} {title}{' (current)' if i == active else ''}" for i, title in enumerate(titles)]
-        page = f"Tabs: {', '.join(names)}\n{page}"
+        titles[active] += " (current)"
+        page = f"Tabs: {', '.join(f'{i} {title}' for i, title in enumerate(titles))}\n{page}"
     url, title = tabs[active]
     return Observation("", page_text=page, url=url, title=title)
 
 
 async def _page(session: Session) -> str:
-    """A page that hangs is revived; one that is just being replaced refuses, so the next one is asked."""
     for _ in range(LOOKS - 1):
         try:
             return await simplified_html.observe(session)
         except PageHangs:
             await session.revive()
-        except ToolFailure:
+        except ToolFailure:  # it is just being replaced
             with contextlib.suppress(ToolFailure):
                 await session.settle()
     return await simplified_html.observe(session)
 
 
 async def act(session: Session, call: Call) -> str:
-    """Carries out one action and says what it did. Raises ToolFailure with the reason if it could not be
-    done, and BrowserFault if the browser itself is gone."""
+    """Carry out one action and return what it did. Raises as openwebrl_actions.act does."""
     if call.name == "exit":
         return "exit: task ended."
     if call.name in LOADING:
         await session.pace()
-    return await carry_out(session, call, _run)
+    return await tools.carry_out(session, call, _run(session, **call.arguments, action=call.name))
 
 
-async def _run(session: Session, call: Call) -> str:
-    arguments = call.arguments
-    match call.name:
-        case "Click" | "Right Click":
-            point = await simplified_html.locate(session, arguments["element"])
-            button = "right" if call.name == "Right Click" else "left"
-            answer, notes = await click_at(session, point, button)
-            return f"clicked {name_of(answer)}.{notes}"
-        case "Hover":
-            answer, notes = await hover_at(
-                session, await simplified_html.locate(session, arguments["element"])
-            )
-            return f"the pointer is over {name_of(answer)}.{notes}"
-        case "Type" | "Search":
-            return await _type(session, arguments, enter=call.name == "Search")
-        case "Select Dropdown Option":
-            return await _select(session, arguments)
+async def _run(session: Session, action: str, argument: Any = "", element: int | None = None) -> str:
+    if element is not None:
+        return await _on_element(session, action, await simplified_html.locate(session, element), argument)
+    match action:
         case "Scroll Up" | "Scroll Down":
-            direction = call.name.removeprefix("Scroll ").lower()
-            return await scroll(session, {"direction": direction, "amount": SCROLLED})
+            return await tools.scroll(session, action.removeprefix("Scroll ").lower(), 2 / 3)
         case "Press Enter":
-            return await _enter(session)
-        case "Switch Tab":
-            await session.switch_tab(arguments["argument"])
+            return await tools.press_keys(session, ["Enter"])
         case "Wait":
-            return await wait(session, WAITED)
+            return await tools.wait(session)
         case "go_backward":
-            if not await session.back():
-                raise ToolFailure("there is no earlier page in this tab")
+            return await tools.go_back(session)
         case "go_forward":
-            if not await session.forward():
+            if not await session.travel(1):
                 raise ToolFailure("there is no later page in this tab")
+        case "Switch Tab":
+            await session.switch_tab(argument)
     await session.settle()
     return f"now at {session.page.url}."
 
 
-async def _type(session: Session, arguments: dict[str, Any], enter: bool) -> str:
-    """Clicks into the field and replaces what it holds; an empty text empties it."""
-    await click_at(session, await simplified_html.locate(session, arguments["element"]))
-    if arguments["argument"]:
-        said = await write(session, arguments["argument"])
-    else:
-        before = Before(session)
-        await session.arm()
-        for key in ("ControlOrMeta+A", "Backspace"):
-            await session.do(session.page.keyboard.press(key))
-        said = f"emptied the field.{before.notes(await session.settle(quiet=True))}"
-    return f"{said} {await _enter(session)}" if enter else said
+async def _on_element(session: Session, action: str, point: tuple[float, float], argument: str) -> str:
+    """Do something to the element that a click at the point (CSS pixels) reaches."""
+    if action == "Select Dropdown Option":
+        # A list that a script has drawn is opened by a click instead, and its entries have ids then
+        if await simplified_html.ask(session, "focusList", *point) is not True:
+            raise ToolFailure("this is no dropdown list of the browser's; click it and then its option")
+        return await tools.write(session, argument)
+    mouse, button = session.page.mouse, "right" if action == "Right Click" else "left"
+    async with tools.watched(session, point, is_click=action != "Hover") as effect:
+        await session.do(mouse.move(*point) if action == "Hover" else mouse.click(*point, button=button))
+    if action in ("Hover", "Click", "Right Click"):
+        done = "the pointer is over" if action == "Hover" else "clicked"
+        return f"{done} {effect.name}.{effect.notes}"
+    result = await (tools.write(session, argument) if argument else tools.empty_field(session))
+    return f"{result} {await tools.press_keys(session, ['Enter'])}" if action == "Search" else result
 
 
-async def _enter(session: Session) -> str:
-    return await press(session, {"keys": ["Enter"], "is_hotkey": False, "presses": 1})
+class WebAgentR1Agent:
+    """The text agent, as `types.Agent`. `config.history` "webrl" is the conversation of WebRL's Llama
+    checkpoints: one completion, in which the task stands in for the first page."""
 
+    parse = staticmethod(parse)
+    observe = staticmethod(observe)
+    act = staticmethod(act)
 
-async def _select(session: Session, arguments: dict[str, Any]) -> str:
-    """Chooses by text in a list; one that a script has drawn is opened, and its entries have ids then."""
-    point = await simplified_html.locate(session, arguments["element"])
-    focused = await session.do(session.page.evaluate(FOCUS_LIST, list(point)))
-    if focused is not True:
-        raise ToolFailure("this is no dropdown list of the browser's; click it and then its option")
-    return await write(session, arguments["argument"])
+    def __init__(self, config: AgentConfig):
+        self.config, self.is_webrl = config, config.history == "webrl"
+        self.system, self.message_format = "", None  # the model's own chat template
+        if config.prompt or not self.is_webrl:
+            self.system = system_prompt(config.brief, config.thinking, config.prompt)
+        if self.is_webrl:
+            self.message_format = WEBRL_WITH_SYSTEM if config.prompt else WEBRL
 
+    def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Words:
+        """Return user message `n`: the task comes first, then rounds with a page in each."""
+        opening = f"Task Instruction: {instruction}\n\n" if n == 0 else ""
+        lines = "".join(line + "\n\n" for line in feedback)
+        head = f"{opening}Round {n}\n\n{WEBRL_USER if self.is_webrl else ''}{lines}"
+        return Words(head, seen.page_text, "", instruction if self.is_webrl and n == 0 else LEFT_OUT)
 
-FOCUS_LIST = """([x, y]) => {
-  const e = document.elementFromPoint(x, y);
-  const list = e && e.closest('select');
-  if (!list) return false;
-  list.focus();
-  return document.activeElement === list;
-}"""
+    def final_answer(self, call: Call) -> str | None:
+        """Return the answer that a call ends the task with; None if the call is not `exit`."""
+        return str(call.arguments["message"]) if call.name == "exit" else None
+
+    def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
+        """Return what the model is told after a turn: everything, or only what failed or was not readable."""
+        if self.config.feedback or parsed.error:
+            return feedback
+        return tuple(line for line in feedback if tools.FAILED in line)

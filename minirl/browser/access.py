@@ -1,10 +1,10 @@
 """Which addresses the browser may reach, decided where neither an agent nor a page can get around it.
 
-The rules; minirl/browser/proxy.py enforces them on all that Chromium sends, and tools ask before they open an
-address, because only they can tell the agent the reason.
+minirl/browser/proxy.py enforces these rules on all that Chromium sends; sessions ask before they open an
+address, to tell the agent the reason.
 
-OpenWebRL, appendix A.1 (live sites) and the mitigations of appendix G. The released code does not check for
-private addresses, so a page could send its visitor into the trainer's own network.
+OpenWebRL, appendix A.1 (live sites) and the mitigations of appendix G. Deviation: the released code does not
+check for private addresses, so a page could send its visitor into the trainer's own network.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ import contextlib
 import ipaddress
 import re
 import socket
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
+from minirl.types import ToolFailure
+
 RESOLVE_SECONDS = 10.0
+MOST_REASONS = 1000  # that are remembered: a page can invent hosts without end
+PROXY_ERROR = "ERR_SOCKS_CONNECTION_FAILED"  # what Chromium says if the proxy did not connect it
 
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 # Public in the tables of some Python versions or all, yet not in use: clouds keep metadata in the first two.
@@ -28,7 +32,7 @@ ODD_NETWORKS = [ipaddress.ip_network(network) for network in ODD]
 
 
 def is_address(url: str) -> bool:
-    """Whether a browser can open it: http or https, with a host, and a port that exists if there is one."""
+    """Return True if a browser can open it: http or https, with a host, and a valid port if there is one."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -36,67 +40,64 @@ def is_address(url: str) -> bool:
         return False
 
 
-class Refused(Exception):
-    """An address may not be opened; the message is the reason, for the agent."""
+class Refused(ToolFailure):
+    """An address may not be opened; the message is the reason."""
 
 
+@dataclass
 class Guard:
     """The rules. `example.org` in a list means itself and its subdomains, `deny` wins over `allow`, and an
     empty `allow` allows all. `sites` maps the generated sites to loopback ports; they are always allowed.
     `trusted` are hosts, each with a port, that may be private: the lists still count for them."""
 
-    def __init__(
-        self,
-        private: bool = False,
-        allow: Sequence[str] = (),
-        deny: Sequence[str] = (),
-        rate: float = 0.0,
-        sites: Mapping[str, int] | None = None,
-        trusted: Collection[tuple[str, int]] = (),
-    ):
-        if rate < 0:
-            raise ValueError(f"{rate} actions per second: take a rate above 0, or 0 for no limit")
-        self.private, self.rate, self.trusted = private, rate, trusted
-        self.allow, self.deny = [domain(name) for name in allow], [domain(name) for name in deny]
-        self.sites = {domain(host): port for host, port in (sites or {}).items()}
-        self.refusals: Counter[str] = Counter()
-        # An entry lives as long as somebody waits for its lock or a timer holds it.
-        self.turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+    private: bool = False
+    allow: Sequence[str] = ()
+    deny: Sequence[str] = ()
+    rate: float = 0.0  # most actions a second on one host; 0: no limit
+    sites: Mapping[str, int] = field(default_factory=dict)
+    trusted: Collection[tuple[str, int]] = ()
+    reasons: dict[str, str] = field(default_factory=dict)  # by host: why it was not reached the last time
+    # By host; an entry lives as long as somebody waits for its lock or a timer holds it.
+    turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
-    def check_name(self, host: str, port: int = 0) -> None:
-        """Raises Refused if the lists forbid a host, or if it is an IP address that is not public."""
+    def __post_init__(self) -> None:
+        if self.rate < 0:
+            raise ValueError(f"{self.rate} actions per second: take a rate above 0, or 0 for no limit")
+        self.allow, self.deny = [domain(name) for name in self.allow], [domain(name) for name in self.deny]
+        self.sites = {domain(host): port for host, port in self.sites.items()}
+
+    def check_name(self, host: str, port: int = 0) -> str:
+        """Return a host's canonical name. Raises Refused if the lists forbid it, or if it is private."""
         try:
             name = canonical(host)
         except ValueError:
             raise self._refused(host, f"{host[:80]!r} is no host name") from None
         if name in self.sites:
-            return
-        if listed(name, self.deny):
+            return name
+        if any(f".{name}".endswith(f".{denied}") for denied in self.deny):
             raise self._refused(name, f"{name} is on the list of denied domains")
-        if self.allow and not listed(name, self.allow):
+        if self.allow and not any(f".{name}".endswith(f".{allowed}") for allowed in self.allow):
             raise self._refused(name, f"{name} is not on the list of allowed domains")
         with contextlib.suppress(ValueError):  # not an IP address: what it resolves to is checked
-            if not (self.private or (name, port) in self.trusted or public(name)):
+            if not self._reaches(name, name, port):
                 raise self._refused(name, f"{name} is a private address")
+        return name
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
-        """The addresses that may be connected to. Raises Refused, or OSError if there are none at all."""
-        self.check_name(host, port)
-        name = canonical(host)
+        """Return the (IP address, port) pairs that may be connected to. Raises Refused or OSError."""
+        name = self.check_name(host, port)
         if name in self.sites:
             return [("127.0.0.1", self.sites[name])]
-        loop = asyncio.get_running_loop()
         async with asyncio.timeout(RESOLVE_SECONDS):
-            found = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(entry[4][0] for entry in found))
-        private = self.private or (name, port) in self.trusted
-        allowed = [(ip, port) for ip in addresses if private or public(ip)]
+            found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        allowed = [(ip, port) for ip in addresses if self._reaches(ip, name, port)]
         if addresses and not allowed:
             raise self._refused(name, f"{name} is at {addresses[0]}, a private address")
         return allowed
 
     async def check(self, url: str) -> None:
-        """Raises Refused if `url` may not be opened. Of a name that is unknown the browser will tell."""
+        """Raises Refused if `url` may not be opened. A name without an address is left to the browser."""
         try:
             parts = urlsplit(url.strip())
             host, port = parts.hostname or "", parts.port
@@ -108,21 +109,39 @@ class Guard:
             await self.resolve(host, port or (443 if parts.scheme == "https" else 80))
 
     async def pace(self, host: str) -> None:
-        """Waits for the next turn on a host, in order of arrival. Generated sites, our own, need no rest."""
+        """Wait for the next turn on a host, in order of arrival. Generated sites, our own, need no rest."""
         host = host.lower().removesuffix(".")
         if self.rate and host not in self.sites:
             turn = self.turns.setdefault(host, asyncio.Lock())
             await turn.acquire()
             asyncio.get_running_loop().call_later(1 / self.rate, turn.release)
 
+    def explain(self, url: str, error: str) -> str:
+        """Return why the proxy did not reach the host of `url`, or Chromium's `error` if that says more."""
+        if PROXY_ERROR not in error:
+            return error
+        with contextlib.suppress(ValueError):
+            if reason := self.reasons.get(canonical(urlsplit(url).hostname or "")):
+                return reason
+        return "it leads to an address that is refused, or can't be reached"
+
+    def note(self, host: str, reason: str) -> None:
+        """Remember why a host was not reached; the oldest of too many are forgotten."""
+        self.reasons.pop(host, None)
+        self.reasons[host] = reason
+        if len(self.reasons) > MOST_REASONS:
+            del self.reasons[next(iter(self.reasons))]
+
+    def _reaches(self, ip: str, name: str, port: int) -> bool:
+        return self.private or (name, port) in self.trusted or public(ip)
+
     def _refused(self, host: str, reason: str) -> Refused:
-        # A page can invent hosts without end.
-        self.refusals[host if host in self.refusals or len(self.refusals) < 1000 else "others"] += 1
+        self.note(host, reason)
         return Refused(reason)
 
 
 def domain(name: str) -> str:
-    """An entry of a list. One that can match nothing would be a hole that nobody sees."""
+    """Return an entry of a list as hosts are compared with it. Raises ValueError if it can match nothing."""
     found = name.lower().removesuffix(".")
     if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", found):
         fix = "write example.org, without scheme, port, path or *, and xn--... for letters beyond a-z"
@@ -130,12 +149,8 @@ def domain(name: str) -> str:
     return found
 
 
-def listed(name: str, domains: Sequence[str]) -> bool:
-    return any(f".{name}".endswith(f".{domain}") for domain in domains)
-
-
 def canonical(host: str) -> str:
-    """A host as Chromium names it: ASCII, lower case, without brackets or a final dot. Raises ValueError."""
+    """Return a host as Chromium names it: ASCII, lower case, no brackets, no final dot. Raises ValueError."""
     name = host.removeprefix("[").removesuffix("]").encode("idna").decode().lower().removesuffix(".")
     if not name or not name.isprintable():
         raise ValueError(host)
@@ -143,7 +158,7 @@ def canonical(host: str) -> str:
 
 
 def public(address: str) -> bool:
-    """Whether an IP address is on the open internet. Raises ValueError if it is none."""
+    """Return True if an IP address is on the open internet. Raises ValueError if it is none."""
     ip = ipaddress.ip_address(address)
     if ip.version == 6:  # one that leads to an IPv4 address is as private as that is
         nat64 = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in NAT64 else None

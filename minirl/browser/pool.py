@@ -1,11 +1,9 @@
 """The browsers behind the episodes: Chromium processes here, or browsers elsewhere by their address.
 
-Stands between episodes and Chromium. An episode takes the least loaded browser and gets a context of its
-own in it; a browser that died, or hangs, is replaced, and only the episodes that were in it are lost.
-
-OpenWebRL, appendix A.1 and table 7: acquiring, leaving and checking have the paper's time limits.
-Deviation: an episode has a browser context, not a container, of its own. A container is one address of
-`--browser.connect` (minirl/kubernetes.yaml), and needs no code.
+Stands between episodes and Chromium. A browser that died, or hangs, is replaced, and only the episodes that
+were in it are lost. OpenWebRL, appendix A.1 and table 7: acquiring, leaving and checking have the paper's
+time limits. Deviation: an episode has its own browser context, not its own container; a container is one
+address of `--browser.connect` (docs/kubernetes.yaml).
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from playwright.async_api import Browser, BrowserContext, Playwright, async_playwright
@@ -34,145 +33,139 @@ CONNECT_HEADERS: dict[str, str] = {}  # sent to Playwright servers
 CONNECT_PAUSE = 1.0  # seconds between attempts to reach a remote browser
 
 
+@dataclass
+class Place:
+    """One of the pool's browsers, and those that replace it."""
+
+    address: str  # "" for a process of our own
+    browser: Browser | None = None
+    pid: int | None = None  # of a process of our own
+    born: float = 0.0  # when the browser was started, on the monotonic clock
+    load: int = 0  # episodes
+    is_down: bool = False  # the address did not answer when it was asked last
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass
 class BrowserPool:
     """`config.browsers` Chromium processes, or those at the addresses `config.connect`.
 
     Use as `async with BrowserPool(config, sites) as pool`, then `async with pool.session() as session`.
-    `sites` are host names of generated sites and their ports on this machine. If `sealed`, the browsers
-    reach nothing else; if not, everything goes through the proxy of minirl/browser/access.py that the
-    config's lists
-    of domains and addresses call for; `trusted` are the guard's.
+    `sites` and `trusted` are the guard's. If `sealed`, browsers reach nothing but the sites; if not, all goes
+    through the proxy that the config's lists of domains and addresses call for.
     """
 
-    def __init__(
-        self,
-        config: BrowserConfig,
-        sites: Mapping[str, int] | None = None,
-        sealed: bool = False,
-        trusted: Collection[tuple[str, int]] = (),
-    ):
-        self.config, self.sealed = config, sealed
-        self.guard = Guard(config.private, config.allow, config.deny, config.host_rate, sites, trusted)
-        self.proxy: Proxy | None = None
-        self.places = list(config.connect) or [""] * config.browsers  # "": a process of our own
-        self.options: dict[str, Any] = {}
-        self.browsers: list[Browser | None] = [None] * len(self.places)
-        self.loads = [0] * len(self.places)  # episodes per browser
-        self.locks = [asyncio.Lock() for _ in self.places]
-        self.down: set[int] = set()  # addresses that did not answer when they were asked last
-        self.launches = 0
-        self.pids: dict[Browser, int] = {}
-        self.born: dict[Browser, float] = {}
-        self.ending: set[asyncio.Task[None]] = set()  # browsers that are being closed
-        self.checking: asyncio.Task[None] | None = None
-        self.starter = async_playwright()
-        self.playwright: Playwright | None = None
+    config: BrowserConfig
+    sites: Mapping[str, int] = field(default_factory=dict)
+    sealed: bool = False
+    trusted: Collection[tuple[str, int]] = ()
+    options: dict[str, Any] = field(default_factory=dict)  # of Chromium's launch
+    launches: int = 0
+    ending: set[asyncio.Task[None]] = field(default_factory=set)  # browsers that are being closed
+    closing: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+    playwright: Playwright | None = None
+
+    def __post_init__(self) -> None:
+        config = self.config
+        lists = (config.private, config.allow, config.deny)
+        self.guard = Guard(*lists, config.host_rate, self.sites, self.trusted)
+        self.places = [Place(address) for address in config.connect or [""] * config.browsers]
 
     async def __aenter__(self) -> BrowserPool:
-        """Starts the first browser: what is wrong with all of them is better told now than per episode."""
+        """Start the first browser: an error that all of them have is better told now than per episode."""
         try:
             await self._prepare()
-            await self._browser(0)
+            await self._browser(self.places[0])
         except (PlaywrightError, TimeoutError, OSError) as error:
             await self.__aexit__()
-            reason = (str(error) or type(error).__name__).splitlines()[0]
             hint = "`python -m minirl doctor` says what is missing"
-            raise ValueError(f"no browser can be started ({reason}): {hint}") from None
-        self.checking = asyncio.create_task(self._check())
+            raise ValueError(f"no browser can be started ({first_line(error)}): {hint}") from None
+        checking = asyncio.create_task(self._check())
+        self.closing.callback(checking.cancel)
         return self
 
     async def _prepare(self) -> None:
-        async with asyncio.timeout(self.config.start_seconds):
-            self.playwright = await self.starter.start()
-        if self.config.connect:
+        """Start Playwright's driver and the proxy, and find the options of Chromium's launch."""
+        config, starter = self.config, async_playwright()
+        self.closing.push_async_callback(self._stop_driver, starter)
+        async with asyncio.timeout(config.start_seconds):
+            self.playwright = await starter.start()
+        if config.connect:
             return
-        config = self.config
         if executable.sandbox_off() and not self.sealed:
             say("Chromium runs without its sandbox, which it must as root: other users are safer")
-        rules = [f"MAP {host} 127.0.0.1:{port}" for host, port in self.guard.sites.items()]
         if self.sealed or (config.private and not config.allow and not config.deny):
+            rules = [f"MAP {host} 127.0.0.1:{port}" for host, port in self.guard.sites.items()]
             rules += ["MAP * ~NOTFOUND"] if self.sealed else []
-            self.options = executable.launch_options(
-                [f"--host-resolver-rules={', '.join(rules)}"] if rules else []
-            )
+            flags = [f"--host-resolver-rules={', '.join(rules)}"] if rules else []
+            self.options = executable.launch_options(flags)
             return
-        self.proxy = await Proxy(self.guard).__aenter__()
-        self.options = executable.launch_options(FLAGS)
+        proxy = await self.closing.enter_async_context(Proxy(self.guard))
         # by default Chromium goes past a proxy to what is on its own machine
-        self.options["proxy"] = {"server": self.proxy.address, "bypass": "<-loopback>"}
+        how = {"server": proxy.address, "bypass": "<-loopback>"}
+        self.options = executable.launch_options(FLAGS) | {"proxy": how}
 
     async def __aexit__(self, *_: object) -> None:
-        if self.checking is not None:
-            self.checking.cancel()
-        for i, browser in enumerate(self.browsers):
-            if browser is not None:
-                self._drop(i, browser)
+        for place in self.places:
+            self._drop(place, place.browser)
         await asyncio.gather(*self.ending)
-        if self.proxy is not None:
-            await self.proxy.__aexit__()
+        await self.closing.aclose()
+
+    async def _stop_driver(self, starter: Any) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.exit_seconds):
-                await self.starter.__aexit__()
+                await starter.__aexit__()
 
-    # --- browsers ---------------------------------------------------------------------------------------
-
-    async def _browser(self, i: int) -> Browser:
-        async with self.locks[i]:
-            browser = self.browsers[i]
-            if browser is None or not browser.is_connected():
-                assert self.playwright is not None, "use `async with BrowserPool(...)`"
+    async def _browser(self, place: Place) -> Browser:
+        """Return a place's browser, started or connected to if there is none or it died."""
+        async with place.lock:
+            if place.browser is not None and place.browser.is_connected():
+                return place.browser
+            assert self.playwright is not None, "use `async with BrowserPool(...)`"
+            if place.address:
+                browser = await self._connect(place)
+            else:
                 # Playwright's own limit: it also ends the process that took too long
                 limit = 1000 * self.config.start_seconds
-                if browser is not None:  # it died
-                    self.pids.pop(browser, None)
-                    self.born.pop(browser, None)
-                if self.places[i]:
-                    browser = await self._connect(i)
-                else:
-                    browser = await self.playwright.chromium.launch(**self.options, timeout=limit)
-                self.browsers[i] = browser
-                self.born[browser] = time.monotonic()
-                self.launches += 1
-                if not self.places[i]:
-                    async with asyncio.timeout(self.config.start_seconds):
-                        pid = await process_id(browser)
-                        self.pids |= {browser: pid} if pid else {}
+                browser = await self.playwright.chromium.launch(**self.options, timeout=limit)
+            place.browser, place.pid, place.born = browser, None, time.monotonic()
+            self.launches += 1
+            if not place.address:
+                async with asyncio.timeout(self.config.start_seconds):
+                    cdp = await browser.new_browser_cdp_session()
+                    processes = (await cdp.send("SystemInfo.getProcessInfo"))["processInfo"]
+                    await cdp.detach()
+                place.pid = next((found["id"] for found in processes if found["type"] == "browser"), None)
             return browser
 
-    async def _connect(self, i: int) -> Browser:
-        """A browser elsewhere. One that is just being started refuses at first; meanwhile episodes go to
-        others, if there are any."""
-        assert self.playwright is not None
-        place = self.places[i]
-        limit, ends = 1000 * self.config.start_seconds, time.monotonic() + self.config.acquire_seconds
+    async def _connect(self, place: Place) -> Browser:
+        """Return a browser elsewhere. While it is being started it refuses, and episodes go to others."""
+        chromium = self.playwright.chromium
+        limit, deadline = 1000 * self.config.start_seconds, time.monotonic() + self.config.acquire_seconds
         while True:
             try:
-                if place.startswith(CDP):
-                    address = place.removeprefix(CDP)
-                    browser = await self.playwright.chromium.connect_over_cdp(address, timeout=limit)
+                if place.address.startswith(CDP):
+                    browser = await chromium.connect_over_cdp(place.address.removeprefix(CDP), timeout=limit)
                 else:
-                    how = {"timeout": limit, "headers": CONNECT_HEADERS}
-                    browser = await self.playwright.chromium.connect(place, **how)
-                self.down.discard(i)
+                    browser = await chromium.connect(place.address, timeout=limit, headers=CONNECT_HEADERS)
+                place.is_down = False
                 return browser
             except PlaywrightError:
-                self.down.add(i)
-                if time.monotonic() > ends:
+                place.is_down = True
+                if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(CONNECT_PAUSE)
 
-    def _drop(self, i: int, browser: Browser) -> None:
-        """Closes a browser in the background; the next episode gets another one."""
-        if self.browsers[i] is browser:  # and not one that has replaced it already
-            self.browsers[i] = None
-            self.born.pop(browser, None)
-            task = asyncio.create_task(self._end(browser))
+    def _drop(self, place: Place, browser: Browser | None) -> None:
+        """Close a browser in the background; the next episode gets another one."""
+        if browser is not None and place.browser is browser:  # and not one that has replaced it already
+            task = asyncio.create_task(self._end(browser, place.pid))
+            place.browser = place.pid = None
             self.ending.add(task)
             task.add_done_callback(self.ending.discard)
 
-    async def _end(self, browser: Browser) -> None:
-        """Closes a browser; one that hangs is killed."""
-        pid = self.pids.pop(browser, None)
+    async def _end(self, browser: Browser, pid: int | None) -> None:
+        """Close a browser; kill one that hangs."""
         try:
             async with asyncio.timeout(self.config.exit_seconds):
                 await browser.close()
@@ -184,10 +177,11 @@ class BrowserPool:
                     os.kill(pid, signal.SIGKILL)
 
     async def _check(self) -> None:
-        """Every so often asks all browsers for a sign of life; one that gives none is replaced."""
+        """Every so often ask all browsers for a sign of life; one that gives none is replaced."""
         await asyncio.sleep(self.config.first_check_seconds)
         while True:
-            for i, browser in enumerate(self.browsers):
+            for place in self.places:
+                browser = place.browser
                 if browser is None or not browser.is_connected():
                     continue
                 try:
@@ -196,27 +190,24 @@ class BrowserPool:
                         await cdp.send("Browser.getVersion")
                         await cdp.detach()
                 except (PlaywrightError, TimeoutError):
-                    self._drop(i, browser)
+                    self._drop(place, browser)
             await asyncio.sleep(self.config.check_seconds)
-
-    # --- sessions ---------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        """A fresh context in the least loaded browser; closed, whatever happens, when the block ends."""
-        i = min(range(len(self.places)), key=lambda i: (i in self.down, self.loads[i]))
-        self.loads[i] += 1
+        """Open a context in the least loaded browser, and close it after the block. Raises BrowserFault."""
+        place = min(self.places, key=lambda place: (place.is_down, place.load))
+        place.load += 1
         contexts: list[asyncio.Future[BrowserContext]] = []
         try:
             try:
                 async with asyncio.timeout(self.config.acquire_seconds):
-                    session = await self._open(i, contexts)
+                    session = await self._open(place, contexts)
             except (PlaywrightError, TimeoutError) as error:
-                reason = (str(error) or type(error).__name__).splitlines()[0]
-                raise BrowserFault(Stop.INFRA_ERROR, f"no browser: {reason}") from None
+                raise BrowserFault(Stop.INFRA_ERROR, f"no browser: {first_line(error)}") from None
             yield session
         finally:
-            self.loads[i] -= 1
+            place.load -= 1
             closing = asyncio.ensure_future(self._close(contexts))
             try:
                 await asyncio.shield(closing)
@@ -230,8 +221,9 @@ class BrowserPool:
                 async with asyncio.timeout(self.config.exit_seconds):
                     await (await opening).close()
 
-    async def _open(self, i: int, contexts: list[asyncio.Future[BrowserContext]]) -> Session:
-        browser = await self._browser(i)
+    async def _open(self, place: Place, contexts: list[asyncio.Future[BrowserContext]]) -> Session:
+        """Return a session in a new context, which is added to `contexts` even if this is cancelled."""
+        browser = await self._browser(place)
         size = {"width": self.config.width, "height": self.config.height}
         # shielded: Chromium opens it even for an episode that is cancelled now, and it must be closed
         opening = asyncio.ensure_future(browser.new_context(viewport=size, accept_downloads=False))
@@ -240,22 +232,14 @@ class BrowserPool:
             async with asyncio.timeout(self.config.start_seconds):
                 context = await asyncio.shield(opening)
                 context.set_default_timeout(1000 * self.config.action_seconds)
-                await context.grant_permissions([])  # whatever a page asks for is refused at once
+                await context.grant_permissions([])  # all that a page asks for is refused at once
                 page = await context.new_page()
         except TimeoutError:  # connected, but it hangs, and would with every later episode
-            self._drop(i, browser)
+            self._drop(place, browser)
             raise
-        return Session(self.config, context, page, self.guard)
-
-    def uptime(self, session: Session) -> float:
-        """How long a session's browser has been running, in seconds."""
-        browser = session.context.browser
-        return time.monotonic() - self.born[browser] if browser in self.born else 0.0
+        return Session(self.config, context, page, self.guard, place.born)
 
 
-async def process_id(browser: Browser) -> int | None:
-    """The process of a browser, which Playwright does not tell."""
-    cdp = await browser.new_browser_cdp_session()
-    processes = (await cdp.send("SystemInfo.getProcessInfo"))["processInfo"]
-    await cdp.detach()
-    return next((process["id"] for process in processes if process["type"] == "browser"), None)
+def first_line(error: BaseException) -> str:
+    """Return an error's message without its details, or its type if there is none."""
+    return (str(error) or type(error).__name__).splitlines()[0]

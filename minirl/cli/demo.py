@@ -2,24 +2,22 @@
 
     page --observe--> Watcher --prompt--> script, model or person --parse--> Watcher --act--> page
 
-The episode is an ordinary one: browser, prompts, tools and verifier are those of training. Only the
-interface between agent and page is wrapped, so that a person sees what passes through it. The episode
-and its report go to a run folder.
+The episode is an ordinary one: browser, prompts, tools and verifier are those of training. Only the agent is
+wrapped, so that a person sees what passes through it. The episode and its report go to a run folder.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tyro
-from rich.panel import Panel
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from minirl.agents.openwebrl import TOOLS
@@ -29,23 +27,11 @@ from minirl.cli.report import write_report
 from minirl.config import Config
 from minirl.console import CONSOLE, duration
 from minirl.distributed import Ranks, open_ranks
-from minirl.episode import Interface, PolicyFn
+from minirl.episode import PolicyFn
 from minirl.experiment import open_experiment
 from minirl.recipes import tiny
-from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
-from minirl.types import (
-    Call,
-    Observation,
-    Parsed,
-    Prompt,
-    Sample,
-    Sampling,
-    Stop,
-    Task,
-    ToolFailure,
-    Trajectory,
-)
+from minirl.types import Call, Observation, Parsed, Prompt, Sample, Sampling, Stop, ToolFailure, Trajectory
 from minirl.worlds.scripted_agent import ScriptedPolicy
 from minirl.worlds.shop import make_shop
 
@@ -71,7 +57,7 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Plays the episode; 0 however it ends, 2 for a user's mistake."""
+    """Play the episode. Returns 0 however it ends, 2 for a user's mistake."""
     flags = (tyro.conf.FlagCreatePairsOff,)
     options = tyro.cli(Options, args=list(argv), prog="python -m minirl demo", config=flags)
     try:
@@ -87,87 +73,70 @@ def main(argv: Sequence[str]) -> int:
 
 
 def settings(options: Options) -> Config:
-    """The tiny recipe for one browser and one episode. ValueError for what can't be played."""
-    config, hand = tiny(), options.by_hand
-    if hand and options.checkpoint is not None:
+    """Return the tiny recipe for one browser and one episode. ValueError for options that can't be played."""
+    config = tiny()
+    if options.by_hand and options.checkpoint is not None:
         raise ValueError("--by-hand and --checkpoint: who is to act? Give one of them")
     if (options.out / "metrics.jsonl").exists() or (options.out / "checkpoints").exists():
         raise ValueError(f"{options.out} holds a training run; choose another folder with --out")
     if not 0 <= options.task < config.eval.episodes:
         raise ValueError(f"--task must lie between 0 and {config.eval.episodes - 1}, not {options.task}")
-    agent, seconds = config.agent, config.browser.episode_seconds + 100 * options.slow
+    agent, limits, seconds = config.agent, config.eval, config.browser.episode_seconds + 100 * options.slow
+    if options.by_hand:
+        agent, limits = replace(agent, context_tokens=HAND_TOKENS), replace(limits, max_steps=HAND_STEPS)
+        seconds = HAND_SECONDS
     return replace(
         config,
         out=options.out,
         name=".",  # the folder itself
+        agent=agent,
+        eval=limits,
         sampler=replace(config.sampler, kind="hf"),  # vLLM would take longer to start than an episode
         task=replace(config.task, seed=options.site),
-        agent=replace(agent, context_tokens=HAND_TOKENS) if hand else agent,
-        browser=replace(config.browser, browsers=1, episode_seconds=HAND_SECONDS if hand else seconds),
+        browser=replace(config.browser, browsers=1, episode_seconds=seconds),
         model=replace(config.model, path=str(options.checkpoint or config.model.path)),
-        eval=replace(config.eval, max_steps=HAND_STEPS) if hand else config.eval,
     )
 
 
-async def play(options: Options, config: Config, ranks: Ranks) -> Trajectory:
-    """The episode, shown while it runs, then written down."""
-    parts = open_experiment(config, ranks)
-    task = parts.tasks.heldout[options.task]
-    CONSOLE.print(Panel(Text(task.instruction, style="bold"), title=Text(task.id), title_align="left"))
-    async with parts.rollouts() as rollouts:
-        label, policy = player(options, task, rollouts)
-        watcher = Watcher(rollouts.interface, parts.run, options.slow)
-        rollouts.interface = watcher.interface()
-        trajectory = await rollouts.episode(task, 0, watcher.policy(policy), config.eval.max_steps)
-    parts.run.save_trajectories(label, [trajectory])
-    write_report(parts.run.root)
-    verdict(trajectory, parts.run)
-    return trajectory
-
-
-def player(options: Options, task: Task, rollouts: RolloutWorker) -> tuple[str, PolicyFn]:
-    """Who acts, with the label under which the episode is saved."""
-    if options.by_hand:
-        return "by-hand", Person(rollouts.preprocessor)
-    if options.checkpoint is not None:
-        how = rollouts.config.eval
-        sampling = Sampling(how.temperature, how.top_p, how.top_k)
-        return "checkpoint", rollouts.ask(sampling, how.response_tokens, "demo", task.id)
-    return "scripted", ScriptedPolicy(make_shop(options.site), task, rollouts.preprocessor)
-
-
-# --- what is shown ---------------------------------------------------------------------------------
+async def play(options: Options, config: Config, ranks: Ranks) -> None:
+    """Show the episode while it runs, then save it with a report."""
+    experiment = open_experiment(config, ranks)
+    task = experiment.tasks.heldout[options.task]
+    row("task", task.instruction, "bold")
+    async with experiment.worker() as worker:
+        harness, limits = worker.harness, config.eval
+        if options.by_hand:
+            label, policy = "by-hand", Person(harness.preprocessor)
+        elif options.checkpoint is not None:
+            sampling = Sampling(limits.temperature, limits.top_p, limits.top_k)
+            label, policy = "checkpoint", worker.policy(sampling, limits.response_tokens, "demo", task.id)
+        else:
+            label, policy = "scripted", ScriptedPolicy(make_shop(options.site), task, harness.preprocessor)
+        harness.agent = watcher = Watcher(harness.agent, experiment.run, options.slow)
+        trajectory = await worker.episode(task, 0, watcher.policy(policy), limits.max_steps)
+    experiment.run.save_trajectories(label, [trajectory])
+    write_report(experiment.run.root)
+    verdict(trajectory, experiment.run)
 
 
 def row(label: str, text: str, style: str = "") -> None:
-    """A short label, and the text beside it, broken where the terminal ends."""
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(width=10, style="dim")
-    grid.add_column(overflow="fold")
-    grid.add_row(Text(label), Text(text, style=style))
-    CONSOLE.print(grid)
+    """Print a short label and a text beside it; the terminal breaks it, so that a path can be clicked."""
+    CONSOLE.print(Text(f"{label:<11}", style="dim").append(text, style=f"not dim {style}"), soft_wrap=True)
 
 
-def path_row(label: str, path: Path) -> None:
-    """Like `row`, but never broken, so that the path can be clicked or copied."""
-    CONSOLE.print(Text(f"{label:<11}", style="dim").append(str(path), style="not dim cyan"), soft_wrap=True)
-
-
-@dataclass
 class Watcher:
-    """An interface that shows what passes through it and changes nothing."""
+    """An agent that shows what passes through it and changes nothing."""
 
-    inner: Interface
-    run: Run
-    slow: float
-    seen: Observation = Observation("")
-    waiting: list[Call] = field(default_factory=list)  # calls of the current response that have not run
+    def __init__(self, agent: Any, run: Run, slow: float):
+        self.agent, self.run, self.slow = agent, run, slow
+        self.seen = Observation("")
+        self.waiting: list[Call] = []  # calls of the current response that have not run
 
-    def interface(self) -> Interface:
-        return replace(self.inner, observe=self.observe, parse=self.parse, act=self.act)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.agent, name)
 
     def policy(self, policy: PolicyFn) -> PolicyFn:
-        """Shows the page before the policy answers: `observe` also looks once after the last turn."""
+        """Return the policy, with the page shown before it answers."""
 
         async def watched(t: int, prompt: Prompt, session: Session) -> Sample:
             CONSOLE.print(Rule(Text(f"turn {t + 1}", style="bold"), align="left", style="dim"))
@@ -176,7 +145,7 @@ class Watcher:
                 row("tab", line.removeprefix("- Tab "))
             row("page", f"{self.seen.url}  {self.seen.title}")
             for png in prompt.images[-1:]:
-                path_row("image", self.run.image_path(self.run.put_image(png)))
+                row("image", str(self.run.images.path(self.run.images.put(png))), "cyan")
             sample = await policy(t, prompt, session)
             if sample.finish != "stop":
                 row("error", f"the response was cut off after {len(sample.ids)} tokens", "red")
@@ -185,11 +154,11 @@ class Watcher:
         return watched
 
     async def observe(self, session: Session) -> Observation:
-        self.seen = await self.inner.observe(session)
+        self.seen = await self.agent.observe(session)
         return self.seen
 
     def parse(self, text: str) -> Parsed:
-        parsed = self.inner.parse(text)
+        parsed = self.agent.parse(text)
         self.waiting = list(parsed.calls)
         if parsed.error:
             row("says", text)
@@ -199,46 +168,41 @@ class Watcher:
         return parsed
 
     async def act(self, session: Session, call: Call) -> str:
-        self.waiting.pop(0)
         row(call.name, words(call), "bold")
+        self.waiting = self.waiting[1:]
+        ended = call.name == "done"
         try:
-            line = await self.inner.act(session, call)
+            line = await self.agent.act(session, call)
             row("", line.removeprefix(f"{call.name}: "), "green")
         except ToolFailure as failure:
             row("", f"failed: {failure}", "red")
-            self._drop()
+            ended = True
             raise
-        if call.name == "done":
-            self._drop()
+        finally:
+            for dropped in self.waiting if ended else ():
+                row(dropped.name, f"{words(dropped)}  not executed", "dim")
         await asyncio.sleep(self.slow)
         return line
 
-    def _drop(self) -> None:
-        for later in self.waiting:
-            row(later.name, f"{words(later)}  not executed", "dim")
-
 
 def words(call: Call) -> str:
-    """A call's arguments as a person would say them, without those that are as usual.
+    """Return a call's arguments without those that are as usual.
 
     >>> words(Call("click", {"point_2d": [310, 420], "clicks": 2, "button": "left"}))
-    '310 420, clicks 2'
+    'point_2d [310, 420], clicks 2'
     """
-    said = []
-    for name, value in call.arguments.items():
-        if value == TOOLS[call.name].arguments[name][1]:
-            continue
-        if isinstance(value, str | list):
-            items = value if isinstance(value, list) else [value]
-            said.append(" ".join(f"{item:g}" if isinstance(item, float) else str(item) for item in items))
-        else:
-            said.append(name if value is True else f"{name} {value:g}")
-    return ", ".join(said)
+    usual = {name: default for name, (_, default) in TOOLS[call.name].arguments.items()}
+    unlike = {name: value for name, value in call.arguments.items() if value != usual[name]}
+    return ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in unlike.items())
 
 
-def verdict(trajectory: Trajectory, run: Run) -> None:
-    """How it ended, what the verifier read, and where to look at it again."""
-    t = trajectory
+def verdict(t: Trajectory, run: Run) -> None:
+    """Print how it ended, what the verifier read, and where to look at it again."""
+
+    def described(page: str, fields: Mapping[str, Any]) -> str:
+        known = ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
+        return f"{page}: {known or 'nothing chosen'}"
+
     CONSOLE.print(Rule(Text("verdict", style="bold"), align="left", style="dim"))
     if t.success:
         row("success", "the page is in the state that the task asks for", "bold green")
@@ -251,15 +215,8 @@ def verdict(trajectory: Trajectory, run: Run) -> None:
     if t.final_state:
         row("found", described(t.final_state["page"], t.final_state["signature"]))
     if t.final_state and not t.success:
-        fields = {
-            condition["path"].removeprefix("$."): condition["value"] for condition in t.task.goal["where"]
-        }
-        row("wanted", described(t.task.goal["page"], fields))
+        where = {one["path"].removeprefix("$."): one["value"] for one in t.task.goal["where"]}
+        row("wanted", described(t.task.goal["page"], where))
     if t.final_image:
-        path_row("image", run.image_path(t.final_image))
-    path_row("report", run.report_path)
-
-
-def described(page: str, fields: Mapping[str, Any]) -> str:
-    known = ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
-    return f"{page}: {known or 'nothing chosen'}"
+        row("image", str(run.images.path(t.final_image)), "cyan")
+    row("report", str(run.report_path), "cyan")

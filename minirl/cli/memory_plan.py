@@ -1,43 +1,31 @@
-"""The memory plan: what each GPU holds, whether it fits, and if not, which flags make it fit.
+"""Plan a run's memory: the bytes on each GPU, whether they fit, and if not, flags that make them fit.
 
-Stands behind `python train.py RECIPE --plan --gpus 8 --gpu-gb 80`. Nothing is allocated: the model is made
-on torch's meta device. For P parameters, sharded by FSDP2 over S = gpus / replicas, and a compute dtype of e
-bytes:
+Stands behind `python train.py RECIPE --plan --gpus 8 --gpu-gb 80`. The model is made on torch's meta device.
+With P parameters sharded by FSDP2 over S = gpus / replicas, and e bytes in the compute dtype: weights and
+gradients are 4 P / S each, AdamW's moments 8 P / S, a reference (with a KL term) 4 P / S. Gathered are the
+root and two layers, one of them prefetched, and their gradients, a layer's in float32 too. Activations are
+those of a row of --batch.micro-tokens tokens. vLLM has e P and a KV cache, a judge of our own e P.
 
-    weights, gradients  4 P / S each; gradients stay until the next update
-    AdamW moments       8 P / S; like gradients, of trained parameters only
-    reference           with a KL term: 4 P / S
-    gathered            the root (all outside layers) from forward to backward, and two layers, one of them
-                        prefetched; their gradients until they are scattered, a layer's in float32 too
-    activations         of a row of --batch.micro-tokens tokens: see `Block` and `activations`
-    sampler             vLLM in this process: e P, and a KV cache
-    a judge of our own  its share, --judge.gpu-memory, and CUDA's context in its process
-
-Rollout and update take turns: for the update vLLM drops its weights and its cache (sleep level 2), and the
-judge's moves its weights to the CPU. With --optim.offload the shards are always on the CPU. A small cache
-makes vLLM wait and recompute, so the least that fits is a full context for every EPISODES_PER_CONTEXT
-episodes: most wait for their browser, and most contexts are far from full. vLLM fills the share of the memory
-that it is given, --sampler.gpu-memory, with its cache. Fragmentation is not counted; it takes what a card has
-above its nominal size: a GB is 1e9 bytes here, and 80 GB cards have 85e9.
+For the update vLLM drops its weights and cache (sleep level 2). With --optim.offload shards are on the CPU.
+The least cache is a context for EPISODES_PER_CONTEXT episodes, as most wait for their browser. Fragmentation
+is not counted: a GB is 1e9 bytes, and 80 GB cards have 85e9.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from minirl.config import Config
-from minirl.console import CONSOLE, say
+from minirl.console import CONSOLE, new_table, say
 from minirl.model import blueprint
 from minirl.tiny import checkpoints as tiny
 
@@ -52,18 +40,16 @@ SAMPLED, CACHE, VLLM = "sampler weights", "KV cache, at least", "vLLM's own (ass
 
 @dataclass(frozen=True)
 class Block:
-    """What autograd keeps of one decoder layer or vision block, in numbers per token or patch.
+    """The numbers per token or patch that autograd keeps of one decoder layer or vision block.
 
     A decoder layer of width h, query and key widths q and k and MLP width i keeps in the compute dtype: two
-    norms' normalised inputs and outputs, 4h; query, key, value and what attention returns, 2q + 2k; gate, its
-    SiLU, up and their product, 4i. And the norms' inputs in float32, 2h. Qwen3's norms of queries and keys
-    add q + k to each. The rotary tables are the same for all layers, and left out.
+    norms' normalised inputs and outputs, 4h; query, key, value and attention's output, 2q + 2k; gate, its
+    SiLU, up and their product, 4i; norms of queries and keys add q + k. In float32: these norms' inputs.
     Qwen3-VL-4B (h 2560, q 4096, k 1024, i 9728): 2 * (10240 + 10240 + 38912 + 5120) + 4 * (5120 + 5120) =
     169984 bytes; 32768 tokens in 36 layers are 201 GB, the layers' inputs alone 6 GB.
 
-    A vision block: LayerNorms, 4h, without float32; the fused qkv, of which values are a view, rotated
-    queries and keys, what attention returns per image and joined, 7h; an MLP without a gate, 2i. Qwen3-VL-4B:
-    2 * (11 * 1024 + 2 * 4096) = 38912 bytes.
+    A vision block: LayerNorms, 4h, without float32; the fused qkv, rotated queries and keys, attention's
+    output per image and joined, 7h; an MLP without a gate, 2i. Qwen3-VL-4B: 2 * (11 * 1024 + 8192) = 38912.
     """
 
     count: int
@@ -72,17 +58,10 @@ class Block:
     wide: int  # numbers in float32
     inner: int  # the MLP's width
 
-    def saved(self, size: int) -> int:
-        return size * self.kept + 4 * self.wide
-
-    def passing(self, size: int) -> int:
-        """Gradients alive at once in the backward pass: three of the MLP's width, two of the layer's."""
-        return size * (3 * self.inner + 2 * self.width)
-
 
 @dataclass(frozen=True)
 class Shapes:
-    """A model in numbers; without a vision tower the last six are nothing."""
+    """A model in numbers; without a vision tower the last six have no meaning."""
 
     parameters: int  # tied ones once
     root: int  # of them outside the layers and blocks that FSDP gathers one at a time
@@ -90,7 +69,7 @@ class Shapes:
     vocabulary: int
     cache: int  # numbers in the KV cache per token
     text: Block
-    vision: Block | None = None
+    vision: Block = Block(0, 0, 0, 0, 0)
     visual: int = 0  # parameters
     patch: int = 1  # pixels on a patch's side
     merge: int = 1  # patches on the side of a token
@@ -103,7 +82,7 @@ def size(module: nn.Module) -> int:
 
 
 def block_of(layers: nn.ModuleList) -> Block:
-    """Counts a layer by its parts' names, which Llama, Qwen2, Qwen3 and the Qwen-VLs share."""
+    """Count a layer by its parts' names, which Llama, Qwen2, Qwen3 and the Qwen-VLs share."""
     parts = {name.rpartition(".")[2]: module for name, module in layers[0].named_modules()}
     inner = parts["down_proj" if "down_proj" in parts else "linear_fc2"].in_features
     mlp = inner * (4 if "gate_proj" in parts else 2)
@@ -118,7 +97,7 @@ def block_of(layers: nn.ModuleList) -> Block:
 
 @functools.lru_cache
 def shapes_of(path: str) -> Shapes:
-    """Reads a checkpoint's config, not its weights. ValueError if there is none."""
+    """Return the numbers of a checkpoint, from its config alone. ValueError if there is none."""
     with tempfile.TemporaryDirectory() as folder:
         if path == "tiny":
             disable_progress_bar()  # of its weights being saved
@@ -131,27 +110,27 @@ def shapes_of(path: str) -> Shapes:
     shapes = Shapes(total, total - sum(units), max(units), words, cache, block_of(layers))
     if not hasattr(model.config, "vision_config"):
         return shapes
-    tower = model.model.visual
+    tower, vision = model.model.visual, model.config.vision_config
     return replace(
         shapes,
         vision=block_of(tower.blocks),
         visual=size(tower),
-        patch=model.config.vision_config.patch_size,
-        merge=model.config.vision_config.spatial_merge_size,
+        patch=vision.patch_size,
+        merge=vision.spatial_merge_size,
         pixels=tower.patch_embed.proj.weight[0].numel(),
         mergers=sum(type(module).__name__.endswith("PatchMerger") for module in tower.modules()),
     )
 
 
 def image_tokens(config: Config, shapes: Shapes) -> int:
-    """Tokens of a screenshot, which is the browser's window, scaled down to --model.max-pixels."""
+    """Return the tokens of a screenshot: the browser's window, scaled down to --model.max-pixels."""
     pixels = min(config.browser.width * config.browser.height, config.model.max_pixels or 2**31)
-    return math.ceil(pixels / (shapes.patch * shapes.merge) ** 2) if shapes.vision else 0
+    return math.ceil(pixels / (shapes.patch * shapes.merge) ** 2) if shapes.vision.count else 0
 
 
 def row_patches(config: Config, shapes: Shapes) -> int:
-    """Patches in a row. A turn is assumed to add its screenshots and a quarter of the longest response; what
-    turns share is in a tree once, so there can hardly be more."""
+    """Return the patches in a row, if a turn adds its screenshots and a quarter of the longest response; a
+    prefix tree has the turns' common part once, so there can hardly be more."""
     each, shown = image_tokens(config, shapes), config.agent.screenshots
     turns = max(1, config.batch.micro_tokens // (shown * each + config.agent.response_tokens // 4))
     return turns * shown * each * shapes.merge**2
@@ -160,24 +139,23 @@ def row_patches(config: Config, shapes: Shapes) -> int:
 def activations(
     shapes: Shapes, tokens: int, patches: int, size: int, checkpointing: bool, freeze_vision: bool
 ) -> tuple[int, int]:
-    """Bytes of one row: what forward leaves for backward, and the most that is needed for a moment beside it.
+    """Return the bytes of one row: those that forward leaves for backward, and the most beside it at a time.
 
     `size`: of the compute dtype, in bytes. With checkpointing a layer leaves its input, and one layer at a
     time is whole again. The moments: a decoder layer, a vision block, the entropies, the head. Liger never
     holds (N, V) logits, but, whole and in float32, the gradients of the head (V, H) and of the hidden states
     (N, H), N <= tokens. Attention's own blocks (a chain's mask and gathered keys) are small and left out.
     """
-    width = shapes.text.width
+    width, seen = shapes.text.width, 0 if freeze_vision else patches
     left = tokens * width * (4 + 2 * size) + patches * shapes.pixels * (4 + size)  # last norm; images
+    left += seen * shapes.mergers * 3 * size * shapes.vision.width  # norm, first layer, GELU
     moments = [4 * width * (shapes.vocabulary + tokens) + LIGER_BYTES, ENTROPY_BYTES * shapes.vocabulary]
-    blocks = [(shapes.text, tokens)]
-    if shapes.vision and not freeze_vision:
-        blocks.append((shapes.vision, patches))
-        left += patches * shapes.mergers * 3 * size * shapes.vision.width  # norm, first layer, GELU
-    for block, length in blocks:
-        saved = block.saved(size)
+    for block, length in ((shapes.text, tokens), (shapes.vision, seen)):
+        saved = size * block.kept + 4 * block.wide
         left += block.count * length * (size * block.width if checkpointing else saved)
-        moments.append(length * (block.passing(size) + (saved if checkpointing else 0)))
+        # gradients alive at once: three of the MLP's width, two of the layer's
+        passing = size * (3 * block.inner + 2 * block.width)
+        moments.append(length * (passing + (saved if checkpointing else 0)))
     return left, max(moments)
 
 
@@ -195,7 +173,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """The larger phase's."""
+        """The bytes of the larger phase."""
         return max(sum(self.rollout.values()), sum(self.update.values()))
 
     @property
@@ -204,7 +182,7 @@ class Plan:
 
     @property
     def shares(self) -> tuple[float, float]:
-        """The least --sampler.gpu-memory, which is what the sampler needs, and the largest, what is left."""
+        """The least --sampler.gpu-memory, which the sampler needs, and the largest, which the rest leaves."""
         sampler = sum(self.rollout[item] for item in (SAMPLED, CACHE, VLLM))
         others = sum(self.rollout.values()) - sampler
         return sampler / (self.gpu_gb * GB), 1 - others / (self.gpu_gb * GB)
@@ -217,7 +195,7 @@ class Plan:
 
 
 def plan(config: Config, gpus: int, gpu_gb: float) -> Plan:
-    """What a run would hold on each of its GPUs. ValueError for what can't be."""
+    """Return the bytes that a run would hold on each of its GPUs. ValueError for what can't be."""
     replicas, frozen = config.optim.replicas, config.model.freeze_vision
     if gpus < 1:
         raise ValueError("--gpus must be at least 1")
@@ -226,31 +204,22 @@ def plan(config: Config, gpus: int, gpu_gb: float) -> Plan:
     if gpus % replicas:
         raise ValueError(f"--optim.replicas {replicas} does not divide --gpus {gpus}; use a divisor, or 1")
     shapes, shard = shapes_of(config.model.path), gpus // replicas
-    if frozen and shapes.vision is None:
+    if frozen and not shapes.vision.count:
         raise ValueError("--model.freeze-vision: this model has no vision tower; leave it out")
     e = 4 if config.model.dtype == "float32" else 2
-    trained = shapes.parameters - (shapes.visual if frozen else 0)
-    shards = {
-        "weights": 4 * shapes.parameters // shard,
-        "gradients": 4 * trained // shard,
-        "AdamW moments": 8 * trained // shard,
-        "reference": 4 * shapes.parameters // shard if config.loss.kl else 0,
-    }
+    weights = 4 * shapes.parameters // shard
+    gradients = 4 * (shapes.parameters - (shapes.visual if frozen else 0)) // shard
+    shards = {"weights": weights, "gradients": gradients, "AdamW moments": 2 * gradients}
+    shards["reference"] = weights if config.loss.kl else 0
     cpu = 0  # a sleeping sampler keeps buffers, hardly anything
     if config.optim.offload:
         cpu, shards = sum(shards.values()), dict.fromkeys(shards, 0)
     shards["CUDA, NCCL (assumed)"] = CUDA_BYTES
-    judge = {}
     if config.judge.path:
-        shards["the judge's CUDA (assumed)"] = CUDA_BYTES
-        judge["the judge's share"] = int(config.judge.gpu_memory * gpu_gb * GB)
-        cpu += e * shapes_of(config.judge.path).parameters
+        shards["the judge's weights"] = e * shapes_of(config.judge.path).parameters
     context = e * shapes.cache * config.agent.context_tokens
-    sampler = {
-        SAMPLED: e * shapes.parameters,
-        CACHE: math.ceil(config.browser.episodes / EPISODES_PER_CONTEXT) * context,
-        VLLM: VLLM_BYTES,
-    }
+    cache = math.ceil(config.browser.episodes / EPISODES_PER_CONTEXT) * context
+    sampler = {SAMPLED: e * shapes.parameters, CACHE: cache, VLLM: VLLM_BYTES}
     row = config.batch.micro_tokens, row_patches(config, shapes)
     left, moment = activations(shapes, *row, e, config.model.gradient_checkpointing, frozen)
     update = {
@@ -259,76 +228,62 @@ def plan(config: Config, gpus: int, gpu_gb: float) -> Plan:
         "activations": left,
         "one layer or the head": moment,
     }
-    return Plan(config, gpus, gpu_gb, shards | sampler | judge, shards | update, cpu, context)
+    return Plan(config, gpus, gpu_gb, shards | sampler, shards | update, cpu, context)
 
 
-# --- what would fit --------------------------------------------------------------------------------
-
-
-def changes(config: Config) -> list[list[tuple[int, dict[str, Any]]]]:
-    """What can be given up, at most one of each list, with a cost that only puts combinations in order: what
-    hardly slows training, then what does, what changes what is learned, the CPU's memory, short episodes."""
+def steps(config: Config) -> list[dict[str, Any]]:
+    """Return the settings that can be given up, in the order of the advice: those that hardly slow training,
+    those that do, a change of what is learned, the CPU's memory, short episodes."""
     shapes, context = shapes_of(config.model.path), config.agent.context_tokens
-    rows = [(1, {"batch.micro_tokens": context})] if config.batch.micro_tokens > context else []
     shortest = config.agent.screenshots * image_tokens(config, shapes) + 2 * config.agent.response_tokens
-    for cost, tokens in ((128, context // 2), (256, context // 4)):
-        if tokens >= shortest:
-            rows.append((cost, {"agent.context_tokens": tokens, "batch.micro_tokens": tokens}))
-    fewer = [(8 * n, {"browser.episodes": config.browser.episodes >> n}) for n in (1, 2, 3)]
-    out = [rows, [(cost, values) for cost, values in fewer if values["browser.episodes"]]]
-    if config.optim.replicas > 1:
-        out.append([(2, {"optim.replicas": 1})])
-    if not config.model.gradient_checkpointing:
-        out.append([(4, {"model.gradient_checkpointing": True})])
-    if shapes.vision and not config.model.freeze_vision:
-        out.append([(32, {"model.freeze_vision": True})])
-    if not config.optim.offload:
-        out.append([(64, {"optim.offload": True})])
-    return out
+    contexts = [tokens for tokens in (context // 2, context // 4) if tokens >= shortest]
+    episodes = filter(None, (config.browser.episodes >> n for n in (1, 2, 3)))
+    return [
+        {"batch.micro_tokens": min(context, config.batch.micro_tokens)},
+        {"optim.replicas": 1},
+        {"model.gradient_checkpointing": True},
+        *({"browser.episodes": fewer} for fewer in episodes),
+        *([{"model.freeze_vision": True}] if shapes.vision.count else []),
+        {"optim.offload": True},
+        *({"agent.context_tokens": n, "batch.micro_tokens": n} for n in contexts),
+    ]
 
 
 def changed(config: Config, values: dict[str, Any]) -> Config:
+    """Return the config with other values: {"optim.offload": True}."""
     for name, value in values.items():
         part, field = name.split(".")
         config = replace(config, **{part: replace(vars(config)[part], **{field: value})})
     return config
 
 
-def advice(tight: Plan, most: int = 3) -> list[tuple[str, Plan]]:
-    """Flags that make a plan fit, with the plans that they lead to: up to `most`, the cheapest in speed
-    first, none with a flag more than another one needs. If nothing fits, the one that comes closest.
-
-    Every combination's plan is computed: a few hundred, in milliseconds.
-    """
-    if tight.fits:
-        return []
-    choices = [[(0, {}), *each] for each in changes(tight.config)]
-    tried: list[tuple[str, Plan]] = []
-    fitting: list[tuple[set[str], str, Plan]] = []
-    for combination in sorted(itertools.product(*choices), key=lambda c: sum(cost for cost, _ in c)):
-        values = {name: value for _, part in combination for name, value in part.items()}
-        flags = [f"--{n.replace('_', '-')}" + ("" if v is True else f" {v}") for n, v in values.items()]
-        after = plan(changed(tight.config, values), tight.gpus, tight.gpu_gb)
-        tried.append((" ".join(flags), after))
-        if after.fits and not any(names <= values.keys() for names, _, _ in fitting):
-            fitting.append((set(values), " ".join(flags), after))
-    return [fix[1:] for fix in fitting[:most]] or [min(tried, key=lambda fix: fix[1].total)]
+def advice(tight: Plan) -> list[tuple[str, Plan]]:
+    """Return flags that make a plan fit, with the plan that they lead to: the steps that save memory, one
+    after the other until it fits, or all of them; and more GPUs instead, if eight times as many suffice."""
+    values: dict[str, Any] = {}
+    after = tight
+    for step in steps(tight.config):
+        further = plan(changed(tight.config, values | step), tight.gpus, tight.gpu_gb)
+        if not after.fits and further.total < after.total:
+            values, after = values | step, further
+    flags = [f"--{name.replace('_', '-')}" + ("" if v is True else f" {v}") for name, v in values.items()]
+    found = [(" ".join(flags), after)] if values else []
+    larger = [plan(tight.config, times * tight.gpus, tight.gpu_gb) for times in (2, 4, 8)]
+    enough = [(f"--gpus {more.gpus}", more) for more in larger if more.fits and not tight.fits]
+    return found + enough[:1]
 
 
 def show(shown: Plan) -> None:
-    """Prints the plan as a table, the room that it leaves, and what would make it fit."""
+    """Print the plan as a table, the room that it leaves, and flags that would make it fit."""
+    phases = shown.rollout, shown.update
     machine = f"{shown.gpus} GPU{'s' * (shown.gpus > 1)} of {shown.gpu_gb:g} GB"
-    table = Table(title=f"{shown.config.recipe} on {machine}: GB on each", title_justify="left")
-    table.add_column("item")
-    phases = {"rollout": shown.rollout, "update": shown.update}
-    for name in phases:
-        table.add_column(name, justify="right")
+    table = new_table("item", "rollout", "update", title=f"{shown.config.recipe} on {machine}: GB on each")
     for item in shown.rollout | shown.update:
-        found = [phase.get(item, 0) for phase in phases.values()]
+        found = [phase.get(item, 0) for phase in phases]
         if any(found):
             table.add_row(item, *(f"{number / GB:.2f}" if number else "" for number in found))
     table.add_section()
-    table.add_row("total", *(f"{sum(phase.values()) / GB:.2f}" for phase in phases.values()), style="bold")
+    table.add_row("total", *(f"{sum(phase.values()) / GB:.2f}" for phase in phases), style="bold")
     CONSOLE.print(table)
     say(f"CPU memory for each GPU: {shown.cpu / GB:.1f} GB")
     share, (least, most) = shown.config.sampler.gpu_memory, shown.shares
@@ -342,5 +297,5 @@ def show(shown: Plan) -> None:
     say(f"it does not fit: {-spare:.1f} GB too much", "bold red")
     for flags, after in advice(shown):
         lack = after.total / GB - after.gpu_gb
-        verdict = "fits with" if after.fits else f"nothing fits; {lack:.1f} GB are missing even with"
-        say(f"{verdict} {flags or 'these flags'} ({after.total / GB:.1f} GB)")
+        outcome = "fits with" if after.fits else f"nothing fits; {lack:.1f} GB are missing even with"
+        say(f"{outcome} {flags} ({after.total / GB:.1f} GB)")

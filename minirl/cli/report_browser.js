@@ -2,118 +2,98 @@
 // tools (`make`, `short`, ...) it uses when it is called.
 "use strict";
 
-const place = {dump: 0, episode: 0, turn: 0};
+const place = {dump: -1, episode: 0, turn: 0};
+// The turns, and the state in which the episode ended.
+const slides = episode => episode.turns.length + 1;
+const outcome = episode => !episode.valid ? "invalid" : episode.success ? "success" : "failure";
+const seconds = x => x < 60 ? x.toFixed(1) + " s" : `${Math.round(x / 60)} min`;
 
 function browser() {
-  const section = make("section", {id: "trajectories"}, make("h2", {}, "Trajectories"));
   const choice = make("select", {"aria-label": "dump", onchange: () => go(+choice.value, 0, 0)},
     data.dumps.map((dump, i) => make("option", {value: i}, dump.label)));
   const note = make("span", {class: "dim"});
   const list = make("nav", {class: "episodes", "aria-label": "episodes"});
   const view = make("article", {class: "view"});
-  const left = data.dumps_left_out ? make("p", {class: "dim"},
-    `${data.dumps_left_out} more dumps lie in the folder "trajectories" and are not in this page.`) : null;
-  section.append(make("div", {class: "choose"}, choice, note), left || "",
-    make("div", {class: "browser"}, list, view));
 
   function go(dump, episode, turn) {
-    const newDump = dump !== place.dump || !list.hasChildNodes();
+    const isNew = dump !== place.dump;
     Object.assign(place, {dump, episode, turn});
-    choice.value = dump;
-    const {label, trajectories} = data.dumps[dump];
-    if (newDump) {
-      note.textContent = dumpNote(data.dumps[dump]);
+    const {label, total, broken, trajectories} = data.dumps[dump], n = trajectories.length;
+    if (isNew) {
+      choice.value = dump;
+      note.textContent = (n === total ? `${n} episodes` : `the first ${n} of ${total} episodes`) +
+        (broken ? `, ${broken} lines cannot be read` : "");
       list.replaceChildren(...episodeList(trajectories, i => go(place.dump, i, 0)));
     }
     list.querySelectorAll("button").forEach(button =>
       button.setAttribute("aria-current", +button.dataset.episode === episode));
-    view.replaceChildren(...(trajectories.length
-      ? episodeView(trajectories[episode], turn, t => go(place.dump, place.episode, t))
+    view.replaceChildren(...(n ? episodeView(trajectories[episode], turn, t => go(place.dump, place.episode, t))
       : [make("p", {class: "dim"}, "Nothing here can be shown.")]));
     // The place survives a reload: the page is written again while the run goes on.
     history.replaceState(null, "", `#${label}/${episode}/${turn}`);
   }
 
   document.addEventListener("keydown", event => {
-    const by = {ArrowLeft: -1, ArrowRight: 1}[event.key];
-    const meant = !event.ctrlKey && !event.metaKey && !event.altKey && event.target.tagName !== "SELECT";
-    if (!by || !meant) return;
+    const turn = place.turn + ({ArrowLeft: -1, ArrowRight: 1}[event.key] || NaN);
     const shown = data.dumps[place.dump].trajectories[place.episode];
-    const turn = place.turn + by;
-    if (shown && turn >= 0 && turn < slides(shown)) {
-      event.preventDefault();
-      go(place.dump, place.episode, turn);
-    }
+    const isOurs = !event.ctrlKey && !event.metaKey && !event.altKey && event.target.tagName !== "SELECT";
+    if (!isOurs || !shown || !(turn >= 0 && turn < slides(shown))) return;
+    event.preventDefault();
+    go(place.dump, place.episode, turn);
   });
   go(...placeFromAddress());
-  return section;
+  return make("section", {id: "trajectories"}, make("h2", {}, "Trajectories"),
+    make("div", {class: "choose"}, choice, note),
+    data.dumps_left_out ? make("p", {class: "dim"}, `${data.dumps_left_out} more dumps lie in the folder ` +
+      `"trajectories" and are not in this page.`) : null,
+    make("div", {class: "browser"}, list, view));
 }
 
 function placeFromAddress() {
-  const [label, episode, turn] = location.hash.slice(1).split("/");
+  const [label, ...numbers] = location.hash.slice(1).split("/");
   const dump = data.dumps.findIndex(item => item.label === label);
   if (dump < 0) return [data.dumps.length - 1, 0, 0];
-  const shown = data.dumps[dump].trajectories;
-  const e = Math.min(Math.max(0, parseInt(episode) || 0), Math.max(0, shown.length - 1));
-  const last = shown.length ? slides(shown[e]) - 1 : 0;
-  return [dump, e, Math.min(Math.max(0, parseInt(turn) || 0), last)];
+  const within = (number, n) => Math.max(0, Math.min(parseInt(number) || 0, n - 1));
+  const shown = data.dumps[dump].trajectories, episode = within(numbers[0], shown.length);
+  return [dump, episode, shown.length ? within(numbers[1], slides(shown[episode])) : 0];
 }
-
-function dumpNote(dump) {
-  const shown = dump.trajectories.length;
-  const words = [shown === dump.total ? `${shown} episodes` : `the first ${shown} of ${dump.total} episodes`];
-  if (dump.broken) words.push(`${dump.broken} lines cannot be read`);
-  return words.join(", ");
-}
-
-// The turns, and the state in which the episode ended.
-const slides = episode => episode.turns.length + 1;
-const outcome = episode => !episode.valid ? "invalid" : episode.success ? "success" : "failure";
 
 function episodeList(trajectories, choose) {
   const groups = new Map();
   trajectories.forEach((episode, i) => {
-    const key = episode.group === null ? episode.task : `group ${episode.group}`;
-    if (!groups.has(key)) groups.set(key, []);
-    groups.get(key).push([episode, i]);
+    const key = episode.group === null ? episode.task.id : `group ${episode.group}`;
+    groups.set(key, [...groups.get(key) || [], [episode, i]]);
   });
   return [...groups.values()].map(members => make("div", {class: "group"},
-    make("div", {class: "task", title: members[0][0].instruction}, members[0][0].task),
-    make("div", {class: "instruction"}, members[0][0].instruction),
+    make("div", {class: "task"}, members[0][0].task.id),
+    make("div", {class: "instruction", title: members[0][0].task.instruction}, members[0][0].task.instruction),
     make("div", {class: "members"}, members.map(([episode, i]) => make("button", {
       class: outcome(episode), "data-episode": i, onclick: () => choose(i),
-      title: `member ${episode.member}: ${outcome(episode)}, ${episode.stop}, ` +
-        `reward ${short(episode.reward)}`,
+      title: `${outcome(episode)}, ${episode.stop}, reward ${short(episode.reward)}`,
     }, String(episode.member))))));
 }
 
 function episodeView(episode, turn, choose) {
-  const fact = (name, value) => make("span", {class: "fact"}, make("span", {class: "dim"}, name), " ", value);
-  const facts = [
-    make("span", {class: `badge ${outcome(episode)}`}, outcome(episode)),
-    fact("stop", episode.stop), fact("reward", short(episode.reward)),
-    known(episode.advantage) ? fact("advantage", short(episode.advantage)) : null,
-    fact("turns", String(episode.turns.length)), fact("sampled tokens", short(episode.response_tokens)),
-    fact("time", duration(episode.seconds))];
+  const fact = (name, value) => make("span", {}, make("span", {class: "dim"}, name), " ", value);
   const last = slides(episode) - 1;
   const step = (by, name, sign) => make("button", {"aria-label": name, title: name,
     disabled: turn + by < 0 || turn + by > last, onclick: () => choose(turn + by)}, sign);
-  const where = turn === last ? "end" : `turn ${turn + 1} of ${last}`;
+  const name = i => i === last ? "end" : String(i + 1);
+  const images = episode.turns.map(turn => turn.images.at(-1)).concat(episode.final_image);
+  const tokens = episode.turns.reduce((sum, turn) => sum + turn.response_tokens, 0);
   return [
-    make("h3", {class: "goal"}, episode.instruction),
-    make("div", {class: "facts"}, facts),
+    make("h3", {class: "goal"}, episode.task.instruction),
+    make("div", {class: "facts"}, make("span", {class: `badge ${outcome(episode)}`}, outcome(episode)),
+      fact("stop", episode.stop), fact("reward", short(episode.reward)),
+      known(episode.advantage) ? fact("advantage", short(episode.advantage)) : null,
+      fact("turns", String(last)), fact("sampled tokens", short(tokens)), fact("time", seconds(episode.seconds))),
     block("error", episode.error, "bad"),
-    make("div", {class: "steps"}, step(-1, "previous turn", "‹"), make("span", {class: "where"}, where),
-      step(1, "next turn", "›"), filmstrip(episode, turn, choose)),
+    make("div", {class: "steps"}, step(-1, "previous turn", "‹"),
+      make("span", {class: "where"}, turn === last ? "end" : `turn ${turn + 1} of ${last}`),
+      step(1, "next turn", "›"),
+      make("div", {class: "film"}, images.map((image, i) => make("button", {"aria-current": i === turn,
+        onclick: () => choose(i)}, picture(image, "thumb"), make("span", {}, name(i)))))),
     turn === last ? ending(episode) : turnView(episode.turns[turn])].filter(Boolean);
-}
-
-function filmstrip(episode, turn, choose) {
-  const images = episode.turns.map(item => item.image).concat(episode.final_image);
-  return make("div", {class: "film"}, images.map((image, i) => make("button", {
-    "aria-current": i === turn, title: i === images.length - 1 ? "end" : `turn ${i + 1}`,
-    onclick: () => choose(i)}, picture(image, "thumb") || "", make("span", {},
-    i === images.length - 1 ? "end" : String(i + 1)))));
 }
 
 // Only a content hash becomes part of an address.
@@ -125,48 +105,45 @@ function picture(image, kind) {
   return node;
 }
 
-function turnView(turn) {
-  const shot = make("div", {class: "shot"});
-  const image = picture(turn.image, "page");
+// A screenshot with the calls' points, beside what was seen, thought, done and answered.
+function beside(name, calls, ...words) {
+  const image = picture(name, "page");
+  const shot = image && make("div", {class: "shot"}, image);
+  // The marks are drawn in the picture's own pixels, so that circles stay round.
   if (image) {
-    shot.append(image);
-    // The marks are drawn in the picture's own pixels, so that circles stay round.
     image.addEventListener("load", () =>
-      shot.append(marks(turn.calls, image.naturalWidth, image.naturalHeight)));
+      shot.append(marks(calls, image.naturalWidth, image.naturalHeight)));
   }
-  const tokens = `prompt ${short(turn.prompt_tokens)} tokens, ` +
-    `response ${short(turn.response_tokens)} tokens` + (turn.finish === "length" ? " (cut off)" : "");
-  const seconds = Object.entries(turn.seconds).map(([name, value]) => `${name} ${duration(value)}`);
-  return make("div", {class: image ? "turn" : "turn wide"}, image ? shot : null, make("div", {class: "words"},
+  return make("div", {class: image ? "turn" : "turn wide"}, shot, make("div", {class: "words"}, ...words));
+}
+
+function turnView(turn) {
+  const {thought, calls, error} = turn.parsed;
+  const argument = ([name, value]) => make("span", {class: "argument"},
+    make("span", {class: "dim"}, `${name} `), JSON.stringify(value));
+  const numbers = [`prompt ${short(turn.prompt_tokens)} tokens, response ${short(turn.response_tokens)} tokens` +
+    (turn.finish === "length" ? " (cut off)" : ""),
+  ...Object.entries(turn.seconds).map(([name, value]) => `${name} ${seconds(value)}`)];
+  return beside(turn.images.at(-1), calls,
     turn.url ? make("div", {class: "url mono"}, turn.url) : null,
-    block("observation", turn.observation), block("reasoning", turn.thought, "thought"),
-    turn.calls.length ? make("div", {class: "block"}, make("h4", {}, "calls"), make("ol", {class: "calls"},
-      turn.calls.map(call => make("li", {}, callText(call))))) : null,
-    block("not understood", turn.error, "bad"), block("feedback", turn.feedback.join("\n")),
-    block("response as sampled", turn.text),
-    make("p", {class: "dim small"}, [tokens, ...seconds].join(" · "))));
+    block("observation", turn.observation || turn.page_text), block("reasoning", thought, "thought"),
+    calls.length ? make("div", {class: "block"}, make("h4", {}, "calls"), make("ol", {class: "calls"},
+      calls.map(call => make("li", {}, make("b", {}, call.name), Object.entries(call.arguments).map(argument)))))
+      : null,
+    block("not understood", error, "bad"), block("feedback", turn.feedback.join("\n")),
+    block("response as sampled", turn.text), make("p", {class: "dim small"}, numbers.join(" · ")));
 }
 
 function ending(episode) {
-  const image = picture(episode.final_image, "page");
-  return make("div", {class: image ? "turn" : "turn wide"},
-    image ? make("div", {class: "shot"}, image) : null,
-    make("div", {class: "words"}, block("answer", episode.answer),
-      block("state that was judged", episode.final_state === "{}" ? "" : episode.final_state),
-      make("p", {class: "dim small"}, `The episode ended with ${episode.stop}.`)));
+  const state = Object.keys(episode.final_state).length ? JSON.stringify(episode.final_state, null, 1) : "";
+  return beside(episode.final_image, [], block("answer", episode.answer), block("state that was judged", state),
+    block("verdict", episode.verdict && episode.verdict.rationale),
+    make("p", {class: "dim small"}, `The episode ended with ${episode.stop}.`));
 }
 
 function block(name, text, kind = "") {
   return text ? make("div", {class: `block ${kind}`}, make("h4", {}, name), make("pre", {}, text)) : null;
 }
-
-function callText(call) {
-  const shown = Object.entries(call.arguments).map(([name, value]) =>
-    make("span", {class: "argument"}, make("span", {class: "dim"}, `${name} `), JSON.stringify(value)));
-  return [make("b", {}, call.name), ...shown];
-}
-
-// ---- Marks -------------------------------------------------------------------------------------
 
 // The points of a call, 0-1000 in both axes: one for a click, two for a drag, the start first.
 function points(call) {
@@ -177,30 +154,25 @@ function points(call) {
 }
 
 function marks(calls, width, height) {
-  const svg = make("svg", {class: "marks", viewBox: `0 0 ${width} ${height}`});
   const radius = 0.022 * Math.max(width, height);
-  const placed = calls.map(points);
+  const placed = calls.map(call => points(call).map(([x, y]) => [x * width / 1000, y * height / 1000]));
   const numbered = placed.filter(found => found.length).length > 1;
-  placed.forEach((found, i) => {
-    const at = found.map(([x, y]) => [x * width / 1000, y * height / 1000]);
-    if (at.length === 2) svg.append(arrow(at[0], at[1], radius));
-    at.slice(0, 1).forEach(([x, y]) => svg.append(
-      make("circle", {class: "halo", cx: x, cy: y, r: radius, "stroke-width": radius / 2.2}),
-      make("circle", {class: "mark", cx: x, cy: y, r: radius, "stroke-width": radius / 4})));
-    if (at.length && numbered) {
-      svg.append(make("text", {class: "number", x: at[0][0] + 1.2 * radius, y: at[0][1] - 1.1 * radius,
-        "font-size": 1.7 * radius, "stroke-width": radius / 3}, String(i + 1)));
-    }
-  });
-  return svg;
+  // Each shape is drawn twice: a white halo, so that it stands out on any page, and the mark itself.
+  const twice = (tag, kind, shape) => [make(tag, {class: "halo", "stroke-width": radius / 2.2, ...shape}),
+    make(tag, {class: `mark ${kind}`, "stroke-width": radius / 4, ...shape})];
+  return make("svg", {class: "marks", viewBox: `0 0 ${width} ${height}`}, placed.flatMap((found, i) => {
+    if (!found.length) return [];
+    const [[cx, cy], end] = found;
+    return [...end ? twice("path", "drag", {d: arrow([cx, cy], end, radius)}) : [],
+      ...twice("circle", "", {cx, cy, r: radius}),
+      numbered ? make("text", {class: "number", x: cx + 1.2 * radius, y: cy - 1.1 * radius,
+        "font-size": 1.7 * radius, "stroke-width": radius / 3}, String(i + 1)) : ""];
+  }));
 }
 
 function arrow([x0, y0], [x1, y1], size) {
   const length = Math.hypot(x1 - x0, y1 - y0) || 1;
   const [dx, dy] = [(x1 - x0) / length * size, (y1 - y0) / length * size];
-  const head = `M${x1} ${y1}l${-1.4 * dx - 0.8 * dy} ${-1.4 * dy + 0.8 * dx}M${x1} ${y1}` +
+  return `M${x0 + dx} ${y0 + dy}L${x1} ${y1}l${-1.4 * dx - 0.8 * dy} ${-1.4 * dy + 0.8 * dx}M${x1} ${y1}` +
     `l${-1.4 * dx + 0.8 * dy} ${-1.4 * dy - 0.8 * dx}`;
-  const path = `M${x0 + dx} ${y0 + dy}L${x1} ${y1}${head}`;
-  return make("g", {}, make("path", {class: "halo", d: path, "stroke-width": size / 2.2}),
-    make("path", {class: "mark drag", d: path, "stroke-width": size / 4}));
 }

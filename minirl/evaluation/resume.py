@@ -1,15 +1,13 @@
-"""What eval.py needs before and beside episodes: a protocol's settings, weights and tasks, and the books.
+"""Find an evaluation's settings, weights and tasks, and keep the ledger of its episodes.
 
-    flags + protocol --read_flags, choose--> Config --eval.py--> Trajectories --Ledger--> Results
+    flags --resolve_run--> config --eval.py--> Trajectories --Ledger--> Results
 
-Stands behind eval.py. The ledger writes every episode down as it ends, so that the same command goes on after
-an interruption: a trajectory into the dump that the report shows, a row into results-LABEL.json (see
-minirl/evaluation/results.py). A label belongs to one evaluation: the same weights and tasks, told by
-their digests, the
-same settings, versions and seeds. Whatever differs gets a label of its own.
+Stands behind eval.py. An episode is appended to the dump of trajectories as it ends, and results-LABEL.json
+(results.py) is made from it. The same command goes on after an interruption, because a label belongs to one
+evaluation: the same weights and tasks, told by their digests, settings, versions and seeds.
 
-OpenWebRL, section 4 and table 8: an official success rate, and one without aborted tasks. Deviation: the
-paper's parallel browsers are episodes in flight here, each in a context of its own (minirl/browser/pool.py).
+OpenWebRL, section 4 and table 8. Deviation: the paper's parallel browsers are episodes in flight here, each
+in a browser context (minirl/browser/pool.py).
 """
 
 from __future__ import annotations
@@ -17,185 +15,153 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Annotated, Any
 
-from minirl.agents.openwebrl import read_prompt
-from minirl.benchmarks.protocols import Protocol, protocol_of
+from annotated_types import Ge
+from pydantic import BaseModel, ValidationError
+
+from minirl.benchmarks import protocols
+from minirl.benchmarks.protocols import protocol_of
 from minirl.checkpoint import checkpoints
-from minirl.config import Config, TaskConfig, check, to_json
+from minirl.config import Config, Positive, TaskConfig, to_json
 from minirl.console import say
 from minirl.distributed import Ranks
-from minirl.evaluation.results import Evaluation, Result, read_results, result_of, versions, write_results
-from minirl.evaluation.tables import UNNAMED, differences
-from minirl.experiment import Experiment
-from minirl.judges.rubrics import judge_config
+from minirl.evaluation import results
+from minirl.evaluation.results import Evaluation, Result, result_of
+from minirl.judges.rubrics import Question
 from minirl.model import check_checkpoint
-from minirl.recipes import parsed
 from minirl.run_folder import Run
 from minirl.types import Task, Trajectory
 
-# ---- The command line ------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class EvalScriptConfig(Config):
+    """The settings of an evaluation: a run's, and eval.py's own."""
+
+    tasks: Path | None = None
+    """A file of tasks; the same as --task.heldout."""
+    limit: Annotated[int, Ge(0)] = 0
+    """Only the first so many tasks; 0: all."""
+    protocol: str = ""
+    """A protocol of minirl/benchmarks/protocols.py: its tasks, and its settings where no flag is given."""
+    seeds: tuple[int, ...] = (0,)
+    """An episode of every task for each of these seeds of sampling."""
+    retry: bool = False
+    """When an evaluation goes on, try again what was aborted."""
+    compare: tuple[Path, ...] = ()
+    """Two files of results, which are compared; nothing is run."""
+    success_within: tuple[Positive, ...] = ()
+    """Numbers of turns, for the success within each of them; the largest is the episodes'."""
 
 
-def read_flags(argv: Sequence[str]) -> Config:
-    """The config of a command line; with --protocol its settings stand before the user's flags, which win.
-    ValueError for what can't be understood or can't be."""
-    config = parsed(argv, "eval.py")
-    how = config.eval
-    if how.limit < 0:
-        raise ValueError("--limit can't be negative")
-    if not how.seeds or len(set(how.seeds)) < len(how.seeds):
+class SavedRun(BaseModel):
+    """The part of a run's config.json that an evaluation takes over."""
+
+    task: TaskConfig
+
+
+def resolve_run(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig]) -> EvalScriptConfig:
+    """Return the settings of an evaluation, with its checkpoint, tasks and folder. `parse` reads the flags of
+    the command line into a config. ValueError for a setting of eval.py that can't be.
+
+    The flags are read twice: first to know which run, protocol and model are meant, then with these as
+    defaults, so that every flag wins. Defaults are, from the bottom: the recipe; the protocol; the newest
+    checkpoint of the run NAME, and the tasks it held out (also if --model.path is another checkpoint of that
+    run). `--name NAME` and `--name NAME-eval` are the same.
+    """
+    default = EvalScriptConfig(**vars(recipe))
+    # a run's own settings are empty where no flag gives them
+    model, task = replace(recipe.model, path=""), replace(recipe.task, heldout="")
+    asked = parse(replace(default, model=model, task=task, eval=replace(recipe.eval, episodes=0)))
+    if not asked.seeds or len(set(asked.seeds)) < len(asked.seeds):
         raise ValueError("--seeds needs at least one seed, and none twice")
-    if len(how.compare) not in (0, 2):
+    if len(asked.compare) not in (0, 2):
         raise ValueError("--compare needs two files of results")
-    if how.budgets and min(how.budgets) < 1:
-        raise ValueError("--max-steps: every number of turns must be at least 1")
-    if how.protocol:
-        config = _under(protocol_of(how.protocol), argv)
-    if how.budgets:
-        config = replace(config, eval=replace(config.eval, max_steps=max(how.budgets)))
-    if how.tasks is not None:
-        config = replace(config, task=replace(config.task, heldout=str(how.tasks)))
-    if config.sampler.kind == "remote" and config.eval.top_k:
-        say(f"a served model is not told --eval.top-k {config.eval.top_k}: the API has no such parameter")
-        config = replace(config, eval=replace(config.eval, top_k=0))
-    return check(config)
+    if asked.compare:
+        return asked
+    path, is_remote = asked.model.path, asked.sampler.kind == "remote"
+    folder = asked.out / (asked.name or asked.recipe).removesuffix("-eval")
+    has_path, has_tasks = path not in ("", "tiny"), bool(asked.tasks or asked.task.heldout)
+
+    if asked.protocol:
+        judge = replace(default.judge, model=asked.judge.model, path=asked.judge.path)
+        default = protocols.apply(protocol_of(asked.protocol), replace(default, judge=judge))
+    if is_remote or not has_path or Path(path).resolve().is_relative_to(folder.resolve()):
+        default = replace(default, task=tasks_of_run(folder, recipe.task))
+    if not is_remote and not has_path:
+        checkpoint = newest_checkpoint(recipe, folder / "checkpoints", has_tasks)
+        default = replace(default, model=replace(default.model, path=checkpoint))
+    config = parse(default)
+
+    model, task, how = config.model, config.task, config.eval
+    if not has_path:
+        model = replace(model, path=default.model.path)  # in place of "tiny", which has no weights
+    if asked.tasks is not None:
+        task = replace(task, heldout=str(asked.tasks))
+    elif not has_tasks and task.seed != default.task.seed:
+        task = replace(task, heldout=recipe.task.heldout)  # another shop than the run's is asked for
+    if is_remote and how.top_k:
+        say(f"a served model is not told --eval.top-k {how.top_k}: the API has no such parameter")
+        how = replace(how, top_k=0)
+    how = replace(how, max_steps=max(asked.success_within, default=how.max_steps))
+    limits = [limit for limit in (asked.limit, asked.eval.episodes) if limit]  # fewer than a file holds
+    Question.of(config.judge)  # refuses a parser that can't read the answers before anything is loaded
+    name, limit = f"{folder.name}-eval", min(limits, default=0)
+    return replace(config, name=name, model=model, task=task, eval=how, limit=limit)
 
 
-def names_in(argv: Sequence[str]) -> frozenset[str]:
-    """The flags that stand in a command line, however they are spelled.
-
-    >>> sorted(names_in(["tiny", "--eval.top_k=3", "--seeds", "0", "1"]))
-    ['--eval.top-k', '--seeds']
-    """
-    words = (word.partition("=")[0].replace("_", "-") for word in argv)
-    return frozenset(word for word in words if word.startswith("--"))
-
-
-def _under(protocol: Protocol, argv: Sequence[str]) -> Config:
-    usual = flags_of(protocol)
-    recipe = [] if argv[0].startswith("-") else [argv[0]]
-    flags = argv[len(recipe) :]
-    words = [word for flag, value in usual.items() for word in (flag, str(value))]
-    config = parsed([*recipe, *words, *flags], "eval.py")
-    names = names_in(flags)
-    if "--max-steps" in names:
-        names |= {"--eval.max-steps"}
-    judge = {f"--judge.{name.replace('_', '-')}": name for name in vars(protocol.judge)}
-    usual |= {flag: vars(protocol.judge)[name] for flag, name in judge.items()}
-    if unlike := [f"{flag} {value}" for flag, value in usual.items() if flag in names]:
-        say(f"your flags go before protocol {protocol.name}, which has {', '.join(unlike)}")
-    fields = [name for flag, name in judge.items() if flag in names]
-    return replace(config, judge=judge_config(protocol, config.judge, fields))
-
-
-def flags_of(protocol: Protocol) -> dict[str, float]:
-    """A protocol's settings, the judge's apart. Those of a text agent, which sees none, leave screenshots as
-    they are; --batch.micro-tokens has no effect here, but must be at least the context. Under a protocol
-    --browser.episodes are those of all ranks together: `shared`."""
-    flags: dict[str, float] = {
-        "--eval.temperature": protocol.sampling.temperature,
-        "--eval.top-p": protocol.sampling.top_p,
-        "--eval.top-k": protocol.sampling.top_k,
-        "--eval.response-tokens": protocol.response_tokens,
-        "--eval.max-steps": protocol.max_steps,
-        "--agent.context-tokens": protocol.context_tokens,
-        "--batch.micro-tokens": protocol.context_tokens,
-        "--sampler.request-seconds": protocol.request_seconds,
-        "--endpoint.seconds": protocol.request_seconds,
-        "--browser.episode-seconds": protocol.episode_seconds,
-        "--browser.episodes": protocol.browsers,
-    }
-    return flags | ({"--agent.screenshots": protocol.screenshots} if protocol.screenshots else {})
-
-
-def shared(config: Config, ranks: Ranks) -> Config:
-    """The config with a rank's share of the protocol's browsers, if it has one."""
-    if not config.eval.protocol:
-        return config
-    episodes = max(1, config.browser.episodes // ranks.world)
-    return replace(config, browser=replace(config.browser, episodes=episodes))
-
-
-# ---- Which weights, which tasks --------------------------------------------------------------------
-
-MODEL, TASKS = "--model.path", frozenset({"--tasks", "--task.heldout"})  # the flags that choose these
-
-
-def choose(config: Config, given: Collection[str]) -> Config:
-    """The config with the checkpoint as its model, and the evaluations' folder as its name. `given` are the
-    flags of the command line: one that repeats the recipe's value is a choice, too.
-
-    The folder belongs to the run that is evaluated: `--name tiny` and `--name tiny-eval` mean the same.
-    """
-    run = (config.name or config.recipe).removesuffix("-eval")
-    folder = config.out / run
-    if config.sampler.kind == "remote":  # served weights; the recipe's tokenizer measures conversations
-        return replace(config, name=f"{run}-eval", task=tasks_of(config, folder, given))
-    is_given = MODEL in given and config.model.path != "tiny"  # which has no weights yet
-    path = config.model.path if is_given else checkpoint_of(config, folder / "checkpoints", given)
-    is_own = not is_given or Path(path).resolve().is_relative_to(folder.resolve())
-    task = tasks_of(config, folder, given) if is_own else config.task
-    return replace(config, name=f"{run}-eval", model=replace(config.model, path=path), task=task)
-
-
-def checkpoint_of(config: Config, folder: Path, given: Collection[str]) -> str:
-    """The newest RL checkpoint in the folder, or the warm start, or what the recipe starts from. A checkpoint
-    that can't be read is named, and the one before it is taken."""
-    for path in [*reversed(checkpoints(folder)), folder / "sft"]:
-        if not path.is_dir():
-            continue
+def tasks_of_run(folder: Path, task: TaskConfig) -> TaskConfig:
+    """Return the recipe's tasks as the run in the folder was given them, held out what it held out."""
+    if (file := folder / "config.json").is_file():
         try:
-            check_checkpoint(replace(config.model, path=str(path)))
+            saved = SavedRun.model_validate_json(file.read_bytes()).task
+        except ValidationError as error:
+            raise ValueError(f"{file} can't be read: {results.first_problem(error)}") from None
+        task = replace(saved, heldout=task.heldout, rules=task.rules, logins=task.logins, reset=task.reset)
+    heldout = folder / "heldout.jsonl"
+    return replace(task, heldout=str(heldout)) if heldout.is_file() else task
+
+
+def newest_checkpoint(recipe: Config, folder: Path, has_tasks: bool) -> str:
+    """Return the newest RL checkpoint in the folder, or the warm start, or the recipe's model. A checkpoint
+    that can't be read is named, and the one before it is taken."""
+    for path in filter(Path.is_dir, [*reversed(checkpoints(folder)), folder / "sft"]):
+        try:
+            check_checkpoint(replace(recipe.model, path=str(path)))
             return str(path)
         except ValueError as problem:
             say(f"passed over: {problem}")
-    if config.model.path == "tiny" and TASKS.isdisjoint(given):
-        raise ValueError(f"no checkpoint in {folder}; train first, or name a folder with --model.path")
-    if config.model.path == "tiny":
+    if recipe.model.path == "tiny":
+        if not has_tasks:
+            raise ValueError(f"no checkpoint in {folder}; train first, or name a folder with --model.path")
         say(f"no checkpoint in {folder}: an UNTRAINED tiny model is evaluated, which can do nothing")
-    return config.model.path
+    return recipe.model.path
 
 
-def tasks_of(config: Config, folder: Path, given: Collection[str]) -> TaskConfig:
-    """The run's own tasks: what was not given is as in its config.json, and held out is what it held out."""
-    task, saved = config.task, {}
-    settings = folder / "config.json"
-    if settings.is_file():
-        try:
-            saved = json.loads(settings.read_text())["task"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{settings} can't be read: {error!r}") from None
-        for name in ("train", "seed", "train_goals", "demo_goals"):
-            if f"--task.{name.replace('_', '-')}" not in given:
-                task = replace(task, **{name: saved.get(name, getattr(task, name))})
-    heldout, same_shop = folder / "heldout.jsonl", task.seed == saved.get("seed", task.seed)
-    if TASKS.isdisjoint(given) and same_shop and heldout.is_file():
-        task = replace(task, heldout=str(heldout))
-    return task
-
-
-def selected(config: Config, tasks: Sequence[Task], protocol: Protocol, given: Collection[str]) -> list[Task]:
-    """The tasks that are to be evaluated, in their order. ValueError if the protocol has none of them."""
-    if protocol is not UNNAMED:
+def select_tasks(config: EvalScriptConfig, tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks to be evaluated, in their order. ValueError if the protocol has none of them."""
+    if config.protocol:
+        protocol = protocol_of(config.protocol)
         tasks = protocol.select(tasks)
         if len(tasks) != protocol.tasks:
             say(f"protocol {protocol.name} is for {protocol.tasks} tasks, and these are {len(tasks)}")
-    if "--eval.episodes" in given:  # fewer than a file holds
-        tasks = tasks[: config.eval.episodes]
-    return list(tasks[: config.eval.limit or None])
+    return list(tasks[: config.limit or None])
 
 
-# ---- Books -----------------------------------------------------------------------------------------
+def share_browsers(config: EvalScriptConfig, ranks: Ranks) -> EvalScriptConfig:
+    """Return the config with a rank's share of the protocol's browsers, if it has a protocol."""
+    episodes = max(1, config.browser.episodes // (ranks.world if config.protocol else 1))
+    return replace(config, browser=replace(config.browser, episodes=episodes))
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """What is finished of one evaluation, on disk. The first rank writes the row and the dump of what it ran
-    itself at once; other ranks have dumps of their own, which `collect` brings in."""
+    """The finished episodes of one evaluation, on disk. Ranks but the first have their own dumps, which
+    `collect` brings in."""
 
     run: Run
     label: str
@@ -205,73 +171,79 @@ class Ledger:
 
     @property
     def path(self) -> Path:
-        return path_of(self.run, self.label)
+        return self.run.root / f"results-{self.label}.json"
 
     def add(self, trajectory: Trajectory) -> None:
-        """Writes an episode down. The dump comes first: `collect` makes up for a row that is missing."""
+        """Append an episode to the rank's dump."""
+        suffix = "" if self.ranks.is_main else f".rank{self.ranks.rank}"
+        self.run.add_trajectory(self.label + suffix, trajectory)
+
+    def write(self) -> list[Trajectory]:
+        """Write the file of results from all dumps, on the first rank; returns the episodes in their order.
+        Of one that was tried again the newest counts. ValueError if a dump can't be read."""
         if not self.ranks.is_main:
-            self.run.add_trajectory(f"{self.label}.rank{self.ranks.rank}", trajectory)
-            return
-        self.run.add_trajectory(self.label, trajectory)
-        write_results(self.path, self.evaluation, [result_of(trajectory)])
+            return []
+        loaded = [t for label in self._dumps() for t in self.run.load_trajectories(label)]
+        newest = {(t.task.id, t.member): t for t in loaded}
+        places = [(task.id, seed) for task, seed in self.places]
+        found = [newest[place] for place in places if place in newest]
+        results.write_results(self.path, self.evaluation, list(map(result_of, found)))
+        return found
 
     def collect(self) -> list[Result]:
-        """Every result so far, on all ranks, from whichever rank and run; the dump is put in order. A
-        collective call. ValueError if a file can't be read."""
-        results: list[Result] = []
+        """Return every result so far by task and seed, on all ranks; the dumps of all ranks become one, in
+        order. A collective call. ValueError if a file can't be read."""
+        found = self.write()
         if self.ranks.is_main:
-            others = [label for label in self.run.labels() if label.startswith(f"{self.label}.rank")]
-            own = [self.label] if self.label in self.run.labels() else []
-            loaded = [t for label in own + others for t in self.run.load_trajectories(label)]
-            newest = {(t.task.id, t.member): t for t in loaded}  # of one that was tried again
-            order = [newest.get((task.id, seed)) for task, seed in self.places]
-            found = [trajectory for trajectory in order if trajectory is not None]
-            write_results(self.path, self.evaluation, list(map(result_of, found)))
             self.run.save_trajectories(self.label, found)
-            for label in others:
+            for label in set(self._dumps()) - {self.label}:
                 self.run.remove_dump(label)
-            _, results = read_results(self.path)
-        return self.ranks.broadcast(results)
+        return self.ranks.broadcast(sorted(map(result_of, found), key=lambda r: r.place))
 
-    def missing(self, results: Sequence[Result], retry: bool) -> list[tuple[Task, int]]:
-        """What is still to be run; aborted episodes too, if they are to be tried again."""
-        done = {(r.task, r.seed) for r in results if r.stop.is_agent_fault or not retry}
+    def missing(self, finished: Sequence[Result], retry: bool) -> list[tuple[Task, int]]:
+        """Return the places still to be run; aborted episodes too, if they are to be tried again."""
+        done = {r.place for r in finished if r.stop.is_agent_fault or not retry}
         return [(task, seed) for task, seed in self.places if (task.id, seed) not in done]
 
+    def _dumps(self) -> list[str]:
+        """Return the labels of this evaluation's dumps, the first rank's first."""
+        own = re.compile(re.escape(self.label) + r"(\.rank\d+)?")
+        return [label for label in self.run.labels() if own.fullmatch(label)]
 
-def open_ledger(parts: Experiment, protocol: Protocol, subject: str) -> Ledger:
-    """The books of an evaluation of `parts.tasks.heldout`: those of an earlier start, if there was one."""
-    config, tasks, ranks = parts.config, parts.tasks.heldout, parts.ranks
-    seeds, label, evaluation = config.eval.seeds, "", None
+
+def open_ledger(config: EvalScriptConfig, tasks: Sequence[Task], run: Run, ranks: Ranks, rule: str) -> Ledger:
+    """Return the ledger of an evaluation: that of an earlier start, if there was one. A collective call."""
+    begun = None
     if ranks.is_main:  # the digest of the weights takes a while
-        evaluation = Evaluation(
-            protocol.name, protocol.rule, settings(config, tasks), versions(), tuple(sorted(seeds))
-        )
-        label = label_of(parts.run, subject, evaluation)
-    label, evaluation = ranks.broadcast((label, evaluation))
-    places = [(task, seed) for seed in seeds for task in tasks]
-    return Ledger(parts.run, label, evaluation, places, ranks)
+        seeds = tuple(sorted(config.seeds))
+        evaluation = Evaluation(config.protocol, rule, settings(config, tasks), results.versions(), seeds)
+        begun = label_of(run, subject_of(config), evaluation), evaluation
+    places = [(task, seed) for seed in config.seeds for task in tasks]
+    return Ledger(run, *ranks.broadcast(begun), places, ranks)
 
 
-def settings(config: Config, tasks: Sequence[Task]) -> dict[str, object]:
-    """The config as JSON data, with what it only names, and without what only says how to go on. (What should
-    change nothing but the time, such as the number of browsers, stays: sites that are asked too much abort.)
-    """
-    seeds = tuple(sorted(config.eval.seeds))
-    plain = replace(config, eval=replace(config.eval, retry=False, compare=(), budgets=(), seeds=seeds))
+def subject_of(config: Config) -> str:
+    """Return the name of the model that is evaluated: a folder, or a served model's name."""
+    return config.endpoint.model if config.sampler.kind == "remote" else config.model.path
+
+
+def settings(config: EvalScriptConfig, tasks: Sequence[Task]) -> dict[str, Any]:
+    """Return the config as JSON data, with digests of the files that it only names, and without settings that
+    only say how to go on. (The number of browsers stays: sites that are asked too much abort.)"""
+    seeds = tuple(sorted(config.seeds))
+    plain = replace(config, retry=False, compare=(), success_within=(), seeds=seeds)
     words = json.dumps([asdict(task) for task in tasks], sort_keys=True)
     digests = {"tasks": hashlib.sha256(words.encode()).hexdigest(), "weights": weights_of(config.model.path)}
     if config.judge.path:
         digests["judge"] = weights_of(config.judge.path)
     for name, file in (("prompt", config.agent.prompt), ("judge_prompt", config.judge.prompt)):
         if file is not None:
-            digests[name] = hashlib.sha256(read_prompt(file).encode()).hexdigest()
+            digests[name] = hashlib.sha256(file.read_bytes()).hexdigest()
     return to_json(plain) | {"digests": digests}
 
 
 def weights_of(path: str) -> str:
-    """The digest of a folder's weights, "" of a model on a hub. A run that is trained again has other weights
-    under the same names."""
+    """Return the digest of a folder's weights, "" of a model on a hub."""
     found = hashlib.sha256()
     files = sorted(file for ending in ("safetensors", "bin") for file in Path(path).glob(f"*.{ending}"))
     for file in files:
@@ -281,22 +253,18 @@ def weights_of(path: str) -> str:
 
 
 def label_of(run: Run, subject: str, evaluation: Evaluation) -> str:
-    """The label under which this evaluation was begun, or a new one."""
-    words = [Path(subject).name, *([evaluation.protocol] if evaluation.protocol else [])]
-    name = "eval_" + re.sub(r"[^A-Za-z0-9.-]", "_", "_".join(words))
+    """Return the label under which this evaluation was begun, or a new one."""
+    words = "_".join(filter(None, (Path(subject).name, evaluation.protocol)))
+    name = "eval_" + re.sub(r"[^A-Za-z0-9.-]", "_", words)
     for number in count(1):
         label = name if number == 1 else f"{name}-{number}"
-        path = path_of(run, label)
+        path = run.root / f"results-{label}.json"
         if path.exists():
-            earlier, _ = read_results(path)
+            earlier, _ = results.read_results(path)
             if earlier == evaluation:
                 return label
-            unlike = ", ".join(differences(asdict(earlier), asdict(evaluation)))
-            say(f"{path} is another evaluation: it differs in {unlike}")
-        elif label not in run.labels():
+            unlike = results.unlike(asdict(earlier), asdict(evaluation))
+            say(f"{path} is another evaluation: it differs in {', '.join(unlike)}")
+        elif label not in run.labels():  # a dump without results is not ours
             return label
     raise AssertionError("there is always another number")
-
-
-def path_of(run: Run, label: str) -> Path:
-    return run.root / f"results-{label}.json"

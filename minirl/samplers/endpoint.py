@@ -1,13 +1,11 @@
-"""The client for models that are served elsewhere: teachers, judges, writers of worlds, models to evaluate.
+"""Models that are served elsewhere: the client, and a sampler that asks it.
 
-Stands beside the loop: whatever asks a model over HTTP asks here. It speaks OpenAI's chat completions, as
-nearly every server does; the `openai` package does the talking, the timeouts and the retries with back-off.
-Added are a limit on requests in flight, a cache on disk (a judge that is asked the same again costs
-nothing), an account of tokens and money, and one clear error for each way in which there can be no answer.
+The client speaks OpenAI's chat completions through the `openai` package, with its timeouts and retries.
+Added are a limit on requests in flight, a cache on disk, an account of tokens and money, and one clear error
+for each way to no answer. The sampler is for a teacher's demonstrations, and to evaluate what an API serves.
 
     endpoint = Endpoint(EndpointConfig(url="http://127.0.0.1:8000/v1", model="Qwen/Qwen3-VL-8B"))
-    asked = [{"role": "user", "content": [text("What is this?"), image(png)]}]
-    reply = await endpoint.ask(asked, max_tokens=50)
+    reply = await endpoint.ask([("user", ("What is this?", png))], 50)
 """
 
 from __future__ import annotations
@@ -18,28 +16,24 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from minirl.config import EndpointConfig
 from minirl.console import say
 from minirl.run_folder import write_atomic
-from minirl.types import Message, charge
+from minirl.types import Message, Request, Sample, SamplerError, charge
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 REASONS = re.compile(r"(o\d|gpt-5)")  # OpenAI's reasoning models, which know the limit by another name
+MOST_TOKENS = 10**9  # that a server may say it has counted
 
 
 class EndpointError(Exception):
-    """No usable answer, after all retries; the message says which endpoint and why."""
-
-
-class Refusal(EndpointError):
-    """The model, or a filter before it, declined to answer. Asking again would not help."""
+    """No usable answer, after all retries, or a refusal; the message says which endpoint and why."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Reply:
 
 @dataclass
 class Usage:
-    """What an endpoint has been asked, and what that cost at the config's prices."""
+    """What an endpoint has been asked, and the cost at the config's prices."""
 
     requests: int = 0
     cached: int = 0
@@ -66,156 +60,144 @@ class Usage:
     dollars: float = 0.0
 
     def __str__(self) -> str:
-        return (
-            f"{self.requests} requests, {self.cached} of them answered from the cache, {self.failed} failed; "
-            f"{self.prompt_tokens} + {self.response_tokens} tokens, ${self.dollars:.2f}"
-        )
+        tokens = f"{self.prompt_tokens} + {self.response_tokens} tokens, ${self.dollars:.2f}"
+        asked = f"{self.requests} requests, {self.cached} of them answered from the cache"
+        return f"{asked}, {self.failed} failed; {tokens}"
 
 
-def text(words: str) -> dict[str, Any]:
-    return {"type": "text", "text": words}
-
-
-def image(png: bytes) -> dict[str, Any]:
-    data = base64.b64encode(png).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-
-
-def as_chat(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Our messages as the API has them."""
-    return [
-        {"role": role, "content": [image(part) if isinstance(part, bytes) else text(part) for part in parts]}
-        for role, parts in messages
-    ]
+def _part(part: str | bytes) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    url = f"data:image/png;base64,{base64.b64encode(part).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 class Endpoint:
     """One model behind one URL. Use inside a running event loop, and `close` it there."""
 
     def __init__(self, config: EndpointConfig):
+        import openai  # slow to import: only where there is an endpoint
+
         if not config.model:
-            raise ValueError(
-                "--endpoint.model is missing: the name under which the endpoint serves the model"
-            )
+            raise ValueError("--endpoint.model is missing: the model's name at the endpoint")
         key = os.environ.get(config.key)
         if key is None and urlsplit(config.url).hostname not in LOCAL_HOSTS:
             raise ValueError(f"--endpoint.url {config.url} wants a key: set the variable {config.key}")
-        import openai  # slow to import: only where there is an endpoint
-
         self.config, self.usage = config, Usage()
         self.slots = asyncio.Semaphore(config.concurrency)
         self.client = openai.AsyncOpenAI(
             base_url=config.url, api_key=key or "none", timeout=config.seconds, max_retries=config.retries
         )
+        self.close = self.client.close
 
-    async def ask(
-        self, messages: Sequence[dict[str, Any]], max_tokens: int, **sampling: float | int
-    ) -> Reply:
-        """The model's answer to a conversation; `sampling` is temperature, top_p, seed, as the API has them.
-        Equal requests have one answer if there is a cache, so give different seeds to want different ones.
-        Raises EndpointError (Refusal among them), never the library's own."""
+    async def ask(self, messages: Sequence[Message], max_tokens: int, **sampling: float | int) -> Reply:
+        """Return the model's answer to a conversation; `sampling` is the API's temperature, top_p and seed.
+        With a cache, equal requests have one answer. Raises EndpointError, never the library's own errors."""
         limit = "max_completion_tokens" if REASONS.match(self.config.model) else "max_tokens"
-        request = {
-            "model": self.config.model,
-            "messages": list(messages),
-            limit: max_tokens,
-            **sampling,
-        }
-        place = self._place(request)
-        if place is not None and place.is_file():
-            self.usage.requests += 1
-            self.usage.cached += 1
-            return Reply(**json.loads(place.read_text()) | {"cached": True})
+        chat = [{"role": role, "content": [_part(part) for part in parts]} for role, parts in messages]
+        request = {"model": self.config.model, "messages": chat, limit: max_tokens, **sampling}
+        self.usage.requests += 1
+        file = None
+        if self.config.cache is not None:
+            name = hashlib.sha256(json.dumps([self.config.url, request], sort_keys=True).encode()).hexdigest()
+            file = self.config.cache / name[:2] / f"{name}.json"
+            if file.is_file():
+                self.usage.cached += 1
+                return Reply(**json.loads(file.read_text()) | {"cached": True})
         async with self.slots:
-            self.usage.requests += 1
             try:
-                body = await self._send(request)
-                reply = self._read(body)
+                reply = self._read(await self._send(request))
             except EndpointError:
                 self.usage.failed += 1
                 raise
-        if place is not None and reply.finish == "stop":  # what was cut off may be whole another time
-            write_atomic(place, json.dumps(asdict(reply)).encode())
+        if file is not None and reply.finish == "stop":  # an answer that was cut off may be whole next time
+            write_atomic(file, json.dumps(asdict(reply)).encode())
         return reply
 
-    async def close(self) -> None:
-        await self.client.close()
-
     async def _send(self, request: dict[str, Any]) -> str:
-        """The body of the answer."""
         import openai
 
-        where = f"{self.config.url} ({self.config.model})"
-        attempts = 1 + self.config.retries
+        config, where = self.config, f"{self.config.url} ({self.config.model})"
         try:
-            # the library's time limit is one for silence; an answer may also drip
-            async with asyncio.timeout(2 * attempts * self.config.seconds):
+            # The library's time limit is one for silence; an answer may also drip
+            async with asyncio.timeout(2 * (1 + config.retries) * config.seconds):
                 response = await self.client.chat.completions.with_raw_response.create(**request)
             return response.text
         except (openai.APITimeoutError, TimeoutError):
-            raise EndpointError(f"{where} did not answer within {self.config.seconds:g} s") from None
+            raise EndpointError(f"{where} did not answer within {config.seconds:g} s") from None
         except openai.APIConnectionError as error:
             raise EndpointError(f"{where} can't be reached: {error.__cause__ or error}") from None
         except openai.APIStatusError as error:
-            said = " ".join(error.message.split())[:300]
-            raise EndpointError(f"{where} answered {error.status_code}: {said}") from None
+            reason = " ".join(error.message.split())[:300]
+            raise EndpointError(f"{where} answered {error.status_code}: {reason}") from None
 
     def _read(self, body: str) -> Reply:
+        """Return the answer in a body, and charge for it. A server is free to send anything."""
+        config, account = self.config, self.usage
         try:
             answer = json.loads(body)
-            choice = answer["choices"][0]
-            message, finish, used = choice["message"], choice["finish_reason"], answer.get("usage")
+            choice, used = answer["choices"][0], answer.get("usage")
+            message, finish = choice["message"], choice["finish_reason"]
             words, refusal = message.get("content"), message.get("refusal")
             reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
             if words is None and (refusal or finish in ("content_filter", "length")):
-                words = ""  # a limit that was reached while the model still reasoned
+                words = ""  # for "length": the limit was reached while the model still reasoned
             if not isinstance(words, str) or not isinstance(reasoning, str):
                 raise TypeError("no content")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise EndpointError(
-                f"{self.config.url} sent what is no chat completion ({error!r}): {body[:200]!r}"
-            ) from None
-        prompt_tokens, response_tokens = counted(used, "prompt_tokens"), counted(used, "completion_tokens")
-        self.usage.prompt_tokens += prompt_tokens
-        self.usage.response_tokens += response_tokens
-        dollars = prompt_tokens * self.config.prompt_price / 1e6
-        dollars += response_tokens * self.config.response_price / 1e6
-        self.usage.dollars += dollars
+            problem = f"sent what is no chat completion ({error!r}): {body[:200]!r}"
+            raise EndpointError(f"{config.url} {problem}") from None
+        used = used if isinstance(used, dict) else {}
+        counts = used.get("prompt_tokens"), used.get("completion_tokens")
+        prompt, response = (n if isinstance(n, int) and 0 <= n <= MOST_TOKENS else 0 for n in counts)
+        dollars = (prompt * config.prompt_price + response * config.response_price) / 1e6
+        account.prompt_tokens += prompt
+        account.response_tokens += response
+        account.dollars += dollars
         charge(dollars)
-        if refusal or finish == "content_filter":  # which is paid for too
-            raise Refusal(f"{self.config.model} refused: {refusal or 'filtered'}")
-        return Reply(
-            text=words,
-            finish="length" if finish == "length" else "stop",
-            reasoning=reasoning,
-            prompt_tokens=prompt_tokens,
-            response_tokens=response_tokens,
-        )
-
-    def _place(self, request: dict[str, Any]) -> Path | None:
-        if self.config.cache is None:
-            return None
-        words = json.dumps([self.config.url, request], sort_keys=True)
-        name = hashlib.sha256(words.encode()).hexdigest()
-        return self.config.cache / name[:2] / f"{name}.json"
-
-
-def counted(usage: Any, name: str) -> int:
-    """A number of tokens, 0 where a server tells none.
-
-    >>> counted({"prompt_tokens": 7}, "prompt_tokens"), counted("n/a", "prompt_tokens")
-    (7, 0)
-    """
-    count = usage.get(name) if isinstance(usage, dict) else None
-    return count if isinstance(count, int) else 0
+        if refusal or finish == "content_filter":  # it is paid for too
+            raise EndpointError(f"{config.model} refused: {refusal or 'filtered'}")
+        return Reply(words, "length" if finish == "length" else "stop", reasoning, prompt, response)
 
 
 @asynccontextmanager
 async def open_endpoint(config: EndpointConfig) -> AsyncIterator[Endpoint]:
-    """An endpoint for as long as the block lasts; then what it has cost is told."""
+    """Open an endpoint for as long as the block lasts, then print its usage."""
     endpoint = Endpoint(config)
     try:
         yield endpoint
     finally:
         await endpoint.close()
         say(f"{config.model}: {endpoint.usage}")
+
+
+@dataclass
+class RemoteSampler:
+    """A served model as `types.Sampler`: chat messages out, text in. There are neither ids nor log-probs, so
+    its trajectories can be cloned (minirl/demonstrations.py makes ids of the text, once), not reinforced."""
+
+    endpoint: Endpoint
+    failure: str = ""  # stays so: one answer that fails says nothing about the next
+
+    async def generate(self, request: Request) -> Sample:
+        """Return what the model says. Raises SamplerError if there is no answer, or a refusal."""
+        drawn, seed = request.sampling, request.seed % 2**31  # the API has no top-k
+        sampling = {"temperature": drawn.temperature, "top_p": drawn.top_p, "seed": seed}
+        try:
+            reply = await self.endpoint.ask(request.prompt.messages, request.max_tokens, **sampling)
+        except EndpointError as error:
+            raise SamplerError(str(error)) from None
+        words = f"<think>\n{reply.reasoning}\n</think>\n\n{reply.text}" if reply.reasoning else reply.text
+        return Sample((), (), reply.finish, text=words, counted=(reply.prompt_tokens, reply.response_tokens))
+
+    async def idle(self) -> None:
+        """Return at once: a request that is given up ends with its connection."""
+
+    def sleep(self) -> None:
+        """Free nothing: the model's memory is not ours."""
+
+    def sync(self, weights: Iterable[tuple[str, Any]]) -> None:
+        raise ValueError("--sampler remote: a served model's weights can't be replaced; use --sampler auto")
+
+    def close(self) -> None:
+        """Leave the endpoint open: it belongs to `open_endpoint`."""

@@ -1,9 +1,8 @@
 """Linear layers of float32 on a CPU, through oneDNN.
 
-Without a GPU much of the time goes into matrix products. PyTorch gives those of float32 to MKL, which reached
-about half of oneDNN's speed on the one processor where both were measured, an AMD EPYC; the results are as
-exact. Stands below every model that is loaded (minirl/model.py). Elsewhere, in other types and for a few rows
-it is PyTorch's own layer.
+PyTorch gives matrix products of float32 to MKL, which reached about half of oneDNN's speed on the one
+processor where both were measured, an AMD EPYC; the results are as exact. Stands below every model that is
+loaded (minirl/model.py). Elsewhere, in other types and for a few rows it is PyTorch's own layer.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ FEWEST_ROWS = 64  # below, the call itself costs more than the product
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias; the tensors may be transposed views."""
+    """Return x @ weight.T + bias; the tensors may be transposed views."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
@@ -42,8 +41,6 @@ class Product(torch.autograd.Function):
 
 
 class QuickLinear(nn.Linear):
-    """The layer, with the same weights under the same names."""
-
     def forward(self, x: Tensor) -> Tensor:
         plain = x.device.type == "cpu" and x.dtype == self.weight.dtype == torch.float32
         if not plain or x.shape[:-1].numel() < FEWEST_ROWS:
@@ -52,7 +49,7 @@ class QuickLinear(nn.Linear):
 
 
 def quicken(model: nn.Module) -> None:
-    """Gives a model's linear layers oneDNN's products, where PyTorch has it."""
+    """Turn a model's linear layers into QuickLinear, with the same weights, where PyTorch has oneDNN."""
     if torch.backends.mkldnn.is_available():
         for module in model.modules():
             if type(module) is nn.Linear:

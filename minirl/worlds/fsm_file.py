@@ -1,348 +1,334 @@
-"""The records of a finite state machine that describes a web site, and how they are read from JSON.
+"""fsm.json: the records of a finite state machine that describes a web site, read and written by pydantic.
 
-Where it stands: `load_fsm` turns an fsm.json file, or the mapping that `generate` builds, into frozen
-records; `fsm` gives them their meaning. Everything structural is checked here once, so that the
-interpreter, the search and the renderer need not ask again. What is legal but unwise (pages that
-nobody reaches, writes to undeclared fields) is accepted: judging a site is a validator's business.
+Where it stands: `load_fsm` checks a file, or the mapping that `generate` builds, and turns it into frozen
+records, to which `interpreter` gives their meaning.
 
-Paper: AutoWebWorld, section 3 and appendix A (a site is pages, per-page signatures and actions with
-preconditions and effects). The JSON form is that of the sites released with the paper: actions
-inline in their page, defaults derived from type strings. The form that the paper's appendix shows is
-translated into it by `appendix`. Deviations, all optional in a file:
-
-* an action may carry `bind`, which says where the values of one of its parameters come from:
-
-      "bind": {"product": {"collection": "products", "where": {"category": "$.category"}}}
-
-  makes `product` range over the ids of those records of `products` whose `category` equals the
-  page's current `$.category`. Parameters without it stay one symbol, such as "{ITEM_ANY}". `Bind` has
-  the other forms: filters, an order, or a list of values.
-* an effect may also be `toggle` or `remove`.
-* a page may have `defaults`, which go before those of its types.
+Paper: AutoWebWorld, section 3 and appendix A. The form is that of the sites released with the paper, not that
+of its appendix: actions inline in their page, defaults derived from type strings. Deviations, all optional:
+a page may have `defaults`, an effect may also be `toggle` or `remove`, and an action may carry `bind`, which
+says where the values of a parameter come from (others stay one symbol, such as "{ITEM_ANY}"). With this,
+`product` is the id of a record of `products` whose `category` equals the page's current `$.category`:
+    "bind": {"product": {"collection": "products", "where": {"category": "$.category"}}}
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from reprlib import repr as brief
+from typing import Annotated, Any, Literal, Required
 
-from minirl.worlds.appendix_format import is_appendix_form, translate
-from minirl.worlds.reading import Malformed, is_number, is_placeholder, readable, shown, taken
+from annotated_types import Predicate
+from pydantic import AfterValidator, AliasPath, BeforeValidator, Field, PlainSerializer, TypeAdapter
+from pydantic.dataclasses import dataclass
+from pydantic_core import ValidationError, from_json
+from typing_extensions import TypedDict
 
 Signature = Mapping[str, Any]  # what a page remembers: a JSON object, never written into
 FieldPath = tuple[str, ...]  # "$.view.sort" is ("view", "sort")
 
-ORDERED = {"gt", "gte", "lt", "lte", "length_gt"}  # conditions that compare with a number
-LISTED = {"in", "oneof"}  # conditions that compare with a list
-CONDITIONS = {"eq", "neq", "exists", "not_null"} | ORDERED | LISTED
-FILTERS = {"eq", "gte", "lte", "flag"}  # what a list's filter may ask of its records
-EFFECTS = {"set", "inc", "clear", "append_unique", "remove", "toggle"}
-GUI_OPS = {"click", "hover", "type_text", "key_press", "drag", "scroll_until_visible", "scroll"}
 TYPE_DEFAULTS = {"string": "", "boolean": False, "integer": 0, "integer>=1": 1, "number": 0, "any": None}
+TYPE = "|".join([*map(re.escape, TYPE_DEFAULTS), "object", r"array<\w+>"])
+# Names with two leading underscores mean something to JavaScript objects, so they are refused.
+PATH = re.compile(r"\$(\.(?!__)[A-Za-z_][A-Za-z0-9_]*)+")
 
 
-@dataclass(frozen=True)
+class Malformed(ValueError):
+    """A document that is no site or goal; `faults` holds the place and the reason of each fault."""
+
+    def __init__(self, name: str, faults: Sequence[tuple[str, str]]):
+        super().__init__(": ".join(filter(None, [name, *faults[0]])))
+        self.faults = faults
+
+
+def is_placeholder(value: Any) -> bool:
+    """Return whether a parameter's value is a symbol such as "{ITEM_ANY}", which stands for any value."""
+    return isinstance(value, str) and re.fullmatch(r"\{[^{}]*\}", value) is not None
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a JSON value is a number; true and false are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def parse_path(text: Any) -> FieldPath:
+    """Return ("view", "sort") for "$.view.sort"; a tuple is returned as it is. Raises ValueError."""
+    if isinstance(text, tuple):
+        return text
+    if not isinstance(text, str) or not PATH.fullmatch(text):
+        raise ValueError(f"path {brief(text)} must look like $.field or $.field.inner")
+    return tuple(text[2:].split("."))
+
+
+def dotted(path: FieldPath) -> str:
+    return "$." + ".".join(path)
+
+
+def _wanted(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return TypeAdapter(Filter).validate_python(value)
+    return dotted(parse_path(value)) if isinstance(value, str) and value.startswith("$") else value
+
+
+def _type(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return TypeAdapter(Schema).validate_python(value)
+    if not isinstance(value, str) or not re.fullmatch(rf"({TYPE})(\|null)?", value):
+        raise ValueError(f"unknown type {brief(value)}: use {', '.join(TYPE_DEFAULTS)}, object or array<...>")
+    return value
+
+
+def _default(kind: Any) -> Any:
+    """Return the value that a field of a type, or a schema, begins with: null, 1, "", [] ..."""
+    if isinstance(kind, Mapping):
+        return {name: _default(inner) for name, inner in kind.items()}
+    if kind.endswith("|null"):
+        return None
+    return {} if kind == "object" else TYPE_DEFAULTS.get(kind, [])
+
+
+def _flat(bind: Any) -> Any:
+    if not isinstance(bind, Mapping):
+        return bind
+    match list(bind.items()):
+        case [(param, {**spec})] if {"collection", "values"} & spec.keys():
+            return {**spec, "param": param}
+    raise ValueError("must be one parameter with a 'collection' or 'values'")
+
+
+def _nested(bind: Bind | None) -> Any:
+    spec = {name: value for name, value in asdict(bind).items() if value} if bind else {}
+    return {spec.pop("param"): spec or {"values": []}} if bind else None
+
+
+def _by_id(records: Any) -> dict[str, Any]:
+    """Return the records of a list by their ids, which must differ."""
+    if not isinstance(records, list):
+        raise ValueError(f"must be a list, not {brief(records)}")
+    out: dict[str, Any] = {}
+    for n, record in enumerate(records):
+        id = record.get("id") if isinstance(record, Mapping) else getattr(record, "id", None)
+        key = id if isinstance(id, str) else f"[{n}]"
+        if key in out:
+            raise ValueError(f"there are two of the id {id}")
+        out[key] = record
+    return out
+
+
+def _complete(page: Any) -> Any:
+    """Let the actions of a page that name no `from` or `to` begin and end on it."""
+    if not isinstance(page, Mapping) or not isinstance(page.get("actions"), list):
+        return page
+    here = {"from": page.get("id"), "to": page.get("id")}
+    return {**page, "actions": [{**here, **a} if isinstance(a, Mapping) else a for a in page["actions"]]}
+
+
+PathText = Annotated[str, AfterValidator(lambda path: path and dotted(parse_path(path)))]
+FieldName = Annotated[str, AfterValidator(lambda name: ".".join(parse_path(f"$.{name}")))]
+Schema = dict[FieldName, Annotated[Any, BeforeValidator(_type)]]
+AsPath = Annotated[FieldPath, BeforeValidator(parse_path), PlainSerializer(dotted)]
+Reference = Annotated[  # "{product}" in the file
+    str,
+    Field(pattern=r"^\{[^{}]*\}$"),
+    AfterValidator(lambda text: text[1:-1]),
+    PlainSerializer(lambda name: f"{{{name}}}"),
+]
+ById = (BeforeValidator(_by_id), PlainSerializer(lambda records: list(records.values())))
+GuiOp = Literal["click", "hover", "type_text", "key_press", "drag", "scroll_until_visible", "scroll"]
+_in_meta = lambda key: Field(validation_alias=AliasPath("meta", key), exclude=True)  # noqa: E731
+_record = dataclass(frozen=True, config={"validate_by_name": True, "validate_by_alias": True})
+
+
+class GuiStep(TypedDict, total=False):
+    """One operation of a gui_procedure, with a text, a key ... if it needs one."""
+
+    __pydantic_config__ = {"extra": "allow"}
+    op: Required[GuiOp]
+    selector: str
+
+
+class Filter(TypedDict):
+    """A comparison of a record's field with the field at `value`; all records pass while that is not set."""
+
+    cond: Literal["eq", "gte", "lte", "flag"]
+    value: PathText
+
+
+@_record
 class Condition:
     """One test on a signature: `Condition(("copies",), "gte", 1)` says $.copies >= 1."""
 
-    path: FieldPath
-    cond: str
+    path: AsPath
+    cond: Literal["eq", "neq", "exists", "not_null", "gt", "gte", "lt", "lte", "length_gt", "in", "oneof"]
     value: Any = None
 
+    def __post_init__(self) -> None:
+        if self.cond in ("in", "oneof") and not isinstance(self.value, (list, tuple)):
+            raise ValueError(f"{self.cond} compares with a list, not {brief(self.value)}")
+        if self.cond in ("gt", "gte", "lt", "lte", "length_gt") and not is_number(self.value):
+            raise ValueError(f"{self.cond} compares with a number, not {brief(self.value)}")
 
-@dataclass(frozen=True)
+
+@_record
 class Effect:
-    """One write into a signature. At most one of `value`, `ref` and `expr` is meant, and `ref` (the name
-    of a parameter) goes before `value`. `expr` is text that nobody executes."""
+    """A write of `value`, or of the parameter `ref` if there is one; `expr` is text that nobody executes."""
 
-    op: str
-    path: FieldPath
+    op: Literal["set", "inc", "clear", "append_unique", "remove", "toggle"]
+    path: AsPath
     value: Any = None
-    ref: str | None = None
-    expr: str | None = None
-    by: float = 1
+    ref: Reference | None = Field(None, alias="value_ref")
+    expr: Any = Field(None, alias="value_expr")
+    by: Annotated[Any, Predicate(is_number)] = 1
 
 
-@dataclass(frozen=True)
+@_record
 class Bind:
-    """The values of `param`: those of `values`, or the ids in `collection`, of the records that fit `where`.
-
-    `where` maps a record's field to a literal, to a path ("$.category") in the current signature, or to what
-    a list's filter asks, {"cond": "gte", "value": "$.least_price"}; a filter that is not set lets all pass.
-    `order` is the path of a field that says "price:asc" or "price:desc".
-    """
+    """The values of `param`: `values`, or the ids of the records in `collection` that fit `where`, which maps
+    fields to literals, paths or a `Filter`. At the path `order` stands "price:asc" or "price:desc"."""
 
     param: str
     collection: str = ""
-    where: Mapping[str, Any] = field(default_factory=dict)
-    order: str = ""
+    where: dict[str, Annotated[Any, AfterValidator(_wanted)]] = field(default_factory=dict)
+    order: PathText = ""
     values: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True)
+@_record
 class Action:
     """Something a visitor can do on page `source`. It ends on page `target`."""
 
     id: str
-    name: str  # click, type, search or select
-    source: str
-    target: str
-    is_navigation: bool
-    parameters: Mapping[str, Any]  # a placeholder such as "{ITEM_ANY}", or a fixed value
-    preconditions: tuple[Condition, ...]
-    effects: tuple[Effect, ...]
-    gui_procedure: tuple[Mapping[str, Any], ...]
-    bind: Bind | None = None
+    source: Annotated[str, Field(alias="from")]
+    target: Annotated[str, Field(alias="to")]
+    is_navigation: bool = Field(strict=True, default_factory=lambda ends: ends["target"] != ends["source"])
+    name: str = "click"  # click, type, search or select
+    parameters: dict[str, Any] = field(default_factory=dict)  # a placeholder, or a fixed value
+    preconditions: tuple[Condition, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    gui_procedure: tuple[GuiStep, ...] = ()
+    bind: Annotated[Bind | None, BeforeValidator(_flat), PlainSerializer(_nested)] = None
 
-    @property
+    def __post_init__(self) -> None:
+        used = {effect.ref for effect in self.effects} | {self.bind and self.bind.param}
+        if unknown := used - self.parameters.keys() - {None}:
+            raise ValueError(f"{min(unknown)!r} is not among the parameters {sorted(self.parameters)}")
+
+    @cached_property
     def open_parameters(self) -> tuple[str, ...]:
         """Names of the parameters that a caller must give; the others have fixed values."""
-        return tuple(n for n, v in self.parameters.items() if is_placeholder(v) or self._is_bound(n))
-
-    def _is_bound(self, name: str) -> bool:
-        return self.bind is not None and self.bind.param == name
+        bound = self.bind.param if self.bind else None
+        return tuple(n for n, value in self.parameters.items() if is_placeholder(value) or n == bound)
 
 
-@dataclass(frozen=True)
+@_record
 class Page:
+    """One page: the types of the fields that it remembers, and its actions by their ids."""
+
     id: str
-    schema: Mapping[str, Any]  # field -> type string, or a nested schema
-    defaults: Signature
-    actions: Mapping[str, Action]  # in the order of the file
+    schema: Annotated[Schema, Field(alias="signature_schema")]
+    actions: Annotated[dict[str, Action], *ById]  # a list in the file, as are `pages`
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "defaults", {**_default(self.schema), **self.defaults})
 
 
-@dataclass(frozen=True)
+@_record
 class Fsm:
-    app: str
-    initial_page: str
-    terminal_pages: tuple[str, ...]
-    pages: Mapping[str, Page]
-    meta: Mapping[str, Any] = field(default_factory=dict)  # the rest of the file's meta, as it was
+    """A whole site: its pages by their ids, in the order of the file."""
+
+    meta: dict[str, Any]  # all that the file says about itself
+    pages: Annotated[dict[str, Annotated[Page, BeforeValidator(_complete)]], *ById]
+    initial_page: Annotated[str, _in_meta("initial_page_id")]
+    terminal_pages: Annotated[tuple[str, ...], _in_meta("terminal_pages")] = ()
+    app: Annotated[str, _in_meta("app")] = ""
+    nav_skeleton: Any = None
 
     @property
     def actions(self) -> list[Action]:
-        """Of all pages, in the order of the file."""
+        """The actions of all pages, in the order of the file."""
         return [action for page in self.pages.values() for action in page.actions.values()]
 
+    def rebound(self, bind: Callable[[Action], Bind | None]) -> Fsm:
+        """Return the machine with `bind(action)` as every action's binding."""
+        pages = []
+        for page in self.pages.values():
+            actions = [replace(action, bind=bind(action)) for action in page.actions.values()]
+            pages.append(replace(page, actions=actions))
+        return replace(self, pages=pages)
 
-@dataclass(frozen=True)
+
+@_record
 class Goal:
-    """A page to be on, and what its signature must then say."""
+    """A page to be on, and conditions that its signature must then meet."""
 
     page: str
     where: tuple[Condition, ...] = ()
 
 
-# --- reading ------------------------------------------------------------------------------------
-
-
-def load_fsm(source: Path | Mapping[str, Any], problems: list[Malformed] | None = None) -> Fsm:
-    """Read a machine from an fsm.json file, or from the same thing as a mapping.
-
-    Raises Malformed, a ValueError, that names the file (or "fsm") and the place in it. With `problems`, what
-    can't be read is noted there and left out instead, and only a file without a first page raises.
-    """
-    place, document = "fsm", source
-    if not isinstance(source, Mapping):
-        place = str(source)
-        try:
-            document = json.loads(source.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-        except (OSError, ValueError, RecursionError) as error:
-            raise Malformed(place, f"not a readable JSON file: {error}") from error
-    reader = _Reader(problems)
-    try:
-        if is_appendix_form(document):
-            document = translate(document, place, reader.note)
-        return reader.fsm(document, place)
-    except RecursionError:
-        raise Malformed(place, "objects within objects without end") from None
-
-
 def load_goal(goal: Mapping[str, Any]) -> Goal:
-    """Read {"page": id, "where": [{"path": "$.a", "cond": "eq", "value": 1}, ...]}; `where` may be absent.
-
-    Raises ValueError that names the place.
-    """
-    where = taken(goal, "where", list, "goal", [])
-    conditions = [_read_condition(one, f"goal: where[{i}]") for i, one in enumerate(where)]
-    return Goal(taken(goal, "page", str, "goal"), tuple(conditions))
+    """Return the goal {"page": id, "where": [{"path": "$.a", "cond": "eq", "value": 1}, ...]}, in which
+    `where` may be absent. Raises Malformed."""
+    return _validated("goal", Goal, goal)
 
 
-def parse_path(text: Any, place: str) -> FieldPath:
-    """ "$.view.sort" -> ("view", "sort"). Raises ValueError that names `place`."""
-    # Names with two leading underscores mean something to JavaScript objects, so they are refused.
-    if not isinstance(text, str) or not re.fullmatch(r"\$(\.(?!__)[A-Za-z_][A-Za-z0-9_]*)+", text):
-        raise Malformed(place, f"path {shown(text)} must look like $.field or $.field.inner")
-    return tuple(text[2:].split("."))
+def load_fsm(source: Path | Mapping[str, Any]) -> Fsm:
+    """Return the machine in an fsm.json file, or in the same thing as a mapping. Raises Malformed."""
+    name = str(source) if isinstance(source, Path) else "fsm"
+    fsm: Fsm = _validated(name, Fsm, read_json(source) if isinstance(source, Path) else source)
+    faults = []
+    for page in fsm.pages.values():
+        for action in page.actions.values():
+            if action.target not in fsm.pages:
+                faults.append((f"{page.id}: {action.id}", f"goes to {action.target!r}, which is no page"))
+            elif action.source != page.id or not (action.is_navigation or action.target == page.id):
+                reason = f"'from' must be {page.id}, and so must 'to' unless 'is_navigation' is true"
+                faults.append((f"{page.id}: {action.id}", reason))
+    ends = {f"terminal_pages[{n}]": id for n, id in enumerate(fsm.terminal_pages)}
+    for key, id in {**ends, "initial_page_id": fsm.initial_page}.items():
+        if id not in fsm.pages:
+            faults.append((f"meta: {key}", f"{id!r} is no page"))
+    if faults:
+        raise Malformed(name, faults)
+    return fsm
 
 
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not JSON")
+def _validated(name: str, kind: type, document: Any) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(document)
+    except ValidationError as error:
+        raise Malformed(name, [_describe(fault) for fault in error.errors()]) from None
 
 
-class _Reader:
-    """Reads one file. `problems` collects what is wrong; without it, the first problem is raised."""
-
-    def __init__(self, problems: list[Malformed] | None):
-        self.problems = problems
-
-    def note(self, problem: Malformed) -> None:
-        if self.problems is None:
-            raise problem
-        self.problems.append(problem)
-
-    def each(self, entries: Iterable[Any], place: str, read: Callable[[Any, str], Any]) -> list[Any]:
-        """What `read` makes of each entry of a list."""
-        return readable(((f"{place}[{i}]", entry) for i, entry in enumerate(entries)), read, self.note)
-
-    def unique(self, records: Iterable[Any], place: str, what: str) -> dict[str, Any]:
-        """By their ids, of which the first counts."""
-        out: dict[str, Any] = {}
-        for record in records:
-            if record.id in out:
-                self.note(Malformed(place, f"there are two {what} {record.id}"))
-            out.setdefault(record.id, record)
-        return out
-
-    def fsm(self, document: Any, place: str) -> Fsm:
-        meta = taken(document, "meta", Mapping, place)
-        entries = taken(document, "pages", list, place)
-        pages = self.unique(self.each(entries, f"{place}: pages", self.page), place, "pages")
-        for page in pages.values():
-            lost = {id for id, action in page.actions.items() if action.target not in pages}
-            for id in lost:
-                target = page.actions[id].target
-                self.note(Malformed(f"{place}: {page.id}: {id}", f"goes to {target!r}, which is no page"))
-            actions = {id: action for id, action in page.actions.items() if id not in lost}
-            pages[page.id] = replace(page, actions=actions)
-        initial = taken(meta, "initial_page_id", str, f"{place}: meta")
-        if initial not in pages:
-            raise Malformed(f"{place}: meta", f"{initial!r} is no page")
-        terminals = []
-        for id in taken(meta, "terminal_pages", list, f"{place}: meta", []):
-            if isinstance(id, str) and id in pages:
-                terminals.append(id)
-            else:
-                self.note(Malformed(f"{place}: meta", f"{shown(id)} is no page"))
-        skeleton = document.get("nav_skeleton")
-        meta = {**meta, "nav_skeleton": skeleton} if skeleton is not None else meta
-        app = taken(meta, "app", str, f"{place}: meta", "")
-        return Fsm(app, initial, tuple(terminals), pages, meta)
-
-    def page(self, entry: Any, place: str) -> Page:
-        id = taken(entry, "id", str, place)
-        place = f"{place} {id}"
-        schema = taken(entry, "signature_schema", Mapping, place)
-        schema, defaults = self.signature(schema, f"{place}: signature_schema")
-        defaults = {**defaults, **taken(entry, "defaults", Mapping, place, {})}
-        entries = taken(entry, "actions", list, place)
-        actions = self.each(entries, f"{place}: actions", lambda one, where: self.action(one, id, where))
-        return Page(id, schema, defaults, self.unique(actions, place, "actions"))
-
-    def signature(self, schema: Mapping[str, Any], place: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The fields whose types can be read, and their defaults."""
-        kinds, defaults = {}, {}
-        for name, kind in schema.items():
-            try:
-                parse_path(f"$.{name}", place)
-                if isinstance(kind, Mapping):
-                    kinds[name], defaults[name] = self.signature(kind, f"{place}: {name}")
-                else:
-                    kinds[name], defaults[name] = kind, _default(kind, f"{place}: {name}")
-            except Malformed as problem:
-                self.note(problem)
-        return kinds, defaults
-
-    def action(self, entry: Any, page: str, place: str) -> Action:
-        id = taken(entry, "id", str, place)
-        place = f"{place} {id}"
-        source, target = taken(entry, "from", str, place, page), taken(entry, "to", str, place, page)
-        moves = taken(entry, "is_navigation", bool, place, source != target)
-        if source != page or (target != page and not moves):
-            raise Malformed(place, f"'from' must be {page}, and so must 'to' unless 'is_navigation' is true")
-        parameters = taken(entry, "parameters", Mapping, place, {})
-        conditions = taken(entry, "preconditions", list, place, [])
-        effects = taken(entry, "effects", list, place, [])
-        steps = taken(entry, "gui_procedure", list, place, [])
-        return Action(
-            id=id,
-            name=taken(entry, "name", str, place, "click"),
-            source=source,
-            target=target,
-            is_navigation=moves,
-            parameters=parameters,
-            preconditions=tuple(self.each(conditions, f"{place}: preconditions", _read_condition)),
-            effects=tuple(
-                self.each(effects, f"{place}: effects", lambda one, at: _read_effect(one, parameters, at))
-            ),
-            gui_procedure=tuple(self.each(steps, f"{place}: gui_procedure", _read_gui_step)),
-            bind=_read_bind(taken(entry, "bind", Mapping, place, {}), parameters, f"{place}: bind"),
-        )
+def _describe(fault: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the place, "BOOK: effects[0]: op", and the reason of a fault that pydantic has found."""
+    place, reason = "", fault["msg"].removeprefix("Value error, ")
+    for key in fault["loc"]:
+        if key != "[key]":  # pydantic's mark for a fault in the key before it
+            place += f"[{key}]" if isinstance(key, int) else f": {key}"
+    place = re.sub(r"\b(pages|actions): ", "", place.removeprefix(": "))
+    if fault["type"] == "missing":
+        place, _, key = place.rpartition(": ")
+        return place, f"{key!r} is missing"
+    reason = re.sub(r"a (valid )?dictionary( or an instance of \w+)?", "an object", reason)
+    reason = reason.replace("Predicate 'is_number' failed", "must be a number")
+    return place, reason + (f", not {brief(fault['input'])}" if fault["type"] != "value_error" else "")
 
 
-def _default(kind: Any, place: str) -> Any:
-    base, _, null = kind.partition("|") if isinstance(kind, str) else ("", "", "")
-    is_known = base in {*TYPE_DEFAULTS, "object"} or re.fullmatch(r"array<\w+>", base)
-    if not is_known or null not in {"", "null"}:
-        types = f"{', '.join(TYPE_DEFAULTS)}, object or array<...>"
-        raise Malformed(place, f"unknown type {shown(kind)}: use {types}")
-    if null:
-        return None
-    if base == "object":
-        return {}
-    return TYPE_DEFAULTS.get(base, [])
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises Malformed that names the file."""
+    try:
+        document = from_json(path.read_bytes(), allow_inf_nan=False)
+    except (OSError, ValueError) as error:
+        raise Malformed(str(path), [("", f"not a readable JSON file: {error}")]) from None
+    if not isinstance(document, dict):
+        raise Malformed(str(path), [("", f"must be an object, not {brief(document)}")])
+    return document
 
 
-def _read_gui_step(entry: Any, place: str) -> Mapping[str, Any]:
-    if taken(entry, "op", str, place) not in GUI_OPS:
-        raise Malformed(place, f"unknown op {shown(entry['op'])}: use {sorted(GUI_OPS)}")
-    return entry
-
-
-def _read_condition(entry: Any, place: str) -> Condition:
-    cond, value = taken(entry, "cond", str, place), entry.get("value")
-    if cond not in CONDITIONS:
-        raise Malformed(place, f"unknown cond {shown(cond)}: use one of {sorted(CONDITIONS)}")
-    if cond in ORDERED and not is_number(value):
-        raise Malformed(place, f"{cond} compares with a number, not {shown(value)}")
-    if cond in LISTED and not isinstance(value, (list, tuple)):
-        raise Malformed(place, f"{cond} compares with a list, not {shown(value)}")
-    return Condition(parse_path(entry.get("path"), place), cond, value)
-
-
-def _read_effect(entry: Any, parameters: Mapping[str, Any], place: str) -> Effect:
-    op, by = taken(entry, "op", str, place), entry.get("by", 1)
-    if op not in EFFECTS:
-        raise Malformed(place, f"unknown op {shown(op)}: use one of {sorted(EFFECTS)}")
-    if not is_number(by):
-        raise Malformed(place, f"'by' must be a number, not {shown(by)}")
-    ref, expr = entry.get("value_ref"), entry.get("value_expr")
-    if ref is not None and not (is_placeholder(ref) and ref[1:-1] in parameters):
-        raise Malformed(place, f"value_ref {shown(ref)} must be a parameter in braces: {sorted(parameters)}")
-    name = None if ref is None else ref[1:-1]
-    return Effect(op, parse_path(entry.get("path"), place), entry.get("value"), name, expr, by)
-
-
-def _read_bind(entry: Mapping[str, Any], parameters: Mapping[str, Any], place: str) -> Bind | None:
-    if not entry:
-        return None
-    if len(entry) > 1:
-        raise Malformed(place, f"one bound parameter per action, not {sorted(entry)}")
-    ((param, spec),) = entry.items()
-    if param not in parameters:
-        raise Malformed(place, f"{param!r} is not among the parameters {sorted(parameters)}")
-    if isinstance(spec, Mapping) and "values" in spec:
-        return Bind(param, values=tuple(taken(spec, "values", list, place)))
-    where, order = taken(spec, "where", Mapping, place, {}), taken(spec, "order", str, place, "")
-    for value in (*where.values(), *([order] if order else [])):
-        if isinstance(value, Mapping):
-            if value.get("cond") not in FILTERS:
-                raise Malformed(place, f"unknown cond {shown(value.get('cond'))}: use {sorted(FILTERS)}")
-            value = taken(value, "value", str, place)
-        if isinstance(value, str) and (value.startswith("$") or value == order):
-            parse_path(value, place)
-    return Bind(param, taken(spec, "collection", str, place), where, order)
+def document_of(fsm: Fsm) -> dict[str, Any]:
+    """Return the machine as JSON that `load_fsm` reads."""
+    return TypeAdapter(Fsm).dump_python(fsm, mode="json", by_alias=True, exclude_none=True)

@@ -1,373 +1,285 @@
 """What is wrong with a site file: everything that would make its tasks unsolvable, ambiguous or unplayable.
 
-Where it stands: `python -m minirl.worlds check FILE` prints its findings, and the generator's own sites have
-none. It judges; `schema` only reads, and `fsm` only runs.
+Where it stands: `python -m minirl.worlds check` prints its findings; the generator's own sites have none.
 
 Paper: AutoWebWorld, appendix A.1 (the validator's requirements). Deviations: the checks are code, where the
-released validator asks a language model; what can be reached is found by the search that solves tasks, and
-not guessed from the edges; there is no score, but errors (tasks fail or mean nothing) and warnings.
+released validator asks a language model; a search, not the edges, says what can be reached; no score, but
+errors (tasks fail or mean nothing) and warnings. A `value_expr` is parsed, and never executed.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any, Literal
 
-from minirl.worlds.expression import parse_expression
-from minirl.worlds.fsm_file import ORDERED, Action, Condition, Effect, FieldPath, Fsm, Page, load_fsm
-from minirl.worlds.interpreter import enabled, meets
-from minirl.worlds.reading import Malformed, is_number, is_placeholder, shown
-from minirl.worlds.search import MAX_DEPTH, Graph, explore, symbolic
+from minirl.worlds.fsm_file import Action, Condition, Fsm, Malformed, Page, dotted, is_placeholder, load_fsm
+from minirl.worlds.interpreter import State, enabled, is_number, meets, value_at
+from minirl.worlds.search import Graph, explore, symbolic
 
 MAX_STATES = 20_000  # a site of a person's size has some hundreds
 SELECTOR = re.compile(r"([#.][A-Za-z_][\w-]*)+( ([#.][A-Za-z_][\w-]*)+)*")
 PAGINATION = re.compile(r"(^|_)(page|page_index|page_number|page_no|current_page|offset)$")
 RESULTS = re.compile(r"search|filter|sort|query")  # fields that decide what a list shows
+CLASSES = {"string": str, "integer": int, "number": (int, float), "object": Mapping, "array": list}
+NUMBERS, ARRAYS = ("integer", "number", "any"), ("array", "any")
+NEEDS = {"inc": NUMBERS, "toggle": ("boolean", "any"), "append_unique": ARRAYS, "remove": ARRAYS}
+NEEDS |= dict.fromkeys(("gt", "gte", "lt", "lte"), NUMBERS) | {
+    "length_gt": ("string", "object", "array", "any")
+}
+FUNCTIONS = r"append|remove_where|map|filter|merge|set_prop|uniq|sort_by|now|len|gen_id"
+TEXTS = re.compile(r"""(["'])(?:\\.|(?!\1)[^\\])*\1""")  # within an expression
+PAIRS = re.compile(r"\([^][(){}]*\)|\[[^][(){}]*\]|\{[^][(){}]*\}")  # innermost brackets
+LONGEST = 10_000  # characters of an expression
+Severity = Literal["error", "warning"]
+OnSite = Iterator[tuple[Severity, str, str, str]]  # the fields of a Finding
+OnAction = Iterator[tuple[Severity, str, str]]  # without `where`
 
 
 @dataclass(frozen=True)
 class Finding:
-    severity: Literal["error", "warning"]
+    """One fault. `where` is a page, or page and action, or a place in the file."""
+
+    severity: Severity
     code: str
-    where: str  # a page, or page and action, or a place in the file
+    where: str
     message: str
 
 
 def check(source: Path | Mapping[str, Any], max_states: int = MAX_STATES) -> list[Finding]:
-    """All findings, errors first. Never raises for what is in the file."""
-    problems: list[Malformed] = []
-    findings: list[Finding] = []
+    """Return all findings, errors first; of a file that cannot be read as a machine, only why not."""
     try:
-        findings += check_fsm(load_fsm(source, problems), max_states)
-    except Malformed as problem:
-        problems.append(problem)
-    findings += [Finding("error", "malformed", problem.place, problem.reason) for problem in problems]
-    return sorted(findings, key=lambda finding: finding.severity)
+        return check_fsm(load_fsm(source), max_states)
+    except Malformed as error:
+        return [Finding("error", "malformed", place or "file", reason) for place, reason in error.faults]
 
 
 def check_fsm(fsm: Fsm, max_states: int = MAX_STATES) -> list[Finding]:
-    """The same of a machine that could be read."""
+    """Return the findings on a machine, errors first."""
     world = symbolic(fsm)
-    fsm, graph = world.fsm, explore(world, max_depth=MAX_DEPTH, max_states=max_states)
-    findings: list[Finding] = []
-    for part in (_reach, _counts, _skeleton):
-        findings += part(fsm, graph)
+    fsm, graph = world.fsm, explore(world, max_states=max_states)
+    found = [*_reach(fsm, graph), *_declared(fsm)]
     for page in fsm.pages.values():
-        findings += _page(page, fsm, graph)
-        findings += _selectors(page)
+        found += _selectors(page)
         for action in page.actions.values():
-            for look in (_writes, _conditions, _gates, _items, _resets, _procedure):
-                findings += look(action, page, fsm)
-    return findings
+            for look in (_writes, _conditions, _items, _resets, _procedure):
+                found += [(*kind, f"{page.id}: {action.id}", text) for *kind, text in look(action, page, fsm)]
+    return sorted(itertools.starmap(Finding, found), key=lambda finding: finding.severity)
 
 
-def _error(code: str, where: str, message: str) -> Finding:
-    return Finding("error", code, where, message)
-
-
-def _warning(code: str, where: str, message: str) -> Finding:
-    return Finding("warning", code, where, message)
-
-
-def _place(action: Action) -> str:
-    return f"{action.source}: {action.id}"
-
-
-# --- what can be reached --------------------------------------------------------------------------
-
-
-def _reach(fsm: Fsm, graph: Graph) -> Iterator[Finding]:
-    reached = {node.state.page for node in graph.nodes.values()}
+def _reach(fsm: Fsm, graph: Graph) -> OnSite:
     if not fsm.terminal_pages:
-        yield _error("no_terminals", "meta", "names no terminal page, so there is nothing to do")
+        yield "error", "no_terminals", "meta", "names no terminal page, so there is nothing to do"
+    for page in fsm.pages.values():
+        if page.id not in fsm.terminal_pages and all(a.target == page.id for a in page.actions.values()):
+            yield "warning", "dead_end", page.id, "no action leaves it, and it is no terminal page"
     if not graph.is_complete:
         reason = f"the search stopped after {len(graph.nodes)} states; what it did not reach is not known"
-        yield _warning("search_bounded", "meta", reason)
+        yield "warning", "search_bounded", "meta", reason
         return
-    for id in fsm.terminal_pages:
-        if id not in reached:
-            yield _error("unreachable_terminal", id, f"no way leads here{_why_not(fsm, id, reached)}")
-    ways_in = {action.target for action in fsm.actions if action.target != action.source}
+    states: dict[str, list[State]] = {id: [] for id in fsm.pages}
+    for node in graph.nodes.values():
+        states[node.state.page].append(node.state)
     for id in fsm.pages:
-        if id in reached or id in fsm.terminal_pages:
-            continue
-        if id in ways_in:
-            yield _warning("unreached_page", id, f"no way leads here{_why_not(fsm, id, reached)}")
-        else:
-            yield _warning("orphan_page", id, "no action leads here")
-
-
-def _why_not(fsm: Fsm, id: str, reached: set[str]) -> str:
-    """The last actions before a page that was not reached, and what they wait for."""
-    doors = [action for action in fsm.actions if action.target == id != action.source]
-    if not doors:
-        return ": no action goes to it"
-    shut = [a for a in doors if a.source in reached]
-    if not shut:
-        return f": it is entered only from {', '.join(sorted({a.source for a in doors}))}"
-    gates = [f"{a.id} waits for {_said(c)}" for a in shut for c in a.preconditions if not _setters(c, fsm)]
-    return f": {'; '.join(gates)}" if gates else f": {', '.join(a.id for a in shut)} can never be taken"
-
-
-def _page(page: Page, fsm: Fsm, graph: Graph) -> Iterator[Finding]:
-    leaves = [action for action in page.actions.values() if action.target != page.id]
-    if not leaves and page.id not in fsm.terminal_pages:
-        yield _warning("dead_end", page.id, "no action leaves it, and it is no terminal page")
-    states = [node.state for node in graph.nodes.values() if node.state.page == page.id]
-    for action in page.actions.values():
+        doors = [action for action in fsm.actions if action.target == id != action.source]
+        text = f"no way leads here: {_why_not(fsm, doors, [page for page in states if states[page]])}"
+        if not states[id] and id in fsm.terminal_pages:
+            yield "error", "unreachable_terminal", id, text
+        elif not states[id]:
+            yield "warning", "unreached_page" if doors else "orphan_page", id, text
+    for action in fsm.actions:
         params = {name: action.parameters[name] for name in action.open_parameters}
-        possible = [c for c in action.preconditions if _setters(c, fsm)]
-        is_known = states and graph.is_complete and len(possible) == len(action.preconditions)
-        if is_known and not any(enabled(fsm, state, action.id, params) for state in states):
+        can_hold = states[action.source] and all(_can_hold(c, fsm) for c in action.preconditions)
+        if can_hold and not any(enabled(fsm, state, action.id, params) for state in states[action.source]):
             text = "can never be taken: what it waits for does not come together"
-            yield _warning("never_enabled", _place(action), text)
+            yield "warning", "never_enabled", f"{action.source}: {action.id}", text
 
 
-def _selectors(page: Page) -> Iterator[Finding]:
-    """What a hand touches last must say which action is meant, and no element can be two widgets."""
-    finals: dict[str, list[Action]] = {}
-    roles: dict[str, set[str]] = {}
-    for action in page.actions.values():
-        selectors = [step.get("selector") for step in action.gui_procedure]
-        if isinstance(last := next(reversed(selectors), None), str):
-            finals.setdefault(last, []).append(action)
-        for step in action.gui_procedure:
-            if isinstance(step.get("selector"), str) and step["op"] in ("type_text", "drag"):
-                roles.setdefault(step["selector"], set()).add(step["op"])
-    for selector, actions in finals.items():
-        meanings = [(a.preconditions, a.effects, a.target) for a in actions]
-        if any(meaning != meanings[0] for meaning in meanings):
-            names = ", ".join(action.id for action in actions)
-            yield _warning("shared_selector", page.id, f"{selector} means all of {names}")
-    for selector, ops in roles.items():
-        if len(ops) > 1:
-            yield _error("shared_selector", page.id, f"{selector} is both typed into and dragged")
+def _why_not(fsm: Fsm, doors: list[Action], reached: list[str]) -> str:
+    """Return why none of the actions that lead to a page was taken."""
+    shut = [action for action in doors if action.source in reached]
+    if not shut:
+        sources = ", ".join(sorted({action.source for action in doors}))
+        return f"it is entered only from {sources}" if doors else "no action goes to it"
+    gates = [f"{a.id} waits for {_words(c)}" for a in shut for c in a.preconditions if not _can_hold(c, fsm)]
+    return "; ".join(gates) or f"{', '.join(a.id for a in shut)} can never be taken"
 
 
-def _counts(fsm: Fsm, graph: Graph) -> Iterator[Finding]:
-    """What the file says about itself."""
-    profile = fsm.meta.get("complexity_profile")
-    profile = profile if isinstance(profile, Mapping) else {}
-    least = _number(profile.get("pages"), "min")
-    if least is not None and len(fsm.pages) < least:
-        text = f"{len(fsm.pages)} pages, but the file declares at least {least:g}"
-        yield _warning("too_few_pages", "meta", text)
-    count = _number(profile.get("terminals"), "count")
-    if count is not None and len(fsm.terminal_pages) != count:
-        text = f"{len(fsm.terminal_pages)} terminal pages, but the file declares {count:g}"
-        yield _warning("terminal_count", "meta", text)
-
-
-def _number(record: Any, key: str) -> float | None:
-    value = record.get(key) if isinstance(record, Mapping) else None
-    return value if is_number(value) else None
-
-
-def _skeleton(fsm: Fsm, graph: Graph) -> Iterator[Finding]:
-    """The appendix's nav_skeleton may only repeat what actions do."""
-    skeleton = fsm.meta.get("nav_skeleton")
-    edges = skeleton.get("edges") if isinstance(skeleton, Mapping) else []
+def _declared(fsm: Fsm) -> OnSite:
+    """Compare what the file says about itself with what it holds."""
+    pages, ends = ("pages", "min", len(fsm.pages)), ("terminals", "count", len(fsm.terminal_pages))
+    for code, (name, key, count) in (("too_few_pages", pages), ("terminal_count", ends)):
+        wanted = value_at(fsm.meta, ("complexity_profile", name, key))
+        if is_number(wanted) and (count < wanted or count != wanted and key == "count"):
+            yield "warning", code, "meta", f"{count} {name}, but the file declares {key} {wanted:g}"
+    # The skeleton may only repeat what actions do.
+    moves = [(action.source, action.id, action.target) for action in fsm.actions if action.is_navigation]
+    edges = value_at({"skeleton": fsm.nav_skeleton}, ("skeleton", "edges"))
     for i, edge in enumerate(edges if isinstance(edges, list) else []):
-        where = f"nav_skeleton: edges[{i}]"
-        if not isinstance(edge, Mapping):
-            yield _error("skeleton_edge", where, f"must be an object, not {shown(edge)}")
-            continue
-        page = fsm.pages.get(str(edge.get("from")))
-        names = edge["via"] if isinstance(edge.get("via"), list) else [edge.get("via")]
-        for name in names:
-            action = page.actions.get(str(name)) if page else None
-            if action is None or not action.is_navigation or action.target != edge.get("to"):
-                way = f"from {shown(edge.get('from'))} to {shown(edge.get('to'))}"
-                yield _error("skeleton_edge", where, f"no navigation action {shown(name)} leads {way}")
+        start, via, end = (value_at(edge, (key,)) for key in ("from", "via", "to"))
+        for name in via if isinstance(via, list) else [via]:
+            if (start, name, end) not in moves:
+                text = f"no navigation action {brief(name)} leads from {brief(start)} to {brief(end)}"
+                yield "error", "skeleton_edge", f"nav_skeleton: edges[{i}]", text
 
 
-# --- fields ---------------------------------------------------------------------------------------
+def _selectors(page: Page) -> OnSite:
+    """The element touched last must say which action is meant, and no element can be two widgets."""
+    finals: dict[str, list[Action]] = {}
+    ops: dict[str, set[str]] = {}
+    for action in page.actions.values():
+        for step in action.gui_procedure:
+            ops.setdefault(step.get("selector", ""), set()).add(step["op"])
+        if action.gui_procedure:
+            finals.setdefault(action.gui_procedure[-1].get("selector", ""), []).append(action)
+    for selector, actions in finals.items():
+        (first, *others) = [(action.preconditions, action.effects, action.target) for action in actions]
+        if selector and any(meaning != first for meaning in others):
+            names = ", ".join(action.id for action in actions)
+            yield "warning", "shared_selector", page.id, f"{selector} means all of {names}"
+    for selector in ops:
+        if selector and ops[selector] >= {"type_text", "drag"}:
+            yield "error", "shared_selector", page.id, f"{selector} is both typed into and dragged"
 
 
-def _kind(page: Page, path: FieldPath) -> Any:
-    """The declared type of a field, "any" within an object, or None if it is not declared."""
+def _procedure(action: Action, page: Page, fsm: Fsm) -> OnAction:
+    if not action.gui_procedure:
+        yield "warning", "no_procedure", "has no gui_procedure, so nobody can take it"
+    for step in action.gui_procedure:
+        needs_none = step["op"] in ("key_press", "scroll") and "selector" not in step
+        if not needs_none and not SELECTOR.fullmatch(selector := step.get("selector", "")):
+            text = f"{step['op']} on {brief(selector)}, which is no selector like #id or #id .class"
+            yield "error", "bad_selector", text
+    for name, value in action.parameters.items():
+        if isinstance(value, str) and SELECTOR.fullmatch(value):
+            yield "warning", "selector_in_parameters", f"parameter {name} holds a selector"
+
+
+def _kind(page: Page, path: tuple[str, ...]) -> str:
+    """Return a field's declared type: "object" for a schema, "any" within an object, "" if there is none."""
     kind: Any = page.schema
     for name in path:
-        if isinstance(kind, str) and kind.split("|")[0] in ("object", "any"):
-            return "any"
-        if not isinstance(kind, Mapping) or name not in kind:
-            return None
-        kind = kind[name]
-    return kind
+        within = "any" if isinstance(kind, str) and kind.split("|")[0] in ("object", "any") else ""
+        kind = kind.get(name, "") if isinstance(kind, Mapping) else within
+    return kind if isinstance(kind, str) else "object"
 
 
-def _fits(kind: Any, value: Any) -> bool:
-    """Whether a literal is of a declared type. Symbols fit everywhere."""
-    if is_placeholder(value):
+def _fits(kind: str, value: Any) -> bool:
+    """Return whether a literal is of a declared type. Symbols fit everywhere."""
+    base = re.match(r"\w+", kind)[0]  # of "array<string>" or "integer>=1"
+    if is_placeholder(value) or base == "any":
         return True
-    if isinstance(kind, Mapping):
-        return isinstance(value, Mapping)
-    base, _, null = kind.partition("|")
-    if value is None:
-        return bool(null) or base == "any"
-    if base.startswith("array"):
-        return isinstance(value, list)
-    if isinstance(value, bool):
-        return base in ("boolean", "any")
-    if base == "integer>=1":
-        return isinstance(value, int) and value >= 1
-    classes = {"string": str, "integer": int, "number": (int, float), "object": Mapping, "any": object}
-    return isinstance(value, classes.get(base, ()))
+    if value is None or isinstance(value, bool):
+        return kind.endswith("|null") if value is None else base == "boolean"
+    return isinstance(value, CLASSES.get(base, ())) and (">=1" not in kind or value >= 1)
 
 
-NUMBERS, ARRAYS = ("integer", "number"), ("array",)
-NEEDS = {"inc": NUMBERS, "toggle": ("boolean",), "append_unique": ARRAYS, "remove": ARRAYS}
-
-
-def _writes(action: Action, page: Page, fsm: Fsm) -> Iterator[Finding]:
-    where = _place(action)
+def _writes(action: Action, page: Page, fsm: Fsm) -> OnAction:
     for effect in action.effects:
-        path, kind = _dotted(effect.path), _kind(page, effect.path)
-        if kind is None:
-            yield _error("undeclared_write", where, f"writes {path}, which {page.id} does not declare")
-            continue
-        if effect.expr is not None:
-            yield from _expression(action, effect, fsm)
+        path, kind = dotted(effect.path), _kind(page, effect.path)
+        if not kind:
+            yield "error", "undeclared_write", f"writes {path}, which {page.id} does not declare"
+        elif effect.expr is not None:
+            readers = [a.id for a in fsm.actions if any(c.path[0] == effect.path[0] for c in a.preconditions)]
+            depends = f"{', '.join(sorted(readers)) or 'nothing'} depends on it"
+            try:
+                reads = ", ".join(sorted(paths_read(effect.expr))) or "nothing"
+                text = f"is to be computed from {reads}, which is not done, so it stays as it is"
+                yield "warning", "expression", f"{path} {text}; {depends}"
+            except ValueError as error:
+                yield "error", "bad_expression", f"{path}: {error}: {brief(effect.expr)}; {depends}"
         elif effect.op == "set" and effect.ref is None and not _fits(kind, effect.value):
-            yield _error("type_mismatch", where, f"sets {path}, a {kind}, to {shown(effect.value)}")
-        elif effect.op in NEEDS and not _is_one_of(kind, NEEDS[effect.op]):
-            yield _error("type_mismatch", where, f"{effect.op} on {path}, which is a {shown(kind)}")
+            yield "error", "type_mismatch", f"sets {path}, a {kind}, to {brief(effect.value)}"
+        elif not kind.startswith(NEEDS.get(effect.op, "")):
+            yield "error", "type_mismatch", f"{effect.op} on {path}, which is a {kind}"
     if not action.effects and not action.is_navigation:
-        yield _warning("no_effect", where, "changes nothing")
+        yield "warning", "no_effect", "changes nothing"
 
 
-def _is_one_of(kind: Any, bases: tuple[str, ...]) -> bool:
-    return isinstance(kind, str) and kind.startswith((*bases, "any"))
+def paths_read(text: object) -> set[str]:
+    """Return the fields that an expression reads. Raises ValueError that says what is wrong with it.
+
+    >>> sorted(paths_read('append($.cart, {"id": gen_id(), "n": $.view.n})'))
+    ['$.cart', '$.view.n']
+    """
+    if not isinstance(text, str) or not text.strip() or len(text) > LONGEST:
+        raise ValueError(f"an expression must be a text of 1 to {LONGEST} characters")
+    text = TEXTS.sub("0", text)
+    if odd := re.search(r"[^\w\s$.,:?!=<>&|+*/%(){}[\]-]", text):
+        raise ValueError(f"can't be read from {text[odd.start() :][:20]!r} on")
+    called = set(re.findall(r"([A-Za-z_]\w*)\s*\(", text))
+    if unknown := [name for name in sorted(called) if not re.fullmatch(FUNCTIONS, name)]:
+        raise ValueError(f"there is no function {', '.join(unknown)}")
+    paths = set(re.findall(r"\$(?:\.[A-Za-z_]\w*)+", text))
+    while (shorter := PAIRS.sub("", text)) != text:
+        text = shorter
+    if lost := re.search(r"[][(){}]", text):
+        raise ValueError(f"{lost[0]!r} has no partner")
+    return paths
 
 
-def _expression(action: Action, effect: Effect, fsm: Fsm) -> Iterator[Finding]:
-    path = _dotted(effect.path)
-    readers = sorted(
-        other.id
-        for other in fsm.actions
-        if any(condition.path[0] == effect.path[0] for condition in other.preconditions)
+def _conditions(action: Action, page: Page, fsm: Fsm) -> OnAction:
+    for condition in action.preconditions:
+        kind, words = _kind(page, condition.path), f"waits for {_words(condition)}"
+        if not kind:
+            yield "error", "undeclared_read", f"{words}, which {page.id} does not declare"
+            continue
+        can_be = condition.cond != "eq" or condition.value is None or _fits(kind, condition.value)
+        if not can_be or not kind.startswith(NEEDS.get(condition.cond, "")):
+            yield "error", "invalid_condition", f"{words}, which a {kind} never is"
+        if is_placeholder(condition.value):
+            yield "error", "placeholder", f"{words}: a condition must not hold a placeholder"
+        if not _can_hold(condition, fsm):
+            writes = [(a.id, e) for a in fsm.actions for e in a.effects if e.path == condition.path]
+            computing = ", ".join(id for id, effect in writes if effect.expr is not None)
+            by = f" but the expression of {computing}" if computing else ""
+            yield "error", "gate_never_set", f"{words}, which nothing makes true{by}"
+
+
+def _words(condition: Condition) -> str:
+    value = "" if condition.cond in ("exists", "not_null") else f" {brief(condition.value)}"
+    return f"{dotted(condition.path)} {condition.cond}{value}"
+
+
+def _can_hold(condition: Condition, fsm: Fsm) -> bool:
+    """Return whether a page's default or any effect makes a condition true; expressions do not count."""
+    if any(meets(page.defaults, condition) for page in fsm.pages.values() if _kind(page, condition.path)):
+        return True
+    test = replace(condition, path=("it",))
+    return any(
+        effect.op != "set" or effect.ref is not None or meets({"it": effect.value}, test)
+        for action in fsm.actions
+        for effect in action.effects
+        if effect.path == condition.path and effect.expr is None and effect.op != "clear"
     )
-    depends = f"; {', '.join(readers)} depend on it" if readers else "; nothing depends on it"
-    try:
-        parsed = parse_expression(effect.expr)
-        reads = f" It reads {', '.join(sorted(parsed.paths))}." if parsed.paths else ""
-        text = f"{path} is to be computed, which is not done, so it stays as it is{depends}.{reads}"
-        yield _warning("expression", _place(action), text)
-    except ValueError as error:
-        yield _error("bad_expression", _place(action), f"{path}: {error}: {shown(effect.expr)}{depends}")
 
 
-def _conditions(action: Action, page: Page, fsm: Fsm) -> Iterator[Finding]:
-    where = _place(action)
-    for condition in action.preconditions:
-        kind, said = _kind(page, condition.path), _said(condition)
-        if kind is None:
-            yield _error("undeclared_read", where, f"waits for {said}, which {page.id} does not declare")
-        elif condition.cond == "length_gt" and not _is_one_of(kind, ("string", "object", *ARRAYS)):
-            yield _error("invalid_condition", where, f"waits for {said}, a {shown(kind)}: it has no length")
-        elif condition.cond in ORDERED - {"length_gt"} and not _is_one_of(kind, NUMBERS):
-            yield _error("invalid_condition", where, f"waits for {said}, a {shown(kind)}: no number")
-        elif condition.cond == "eq" and condition.value is not None and not _fits(kind, condition.value):
-            yield _error("invalid_condition", where, f"waits for {said}, which a {shown(kind)} never is")
-        if isinstance(condition.value, str) and is_placeholder(condition.value):
-            yield _error("placeholder", where, f"waits for {said}: a condition must not hold a placeholder")
-
-
-def _setters(condition: Condition, fsm: Fsm) -> bool:
-    """Whether anything makes a condition true: a page's default, or an effect on any page, since fields of
-    one name are carried along. Expressions do not count."""
-    declaring = (page for page in fsm.pages.values() if _kind(page, condition.path) is not None)
-    if any(meets(page.defaults, condition) for page in declaring):
-        return True
-    effects = (effect for action in fsm.actions for effect in action.effects)
-    return any(_may_set(effect, condition) for effect in effects)
-
-
-def _may_set(effect: Effect, condition: Condition) -> bool:
-    if effect.path != condition.path or effect.expr is not None or effect.op == "clear":
-        return False
-    if effect.op != "set" or effect.ref is not None:
-        return True
-    return meets(_nested(effect.path, effect.value), condition)
-
-
-def _nested(path: FieldPath, value: Any) -> dict[str, Any]:
-    for name in reversed(path):
-        value = {name: value}
-    return value
-
-
-def _gates(action: Action, page: Page, fsm: Fsm) -> Iterator[Finding]:
-    for condition in action.preconditions:
-        if _kind(page, condition.path) is None or _setters(condition, fsm):
-            continue
-        writers = [
-            other.id
-            for other in fsm.actions
-            for effect in other.effects
-            if effect.path == condition.path and effect.expr is not None
-        ]
-        by = f" but the expression of {', '.join(writers)}" if writers else ""
-        text = f"waits for {_said(condition)}, which nothing makes true{by}"
-        yield _error("gate_never_set", _place(action), text)
-
-
-def _items(action: Action, page: Page, fsm: Fsm) -> Iterator[Finding]:
+def _items(action: Action, page: Page, fsm: Fsm) -> OnAction:
     """What an action opens must be remembered, and still be known on the page that it opens."""
-    if not action.is_navigation or not action.open_parameters or action.target == page.id:
+    target, names = fsm.pages[action.target], action.open_parameters
+    if not action.is_navigation or not names or target == page:
         return
-    stored = [effect for effect in action.effects if effect.ref in action.open_parameters]
+    stored = [effect for effect in action.effects if effect.ref in names]
     if not stored:
-        names = ", ".join(action.open_parameters)
-        yield _error("missing_id", _place(action), f"opens {names} and does not store which one")
-    target = fsm.pages[action.target]
+        yield "error", "missing_id", f"opens {', '.join(names)} and does not store which one"
     for effect in stored:
-        name = effect.path[0]
-        if name in target.schema:
-            continue
-        others = [field for field in target.schema if field.endswith("_id")]
-        renamed = f"; is {' or '.join(others)} meant?" if others else ""
-        text = f"stores {_dotted(effect.path)}, but {target.id} has no {name}, so it is lost{renamed}"
-        yield _error("item_lost", _place(action), text)
+        if effect.path[0] not in target.schema:
+            others = [field for field in target.schema if field.endswith("_id")]
+            meant = f"; is {' or '.join(others)} meant?" if others else ""
+            text = f"stores {dotted(effect.path)}, which {target.id} does not have, so it is lost{meant}"
+            yield "error", "item_lost", text
 
 
-def _resets(action: Action, page: Page, fsm: Fsm) -> Iterator[Finding]:
+def _resets(action: Action, page: Page, fsm: Fsm) -> OnAction:
     """A list that shows other results must begin at its first page again."""
-    paths: list[FieldPath] = [(name,) for name in page.schema]
+    paths = [(name,) for name in page.schema]
     paths += [(name, one) for name, kind in page.schema.items() if isinstance(kind, Mapping) for one in kind]
     written = {effect.path for effect in action.effects}
-    changes = {path for path in written if RESULTS.search(path[-1].lower())}
-    if action.is_navigation or not (changes or (action.name == "search" and written)):
-        return
-    for path in paths:
+    changes = any(action.name == "search" or RESULTS.search(path[-1].lower()) for path in written)
+    for path in paths if changes and not action.is_navigation else ():
         if PAGINATION.search(path[-1]) and path not in written:
-            text = f"changes the results, but leaves {_dotted(path)} as it is"
-            yield _error("pagination_reset", _place(action), text)
-
-
-def _procedure(action: Action, page: Page, fsm: Fsm) -> Iterator[Finding]:
-    where = _place(action)
-    if not action.gui_procedure:
-        yield _warning("no_procedure", where, "has no gui_procedure, so nobody can take it")
-    for step in action.gui_procedure:
-        selector = step.get("selector")
-        if selector is None and step["op"] in ("key_press", "scroll"):
-            continue
-        if not isinstance(selector, str) or not SELECTOR.fullmatch(selector):
-            text = f"{step['op']} on {shown(selector)}, which is no selector like #id or #id .class"
-            yield _error("bad_selector", where, text)
-    for name, value in action.parameters.items():
-        if isinstance(value, str) and value[:1] in ("#", ".") and SELECTOR.fullmatch(value):
-            yield _warning("selector_in_parameters", where, f"parameter {name} holds a selector")
-
-
-def _dotted(path: FieldPath) -> str:
-    return "$." + ".".join(path)
-
-
-def _said(condition: Condition) -> str:
-    value = "" if condition.cond in ("exists", "not_null") else f" {shown(condition.value)}"
-    return f"{_dotted(condition.path)} {condition.cond}{value}"
+            yield "error", "pagination_reset", f"changes the results, but leaves {dotted(path)} as it is"

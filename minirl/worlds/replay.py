@@ -1,70 +1,48 @@
 """Solutions acted out in Chromium: every step's state compared with the interpreter's, and where it happened.
 
-Where it stands: between search and data. `instantiate` gives a path's symbols real values, `replay` acts it
-out with mouse and keyboard, and what comes back is a demonstration with the box of every element that was
-touched, or the reason why it is not one. Only what matches to the end is kept.
+Between search and data. `instantiate` gives a path's symbols real values, `replay` acts it out with mouse and
+keyboard: a demonstration with the box of every element that was touched, or the reason why it is none.
 
-Paper: AutoWebWorld, section 4.3 (execution-based filtering). Deviations: there, a failed click is a warning
-and the page is believed to be where the trace says; here the page is asked after every action.
+Paper: AutoWebWorld, section 4.3 (execution-based filtering). Deviation: there, a failed click is a warning
+and the page is believed to be where the trace says; here the page's state is read after every action.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from typing import Any
 
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
-from minirl.types import BrowserFault, ToolFailure
+from minirl.types import BrowserFault, Stop, ToolFailure
 from minirl.worlds.interpreter import State, World, apply, enabled, initial_state, parameter_values
-from minirl.worlds.render import SiteServer, difference
+from minirl.worlds.render import SiteServer, read_state
 from minirl.worlds.search import Step, explore, symbolic
 from minirl.worlds.widgets import gui_steps, widget_of
 
-BOX = """selector => {
-  const e = document.querySelector(selector);
-  if (!e) return null;
-  e.scrollIntoView({block: 'nearest', behavior: 'instant'});
-  const r = e.getBoundingClientRect();
-  return r.width > 0 && r.height > 0 ? [r.left, r.top, r.right, r.bottom] : null;
-}"""
-# How far a list is to be turned for a row to be its first.
-TURN = """([list, row]) => {
-  const box = document.querySelector(list), e = box && box.querySelector(row);
-  return e ? e.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientTop : null;
-}"""
-# Where a slider's thumb is, and where it is to go.
-THUMB = """([selector, to]) => {
-  const e = document.querySelector(selector), r = e.getBoundingClientRect(), thumb = 16;
-  const at = share => r.left + thumb / 2 + share * (r.width - thumb);
-  return [at((e.value - e.min) / ((e.max - e.min) || 1)), at(to), (r.top + r.bottom) / 2];
-}"""
+MEASURE = files("minirl.worlds").joinpath("measure.js").read_text(encoding="utf-8")
 ROWS_SEEN = 4  # of a list that begins where it was scrolled to, on a page 720 pixels high
-FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+PATHS, VALUES = 20, 5  # how many paths, and how many values of each step, are tried for one solution
 
 
 @dataclass(frozen=True)
 class Grounded:
-    """One operation of a hand: on what, where (left, top, right, bottom in CSS pixels), before and after."""
+    """One operation of mouse or keyboard: `box` is left, top, right and bottom in CSS pixels, `before` and
+    `after` are screenshots (PNG)."""
 
     action_id: str
     op: str
     selector: str
-    box: tuple[float, float, float, float] | None
+    box: tuple[float, ...] | None
     text: str = ""
     before: bytes = b""
     after: bytes = b""
-
-    @property
-    def center(self) -> tuple[float, float] | None:
-        return (
-            None if self.box is None else ((self.box[0] + self.box[2]) / 2, (self.box[1] + self.box[3]) / 2)
-        )
+    center: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,45 +54,36 @@ class Replay:
     reason: str = ""
 
 
-class Mismatch(Exception):
-    """The page did not do what the machine says."""
-
-
-def solutions(world: World, seed: int, plain: bool = False) -> dict[str, list[Step]]:
-    """One shortest path to every terminal page that can be reached, with values."""
-    graph = explore(symbolic(world.fsm), plain=plain)
-    out = {}
+def solutions(world: World, seed: int) -> dict[str, list[Step]]:
+    """Return one shortest path, with values, to every terminal page that can be reached."""
+    graph, start, out = explore(symbolic(world.fsm), plain=False), initial_state(world.fsm), {}
     for page in world.fsm.terminal_pages:
-        at: Callable[[State], bool] = lambda state, page=page: state.page == page  # noqa: E731
-        for path in graph.sample(at, 20, seed):
-            steps = instantiate(world, path, random.Random(f"{seed} {page}"))
+        for path in graph.sample(page, PATHS, seed):
+            steps = instantiate(world, start, path, random.Random(f"{seed} {page}"))
             if steps is not None:
                 out[page] = steps
                 break
     return out
 
 
-def instantiate(world: World, path: list[Step], rng: random.Random, tries: int = 5) -> list[Step] | None:
-    """The path's actions with values that are offered where they are needed; None if none were found."""
-
-    def go(state: State, i: int) -> list[Step] | None:
-        if i == len(path):
-            return []
-        id = path[i].action_id
-        values = within_reach(world, state, id)
-        for params in rng.sample(values, min(tries, len(values))):
-            if enabled(world.fsm, state, id, params):
-                rest = go(apply(world.fsm, state, id, params), i + 1)
-                if rest is not None:
-                    return [Step(id, params), *rest]
-        return None
-
-    return go(initial_state(world.fsm), 0)
+def instantiate(world: World, state: State, path: list[Step], rng: random.Random) -> list[Step] | None:
+    """Return the path's actions with values that are offered where they are needed, or None."""
+    if not path:
+        return []
+    id = path[0].action_id
+    values = within_reach(world, state, id)
+    for params in rng.sample(values, min(VALUES, len(values))):
+        if enabled(world.fsm, state, id, params):
+            rest = instantiate(world, apply(world.fsm, state, id, params), path[1:], rng)
+            if rest is not None:
+                return [Step(id, params), *rest]
+    return None
 
 
 def within_reach(world: World, state: State, id: str) -> list[dict[str, Any]]:
-    """What can be chosen at once. Of a list's rows those that are seen without scrolling it, which where
-    scrolling counts as an action would be one more; and it is scrolled to another row than its first."""
+    """Return the parameters with which an action can be taken at once. Of a list's rows these are the ones
+    seen without scrolling it, because scrolling may be an action; and a list can be scrolled to any row
+    except its first."""
     values = parameter_values(world, state, id)
     action = world.fsm.pages[state.page].actions[id]
     kind = widget_of(action, world.fsm).kind
@@ -127,62 +96,68 @@ def within_reach(world: World, state: State, id: str) -> list[dict[str, Any]]:
 
 
 async def replay(session: Session, world: World, steps: list[Step], pictures: bool = False) -> Replay:
-    """Acts a path out on a page that shows the world's first state."""
+    """Act a path out on a page that shows the world's first state."""
     grounded: list[Grounded] = []
-    state = initial_state(world.fsm)
+    state, place, reason = initial_state(world.fsm), "at the start", ""
     try:
-        await _compare(session, state, "at the start")
+        await compare(session, state)
         for step in steps:
+            place = step.action_id
             for gui in gui_steps(world, state, step):
-                grounded.append(await _do(session, step, gui, pictures))
+                grounded.append(await _act(session, place, gui, pictures))
             state = apply(world.fsm, state, step.action_id, step.params)
-            await _compare(session, state, f"after {step.action_id}")
-    except (Mismatch, ToolFailure, BrowserFault) as failure:
-        return Replay(tuple(steps), tuple(grounded), str(failure) or type(failure).__name__)
-    return Replay(tuple(steps), tuple(grounded))
+            await measure(session, "frames")  # scrolling tells the page only with the next frame
+            await compare(session, state)
+    except (ToolFailure, BrowserFault) as failure:
+        reason = f"{place}: {str(failure) or type(failure).__name__}"
+    return Replay(tuple(steps), tuple(grounded), reason)
 
 
-async def _compare(session: Session, expected: State, when: str) -> None:
-    await session.do(session.page.evaluate(FRAMES))  # scrolling tells the page only with the next frame
-    if found := await difference(session, expected):
-        raise Mismatch(f"{when} {found}")
+async def compare(session: Session, expected: State) -> None:
+    """Raise BrowserFault if the current page is not in the expected state."""
+    found = await session.do(read_state(session.page))
+    if found is None or found.key() != expected.key():
+        shown = found.key() if found else "no state"
+        raise BrowserFault(Stop.ENV_ERROR, f"the page shows {shown}, not {expected.key()}")
 
 
-async def _do(session: Session, step: Step, gui: Mapping[str, Any], pictures: bool) -> Grounded:
-    page, op, selector = session.page, gui["op"], gui.get("selector", "")
-    box = await session.do(page.evaluate(BOX, selector)) if selector else None
-    if selector and box is None:
-        raise Mismatch(f"{step.action_id}: the page shows no element {selector}")
-    before = await session.screenshot() if pictures else b""
+async def measure(session: Session, name: str, *given: Any) -> Any:
+    """Return the result of measure.js's function `name` on the current page. BrowserFault if it is null."""
+    found = await session.do(session.page.evaluate(MEASURE, [name, *given]))
+    if found is None:
+        raise BrowserFault(Stop.ENV_ERROR, f"the page shows no element {' '.join(map(str, given))}")
+    return found
+
+
+async def _act(session: Session, action_id: str, gui: Mapping[str, Any], pictures: bool) -> Grounded:
+    """Do one of `gui_steps` with mouse or keyboard. Raises BrowserFault if its element is not there."""
+    mouse, keyboard = session.page.mouse, session.page.keyboard
+    op, selector = gui["op"], gui.get("selector", "")
+    box = tuple(await measure(session, "box", selector)) if selector else None
     x, y = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2) if box else (0.0, 0.0)
+    before = await session.screenshot() if pictures else b""
     match op:
         case "click":
-            await session.do(page.mouse.click(x, y))
+            await session.do(mouse.click(x, y))
         case "hover":
-            await session.do(page.mouse.move(x, y))
+            await session.do(mouse.move(x, y))
         case "type_text":
-            await session.do(page.keyboard.press("ControlOrMeta+A"))
-            await session.do(page.keyboard.type(gui["text"]))
+            await session.do(keyboard.press("ControlOrMeta+A"))
+            await session.do(keyboard.type(gui["text"]))
         case "key_press":
-            await session.do(page.keyboard.press(gui["key"]))
+            await session.do(keyboard.press(gui["key"]))
         case "drag":
-            start, end, y = await session.do(page.evaluate(THUMB, [selector, gui["to"]]))
-            await session.do(page.mouse.move(start, y))
-            await session.do(page.mouse.down())
-            await session.do(page.mouse.move(end, y, steps=4))
-            await session.do(page.mouse.up())
+            start, end, height = await measure(session, "thumb", selector, gui["to"])
+            await session.do(mouse.move(start, height))
+            await session.do(mouse.down())
+            await session.do(mouse.move(end, height, steps=4))
+            await session.do(mouse.up())
         case "scroll":
-            await session.do(page.mouse.move(x, y))
-            distance = await session.do(page.evaluate(TURN, [selector, gui["to"].split()[-1]]))
-            if distance is None:
-                raise Mismatch(f"{step.action_id}: the list has no {gui['to']}")
-            await session.do(page.mouse.wheel(0, distance))
+            await session.do(mouse.move(x, y))
+            distance = await measure(session, "distance", selector, gui["to"].split()[-1])
+            await session.do(mouse.wheel(0, distance))
     after = await session.screenshot() if pictures else b""
-    grounded_box = tuple(box) if box else None
-    return Grounded(step.action_id, op, selector, grounded_box, str(gui.get("text", "")), before, after)
-
-
-# --- many sites -----------------------------------------------------------------------------------------
+    return Grounded(action_id, op, selector, box, gui.get("text", ""), before, after, (x, y) if box else None)
 
 
 @dataclass(frozen=True)
@@ -192,7 +167,6 @@ class Outcome:
     world: str
     terminal: str
     replay: Replay
-    seconds: float
 
 
 async def replay_sites(
@@ -202,36 +176,29 @@ async def replay_sites(
     pictures: bool = False,
     tick: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Solves every site for each of its terminal pages and acts the solutions out, `config.episodes` at a
-    time. A terminal page without a solution is an outcome too."""
-    places = asyncio.Semaphore(config.episodes)
+    """Solve every site for each of its terminal pages and act the solutions out, `config.episodes` at a
+    time. A terminal page without a solution is an outcome too; `tick` is called with each."""
+    places, solved = asyncio.Semaphore(config.episodes), [solutions(world, seed) for world in worlds]
+
+    async def visit(world: World, terminal: str, steps: list[Step] | None) -> Outcome:
+        result = Replay(tuple(steps or ()), reason="no solution was found")
+        async with places:
+            try:
+                if steps is not None:
+                    async with pool.session() as session:
+                        await session.start(f"http://{world.name}.test/")
+                        result = await replay(session, world, steps, pictures)
+            except BrowserFault as fault:
+                result = replace(result, reason=str(fault))
+        outcome = Outcome(world.name, terminal, result)
+        tick(outcome)
+        return outcome
+
     with SiteServer(worlds, config.site_port) as server:
-        async with BrowserPool(config, server.sites, sealed=True) as pool:
-
-            async def one(world: World, terminal: str, steps: list[Step] | None) -> Outcome:
-                async with places:
-                    start = time.monotonic()
-                    result = await _visit(pool, world, steps, pictures)
-                    outcome = Outcome(world.name, terminal, result, time.monotonic() - start)
-                    tick(outcome)
-                    return outcome
-
-            async with asyncio.TaskGroup() as tasks:
-                running = [
-                    tasks.create_task(one(world, terminal, solved.get(terminal)))
-                    for world in worlds
-                    for solved in [solutions(world, seed)]
-                    for terminal in world.fsm.terminal_pages
-                ]
-            return [task.result() for task in running]
-
-
-async def _visit(pool: BrowserPool, world: World, steps: list[Step] | None, pictures: bool) -> Replay:
-    if steps is None:
-        return Replay((), (), "no solution was found")
-    try:
-        async with pool.session() as session:
-            await session.start(f"http://{world.name}.test/")
-            return await replay(session, world, steps, pictures)
-    except BrowserFault as fault:
-        return Replay(tuple(steps), (), str(fault))
+        async with BrowserPool(config, server.sites, sealed=True) as pool, asyncio.TaskGroup() as group:
+            visits = [
+                group.create_task(visit(world, page, paths.get(page)))
+                for world, paths in zip(worlds, solved, strict=True)
+                for page in world.fsm.terminal_pages
+            ]
+    return [task.result() for task in visits]

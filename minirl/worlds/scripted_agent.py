@@ -1,123 +1,132 @@
 """Solutions acted out in Chromium: demonstrations whose every step is checked.
 
-Stands between search and imitation. `ScriptedPolicy` answers an episode's prompts with a `Script`, the
-shortest solution, instead of a model's samples, so a demonstration is an ordinary trajectory: same harness,
-same history, same ids as the model will see. Before it acts it compares the page's state with the state that
-the interpreter predicts, and refuses to go on if they differ. AutoWebWorld section 3.3; deviation: there
-the browser's state is never compared.
+Between search and imitation. `ScriptedPolicy` answers an episode's prompts with the shortest solution, in
+place of a model's samples, so a demonstration is an ordinary trajectory: the same harness, history and ids as
+the model will see. Before it acts it compares the page's state with the one that the interpreter predicts.
+
+Paper: AutoWebWorld, section 3.3. Deviation: there the browser's state is never compared.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 from minirl.agents import simplified_html
 from minirl.agents.openwebrl import SCALE
 from minirl.browser.session import Session
+from minirl.config import AgentConfig
+from minirl.console import progress, say
 from minirl.model import Preprocessor
-from minirl.types import BrowserFault, Prompt, Sample, Stop, Task
-from minirl.worlds.interpreter import World, apply, holds, initial_state
-from minirl.worlds.render import difference, read_state
-from minirl.worlds.replay import BOX
+from minirl.rollout import RolloutWorker
+from minirl.types import Prompt, Sample, Task, Trajectory
+from minirl.worlds.interpreter import World, apply, initial_state
+from minirl.worlds.replay import compare, measure
 from minirl.worlds.search import Step, solve
+from minirl.worlds.shop import shops_of
 from minirl.worlds.widgets import gui_steps
 
-Form = Literal[
-    "tools", "thinking", "action"
-]  # the visual agent's, the text agent's, and that without thoughts
+VISUAL = AgentConfig()
 
 
-class Script:
-    """The shortest solution of one task, told turn by turn.
+class ScriptedPolicy:
+    """The shortest solution of one task, told turn by turn, as an episode's policy. ValueError if there is
+    none. Without a preprocessor there is only the text of the responses.
 
     A visual agent's response does everything that can be done on the current page, then ends with the
-    navigation; its last one also calls `done`. A text agent's does one thing. `opens_think`: the chat
-    template has written "<think>" already.
+    navigation; its last one also calls `done`. A text agent's does one thing.
     """
 
-    def __init__(self, world: World, task: Task, form: Form = "tools", opens_think: bool = False):
-        self.world, self.form, self.opens_think = world, form, opens_think
+    def __init__(
+        self, world: World, task: Task, preprocessor: Preprocessor | None = None, agent: AgentConfig = VISUAL
+    ):
+        self.world, self.preprocessor, self.agent = world, preprocessor, agent
         steps = solve(world, task.goal)
         if steps is None:
             raise ValueError(f"task {task.id} has no solution in {world.name}")
-        self.steps: list[Step] = steps
-        self.state = initial_state(world.fsm)  # what the page must show by now
+        self.steps: list[Step] = steps  # that are left
+        self.state = initial_state(world.fsm)  # that the page must show by now
         self.ended = False
 
+    async def __call__(self, t: int, prompt: Prompt, session: Session) -> Sample:
+        assert self.preprocessor is not None
+        tokenizer = self.preprocessor.tokenizer
+        text = f"{await self.respond(session)}{tokenizer.eos_token}"
+        ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+        return Sample(ids, (0.0,) * len(ids), "stop")
+
     async def respond(self, session: Session) -> str:
-        """The next response's text. BrowserFault if the page is not in the predicted state."""
-        if found := await difference(session, self.state):
-            raise BrowserFault(Stop.ENV_ERROR, found)
-        return await (self._tools(session) if self.form == "tools" else self._action(session))
+        """Return the next response's text. BrowserFault if the page is not in the predicted state."""
+        await compare(session, self.state)
+        return await (self._calls(session) if self.agent.kind == "visual" else self._action(session))
+
+    def _next(self) -> tuple[Step, list[dict[str, Any]]]:
+        """Return the next step and its operations, and predict the state behind it."""
+        step = self.steps.pop(0)
+        operations = gui_steps(self.world, self.state, step)
+        self.state = apply(self.world.fsm, self.state, step.action_id, step.params)
+        return step, operations
 
     async def _action(self, session: Session) -> str:
-        """The text agent's next action, with what it looks for as its thought."""
+        """Return the text agent's next action, with the words of its element as its thought."""
         words, action = "done", 'exit(message="done")'
         self.ended = not self.steps
-        if self.steps:
-            step = self.steps.pop(0)
-            (gui,) = gui_steps(self.world, self.state, step)
-            number = await simplified_html.number_at(session, gui["selector"])
+        if not self.ended:
+            step, (operation,) = self._next()
+            selector = operation["selector"]
+            number = await simplified_html.number_at(session, selector)
             action = f'do(action="Click", element="{number}")'
-            words = " ".join(str(value) for value in step.params.values()) or await self._label(session, gui)
-            self.state = apply(self.world.fsm, self.state, step.action_id, step.params)
-        if self.form == "action":
-            return action
-        return f"<think> # Element: {words} </think> <answer> {action} </answer>"
+            words = " ".join(str(value) for value in step.params.values())
+            words = words or str(await session.do(session.page.inner_text(selector))).strip()
+        thinking = f"<think> # Element: {words} </think> <answer> {action} </answer>"
+        return thinking if self.agent.thinking else action
 
-    async def _label(self, session: Session, gui: dict[str, Any]) -> str:
-        return str(await session.do(session.page.inner_text(gui["selector"]))).strip()
-
-    async def _tools(self, session: Session) -> str:
+    async def _calls(self, session: Session) -> str:
+        """Return the visual agent's next response."""
         calls, words, page = [], [], self.state.page
         while self.steps and self.state.page == page:
-            step = self.steps.pop(0)
-            for gui in gui_steps(self.world, self.state, step):
-                calls.append(await self._click(session, gui["selector"]))
+            step, operations = self._next()
+            calls += [await self._click(session, operation["selector"]) for operation in operations]
             words += [str(value) for value in step.params.values()]
-            self.state = apply(self.world.fsm, self.state, step.action_id, step.params)
         self.ended = not self.steps
         if self.ended:
             calls.append({"name": "done", "arguments": {"response": "done"}})
         blocks = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
-        opening = "" if self.opens_think else "<think>\n"
+        opening = "" if self.preprocessor and self.preprocessor.chat.opens_think else "<think>\n"
         return f"{opening}choose {' '.join(words)}</think>{blocks}"
 
     async def _click(self, session: Session, selector: str) -> dict[str, Any]:
-        """A click on the element's centre, or on the nearest multiple of 10 if that is inside too: round
-        coordinates are what a person would say, and single tokens for a small vocabulary."""
-        box = await session.do(session.page.evaluate(BOX, selector))
-        if box is None:
-            raise BrowserFault(Stop.ENV_ERROR, f"the page has no element {selector}")
-        left, top, right, bottom = box
+        """Return a click on the element's centre, or on the nearest multiple of 10 if that is inside too:
+        round coordinates are what a person would say, and single tokens for a small vocabulary."""
+        left, top, right, bottom = await measure(session, "box", selector)
         point = []
         for low, high, size in ((left, right, session.width), (top, bottom, session.height)):
             exact = (low + high) / 2 * SCALE / size
             tens = round(exact / 10) * 10
-            inside = low < tens * size / SCALE < high
-            point.append(tens if inside else round(exact))
+            point.append(tens if low < tens * size / SCALE < high else round(exact))
         return {"name": "click", "arguments": {"point_2d": point}}
 
 
-class ScriptedPolicy:
-    """A `Script` as a policy: call it turn by turn."""
+async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajectory]:
+    """Return the shortest solutions of tasks on generated shops, acted out, in the order of the tasks. Those
+    that the task's rules don't confirm are dropped, with a line that says so. A collective call."""
+    config, ranks = worker.config, worker.ranks
+    shops = {shop.name: shop for shop in shops_of(tasks)}
 
-    def __init__(self, world: World, task: Task, preprocessor: Preprocessor, form: Form = "tools"):
-        self.script = Script(world, task, form, preprocessor.chat.opens_think)
-        self.tokenizer = preprocessor.tokenizer
+    async def solve_in_browser(task: Task) -> Trajectory:
+        shop = shops.get(str(task.meta.get("world")))
+        if shop is None:
+            raise ValueError(f"task {task.id} has no scripted solution; give --warm-start a checkpoint")
+        policy = ScriptedPolicy(shop, task, worker.harness.preprocessor, config.agent)
+        trajectory = await worker.episode(task, 0, policy, config.eval.max_steps)
+        meter.advance(ranks.world)
+        if not trajectory.success:
+            say(f"demonstration {task.id} dropped: {trajectory.stop.value} {trajectory.error}")
+        return trajectory
 
-    async def __call__(self, t: int, prompt: Prompt, session: Session) -> Sample:
-        text = await self.script.respond(session) + self.tokenizer.eos_token
-        ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        return Sample(ids, (0.0,) * len(ids), "stop")
-
-
-class WorldVerifier:
-    """Success in a synthetic world: the page's state fulfils the task's goal, by the interpreter's rules."""
-
-    async def __call__(self, task: Task, session: Session, answer: str) -> tuple[bool, dict[str, Any]]:
-        state = await session.do(read_state(session.page))
-        if state is None:
-            return False, {}
-        return holds(state, task.goal), {"page": state.page, "signature": dict(state.signature)}
+    with progress("recording demonstrations", len(tasks)) as meter:
+        tried = await asyncio.gather(*map(solve_in_browser, tasks[ranks.rank :: ranks.world]))
+    found = {t.task.id: t for t in ranks.all_gather([t for t in tried if t.success])}
+    return [found[task.id] for task in tasks if task.id in found]

@@ -1,4 +1,4 @@
-"""How many steps a second does the harness take, beside Playwright alone and beside BrowserGym?
+"""Measure the harness's steps per second, beside Playwright alone and beside BrowserGym.
 
     python tests/bench/browser.py
 
@@ -70,7 +70,7 @@ class Args:
 
 @contextmanager
 def site() -> Iterator[str]:
-    """The two pages, served by a process of its own."""
+    """Serve the two pages from another process; yield the address of the first."""
     with tempfile.TemporaryDirectory() as folder:
         for name, other in (("one", "two"), ("two", "one")):
             rows = "".join(f"<tr><td><a href='#{n}'>Item {n}</a><td>{n * 7 % 50}.99 EUR" for n in range(40))
@@ -105,7 +105,7 @@ async def raw(session: Session, point: tuple[int, int]) -> None:
 
 
 async def rate(pool: BrowserPool, url: str, step: Step, episodes: int, seconds: float) -> float:
-    """Steps per second of so many episodes at once."""
+    """Return the steps per second of so many episodes at once."""
     ready, start = asyncio.Barrier(episodes), 0.0
 
     async def episode() -> int:
@@ -124,19 +124,10 @@ async def rate(pool: BrowserPool, url: str, step: Step, episodes: int, seconds: 
 
 
 def peer_rate(python: Path, url: str, episodes: int, seconds: float, *delays: str) -> float:
-    """BrowserGym's, in so many processes."""
-    folder = python.parents[1] / "browsers"
-    worker = Path(__file__).with_name("browsergym_worker.py")
-    command = [
-        python,
-        worker,
-        url,
-        str(seconds),
-        json.dumps(POINTS),
-        executable.executable(),
-        folder,
-        *delays,
-    ]
+    """Return BrowserGym's steps per second, in so many processes."""
+    worker, folder = Path(__file__).with_name("browsergym_worker.py"), python.parents[1] / "browsers"
+    page = [url, str(seconds), json.dumps(POINTS)]
+    command = [python, worker, *page, executable.executable(), folder, *delays]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     children = [subprocess.Popen(command, **pipes) for _ in range(episodes)]
     try:
@@ -153,7 +144,7 @@ def peer_rate(python: Path, url: str, episodes: int, seconds: float, *delays: st
 
 
 def peer_python(folder: Path) -> Path:
-    """The interpreter of BrowserGym's environment."""
+    """Return the interpreter of BrowserGym's environment, which is made if it is missing."""
     python = folder.resolve() / "bin/python"
     if not python.exists():
         print(f"making {folder} with {PEER}")
@@ -167,10 +158,7 @@ def main(args: Args) -> None:
 
     async def both(url: str, episodes: int) -> tuple[float, float]:
         async with BrowserPool(CONFIG) as pool:
-            return (
-                await rate(pool, url, ours, episodes, args.seconds),
-                await rate(pool, url, raw, episodes, args.seconds),
-            )
+            return tuple([await rate(pool, url, step, episodes, args.seconds) for step in (ours, raw)])
 
     with site() as url:
         for _ in range(args.rounds):

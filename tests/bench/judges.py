@@ -20,19 +20,26 @@ OpenWebRL, section 5.3 and table 3.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import learning
 import tyro
 
+from minirl.distributed import open_ranks
 from minirl.judges.agreement import Pair, Row, score
-from minirl.run_folder import Run, read_lines, write_atomic
+from minirl.judges.judge import ask_all, open_judge
+from minirl.judges.labels import RunsImages, read_examples, read_records
+from minirl.judges.rubrics import newest_screenshots
+from minirl.judges.settings import tiny_judge
+from minirl.run_folder import Run, write_atomic
+from minirl.types import Trajectory
 
 COLOURS = {"truth": "#2f6f5e", "distilled": "#2d5fa4", "ignorant": "#c0562f"}
 WIDTH, HEIGHT, LEFT, TOP = 720, 400, 56, 40  # of the picture; of its axes' corner
@@ -71,10 +78,37 @@ def agreement(args: Args, checkpoint: Path, asked: str) -> Row:
     judge(args, "score", asked, "--judge.path", str(checkpoint))
     name = str(checkpoint.relative_to(args.out))
     for path in (args.out / asked / "scores").rglob("*.jsonl"):
-        records = [record for _, record in read_lines(path)]
-        if records[0]["judge"] == name:
-            return score([Pair(r["truth"], r["verdict"]) for r in records])[0]
+        pairs = read_records(path, Pair)
+        if pairs[0].judge == name:
+            return score(pairs)[0]
     raise FileNotFoundError(f"{checkpoint} has no scores")
+
+
+async def read_from_text(args: Args, checkpoint: Path, asked: str) -> str:
+    """How many verdicts stay as they are when every episode's newest screenshot is another one's: those were
+    read from the text. (Black ones would be no test: nothing that a small model has seen looks like that.)"""
+    examples = read_examples(args.out / asked / "heldout.jsonl")
+    episodes = [example.trajectory for example in examples]
+    config = replace(tiny_judge(), judge=replace(tiny_judge().judge, path=str(checkpoint)))
+    images = RunsImages(example.label.run for example in examples)
+    with open_ranks() as ranks:
+        async with open_judge(config, ranks, images) as ask:
+            own = await ask_all(ask, episodes, config.judge.concurrency)
+            swapped = await ask_all(ask, exchanged(episodes), config.judge.concurrency)
+    pairs = [(a.success, b.success) for a, b in zip(own, swapped, strict=True) if a.success is not None]
+    return f"{sum(a == b for a, b in pairs)} of {len(pairs)}"
+
+
+def exchanged(episodes: Sequence[Trajectory]) -> list[Trajectory]:
+    """The same with the newest screenshot of another episode, where that has one."""
+    half, out = len(episodes) // 2, []
+    for episode, other in zip(episodes, [*episodes[half:], *episodes[:half]], strict=True):
+        names = tuple(name for _, name in newest_screenshots(other, 1))
+        if names:
+            turns = (*episode.turns[:-1], replace(episode.turns[-1], images=names))
+            episode = replace(episode, turns=turns, final_image=names[0])
+        out.append(episode)
+    return out
 
 
 def main() -> None:
@@ -93,6 +127,9 @@ def main() -> None:
     for name, (folder, flags) in judges.items():
         checkpoint = distilled(args, folder, flags, labels)
         rows[name] = figures(agreement(args, checkpoint, "judge_distilled"))
+        if name == "distilled":
+            stays = asyncio.run(read_from_text(args, checkpoint, "judge_distilled"))
+            rows[name]["as before with another screenshot"] = stays
         if name != "permuted":
             runs[name] = judged(args, bench, f"by_{folder}", runs["truth"], checkpoint)
             drawn = picture({kind: run.metrics() for kind, run in runs.items()})
@@ -120,7 +157,7 @@ def last_step(run: Run) -> dict[str, float]:
     return {name: last[name] for name in ("step", "judged_success", "success") if name in last}
 
 
-def figures(row: Row) -> dict[str, float | None]:
+def figures(row: Row) -> dict[str, Any]:
     """Table 3's columns in percent, and what share of the episodes succeed and pass."""
     names = ("accuracy", "precision", "recall", "f1", "base_rate", "passed")
     values = {name: getattr(row, name) for name in names}

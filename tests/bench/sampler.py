@@ -38,12 +38,13 @@ import torch
 import tyro
 from PIL import Image
 
+from minirl.agents.openwebrl import OpenWebRLAgent
 from minirl.config import AgentConfig, BrowserConfig, Config, ModelConfig
 from minirl.context import Context
 from minirl.distributed import Ranks, open_ranks
 from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.samplers.vllm import VllmSampler
-from minirl.samplers.vllm_engine import CPU_BLOCK, engine_settings, sampling_params
+from minirl.samplers.vllm_engine import CPU_BLOCK, engine_environment, engine_settings, sampling_params
 from minirl.tiny import checkpoints as tiny
 from minirl.types import Observation, Prompt, Request, Sample, Sampling
 
@@ -83,7 +84,12 @@ class Scripted:
         self.n, self.shows, self.t = n, shows, 0
         task = f"Order {n} red mugs and a plate, and then look for a blue kettle."
         self.context = Context(
-            preprocessor.tokenizer, preprocessor.chat, "You use a browser.", task, preprocessor.image_tokens
+            preprocessor.tokenizer,
+            preprocessor.chat,
+            "You use a browser.",
+            task,
+            preprocessor.image_tokens,
+            OpenWebRLAgent(AgentConfig()).words,
         )
 
     def prompt(self) -> Prompt:
@@ -220,10 +226,10 @@ def main() -> None:
         config = configured(path)
         preprocessor = replace(load_preprocessor(config.model), end=())  # responses are equally long
         sampler = VllmSampler(config, preprocessor, ranks)
-        from vllm import LLM  # after the sampler has set vLLM up
+        with engine_environment(ranks):
+            from vllm import LLM
 
-        os.environ |= {"RANK": "0", "LOCAL_RANK": "0"}  # which its launcher looks for
-        llm = LLM(**engine_settings(config, preprocessor, ranks))
+            llm = LLM(**engine_settings(config, preprocessor, ranks))
         text, images = (measure(sampler, llm, args, shows) for shows in (False, True))
         found = hits(sampler, args)
         sampler.close()

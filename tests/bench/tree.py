@@ -114,10 +114,10 @@ def trajectory_rows(lengths: Lengths, turns: int, trajectories: int = 1) -> list
 def batches(layout: str, rows: Sequence[Row]) -> Iterator[Batch]:
     cpu = torch.device("cpu")
     if layout == "tree":
-        yield pack(rows, TEXT_ONLY, None, cpu)
+        yield pack(rows, TEXT_ONLY, {}, cpu)
     else:
         for part in [[row] for row in rows] if layout == "one" else [rows]:
-            yield collate(part, TEXT_ONLY, None, cpu)
+            yield collate(part, TEXT_ONLY, {}, cpu)
 
 
 def run(layout: str, lengths: Lengths, turns: int, trajectories: int, args: Args) -> Outcome:
@@ -134,7 +134,7 @@ def run(layout: str, lengths: Lengths, turns: int, trajectories: int, args: Args
         for batch in batches(layout, rows):
             logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
             (logprobs_N * batch.weight_N).sum().backward()
-            tokens += batch.tokens
+            tokens += batch.inputs["input_ids"].numel()
             out.append(logprobs_N.detach())
         return tokens, torch.cat(out)
 

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minirl.benchmarks.task_files import load_tasks, read_task, save_tasks
+from minirl.benchmarks.task_files import load_tasks, save_tasks, task_of
+from minirl.benchmarks.task_sets import make_task_sets
+from minirl.config import TaskConfig
+from minirl.recipes import tiny
 from minirl.types import Task
 
 GOOD = '{"id": "a", "instruction": "buy", "start_url": "http://shop.test/"}'
-SHOP = GOOD.replace("shop.test", "shop-0.test")
-ARENA = GOOD.replace("}", ', "goal": {"kind": "webarena"}}')
+NO_ADDRESSES = ("shop.test", "http:///x", "ftp://shop.test/", "http://shop.test:x/", "http://[::1/")
+ADDRESS = "the field 'start_url' must be an address like http://host/ or https://host/, not "
+GOAL_OF_NOBODY = GOOD.replace('"a"', '"b"').replace("}", ', "goal": {"url": "/cart"}}')
+PAGE_GOALS = [  # minirl/benchmarks/page_goals.py
+    ('{"address": "/cart"}', "the field 'address' must be an address"),
+    ('{"address": "*"}', "the field 'address' must be an address"),
+    ('{"address": null}', "the goal must want an address, a text or fields"),
+    ('{"text": " "}', "the field 'text' must not be empty"),
+    ('{"text": ["a"]}', r"the field 'text' must be a valid string, not \['a'\]"),
+    ('{"fields": {}}', "the goal must want an address, a text or fields"),
+    ('{"fields": ["a"]}', "the field 'fields' must be an object"),
+    ('{"fields": {"a": 7}}', "the field 'fields.a' must be a valid string, not 7"),
+    ('{"text": "a", "adress": "http://a.test/"}', "the field 'adress' is unknown"),
+]
+
+
+def with_field(field: str) -> str:
+    return GOOD.replace("}", f", {field}}}")
 
 
 def test_load_gives_back_what_save_wrote(tmp_path):
@@ -41,15 +62,25 @@ TASKS = st.builds(Task, id=TEXT, instruction=TEXT, start_url=URLS, goal=MAPPINGS
 def test_any_text_survives(tmp_path_factory, tasks):
     path = tmp_path_factory.getbasetemp() / "any.jsonl"
     save_tasks(path, tasks)
-    assert load_tasks(path) == tasks
-
-
-def test_the_goals_of_other_sites_are_not_looked_into():
-    assert read_task(GOOD.replace("}", ', "goal": {"url": "/cart"}}')).goal == {"url": "/cart"}
+    assert load_tasks(path, any_goal=True) == tasks
 
 
 def test_goal_and_meta_may_be_left_out():
-    assert read_task(GOOD) == Task("a", "buy", "http://shop.test/", {}, {})
+    assert task_of(json.loads(GOOD)) == Task("a", "buy", "http://shop.test/", {}, {})
+
+
+def test_a_goal_that_nobody_understands_is_refused_unless_it_is_for_a_function_of_the_users(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(GOOD.replace("}", ', "goal": {"page": "DONE"}}') + f"\n{GOAL_OF_NOBODY}")
+    with pytest.raises(ValueError, match=f"{path}, line 2: goal: 'page' is missing$"):
+        load_tasks(path)
+    config = replace(tiny(), task=TaskConfig(train=str(path)))
+    with pytest.raises(ValueError, match=f"{path}, line 2: goal: 'page' is missing$"):
+        make_task_sets(config)
+    (tmp_path / "own.py").write_text("async def reward(task, page, answer): return 1.0")
+    own = TaskConfig(train=str(path), reward=f"{tmp_path / 'own.py'}:reward")
+    goals = [task.goal for task in make_task_sets(replace(config, task=own)).train]
+    assert goals == [{"page": "DONE"}, {"url": "/cart"}]
 
 
 def test_blank_lines_are_passed_over_and_count_as_lines(tmp_path):
@@ -78,33 +109,20 @@ def test_only_a_newline_ends_a_line(tmp_path):
         ('["b"]', "a task must be a JSON object"),
         ("null", "a task must be a JSON object"),
         ('{"id": "b", "instruction": "buy"}', "the field 'start_url' is missing"),
-        (GOOD.replace('"a"', "7"), "the field 'id' must be a string"),
-        (GOOD.replace('"buy"', "null"), "the field 'instruction' must be a string"),
-        (GOOD.replace("}", ', "goal": "DONE"}'), "the field 'goal' must be an object"),
-        (GOOD.replace("}", ', "meta": [1]}'), "the field 'meta' must be an object"),
-        (GOOD.replace("}", ', "site": "shop"}'), "unknown field 'site'; what is not .* belongs into meta"),
+        (GOOD.replace('"a"', "7"), "the field 'id' must be a valid string, not 7"),
+        (GOOD.replace('"buy"', "null"), "the field 'instruction' must be a valid string, not None"),
+        (with_field('"goal": "DONE"'), "the field 'goal' must be an object, not 'DONE'"),
+        (with_field('"meta": [1]'), r"the field 'meta' must be an object, not \[1\]"),
+        (with_field('"site": "shop"'), "unknown field 'site'; what is not .* belongs into meta"),
         (GOOD, "the id 'a' occurs twice"),
+        *((GOOD.replace("http://shop.test/", url), ADDRESS + re.escape(repr(url))) for url in NO_ADDRESSES),
+        (with_field('"meta": {"tabs": null}'), "the field 'tabs' must be a valid list"),
+        (with_field('"goal": {"kind": "webarena"}'), "the field 'sites' is missing"),
         (
-            GOOD.replace("http://shop.test/", "shop.test"),
-            "the start_url 'shop.test' must be like http://host/",
+            with_field('"goal": {"kind": "webarena"}, "meta": {"sites": [7]}'),
+            r"the field 'sites\[0\]' must be",
         ),
-        (GOOD.replace("http://shop.test/", "http:///x"), "the start_url 'http:///x' must be like"),
-        (
-            GOOD.replace("http://shop.test/", "ftp://shop.test/"),
-            "the start_url .* like http://host/ or https",
-        ),
-        (
-            GOOD.replace("http://shop.test/", "http://shop.test:x/"),
-            "the start_url .* must be like http://host/",
-        ),
-        (GOOD.replace("http://shop.test/", "http://[::1/"), "the start_url .* must be like http://host/"),
-        (GOOD.replace("}", ', "meta": {"tabs": null}}'), "the field 'tabs' must be"),
-        (ARENA, "the field 'sites' is missing"),
-        (ARENA.replace("}}", '}, "meta": {"sites": [7]}}'), "the field 'sites' must be"),
-        (SHOP, "the field 'goal' is missing or empty"),
-        (SHOP.replace("}", ', "goal": {}}'), "the field 'goal' is missing or empty"),
-        (SHOP.replace("}", ', "goal": {"pages": "DONE"}}'), "goal: .*'page'"),
-        (SHOP.replace("}", ', "goal": {"page": "DONE", "where": [{"cond": "is"}]}}'), "goal: where"),
+        *((with_field(f'"goal": {goal}'), f"goal: {problem}") for goal, problem in PAGE_GOALS),
     ],
     ids=lambda value: value[:30],
 )
@@ -112,6 +130,23 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path, line, problem):
     path = tmp_path / "tasks.jsonl"
     path.write_text(f"{GOOD}\n{line}\n")
     with pytest.raises(ValueError, match=f"{path}, line 2: {problem}") as caught:
+        load_tasks(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("goal", "problem"),
+    [
+        ("", "the field 'goal' is missing or empty"),
+        (', "goal": {}', "the field 'goal' is missing or empty"),
+        (', "goal": {"pages": "DONE"}', "goal: .*'page'"),
+        (', "goal": {"page": "DONE", "where": [{"cond": "is"}]}', "goal: where"),
+    ],
+)
+def test_a_task_on_a_generated_shop_needs_a_goal_of_its_kind(tmp_path, goal, problem):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(GOOD.replace("shop.test", "shop-0.test").replace("}", f"{goal}}}"))
+    with pytest.raises(ValueError, match=f"{path}, line 1: {problem}") as caught:
         load_tasks(path)
     assert "\n" not in str(caught.value)
 

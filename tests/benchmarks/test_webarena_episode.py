@@ -14,13 +14,14 @@ import endpoint_server
 import pytest
 from endpoint_server import Act, say, status
 from peers import alone
+from playwright.async_api import Error as PlaywrightError
 from stand_in import World, record_of, serve
 
 from minirl.benchmarks.task_files import load_tasks
-from minirl.benchmarks.webarena import evaluators, lookups
-from minirl.browser.proxy import PROBLEM_HEADER
+from minirl.benchmarks.task_sets import TaskSets
+from minirl.benchmarks.webarena import benchmark, lookups
 from minirl.config import BrowserConfig, EndpointConfig, JudgeConfig, SamplerConfig
-from minirl.experiment import Experiment, TaskSets
+from minirl.experiment import Experiment
 from minirl.model import Preprocessor
 from minirl.recipes import tiny_text
 from minirl.rollout import RolloutWorker
@@ -39,7 +40,7 @@ CONFIG = replace(
 @pytest.fixture
 def world(monkeypatch) -> Iterator[World]:
     """The sites, named as users name theirs; what is wrong stays wrong, and need not be waited for."""
-    monkeypatch.setattr(evaluators, "LATE_SECONDS", 0.3)
+    monkeypatch.setattr(benchmark, "LATE_SECONDS", 0.3)
     monkeypatch.setattr(lookups, "REST_SECONDS", 0.1)
     with serve() as world:
         for name, address in world.sites.items():
@@ -55,31 +56,22 @@ def a_task(folder: Path, site: str, start: str, **rules: Any) -> Task:
 
 @asynccontextmanager
 async def opened(
-    task: Task,
-    preprocessor: Preprocessor,
-    folder: Path,
-    said: Sequence[str],
-    judged: Sequence[Act] = (status(400),),
+    task: Task, preprocessor: Preprocessor, folder: Path, said: Sequence[str], *judged: Act
 ) -> AsyncIterator[RolloutWorker]:
     """All the parts, where a served model and a judge say this in turn."""
-    with (
-        endpoint_server.serve([say(words) for words in said]) as model,
-        endpoint_server.serve(judged) as judge,
-    ):
-        config = replace(
-            CONFIG,
-            endpoint=EndpointConfig(url=model.url, model="agent", retries=0),
-            judge=JudgeConfig(url=judge.url, model="judge", retries=0),
-        )
-        tasks = TaskSets([], [], [], [task])
-        async with Experiment(
-            config, Run(folder / "run"), None, tasks, preprocessor, None, None, alone()
-        ).rollouts() as rollouts:
-            yield rollouts
+    judged = judged or (status(400),)
+    with endpoint_server.serve([*map(say, said)]) as model, endpoint_server.serve(judged) as judge:
+        agent = EndpointConfig(url=model.url, model="agent", retries=0)
+        judging = JudgeConfig(url=judge.url, model="judge", retries=0)
+        config = replace(CONFIG, endpoint=agent, judge=judging)
+        tasks, run = TaskSets([], [], [], [task]), Run(folder / "run")
+        experiment = Experiment(config, run, None, tasks, preprocessor, None, None, alone())
+        async with experiment.worker(rewarded=True) as worker:
+            yield worker
 
 
-async def play(rollouts: RolloutWorker, task: Task) -> Trajectory:
-    return await rollouts.episode(task, 0, rollouts.ask(Sampling(), 200, "test"), 9)
+async def play(worker: RolloutWorker, task: Task) -> Trajectory:
+    return await worker.episode(task, 0, worker.policy(Sampling(), 200, "test"), 9)
 
 
 def posting(title: str) -> list[str]:
@@ -95,17 +87,12 @@ async def test_a_post_after_a_login_earns_its_reward_and_another_post_none(world
         "locator": "document.querySelector('.submission__title').outerText",
         "required_contents": {"exact_match": "Is a car needed?"},
     }
-    task = a_task(
-        tmp_path,
-        "reddit",
-        "__REDDIT__/submit",
-        eval_types=["string_match", "program_html"],
-        reference_answers={"must_include": ["posted"]},
-        program_html=[title],
-    )
+    rules = {"eval_types": ["string_match", "program_html"], "program_html": [title]}
+    rules["reference_answers"] = {"must_include": ["posted"]}
+    task = a_task(tmp_path, "reddit", "__REDDIT__/submit", **rules)
     said = [*posting("Is a car needed?"), *posting("Is a bike needed?")]
-    async with opened(task, preprocessor, tmp_path, said) as rollouts:
-        right, wrong = [await play(rollouts, task) for _ in range(2)]
+    async with opened(task, preprocessor, tmp_path, said) as worker:
+        right, wrong = [await play(worker, task) for _ in range(2)]
     assert (right.stop, right.success, right.reward, right.error) == (Stop.DONE, True, 1.0, "")
     assert (wrong.stop, wrong.success, wrong.reward, wrong.error) == (Stop.DONE, False, 0.0, "")
     assert "Is a bike needed?" in wrong.final_state["reason"]
@@ -122,8 +109,8 @@ async def test_what_a_judge_decides_and_what_becomes_of_an_episode_without_its_v
     task = a_task(tmp_path, "map", "__MAP__", **wanted)
     said = [f'exit(message="{answer}")' for answer in ("one hour", r"\ud800", "one hour")]
     judged = [say("correct"), say("incorrect"), status(400)]
-    async with opened(task, preprocessor, tmp_path, said, judged) as rollouts:
-        right, broken, unknown = [await play(rollouts, task) for _ in range(3)]
+    async with opened(task, preprocessor, tmp_path, said, *judged) as worker:
+        right, broken, unknown = [await play(worker, task) for _ in range(3)]
     assert (right.stop, right.reward) == (Stop.DONE, 1.0)
     assert (broken.stop, broken.reward, broken.answer) == (Stop.DONE, 0.0, "\ud800")
     assert (unknown.stop, unknown.valid, unknown.success) == (Stop.JUDGE_ERROR, False, False)
@@ -132,16 +119,15 @@ async def test_what_a_judge_decides_and_what_becomes_of_an_episode_without_its_v
 
 async def test_of_private_addresses_only_the_tasks_own_sites_are_open(world, preprocessor, tmp_path):
     """To the agent, and to pages: what a browser sends by itself meets the proxy."""
-    task = a_task(
-        tmp_path, "map", "__MAP__", eval_types=["string_match"], reference_answers={"exact_match": "1"}
-    )
+    rules = {"eval_types": ["string_match"], "reference_answers": {"exact_match": "1"}}
+    task = a_task(tmp_path, "map", "__MAP__", **rules)
     opening = opened(task, preprocessor, tmp_path, [""])
-    async with opening as rollouts, rollouts.pool.session() as session:
+    async with opening as worker, worker.harness.browsers.session() as session:
         await session.start(task.start_url)
         assert "Results for" in await session.page.content()
         for other in (f"{world.reset}/reset", world.sites["REDDIT"]):
             with pytest.raises(ToolFailure, match="127.0.0.1 is a private address"):
                 await session.goto(other)
-            answer = await session.page.goto(other)
-            assert (answer.status, answer.headers[PROBLEM_HEADER]) == (403, "refused")
+            with pytest.raises(PlaywrightError, match="ERR_SOCKS_CONNECTION_FAILED"):
+                await session.page.goto(other)
     assert {asked.split()[0] for asked in world.asked} == {"map"} and world.resets == 0

@@ -77,7 +77,7 @@ def test_a_browser_that_is_repaired_is_found(machine):
 def test_the_users_choice_is_never_replaced(machine, monkeypatch):
     browser(machine / "bin/chromium")
     monkeypatch.setenv("MINIRL_CHROMIUM", "/nowhere/chrome")
-    monkeypatch.setattr(executable, "attempt_quietly", lambda *_: pytest.fail("must not install another"))
+    monkeypatch.setattr(executable, "attempt", lambda *_: pytest.fail("must not install another"))
     with pytest.raises(ValueError, match="correct or unset it"):
         executable.install()
     monkeypatch.setenv("MINIRL_CHROMIUM", browser(machine / "stub", runs=False))
@@ -87,10 +87,16 @@ def test_the_users_choice_is_never_replaced(machine, monkeypatch):
 
 @pytest.fixture
 def attempts(machine, monkeypatch) -> list[str]:
-    """Records what would be run instead of running it."""
+    """Records what would be run instead of running it, for root on Debian."""
     made: list[str] = []
-    monkeypatch.setattr(executable, "attempt_quietly", lambda command: made.append(" ".join(command[-3:])))
+    monkeypatch.setattr(executable, "attempt", lambda command: made.append(" ".join(command[-3:])))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    browser(machine / "bin/apt-get")
     return made
+
+
+DOWNLOAD, UPDATE = "install --only-shell chromium", "apt-get -qq update"
+SHELL, FULL = "install -y chromium-headless-shell", "install -y chromium"
 
 
 def test_nothing_is_installed_where_a_shell_runs(machine, attempts):
@@ -100,100 +106,76 @@ def test_nothing_is_installed_where_a_shell_runs(machine, attempts):
     assert attempts == []
 
 
-@pytest.mark.parametrize("user", [0, 1000])
-def test_beside_a_full_browser_only_a_shell_is_wanted(machine, attempts, monkeypatch, capsys, user):
+@pytest.mark.parametrize(("user", "made"), [(0, [DOWNLOAD, UPDATE, SHELL]), (1000, [DOWNLOAD])])
+def test_beside_a_full_browser_only_a_shell_is_wanted(machine, attempts, monkeypatch, capsys, user, made):
     """It can't be had here, and the full browser is good enough: no second one, and no failure."""
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    browser(machine / "bin/apt-get")
     full = browser(machine / "bin/google-chrome")
     assert executable.main(["--install"]) == 0
-    assert attempts[0] == "playwright install chromium-headless-shell"
-    assert "install -y chromium" not in attempts
-    assert ("install -y chromium-headless-shell" in attempts) is (user == 0)
-    assert full in capsys.readouterr().out
+    assert attempts == made and full in capsys.readouterr().out
 
 
-def test_a_shell_that_was_got_replaces_the_full_browser(machine, monkeypatch):
+def test_a_shell_that_was_got_replaces_the_full_browser(machine, attempts, monkeypatch):
     """Even if it comes as the system's package and the full browser is Playwright's."""
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    browser(machine / "bin/apt-get")
     browser(machine / "playwright/chromium-1255/chrome-linux64/chrome")
-    made: list[str] = []
 
     def attempt(command):
-        made.append(command[-1])
+        attempts.append(command[-1])
         if command[0] == "apt-get" and command[-1] == "chromium-headless-shell":
             browser(machine / "bin/chromium-headless-shell")
 
-    monkeypatch.setattr(executable, "attempt_quietly", attempt)
+    monkeypatch.setattr(executable, "attempt", attempt)
     assert executable.install() == str(machine / "bin/chromium-headless-shell")
-    tried = len(made)
+    tried = len(attempts)
     executable.install()
-    assert len(made) == tried  # the next time there is nothing left to do
+    assert len(attempts) == tried  # the next time there is nothing left to do
 
 
-def test_without_root_only_playwright_is_asked(machine, attempts, monkeypatch, capsys):
+def test_without_root_only_playwright_is_asked(attempts, monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    browser(machine / "bin/apt-get")
     assert executable.main(["--install"]) == 2
-    assert attempts == ["playwright install chromium-headless-shell"]
+    assert attempts == [DOWNLOAD]
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "MINIRL_CHROMIUM" in said
 
 
-def test_root_on_debian_gets_the_package(machine, attempts, monkeypatch):
-    """The shell's, and where the distribution has none, the full browser's."""
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    browser(machine / "bin/apt-get")
+def test_root_on_debian_gets_the_package(attempts):
+    """The shell's, and where the distribution has none, the full browser's. Nothing was downloaded, so the
+    libraries that Playwright's would want are not fetched."""
     with pytest.raises(ValueError, match="no Chromium that runs"):
         executable.install()
-    # Nothing was downloaded, so Playwright's libraries are not fetched.
-    assert attempts == [
-        "playwright install chromium-headless-shell",
-        "apt-get -qq update",
-        "install -y chromium-headless-shell",
-        "install -y chromium",
-    ]
+    assert attempts == [DOWNLOAD, UPDATE, SHELL, FULL]
 
 
-def test_root_gets_the_libraries_that_a_download_lacks(machine, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    browser(machine / "bin/apt-get")
+def test_root_gets_the_libraries_that_a_download_lacks(machine, attempts, monkeypatch):
     downloaded = machine / "playwright/chromium_headless_shell-1255/chrome-linux/headless_shell"
-    made: list[str] = []
 
     def attempt(command):
-        made.append(" ".join(command[-3:]))
-        if "playwright" in command:
-            browser(downloaded, runs="install-deps" in command)
+        attempts.append(" ".join(command[-4:]))
+        browser(downloaded, runs="--with-deps" in command)
+        return True
 
-    monkeypatch.setattr(executable, "attempt_quietly", attempt)
+    monkeypatch.setattr(executable, "attempt", attempt)
     assert executable.install() == str(downloaded)
-    assert made == [
-        "playwright install chromium-headless-shell",
-        "apt-get -qq update",
-        "playwright install-deps chromium-headless-shell",
-    ]
+    assert attempts == [f"playwright {DOWNLOAD}", f"{DOWNLOAD} --with-deps"]
 
 
-def test_an_attempt_that_fails_says_why(capsys):
-    executable.attempt_quietly(
-        ["/bin/sh", "-c", "echo starting; echo 'Error: no network'; echo at x; exit 1"]
-    )
-    assert "failed: Error: no network\n" in capsys.readouterr().out
+SCRIPT = "echo starting; echo 'Error: no network'; echo at x; exit 1"
+FAILING = [(["/bin/sh", "-c", SCRIPT], "failed: Error: no network\n"), (["/nowhere/apt-get"], "failed: ")]
+
+
+@pytest.mark.parametrize(("command", "said"), FAILING)
+def test_an_attempt_that_fails_says_why(capsys, command, said):
+    assert not executable.attempt(command)
+    assert said in capsys.readouterr().out
 
 
 def test_an_attempt_that_hangs_is_ended_with_its_children(tmp_path, capsys):
     late = tmp_path / "late"
-    executable.attempt_quietly(["/bin/sh", "-c", f"(sleep 1; touch {late}) & wait"], seconds=0.2)
-    assert "took more than" in capsys.readouterr().out
+    assert not executable.attempt(["/bin/sh", "-c", f"(sleep 1; touch {late}) & wait"], seconds=0.2)
+    assert "failed: it took more than" in capsys.readouterr().out
     time.sleep(1.2)
     assert not late.exists()
-
-
-def test_an_attempt_that_cannot_start_says_so(capsys):
-    executable.attempt_quietly(["/nowhere/apt-get", "update"])
-    assert "failed: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("user", "setting", "off"), [(0, "", True), (1000, "", False), (1000, "1", True)])
@@ -202,13 +184,14 @@ def test_the_sandbox_is_off_only_for_root_and_on_request(machine, monkeypatch, u
     monkeypatch.setattr(os, "geteuid", lambda: user)
     monkeypatch.setenv("MINIRL_NO_SANDBOX", setting)
     assert executable.sandbox_off() is off
-    assert ("--no-sandbox" in executable.launch_args()) is off
-    assert executable.launch_options()["chromium_sandbox"] is not off
+    options = executable.launch_options()
+    assert ("--no-sandbox" in options["args"]) is off and options["chromium_sandbox"] is not off
 
 
 def test_extra_flags_come_last_and_replace_ours():
-    args = executable.launch_args(["--no-first-run=never", "--host-resolver-rules=MAP * 127.0.0.1"])
-    assert args[-2:] == ["--no-first-run=never", "--host-resolver-rules=MAP * 127.0.0.1"]
+    extra = ["--no-first-run=never", "--host-resolver-rules=MAP * 127.0.0.1"]
+    args = executable.launch_options(extra)["args"]
+    assert args[-2:] == extra
     assert "--no-first-run" not in args
     assert "--disable-background-networking" in args
 

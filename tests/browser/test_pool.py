@@ -19,10 +19,8 @@ import pages
 import pytest
 import pytest_asyncio
 import yaml
-from pages import HEIGHT, WIDTH, point
+from pages import HEIGHT, WIDTH, do, observe, point, until
 
-from minirl.agents.openwebrl import read_call
-from minirl.agents.openwebrl_actions import act, observe
 from minirl.browser import executable, pool
 from minirl.browser.pool import BrowserPool
 from minirl.config import BrowserConfig
@@ -30,7 +28,7 @@ from minirl.types import BrowserFault, Stop, ToolFailure
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=50, private=True, exit_seconds=5)
-LINK = read_call(f'{{"name": "click", "arguments": {{"point_2d": {point(50, 25)}}}}}')
+LINK = point(50, 25)
 
 
 @pytest.fixture(scope="module")
@@ -40,46 +38,32 @@ def site() -> Iterator[str]:
 
 
 @contextmanager
-def playwright_server() -> Iterator[str]:
-    """The address of a Playwright server on loopback. (`--unsafe` lets a client name the executable,
-    because Playwright's own download need not be on the machine that runs the tests.)"""
-    command = [
-        sys.executable,
-        "-m",
-        "playwright",
-        "run-server",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--unsafe",
-    ]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+def told_address(command: list[str]) -> Iterator[str]:
+    """The address that a server tells when it has started; it is killed when the block ends."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    child = subprocess.Popen(command, **pipes, text=True, start_new_session=True)
     try:
-        assert child.stdout is not None
-        found = re.search(r"ws://\S+", child.stdout.readline())
-        assert found is not None
-        yield found[0]
+        yield next(found[0] for line in child.stdout if (found := re.search(r"ws://\S+", line)))
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait(10)
 
 
 @contextmanager
+def playwright_server() -> Iterator[str]:
+    """The address of a Playwright server on loopback. (`--unsafe` lets a client name the executable,
+    because Playwright's own download need not be on the machine that runs the tests.)"""
+    flags = ["--host", "127.0.0.1", "--port", "0", "--unsafe"]
+    with told_address([sys.executable, "-m", "playwright", "run-server", *flags]) as address:
+        yield address
+
+
+@contextmanager
 def debugged_chromium(folder: Path) -> Iterator[str]:
     """The address of a Chromium's own protocol."""
     flags = ["--remote-debugging-port=0", f"--user-data-dir={folder}", "--no-sandbox", "--headless"]
-    command = [executable.executable(), *flags, "about:blank"]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        assert child.stderr is not None
-        for line in child.stderr:
-            if found := re.search(r"ws://\S+", line):
-                break
-        yield found[0]
-    finally:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait(10)
+    with told_address([executable.executable(), *flags, "about:blank"]) as address:
+        yield address
 
 
 @pytest.fixture
@@ -111,15 +95,13 @@ async def test_episodes_in_a_browser_elsewhere(address, site):
                 await session.start(f"{site}/")
                 before = await session.page.evaluate("document.cookie")
                 await session.page.evaluate(f"document.cookie = 'n={n}'")
-                line = await act(session, LINK)
+                line = await do(session, "click", point_2d=LINK)
                 assert f"Now at {site}/two." in line and (await observe(session)).title == "Two"
                 return before
 
         assert await asyncio.gather(*map(visit, range(4))) == [""] * 4
         assert pool.launches == 1
-        browser = pool.browsers[0]
-        assert browser is not None
-        await browser.close()
+        await pool.places[0].browser.close()
         assert await visit(9) == "" and pool.launches == 2
 
 
@@ -132,7 +114,7 @@ async def test_private_addresses_are_left_again_in_a_browser_elsewhere(address, 
         assert caught.value.stop is Stop.SITE_ERROR
         await session.page.goto(f"{site}/")
         with pytest.raises(ToolFailure, match="private address"):
-            await act(session, LINK)
+            await do(session, "click", point_2d=LINK)
         assert session.page.url == "about:blank"
 
 
@@ -146,12 +128,9 @@ async def test_no_browser_at_an_address():
 async def test_a_browser_without_a_sign_of_life_is_replaced(site):
     config = replace(CONFIG, first_check_seconds=0.2, check_seconds=0.5, exit_seconds=1)
     async with BrowserPool(config) as pool:
-        first = pool.browsers[0]
-        assert first is not None
-        os.kill(pool.pids[first], signal.SIGSTOP)
-        async with asyncio.timeout(30):
-            while pool.browsers[0] is first:
-                await asyncio.sleep(0.05)
+        first = pool.places[0].browser
+        os.kill(pool.places[0].pid, signal.SIGSTOP)
+        await until(lambda: pool.places[0].browser is not first, 30)
         async with pool.session() as session:
             await session.start(f"{site}/")
         assert pool.launches == 2

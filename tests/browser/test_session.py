@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import json
 import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pages
 import pytest
 import pytest_asyncio
-from pages import HEIGHT, WIDTH, point
+from pages import HEIGHT, WIDTH, contexts, do, loads, observe, point, until
 from PIL import Image
 from playwright.async_api import Error as PlaywrightError
 
-from minirl.agents.openwebrl import TOOLS, read_call
-from minirl.agents.openwebrl_actions import act, observe
+from minirl.agents.openwebrl import TOOLS
 from minirl.browser.pool import BrowserPool
-from minirl.browser.session import MOST_REFUSALS, Session
+from minirl.browser.session import MOST_REFUSALS, REMEDIES, Session
 from minirl.config import BrowserConfig
 from minirl.types import BrowserFault, Stop, ToolFailure
 
@@ -54,34 +54,19 @@ async def session(pool: BrowserPool, site: str) -> AsyncIterator[Session]:
         yield session
 
 
-def contexts(pool: BrowserPool) -> int:
-    return sum(len(browser.contexts) for browser in pool.browsers if browser is not None)
-
-
-async def do(session: Session, name: str, **arguments: Any) -> str:
-    """A call as it comes out of a response, checked and with its defaults."""
-    return await act(session, read_call(json.dumps({"name": name, "arguments": arguments})))
-
-
 async def log(session: Session) -> list[Any]:
     """What has reached the page since it was asked last."""
     return await session.page.evaluate("() => log.splice(0)")
 
 
-# --- the tools -------------------------------------------------------------------------------------
-
-
 async def test_a_click_says_what_it_hit_and_where_it_led(session, site):
-    assert await do(session, "click", point_2d=LINK) == (
-        f'click: clicked link "To page two" at [100, 62.5]. Now at {site}/two.'
-    )
+    line = await do(session, "click", point_2d=LINK)
+    assert line == f'click: clicked link "To page two" at [100, 62.5]. Now at {site}/two.'
 
 
 async def test_a_click_on_nothing_is_told_as_such(session):
-    assert (
-        await do(session, "click", point_2d=NOTHING)
-        == "click: clicked the page at [960, 950]. Nothing on the page changed."
-    )
+    line = await do(session, "click", point_2d=NOTHING)
+    assert line == "click: clicked the page at [960, 950]. Nothing on the page changed."
     assert [kind for kind, *_ in await log(session)] == ["mousedown", "mouseup", "click"]
 
 
@@ -94,23 +79,16 @@ async def test_clicks_can_be_double_or_with_another_button(session):
         await do(session, "click", point_2d=NOTHING, button="fourth")
 
 
-@pytest.mark.parametrize(
-    ("corner", "pixel"),
-    [
-        ([0, 0], [0, 0]),
-        ([1000, 0], [WIDTH - 1, 0]),
-        ([0, 1000], [0, HEIGHT - 1]),
-        ([1000, 1000], [WIDTH - 1, HEIGHT - 1]),
-    ],
-)
-async def test_the_edges_belong_to_the_page(session, corner, pixel):
-    await do(session, "click", point_2d=corner)
-    assert ["click", *pixel] in await log(session)
+@pytest.mark.parametrize(("x", "left"), [(0, 0), (1000, WIDTH - 1)])
+@pytest.mark.parametrize(("y", "top"), [(0, 0), (1000, HEIGHT - 1)])
+async def test_the_edges_belong_to_the_page(session, x, left, y, top):
+    await do(session, "click", point_2d=[x, y])
+    assert ["click", left, top] in await log(session)
 
 
 async def test_write_replaces_the_text_of_the_focused_field(session):
     await do(session, "click", point_2d=FIELD)
-    assert await do(session, "write", message="Zoë, 3 €") == ("write: typed 'Zoë, 3 €' into input \"Name\".")
+    assert await do(session, "write", message="Zoë, 3 €") == "write: typed 'Zoë, 3 €' into input \"Name\"."
     assert await session.page.input_value("input") == "Zoë, 3 €"
     with pytest.raises(ToolFailure, match="empty"):
         await do(session, "write", message="")
@@ -119,15 +97,12 @@ async def test_write_replaces_the_text_of_the_focused_field(session):
 async def test_keys_one_after_the_other_and_together(session):
     await do(session, "click", point_2d=FIELD)
     await log(session)
-    assert (
-        await do(session, "press_keys", keys=["end", "x", "Return"]) == "press_keys: pressed End, x, Enter."
-    )
+    line = await do(session, "press_keys", keys=["end", "x", "Return"])
+    assert line == "press_keys: pressed End, x, Enter."
     assert await log(session) == ["End", "x", "Enter"]
     assert await session.page.input_value("input") == "beforex"
-    assert (
-        await do(session, "press_keys", keys=["ctrl", "a"], is_hotkey=True)
-        == "press_keys: pressed Control+a."
-    )
+    line = await do(session, "press_keys", keys=["ctrl", "a"], is_hotkey=True)
+    assert line == "press_keys: pressed Control+a."
     await do(session, "press_keys", keys=["del"])
     assert await session.page.input_value("input") == ""
     await do(session, "press_keys", keys=["y"], presses=3)
@@ -177,16 +152,10 @@ async def test_goto_and_back(session, site):
         await do(session, "go_back")
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "file:///etc/passwd",
-        "javascript:document.title='x'",
-        "data:text/html,x",
-        "about:blank",
-        "chrome://crash",
-    ],
-)
+SCHEMES = ["file:///etc/passwd", "javascript:document.title='x'", "data:text/html,x", "about:blank"]
+
+
+@pytest.mark.parametrize("url", [*SCHEMES, "chrome://crash"])
 async def test_other_schemes_are_refused(session, site, url):
     with pytest.raises(ToolFailure, match="only http and https"):
         await do(session, "goto_url", url=url)
@@ -223,9 +192,8 @@ async def test_tabs_open_change_and_close(session, site):
     assert await do(session, "new_tab") == "new_tab: opened tab 1."
     assert (await session.tabs())[1] == 1
     assert await do(session, "goto_url", url=f"{site}/two") == f"goto_url: now at {site}/two."
-    assert await do(session, "switch_tab", tab_index=0) == (
-        f"switch_tab: tab 0 is the current one, at {site}/."
-    )
+    line = await do(session, "switch_tab", tab_index=0)
+    assert line == f"switch_tab: tab 0 is the current one, at {site}/."
     assert await session.tabs() == ([(f"{site}/", "Home"), (f"{site}/two", "Two")], 0)
     with pytest.raises(ToolFailure, match="there is no tab 2; the last is 1"):
         await do(session, "switch_tab", tab_index=2)
@@ -256,9 +224,8 @@ async def test_drag_and_hover(session):
     assert events[0] == ["mousedown", 480, 380] and ["mouseup", 380, 75] in events
     await do(session, "hover", point_2d=NOTHING)
     await session.page.evaluate("document.title = ''")
-    assert await do(session, "hover", point_2d=TIP) == (
-        'hover: the pointer is over div "Tip" at [760, 187.5].'
-    )
+    line = await do(session, "hover", point_2d=TIP)
+    assert line == 'hover: the pointer is over div "Tip" at [760, 187.5].'
     assert await session.page.title() == "hovered"
 
 
@@ -268,19 +235,16 @@ async def test_done_does_nothing_to_the_page(session):
 
 
 async def test_a_dialog_is_accepted_and_blocks_nothing(session):
-    assert await do(session, "click", point_2d=ASK) == (
+    line = await do(session, "click", point_2d=ASK)
+    assert line == (
         'click: clicked button "Ask" at [480, 62.5]. A dialog (confirm) said "Sure?" and was accepted.'
     )
     assert await session.page.title() == "true"
 
 
 async def test_every_tool_has_been_called_here():
-    with open(__file__) as file:
-        text = file.read()
+    text = Path(__file__).read_text()
     assert [name for name in TOOLS if f'do(session, "{name}"' not in text] == []
-
-
-# --- what is seen ----------------------------------------------------------------------------------
 
 
 async def test_an_observation_has_tabs_address_title_and_a_screenshot(session, site):
@@ -292,35 +256,24 @@ async def test_an_observation_has_tabs_address_title_and_a_screenshot(session, s
     assert Image.open(io.BytesIO(seen.image)).size == (WIDTH, HEIGHT)
 
 
-class Refusing:
-    """A protocol session that refuses so many screenshots, then takes one; or never answers."""
-
-    def __init__(self, refusals: int, hangs: bool = False):
-        self.refusals, self.hangs, self.asked = refusals, hangs, 0
-
-    async def send(self, method: str, options: dict[str, Any] | None = None) -> dict[str, str]:
-        self.asked += 1
-        if self.hangs:
-            await asyncio.sleep(60)
-        if self.asked <= self.refusals:
-            raise PlaywrightError("Protocol error (Page.captureScreenshot): Unable to capture screenshot")
-        return {"data": "cG5n"}
+REFUSED = PlaywrightError("Protocol error (Page.captureScreenshot): Unable to capture screenshot")
 
 
 async def test_a_refused_screenshot_is_taken_again(session):
-    session.tabs_of[session.page].cdp = camera = Refusing(2)
-    assert await session.screenshot() == b"png" and camera.asked == 3
-    session.tabs_of[session.page].cdp = camera = Refusing(1000)
+    send = AsyncMock(side_effect=[REFUSED, REFUSED, {"data": "cG5n"}])
+    session.tabs_of[session.page].cdp = Mock(send=send)
+    assert await session.screenshot() == b"png" and send.await_count == 3
+    session.tabs_of[session.page].cdp = Mock(send=(send := AsyncMock(side_effect=REFUSED)))
     with pytest.raises(BrowserFault, match="no screenshot: .*Unable to capture") as caught:
         await session.screenshot()
-    assert caught.value.stop is Stop.ENV_ERROR
-    assert camera.asked == MOST_REFUSALS
+    assert caught.value.stop is Stop.ENV_ERROR and send.await_count == MOST_REFUSALS
 
 
 async def test_a_tab_that_cannot_be_helped_is_replaced(session, monkeypatch):
     session.config = replace(CONFIG, screenshot_seconds=2)
-    monkeypatch.setattr("minirl.browser.session.STOP_SECONDS", 0.1)
-    session.tabs_of[session.page].cdp = Refusing(0, hangs=True)
+    impatient = [(remedy, 0.1, line) for remedy, _, line in REMEDIES]
+    monkeypatch.setattr("minirl.browser.session.REMEDIES", impatient)
+    session.tabs_of[session.page].cdp = Mock(send=lambda *_: asyncio.sleep(60))
     hung = session.page
     assert Image.open(io.BytesIO(await session.screenshot())).size == (WIDTH, HEIGHT)  # of an empty tab
     assert session.page is not hung and session.take_news() == ["The page hung and its tab was closed."]
@@ -334,16 +287,12 @@ async def test_screenshots_of_a_page_that_is_being_replaced(session, site):
         assert await session.screenshot()
 
 
-# --- when things break -----------------------------------------------------------------------------
-
-
 async def test_a_page_that_hangs_fails_the_call_and_goes_on(pool, site):
     async with pool.session() as session:
         await session.start(f"{site}/")
         session.config = replace(CONFIG, action_seconds=1, call_seconds=1)
-        with pytest.raises(
-            ToolFailure, match="did not finish in time. The page's script hung and was stopped"
-        ):
+        news = "did not finish in time. The page's script hung and was stopped"
+        with pytest.raises(ToolFailure, match=news):
             await do(session, "click", point_2d=HANG)
         assert (await observe(session)).title == "Home"
         assert f"Now at {site}/two" in await do(session, "click", point_2d=LINK)
@@ -381,7 +330,7 @@ async def test_a_killed_browser_takes_only_its_own_sessions_and_is_replaced(site
         async with pool.session() as second:
             await asyncio.gather(first.start(f"{site}/"), second.start(f"{site}/"))
             assert first.context.browser is not second.context.browser
-            os.kill(pool.pids[second.context.browser], signal.SIGKILL)
+            os.kill(pool.places[1].pid, signal.SIGKILL)
             with pytest.raises(BrowserFault, match="the browser is gone") as caught:
                 for _ in range(3):  # the first call may be told before the death is known
                     await do(second, "hover", point_2d=TIP)
@@ -391,13 +340,12 @@ async def test_a_killed_browser_takes_only_its_own_sessions_and_is_replaced(site
         async with pool.session() as third:
             await third.start(f"{site}/")
             assert third.context.browser is not first.context.browser
-        assert pool.launches == 3 and pool.loads == [1, 0]
+        assert pool.launches == 3 and loads(pool) == [1, 0]
 
 
 async def test_a_browser_that_hangs_is_replaced_for_the_next_episode(site):
     async with BrowserPool(replace(CONFIG, exit_seconds=2)) as pool:
-        hung = pool.browsers[0]
-        pid, usual = pool.pids[hung], pool.config
+        hung, pid, usual = pool.places[0].browser, pool.places[0].pid, pool.config
         os.kill(pid, signal.SIGSTOP)
         try:
             pool.config = replace(usual, start_seconds=0.5, exit_seconds=0.5)
@@ -410,7 +358,7 @@ async def test_a_browser_that_hangs_is_replaced_for_the_next_episode(site):
                 await session.start(f"{site}/")
                 assert session.context.browser is not hung
             await until(lambda: not hung.is_connected())  # stopped as it was, it has been killed
-            assert pool.launches == 2 and pool.loads == [0] and not pool.ending
+            assert pool.launches == 2 and loads(pool) == [0] and not pool.ending
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -422,9 +370,8 @@ async def test_a_chromium_that_never_starts_is_told_at_once(tmp_path, monkeypatc
     script.chmod(0o755)
     monkeypatch.setenv("MINIRL_CHROMIUM", str(script))
     pool = BrowserPool(CONFIG)
-    with pytest.raises(
-        ValueError, match=r"no browser can be started \(.*\): `python -m minirl doctor`"
-    ) as caught:
+    line = r"no browser can be started \(.*\): `python -m minirl doctor`"
+    with pytest.raises(ValueError, match=line) as caught:
         async with pool:
             pass
     assert "\n" not in str(caught.value)
@@ -434,12 +381,12 @@ async def test_a_chromium_that_never_starts_is_told_at_once(tmp_path, monkeypatc
 
 async def test_a_browser_that_cannot_be_started_later_is_an_infrastructure_error():
     async with BrowserPool(CONFIG) as pool:
-        await pool.browsers[0].close()
+        await pool.places[0].browser.close()
         pool.options["executable_path"] = "/nonexistent/chromium"
         with pytest.raises(BrowserFault, match="no browser: ") as caught:
             async with pool.session():
                 pass
-    assert caught.value.stop is Stop.INFRA_ERROR and pool.loads == [0]
+    assert caught.value.stop is Stop.INFRA_ERROR and loads(pool) == [0]
 
 
 async def test_sessions_cancelled_while_they_open_leave_nothing_behind(pool):
@@ -452,10 +399,10 @@ async def test_sessions_cancelled_while_they_open_leave_nothing_behind(pool):
         await asyncio.sleep(0.002 * i)
         opening.cancel()
         await asyncio.wait([opening])
-    cdp = await pool.browsers[0].new_browser_cdp_session()
+    cdp = await pool.places[0].browser.new_browser_cdp_session()
     assert (await cdp.send("Target.getBrowserContexts"))["browserContextIds"] == []
     await cdp.detach()
-    assert pool.loads == [0]
+    assert loads(pool) == [0]
 
 
 async def test_sessions_cancelled_while_they_close_leave_nothing_behind(pool):
@@ -472,17 +419,11 @@ async def test_sessions_cancelled_while_they_close_leave_nothing_behind(pool):
         await asyncio.sleep(0.001 * i)
         closing.cancel()
         await asyncio.wait([closing])
-        assert contexts(pool) == 0 and pool.loads == [0]
+        assert contexts(pool) == 0 and loads(pool) == [0]
 
 
 async def test_the_pool_takes_the_least_loaded_browser(site):
     async with BrowserPool(replace(CONFIG, browsers=2)) as pool:
         async with pool.session(), pool.session(), pool.session():
-            assert sorted(pool.loads) == [1, 2]
-        assert pool.loads == [0, 0] and contexts(pool) == 0
-
-
-async def until(condition: Any, seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
+            assert sorted(loads(pool)) == [1, 2]
+        assert loads(pool) == [0, 0] and contexts(pool) == 0

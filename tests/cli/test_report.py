@@ -14,15 +14,12 @@ from playwright.sync_api import Page, sync_playwright
 
 from minirl.browser.executable import launch_options
 from minirl.cli import report
-from minirl.cli.report import choose_dumps, curves, to_inert_json, write_report
-from minirl.evaluation.statistics import wilson
+from minirl.cli.report import choose_dumps, curves, inert, template, write_report
+from minirl.intervals import wilson
 from minirl.run_folder import Run
 from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>&lt;\u2028\u2029"
-
-
-# ---- A made-up run -----------------------------------------------------------------------------
 
 
 def fake_page(title: str, lines: list[str]) -> bytes:
@@ -31,51 +28,43 @@ def fake_page(title: str, lines: list[str]) -> bytes:
     draw = ImageDraw.Draw(image)
     draw.rectangle((0, 0, 480, 44), fill="#34495e")
     draw.text((16, 15), title, fill="white")
-    for i, line in enumerate(lines):
-        top = 66 + 70 * i
+    for top, line in zip((66, 136, 206), lines, strict=False):
         draw.rectangle((20, top, 460, top + 54), fill="white", outline="#cfc8ba")
         draw.text((36, top + 20), line, fill="#222222")
-        draw.rectangle((360, top + 12, 444, top + 42), fill="#c0553a")
-        draw.text((384, top + 20), "choose", fill="white")
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()
 
 
+CLICK = Call("click", {"point_2d": [838, 258]})
+DRAG = Call("drag", {"end_point_2d": [600, 260], "start_point_2d": [150, 260]})
+TURNS = (  # a thought, its calls, and the page before them
+    ("The mugs are behind the first card.", (CLICK,), ["Mugs", "Plates", "Bowls"]),
+    (
+        "I also look at the blue one.",
+        (CLICK, Call("hover", {"point_2d": [200, 450]})),
+        ["Red mug", "Blue mug"],
+    ),
+    ("Now price.", (DRAG, Call("type", {"text": "2 pieces"})), ["Price  up to 20", "Colour  red"]),
+)
+
+
 def fake_turns(run: Run, rng: random.Random) -> list[Turn]:
-    shots = [
-        run.put_image(fake_page("Shop", ["Mugs", "Plates", "Bowls"])),
-        run.put_image(fake_page("Mugs", ["Red mug  4.50", "Blue mug  4.20", "Tall mug  6.00"])),
-        run.put_image(fake_page("Red mug", ["Price  up to 20", "Colour  red"])),
-    ]
-    calls = [
-        (Call("click", {"point_2d": [838, 258]}),),
-        (Call("click", {"point_2d": [838, 258]}), Call("hover", {"point_2d": [200, 450]})),
-        (
-            Call("drag", {"end_point_2d": [600, 260], "start_point_2d": [150, 260]}),
-            Call("type", {"text": "2 pieces"}),
-        ),
-    ]
-    thoughts = (
-        "The mugs are behind the first card.",
-        "Red first; I also look at the blue one.",
-        "Now price.",
-    )
     return [
         Turn(
             shared=400,
             branch=tuple(range(120 + 10 * i)),
             response_ids=tuple(range(rng.randint(20, 60))),
             logprobs=(),
-            text=f"{thoughts[i]} <tool_call>...</tool_call>",
-            images=(shots[i],),
-            parsed=Parsed(thoughts[i], calls[i]),
-            feedback=tuple(f"{call.name}: done" for call in calls[i]),
+            text=f"{thought} <tool_call>...</tool_call>",
+            images=(run.images.put(fake_page("Shop", lines)),),
+            parsed=Parsed(thought, calls),
+            feedback=tuple(f"{call.name}: done" for call in calls),
             observation=f"Tabs: [0] Shop (current)\nURL: http://shop-0.test/{i}",
             url=f"http://shop-0.test/{i}",
             seconds={"sample": 0.8, "act": 0.3},
         )
-        for i in range(3)
+        for i, (thought, calls, lines) in enumerate(TURNS)
     ]
 
 
@@ -96,40 +85,27 @@ def fake_episode(run: Run, task: Task, member: int, rng: random.Random) -> Traje
         reward=float(success),
         answer="Ordered 2 red mugs." if stop == Stop.DONE else "",
         final_state={"page": "DONE" if success else "CART", "colour": "red", "count": 2},
-        final_image=run.put_image(fake_page("Thank you" if success else "Basket", ["2 x Red mug"])),
+        final_image=run.images.put(fake_page("Thank you" if success else "Basket", ["2 x Red mug"])),
         seconds=6.4,
     )
 
 
 def fake_metrics(step: int, steps: int, rng: random.Random) -> dict[str, float]:
+    """Numbers that grow or shrink from the first of each pair to the second, with some noise."""
     grown = step / steps
-    success = min(1.0, max(0.0, 0.3 + 0.5 * grown + rng.gauss(0, 0.04)))
-    counts = {"done": 40 + 60 * grown, "max_steps": 60 - 45 * grown, "format_error": 20 - 18 * grown}
-    kept = 16 - 5 * grown
-    return {
-        "success": success,
-        "reward": success,
-        "reward_std": 0.45 - 0.2 * grown,
-        "tokens_mean": 2100 - 500 * grown + rng.gauss(0, 40),
-        "tokens_p90": 3300 - 700 * grown + rng.gauss(0, 80),
-        "response_tokens": 160 - 50 * grown,
-        "turns": 4.6 - 1.2 * grown,
-        "groups_submitted": kept + rng.randint(4, 12),
-        "groups_kept": kept,
-        "invalid": float(rng.randint(0, 2)),
-        "ratio_mean": 1 + rng.gauss(0, 0.002),
-        "ratio_max": 1.6 + rng.random(),
-        "clip_fraction": 0.01 + 0.004 * rng.random(),
-        "entropy": 0.9 - 0.5 * grown,
-        "loss": rng.gauss(0, 0.02),
-        "grad_norm": 0.6 + 0.2 * rng.random(),
-        "seconds/rollout": 22 - 4 * grown,
-        "seconds/train": 11.0,
-        "seconds/sync": 1.5,
-        "seconds/total": 34.5 - 4 * grown,
-        **{f"stop/{kind}": round(count) for kind, count in counts.items()},
-        **({"stop/infra_error": 2} if step % 7 == 0 else {}),
+    ends = {
+        "success": (0.3, 0.8),
+        "reward_std": (0.45, 0.25),
+        "tokens_mean": (2100, 1600),
+        "turns": (4.6, 3.4),
     }
+    ends |= {"response_tokens": (160, 110), "groups_kept": (16, 11), "entropy": (0.9, 0.4)}
+    ends |= {"seconds/rollout": (22, 18), "seconds/train": (11, 11), "seconds/total": (34.5, 30.5)}
+    ends |= {"stop/done": (40, 100), "stop/max_steps": (60, 15), "stop/format_error": (20, 2)}
+    metrics = {name: first + (last - first) * grown for name, (first, last) in ends.items()}
+    noise = {"loss": rng.gauss(0, 0.02), "grad_norm": 0.6 + 0.2 * rng.random(), "invalid": rng.randint(0, 2)}
+    metrics["groups_submitted"] = metrics["groups_kept"] + rng.randint(4, 12)
+    return metrics | noise | ({"stop/infra_error": 2} if step % 7 == 0 else {})
 
 
 def make_run(root: Path, steps: int = 24, instruction: str = "Order 2 red mugs for at most 20") -> Run:
@@ -138,12 +114,8 @@ def make_run(root: Path, steps: int = 24, instruction: str = "Order 2 red mugs f
     run = Run(root)
     config = {"recipe": "tiny", "steps": steps, "seed": 0, "model": {"path": "tiny"}}
     run.write_config({**config, "rollout": {"group": 4, "groups": 3}, "optim": {"lr": 1e-4}})
-    for label, step, successes in (
-        ("before training", 0, 1),
-        ("after SFT", 0, 19),
-        ("step 12", 12, 33),
-        ("after RL", steps, 48),
-    ):
+    evals = [("before training", 0, 1), ("after SFT", 0, 19), ("step 12", 12, 33), ("after RL", steps, 48)]
+    for label, step, successes in evals:
         low, high = wilson(successes, 64)
         run.add_eval(label, step=step, success=successes / 64, low=low, high=high, n=64)
     for step in range(1, steps + 1):
@@ -159,9 +131,6 @@ def make_run(root: Path, steps: int = 24, instruction: str = "Order 2 red mugs f
             label, [*groups, crashed] if label.startswith("step") else groups[0].trajectories
         )
     return run
-
-
-# ---- In the browser ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +156,7 @@ def page(chromium) -> Iterator[Page]:
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on(
-        "request",
-        lambda request: None if request.url.startswith(("file:", "data:")) else problems.append(request.url),
+        "request", lambda asked: None if asked.url[:5] in ("file:", "data:") else problems.append(asked.url)
     )
     yield page
     page.close()
@@ -211,11 +179,8 @@ def test_the_report_shows_the_evaluations(page, run):
 
 def test_the_report_of_evaluations_shows_each_and_why_episodes_failed(page, tmp_path):
     run = Run(tmp_path / "tiny-eval")
-    for label, step, n in (
-        ("eval_step_00010", 10, 8),
-        ("eval_step_00020", 20, 0),
-        ("eval_step_00030", 30, 8),
-    ):
+    for step, n in ((10, 8), (20, 0), (30, 8)):
+        label = f"eval_step_000{step}"
         low, high = wilson(n // 2, n)
         errors = [{"category": "access", "count": 3, "share": 0.75, "paper": 0.51}]
         errors += [{"category": "form", "count": 1, "share": 0.25, "paper": None}]
@@ -226,10 +191,8 @@ def test_the_report_of_evaluations_shows_each_and_why_episodes_failed(page, tmp_
     write_report(run.root)
     open_report(page, run)
     rows = [row.split("\t") for row in page.locator("#evaluations tr").all_inner_texts()]
-    assert [row[0] for row in rows[1:5]] == [
-        *(f"eval_step_000{n}0" for n in (1, 2, 3)),
-        "eval_sft_webvoyager-official",
-    ]
+    labels = [*(f"eval_step_000{n}0" for n in (1, 2, 3)), "eval_sft_webvoyager-official"]
+    assert [row[0] for row in rows[1:5]] == labels
     assert [row[1] for row in rows[1:5]] == ["50.0%", "–", "50.0%", "0.0%"]
     assert [row[-1] for row in rows[:5]] == ["aborted", "2", "2", "2", "–"]
     assert "Why episodes of eval_step_00030" in page.locator("#evaluations").inner_text()
@@ -283,12 +246,8 @@ def test_stepping_moves_the_mark_and_the_text(page, run):
 
 def test_dumps_groups_and_members_can_be_chosen(page, run):
     open_report(page, run)
-    assert page.locator("select option").all_inner_texts() == [
-        "demos",
-        "eval_sft",
-        "step_00001",
-        "step_00024",
-    ]
+    dumps = page.locator("select option").all_inner_texts()
+    assert dumps == ["demos", "eval_sft", "step_00001", "step_00024"]
     page.select_option("select", label="step_00001")
     assert page.locator(".group").count() == 4, "three groups and the episode that left its own"
     page.locator(".group").nth(1).locator("button").nth(2).click()
@@ -315,6 +274,7 @@ def test_hostile_text_stays_text(page, tmp_path):
     assert HOSTILE.split("\u2028")[0] in page.locator(".view").inner_text()
     assert page.evaluate("window.hacked") is None
     assert page.locator("main img").count() == page.locator("main script").count() == 0
+    assert HOSTILE[:20] in page.inner_text("h1") + page.inner_text("#evaluations")
 
 
 def test_an_empty_run_has_a_report(page, tmp_path):
@@ -334,13 +294,15 @@ def test_a_pruned_screenshot_leaves_a_note(chromium, tmp_path):
     page.close()
 
 
-# ---- Without one -------------------------------------------------------------------------------
-
-
 def test_inert_json_is_still_the_same_value():
-    text = to_inert_json({"x": HOSTILE, "y": float("inf"), "z": [float("nan"), 1.5]})
+    value = {"x": HOSTILE, "y": float("inf"), "z": [float("nan"), 1.5]}
+    page = template().render(
+        data=inert(value), evals=[], settings={}, chosen=[], facts=[HOSTILE], name=HOSTILE
+    )
+    text = page.split('id="data">')[1].split("</script>")[0]
     assert not set("<>&\u2028\u2029") & set(text)
     assert json.loads(text) == {"x": HOSTILE, "y": None, "z": [None, 1.5]}
+    assert page.count("<script") == 2 and page.count("<img") == 0, "the title's is text, too"
 
 
 def test_long_runs_are_thinned_from_the_newest():
@@ -362,7 +324,7 @@ def test_a_large_dump_is_cut_and_a_broken_line_counted(tmp_path):
     run.save_trajectories("eval", [Trajectory(task, i) for i in range(100)])
     path = run.trajectory_path("eval")
     path.write_bytes(b'{"task": \n' + path.read_bytes())
-    data = report.dump(path)
+    data = report.read_dump(path, 0)
     assert (data["total"], data["broken"], len(data["trajectories"])) == (101, 1, report.MAX_TRAJECTORIES)
-    assert data["trajectories"][0]["instruction"].endswith("(7000 more characters)")
+    assert data["trajectories"][0]["task"]["instruction"].endswith("(7000 more characters)")
     assert len(write_report(run.root).read_bytes()) < 400_000

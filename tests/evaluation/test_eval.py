@@ -20,22 +20,15 @@ from peers import alone
 
 from minirl.benchmarks.protocols import protocol_of
 from minirl.benchmarks.task_files import save_tasks
-from minirl.config import Config, TaskConfig, to_json
+from minirl.config import TaskConfig, to_json
 from minirl.evaluation.results import read_results
+from minirl.evaluation.resume import EvalScriptConfig
 from minirl.recipes import openwebrl_4b, tiny
 from minirl.run_folder import Run
 from minirl.types import Stop, Task
 
 FILE = Path(__file__).parents[2] / "eval.py"
 TASKS = [Task(f"task-{i}", "Do it.", "http://shop-0.test/") for i in range(20)]
-
-
-@pytest.fixture(scope="module")
-def evaluation(eval_script: ModuleType) -> ModuleType:
-    return eval_script
-
-
-# --- which checkpoint, which folder -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -46,106 +39,102 @@ def checkpoint(tiny_folder: Path) -> Callable[[Path, str], str]:
     return make
 
 
-def config(tmp_path: Path, **changes: object) -> Config:
-    return replace(tiny(), out=tmp_path, **changes)
+@pytest.fixture
+def resolve(eval_script: ModuleType, tmp_path: Path) -> Callable[..., EvalScriptConfig]:
+    """The settings of a command line."""
+
+    def read(*flags: str) -> EvalScriptConfig:
+        recipe = [] if flags and not flags[0].startswith("-") else ["tiny"]
+        return eval_script.read_config([*recipe, *flags, "--out", str(tmp_path)])
+
+    return read
 
 
-def test_the_newest_checkpoint_of_the_run_is_evaluated_in_a_folder_of_its_own(
-    evaluation, tmp_path, checkpoint
-):
+def test_the_newest_checkpoint_of_the_run_is_evaluated_in_a_folder_of_its_own(resolve, tmp_path, checkpoint):
     sft = checkpoint(tmp_path / "tiny", "sft")
     checkpoint(tmp_path / "tiny", "best")
-    assert evaluation.choose(config(tmp_path), ()).model.path == sft
+    assert resolve().model.path == sft
     checkpoint(tmp_path / "tiny", "step_00009")
     newest = checkpoint(tmp_path / "tiny", "step_00010")
     checkpoint(tmp_path / "tiny", "step_00011.part")
-    chosen = evaluation.choose(config(tmp_path), ())
+    chosen = resolve()
     assert (chosen.model.path, chosen.run_dir) == (newest, tmp_path / "tiny-eval")
 
 
 @pytest.mark.parametrize("name", ["other", "other-eval"])
-def test_the_name_is_that_of_the_run_with_or_without_its_ending(evaluation, tmp_path, checkpoint, name):
+def test_the_name_is_that_of_the_run_with_or_without_its_ending(resolve, tmp_path, checkpoint, name):
     path = checkpoint(tmp_path / "other", "step_00003")
-    chosen = evaluation.choose(config(tmp_path, name=name), ())
+    chosen = resolve("--name", name)
     assert (chosen.model.path, chosen.run_dir) == (path, tmp_path / "other-eval")
 
 
-def test_a_given_model_is_taken_as_it_is(evaluation, tmp_path, checkpoint):
+def test_a_given_model_is_taken_as_it_is(resolve, tmp_path, checkpoint):
     checkpoint(tmp_path / "tiny", "step_00003")
-    given = config(tmp_path, model=replace(tiny().model, path="some/folder"))
-    assert evaluation.choose(given, {"--model.path"}).model.path == "some/folder"
+    assert resolve("--model.path", "some/folder").model.path == "some/folder"
     newest = checkpoint(tmp_path / "tiny", "step_00004")
-    assert evaluation.choose(config(tmp_path), {"--model.path"}).model.path == newest, "tiny has no weights"
-    base = replace(openwebrl_4b(), out=tmp_path, name="tiny")  # beside a run's checkpoints: the recipe's own
-    assert evaluation.choose(base, {"--model.path"}).model.path == base.model.path
+    assert resolve("--model.path", "tiny").model.path == newest, "tiny has no weights"
+    base = openwebrl_4b().model.path  # beside a run's checkpoints: the recipe's own
+    assert resolve("openwebrl-4b", "--name", "tiny", "--model.path", base).model.path == base
 
 
 def test_without_any_checkpoint_a_published_model_is_evaluated_an_untrained_one_only_on_tasks_of_its_own(
-    evaluation, tmp_path, capsys
+    resolve, tmp_path, capsys
 ):
-    paper = replace(openwebrl_4b(), out=tmp_path)
-    assert evaluation.choose(paper, ()).model.path == paper.model.path
+    assert resolve("openwebrl-4b").model.path == openwebrl_4b().model.path
     with pytest.raises(ValueError, match="no checkpoint in .*; train first, or name a folder"):
-        evaluation.choose(config(tmp_path), ())
-    given = config(tmp_path, task=TaskConfig(heldout="tasks.jsonl"))
-    assert evaluation.choose(given, {"--task.heldout"}).model.path == "tiny"
-    assert "UNTRAINED" in capsys.readouterr().out
+        resolve()
+    for flag in ("--task.heldout", "--tasks"):
+        assert resolve(flag, "tasks.jsonl").model.path == "tiny"
+        assert "UNTRAINED" in capsys.readouterr().out
 
 
-def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_named(evaluation, tmp_path, checkpoint, capsys):
+def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_named(resolve, tmp_path, checkpoint, capsys):
     good = checkpoint(tmp_path / "tiny", "step_00001")
     torn = Path(checkpoint(tmp_path / "tiny", "step_00002"), "model.safetensors")
     torn.write_bytes(torn.read_bytes()[:-1])
     Path(checkpoint(tmp_path / "tiny", "step_00003"), "config.json").unlink()
-    assert evaluation.choose(config(tmp_path), ()).model.path == good
+    assert resolve().model.path == good
     said = capsys.readouterr().out
     assert re.findall(r"passed over: --model.path .*/(step_\d+)", said) == ["step_00003", "step_00002"]
 
 
-def test_a_given_model_that_cannot_be_read_is_one_line(evaluation, tmp_path, checkpoint):
+def test_a_given_model_that_cannot_be_read_is_one_line(eval_script, tmp_path, checkpoint):
     torn = Path(checkpoint(tmp_path, "torn"), "model.safetensors")
     torn.write_bytes(torn.read_bytes()[:-1])
     flags = ["--model.path", str(torn.parent), "--out", str(tmp_path)]
     with pytest.raises(ValueError, match="--model.path .*torn can't be loaded: ") as caught:
-        evaluation.run(["tiny", *flags])
+        eval_script.run(["tiny", *flags])
     assert "\n" not in str(caught.value)
 
 
-# --- which tasks ------------------------------------------------------------------------------------
-
-
-def test_the_runs_own_tasks_are_evaluated_unless_others_are_asked_for(evaluation, tmp_path, checkpoint):
+def test_the_runs_own_tasks_are_evaluated_unless_others_are_asked_for(resolve, tmp_path, checkpoint):
     run = tmp_path / "tiny"
     path = checkpoint(run, "step_00001")
     trained = replace(tiny(), task=TaskConfig(seed=3, train_goals=200, heldout="elsewhere.jsonl"))
     (run / "config.json").write_text(json.dumps(to_json(trained)))
-    assert evaluation.choose(config(tmp_path), ()).task == TaskConfig(seed=3, train_goals=200)
+    assert resolve().task == TaskConfig(seed=3, train_goals=200)
     save_tasks(run / "heldout.jsonl", TASKS)
     own = TaskConfig(seed=3, train_goals=200, heldout=str(run / "heldout.jsonl"))
-    model = replace(tiny().model, path=path)
-    assert evaluation.choose(config(tmp_path), ()).task == own
-    chosen = evaluation.choose(config(tmp_path, model=model), {"--model.path"})
-    assert chosen.task == own, "it is the run's"
-    given = config(tmp_path, task=TaskConfig(seed=4, heldout="mine.jsonl"))
-    assert evaluation.choose(given, {"--task.seed", "--tasks"}).task == replace(given.task, train_goals=200)
-    other_shop = config(tmp_path, task=TaskConfig(seed=4))
-    assert evaluation.choose(other_shop, {"--task.seed"}).task == TaskConfig(seed=4, train_goals=200)
-    elsewhere = config(tmp_path, model=replace(model, path="some/folder"))
-    assert evaluation.choose(elsewhere, {"--model.path"}).task == TaskConfig()
+    assert resolve().task == own
+    assert resolve("--model.path", path).task == own, "it is the run's"
+    given = resolve("--task.seed", "4", "--tasks", "mine.jsonl")
+    assert given.task == TaskConfig(seed=4, train_goals=200, heldout="mine.jsonl")
+    assert resolve("--task.seed", "0").task == TaskConfig(seed=0, train_goals=200), "another shop"
+    assert resolve("--task.train-goals", "300").task == replace(own, train_goals=300)
+    assert resolve("--task.heldout", "shop").task == replace(own, heldout="shop")
+    assert resolve("--model.path", "some/folder").task == TaskConfig()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}"])
-def test_settings_of_a_run_that_cannot_be_read_are_named(evaluation, tmp_path, checkpoint, text):
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"task": {"seed": "many"}}'])
+def test_settings_of_a_run_that_cannot_be_read_are_named(resolve, tmp_path, checkpoint, text):
     checkpoint(tmp_path / "tiny", "step_00001")
     (tmp_path / "tiny" / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"tiny/config.json can't be read: "):
-        evaluation.choose(config(tmp_path), ())
+    with pytest.raises(ValueError, match=r"tiny/config.json can't be read: ") as caught:
+        resolve()
+    assert "\n" not in str(caught.value)
 
 
-# --- from the command line --------------------------------------------------------------------------
-
-
-def test_a_checkpoint_is_evaluated_from_the_command_line(evaluation, tmp_path, tiny_folder, capsys):
+def test_a_checkpoint_is_evaluated_from_the_command_line(eval_script, tmp_path, tiny_folder, capsys):
     """Two tasks that it fails and one whose site is not there; the run that is evaluated stays as it is."""
     run = tmp_path / "first"
     shutil.copytree(tiny_folder, run / "checkpoints" / "step_00004")
@@ -156,7 +145,7 @@ def test_a_checkpoint_is_evaluated_from_the_command_line(evaluation, tmp_path, t
     save_tasks(tmp_path / "tasks.jsonl", [*tasks, Task("gone", "Order.", "http://nothing-here.test/", goal)])
     flags = ["--name", "first", "--out", str(tmp_path), "--task.heldout", str(tmp_path / "tasks.jsonl")]
     flags += ["--eval.max-steps", "2", "--eval.response-tokens", "8", "--browser.browsers", "1"]
-    evaluation.run(["tiny", *flags])
+    eval_script.run(["tiny", *flags])
     said = capsys.readouterr().out
     assert f"evaluating {run / 'checkpoints' / 'step_00004'} on 3 tasks" in said
     assert "aborted: gone: infra_error (site_error): http://nothing-here.test/ did not open" in said
@@ -166,52 +155,56 @@ def test_a_checkpoint_is_evaluated_from_the_command_line(evaluation, tmp_path, t
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_what_is_missing_is_sampled_as_evaluations_want_it(evaluation):
+def test_what_is_missing_is_sampled_as_evaluations_want_it(eval_script):
     """The number of turns is that of `config.eval`; tests/test_rollout.py looks at the sampling."""
     asked = {}
 
-    class FakeRollouts:
+    class FakeWorker:
         async def evaluate(self, tasks, label, max_steps, tick, **more):
             asked.update(more, tasks=tasks, max_steps=max_steps)
 
-    class FakeParts:
-        config, ranks = openwebrl_4b(), alone()
+    class FakeExperiment:
+        config, ranks = EvalScriptConfig(**vars(openwebrl_4b())), alone()
 
         async def reset_sites(self):
             asked["reset"] = not asked
 
         @contextlib.asynccontextmanager
-        async def rollouts(self):
-            yield FakeRollouts()
+        async def worker(self):
+            yield FakeWorker()
 
     class FakeLedger:
         add = "the ledger's"
 
+        def write(self):
+            asked["written"] = "on_done" in asked
+
     protocol = protocol_of("webarena-lite-official")
-    asyncio.run(evaluation.attempt(FakeParts(), FakeLedger, [(TASKS[1], 0), (TASKS[0], 7)], protocol))
+    asyncio.run(eval_script.attempt(FakeExperiment(), FakeLedger(), [(TASKS[1], 0), (TASKS[0], 7)], protocol))
     assert asked["tasks"] == [TASKS[1], TASKS[0]] and asked["members"] == [0, 7]
     assert asked["max_steps"] == openwebrl_4b().eval.max_steps and asked["on_done"] == "the ledger's"
     assert asked["reset"], "before anything is run"
+    assert asked["written"], "and the results, however it ends"
     assert asked["succeeds_by"] == protocol.succeeds_by != (Stop.DONE,)
 
 
-def test_two_evaluations_of_the_same_weights_agree(evaluation, tmp_path, tiny_folder, capsys):
+def test_two_evaluations_of_the_same_weights_agree(eval_script, tmp_path, tiny_folder, capsys):
     """What is sampled depends on seed, task and weights, not on what the folder holds already; and what is
     finished is not run again."""
     flags = ["--model.path", str(tiny_folder), "--out", str(tmp_path), "--eval.episodes", "3"]
     flags += ["--eval.max-steps", "1", "--eval.response-tokens", "6", "--browser.browsers", "1"]
     flags += ["--seeds", "0", "1"]
     run = Run(tmp_path / "tiny-eval")
-    evaluation.run(["tiny", *flags])
+    eval_script.run(["tiny", *flags])
     (label,) = run.labels()
     path = run.root / f"results-{label}.json"
     before = path.stat().st_mtime_ns, run.trajectory_path(label).read_bytes()
     capsys.readouterr()
-    evaluation.run(["tiny", *flags])
+    eval_script.run(["tiny", *flags])
     assert run.labels() == [label] and before[1] == run.trajectory_path(label).read_bytes()
     assert f"6 episodes are in {path}; delete it to begin again" in capsys.readouterr().out
     path.unlink()
-    evaluation.run(["tiny", *flags])
+    eval_script.run(["tiny", *flags])
     one, two = (run.load_trajectories(label) for label in run.labels())
     said = [t.turns[0].response_ids for t in one]
     assert said == [t.turns[0].response_ids for t in two] and len(said) == 6

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -33,61 +35,8 @@ def episode(*turns: Turn, **fields: object) -> Trajectory:
     return Trajectory(TASK, 0, turns=turns or (turn(),), **fields)
 
 
-# --- phrases -------------------------------------------------------------------------------------------
-
-# The example phrases of the paper's table 10, in sentences, and others
-SAID = {
-    "history": (
-        "I've tried the search box.",
-        "We already checked the second page.",
-        "The previous attempt opened the wrong tab.",
-        "So far nothing was found.",
-        "After multiple approaches I stop here.",
-        "All sources failed.",
-        "I have already visited this page.",
-        "I attempted to sort.",
-    ),
-    "blocker": (
-        "There is a CAPTCHA on the page.",
-        "Cloudflare stands in between.",
-        "It says 403 Forbidden.",
-        "Verification required before I go on.",
-        "This is an anti-bot page.",
-        "Automated access is not allowed.",
-        "I cannot solve verification of this kind.",
-        "Access denied.",
-        "I am asked to verify that I am human.",
-    ),
-    "retry": (
-        "One final approach is the sitemap.",
-        "I will try a different search.",
-        "An alternative source may have it.",
-        "Let me go back.",
-        "I could search directly on the shop.",
-        "Let me reconsider.",
-        "Let's try again.",
-    ),
-    "proof": (
-        "It meets the requirements.",
-        "All criteria met.",
-        "The first condition is the colour.",
-        "The price is 45, which is under $50.",
-        "Its place is within 5 miles, as the map confirms.",
-        "The menu confirms that it is gluten-free.",
-        "It costs $4.99, which matches.",
-        "This satisfies both constraints.",
-    ),
-}
-PLAIN = (
-    "The mugs are behind the first card, so I click on it.",
-    "I need a mug under $50.",  # a constraint, and nothing that meets it
-    "The task asks for gluten-free bread. The shop opens.",
-    "Next I sort by price; the price matches nothing yet.",
-    "The room number is 403.",
-    "I set the condition to new.",
-    "A backpack, and goodies.",
-    "I look for the access road.",
-)
+PHRASES = tomllib.loads((Path(__file__).parents[1] / "data" / "phrases.toml").read_text())
+SAID = PHRASES["said"]
 
 
 @pytest.mark.parametrize(("family", "said"), [(family, said) for family in SAID for said in SAID[family]])
@@ -96,7 +45,7 @@ def test_phrases_are_found_in_any_case(family, said):
         assert family in proxies_of(turn(words))
 
 
-@pytest.mark.parametrize("said", PLAIN)
+@pytest.mark.parametrize("said", PHRASES["plain"])
 def test_plain_words_are_of_no_family(said):
     assert proxies_of(turn(said)) == frozenset()
 
@@ -140,8 +89,6 @@ def test_without_turns_or_tokens_lengths_are_unknown():
     assert served[0] == ProxyRow("history", 1, 0.5, None, None)
 
 
-# --- why episodes fail ---------------------------------------------------------------------------------
-
 YES, NO, NONE = Verdict(True, ""), Verdict(False, ""), Verdict(None, "", "no answer")
 FAILED = "click: failed, there is nothing to click on."
 IDLE = "click: clicked button at [1, 1]. Nothing on the page changed."
@@ -177,7 +124,7 @@ WORKS = "click: clicked button at [1, 1]. Now at http://shop-0.test/."
     ],
 )
 def test_why_an_episode_failed(trajectory, verdict, category):
-    assert category_of(trajectory, verdict) == category
+    assert category_of(replace(trajectory, verdict=verdict)) == category
 
 
 @pytest.mark.parametrize("stop", Stop)
@@ -193,7 +140,8 @@ def test_categories_are_counted_beside_the_papers():
         ErrorRow("form", 1, 0.25, None),
         ErrorRow("reasoning", 1, 0.25, 0.27),
     ]
-    assert error_rows([episode(), *done], [NONE, NO, None]) == [ErrorRow("evaluation", 2, 1.0, 0.09)]
+    judged = [episode(verdict=NONE), episode(success=True, verdict=NO), episode(stop=Stop.CANCELLED)]
+    assert error_rows(judged) == [ErrorRow("evaluation", 2, 1.0, 0.09)]
     assert error_rows([]) == []
 
 
@@ -210,8 +158,7 @@ def test_a_steps_metrics_are_shares_of_turns_and_counts_of_failures():
 
 
 def test_a_judge_that_denies_what_the_site_affirms_is_an_error_of_evaluation():
-    """As with --reward.by judge; the verdict is where rollouts leave it."""
+    """As with --reward.by judge."""
     good = replace(episode(), success=True)
-    denied = replace(good, final_state={"verdict": False, "rationale": "It is blue."})
-    assert step_metrics([denied, good])["error/evaluation"] == 1
-    assert "error/evaluation" not in step_metrics([replace(good, final_state={"verdict": True})])
+    assert step_metrics([replace(good, verdict=NO), good])["error/evaluation"] == 1
+    assert "error/evaluation" not in step_metrics([replace(good, verdict=YES)])

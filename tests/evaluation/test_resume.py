@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -15,18 +15,9 @@ from peers import alone, on_ranks
 from minirl.benchmarks.protocols import PROTOCOLS, protocol_of
 from minirl.config import TaskConfig
 from minirl.distributed import Ranks
+from minirl.evaluation import resume
 from minirl.evaluation.results import Evaluation, Result, read_results, write_results
-from minirl.evaluation.resume import (
-    Ledger,
-    flags_of,
-    label_of,
-    names_in,
-    read_flags,
-    selected,
-    settings,
-    shared,
-    weights_of,
-)
+from minirl.evaluation.resume import EvalScriptConfig, Ledger, label_of, select_tasks, settings
 from minirl.evaluation.tables import UNNAMED
 from minirl.model import Preprocessor
 from minirl.recipes import tiny
@@ -36,19 +27,10 @@ from minirl.types import Sample, SamplerError, Stop, Task, Trajectory, Turn
 from minirl.worlds.scripted_agent import ScriptedPolicy
 from minirl.worlds.shop import make_shop, make_tasks
 
-FILE = Path(__file__).parents[2] / "eval.py"
-ASK = RolloutWorker.ask
+POLICY = RolloutWorker.policy
 SHOP = make_shop(0)
 TASKS = [Task(f"t{i}", f"Do {i}.", "http://shop-0.test/", meta={"benchmark": "webvoyager"}) for i in range(4)]
 WEBVOYAGER = protocol_of("webvoyager-official")
-
-
-@pytest.fixture(scope="module")
-def script(eval_script: ModuleType) -> ModuleType:
-    return eval_script
-
-
-# --- interrupted, and gone on with ------------------------------------------------------------------
 
 
 class Cast:
@@ -59,11 +41,11 @@ class Cast:
     def __init__(self, preprocessor: Preprocessor, interrupt_at: int = 0):
         self.preprocessor, self.interrupt_at, self.begun = preprocessor, interrupt_at, []
 
-    def ask(self, rollouts, how, response_tokens, *names):
+    def policy_of(self, worker, sampling, response_tokens, *names):
         task = names[3]
         number = self.order.index(task)
         scripted = ScriptedPolicy(SHOP, self.tasks[task], self.preprocessor)
-        model = ASK(rollouts, how, response_tokens, *names)
+        model = POLICY(worker, sampling, response_tokens, *names)
 
         async def policy(t, prompt, session):
             if t == 0:
@@ -76,11 +58,11 @@ class Cast:
                 return await scripted(t, prompt, session)
             if number % 6 == 3:
                 return await model(t, prompt, session)
-            call = {"name": "done", "arguments": {"response": "I give up."}}
-            if number % 20 == 1:
-                call = {"name": "wait", "arguments": {"seconds": 0}}
-            said = f"so</think><tool_call>{json.dumps(call)}</tool_call>{self.language.tokenizer.eos_token}"
-            ids = tuple(self.preprocessor.tokenizer(said, add_special_tokens=False)["input_ids"])
+            gives_up = {"name": "done", "arguments": {"response": "I give up."}}
+            call = {"name": "wait", "arguments": {"seconds": 0}} if number % 20 == 1 else gives_up
+            tokenizer = self.preprocessor.tokenizer
+            said = f"so</think><tool_call>{json.dumps(call)}</tool_call>{tokenizer.eos_token}"
+            ids = tuple(tokenizer(said, add_special_tokens=False)["input_ids"])
             return Sample(ids, (0.0,) * len(ids), "stop")
 
         return policy
@@ -98,7 +80,7 @@ def heeding_interrupts() -> Iterator[None]:
 
 
 def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened(
-    script, tmp_path, tiny_folder, preprocessor, monkeypatch, capsys, heeding_interrupts
+    eval_script, tmp_path, tiny_folder, preprocessor, monkeypatch, capsys, heeding_interrupts
 ):
     """Real browsers, sites, verifier and files. All but the timings is the same, to the byte."""
     size = ["--browser.width", "320", "--browser.height", "240"]
@@ -110,8 +92,8 @@ def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened
 
     def play(interrupt_at: int = 0) -> Cast:
         cast = Cast(preprocessor, interrupt_at)
-        monkeypatch.setattr(RolloutWorker, "ask", lambda self, *how: cast.ask(self, *how))
-        script.run(flags)
+        monkeypatch.setattr(RolloutWorker, "policy", lambda self, *asked: cast.policy_of(self, *asked))
+        eval_script.run(flags)
         return cast
 
     assert len(play().begun) == 60
@@ -141,8 +123,6 @@ def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened
     assert (folder / "report.html").is_file() and Run(folder).evals() == Run(whole).evals()
 
 
-# --- the books --------------------------------------------------------------------------------------
-
 EVALUATION = Evaluation("", UNNAMED.rule, {"seed": 0}, {"python": "3"}, (0, 1))
 PLACES = [(task, seed) for seed in (0, 1) for task in TASKS]
 
@@ -168,22 +148,22 @@ def test_aborted_episodes_are_done_unless_they_are_to_be_tried_again(tmp_path):
     assert left == [("t1", 0), ("t2", 0), ("t3", 0), ("t0", 1), ("t1", 1), ("t3", 1)]
     assert [(task.id, seed) for task, seed in books.missing(results, retry=True)] == [("t0", 0), *left]
     books.add(episode(0, success=True))
-    assert [(r.task, r.seed, r.stop, r.success) for r in books.collect()] == [
-        ("t0", 0, Stop.DONE, True),
-        ("t2", 1, Stop.DONE, True),
-    ]
+    places = [(r.task, r.seed) for r in books.collect() if r.stop is Stop.DONE and r.success]
+    assert places == [("t0", 0), ("t2", 1)] == [r.place for r in books.collect()]
     dumped = books.run.load_trajectories("eval_x")
     assert [(t.task.id, t.member, t.stop) for t in dumped] == [("t0", 0, Stop.DONE), ("t2", 1, Stop.DONE)]
 
 
-def test_a_process_that_was_killed_between_dump_and_row_or_in_a_line_loses_nothing_whole(tmp_path):
+def test_a_process_that_was_killed_loses_nothing_whole(tmp_path):
+    """The results are only written later: the dump is what counts."""
     books = ledger(tmp_path)
     books.collect()
-    books.run.add_trajectory("eval_x", episode(1))  # and then it was killed, before the row
+    books.add(episode(1))
     with open(books.run.trajectory_path("eval_x"), "a") as file:
         file.write('{"task": {"id": "t2", ')
+    assert read_results(books.path) == (EVALUATION, [])
     books = ledger(tmp_path)
-    assert [r.task for r in books.collect()] == ["t1"]
+    assert [r.task for r in books.collect()] == ["t1"] == [r.task for r in read_results(books.path)[1]]
     books.add(episode(3))
     assert [r.task for r in books.collect()] == ["t1", "t3"]
     assert [t.task.id for t in books.run.load_trajectories("eval_x")] == ["t1", "t3"]
@@ -205,9 +185,12 @@ def test_what_other_ranks_have_run_is_in_the_books(tmp_path):
     books.add(episode(1))
     for rank in (1, 2):
         ledger(tmp_path, replace(alone(), rank=rank)).add(episode(rank + 1, seed=1))
-    assert [r.task for r in read_results(books.path)[1]] == ["t1"], "the first rank alone writes it"
+    assert ledger(tmp_path, replace(alone(), rank=1)).write() == [] and not books.path.exists()
+    Run(tmp_path).add_trajectory("eval_x.rank", episode(0))  # the dump of another evaluation
+    books.write()
+    assert len(read_results(books.path)[1]) == 3 and len(books.run.labels()) == 4, "others may be writing"
     assert [(r.task, r.seed) for r in books.collect()] == [("t1", 0), ("t2", 1), ("t3", 1)]
-    assert books.run.labels() == ["eval_x"] and len(books.run.load_trajectories("eval_x")) == 3
+    assert books.run.labels() == ["eval_x", "eval_x.rank"] and len(books.run.load_trajectories("eval_x")) == 3
 
 
 @pytest.mark.slow
@@ -228,9 +211,8 @@ def test_what_differs_gets_a_label_of_its_own(tmp_path, capsys):
     assert label_of(run, "runs/a/step_00004", EVALUATION) == name
     other = replace(EVALUATION, config={"seed": 1})
     assert label_of(run, "runs/a/step_00004", other) == f"{name}-2"
-    assert (
-        f"results-{name}.json is another evaluation: it differs in config.seed\n" in capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert f"results-{name}.json is another evaluation: it differs in config.seed\n" in said
     run.save_trajectories(f"{name}-2", [])  # a dump without results: it is somebody else's
     assert label_of(run, "runs/a/step_00004", other) == f"{name}-3"
     named = replace(EVALUATION, protocol="webvoyager-official")
@@ -239,13 +221,12 @@ def test_what_differs_gets_a_label_of_its_own(tmp_path, capsys):
 
 def test_settings_tell_other_weights_and_tasks_apart(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"one")
-    config = replace(tiny(), model=replace(tiny().model, path=str(tmp_path)))
+    config = EvalScriptConfig(**vars(tiny()) | {"model": replace(tiny().model, path=str(tmp_path))})
     first = settings(config, TASKS)
-    retried = replace(config, eval=replace(config.eval, retry=True))
-    assert settings(retried, TASKS) == first == json.loads(json.dumps(first))
-    assert settings(replace(config, eval=replace(config.eval, budgets=(5, 10))), TASKS) == first
-    orders = [replace(config, eval=replace(config.eval, seeds=seeds)) for seeds in ((0, 1), (1, 0))]
-    assert settings(orders[0], TASKS) == settings(orders[1], TASKS)
+    assert settings(replace(config, retry=True), TASKS) == first == json.loads(json.dumps(first))
+    assert settings(replace(config, success_within=(5, 10)), TASKS) == first
+    orders = [replace(config, seeds=seeds) for seeds in ((0, 1), (1, 0))]
+    assert settings(orders[0], TASKS) == settings(orders[1], TASKS) != first
     for name in ("prompt", "judge_prompt", "judge"):
         (tmp_path / name).mkdir() if name == "judge" else (tmp_path / name).write_text("Be kind.")
     asked = replace(
@@ -260,109 +241,107 @@ def test_settings_tell_other_weights_and_tasks_apart(tmp_path):
     assert settings(config, [*TASKS[:3], replace(TASKS[3], instruction="Do more.")]) != first
     (tmp_path / "model.safetensors").write_bytes(b"two")
     assert settings(config, TASKS) != first
-    assert weights_of("Qwen/Qwen3-VL-4B-Thinking") == ""
+    assert resume.weights_of("Qwen/Qwen3-VL-4B-Thinking") == ""
 
 
-# --- protocols --------------------------------------------------------------------------------------
+@pytest.fixture
+def resolve(eval_script: ModuleType) -> Callable[..., EvalScriptConfig]:
+    """The settings of a command line, for weights that are no run's."""
+    return lambda *flags: eval_script.read_config([*flags, "--model.path", "some/folder"])
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.name)
-def test_a_protocols_settings_are_taken(protocol):
-    config = read_flags(["openwebrl-4b", "--protocol", protocol.name, "--browser.width", "640"])
+def test_a_protocols_settings_are_taken(resolve, protocol):
+    config = resolve("openwebrl-4b", "--protocol", protocol.name, "--browser.width", "640")
     how, usual = config.eval, protocol.sampling
     assert (how.temperature, how.top_p, how.top_k) == (usual.temperature, usual.top_p, usual.top_k)
     assert (how.max_steps, how.response_tokens) == (protocol.max_steps, protocol.response_tokens)
-    assert config.agent.context_tokens == protocol.context_tokens
+    assert config.agent.context_tokens == config.batch.micro_tokens == protocol.context_tokens
     assert config.agent.screenshots == max(protocol.screenshots, 1)
     assert config.browser.episodes == 16 and config.browser.episode_seconds == 600
     assert config.sampler.request_seconds == config.endpoint.seconds == 120
-    assert config.judge.model == protocol.judge.model and config.browser.width == 640
+    assert {name: vars(config.judge)[name] for name in vars(protocol.judge)} == vars(protocol.judge)
+    assert config.browser.width == 640
 
 
-def test_flags_win_over_the_protocol_and_that_is_said(capsys):
-    flags = ["--protocol=webvoyager-official", "--eval.max_steps", "7", "--eval.top-k=3"]
-    config = read_flags([*flags, "--judge.model", "mine"])
-    assert (config.recipe, config.eval.max_steps, config.eval.top_k) == ("tiny", 7, 3)
-    assert (config.eval.temperature, config.judge.model) == (0.6, "mine")
-    said = capsys.readouterr().out
-    assert "your flags go before protocol webvoyager-official, which has --eval.top-k 20" in said
-    assert "--eval.max-steps 30" in said and "--eval.top-p" not in said
-    config = read_flags(["--protocol", "webvoyager-official", "--max-steps", "5", "50"])
-    assert config.eval.max_steps == 50 and "--eval.max-steps 30" in capsys.readouterr().out
-    read_flags(["--protocol", "webvoyager-official"])
-    assert capsys.readouterr().out == ""
+def test_flags_win_over_the_protocol(resolve):
+    """Also one that repeats the recipe's value."""
+    flags = ["--protocol=webvoyager-official", "--eval.max_steps", "6", "--eval.top-k=0"]
+    config = resolve(*flags)
+    assert (config.recipe, config.eval.max_steps, config.eval.top_k) == ("tiny", 6, 0)
+    assert (config.eval.max_steps, config.eval.top_k) == (tiny().eval.max_steps, tiny().eval.top_k)
+    assert (config.eval.temperature, config.judge.model) == (0.6, "gpt-4o")
+    assert resolve("--protocol", "webvoyager-official", "--success-within", "5", "50").eval.max_steps == 50
 
 
-def test_flags_win_over_a_protocols_judge_and_that_is_said(capsys):
+def test_flags_win_over_a_protocols_judge(resolve):
     flags = ["--protocol", "webvoyager-official", "--judge.screenshots", "1", "--judge.seconds=600"]
-    judge = read_flags([*flags, "--judge.parser", "verdict-line", "--judge.model", "mine"]).judge
+    judge = resolve(*flags, "--judge.parser", "verdict-line", "--judge.model", "mine").judge
     assert (judge.screenshots, judge.seconds, judge.parser) == (1, 600, "verdict-line")
     assert (judge.model, judge.input, judge.temperature) == ("mine", "webvoyager", 0.0)
-    said = " ".join(capsys.readouterr().out.split())
-    for part in ("model gpt-4o", "parser not-success-first", "screenshots 3", "seconds 120.0"):
-        assert f"--judge.{part}" in said
-    assert "--judge.input" not in said and "--judge.temperature" not in said
+    own = resolve("--protocol", "webvoyager-official", "--judge.path", "folder").judge
+    assert (own.model, own.path, own.input) == ("", "folder", "webvoyager"), "a judge of one's own is named"
 
 
-def test_flags_of_every_protocol_are_flags():
-    """And every setting of a protocol that is a number has one."""
-    flags = flags_of(WEBVOYAGER)
-    assert len(flags) == 12 and set(flags.values()) == {0.6, 0.95, 20, 4096, 30, 32768, 120.0, 600.0, 16, 1}
-
-
-def test_tasks_are_those_of_the_protocol_the_first_so_many_of_them(capsys):
+def test_tasks_are_those_of_the_protocol_the_first_so_many_of_them(resolve, capsys):
     tasks = [*TASKS, Task("other", "Do it.", "http://a.test/", meta={"benchmark": "deepshop"})]
-    config = replace(tiny(), eval=replace(tiny().eval, limit=3))
-    assert selected(config, [tasks[4], *TASKS], UNNAMED, ()) == [tasks[4], *TASKS[:2]]
+    config = resolve("--limit", "3")
+    assert select_tasks(config, [tasks[4], *TASKS]) == [tasks[4], *TASKS[:2]]
     assert capsys.readouterr().out == ""
-    assert selected(config, tasks[::-1], WEBVOYAGER, ()) == TASKS[:0:-1]
+    official = replace(config, protocol="webvoyager-official")
+    assert select_tasks(official, tasks[::-1]) == TASKS[:0:-1]
     assert "protocol webvoyager-official is for 595 tasks, and these are 4" in capsys.readouterr().out
     with pytest.raises(ValueError, match="needs tasks of the benchmark online-mind2web"):
-        selected(config, tasks, protocol_of("online-mind2web-official"), ())
+        select_tasks(replace(config, protocol="online-mind2web-official"), tasks)
 
 
-def test_a_number_of_episodes_counts_if_it_is_asked_for_though_it_were_the_recipes():
+def test_a_number_of_episodes_counts_if_it_is_asked_for_though_it_were_the_recipes(resolve):
     tasks = [Task(f"t{i}", "Do it.", "http://shop-0.test/") for i in range(300)]
-    flags = ["--eval.episodes", str(tiny().eval.episodes)]
-    assert len(selected(read_flags(flags), tasks, UNNAMED, names_in(flags))) == tiny().eval.episodes < 300
-    assert len(selected(read_flags([]), tasks, UNNAMED, names_in([]))) == 300
-
-
-@pytest.mark.parametrize("judge", [["--judge.input", "deepshop"], ["--judge.parser", "structured"]])
-def test_what_a_protocols_judge_has_anyway_may_be_said(judge):
-    config = read_flags(["--protocol", "deepshop-official", *judge])
-    assert (config.judge.input, config.judge.parser) == ("deepshop", "structured")
+    asked, usual = resolve("--eval.episodes", str(tiny().eval.episodes)), resolve()
+    assert len(select_tasks(asked, tasks)) == tiny().eval.episodes < 300
+    assert len(select_tasks(usual, tasks)) == 300 and usual.eval.episodes == tiny().eval.episodes
+    assert resolve("--eval.episodes", "9", "--limit", "3").limit == 3
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("name", "judge", "is_refused"),
     [
-        ["--protocol", "deepshop-official", "--judge.parser", "verdict-line"],
-        ["--protocol", "online-mind2web-official", "--judge.parser", "not-success-first"],
-        ["--protocol", "deepshop-official", "--judge.input", "webvoyager"],
+        ("deepshop", ["--judge.input", "deepshop"], False),
+        ("deepshop", ["--judge.parser", "structured"], False),
+        ("deepshop", ["--judge.parser", "verdict-line"], True),
+        ("deepshop", ["--judge.input", "webvoyager"], True),
+        ("online-mind2web", ["--judge.parser", "not-success-first"], True),
     ],
 )
-def test_a_parser_that_cannot_read_what_a_protocols_judge_is_asked_for_is_refused(flags):
-    with pytest.raises(ValueError, match="asks for what only --judge.parser .* can read"):
-        read_flags(flags)
+def test_a_parser_that_cannot_read_the_answers_of_a_protocols_judge_is_refused(
+    resolve, name, judge, is_refused
+):
+    """What the protocol's judge has anyway may be said."""
+    if is_refused:
+        with pytest.raises(ValueError, match="asks for what only --judge.parser .* can read"):
+            resolve("--protocol", f"{name}-official", *judge)
+        return
+    config = resolve("--protocol", f"{name}-official", *judge)
+    assert (config.judge.input, config.judge.parser) == ("deepshop", "structured")
 
 
-def test_a_protocols_browsers_are_those_of_all_ranks_and_others_each_ones():
-    config = read_flags(["--protocol", "webvoyager-official"])
+def test_a_protocols_browsers_are_those_of_all_ranks_and_others_each_ones(resolve):
+    config, usual = resolve("--protocol", "webvoyager-official"), resolve()
     assert config.browser.episodes == 16, "what is written down does not depend on the ranks"
     for world, own in ((1, 16), (3, 5), (8, 2), (64, 1)):
-        assert shared(config, replace(alone(), world=world)).browser.episodes == own
-    assert shared(tiny(), replace(alone(), world=8)) == tiny()
+        assert resume.share_browsers(config, replace(alone(), world=world)).browser.episodes == own
+    assert resume.share_browsers(usual, replace(alone(), world=8)) == usual
 
 
-def test_a_served_model_is_not_said_to_have_had_a_top_k(capsys):
+def test_a_served_model_is_not_said_to_have_had_a_top_k(eval_script, capsys):
     served = ["--sampler", "remote", "--endpoint.url", "http://127.0.0.1:1/v1", "--endpoint.model", "x"]
-    assert read_flags(["--protocol", "webvoyager-official", *served]).eval.top_k == 0
+    config = eval_script.read_config(["--protocol", "webvoyager-official", *served])
+    assert (config.eval.top_k, config.model.path) == (0, "tiny"), "the recipe's tokenizer measures"
     assert "a served model is not told --eval.top-k 20" in capsys.readouterr().out
 
 
-def test_the_tasks_flag_is_the_usual_one(tmp_path):
-    config = read_flags(["tiny-text", "--tasks", "some/file.jsonl"])
+def test_the_tasks_flag_is_the_usual_one(resolve):
+    config = resolve("tiny-text", "--tasks", "some/file.jsonl")
     assert config.task == TaskConfig(heldout="some/file.jsonl") and config.recipe == "tiny_text"
 
 
@@ -372,10 +351,11 @@ def test_the_tasks_flag_is_the_usual_one(tmp_path):
         (["--limit", "-1"], "--limit"),
         (["--seeds", "1", "1"], "--seeds"),
         (["--compare", "one.json"], "--compare needs two"),
-        (["--max-steps", "0"], "--max-steps"),
+        (["--success-within", "0"], "--success-within"),
         (["--protocol", "webvoyager"], "no protocol 'webvoyager'; there are webvoyager-official, "),
+        (["--eval.max-steps", "many"], "max-steps"),
     ],
 )
-def test_flags_that_cannot_be_are_refused(flags, problem):
+def test_flags_that_cannot_be_are_refused(resolve, flags, problem):
     with pytest.raises(ValueError, match=problem):
-        read_flags(flags)
+        resolve(*flags)

@@ -1,30 +1,37 @@
-"""The Wilson interval against numbers worked out by hand."""
+"""Wilson's interval and paired differences, by hand and checked against other ways to the same numbers."""
 
 from __future__ import annotations
 
+from math import sqrt
+from statistics import NormalDist
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from minirl.evaluation.statistics import wilson
-
-
-def test_five_of_ten_by_hand():
-    # z^2 = 3.8416; denominator 1.38416; centre (0.5 + 0.19208) / 1.38416 = 0.5
-    # half = 1.96 * sqrt(0.025 + 0.009604) / 1.38416 = 1.96 * 0.186022 / 1.38416 = 0.263411
-    low, high = wilson(5, 10)
-    assert low == pytest.approx(0.236589, abs=1e-5)
-    assert high == pytest.approx(0.763411, abs=1e-5)
+from minirl.evaluation.statistics import paired
+from minirl.intervals import clustered_wilson, wilson
 
 
-def test_one_of_four_with_z_two():
-    # denominator 2; centre (0.25 + 0.5) / 2 = 0.375; half = 2 * sqrt(0.046875 + 0.0625) / 2 = 0.330719
-    assert wilson(1, 4, z=2.0) == pytest.approx((0.044281, 0.705719), abs=1e-6)
-
-
-def test_the_edges_stay_inside_and_keep_their_width():
-    low, high = wilson(0, 20)  # high = z^2 / (n + z^2) = 3.8416 / 23.8416
-    assert low == 0.0 and high == pytest.approx(3.8416 / 23.8416)
-    low, high = wilson(20, 20)
-    assert low == pytest.approx(20 / 23.8416) and high == 1.0
+@pytest.mark.parametrize(
+    ("successes", "n", "z", "low", "high"),
+    [
+        # z^2 = 3.8416; denominator 1.38416; centre (0.5 + 0.19208) / 1.38416 = 0.5
+        # half = 1.96 * sqrt(0.025 + 0.009604) / 1.38416 = 1.96 * 0.186022 / 1.38416 = 0.263411
+        (5, 10, 1.96, 0.236589, 0.763411),
+        # denominator 2; centre (0.25 + 0.5) / 2 = 0.375; half = 2 * sqrt(0.046875 + 0.0625) / 2 = 0.330719
+        (1, 4, 2.0, 0.044281, 0.705719),
+        # at the edges it stays inside and keeps its width: high = z^2 / (n + z^2)
+        (0, 20, 1.96, 0.0, 3.8416 / 23.8416),
+        (20, 20, 1.96, 20 / 23.8416, 1.0),
+        (0, 0, 1.96, 0.0, 1.0),  # nothing measured, nothing known
+    ],
+)
+def test_wilsons_interval_by_hand(successes, n, z, low, high):
+    found = wilson(successes, n, z)
+    assert found == pytest.approx((low, high), abs=1e-6)
+    assert (found[0] == 0.0) is (successes == 0) and (found[1] == 1.0) is (successes == n)
 
 
 def test_the_interval_is_symmetric_under_swapping_success_and_failure():
@@ -32,11 +39,109 @@ def test_the_interval_is_symmetric_under_swapping_success_and_failure():
     assert wilson(43, 50) == pytest.approx((1 - high, 1 - low))
 
 
-def test_nothing_measured_means_nothing_known():
-    assert wilson(0, 0) == (0.0, 1.0)
+def test_ten_seeds_of_a_task_are_as_sure_as_one():
+    assert clustered_wilson(20, 40, 4) == wilson(2, 4) and clustered_wilson(0, 0, 0) == (0, 1)
 
 
 @pytest.mark.parametrize(("successes", "n"), [(-1, 3), (4, 3)])
 def test_impossible_counts_are_refused(successes, n):
     with pytest.raises(ValueError, match="between 0 and n"):
         wilson(successes, n)
+
+
+def tasks(*outcomes: bool | list[bool]) -> dict[str, list[bool]]:
+    return {f"t{i}": o if isinstance(o, list) else [o] for i, o in enumerate(outcomes)}
+
+
+def test_ten_tasks_by_hand():
+    """3 solved by the second alone, 1 by the first alone, 4 by both, 2 by neither."""
+    first = tasks(*[False] * 3, True, *[True] * 4, *[False] * 2)
+    second = tasks(*[True] * 3, False, *[True] * 4, *[False] * 2)
+    p = paired(first, second)
+    # centre (3 - 1) / 12 = 1/6; variance ((3 + 1 + 1) / 12 - 1/36) / 12 = (7/18) / 12 = 7/216
+    half = 1.96 * sqrt(7 / 216)  # 0.352840
+    assert (p.tasks, p.better, p.worse, p.unpaired) == (10, 3, 1, 0)
+    assert (p.first, p.second, p.difference) == pytest.approx((0.5, 0.7, 0.2))
+    assert (p.low, p.high) == pytest.approx((1 / 6 - half, 1 / 6 + half))
+    assert half == pytest.approx(0.352840, abs=1e-6)
+
+
+def test_several_seeds_by_hand():
+    """Differences of the tasks' means: 1/2, 0, -1/2 and 1."""
+    first = tasks([True, False], [True], [True, True], [False, False, False])
+    second = tasks([True, True], [True, True], [False, True], [True])
+    p = paired(first, second)
+    # sum 1, sum of squares 1.5; centre 1/6; variance (2.5/6 - 1/36) / 6 = (7/18) / 6 = 7/108
+    assert p.difference == pytest.approx(0.25) and (p.better, p.worse) == (2, 1)
+    assert (p.low, p.high) == pytest.approx((1 / 6 - 1.96 * sqrt(7 / 108), 1 / 6 + 1.96 * sqrt(7 / 108)))
+
+
+def test_agreement_on_all_tasks_proves_little():
+    p = paired(tasks(*[True] * 20), tasks(*[True] * 20))
+    # centre 0, variance 1 / 22^2; the plain normal interval would be [0, 0]
+    assert (p.difference, p.low, p.high) == pytest.approx((0, -1.96 / 22, 1.96 / 22))
+
+
+def test_the_interval_is_the_normal_one_of_the_pairs_with_the_added_ones():
+    """An independent way there: write the half pairs out (every pair twice, then one of each outcome), and
+    take numpy's mean and deviation; twice as many pairs as there are, so the variance doubles."""
+    generator = np.random.default_rng(3)
+    a, b = generator.random(60) < 0.5, generator.random(60) < 0.6
+    doubled = np.concatenate([np.repeat(b.astype(float) - a, 2), [1.0, -1.0, 0.0, 0.0]])
+    half = 1.96 * sqrt(2 * doubled.var() / len(doubled))
+    p = paired(tasks(*a.tolist()), tasks(*b.tolist()))
+    assert (p.low, p.high) == pytest.approx((doubled.mean() - half, doubled.mean() + half))
+
+
+def test_it_is_close_to_the_bootstrap_over_tasks_and_narrower_than_an_unpaired_interval():
+    """400 tasks of very different difficulty, three seeds each."""
+    generator = np.random.default_rng(0)
+    hard = generator.choice([0.02, 0.98], size=400)
+    a = generator.random((400, 3)) < hard[:, None]
+    b = generator.random((400, 3)) < np.clip(hard + 0.1, 0, 1)[:, None]
+    p = paired(tasks(*a.tolist()), tasks(*b.tolist()))
+    d = b.mean(1) - a.mean(1)
+    means = d[generator.integers(0, 400, (4000, 400))].mean(1)
+    assert (p.low, p.high) == pytest.approx(np.percentile(means, [2.5, 97.5]), abs=0.008)
+    low_a, high_a = wilson(a[:, 0].sum(), 400)
+    assert p.high - p.low < (high_a - low_a) / 2  # the control: what one rate alone leaves open
+
+
+@pytest.mark.parametrize(
+    ("both", "only_first", "only_second", "n"), [(0.5, 0.1, 0.2, 30), (0.9, 0.0, 0.02, 50)]
+)
+def test_the_interval_covers_the_true_difference_as_often_as_it_says(both, only_first, only_second, n):
+    generator = np.random.default_rng(1)
+    shares = [both, only_first, only_second, 1 - both - only_first - only_second]
+    covered = 0
+    for _ in range(1000):
+        kind = generator.choice(4, size=n, p=shares)
+        p = paired(tasks(*np.isin(kind, [0, 1]).tolist()), tasks(*np.isin(kind, [0, 2]).tolist()))
+        covered += p.low <= only_second - only_first <= p.high
+    assert covered >= 935  # 950 less two standard deviations of the count
+
+
+def test_tasks_that_only_one_has_met_are_left_out_and_counted():
+    p = paired({"a": [True], "b": [False], "empty": []}, {"a": [True], "c": [True], "empty": [True]})
+    assert (p.tasks, p.unpaired, p.difference) == (1, 3, 0.0)
+    with pytest.raises(ValueError, match="no task in common"):
+        paired({"a": [True]}, {"b": [True]})
+
+
+SEEDS = st.lists(st.booleans(), min_size=1, max_size=3)
+RUNS = st.dictionaries(st.sampled_from("abcdefgh"), SEEDS, min_size=8)
+
+
+@given(RUNS, RUNS)
+def test_swapping_the_two_turns_the_interval_round(first, second):
+    p, q = paired(first, second), paired(second, first)
+    assert (p.low, p.high, p.difference) == pytest.approx((-q.high, -q.low, -q.difference))
+    assert (p.better, p.worse) == (q.worse, q.better)
+    assert -1 <= p.low <= p.difference <= p.high <= 1
+
+
+def test_a_wider_interval_for_more_certainty():
+    a, b = tasks(True, False, True), tasks(True, True, True)
+    z = NormalDist().inv_cdf(0.995)
+    narrow, wide = paired(a, b), paired(a, b, z)
+    assert (wide.high - wide.low) / (narrow.high - narrow.low) > 1 or wide.high == 1.0

@@ -12,18 +12,18 @@ from statistics import mean
 import pytest
 from endpoint_server import say as says
 from endpoint_server import serve
-from peers import Idle, alone
+from peers import Idle
+from workers import Scored, make_worker
 
 from minirl.benchmarks.protocols import protocol_of
 from minirl.config import EndpointConfig, EvalConfig
 from minirl.evaluation.failures import ErrorRow, ProxyRow
-from minirl.evaluation.results import Evaluation, Result, result_of, write_results
-from minirl.evaluation.statistics import wilson
+from minirl.evaluation.results import Evaluation, Result, write_results
 from minirl.evaluation.tables import UNNAMED, compare, curve, failures_table, proxies_table, show
+from minirl.intervals import wilson
 from minirl.recipes import tiny
-from minirl.rollout import RolloutWorker
 from minirl.samplers.endpoint import Endpoint
-from minirl.types import Stop, Task, Trajectory, Turn, billed
+from minirl.types import Stop, Task, Trajectory, billed
 
 WEBVOYAGER = protocol_of("webvoyager-official")
 WITHOUT = protocol_of("webvoyager-without-aborted")
@@ -32,9 +32,6 @@ WITHOUT = protocol_of("webvoyager-without-aborted")
 def result(i: int, stop: Stop = Stop.DONE, success: bool = False, **more) -> Result:
     reason = "" if stop.is_agent_fault else "the reason"
     return Result(f"task-{i}", stop, success, **{"site": "shop", "steps": 2, "reason": reason} | more)
-
-
-# --- one evaluation ---------------------------------------------------------------------------------
 
 
 def test_both_rates_the_rule_and_what_was_aborted(capsys):
@@ -113,9 +110,6 @@ def test_why_episodes_failed_beside_the_papers_figures():
     assert rows == [("history", "1", "25%", "20", "28"), ("any", "1", "25%", "-", "-")]
 
 
-# --- two evaluations --------------------------------------------------------------------------------
-
-
 def write(path: Path, results: list[Result], protocol=WEBVOYAGER, **config) -> Path:
     write_results(path, Evaluation(protocol.name, protocol.rule, config, {"python": "3"}, (0, 1)), results)
     return path
@@ -188,48 +182,31 @@ def test_files_that_cannot_be_compared_are_refused(tmp_path):
         compare(one, tmp_path / "nothing.json")
 
 
-# --- an episode as a row ----------------------------------------------------------------------------
-
-
-def test_an_episode_is_a_row():
-    own = Turn(3, (1, 2), (7, 8, 9), (-0.1,) * 3, "")
-    served = Turn(0, (), (), (), "", counted=(500, 20))
-    task = Task("a", "", "https://b.test/x", meta={"site": "B", "difficulty": 0})
-    t = Trajectory(task, 4, turns=(own, own, served), success=True, seconds=2.5, dollars=0.5)
-    t = replace(t, final_state={"verdict": True, "rationale": "It is there."})
-    assert result_of(t) == Result(
-        "a", Stop.DONE, True, 4, "B", "0", 3, 510, 26, seconds=2.5, cost=0.5, reason="It is there."
-    )
-    bare = replace(t, task=Task("a", "", "https://b.test/x", goal={"page": "DONE"}), turns=())
-    row = result_of(replace(bare, stop=Stop.INFRA_ERROR, error="Traceback:\nRuntimeError: why\n"))
-    assert (row.site, row.difficulty, row.reason) == ("b.test", "", "RuntimeError: why")
-    assert result_of(bare).reason == "", "a page's state is nobody's reason"
-
-
 async def test_every_episode_is_billed_for_what_it_asked():
     """Three at the same time, each with as many questions as its member says."""
     with serve([says("yes")]) as server:
         config = EndpointConfig(url=server.url, model="any", prompt_price=2.0, response_price=10.0)
         endpoint, price = Endpoint(config), (100 * 2 + 20 * 10) / 1e6
 
-        class Asking(RolloutWorker):
-            async def _judged(self, trajectory: Trajectory, gates: str) -> Trajectory:
-                for i in range(trajectory.member):
-                    await endpoint.ask([{"role": "user", "content": f"{i}"}], max_tokens=5)
-                return trajectory
+        async def ask_often(trajectory: Trajectory, gates: str, judged: bool) -> Trajectory:
+            for i in range(trajectory.member):
+                await endpoint.ask([("user", (f"{i}",))], max_tokens=5)
+            return trajectory
 
-        class NoPool:
+        class NoBrowsers:
             def session(self):
                 raise ValueError("no browser")
 
             uptime = None
 
-        rollouts = Asking(replace(tiny(), eval=EvalConfig()), None, Idle(), NoPool(), None, None, alone())
+        config = replace(tiny(), eval=EvalConfig())
+        worker = make_worker(config, sampler=Idle(), browsers=NoBrowsers(), benchmark=Scored(by=None))
+        worker._judge = ask_often
         task = Task("a", "", "http://a.test/")
         done = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("minirl.episode.conversation", lambda *_: Trunkless())
-            ended = await rollouts.evaluate(
+            ended = await worker.evaluate(
                 [task] * 3, "eval", 3, lambda n: None, members=[2, 0, 3], on_done=done.append
             )
         assert [t.member for t in ended] == [2, 0, 3] and sorted(t.member for t in done) == [0, 2, 3]
@@ -246,7 +223,7 @@ class Trunkless:
 
 
 async def test_a_disk_that_is_full_is_one_error_not_a_group():
-    rollouts = RolloutWorker(tiny(), None, Idle(), None, None, None, alone())
+    worker = make_worker(tiny(), sampler=Idle())
 
     async def episode(task, member, policy, max_steps, **_):
         return Trajectory(task, member)
@@ -254,9 +231,9 @@ async def test_a_disk_that_is_full_is_one_error_not_a_group():
     def full(trajectory: Trajectory) -> None:
         raise OSError(28, "No space left on device")
 
-    rollouts.episode = episode
+    worker.episode = episode
     with pytest.raises(OSError, match="No space left"):
-        await rollouts.evaluate([Task("a", "", "http://a.test/")] * 3, "e", 1, lambda n: None, on_done=full)
+        await worker.evaluate([Task("a", "", "http://a.test/")] * 3, "e", 1, lambda n: None, on_done=full)
 
 
 def test_the_comparison_is_reached_from_the_command_line(eval_script, tmp_path, capsys):

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 import shopping
-from peers import Idle, alone
+from peers import Idle
 from test_scripts import start
+from workers import Scored, make_worker
 
 import judge as script
-from minirl.config import JudgeConfig, RewardConfig, check
-from minirl.judges.local import LocalJudge
+from minirl.cli.command_line import check, from_command_line
+from minirl.config import JudgeConfig, RewardConfig
+from minirl.judges.settings import RECIPES as JUDGE_RECIPES
 from minirl.metrics import judge_metrics, rollout_metrics
-from minirl.recipes import JUDGE_RECIPES, RECIPES, from_command_line, tiny
+from minirl.recipes import RECIPES, tiny
 from minirl.rollout import Collected, RolloutWorker
 from minirl.run_folder import Run
 from minirl.types import Parsed, Stop, Task, Trajectory, Verdict
 
 TASK = shopping.tasks(1)[0]
 BY_JUDGE = replace(tiny(), reward=RewardConfig(by="judge"), judge=JudgeConfig(path="somewhere"))
-
-# --- rewards ---------------------------------------------------------------------------------------------
 
 
 class Lenient:
@@ -31,7 +31,7 @@ class Lenient:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    async def __call__(self, trajectory: Trajectory, image: object) -> Verdict:
+    async def __call__(self, trajectory: Trajectory) -> Verdict:
         self.asked.append(trajectory.member)
         return Verdict(True, "Fine.") if len(self.asked) < 3 else Verdict(None, "", "cut off")
 
@@ -42,14 +42,16 @@ def rollouts(monkeypatch):
 
     def make(config, judge, *episodes: Trajectory) -> RolloutWorker:
         class Ended:
-            def __init__(self, task: Task, member: int, *_: object) -> None:
+            def __init__(self, harness: object, task: Task, member: int, *_: object) -> None:
                 self.ended = episodes[member]
 
-            async def run(self, pool: object, verify: object) -> Trajectory:
+            async def run(self) -> Trajectory:
                 return self.ended
 
         monkeypatch.setattr("minirl.rollout.Episode", Ended)
-        return RolloutWorker(config, None, None, None, None, None, alone(), judge=judge)
+        monkeypatch.setattr("workers.make_agent", lambda config: None)
+        benchmark = Scored() if episodes[0].task.goal else Scored(None)
+        return make_worker(config, benchmark=benchmark, judge=judge)
 
     return make
 
@@ -71,7 +73,7 @@ async def test_the_judge_rewards_and_the_site_keeps_its_word(rollouts):
     assert [t.success for t in out] == [True, False, True, False, True, True]
     assert [t.reward for t in out[:4]] == [1, 1, 0, -1]
     assert [t.stop for t in out[3:]] == [Stop.FORMAT_ERROR, Stop.JUDGE_ERROR, Stop.TIMEOUT]
-    assert out[1].final_state == {**bad.final_state, "verdict": True, "rationale": "Fine."}
+    assert out[1].verdict == Verdict(True, "Fine.") and out[1].final_state == bad.final_state
 
     metrics = rollout_metrics(Collected([], 0, out, 1, 0))
     assert metrics["invalid"] == 2
@@ -113,21 +115,10 @@ async def test_the_gates_of_the_reward_are_not_those_of_an_evaluation(rollouts):
     trained = await made.group(open_task, 0, 0, 5)
     assert made.judge.asked == [] and [(t.success, t.reward) for t in trained] == [(False, 0.0)] * 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(made, "ask", lambda *_: None)
+        patch.setattr(made, "policy", lambda *_: None)
         patch.setattr(made, "sampler", Idle())
         evaluated = await made.evaluate([open_task] * 2, "eval", 5, lambda done: None)
     assert sorted(made.judge.asked) == [0, 1] and all(t.success for t in evaluated)
-
-
-def test_a_judge_of_our_own_sleeps_through_updates_and_keeps_its_weights(rollouts):
-    judge = LocalJudge.__new__(LocalJudge)
-    judge.sampler = Idle()
-    made = rollouts(BY_JUDGE, judge)
-    made.sampler = Idle()
-    made.sleep()
-    assert (made.sampler.told, judge.sampler.told) == (["sleep"], ["sleep with its weights"])
-    made.sync([])
-    assert made.sampler.told[1:] == ["sync"] and judge.sampler.told[1:] == ["wake"]
 
 
 def test_reward_by_judge_needs_a_judge():
@@ -135,9 +126,6 @@ def test_reward_by_judge_needs_a_judge():
         check(replace(tiny(), reward=RewardConfig(by="judge")))
     config = from_command_line(["tiny", "--reward.by", "judge", "--judge.path", "x"], "train.py")
     assert config.reward.by == "judge" and config.judge.brief, "the tiny policy's judge is the tiny one"
-
-
-# --- the script ------------------------------------------------------------------------------------------
 
 
 def test_recipes_of_judges_are_not_those_of_policies():
@@ -151,7 +139,6 @@ def test_recipes_of_judges_are_not_those_of_policies():
     assert config.model.path == "Qwen/Qwen3-VL-8B-Instruct" and config.judge.screenshots == 3
     with pytest.raises(ValueError, match="unknown recipe 'judge_8b'"):
         from_command_line(["judge_8b"], "train.py")
-    assert from_command_line([], "judge.py", JUDGE_RECIPES).recipe == "tiny_judge"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +152,8 @@ def test_recipes_of_judges_are_not_those_of_policies():
         (("label", "--runs", "NOWHERE"), "--runs NOWHERE has no dump"),
         (("label", "--runs", "NOWHERE", "--teacher", "endpoint"), "--teacher endpoint needs --judge.model"),
         (("distil",), "has no labels; make them with judge.py label"),
-        (("distil", "--distil.goals", "0"), "--distil.goals and --distil.stages are shares"),
+        (("distil", "--goals", "0"), "--goals must be above 0"),
+        (("distil", "--stages", "1"), "--stages must be below 1"),
         (("score",), "is not there: run judge.py distil first, or give --judge.path"),
         (("score", "--judge.path", "NOWHERE"), "is not there: run judge.py distil first, or give --bench"),
         (("score", "--bench", "NOWHERE", "--judge.path", "NOWHERE"), "annotations.csv can't be read"),

@@ -9,14 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from training import logprobs_of
 
 from minirl.config import SamplerConfig
+from minirl.model import request_seed
 from minirl.policy import Policy
-from minirl.rows import Row, collate
-from minirl.samplers.huggingface import HfSampler, request_seed, truncate
+from minirl.rows import Row
+from minirl.samplers import huggingface
+from minirl.samplers.huggingface import HfSampler, truncate
 from minirl.types import Prompt, Request, Sample, SamplerError, Sampling
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -26,9 +27,8 @@ def new_sampler(model, preprocessor):
 
     def make(end=None, max_batch: int = 32, request_seconds: float = 30, **how) -> HfSampler:
         speaks = preprocessor if end is None else replace(preprocessor, end=end)
-        made.append(
-            HfSampler(model, speaks, SamplerConfig(max_batch=max_batch, request_seconds=request_seconds))
-        )
+        config = SamplerConfig(max_batch=max_batch, request_seconds=request_seconds)
+        made.append(HfSampler(model, speaks, config))
         made[-1].how = Sampling(**how)  # what `sample_all` asks for
         return made[-1]
 
@@ -42,24 +42,17 @@ async def sample_all(sampler: HfSampler, prompts: list[Prompt], max_tokens: int 
     return await asyncio.gather(*(sampler.generate(request) for request in requests))
 
 
-# --- log-probs -------------------------------------------------------------------------------------
-
 OFTEN = tuple(range(10, 800, 6))  # one token in six ends the response, so that rows end at different times
 
 
 async def test_log_probs_are_those_that_the_policy_trains_on(model, preprocessor, new_sampler, prompts):
     samples = await sample_all(new_sampler(end=OFTEN, temperature=0.8), prompts)
-    lengths = {len(sample.ids) for sample in samples}
-    assert len(lengths) >= 3, "the test needs rows that end early"
-    rows = [
-        Row(p.ids + s.ids, len(p.ids), tuple(map(str, range(len(p.images)))), s.logprobs, 0.0)
-        for p, s in zip(prompts, samples, strict=True)
-    ]
+    assert len({len(sample.ids) for sample in samples}) >= 3, "the test needs rows that end early"
     policy = Policy(model, preprocessor, temperature=0.8)
-    for prompt, row in zip(prompts, rows, strict=True):
-        batch = collate([row], preprocessor, lambda name, images=prompt.images: images[int(name)], CPU)
-        with torch.no_grad():
-            logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
+    for prompt, sample in zip(prompts, samples, strict=True):
+        images = {str(i): png for i, png in enumerate(prompt.images)}
+        row = Row(prompt.ids + sample.ids, len(prompt.ids), tuple(images), sample.logprobs, 0.0)
+        logprobs_N = logprobs_of(policy, [row], preprocessor, images)
         torch.testing.assert_close(torch.tensor(row.old), logprobs_N, atol=1e-5, rtol=0)
 
 
@@ -68,9 +61,8 @@ def plain_logprobs(model, preprocessor, prompt: Prompt, said: tuple[int, ...], t
     ids_1L = torch.tensor([prompt.ids + said])
     images = {}
     if prompt.images:
-        prepared = [preprocessor.images.prepare(picture) for picture in prompt.images]
-        images["pixel_values"] = torch.cat([pixels for pixels, _ in prepared])
-        images["image_grid_thw"] = torch.tensor([grid for _, grid in prepared])
+        pixels, grids = zip(*map(preprocessor.images.prepare, prompt.images), strict=True)
+        images = {"pixel_values": torch.cat(pixels), "image_grid_thw": torch.tensor(grids)}
     with torch.no_grad():
         out = model(input_ids=ids_1L, mm_token_type_ids=(ids_1L == preprocessor.pad).int(), **images)
     logits_V = out.logits[0, -1]
@@ -78,47 +70,41 @@ def plain_logprobs(model, preprocessor, prompt: Prompt, said: tuple[int, ...], t
     return (logits_V / temperature).log_softmax(-1)
 
 
-async def test_log_probs_are_those_of_plain_transformers(model, preprocessor, new_sampler, prompts):
-    samples = await sample_all(new_sampler(end=OFTEN, temperature=0.8), prompts, max_tokens=5)
+@pytest.mark.parametrize("temperature", [0.8, 0])
+async def test_log_probs_are_those_of_plain_transformers(
+    model, preprocessor, new_sampler, prompts, temperature
+):
+    """Temperature 0 takes the most probable token."""
+    samples = await sample_all(new_sampler(end=OFTEN, temperature=temperature), prompts, max_tokens=5)
     for prompt, sample in zip(prompts, samples, strict=True):
         for i, (token, logprob) in enumerate(zip(sample.ids, sample.logprobs, strict=True)):
-            expected_V = plain_logprobs(model, preprocessor, prompt, sample.ids[:i], temperature=0.8)
+            expected_V = plain_logprobs(model, preprocessor, prompt, sample.ids[:i], temperature or 1.0)
             assert logprob == pytest.approx(expected_V[token].item(), abs=1e-5)
+            assert temperature or token == expected_V.argmax()
 
 
-async def test_temperature_zero_takes_the_most_probable_token(model, preprocessor, new_sampler, prompts):
-    samples = await sample_all(new_sampler(end=(), temperature=0), prompts, max_tokens=4)
-    for prompt, sample in zip(prompts, samples, strict=True):
-        for i, (token, logprob) in enumerate(zip(sample.ids, sample.logprobs, strict=True)):
-            logprobs_V = plain_logprobs(model, preprocessor, prompt, sample.ids[:i])
-            assert token == logprobs_V.argmax()
-            assert logprob == pytest.approx(logprobs_V[token].item(), abs=1e-5)
-
-
-# --- seeds and batches -----------------------------------------------------------------------------
+def assert_alike(one: Sample, other: Sample) -> None:
+    assert one.ids == other.ids and one.finish == other.finish
+    assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
 async def test_a_seed_gives_the_same_sample_in_any_company(new_sampler, prompts):
     sampler = new_sampler(end=OFTEN, temperature=1.0)
     together = await sample_all(sampler, prompts)
     for n in reversed(range(len(prompts))):
-        alone = await sampler.generate(Request(prompts[n], request_seed("test", n), 12))
-        assert alone.ids == together[n].ids and alone.finish == together[n].finish
-        assert alone.logprobs == pytest.approx(together[n].logprobs, abs=1e-5)
+        assert_alike(await sampler.generate(Request(prompts[n], request_seed("test", n), 12)), together[n])
 
 
-async def test_a_prompt_that_several_requests_share_is_read_once(new_sampler, prompts):
+async def test_a_prompt_that_several_requests_share_is_read_once(new_sampler, prompts, monkeypatch):
     """With other prompts between them, so that a mistaken row would show."""
-    sampler, read = new_sampler(end=OFTEN, temperature=1.0), []
-    plain = sampler._padded
-    sampler._padded = lambda different: read.append(len(different)) or plain(different)
+    sampler, read, plain = new_sampler(end=OFTEN, temperature=1.0), [], huggingface.padded_inputs
+    watched = lambda rows, *_: read.append(len(rows)) or plain(rows, *_)  # noqa: E731
+    monkeypatch.setattr(huggingface, "padded_inputs", watched)
     asked = [Request(prompts[n], request_seed("share", i), 12) for i, n in enumerate((2, 0, 2, 3, 0, 2))]
     together = await asyncio.gather(*map(sampler.generate, asked))
     assert read == [3]
     for request, sample in zip(asked, together, strict=True):
-        alone = await sampler.generate(request)
-        assert alone.ids == sample.ids and alone.finish == sample.finish
-        assert alone.logprobs == pytest.approx(sample.logprobs, abs=1e-5)
+        assert_alike(await sampler.generate(request), sample)
     assert len({sample.ids for sample in together}) == len(together)
 
 
@@ -150,9 +136,6 @@ async def test_a_sample_knows_how_many_syncs_the_sampler_had_seen(new_sampler, p
     assert (before.version, after.version) == (0, 1)
 
 
-# --- how a response ends ---------------------------------------------------------------------------
-
-
 async def test_a_response_ends_with_the_first_end_token_or_at_its_limit(new_sampler, prompts):
     samples = await sample_all(new_sampler(end=OFTEN, temperature=1.0), prompts * 2, max_tokens=4)
     assert {sample.finish for sample in samples} == {"stop", "length"}
@@ -179,9 +162,6 @@ async def test_each_request_has_its_own_limit(new_sampler, prompts):
     assert {sample.finish for sample in samples} == {"length"}
 
 
-# --- what may be sampled ---------------------------------------------------------------------------
-
-
 async def test_suppressed_tokens_are_never_sampled(model, preprocessor, new_sampler, prompts):
     """Not even where the model wants nothing else."""
 
@@ -190,11 +170,8 @@ async def test_suppressed_tokens_are_never_sampled(model, preprocessor, new_samp
 
     sampler, greedy = new_sampler(temperature=1.0), new_sampler(temperature=0)
     calm = await sample_all(sampler, prompts)
-    hook = model.register_forward_hook(insist)
-    try:
+    with model.register_forward_hook(insist):
         insisted, most_probable = await sample_all(sampler, prompts), await sample_all(greedy, prompts)
-    finally:
-        hook.remove()
     for sample in insisted + most_probable:
         assert not set(sample.ids) & set(preprocessor.suppressed)
     assert insisted == calm  # and their log-probs are as if those tokens did not exist
@@ -240,20 +217,15 @@ def test_truncation_by_hand(top_p, top_k, kept):
 
 def test_rows_are_truncated_on_their_own():
     logprobs_BV = torch.tensor([[0.5, 0.3, 0.2], [0.05, 0.05, 0.9]]).log()
-    assert (truncate(logprobs_BV, 0.6, 0) > float("-inf")).tolist() == [
-        [True, True, False],
-        [False, False, True],
-    ]
+    kept_BV = truncate(logprobs_BV, 0.6, 0) > float("-inf")
+    assert kept_BV.tolist() == [[True, True, False], [False, False, True]]
 
 
 async def test_top_k_one_is_greedy_and_log_probs_stay_untruncated(new_sampler, prompts):
     greedy = await sample_all(new_sampler(end=(), temperature=0), prompts, max_tokens=4)
     first = await sample_all(new_sampler(end=(), temperature=1.0, top_k=1), prompts, max_tokens=4)
     for one, other in zip(greedy, first, strict=True):
-        assert one.ids == other.ids and one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-
-
-# --- trouble ---------------------------------------------------------------------------------------
+        assert_alike(one, other)
 
 
 class Gate:
@@ -270,13 +242,17 @@ class Gate:
         return self.plain(requests)
 
 
+def start(sampler: HfSampler, prompts: list[Prompt], n: int) -> list[asyncio.Task[Sample]]:
+    """Requests of seeds 1, 2, ... for at most n tokens."""
+    requests = [Request(prompt, seed, n) for seed, prompt in enumerate(prompts, 1)]
+    return [asyncio.create_task(sampler.generate(request)) for request in requests]
+
+
 async def test_a_request_cancelled_while_it_is_decoded_disturbs_nobody(new_sampler, prompts):
     sampler = new_sampler()
     undisturbed = await sampler.generate(Request(prompts[0], 1, 6))
     gate = Gate(sampler)
-    stays, leaves = (
-        asyncio.create_task(sampler.generate(Request(p, seed, 6))) for seed, p in enumerate(prompts[:2], 1)
-    )
+    stays, leaves = start(sampler, prompts[:2], 6)
     await asyncio.to_thread(gate.entered.wait, 60)
     leaves.cancel()
     gate.opened.set()
@@ -289,9 +265,7 @@ async def test_a_request_cancelled_while_it_is_decoded_disturbs_nobody(new_sampl
 async def test_a_request_cancelled_while_it_waits_is_not_decoded(new_sampler, prompts):
     sampler = new_sampler(max_batch=1)
     gate = Gate(sampler)
-    first, second, third = (
-        asyncio.create_task(sampler.generate(Request(p, seed, 3))) for seed, p in enumerate(prompts[:3], 1)
-    )
+    first, second, third = start(sampler, prompts[:3], 3)
     await asyncio.to_thread(gate.entered.wait, 60)
     second.cancel()
     gate.opened.set()
@@ -301,7 +275,7 @@ async def test_a_request_cancelled_while_it_waits_is_not_decoded(new_sampler, pr
 
 async def test_the_sampler_goes_on_after_everybody_left(new_sampler, prompts):
     sampler = new_sampler()
-    lonely = asyncio.create_task(sampler.generate(Request(prompts[0], 1, 3)))
+    (lonely,) = start(sampler, prompts[:1], 3)
     await asyncio.sleep(0)
     lonely.cancel()
     assert len((await sampler.generate(Request(prompts[1], 2, 3))).ids) <= 3
@@ -313,7 +287,7 @@ async def test_idle_waits_for_what_is_decoded_for_nobody(new_sampler, prompts):
     gate, returned = Gate(sampler), []
     decode = sampler._decode
     sampler._decode = lambda requests: (decode(requests), returned.append(True))[0]
-    lonely = asyncio.create_task(sampler.generate(Request(prompts[0], 1, 3)))
+    (lonely,) = start(sampler, prompts[:1], 3)
     await asyncio.to_thread(gate.entered.wait, 60)
     lonely.cancel()
     await asyncio.wait([lonely])
@@ -335,8 +309,7 @@ async def test_a_failure_reaches_everybody_in_the_batch_and_nobody_after(new_sam
     sampler._decode = fail
     requests = [Request(prompt, 0, 3) for prompt in prompts[:3]]
     failures = await asyncio.gather(*map(sampler.generate, requests), return_exceptions=True)
-    assert {type(failure) for failure in failures} == {SamplerError}
-    assert [str(failure) for failure in failures] == ["RuntimeError: out of memory"] * 3
+    assert list(map(repr, failures)) == ["SamplerError('RuntimeError: out of memory')"] * 3
     sampler._decode = plain
     assert (await sampler.generate(requests[0])).ids
 

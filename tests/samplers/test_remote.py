@@ -11,23 +11,23 @@ import pytest_asyncio
 from endpoint_server import refuse, say, serve
 from peers import alone
 from test_scripts import start
+from workers import make_worker
 
 import sft
 import train
+from minirl.benchmarks.task_sets import TaskSets
+from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.config import EndpointConfig, SamplerConfig
 from minirl.demonstrations import tokenised
-from minirl.episode import interface_of
-from minirl.experiment import Experiment, TaskSets
+from minirl.experiment import Experiment
 from minirl.recipes import tiny
-from minirl.rollout import RolloutWorker
 from minirl.rows import turn_rows
 from minirl.run_folder import Run
-from minirl.samplers.endpoint import Endpoint
-from minirl.samplers.remote import RemoteSampler
+from minirl.samplers.endpoint import Endpoint, RemoteSampler
 from minirl.types import Sampling, Stop, Trajectory, Turn
 from minirl.worlds.render import SiteServer
-from minirl.worlds.scripted_agent import ScriptedPolicy, WorldVerifier
+from minirl.worlds.scripted_agent import ScriptedPolicy
 from minirl.worlds.shop import make_shop, make_tasks
 
 SHOP = make_shop(0)
@@ -49,21 +49,20 @@ def run(tmp_path) -> Run:
     return Run(tmp_path / "teacher")
 
 
-async def episode(pool, preprocessor, run: Run, url: str, task=TASK) -> Trajectory:
+async def episode(pool, preprocessor, run: Run, url: str) -> Trajectory:
     """One episode in which the model behind the URL is asked."""
     endpoint = Endpoint(EndpointConfig(url=url, model="teacher", retries=0))
-    where = (RemoteSampler(endpoint), pool, WorldVerifier(), run.put_image, alone())
-    rollouts = RolloutWorker(CONFIG, preprocessor, *where)
+    worker = make_worker(CONFIG, preprocessor, RemoteSampler(endpoint), pool, run.images, WorldBenchmark())
     try:
-        return await rollouts.episode(task, 0, rollouts.ask(Sampling(0.7), 100, "test"), 6)
+        return await worker.episode(TASK, 0, worker.policy(Sampling(0.7), 100, "test"), 6)
     finally:
         await endpoint.close()
 
 
 async def solution(pool, preprocessor, run: Run) -> Trajectory:
     config = replace(CONFIG, sampler=SamplerConfig(kind="hf"))
-    rollouts = RolloutWorker(config, preprocessor, None, pool, WorldVerifier(), run.put_image, alone())
-    return await rollouts.episode(TASK, 0, ScriptedPolicy(SHOP, TASK, preprocessor), 6)
+    worker = make_worker(config, preprocessor, None, pool, run.images, WorldBenchmark())
+    return await worker.episode(TASK, 0, ScriptedPolicy(SHOP, TASK, preprocessor), 6)
 
 
 @in_browser
@@ -79,25 +78,28 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, preproces
         turn_rows(taught, advantage=1.0)
 
     run.save_trajectories("eval_teacher", [taught, replace(taught, member=1, success=False)])
+    run.save_trajectories("nothing", [replace(taught, success=False)])
     student = Run(tmp_path / "student")
-    tasks = TaskSets([TASK], [], [], [])
-    parts = Experiment(CONFIG, student, None, tasks, preprocessor, None, None, alone())
-    rollouts = RolloutWorker(CONFIG, preprocessor, None, None, None, None, alone())
-    (cloned,) = parts._dumped(run.trajectory_path("eval_teacher"), rollouts)
+
+    async def cloned_from(label: str, tasks: TaskSets) -> list[Trajectory]:
+        config = replace(CONFIG, sft=replace(CONFIG.sft, demos=run.trajectory_path(label)))
+        experiment = Experiment(config, student, None, tasks, preprocessor, None, None, alone())
+        worker = make_worker(config, preprocessor, images=student.images, benchmark=WorldBenchmark())
+        return await experiment.demonstrate(worker)
+
+    (cloned,) = await cloned_from("eval_teacher", TaskSets([TASK], [], [], []))
     assert cloned.trunk == expected.trunk
     for ours, seen, theirs in zip(cloned.turns, taught.turns, expected.turns, strict=True):
         assert (ours.shared, ours.branch) == (theirs.shared, theirs.branch)
         assert ours.response_ids == theirs.response_ids
         # The picture that the teacher saw: two visits to one page need not give the same bytes.
-        assert student.image(ours.images[-1]) == run.image(seen.images[-1])
+        assert student.images.get(ours.images[-1]) == run.images.get(seen.images[-1])
     assert len(turn_rows(cloned, advantage=1.0)) == len(expected.turns)
 
-    parts.tasks = TaskSets([], [], [], [TASK])
     with pytest.raises(ValueError, match="solves held-out tasks"):
-        parts._dumped(run.trajectory_path("eval_teacher"), rollouts)
-    run.save_trajectories("nothing", [replace(taught, success=False)])
+        await cloned_from("eval_teacher", TaskSets([], [], [], [TASK]))
     with pytest.raises(ValueError, match="holds no success"):
-        parts._dumped(run.trajectory_path("nothing"), rollouts)
+        await cloned_from("nothing", TaskSets([TASK], [], [], []))
 
 
 @in_browser
@@ -130,18 +132,14 @@ async def test_a_refusal_ends_the_episode_and_says_so(pool, preprocessor, run):
 
 def test_turns_cut_at_the_limit_get_no_end_word(preprocessor):
     """As it would be if our model had been cut there."""
-    cut = Trajectory(
-        TASK, 0, turns=(Turn(0, (), (), (), "choose a", observation="Current tab: 0", finish="length"),)
+    harness = make_worker(CONFIG, preprocessor).harness
+    turn = Turn(0, (), (), (), "choose a", observation="Current tab: 0", finish="length")
+    cut, whole = (
+        tokenised(Trajectory(TASK, 0, turns=(replace(turn, finish=finish),)), harness).turns[0].response_ids
+        for finish in ("length", "stop")
     )
-    how = (preprocessor, interface_of(CONFIG.agent), CONFIG.agent)
-    told = tokenised(cut, *how, lambda name: b"")
-    assert told.turns[0].response_ids[-1] != preprocessor.tokenizer.eos_token_id
-    whole = replace(cut, turns=(replace(cut.turns[0], finish="stop"),))
-    ended = tokenised(whole, *how, lambda name: b"")
-    assert ended.turns[0].response_ids == (*told.turns[0].response_ids, preprocessor.tokenizer.eos_token_id)
-
-
-# --- from the command line --------------------------------------------------------------------------
+    assert cut[-1] != preprocessor.tokenizer.eos_token_id
+    assert whole == (*cut, preprocessor.tokenizer.eos_token_id)
 
 
 def test_a_served_model_is_evaluated(tmp_path):

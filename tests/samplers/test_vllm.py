@@ -11,30 +11,29 @@ import gc
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from peers import alone, on_ranks
 from test_train import ROOT, SMALL_FLAGS
-from training import CPU, make_trainer, save_text_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from training import logprobs_of, make_trainer, save_text_model
 
 from minirl.checkpoint import checkpoints
 from minirl.config import AgentConfig, ModelConfig, SamplerConfig
 from minirl.distributed import Ranks
-from minirl.model import BLANK, BLANK_PNG
-from minirl.policy import Policy
 from minirl.recipes import tiny
-from minirl.rows import Row, TrajectoryRows, collate
+from minirl.rows import Row
 from minirl.samplers import vllm_engine
 from minirl.samplers.vllm import VllmSampler
-from minirl.samplers.vllm_engine import environment, variables
+from minirl.samplers.vllm_engine import engine_environment
 from minirl.trainer import Trainer
 from minirl.types import Prompt, Request, Sample, SamplerError, Sampling
 
@@ -68,7 +67,7 @@ def test_sleeping_and_waking_on_a_gpu(tiny_folder, model, monkeypatch):
     the old ones goes. Twice asleep is asleep once, and a sync without sleep wakes nothing."""
     fake = FakeEngine()
     monkeypatch.setattr(VllmSampler, "_start", lambda self: setattr(self, "engine", fake))
-    monkeypatch.setattr(VllmSampler, "_stop", lambda self: None)
+    monkeypatch.setattr(vllm_engine, "stop_engine", lambda engine: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     config = replace(tiny(), model=ModelConfig(path=str(tiny_folder)))
@@ -93,33 +92,91 @@ def test_sleeping_and_waking_on_a_gpu(tiny_folder, model, monkeypatch):
     sampler.close()
 
 
-def test_an_engine_apart_starts_without_torchruns_ranks_on_its_ranks_gpu(monkeypatch):
+def test_an_engine_finds_its_rank_where_it_starts_and_leaves_the_environment_as_it_was(monkeypatch):
+    """torchrun's ranks stay, without it they are this process's; so do the user's own settings of vLLM."""
     monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    third = replace(alone(), rank=3, device=torch.device("cuda", 1))
-    assert variables(third, apart=False) == {"RANK": "3", "LOCAL_RANK": "1"}
-    assert variables(third, apart=True)["CUDA_VISIBLE_DEVICES"] == "1"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
-    with environment(variables(third, apart=True)):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "7" and "RANK" not in os.environ
-        assert "MASTER_PORT" not in os.environ
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6,7" and os.environ["RANK"] == "3"
-    assert os.environ["MASTER_PORT"] == "29500" and "LOCAL_RANK" not in os.environ
-    assert "CUDA_VISIBLE_DEVICES" not in variables(alone(), apart=True)
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    for name in ("LOCAL_RANK", "VLLM_NO_USAGE_STATS"):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    with engine_environment(replace(alone(), rank=5, device=torch.device("cuda", 1))):
+        assert (os.environ["RANK"], os.environ["LOCAL_RANK"]) == ("3", "1")
+        assert (os.environ["VLLM_LOGGING_LEVEL"], os.environ["VLLM_NO_USAGE_STATS"]) == ("DEBUG", "1")
+        assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0", "the engine is in this process"
+    assert dict(os.environ) == before
 
 
-# --- an engine for each of the two models -----------------------------------------------------------
+class Scripted(FakeEngine):
+    """Answers each request with its own number, one token a step; refuses empty prompts, and dies of 13."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: dict[str, Request] = {}
+
+    def add_request(self, name: str, prompt: Prompt, request: Request) -> None:
+        if not prompt.ids:
+            raise ValueError("empty")
+        self.left[name] = request
+
+    def abort_request(self, names: list[str]) -> None:
+        self.left.pop(names[0], None)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.left)
+
+    def step(self) -> list[SimpleNamespace]:
+        time.sleep(0.001)
+        assert all(request.seed != 13 for request in self.left.values()), "thirteen"
+        outputs = []
+        for name in [name for name, request in self.left.items() if request.seed < 100]:  # others never end
+            logprobs, ids = SimpleNamespace(logprobs=[-0.5]), [self.left.pop(name).seed]
+            text = SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason="stop")
+            outputs.append(SimpleNamespace(request_id=name, outputs=[text], num_cached_tokens=None))
+        return outputs
+
+
+async def test_requests_calls_and_death_without_vllm(tiny_folder, model, monkeypatch):
+    """Many at once; one that is refused, one that is cancelled; calls between steps; and an engine that dies
+    ends those that wait, those that come later, and every call."""
+    fake = Scripted()
+    monkeypatch.setitem(sys.modules, "vllm.exceptions", SimpleNamespace(VLLMClientError=KeyError))
+    monkeypatch.setattr(VllmSampler, "_start", lambda self: setattr(self, "engine", fake))
+    monkeypatch.setattr(vllm_engine, "stop_engine", lambda engine: None)
+    monkeypatch.setattr(vllm_engine, "engine_input", lambda prompt, _: prompt)
+    monkeypatch.setattr(vllm_engine, "sampling_params", lambda request, _: request)
+    config = replace(tiny(), model=ModelConfig(path=str(tiny_folder)))
+    sampler, prompt = VllmSampler(config, None, alone()), Prompt((1, 2), 0)
+    sampler.sync(model.named_parameters())
+    samples = await asyncio.gather(*(sampler.generate(Request(prompt, n, 8)) for n in range(12)))
+    assert [s.ids for s in samples] == [(n,) for n in range(12)] and samples[0].version == 1
+    with pytest.raises(SamplerError, match="vLLM refused a prompt: empty"):
+        await sampler.generate(Request(Prompt((), 0), 1, 8))
+    endless = asyncio.create_task(sampler.generate(Request(prompt, 100, 8)))
+    await asyncio.sleep(0.05)
+    assert len(fake.left) == 1 and not endless.done()
+    endless.cancel()
+    await sampler.idle()
+    assert not fake.left and not sampler.futures
+    sampler.sync(model.named_parameters())
+    answers = [sampler.generate(Request(prompt, n, 8)) for n in (100, 13)]
+    for answer in await asyncio.gather(*answers, return_exceptions=True):
+        assert isinstance(answer, SamplerError) and "the vLLM engine died: AssertionError" in str(answer)
+    with pytest.raises(SamplerError, match="thirteen"):
+        await sampler.generate(Request(prompt, 1, 8))
+    await sampler.idle()
+    streamed = iter(model.named_parameters())
+    sampler.sync(streamed)
+    assert next(streamed, None) is None and "thirteen" in sampler.failure
+    sampler.close()
 
 
 @pytest.fixture(scope="module", params=["visual", "text"])
 def trainer(request, tiny_folder, preprocessor, ranks, tmp_path_factory) -> Trainer:
     folder = tiny_folder
     if request.param == "text":
-        path = tmp_path_factory.mktemp("llama")
         settings = {"hidden_size": 128, "tie_word_embeddings": False}  # heads of 32: vLLM's least on a CPU
-        folder = save_text_model(path, preprocessor, LlamaConfig, LlamaForCausalLM, **settings)
+        folder = save_text_model(tmp_path_factory.mktemp("llama"), preprocessor, "Llama", **settings)
     return open_trainer(folder, ranks)
 
 
@@ -127,15 +184,12 @@ def open_trainer(folder: Path, ranks: Ranks) -> Trainer:
     """With a sampler's settings, and a mask that the sampler's share: two words are suppressed beside
     vision's."""
     trainer = make_trainer(folder, ranks)
-    trainer.config = replace(
-        trainer.config,
-        agent=AgentConfig(context_tokens=CONTEXT, screenshots=2),
-        sampler=SamplerConfig(temperature=0.8),
-    )
+    agent, settings = AgentConfig(context_tokens=CONTEXT, screenshots=2), SamplerConfig(temperature=0.8)
+    trainer.config = replace(trainer.config, agent=agent, sampler=settings)
     words = tuple({*trainer.preprocessor.suppressed, 70, 71})
     trainer.preprocessor = replace(trainer.preprocessor, suppressed=words)
     trainer.policy.suppressed_V[[70, 71]] = -1e30
-    trainer.image = PICTURES.__getitem__
+    trainer.images = PICTURES
     return trainer
 
 
@@ -156,7 +210,7 @@ async def sampler(engine, trainer) -> AsyncIterator[VllmSampler]:
     await engine.idle()
 
 
-PICTURES = {BLANK: BLANK_PNG}  # by the names under which rows know them
+PICTURES: dict[str, bytes] = {}  # by the names under which rows know them
 
 
 @pytest.fixture
@@ -168,9 +222,7 @@ def asked(trainer, prompts) -> list[Prompt]:
     return prompts
 
 
-async def sample(
-    sampler: VllmSampler, prompts: list[Prompt], how: Sampling = HOT, n: int = 12
-) -> list[Sample]:
+async def sample(sampler: VllmSampler, prompts: list[Prompt], how=HOT, n: int = 12) -> list[Sample]:
     requests = [Request(prompt, seed, n, how) for seed, prompt in enumerate(prompts)]
     return await asyncio.gather(*map(sampler.generate, requests))
 
@@ -180,57 +232,40 @@ def rows_of(prompts: list[Prompt], samples: list[Sample]) -> list[Row]:
     for prompt, said in zip(prompts, samples, strict=True):
         names = tuple(str(hash(png)) for png in prompt.images)
         PICTURES.update(zip(names, prompt.images, strict=True))
-        rows.append(
-            Row(
-                prompt.ids + said.ids,
-                len(prompt.ids),
-                names,
-                said.logprobs,
-                1.0,
-                weights=(1.0,) * len(said.ids),
-            )
-        )
+        weights = (1.0,) * len(said.ids)
+        rows.append(Row(prompt.ids + said.ids, len(prompt.ids), names, said.logprobs, 1.0, 0, weights))
     return rows
 
 
-def gap(policy: Policy, trainer: Trainer, rows: list[Row]) -> float:
+def gap(trainer: Trainer, rows: list[Row], temperature: float = 0.8) -> float:
     """The largest difference between the rows' log-probs and the trainer's."""
-    gaps = []
+    policy, gaps = trainer.policy.eval(), []
+    policy.temperature = temperature
     for row in rows:
-        batch = collate([row], trainer.preprocessor, PICTURES.get, CPU)
-        with torch.no_grad():
-            logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
+        logprobs_N = logprobs_of(policy, [row], trainer.preprocessor, PICTURES)
         gaps.append((logprobs_N - torch.tensor(row.old)).abs().max().item())
     return max(gaps)
-
-
-# --- log-probs ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.vllm
 async def test_log_probs_are_the_trainers_after_every_update(trainer, sampler, asked):
     """Three updates in a row. Before the sync they differ; so do the log-probs of another temperature, and
     those that count suppressed words."""
-    trainer.policy.temperature = 0.8
     for update in range(3):
         rows = rows_of(asked, await sample(sampler, asked))
-        assert gap(trainer.policy, trainer, rows) < NEAR
+        assert gap(trainer, rows) < NEAR
         assert {s.version for s in await sample(sampler, asked)} == {sampler.version}
         trainer.sft_step(rows, lr=3e-3)
-        trainer.policy.temperature = 0.8
-        trainer.policy.eval()
         stale = rows_of(asked, await sample(sampler, asked))
-        assert gap(trainer.policy, trainer, stale) > 0.01, update
+        assert gap(trainer, stale) > 0.01, update
         sampler.sync(trainer.weights())
     rows = rows_of(asked, await sample(sampler, asked))
-    assert gap(trainer.policy, trainer, rows) < NEAR
+    assert gap(trainer, rows) < NEAR
 
-    trainer.policy.temperature = 1.0
-    assert gap(trainer.policy, trainer, rows) > 0.01, "raw log-probs would pass"
-    trainer.policy.temperature = 0.8
+    assert gap(trainer, rows, 1.0) > 0.01, "raw log-probs would pass"
     mask_V, unmasked_V = trainer.policy.suppressed_V, torch.zeros_like(trainer.policy.suppressed_V)
     trainer.policy.suppressed_V = unmasked_V
-    assert gap(trainer.policy, trainer, rows) > 10 * NEAR, "log-probs over the whole vocabulary would pass"
+    assert gap(trainer, rows) > 10 * NEAR, "log-probs over the whole vocabulary would pass"
     trainer.policy.suppressed_V = mask_V
 
 
@@ -250,20 +285,16 @@ async def test_a_weight_that_is_left_out_is_noticed(trainer, sampler, asked):
     others = [(n, w) for n, w in trainer.weights() if n != name]
     with pytest.raises(AssertionError, match=name):
         sampler.sync(others)
-    trainer.policy.temperature = 0.8
-    trainer.policy.eval()
-    assert gap(trainer.policy, trainer, rows_of(asked, await sample(sampler, asked))) > 0.01
+    assert gap(trainer, rows_of(asked, await sample(sampler, asked))) > 0.01
     sampler.sync(trainer.weights())
-    assert gap(trainer.policy, trainer, rows_of(asked, await sample(sampler, asked))) < NEAR
+    assert gap(trainer, rows_of(asked, await sample(sampler, asked))) < NEAR
 
 
 @pytest.mark.vllm
 async def test_greedy_sampling_and_limits(trainer, sampler, asked):
     """The most probable words; an end word ends a response and is part of it, nothing else is added."""
     samples = await sample(sampler, asked, Sampling(0.0), n=6)
-    trainer.policy.temperature = 1.0
-    trainer.policy.eval()
-    assert gap(trainer.policy, trainer, rows_of(asked, samples)) < NEAR
+    assert gap(trainer, rows_of(asked, samples), 1.0) < NEAR
     assert {(len(s.ids), s.finish) for s in samples} == {(6, "length")}
     end = samples[0].ids[2]
     sampler.preprocessor = replace(trainer.preprocessor, end=(end,))
@@ -278,9 +309,7 @@ async def test_more_prompts_than_fit_into_one_step(trainer, sampler):
     """Then vLLM would compute a part of one, and its random generator could not follow on a CPU."""
     long = [Prompt(tuple(range(100 + n, 330 + n)), 0) for n in range(16)] * 4  # 14,720 tokens of new prompts
     samples = await sample(sampler, long, n=3)
-    trainer.policy.temperature = 0.8
-    trainer.policy.eval()
-    assert gap(trainer.policy, trainer, rows_of(long, samples)) < NEAR
+    assert gap(trainer, rows_of(long, samples)) < NEAR
 
 
 @pytest.mark.vllm
@@ -291,9 +320,6 @@ async def test_what_is_sampled_depends_on_the_seed_and_not_on_company(sampler, a
         assert (await sampler.generate(Request(prompt, seed, 12, how))).ids == expected.ids
     other = await sampler.generate(Request(asked[0], 99, 12, how))
     assert other.ids != together[0].ids
-
-
-# --- caches ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.vllm
@@ -313,17 +339,13 @@ async def test_a_screenshot_is_encoded_once_for_every_version(trainer, sampler, 
     shown = next(prompt for prompt in asked if len(prompt.images) == 1)
     encoded = []
     tower = sampler.engine.collective_rpc(lambda worker: worker.get_model().visual)[0]
-    handle = tower.register_forward_hook(lambda *_: encoded.append(1))
-    for n in range(3):
-        await sample(sampler, [replace(shown, ids=(50 + n, *shown.ids))], n=2)
-    assert len(encoded) == 1
-    sampler.sync(trainer.weights())
-    await sample(sampler, [shown], n=2)
-    assert len(encoded) == 2
-    handle.remove()
-
-
-# --- requests that end otherwise --------------------------------------------------------------------
+    with tower.register_forward_hook(lambda *_: encoded.append(1)):
+        for n in range(3):
+            await sample(sampler, [replace(shown, ids=(50 + n, *shown.ids))], n=2)
+        assert len(encoded) == 1
+        sampler.sync(trainer.weights())
+        await sample(sampler, [shown], n=2)
+        assert len(encoded) == 2
 
 
 def assert_empty(sampler: VllmSampler) -> None:
@@ -338,32 +360,26 @@ def resident() -> int:
     """Bytes of memory that are held, not merely kept for later."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return psutil.Process().memory_info().rss
 
 
 @pytest.mark.vllm
 async def test_a_thousand_requests_a_third_of_them_cancelled(sampler, asked):
     """Nothing is left in the engine, and memory does not grow."""
-    rng = random.Random(0)
+    rng, limit = random.Random(0), asyncio.Semaphore(32)
 
     async def one(n: int) -> bool:
         prompt = rng.choice(asked)
         request = Request(replace(prompt, ids=(*rng.choices(range(100, 600), k=40), *prompt.ids)), n, 8, HOT)
-        work = asyncio.create_task(sampler.generate(request))
-        if n % 3 == 0:
-            await asyncio.sleep(rng.uniform(0, 0.1))
-            work.cancel()
-        return isinstance((await asyncio.gather(work, return_exceptions=True))[0], Sample)
+        async with limit:
+            work = asyncio.create_task(sampler.generate(request))
+            if n % 3 == 0:
+                await asyncio.sleep(rng.uniform(0, 0.1))
+                work.cancel()
+            return isinstance((await asyncio.gather(work, return_exceptions=True))[0], Sample)
 
     async def many(numbers: range) -> list[bool]:
-        limit = asyncio.Semaphore(32)
-
-        async def limited(n: int) -> bool:
-            async with limit:
-                return await one(n)
-
-        answered = await asyncio.gather(*map(limited, numbers))
+        answered = await asyncio.gather(*map(one, numbers))
         await sampler.idle()
         return answered
 
@@ -390,27 +406,22 @@ async def test_a_request_that_takes_too_long_is_freed(sampler, asked):
 @pytest.mark.vllm
 async def test_prompts_that_cannot_be_served_are_refused_alone(trainer, sampler, asked, png):
     """Longer than the context; a picture of more tokens than the encoder's cache holds."""
-    bad = [Prompt((10,) * CONTEXT, 0)]
+    bad, processor = [Prompt((10,) * CONTEXT, 0)], sampler.engine.input_processor
+    limit = processor.mm_encoder_cache_size
     if trainer.preprocessor.images is not None:
         huge = png(64, 32)
         pads = (trainer.preprocessor.pad,) * trainer.preprocessor.image_tokens(huge)
-        limit = sampler.engine.input_processor.mm_encoder_cache_size
-        sampler.engine.input_processor.mm_encoder_cache_size = 1
+        processor.mm_encoder_cache_size = 1
         bad.append(Prompt((3, *pads, 4), 0, (huge,)))
     requests = [Request(p, n, 8, HOT) for n, p in enumerate([asked[0], *bad, asked[1]])]
     answers = await asyncio.gather(*map(sampler.generate, requests), return_exceptions=True)
-    if trainer.preprocessor.images is not None:
-        sampler.engine.input_processor.mm_encoder_cache_size = limit
+    processor.mm_encoder_cache_size = limit
     refused = answers[1:-1]
     assert all(isinstance(answer, SamplerError) for answer in refused), refused
-    assert "longer than the maximum" in str(refused[0])
-    if trainer.preprocessor.images is not None:
-        assert "encoder cache" in str(refused[1])
+    for answer, reason in zip(refused, ("longer than the maximum", "encoder cache"), strict=False):
+        assert reason in str(answer)
     await sampler.idle()
     assert_empty(sampler)
-
-
-# --- the end of an engine ----------------------------------------------------------------------------
 
 
 @pytest.mark.vllm
@@ -435,63 +446,10 @@ async def test_an_engine_that_dies_says_so_to_everybody(engine, trainer, asked, 
     assert next(streamed, None) is None and "ZeroDivisionError" in engine.failure
 
 
-# --- a second engine ---------------------------------------------------------------------------------
-
-
-@pytest.mark.vllm
-async def test_a_judges_engine_beside_the_agents_keeps_its_weights(ranks, tiny_folder, prompts):
-    """It says the same before and after the agent's weights have changed, from a process of its own; when
-    that is killed, whoever asks is told, a call that comes first returns, and the agent's engine goes on."""
-    trainer = open_trainer(tiny_folder, ranks)
-    trainer.config = replace(trainer.config, model=ModelConfig(path=str(tiny_folder)))
-    before = set(children())
-    agent = VllmSampler(trainer.config, trainer.preprocessor, ranks)
-    assert set(children()) == before, "the agent's is in this one"
-    judge, idle = (VllmSampler(trainer.config, trainer.preprocessor, ranks, apart=True) for _ in range(2))
-    own = set(children()) - before
-    from vllm.utils.system_utils import get_mp_context
-
-    assert own and get_mp_context().get_start_method() == "spawn", "CUDA can't be forked"
-    agent.sync(trainer.weights())
-    greedy = Sampling(temperature=0.0)
-    first = [await sample(each, prompts, greedy) for each in (agent, judge)]
-    assert [s.ids for s in first[0]] == [s.ids for s in first[1]]
-    trainer.sft_step(rows_of(prompts, first[0][1:] + first[0][:1]), lr=0.1)
-    agent.sync(trainer.weights())
-    second = [await sample(each, prompts, greedy) for each in (agent, judge)]
-    assert [s.ids for s in second[1]] == [s.ids for s in first[1]]
-    assert [s.ids for s in second[0]] != [s.ids for s in first[0]], "the update changed nothing"
-
-    for pid in own:
-        os.kill(pid, signal.SIGKILL)
-    with pytest.raises(SamplerError, match="the vLLM engine died"):
-        await judge.generate(Request(prompts[0], 0, 12, greedy))
-    assert "the vLLM engine died" in judge.failure
-    assert not idle.failure
-    idle._call(lambda: idle.engine.reset_prefix_cache())  # as sleep and wake do where there is a GPU
-    assert "the vLLM engine died" in idle.failure
-    assert [s.ids for s in await sample(agent, prompts, greedy)] == [s.ids for s in second[0]]
-    for each in (agent, judge, idle):
-        each.close()
-
-
-def children() -> list[int]:
-    """The processes that this one has started, as the kernel tells."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return [int(pid) for task in tasks for pid in task.read_text().split()]
-
-
-# --- several ranks -----------------------------------------------------------------------------------
-
-
-def sharded(ranks: Ranks, folder: Path, parts: int) -> tuple[float, float, float]:
-    """Two updates on weights cut in two, with an engine on every rank (or one on both): how far the sampler
-    is off at first, after the updates, and once its weights are synced."""
+def sharded(ranks: Ranks, folder: Path) -> tuple[float, float, float]:
+    """Two updates on weights cut in two, with an engine on every rank: how far the sampler is off at first,
+    after the updates, and once its weights are synced."""
     trainer = open_trainer(folder, ranks)
-    if parts > 1:
-        trainer.config = replace(
-            trainer.config, sampler=replace(trainer.config.sampler, tensor_parallel=parts)
-        )
     sampler = VllmSampler(trainer.config, trainer.preprocessor, ranks)
     sampler.sync(trainer.weights())
     prompts = [Prompt(tuple(range(10 + 7 * n + ranks.rank, 40 + 9 * n)), 0) for n in range(4)]
@@ -499,7 +457,7 @@ def sharded(ranks: Ranks, folder: Path, parts: int) -> tuple[float, float, float
     def difference() -> tuple[float, list[Row]]:
         rows = rows_of(prompts, asyncio.run(sample(sampler, prompts)))
         rows = ranks.all_gather(rows)
-        scores = trainer._score(trainer.policy, [TrajectoryRows(0, tuple(rows))])
+        scores = trainer._score(trainer.policy, rows)
         pairs = zip(scores, [row.old for row in rows], strict=True)
         return max(abs(a - b) for new, old in pairs for a, b in zip(new, old, strict=True)), rows
 
@@ -514,54 +472,37 @@ def sharded(ranks: Ranks, folder: Path, parts: int) -> tuple[float, float, float
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("parts", [1, 2])
-def test_two_ranks_sync_from_shards(tiny_folder, parts):
-    """An engine each; and one between them, which tensor parallelism cuts in two."""
-    for left in Path("/dev/shm").glob("-tp:*-cpushm_*"):
-        left.unlink()  # by ranks that were killed, under the only names that vLLM takes on a CPU
-    for before, stale, after in on_ranks(2, sharded, tiny_folder, parts):
+def test_two_ranks_sync_from_shards(tiny_folder):
+    for before, stale, after in on_ranks(2, sharded, tiny_folder):
         assert before < NEAR and after < NEAR and stale > 0.01
 
 
-# --- the whole loop ------------------------------------------------------------------------------------
-
 DIES_AFTER_TWO_STEPS = """
 import train
-from minirl.recipes import run_main
+from minirl.cli.command_line import run_main
 from minirl.trainer import Trainer
 from minirl.samplers.vllm import VllmSampler
 
-updates, reinforce, sample = [], Trainer.reinforce, VllmSampler._sample
+updates, update, sample = [], Trainer.update, VllmSampler._sample
 
 def counted(self, *args):
     updates.append(1)
-    return reinforce(self, *args)
+    return update(self, *args)
 
 def dying(self, output):
     if len(updates) == 2:
         raise RuntimeError("an illegal memory access was encountered")
     return sample(self, output)
 
-Trainer.reinforce, VllmSampler._sample = counted, dying
+Trainer.update, VllmSampler._sample = counted, dying
 run_main(train.run)
 """
 
 
 @pytest.mark.vllm
 def test_a_run_whose_engine_dies_ends_with_one_error_and_a_checkpoint(tmp_path):
-    flags = [
-        "tiny",
-        "--sampler",
-        "vllm",
-        "--out",
-        str(tmp_path),
-        *SMALL_FLAGS,
-        "--steps",
-        "5",
-        "--save-every",
-        "5",
-    ]
-    command = [sys.executable, "-c", DIES_AFTER_TWO_STEPS, *flags]
+    flags = ["--sampler", "vllm", "--out", str(tmp_path), *SMALL_FLAGS, "--steps", "5", "--save-every", "5"]
+    command = [sys.executable, "-c", DIES_AFTER_TWO_STEPS, "tiny", *flags]
     out = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT)
     assert out.returncode == 2, out.stderr
     last = out.stderr.splitlines()[-1]

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForImageTextToText, Qwen3VLForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    Qwen3VLForConditionalGeneration,
+)
 
+from minirl import recipes
 from minirl.agents.openwebrl import parse
 from minirl.tiny import checkpoints as tiny
+from minirl.worlds.shop import make_shop, make_tasks
 
 WORDS = ["mug", "plate", "birch", "maroon"]
 URL = "http://shop-0.test/"
@@ -20,14 +28,11 @@ URL = "http://shop-0.test/"
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return tiny.build_tokenizer(tiny.corpus(WORDS, URL), vocabulary=1024)
+    return tiny.build_tokenizer(tiny.corpus(WORDS, URL))
 
 
 def pieces(tokenizer, text: str) -> list[str]:
     return [tokenizer.decode([i]) for i in tokenizer(text)["input_ids"]]
-
-
-# --- the tokenizer ---------------------------------------------------------------------------------
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -36,14 +41,12 @@ def test_any_text_can_be_spelled(tokenizer, text):
 
 
 def test_a_response_is_made_of_few_tokens(tokenizer):
-    response = (
-        'mug\n</think>\n<tool_call>\n{"name": "click", "arguments": {"point_2d": [500, 120]}}\n</tool_call>'
-    )
-    assert pieces(tokenizer, response) == [
+    response = [
         "mug", "\n", "</think>", "\n", "<tool_call>", "\n",
         '{"name":', ' "click",', ' "arguments":', ' {"point_2d":', " [", "500", ",", " 120", "]}}",
         "\n", "</tool_call>",
     ]  # fmt: skip
+    assert pieces(tokenizer, "".join(response)) == response
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -61,60 +64,44 @@ def test_round_coordinates_are_single_tokens(tokenizer):
         assert pieces(tokenizer, f"[{n}, {n}]") == ["[", f"{n}", ",", f" {n}", "]"]
 
 
-@pytest.mark.parametrize("token", tiny.SPECIAL + tiny.MARKUP)
+@pytest.mark.parametrize("token", tiny.SETTINGS["special"] + tiny.SETTINGS["tokenizers"]["visual"]["markup"])
 def test_control_tokens_and_markup_are_single_tokens(tokenizer, token):
     assert pieces(tokenizer, f"a{token}b") == ["a", token, "b"]
 
 
-# --- the folder ------------------------------------------------------------------------------------
-
-
 def test_it_is_a_qwen3_vl_whose_ids_are_the_tokenizers(tiny_folder, preprocessor):
-    config = AutoConfig.from_pretrained(tiny_folder)
+    config, tokenizer = AutoConfig.from_pretrained(tiny_folder), preprocessor.tokenizer
     assert config.model_type == "qwen3_vl"
-    one = preprocessor.tokenizer.convert_tokens_to_ids
-    assert config.image_token_id == one("<|image_pad|>")
-    assert config.video_token_id == one("<|video_pad|>")
-    assert (config.vision_start_token_id, config.vision_end_token_id) == (
-        one("<|vision_start|>"),
-        one("<|vision_end|>"),
-    )
-    assert config.text_config.eos_token_id == preprocessor.tokenizer.eos_token_id == one("<|im_end|>")
-    assert config.text_config.vocab_size == len(preprocessor.tokenizer)
-    assert isinstance(
-        AutoModelForImageTextToText.from_pretrained(tiny_folder), Qwen3VLForConditionalGeneration
-    )
+    for name in ("image", "video", "vision_start", "vision_end"):
+        pad = "" if name.startswith("vision") else "_pad"
+        own = getattr(config, f"{name}_token_id")
+        assert own == tokenizer.convert_tokens_to_ids(f"<|{name}{pad}|>")
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert config.text_config.eos_token_id == tokenizer.eos_token_id == end
+    assert config.text_config.vocab_size == len(tokenizer)
+    model = AutoModelForImageTextToText.from_pretrained(tiny_folder)
+    assert isinstance(model, Qwen3VLForConditionalGeneration)
 
 
 def test_its_processors_name_themselves_as_those_of_a_qwen3_vl(tiny_folder):
-    images = json.loads((tiny_folder / "preprocessor_config.json").read_text())
-    video = json.loads((tiny_folder / "video_preprocessor_config.json").read_text())
+    names = ("preprocessor_config.json", "video_preprocessor_config.json")
+    images, video = (json.loads((tiny_folder / name).read_text()) for name in names)
     assert images["processor_class"] == video["processor_class"] == "Qwen3VLProcessor"
-    assert (images["patch_size"], images["merge_size"], images["temporal_patch_size"]) == (16, 2, 2)
     vision = AutoConfig.from_pretrained(tiny_folder).vision_config
-    assert (vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size) == (16, 2, 2)
+    sizes = (vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size)
+    assert sizes == (images["patch_size"], images["merge_size"], images["temporal_patch_size"]) == (16, 2, 2)
 
 
-@pytest.fixture(scope="module")
-def build(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("build")
-
-    def make(name: str, seed: int):
-        path = tiny.build(folder / name, tiny.corpus(WORDS, URL), seed=seed, hidden=32, layers=1)
+def test_the_same_seed_gives_the_same_weights(tmp_path):
+    def made(name: str, seed: int) -> tuple[dict[str, torch.Tensor], str]:
+        path = tiny.build(tmp_path / name, tiny.corpus(WORDS, URL), seed=seed, hidden=32, layers=1)
         return load_file(path / "model.safetensors"), (path / "tokenizer.json").read_text()
 
-    return make
-
-
-def test_the_same_seed_gives_the_same_weights(build):
-    weights, tokens = build("a", seed=3)
-    again, tokens_again = build("b", seed=3)
+    (weights, tokens), (again, tokens_again), (other, _) = made("a", 3), made("b", 3), made("c", 4)
     assert weights.keys() == again.keys() and tokens == tokens_again
     assert all(torch.equal(weights[name], again[name]) for name in weights)
-    other, _ = build("c", seed=4)
-    assert not torch.equal(
-        weights["model.language_model.embed_tokens.weight"], other["model.language_model.embed_tokens.weight"]
-    )
+    embedding = "model.language_model.embed_tokens.weight"
+    assert not torch.equal(weights[embedding], other[embedding])
 
 
 def test_a_folder_that_was_left_half_written_is_replaced(tmp_path):
@@ -132,3 +119,26 @@ def test_the_corpus_shows_every_tool_with_its_arguments():
     assert len(calls) == 13
     drag = parse(f"x</think><tool_call>{calls[-2]}</tool_call>").calls[0]
     assert drag.name == "drag" and drag.arguments["end_point_2d"] == [0, 0]
+
+
+TASKS, _ = make_tasks(make_shop(0), 2, 0, seed=0)
+
+
+def test_a_visual_agents_knows_the_words_of_its_shop(tmp_path):
+    path = tiny.build_tiny(tmp_path / "model", recipes.tiny(), TASKS)
+    own = AutoTokenizer.from_pretrained(path)
+    for records in make_shop(0).data.values():
+        assert all(own.convert_tokens_to_ids("Ġ" + record["id"]) is not None for record in records)
+
+
+async def test_a_text_agents_knows_its_pages_and_is_built_inside_a_loop_too(tmp_path, monkeypatch):
+    """The solution of one task is acted out in a browser, while this test's event loop runs."""
+    monkeypatch.setattr(tiny, "PAGES_OF", 1)
+    config = recipes.tiny_text()
+    config = replace(config, browser=replace(config.browser, browsers=1, episodes=1))
+    path = tiny.build_tiny(tmp_path / "model", config, TASKS)
+    own = AutoTokenizer.from_pretrained(path)
+    assert pieces(own, ' do(action="Click", element="7') == [' do(action="Click", element="', "7"]
+    assert AutoConfig.from_pretrained(path).model_type == "llama"
+    for condition in TASKS[0].goal["where"]:
+        assert len(pieces(own, " " + condition["value"])) == 1

@@ -8,14 +8,15 @@ from collections import Counter
 import pytest
 
 from minirl.worlds.__main__ import main
-from minirl.worlds.folder import document_of, load_world, save_world
-from minirl.worlds.fsm_file import load_fsm
+from minirl.worlds.folder import load_world, save_world
+from minirl.worlds.fsm_file import document_of, load_fsm
 from minirl.worlds.generate import PROFILES, make_site, shape
 from minirl.worlds.interpreter import State, World, parameter_values
 from minirl.worlds.lint import check, check_fsm
 from minirl.worlds.search import explore, symbolic
 from minirl.worlds.shop import make_shop
 from minirl.worlds.themes import THEMES
+from minirl.worlds.widgets import action, control, widget_of
 
 SITES = [(theme, difficulty) for theme in THEMES for difficulty in PROFILES]
 
@@ -61,34 +62,26 @@ def test_sites_differ_in_more_than_words():
 
 def test_a_machine_survives_being_written_down():
     for world in (make_site("forum", 2, "medium"), make_shop(0)):
-        text = json.dumps(document_of(world.fsm))
-        read = load_fsm(json.loads(text))
-        assert {page.id: page.actions for page in read.pages.values()} == {
-            page.id: page.actions for page in world.fsm.pages.values()
-        }
-        assert [page.defaults for page in read.pages.values()] == [
-            page.defaults for page in world.fsm.pages.values()
-        ]
+        again = load_fsm(json.loads(json.dumps(document_of(world.fsm))))
+        for page, ours in zip(again.pages.values(), world.fsm.pages.values(), strict=True):
+            assert (page.id, page.actions, page.defaults) == (ours.id, ours.actions, ours.defaults)
+
+
+FILES = ["data.json", "fsm.json", "index.html", "style.json"]
 
 
 def test_sites_as_folders(tmp_path, capsys):
-    assert (
-        main(["make", "--theme", "bank", "--seed", "7", "--difficulty", "easy", "--out", str(tmp_path)]) == 0
-    )
+    given = ["--theme", "bank", "--seed", "7", "--difficulty", "easy", "--out", str(tmp_path)]
+    assert main(["make", *given]) == 0
     folder = tmp_path / "bank-easy-7"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "data.json",
-        "fsm.json",
-        "index.html",
-        "style.json",
-    ]
+    assert sorted(path.name for path in folder.iterdir()) == FILES
     assert check(folder / "fsm.json") == []
     assert main(["check", str(folder / "fsm.json")]) == 0
     world, made = load_world(folder), make_site("bank", 7, "easy")
     assert world.name == made.name
     assert json.dumps(world.data, default=list) == json.dumps(made.data, default=list)
     save_world(world, tmp_path / "again" / world.name)
-    for name in ("data.json", "fsm.json", "index.html", "style.json"):
+    for name in FILES:
         assert (tmp_path / "again" / world.name / name).read_bytes() == (folder / name).read_bytes(), name
 
 
@@ -106,10 +99,22 @@ def test_what_cannot_be_made(tmp_path, capsys):
     assert stopped.value.code == 2
 
 
-# --- what a list offers ----------------------------------------------------------------------------------
-
-
-def test_filters_and_orders_are_the_machines_business():
+@pytest.mark.parametrize(
+    ("signature", "offered"),
+    [
+        ({}, "abcd"),
+        ({"only_fresh": True}, "acd"),
+        ({"least": 2}, "acd"),
+        ({"least": 3}, "ac"),
+        ({"least": 9}, ""),
+        ({"kind": "y"}, "bc"),
+        ({"kind": "y", "only_fresh": True}, "c"),
+        ({"order": "price:asc"}, "bdac"),
+        ({"order": "price:desc"}, "acdb"),  # equals stay in order
+        ({"order": "price:desc", "only_fresh": True, "least": 2}, "acd"),
+    ],
+)
+def test_filters_and_orders_are_the_machines_business(signature, offered):
     """What a list shows is what its actions may open: worked out by hand on four records."""
     where = {
         "fresh": {"cond": "flag", "value": "$.only_fresh"},
@@ -118,24 +123,24 @@ def test_filters_and_orders_are_the_machines_business():
     }
     bind = {"it": {"collection": "things", "where": where, "order": "$.order"}}
     schema = {"only_fresh": "boolean", "least": "number|null", "kind": "string|null", "order": "string|null"}
-    opens = {"id": "OPEN", "parameters": {"it": "{ANY}"}, "bind": bind}
-    pages = [{"id": "P", "signature_schema": schema, "actions": [opens]}]
-    fsm = load_fsm({"meta": {"initial_page_id": "P"}, "pages": pages})
-    things = (
-        {"id": "a", "price": 3, "fresh": True, "kind": "x"},
-        {"id": "b", "price": 1, "fresh": False, "kind": "y"},
-        {"id": "c", "price": 3, "fresh": True, "kind": "y"},
-        {"id": "d", "price": 2, "fresh": True, "kind": "x"},
-    )
-    world = World("things", fsm, {"things": things})
+    opens = action("OPEN", "P", control("row", "#list .row", "opened", bind))
+    page = {"id": "P", "signature_schema": schema, "actions": [opens]}
+    fsm = load_fsm({"meta": {"initial_page_id": "P"}, "pages": [page]})
+    rows = {"a": (3, True, "x"), "b": (1, False, "y"), "c": (3, True, "y"), "d": (2, True, "x")}
+    things = tuple({"id": id, "price": p, "fresh": f, "kind": k} for id, (p, f, k) in rows.items())
+    world = World(name="things", fsm=fsm, data={"things": things})
+    state = State(page="P", signature={**fsm.pages["P"].defaults, **signature})
+    assert "".join(params["it"] for params in parameter_values(world, state, "OPEN")) == offered
 
-    def shown(**signature):
-        state = State("P", {**fsm.pages["P"].defaults, **signature})
-        return "".join(params["it"] for params in parameter_values(world, state, "OPEN"))
 
-    assert shown() == "abcd"
-    assert shown(only_fresh=True) == "acd"
-    assert shown(least=2) == "acd" and shown(least=3) == "ac" and shown(least=9) == ""
-    assert shown(kind="y") == "bc" and shown(kind="y", only_fresh=True) == "c"
-    assert shown(order="price:asc") == "bdac" and shown(order="price:desc") == "acdb", "equals stay in order"
-    assert shown(order="price:desc", only_fresh=True, least=2) == "acd"
+@pytest.mark.parametrize(
+    "kind", ["button", "checkbox", "row", "scroll", "search", "field", "slider", "choice", "date"]
+)
+def test_a_control_is_the_widget_that_it_was_made_for(kind):
+    element = {"row": "#list .item", "slider": "#a-slider", "checkbox": "#a-checkbox"}.get(kind, "#a")
+    bind = {"it": {"values": [1, 2]}} if kind not in ("button", "checkbox") else None
+    made = action("ACT", "P", control(kind, element, "field", bind))
+    page = {"id": "P", "signature_schema": {"field": "string|null"}, "actions": [made]}
+    fsm = load_fsm({"meta": {"initial_page_id": "P"}, "pages": [page]})
+    widget = widget_of(fsm.pages["P"].actions["ACT"], fsm)
+    assert (widget.kind, f"#{widget.element}") == (kind, element.partition(" ")[0])

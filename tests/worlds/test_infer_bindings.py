@@ -41,11 +41,11 @@ def test_given_records_are_used_and_named_after_what_they_hold():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[]", "an object of lists of records"),
+        ("[]", "data.json: must be an object"),
         ('{"books": 3}', "must be a list of records"),
         ('{"books": [3]}', "must be a list of records"),
         ('{"books": [{"name": "Emma"}]}', "needs an id"),
-        ('{"books": ', "Expecting value"),
+        ('{"books": ', "not a readable JSON file"),
     ],
 )
 def test_records_that_are_none(text, said, tmp_path, capsys):

@@ -16,120 +16,93 @@ import pytest
 from playwright.async_api import Page, async_playwright
 
 from minirl.browser.executable import launch_options
-from minirl.worlds.interpreter import State, World, apply, enabled, initial_state, load_fsm, parameter_values
+from minirl.worlds.fsm_file import Fsm, load_fsm
+from minirl.worlds.generate import make_site
+from minirl.worlds.interpreter import State, World, apply, enabled, initial_state, parameter_values
 from minirl.worlds.render import SiteServer, read_state, render
 from minirl.worlds.search import Step, solve
 from minirl.worlds.shop import make_shop, make_tasks
-from minirl.worlds.widgets import gui_steps
+from minirl.worlds.widgets import action, condition, control, effect, gui_steps
 
+Json = dict[str, Any]
 LIBRARY = Path(__file__).parents[1] / "data" / "lending_library.fsm.json"
-SIZE = {"width": 480, "height": 360}
 
 
 @asynccontextmanager
-async def visit(*worlds: World) -> AsyncIterator[Page]:
-    """A tab in a fresh browser for which every world is online, on the first world's first page."""
-    with SiteServer(worlds) as server:
+async def visit(world: World) -> AsyncIterator[Page]:
+    """A tab in a fresh browser, on the world's first page."""
+    with SiteServer([world]) as server:
         async with async_playwright() as playwright:
-            rules = f"--host-resolver-rules=MAP *.test 127.0.0.1:{server.port}"
+            rules = f"--host-resolver-rules=MAP *.test 127.0.0.1:{server.server_port}"
             browser = await playwright.chromium.launch(**launch_options([rules, "--no-proxy-server"]))
-            page = await browser.new_page(viewport=SIZE)
-            await page.goto(f"http://{server.hosts[0]}/")
+            page = await browser.new_page(viewport={"width": 480, "height": 360})
+            await page.goto(f"http://{world.name}.test/")
             yield page
             await browser.close()
 
 
-async def do(page: Page, world: World, steps: list[Step]) -> None:
-    """Clicks its way through the steps with the mouse."""
+async def do(page: Page, world: World, *steps: Step) -> None:
     for step in steps:
         for operation in gui_steps(world, await read_state(page), step):
             await page.click(operation["selector"], timeout=3000)
+
+
+def step(id: str, **params: str) -> Step:
+    return Step(action_id=id, params=params)
+
+
+SHOP = make_shop(0)
+OPENED = [step("HOME_OPEN_CATEGORY", category="vases"), step("CATEGORY_OPEN_PRODUCT", product="grove")]
+RED, BLUE = (step("PRODUCT_CHOOSE_COLOUR", colour=colour) for colour in ("red", "blue"))
+
+
+def one_page(*actions: Json, **schema: str) -> Fsm:
+    page = {"id": "P", "signature_schema": schema, "actions": list(actions)}
+    return load_fsm({"meta": {"initial_page_id": "P"}, "pages": [page]})
 
 
 def clickable_library() -> World:
     """The lending library with every procedure cut down to one click, which is what can be drawn."""
     document = json.loads(LIBRARY.read_text())
     for page in document["pages"]:
-        for action in page["actions"]:
-            action["gui_procedure"] = [{"op": "click", "selector": f"#{action['id']}"}]
-    return World("library", load_fsm(document))
+        for one in page["actions"]:
+            one["gui_procedure"] = [{"op": "click", "selector": f"#{one['id']}"}]
+    return World(name="library", fsm=load_fsm(document))
 
 
-VALUES = [
-    1,
-    True,
-    False,
-    None,
-    "1",
-    "",
-    "\N{ROCKET}",
-    [1],
-    [],
-    {"a": 1},
-    {"b": [True]},
-    0,
-    -0.5,
-    2.5,
-    "{ANY}",
+VALUES = [1, True, False, None, "1", "", "\N{ROCKET}", [1], [], {"a": 1}, {"b": [True]}, 0, -0.5, 2.5]
+VALUES.append("{ANY}")
+
+
+CONDITIONS: list[tuple[str, Any]] = [
+    *((cond, value) for cond in ("eq", "neq") for value in [*VALUES, 1.0]),
+    *((cond, value) for cond in ("gt", "gte", "lt", "lte", "length_gt") for value in (0, 1, 2.5)),
+    *((cond, VALUES[k::3]) for cond in ("in", "oneof") for k in range(3)),
+    *(("exists", None), ("not_null", None)),
 ]
-
-
-def every_condition() -> list[tuple[str, Any]]:
-    return [
-        *((cond, value) for cond in ("eq", "neq") for value in [*VALUES, 1.0]),
-        *((cond, value) for cond in ("gt", "gte", "lt", "lte", "length_gt") for value in (0, 1, 2.5)),
-        *((cond, VALUES[k::3]) for cond in ("in", "oneof") for k in range(3)),
-        ("exists", None),
-        ("not_null", None),
-    ]
 
 
 def laboratory() -> World:
     """Two pages that use every condition and every effect, on values that compare unlike in Python
     and JavaScript if one is careless: 1 and true, "1", 1.0, null, texts outside the basic plane."""
-    schema = {
-        "n": "number",
-        "flag": "boolean",
-        "list": "array<string>",
-        "any": "object|null",
-        "deep": {"text": "string", "n": "integer>=1"},
-    }
-    conditions = every_condition()
-    paths = ["$.n", "$.flag", "$.list", "$.any", "$.deep.text", "$.deep.n", "$.missing.field"]
-    effects = [
-        *({"op": "set", "path": path, "value_ref": "{v}"} for path in paths),
-        *({"op": op, "path": path} for op in ("clear", "toggle", "inc") for path in paths),
-        *({"op": "append_unique", "path": path, "value_ref": "{v}"} for path in paths),
-        *({"op": "remove", "path": path, "value_ref": "{v}"} for path in paths),
-        {"op": "inc", "path": "$.n", "by": -1.5},
-        {"op": "set", "path": "$.n", "value_expr": "append($.list, 1)"},
-    ]
+    deep = {"text": "string", "n": "integer>=1"}
+    one = {"n": "number", "flag": "boolean", "list": "array<string>", "any": "object|null", "deep": deep}
+    schemas = {"ONE": one, "TWO": {"n": "integer", "list": "array<string>|null", "deep": deep}}
+    fields = ["n", "flag", "list", "any", "deep.text", "deep.n", "missing.field"]
+    ops = ("set", "append_unique", "remove")
+    effects = [effect(op, field, value_ref="{v}") for op in ops for field in fields]
+    effects += [effect(op, field) for op in ("clear", "toggle", "inc") for field in fields]
+    effects += [effect("inc", "n", by=-1.5), effect("set", "n", value_expr="append($.list, 1)")]
     pages = []
     for here, there in (("ONE", "TWO"), ("TWO", "ONE")):
-        rng = random.Random(here)
-        actions = []
-        for i, effect in enumerate(effects * 4):
-            cond, value = conditions[(7 * i) % len(conditions)]
-            guard = [{"path": rng.choice(paths), "cond": cond, "value": value}] if i >= len(effects) else []
-            moves = i % 5 == 0
-            actions.append(
-                {
-                    "id": f"{here}_{i}",
-                    "from": here,
-                    "to": there if moves else here,
-                    "is_navigation": moves,
-                    "parameters": {"v": "{ANY}", "kind": "fixed"},
-                    "preconditions": guard,
-                    "effects": [effect],
-                    "gui_procedure": [{"op": "click", "selector": f"#a{i}"}],
-                }
-            )
-        own = (
-            schema
-            if here == "ONE"
-            else {"n": "integer", "list": "array<string>|null", "deep": schema["deep"]}
-        )
-        pages.append({"id": here, "signature_schema": own, "actions": actions})
+        rng, actions = random.Random(here), []
+        for i, written in enumerate(effects * 4):
+            guard = condition(rng.choice(fields), *CONDITIONS[(7 * i) % len(CONDITIONS)])
+            gates = [guard] if i >= len(effects) else []
+            target = there if i % 5 == 0 else ""
+            made = action(f"{here}_{i}", here, control("button", f"#a{i}"), target, gates, [written])
+            actions.append(made | {"parameters": {"v": "{ANY}", "kind": "fixed"}})
+        pages.append({"id": here, "signature_schema": schemas[here], "actions": actions})
     return World("laboratory", load_fsm({"meta": {"initial_page_id": "ONE"}, "pages": pages}))
 
 
@@ -144,7 +117,7 @@ def random_walk(world: World, length: int, seed: int) -> tuple[list[Any], list[A
             id = rng.choice(list(world.fsm.pages[state.page].actions) or [id])
             action = world.fsm.pages[state.page].actions.get(id, action)
         if action.source == state.page and action.bind is not None:
-            params: dict[str, Any] = dict(rng.choice(parameter_values(world, state, id)))
+            params: dict[str, Any] = dict(rng.choice(parameter_values(world, state, id) or [{}]))
         else:
             params = {name: rng.choice(VALUES) for name in action.open_parameters}
         if rng.random() < 0.1:
@@ -161,18 +134,14 @@ def random_walk(world: World, length: int, seed: int) -> tuple[list[Any], list[A
 
 async def test_every_condition_on_every_value():
     """Sets a field to each value in turn and asks which of the guarded actions the page accepts."""
+    put = action("PUT", "P", control("button", "#PUT"), effects=[effect("set", "deep.it", value_ref="{it}")])
     guarded = [
-        {"id": f"PROBE_{i}", "preconditions": [{"path": "$.deep.it", "cond": cond, "value": value}]}
-        for i, (cond, value) in enumerate(every_condition())
+        action(f"PROBE_{i}", "P", control("button", f"#PROBE_{i}"), gates=[condition("deep.it", *one)])
+        for i, one in enumerate(CONDITIONS)
     ]
-    put = {"op": "set", "path": "$.deep.it", "value_ref": "{it}"}
-    actions = [{"id": "PUT", "parameters": {"it": "{ANY}"}, "effects": [put]}, *guarded]
-    for action in actions:
-        action["gui_procedure"] = [{"op": "click", "selector": f"#{action['id']}"}]
-    pages = [{"id": "P", "signature_schema": {}, "actions": actions}]
-    world = World("probes", load_fsm({"meta": {"initial_page_id": "P"}, "pages": pages}))
+    world = World(name="probes", fsm=one_page(put | {"parameters": {"it": "{ANY}"}}, *guarded))
     state = initial_state(world.fsm)
-    ids = [action["id"] for action in guarded]
+    ids = [one["id"] for one in guarded]
     async with visit(world) as page:
         for value in [*VALUES, None]:  # at first the field is missing altogether
             got = await page.evaluate("ids => ids.map((id) => window.minirl.dispatch(id, {}))", ids)
@@ -183,8 +152,13 @@ async def test_every_condition_on_every_value():
 
 @pytest.mark.parametrize(
     ("world", "walks", "length"),
-    [(make_shop(0), 20, 15), (clickable_library(), 3, 100), (laboratory(), 3, 500)],
-    ids=["shop", "library", "laboratory"],
+    [
+        (SHOP, 20, 15),
+        (clickable_library(), 3, 100),
+        (laboratory(), 3, 500),
+        (make_site("shop", 11, "medium"), 2, 5000),
+    ],
+    ids=["shop", "library", "laboratory", "generated"],
 )
 async def test_the_page_is_the_interpreter(world: World, walks: int, length: int):
     script = """calls => calls.map(([id, params]) => {
@@ -210,9 +184,9 @@ async def test_a_task_is_done_with_the_mouse():
     task = make_tasks(world, 1, 0, seed=4)[0][0]
     state = initial_state(world.fsm)
     async with visit(world) as page:
-        for step in solve(world, task.goal) or []:
-            await do(page, world, [step])
-            state = apply(world.fsm, state, step.action_id, step.params)
+        for one in solve(world, task.goal) or []:
+            await do(page, world, one)
+            state = apply(world.fsm, state, one.action_id, one.params)
             assert await read_state(page) == state
             assert await page.title() == state.page.capitalize()
             assert page.url == f"http://shop-1.test/#{state.page}"
@@ -221,28 +195,22 @@ async def test_a_task_is_done_with_the_mouse():
 
 
 async def test_disabled_buttons_do_nothing_and_choices_can_be_changed():
-    world = make_shop(0)
-    async with visit(world) as page:
-        await do(page, world, OPENED)
+    async with visit(SHOP) as page:
+        await do(page, SHOP, *OPENED)
         await page.click("#product-continue", force=True)
         assert (await read_state(page)).page == "PRODUCT"
-        colours = ["red", "blue"]
-        await do(page, world, [Step("PRODUCT_CHOOSE_COLOUR", {"colour": colour}) for colour in colours])
-        pressed = await page.eval_on_selector_all(
-            "[aria-pressed=true]", "tiles => tiles.map(t => t.className)"
-        )
-        assert pressed == ["row data-id-blue"]
+        await do(page, SHOP, RED, BLUE)
+        names = "tiles => tiles.map(t => t.className)"
+        assert await page.eval_on_selector_all("[aria-pressed=true]", names) == ["row data-id-blue"]
         await page.click("#product-continue", force=True)
         assert (await read_state(page)).page == "PRODUCT"
-        await do(page, world, [Step("PRODUCT_CHOOSE_SIZE", {"size": "giant"}), Step("PRODUCT_CONTINUE")])
+        await do(page, SHOP, step("PRODUCT_CHOOSE_SIZE", size="giant"), step("PRODUCT_CONTINUE"))
         assert (await read_state(page)).signature["colour"] == "blue"
 
 
 async def test_history_reload_and_a_hand_written_hash():
-    world = make_shop(0)
-    async with visit(world) as page:
-        await do(page, world, OPENED)
-        await do(page, world, [Step("PRODUCT_CHOOSE_COLOUR", {"colour": "red"})])
+    async with visit(SHOP) as page:
+        await do(page, SHOP, *OPENED, RED)
         there = await read_state(page)
         await page.evaluate("location.hash = 'DONE'")
         await page.wait_for_url("**/#PRODUCT")
@@ -256,27 +224,11 @@ async def test_history_reload_and_a_hand_written_hash():
         await page.go_forward()
         assert await read_state(page) == there  # with the colour that was chosen in place
         await page.reload()
-        assert await read_state(page) == initial_state(world.fsm)
+        assert await read_state(page) == initial_state(SHOP.fsm)
         assert page.url.endswith("#HOME")
 
 
-OPENED = [
-    Step("HOME_OPEN_CATEGORY", {"category": "vases"}),
-    Step("CATEGORY_OPEN_PRODUCT", {"product": "grove"}),
-]
-
-LAYOUT = """() => {
-    const box = (e) => { const r = e.getBoundingClientRect(); return [r.x, r.y, r.width, r.height]; };
-    const found = [...document.querySelectorAll("button, h1, h2, main, .grid")];
-    return {
-        boxes: Object.fromEntries(found.map((e) => [e.id + " " + e.className + " " + e.tagName, box(e)])),
-        inner: [...document.querySelectorAll("button *")].map((e) => [box(e), box(e.closest("button"))]),
-        cut: [...document.querySelectorAll("button, .title, .crumbs, h1, main, .grid")]
-            .filter((e) => e.scrollWidth > e.clientWidth || e.scrollHeight > e.clientHeight)
-            .map((e) => e.outerHTML.slice(0, 80)),
-        page: [document.documentElement.scrollWidth, document.documentElement.scrollHeight],
-    };
-}"""
+LAYOUT = Path(__file__).with_name("layout.js").read_text(encoding="utf-8")
 
 
 async def test_every_page_fits_its_window_and_nothing_ever_moves():
@@ -287,9 +239,8 @@ async def test_every_page_fits_its_window_and_nothing_ever_moves():
         for task in tasks:
             await page.goto(task.start_url)
             await page.reload()
-            for step in [None, *(solve(world, task.goal) or [])]:
-                if step is not None:
-                    await do(page, world, [step])
+            for todo in [[], *([one] for one in solve(world, task.goal) or [])]:
+                await do(page, world, *todo)
                 layout = await page.evaluate(LAYOUT)
                 assert layout["page"] == [480, 360]
                 assert layout["cut"] == []
@@ -307,50 +258,27 @@ async def test_every_page_fits_its_window_and_nothing_ever_moves():
 
 
 async def test_one_state_is_one_picture():
-    world = make_shop(0)
-    blue = Step("PRODUCT_CHOOSE_COLOUR", {"colour": "blue"})
-    red = Step("PRODUCT_CHOOSE_COLOUR", {"colour": "red"})
-    pictures = []
-    async with visit(world) as page:
-        for detour in ([], [red], [red, blue, Step("PRODUCT_BACK"), OPENED[1]]):
+    pictures = set()
+    async with visit(SHOP) as page:
+        for detour in ([], [RED], [RED, BLUE, step("PRODUCT_BACK"), OPENED[1]]):
             await page.reload()
-            await do(page, world, [*OPENED, *detour, blue])
-            pictures.append(await page.screenshot())
+            await do(page, SHOP, *OPENED, *detour, BLUE)
+            pictures.add(await page.screenshot())
         await page.mouse.move(240, 150)
-        pictures.append(await page.screenshot())
-        await do(page, world, [red])
-        pictures.append(await page.screenshot())
-    assert pictures[:4] == [pictures[0]] * 4
-    assert pictures[4] != pictures[0]
+        assert pictures == {await page.screenshot()}
+        await do(page, SHOP, RED)
+        assert await page.screenshot() not in pictures
 
 
 async def test_hostile_words_are_only_words():
     attack = "</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>\u2028&amp;<!--"
-    machine = {
-        "meta": {"initial_page_id": attack, "terminal_pages": [attack]},
-        "pages": [
-            {
-                "id": attack,
-                "signature_schema": {"it": "string|null"},
-                "actions": [
-                    {
-                        "id": f"{attack}_{attack}",
-                        "parameters": {"it": attack},
-                        "effects": [{"op": "set", "path": "$.it", "value_ref": "{it}"}],
-                        "gui_procedure": [{"op": "click", "selector": "#go"}],
-                    },
-                    {
-                        "id": "PICK",
-                        "parameters": {"it": "{ANY}"},
-                        "bind": {"it": {"collection": "things"}},
-                        "gui_procedure": [{"op": "click", "selector": "#things .row"}],
-                    },
-                ],
-            }
-        ],
-    }
+    put = action(f"{attack}_{attack}", attack, control("button", "#go"))
+    put |= {"parameters": {"it": attack}, "effects": [effect("set", "it", value_ref="{it}")]}
+    pick = action("PICK", attack, control("row", "#things .row", "it", {"it": {"collection": "things"}}))
+    page = {"id": attack, "signature_schema": {"it": "string|null"}, "actions": [put, pick]}
+    fsm = load_fsm({"meta": {"initial_page_id": attack, "terminal_pages": [attack]}, "pages": [page]})
     things = ({"id": "thing", "title": attack, "note": attack},)
-    world = World("hostile", load_fsm(machine), {"things": things}, {"messages": {attack: attack}})
+    world = World(name="hostile", fsm=fsm, data={"things": things}, style={"messages": {attack: attack}})
     assert b"<img" not in render(world)
     async with visit(world) as page:
         await page.click("#go")
@@ -363,18 +291,11 @@ async def test_hostile_words_are_only_words():
 
 async def test_the_page_offers_what_the_binding_offers():
     bind = {"it": {"collection": "things", "where": {"kind": "$.kind"}}}
-    pick = {"id": "PICK", "parameters": {"it": "{ANY}"}, "bind": bind}
-    kind = {"id": "KIND", "effects": [{"op": "set", "path": "$.kind", "value": "b"}]}
-    pick["gui_procedure"] = [{"op": "click", "selector": "#things .row"}]
-    kind["gui_procedure"] = [{"op": "click", "selector": "#kind"}]
-    pages = [{"id": "P", "signature_schema": {"kind": "string|null"}, "actions": [pick, kind]}]
-    things = (
-        {"id": "one", "kind": "a"},
-        {"id": "two", "kind": "b"},
-        {"id": "three"},
-        {"id": "four", "kind": "b"},
-    )
-    world = World("things", load_fsm({"meta": {"initial_page_id": "P"}, "pages": pages}), {"things": things})
+    pick = action("PICK", "P", control("row", "#things .row", "picked", bind))
+    kind = action("KIND", "P", control("button", "#kind"), effects=[effect("set", "kind", value="b")])
+    kinds = {"one": "a", "two": "b", "three": None, "four": "b"}
+    things = tuple({"id": id} | ({"kind": kind} if kind else {}) for id, kind in kinds.items())
+    world = World(name="things", fsm=one_page(pick, kind, kind="string|null"), data={"things": things})
     async with visit(world) as page:
         for _ in range(2):
             shown = await page.locator(".row").all_text_contents()
@@ -391,69 +312,83 @@ def ask(port: int, host: str, path: str = "/") -> tuple[int, bytes]:
     return answer.status, answer.read()
 
 
+REFUSED = "cannot serve on 127.0.0.1:{} .*: choose another --browser.site-port, or 0"
+
+
 def test_the_server_answers_by_host():
-    worlds = [make_shop(0), make_shop(1)]
+    worlds = [SHOP, make_shop(1)]
     with SiteServer(worlds) as server:
-        assert server.hosts == ["shop-0.test", "shop-1.test"]
-        assert ask(server.port, "shop-0.test") == (200, render(worlds[0]))
-        assert ask(server.port, "SHOP-1.test:80", "/?q=1") == (200, render(worlds[1]))
-        assert ask(server.port, "shop-0.test", "/favicon.ico")[0] == 204
-        assert ask(server.port, "shop-0.test", "/etc/passwd")[0] == 404
-        assert ask(server.port, "127.0.0.1")[0] == 404
-        assert server.sites == {"shop-0.test": server.port, "shop-1.test": server.port}
-        with pytest.raises(
-            ValueError, match=f"cannot serve on 127.0.0.1:{server.port} .*: choose .*--browser.site-port"
-        ):
-            SiteServer(worlds, port=server.port)
-    with SiteServer(worlds, port=server.port):  # free again
+        port = server.server_port
+        assert server.sites == {"shop-0.test": port, "shop-1.test": port}
+        assert ask(port, "shop-0.test") == (200, render(worlds[0]))
+        assert ask(port, "SHOP-1.test:80", "/?q=1") == (200, render(worlds[1]))
+        assert ask(port, "shop-0.test", "/favicon.ico")[0] == 204
+        assert ask(port, "shop-0.test", "/etc/passwd")[0] == ask(port, "127.0.0.1")[0] == 404
+        with pytest.raises(ValueError, match=REFUSED.format(port)):
+            SiteServer(worlds, port=port)
+    with SiteServer(worlds, port=port):  # free again
         pass
     with pytest.raises(ValueError, match="same name"):
-        SiteServer([make_shop(0), make_shop(0)])
+        SiteServer([SHOP, SHOP])
+
+
+@pytest.mark.parametrize("port", [65536, -1])
+def test_a_number_that_is_no_port_is_refused_by_its_flag(port):
+    with pytest.raises(ValueError, match=REFUSED.format(port)):
+        SiteServer([SHOP], port=port)
 
 
 async def test_other_pages_have_no_state():
-    async with visit(make_shop(0)) as page:
+    async with visit(SHOP) as page:
         await page.goto("about:blank")
         assert await read_state(page) is None
 
 
 def test_steps_become_selectors():
-    world = make_shop(0)
-    mugs = Step("HOME_OPEN_CATEGORY", {"category": "mugs"})
-    home, checkout = initial_state(world.fsm), State("CHECKOUT", {})
-    assert gui_steps(world, home, mugs) == [{"op": "click", "selector": "#categories .row.data-id-mugs"}]
-    assert gui_steps(world, checkout, Step("CHECKOUT_PLACE_ORDER")) == [
-        {"op": "click", "selector": "#checkout-place"}
-    ]
+    mugs, place = step("HOME_OPEN_CATEGORY", category="mugs"), step("CHECKOUT_PLACE_ORDER")
+    expected = {"HOME": (mugs, "#categories .row.data-id-mugs"), "CHECKOUT": (place, "#checkout-place")}
+    for page, (one, selector) in expected.items():
+        assert gui_steps(SHOP, State(page, {}), one) == [{"op": "click", "selector": selector}]
 
 
-def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(
-        ValueError, match="HOME: GO_BOOKS_HOVER: tiles are clicked once, which a hover is not"
-    ):
-        render(World("library", load_fsm(LIBRARY)))
-    fsm = load_fsm(
-        {"meta": {"initial_page_id": "P"}, "pages": [{"id": "P", "signature_schema": {}, "actions": []}]}
-    )
-    with pytest.raises(ValueError, match="accent: 'url.x.' is not a colour"):
-        render(World("x", fsm, {}, {"accent": "url(x)"}))
-    with pytest.raises(ValueError, match="things: a: swatch"):
-        render(World("x", fsm, {"things": ({"id": "a", "swatch": "red;"},)}))
-    with pytest.raises(ValueError, match="unknown shape"):
-        render(World("x", fsm, {"things": ({"id": "a", "shape": "constructor"},)}))
+@pytest.mark.parametrize(
+    ("data", "style", "reason"),
+    [
+        ({}, {"look": "fancy"}, "there is no look 'fancy'; there are tiles and pages"),
+        ({}, {"accent": "url(x)"}, "accent: 'url.x.' is not a colour"),
+        ({"things": ({"id": "a", "swatch": "red;"},)}, {}, "things: a: swatch"),
+        ({"things": ({"id": "a", "shape": "constructor"},)}, {}, "unknown shape"),
+    ],
+)
+def test_styles_and_records_that_cannot_be_drawn_are_refused(data, style, reason):
+    with pytest.raises(ValueError, match=reason):
+        render(World(name="x", fsm=one_page(), data=data, style=style))
 
 
-@pytest.mark.parametrize("port", [65536, -1])
-def test_a_number_that_is_no_port_is_refused_by_its_flag(port):
-    with pytest.raises(ValueError, match=f"127.0.0.1:{port} .*: choose another --browser.site-port, or 0"):
-        SiteServer([make_shop(0)], port=port)
+CLICK, TYPE = {"op": "click", "selector": "#a"}, {"op": "type_text", "selector": "#a", "text": "x"}
+
+
+@pytest.mark.parametrize(
+    ("procedures", "reason"),
+    [
+        ([[]], "P: 0: its gui_procedure names no element"),
+        ([[{"op": "click", "selector": "button"}]], "P: 0: 'button' must be like '#some-id' to be drawn"),
+        ([[TYPE, TYPE]], "P: 0: no widget has the procedure type_text, type_text"),
+        ([[CLICK, TYPE]], "P: 0: tiles are clicked once, which a field is not"),
+        ([[CLICK], [CLICK]], "x: P: 0 and 1 have the same selector"),
+    ],
+)
+def test_actions_that_cannot_be_drawn_are_refused(procedures, reason):
+    actions = [{"id": str(n), "gui_procedure": steps} for n, steps in enumerate(procedures)]
+    with pytest.raises(ValueError, match=reason):
+        render(World(name="x", fsm=one_page(*actions)))
 
 
 def test_a_client_that_hangs_up_is_no_news(capfd):
     """An episode that is cancelled while its page loads must not print a traceback into the run's output."""
-    with SiteServer([make_shop(0)]) as server:
+    with SiteServer([SHOP]) as server:
         for _ in range(50):
-            with socket.create_connection(("127.0.0.1", server.port)) as client:
+            with socket.create_connection(("127.0.0.1", server.server_port)) as client:
                 client.sendall(b"GET / HTTP/1.1\r\nHost: shop-0.test\r\n\r\n")
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset
     assert capfd.readouterr().err == ""

@@ -6,12 +6,12 @@ import asyncio
 import io
 import json
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-import pytest_asyncio
 from PIL import Image
 
 from minirl.browser.pool import BrowserPool
@@ -20,57 +20,41 @@ from minirl.worlds import render
 from minirl.worlds.__main__ import main
 from minirl.worlds.folder import save_world
 from minirl.worlds.generate import PROFILES, make_site
-from minirl.worlds.interpreter import World, apply, enabled, initial_state, parameter_values
+from minirl.worlds.interpreter import World, apply, enabled, initial_state
 from minirl.worlds.lint import check_fsm
 from minirl.worlds.render import SiteServer
-from minirl.worlds.replay import replay, replay_sites, solutions, within_reach
+from minirl.worlds.replay import Outcome, Replay, replay, replay_sites, solutions, within_reach
 from minirl.worlds.search import Step
 from minirl.worlds.themes import THEMES
-from minirl.worlds.widgets import widget_of
+from minirl.worlds.widgets import Kind, widget_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Json = dict[str, Any]
 CONFIG = BrowserConfig(browsers=1, episodes=4, width=1280, height=720)
-SITES = [(theme, list(PROFILES)[i % 3]) for i, theme in enumerate(THEMES)] + [
-    ("shop", "easy"),
-    ("mail", "hard"),
-    ("code", "medium"),
-    ("films", "medium"),
-    ("tasks", "medium"),
-]
+SITES = [(theme, list(PROFILES)[i % 3]) for i, theme in enumerate(THEMES)]
+SITES += [("shop", "easy"), ("mail", "hard"), ("code", "medium"), ("films", "medium"), ("tasks", "medium")]
 
 
 def worlds(count: int, seed: int = 11) -> list[World]:
     return [make_site(theme, seed, difficulty) for theme, difficulty in SITES[:count]]
 
 
+def failed(outcomes: list[Outcome]) -> list[tuple[str, str, str]]:
+    return [(o.world, o.terminal, o.replay.reason) for o in outcomes if o.replay.reason]
+
+
 async def test_twenty_sites_do_what_their_machines_say():
-    outcomes = await replay_sites(worlds(20), CONFIG)
-    assert len(outcomes) == sum(len(world.fsm.terminal_pages) for world in worlds(20))
-    assert [(o.world, o.terminal, o.replay.reason) for o in outcomes if o.replay.reason] == []
-    kinds = {
-        widget_of(world.fsm.pages[page].actions[step.action_id], world.fsm).kind
-        for world in worlds(20)
-        for steps in solutions(world, 0).values()
-        for step in steps
-        for page in world.fsm.pages
-        if step.action_id in world.fsm.pages[page].actions
-    }
-    assert kinds >= {
-        "button",
-        "banner",
-        "row",
-        "checkbox",
-        "choice",
-        "field",
-        "search",
-        "slider",
-        "scroll",
-        "date",
-        "menu",
-        "hover",
-    }
+    sites = {world.name: world for world in worlds(20)}
+    outcomes = await replay_sites(list(sites.values()), CONFIG)
+    assert len(outcomes) == sum(len(world.fsm.terminal_pages) for world in sites.values())
+    assert failed(outcomes) == []
+    kinds = set()
+    for outcome in outcomes:
+        fsm = sites[outcome.world].fsm
+        by_id = {action.id: action for action in fsm.actions}
+        kinds |= {widget_of(by_id[step.action_id], fsm).kind for step in outcome.replay.steps}
+    assert kinds == set(get_args(Kind))
 
 
 @pytest.mark.slow
@@ -79,30 +63,29 @@ async def test_two_hundred_sites():
     many = [make_site(t, seed, d) for seed in range(5) for t in THEMES for d in PROFILES][:200]
     assert all(check_fsm(world.fsm) == [] for world in many)
     outcomes = await replay_sites(many, replace(CONFIG, browsers=2, episodes=8))
-    failed = [(o.world, o.terminal, o.replay.reason) for o in outcomes if o.replay.reason]
-    print(f"{len(many)} sites, {len(outcomes)} trajectories, {len(failed)} dropped: {failed[:5]}")
-    assert len(failed) <= 0.01 * len(outcomes)
+    dropped = failed(outcomes)
+    print(f"{len(many)} sites, {len(outcomes)} trajectories, {len(dropped)} dropped: {dropped[:5]}")
+    assert len(dropped) <= 0.01 * len(outcomes)
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[World, SiteServer]]:
+@asynccontextmanager
+async def visit(*sites: World) -> AsyncIterator[Callable[..., Awaitable[list[Replay]]]]:
+    """A function that acts out paths on one of the sites, one behind the other in one tab."""
+    with SiteServer(sites) as server:
+        async with BrowserPool(CONFIG, server.sites, sealed=True) as pool:
+
+            async def act_out(world: World, *paths: list[Step], pictures: bool = False) -> list[Replay]:
+                async with pool.session() as session:
+                    await session.start(f"http://{world.name}.test/")
+                    return [await replay(session, world, steps, pictures) for steps in paths]
+
+            yield act_out
+
+
+async def test_every_step_is_grounded():
     world = make_site("shop", 11, "medium")
-    with SiteServer([world]) as server:
-        yield world, server
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def pool(served: tuple[World, SiteServer]) -> AsyncIterator[BrowserPool]:
-    async with BrowserPool(CONFIG, served[1].sites, sealed=True) as pool:
-        yield pool
-
-
-async def test_every_step_is_grounded(pool, served):
-    world, _ = served
-    steps = next(iter(solutions(world, 1).values()))
-    async with pool.session() as session:
-        await session.start(f"http://{world.name}.test/")
-        result = await replay(session, world, steps, pictures=True)
+    async with visit(world) as act_out:
+        (result,) = await act_out(world, next(iter(solutions(world, 1).values())), pictures=True)
     assert result.reason == ""
     assert [g.action_id for g in result.grounded if g.op == "click"] != []
     for one in result.grounded:
@@ -116,82 +99,42 @@ async def test_every_step_is_grounded(pool, served):
     assert any(one.before != one.after for one in result.grounded)
 
 
-async def test_a_path_that_is_not_possible_is_no_trajectory(pool, served):
-    """The last action without those before it: the row is not there, or cannot be opened."""
-    world, _ = served
-    steps = next(iter(solutions(world, 1).values()))
-    async with pool.session() as session:
-        await session.start(f"http://{world.name}.test/")
-        result = await replay(session, world, [steps[0]])
-        assert result.reason == ""
-        again = await replay(session, world, [steps[0]])
-        assert again.reason.startswith("at the start the page shows")
+async def test_a_path_that_is_not_possible_is_no_trajectory():
+    """A step, and the same again, for which the page is not in its first state any more."""
+    world = make_site("shop", 11, "medium")
+    steps = next(iter(solutions(world, 1).values()))[:1]
+    async with visit(world) as act_out:
+        result, again = await act_out(world, steps, steps)
+    assert result.reason == "" and again.reason.startswith("at the start: the page shows")
 
 
-async def random_walk(pool: BrowserPool, world: World, length: int, rng: random.Random) -> int:
-    """Random possible actions with a hand's work; the state is compared after each."""
-    async with pool.session() as session:
-        await session.start(f"http://{world.name}.test/")
-        state, steps = initial_state(world.fsm), []
-        for _ in range(length):
-            options = [
-                Step(id, params)
-                for id in world.fsm.pages[state.page].actions
-                for params in within_reach(world, state, id)[:6]
-                if enabled(world.fsm, state, id, params)
-            ]
-            if not options:
-                break
-            step = rng.choice(options)
-            steps.append(step)
-            state = apply(world.fsm, state, step.action_id, step.params)
-        result = await replay(session, world, steps)
-        assert result.reason == "", (world.name, result.reason, steps)
-        return len(steps)
+def random_path(world: World, length: int, rng: random.Random) -> list[Step]:
+    state, steps = initial_state(world.fsm), []
+    while len(steps) < length:
+        options = [
+            Step(id, params)
+            for id in world.fsm.pages[state.page].actions
+            for params in within_reach(world, state, id)[:6]
+            if enabled(world.fsm, state, id, params)
+        ]
+        if not options:
+            break
+        steps.append(rng.choice(options))
+        state = apply(world.fsm, state, steps[-1].action_id, steps[-1].params)
+    return steps
 
 
 @pytest.mark.parametrize("sites", [3, pytest.param(10, marks=pytest.mark.slow)])
 async def test_random_walks_by_hand(sites):
-    rng = random.Random(0)
-    many = worlds(sites, seed=3)
-    with SiteServer(many) as server:
-        async with BrowserPool(CONFIG, server.sites, sealed=True) as pool:
-            walked = [await random_walk(pool, world, 20, rng) for world in many]
-    assert sum(walked) >= 19 * sites
-
-
-DISPATCH = """calls => calls.map(([id, params]) => {
-  const accepted = minirl.dispatch(id, params), state = minirl.state();
-  return [accepted, state.page, state.signature];
-})"""
-
-
-async def test_the_machine_in_the_page_agrees_on_random_dispatches(pool, served):
-    """Possible and not: accepted alike, with the interpreter's state after each."""
-    world, _ = served
-    rng = random.Random(5)
-    everything = {id: page for page in world.fsm.pages.values() for id in page.actions}
-    state, calls, expected = initial_state(world.fsm), [], []
-    for _ in range(10_000):
-        here = list(world.fsm.pages[state.page].actions)
-        id = rng.choice(list(everything) if rng.random() < 0.3 else here)
-        there = replace(state, page=everything[id].id)
-        params = dict(rng.choice(parameter_values(world, there, id) or [{}]))
-        if rng.random() < 0.1:
-            params = {**params, "stray": 1} if rng.random() < 0.5 else {}
-        accepted = enabled(world.fsm, state, id, params)
-        if accepted:
-            state = apply(world.fsm, state, id, params)
-        calls.append([id, params])
-        expected.append([accepted, state.page, dict(state.signature)])
-    async with pool.session() as session:
-        session.config = replace(CONFIG, call_seconds=60)
-        await session.start(f"http://{world.name}.test/")
-        assert await session.do(session.page.evaluate(DISPATCH, calls)) == expected
-    assert 0.3 < sum(accepted for accepted, *_ in expected) / len(expected) < 0.95
-
-
-# --- faults ------------------------------------------------------------------------------------------------
+    """Random possible actions with a hand's work; the state is compared after each."""
+    rng, many, walked = random.Random(0), worlds(sites, seed=3), 0
+    async with visit(*many) as act_out:
+        for world in many:
+            steps = random_path(world, 20, rng)
+            (result,) = await act_out(world, steps)
+            assert result.reason == "", (world.name, steps)
+            walked += len(steps)
+    assert walked >= 19 * sites
 
 
 FAULTS = ("effect", "carry", "slider", "dead", "target", "count", "choice", "search")
@@ -231,33 +174,22 @@ def mutate(description: Json, world: World, steps: list[Step], fault: str, rng: 
 
 @pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.slow)])
 async def test_faults_are_caught(monkeypatch, count):
-    """The same paths on the same sites: all followed where nothing is broken, none where something is."""
-    rng, broken = random.Random(1), []
+    """Paths that can be followed on sound sites, on the same sites with something broken."""
+    rng, broken, descriptions = random.Random(1), [], {}
     sound = worlds(20, seed=21)
     paths = [(world, path) for n in range(4) for world in sound for path in solutions(world, n).values()]
-    real, faults = render.describe, {}
-
-    def describe(world: World) -> Json:
-        description = json.loads(json.dumps(real(world), default=list))
-        original, path, fault, seed = faults[world.name]
-        assert mutate(description, original, path, fault, random.Random(seed))
-        return description
-
     while len(broken) < count:
-        (world, path), seed = rng.choice(paths), rng.random()
+        world, path = rng.choice(paths)
         name, fault = f"fault-{len(broken)}", FAULTS[len(broken) % len(FAULTS)]
-        description = json.loads(json.dumps(real(world), default=list))
-        if what := mutate(description, world, path, fault, random.Random(seed)):
-            faults[name] = (world, path, fault, seed)
+        description = json.loads(json.dumps(render.describe(world), default=list))
+        if what := mutate(description, world, path, fault, rng):
+            descriptions[name] = description
             broken.append((replace(world, name=name), path, what))
-    monkeypatch.setattr(render, "describe", describe)
-    with SiteServer([world for world, _, _ in broken]) as server:
-        async with BrowserPool(CONFIG, server.sites, sealed=True) as pool:
-            for world, path, fault in broken:
-                async with pool.session() as session:
-                    await session.start(f"http://{world.name}.test/")
-                    result = await replay(session, world, path)
-                assert result.reason, (fault, path)
+    monkeypatch.setattr(render, "describe", lambda world: descriptions[world.name])
+    async with visit(*(world for world, _, _ in broken)) as act_out:
+        for world, path, fault in broken:
+            (result,) = await act_out(world, path)
+            assert result.reason, (fault, path)
 
 
 async def test_hostile_words_are_only_words():
@@ -265,13 +197,9 @@ async def test_hostile_words_are_only_words():
     sound = make_site("shop", 11, "medium")
     data = {name: tuple({**r, "title": attack + r["id"]} for r in rows) for name, rows in sound.data.items()}
     labels = dict.fromkeys(sound.style["labels"], attack)
-    style = {
-        **sound.style,
-        "labels": labels,
-        "brand": attack,
-        "facts": {name: {"kind": attack} for name in data},
-    }
-    world = replace(sound, data=data, style=style, name="hostile")
+    facts = {name: {"kind": attack} for name in data}
+    style = {**sound.style, "labels": labels, "brand": attack, "facts": facts}
+    world = World("hostile", sound.fsm, data, style)
     (outcome, *_) = await replay_sites([world], CONFIG)
     assert outcome.replay.reason == ""
     assert b"<img" not in render.render(world)

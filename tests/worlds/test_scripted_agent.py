@@ -1,9 +1,8 @@
-"""Demonstrations in a real Chromium, their verifier, and which goals serve what."""
+"""Demonstrations in a real Chromium, and the benchmark that scores them."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,20 +11,19 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from peers import alone
+from workers import make_worker
 
-from minirl.benchmarks.task_files import save_tasks
+from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
-from minirl.config import Config
-from minirl.experiment import Experiment, make_task_sets, worlds_of
+from minirl.experiment import Experiment
 from minirl.model import Preprocessor
 from minirl.recipes import tiny
 from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
-from minirl.types import BrowserFault, Prompt, Sample, Stop, Task, ToolFailure, Trajectory
-from minirl.worlds.render import SiteServer, read_state
-from minirl.worlds.scripted_agent import ScriptedPolicy, WorldVerifier
+from minirl.types import BrowserFault, Prompt, Sample, Score, Stop, Task, ToolFailure
+from minirl.worlds.render import SiteServer
+from minirl.worlds.scripted_agent import ScriptedPolicy
 from minirl.worlds.shop import make_shop, make_tasks
 
 in_browser = pytest.mark.asyncio(loop_scope="module")  # one for the whole module
@@ -33,6 +31,7 @@ in_browser = pytest.mark.asyncio(loop_scope="module")  # one for the whole modul
 SHOPS = [make_shop(0), make_shop(1)]
 TASKS = [task for shop in SHOPS for task in make_tasks(shop, 3, 1, seed=7)[0]]
 CONFIG = replace(tiny(), browser=replace(tiny().browser, browsers=1))
+BENCHMARK = WorldBenchmark()
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -43,21 +42,17 @@ async def pool() -> AsyncIterator[BrowserPool]:
 
 
 @pytest.fixture
-def rollouts(pool: BrowserPool, preprocessor: Preprocessor, tmp_path: Path) -> RolloutWorker:
-    return RolloutWorker(CONFIG, preprocessor, None, pool, WorldVerifier(), Run(tmp_path).put_image, alone())
+def worker(pool: BrowserPool, preprocessor: Preprocessor, tmp_path: Path) -> RolloutWorker:
+    return make_worker(CONFIG, preprocessor, browsers=pool, images=Run(tmp_path).images, benchmark=BENCHMARK)
 
 
 def script(task: Task, preprocessor: Preprocessor) -> ScriptedPolicy:
     return ScriptedPolicy(SHOPS[TASKS.index(task) // 3], task, preprocessor)
 
 
-# --- demonstrations ---------------------------------------------------------------------------------
-
-
 @in_browser
-async def test_every_demonstration_is_verified(rollouts, preprocessor):
-    policies = [script(task, preprocessor) for task in TASKS]
-    runs = [rollouts.episode(task, 0, policy, 6) for task, policy in zip(TASKS, policies, strict=True)]
+async def test_every_demonstration_is_verified(worker, preprocessor):
+    runs = [worker.episode(task, 0, script(task, preprocessor), 6) for task in TASKS]
     for t in await asyncio.gather(*runs):
         assert (t.stop, t.success, t.reward, t.error) == (Stop.DONE, True, 1.0, ""), t.task.id
         wanted = {one["path"].removeprefix("$."): one["value"] for one in t.task.goal["where"]}
@@ -68,31 +63,26 @@ async def test_every_demonstration_is_verified(rollouts, preprocessor):
             assert not any("fail" in line or "not executed" in line for line in turn.feedback)
 
 
-@pytest.mark.parametrize(
-    "meddling",
-    ["minirl.dispatch('CATEGORY_BACK')", "minirl.dispatch('CATEGORY_OPEN_PRODUCT', {product: 'acorn'})"],
-)
+@pytest.mark.parametrize("call", ["'CATEGORY_BACK'", "'CATEGORY_OPEN_PRODUCT', {product: 'acorn'}"])
 @in_browser
-async def test_a_page_that_is_not_in_the_predicted_state_ends_the_demonstration(
-    rollouts, preprocessor, meddling
-):
+async def test_a_page_that_is_not_in_the_predicted_state_ends_the_demonstration(worker, preprocessor, call):
     policy = script(TASKS[0], preprocessor)
 
     async def meddled(t: int, prompt: Prompt, session: Session) -> Sample:
         if t == 1:
-            assert await session.page.evaluate(meddling)
+            assert await session.page.evaluate(f"minirl.dispatch({call})")
         return await policy(t, prompt, session)
 
-    t = await rollouts.episode(TASKS[0], 0, meddled, 6)
+    t = await worker.episode(TASKS[0], 0, meddled, 6)
     assert (t.stop, t.success, t.valid, len(t.turns)) == (Stop.ENV_ERROR, False, False, 1)
     assert t.error.startswith("the page shows ") and "CATEGORY" in t.error
 
 
 @in_browser
-async def test_a_page_that_is_no_world_has_no_state(rollouts, preprocessor):
-    async with rollouts.pool.session() as session:
+async def test_a_page_that_is_no_world_has_no_state(pool, preprocessor):
+    async with pool.session() as session:
         with pytest.raises(BrowserFault, match="the page shows no state"):
-            await script(TASKS[0], preprocessor).script.respond(session)
+            await script(TASKS[0], preprocessor).respond(session)
 
 
 def test_a_task_without_a_solution_is_refused(preprocessor):
@@ -102,119 +92,92 @@ def test_a_task_without_a_solution_is_refused(preprocessor):
         ScriptedPolicy(SHOPS[0], task, preprocessor)
 
 
-# --- the verifier -----------------------------------------------------------------------------------
-
-
 @in_browser
-async def test_the_verifier_reads_the_page(rollouts, preprocessor):
-    """The order of the first task, judged by the goal of the second."""
-    policy = script(TASKS[0], preprocessor)
-    t = await rollouts.episode(TASKS[1], 0, policy, 6)
+async def test_the_page_is_scored(worker, preprocessor):
+    """The order of the first task, scored by the goal of the second."""
+    t = await worker.episode(TASKS[1], 0, script(TASKS[0], preprocessor), 6)
     assert (t.stop, t.success, t.reward, t.final_state["page"]) == (Stop.DONE, False, 0.0, "DONE")
 
 
 @in_browser
-async def test_the_verifier_is_not_fooled_by_other_pages(rollouts):
-    async with rollouts.pool.session() as session:
-        assert await WorldVerifier()(TASKS[0], session, "") == (False, {})  # about:blank
+async def test_the_score_is_not_fooled_by_other_pages(pool):
+    async with pool.session() as session:
+        assert await BENCHMARK.score(TASKS[0], session, "") == Score(0.0)  # about:blank
         await session.start(TASKS[0].start_url)
-        success, state = await WorldVerifier()(TASKS[0], session, "")
-        assert (success, state["page"]) == (False, "HOME")
+        score = await BENCHMARK.score(TASKS[0], session, "")
+        assert (score.value, score.details["page"]) == (0.0, "HOME")
+        await session.page.evaluate("minirl.dispatch('HOME_OPEN_CATEGORY', {category: 'mugs'})")
+        where = [{"path": "$.category", "cond": "eq", "value": "mugs"}]
+        mugs = replace(TASKS[0], goal={"page": "CATEGORY", "where": where})
+        signature = {"category": "mugs", "product": None}
+        found = await BENCHMARK.score(mugs, session, "")
+        assert found == Score(1.0, {"page": "CATEGORY", "signature": signature})
 
 
 @in_browser
-async def test_a_page_that_hangs_while_it_is_verified_is_nobodys_failure(rollouts):
+async def test_a_page_that_hangs_while_it_is_scored_is_nobodys_failure(pool):
     """Only the time limit of browser calls can end it: the renderer never answers."""
-    async with rollouts.pool.session() as session:
+    async with pool.session() as session:
         await session.start(TASKS[0].start_url)
         session.config = replace(CONFIG.browser, action_seconds=0.5)
         await session.page.evaluate("setTimeout(() => { for (;;); }, 50)")
         await asyncio.sleep(0.2)
         with pytest.raises(ToolFailure, match="did not finish in time"):  # an episode's ENV_ERROR
-            await WorldVerifier()(TASKS[0], session, "")
+            await BENCHMARK.score(TASKS[0], session, "")
 
 
 @in_browser
-async def test_read_state_is_what_the_page_shows(rollouts):
-    async with rollouts.pool.session() as session:
-        await session.start(TASKS[3].start_url)
-        assert (await read_state(session.page)).page == "HOME"
+async def test_further_tabs_are_opened_behind_the_first(pool):
+    tabs = ["http://shop-1.test/", "http://shop-0.test/#CATEGORY"]
+    async with pool.session() as session:
+        await session.start(TASKS[0].start_url)
+        await BENCHMARK.prepare(session, TASKS[0])
+        assert len((await session.tabs())[0]) == 1
+        await BENCHMARK.prepare(session, replace(TASKS[0], meta={"tabs": tabs}))
+        opened, active = await session.tabs()
+        urls = [TASKS[0].start_url, "http://shop-1.test/", "http://shop-0.test/"]
+        assert ([url.partition("#")[0] for url, _ in opened], active) == (urls, 0)
+        with pytest.raises(BrowserFault, match=f"{TASKS[0].id} could not be prepared") as fault:
+            await BENCHMARK.prepare(session, replace(TASKS[0], meta={"tabs": ["http://other.test/"]}))
+        assert fault.value.stop is Stop.SITE_ERROR
 
 
-# --- demonstrate ------------------------------------------------------------------------------------
+def test_tasks_are_the_same_by_site_with_wording_or_goal():
+    one, two = TASKS[:2]
+    names = BENCHMARK.identity(one)
+    assert names & BENCHMARK.identity(replace(one, goal={})) == {("shop-0.test", one.instruction)}
+    assert len(names & BENCHMARK.identity(replace(one, id="another", instruction="Buy it."))) == 1
+    assert not names & BENCHMARK.identity(two)
+    assert not names & BENCHMARK.identity(replace(one, start_url="http://shop-1.test/"))
 
 
-def parts(config: Config, tasks: list[Task], preprocessor: Preprocessor, folder: Path) -> Any:
-    """As much of `Experiment` as demonstrations need: no weights."""
-    sets = SimpleNamespace(demos=tasks)
-    one = {"run": Run(folder), "ranks": alone()}
-    return SimpleNamespace(config=config, tasks=sets, preprocessor=preprocessor, **one)
+def test_generated_sites_need_nothing_from_outside():
+    assert (BENCHMARK.missing(TASKS), BENCHMARK.places(TASKS)) == ([], set())
+    assert not any(map(BENCHMARK.needs_judge, TASKS))
+
+
+async def demonstrate(tasks: list[Task], worker: RolloutWorker, folder: Path) -> Any:
+    """With as much of an Experiment as demonstrations need: no weights."""
+    one = SimpleNamespace(config=CONFIG, tasks=SimpleNamespace(demos=tasks), run=Run(folder))
+    return await Experiment.demonstrate(one, worker)
 
 
 @in_browser
-async def test_only_what_the_verifier_confirms_is_kept(rollouts, preprocessor, tmp_path, capsys):
-    class Picky(WorldVerifier):
-        async def __call__(self, task: Task, session: Session, answer: str) -> tuple[bool, dict[str, Any]]:
-            success, state = await super().__call__(task, session, answer)
-            return success and task is not TASKS[1], state
+async def test_only_demonstrations_that_the_benchmark_confirms_are_kept(pool, preprocessor, tmp_path, capsys):
+    class Picky(WorldBenchmark):
+        async def score(self, task: Task, session: Session, answer: str) -> Score:
+            score = await super().score(task, session, answer)
+            return Score(0.0, score.details) if task is TASKS[1] else score
 
-    rollouts.verify = Picky()
-    kept = await Experiment.demonstrate(parts(CONFIG, TASKS[:3], preprocessor, tmp_path), rollouts)
-    assert [t.task.id for t in kept] == [TASKS[0].id, TASKS[2].id]
-    saved: list[Trajectory] = Run(tmp_path).load_trajectories("demos")
-    assert [t.task.id for t in saved] == [TASKS[0].id, TASKS[2].id]
+    picky = make_worker(CONFIG, preprocessor, None, pool, Run(tmp_path).images, Picky())
+    kept = await demonstrate(TASKS[:3], picky, tmp_path)
+    for found in (kept, Run(tmp_path).load_trajectories("demos")):
+        assert [t.task.id for t in found] == [TASKS[0].id, TASKS[2].id]
     assert f"demonstration {TASKS[1].id} dropped: done" in capsys.readouterr().out
 
 
 @in_browser
-async def test_a_task_of_another_site_cannot_be_demonstrated(rollouts, preprocessor, tmp_path):
+async def test_a_task_of_another_site_cannot_be_demonstrated(worker, tmp_path):
     task = Task("foreign", "Find it.", "https://example.org/")
     with pytest.raises(ValueError, match="foreign has no scripted solution"):
-        await Experiment.demonstrate(parts(CONFIG, [task], preprocessor, tmp_path), rollouts)
-
-
-# --- which goals serve what -------------------------------------------------------------------------
-
-
-def goals(tasks: list[Task]) -> set[str]:
-    return {json.dumps([task.start_url, dict(task.goal)], sort_keys=True) for task in tasks}
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_held_out_goals_are_never_trained_on(seed):
-    config = tiny()
-    sets = make_task_sets(replace(config, task=replace(config.task, seed=seed)))
-    assert len(sets.train) == config.task.train_goals and len(sets.heldout) == config.eval.episodes
-    assert len(sets.demos) == config.task.demo_goals
-    assert len(sets.validation) == config.sft.eval_episodes
-    assert not goals(sets.heldout) & (goals(sets.train) | goals(sets.demos) | goals(sets.validation))
-    assert not goals(sets.demos) & goals(sets.validation)
-    assert goals(sets.demos) | goals(sets.validation) <= goals(sets.train)
-    assert len(goals(sets.train)) == len(sets.train) and len(goals(sets.heldout)) == len(sets.heldout)
-    assert [world.name for world in worlds_of(sets.train)] == [f"shop-{seed}"]
-
-
-def test_a_task_file_that_leaks_is_refused(tmp_path):
-    config = tiny()
-    sets = make_task_sets(config)
-    leaked = [replace(sets.train[5], id="another-name"), *sets.heldout[:2]]
-    save_tasks(tmp_path / "heldout.jsonl", leaked)
-    config = replace(config, task=replace(config.task, heldout=str(tmp_path / "heldout.jsonl")))
-    with pytest.raises(ValueError, match="1 held-out tasks are also training tasks, another-name for one"):
-        make_task_sets(config)
-
-
-def test_task_files_take_the_place_of_generated_tasks(tmp_path):
-    config = tiny()
-    train, heldout = make_tasks(SHOPS[1], 5, 3, seed=0)
-    save_tasks(tmp_path / "train.jsonl", train)
-    save_tasks(tmp_path / "heldout.jsonl", heldout)
-    task = replace(
-        config.task,
-        train=str(tmp_path / "train.jsonl"),
-        heldout=str(tmp_path / "heldout.jsonl"),
-        demo_goals=2,
-    )
-    sets = make_task_sets(replace(config, task=task))
-    assert (sets.train, sets.heldout, sets.demos) == (train, heldout, train[:2])
-    assert sets.validation == train[2:]
+        await demonstrate([task], worker, tmp_path)

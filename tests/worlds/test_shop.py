@@ -8,70 +8,64 @@ import re
 
 import pytest
 
-from minirl.worlds.interpreter import apply, holds, initial_state
+from minirl.types import Task
+from minirl.worlds.interpreter import State, World, apply, holds, initial_state
 from minirl.worlds.render import describe
 from minirl.worlds.search import solve
 from minirl.worlds.shop import CHOICES, make_shop, make_tasks
 
-SEVEN_STEPS = [
-    "HOME_OPEN_CATEGORY",
-    "CATEGORY_OPEN_PRODUCT",
-    "PRODUCT_CHOOSE_COLOUR",
-    "PRODUCT_CHOOSE_SIZE",
-    "PRODUCT_CONTINUE",
-    "CHECKOUT_CHOOSE_QUANTITY",
-    "CHECKOUT_PLACE_ORDER",
-]
+SHOP = make_shop(0)
+SEVEN_STEPS = (
+    "HOME_OPEN_CATEGORY CATEGORY_OPEN_PRODUCT PRODUCT_CHOOSE_COLOUR PRODUCT_CHOOSE_SIZE PRODUCT_CONTINUE "
+    "CHECKOUT_CHOOSE_QUANTITY CHECKOUT_PLACE_ORDER"
+)
+
+
+def states(world: World, task: Task) -> list[State]:
+    """Before and after every step of the task's shortest solution, which takes the seven actions."""
+    steps = solve(world, task.goal) or []
+    assert [step.action_id for step in steps] == SEVEN_STEPS.split()
+    out = [initial_state(world.fsm)]
+    for step in steps:
+        out.append(apply(world.fsm, out[-1], step.action_id, step.params))
+    return out
 
 
 def test_every_task_takes_the_same_seven_actions():
     world = make_shop(3)
     train, heldout = make_tasks(world, 20, 10, seed=1)
     for task in [*train, *heldout]:
-        steps = solve(world, task.goal)
-        assert steps is not None
-        assert [step.action_id for step in steps] == SEVEN_STEPS
-        state = initial_state(world.fsm)
-        for step in steps:
-            assert not holds(state, task.goal)
-            state = apply(world.fsm, state, step.action_id, step.params)
-        assert holds(state, task.goal)
-        assert list(state.signature.values()) == [goal["value"] for goal in task.goal["where"]]
+        *before, last = states(world, task)
+        assert not any(holds(state, task.goal) for state in before) and holds(last, task.goal)
+        assert list(last.signature.values()) == [goal["value"] for goal in task.goal["where"]]
 
 
 def test_a_state_fulfils_its_own_task_only():
-    world = make_shop(0)
-    tasks, _ = make_tasks(world, 12, 0, seed=0)
+    tasks, _ = make_tasks(SHOP, 12, 0, seed=0)
     for one, other in itertools.permutations(tasks, 2):
-        state = initial_state(world.fsm)
-        for step in solve(world, one.goal) or []:
-            state = apply(world.fsm, state, step.action_id, step.params)
-        assert not holds(state, other.goal)
+        assert not holds(states(SHOP, one)[-1], other.goal)
 
 
 def test_train_and_heldout_are_disjoint_and_repeat():
-    world = make_shop(0)
-    train, heldout = make_tasks(world, 300, 100, seed=5)
+    train, heldout = make_tasks(SHOP, 300, 100, seed=5)
     ids = [task.id for task in [*train, *heldout]]
     assert (len(train), len(heldout), len(set(ids))) == (300, 100, 400)
     assert len({task.instruction for task in [*train, *heldout]}) == 400
     assert make_tasks(make_shop(0), 300, 100, seed=5) == (train, heldout)
-    assert make_tasks(world, 300, 100, seed=6)[0] != train
+    assert make_tasks(SHOP, 300, 100, seed=6)[0] != train
 
 
 def test_more_heldout_tasks_change_no_others():
-    world = make_shop(0)
-    (train, few), (same, more), (again, most) = (make_tasks(world, 300, n, seed=5) for n in (8, 256, 2000))
+    (train, few), (same, more), (again, most) = (make_tasks(SHOP, 300, n, seed=5) for n in (8, 256, 2000))
     assert train == same == again
     assert few == more[:8] and more == most[:256]
 
 
 def test_all_combinations_can_be_drawn_but_no_more():
-    world = make_shop(0)
-    train, heldout = make_tasks(world, 9000, 216, seed=0)
+    train, heldout = make_tasks(SHOP, 9000, 216, seed=0)
     assert len({task.id for task in [*train, *heldout]}) == 9216
     with pytest.raises(ValueError, match="9216 different orders"):
-        make_tasks(world, 9000, 217, seed=0)
+        make_tasks(SHOP, 9000, 217, seed=0)
 
 
 def test_the_instruction_says_every_word_of_the_goal():
@@ -85,8 +79,7 @@ def test_the_instruction_says_every_word_of_the_goal():
 
 
 def test_words_are_plain_and_belong_to_one_collection():
-    world = make_shop(0)
-    words = [record["id"] for records in world.data.values() for record in records]
+    words = [record["id"] for records in SHOP.data.values() for record in records]
     assert len(words) == len(set(words)) == 8 + 8 + 6 + 4 + 6
     assert all(re.fullmatch("[a-z]+", word) for word in words)
 
@@ -102,15 +95,14 @@ def test_seeds_move_things_and_repeat():
 
 
 def test_going_back_forgets_the_page_that_was_left():
-    world = make_shop(0)
-    state = initial_state(world.fsm)
+    state = initial_state(SHOP.fsm)
     for id, params in [
         ("HOME_OPEN_CATEGORY", {"category": "mugs"}),
         ("CATEGORY_OPEN_PRODUCT", {"product": "dune"}),
         ("PRODUCT_CHOOSE_COLOUR", {"colour": "red"}),
         ("PRODUCT_CHOOSE_COLOUR", {"colour": "blue"}),
     ]:
-        state = apply(world.fsm, state, id, params)
+        state = apply(SHOP.fsm, state, id, params)
     assert state.signature == {"category": "mugs", "product": "dune", "colour": "blue", "size": None}
-    state = apply(world.fsm, state, "PRODUCT_BACK", {})
+    state = apply(SHOP.fsm, state, "PRODUCT_BACK", {})
     assert state.signature == {"category": "mugs", "product": "dune"}

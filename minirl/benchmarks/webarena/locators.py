@@ -1,27 +1,23 @@
-"""What a task file may ask of a page: a few forms of JavaScript, and five helper functions by their names.
+"""The code that a task file may hold: a few forms of JavaScript, and calls of five helper functions.
 
-Stands beneath `minirl.benchmarks.webarena.tasks`, which refuses a task that asks for anything else, and
-`minirl.benchmarks.webarena.evaluators`, which
-asks. WebArena's locators and helpers are code in data. Here a locator is read word by word, and only words
-that look things up in the document are allowed; it then runs in the page and nowhere else. A helper's call
-is taken apart into name and argument. Deviation: WebArena's code hands both to an interpreter as they are.
+Stands beneath tasks.py, which refuses any other task, and benchmark.py, which runs them. A locator is read
+word by word: only words that look things up in the document are allowed, and it runs in the page alone. A
+helper's call is taken apart into name and argument. Deviation: WebArena's code hands both to an interpreter.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 from urllib.parse import urlsplit
 
 MOST_CHARS = 2000
-
-# A string has no escapes and no template: what is in it stays text.
+# A string, number, name or sign. A string has no escapes and no template: what is in it stays text.
 WORD = re.compile(
-    r"""\s*(?:(?P<string>'[^'\\\n]*'|"[^"\\\n]*")|(?P<number>\d+)|(?P<name>[A-Za-z_$][\w$]*)"""
-    r"""|(?P<sign>=>|\?\.|\|\||\.\.\.|[.,+()\[\]]))""",
+    r"""\s*('[^'\\\n]*'|"[^"\\\n]*"|\d+|[A-Za-z_$][\w$]*|=>|\?\.|\|\||\.\.\.|\S)""",
     re.ASCII,
 )
+SIGNS = {"=>", "?.", "||", "...", ".", ",", "+", "(", ")", "[", "]"}
 # The members that a script may use: those that find elements, those that read one, those that handle texts
 FINDS = {"querySelector", "querySelectorAll", "getElementById", "getElementsByClassName", "closest", "body"}
 FINDS |= {"children", "firstChild", "lastChild", "firstElementChild", "lastElementChild", "parentElement"}
@@ -30,16 +26,16 @@ READS = {"outerText", "innerText", "textContent", "outerHTML", "innerHTML", "tit
 READS |= {"value", "checked", "selected", "selectedIndex", "getAttribute", "hasAttribute"}
 TEXTS = {"join", "includes", "trim", "toString", "toLowerCase"}
 LOOKS = frozenset(FINDS | READS | TEXTS)
-PRESSES = LOOKS | {"click", "focus"}  # for the actions before a locator
 ROOTS = {"document", "elem", "element", "el", "e", "node", "item", "x"}  # but the first for `map`'s parameter
 
-HelperName = Literal[
-    "reddit_get_post_url",
-    "shopping_get_latest_order_url",
-    "shopping_get_sku_latest_review_author",
-    "shopping_get_sku_latest_review_rating",
-    "gitlab_get_project_memeber_role",
-]
+# By name: whether a helper takes the page, and whether a text
+HELPERS = {
+    "reddit_get_post_url": (False, True),
+    "shopping_get_latest_order_url": (False, False),
+    "shopping_get_sku_latest_review_author": (False, True),
+    "shopping_get_sku_latest_review_rating": (False, True),
+    "gitlab_get_project_memeber_role": (True, True),
+}
 CALL = re.compile(r"""func:(\w+)\(\s*(__page__\s*,\s*)?(?:'([^'\\]*)'|"([^"\\]*)")?\s*\)""")
 
 
@@ -52,82 +48,66 @@ class Helper:
     Helper(name='shopping_get_sku_latest_review_author', argument='B07')
     """
 
-    name: HelperName
+    name: str
     argument: str = ""
 
 
 def read_helper(call: str) -> Helper:
-    """`func:name(...)` as written in a task. ValueError if it is not one of the five."""
+    """Return the parts of `func:name(...)` as written in a task. ValueError if it is not one of the five."""
     match = CALL.fullmatch(call)
     if match is None:
         raise ValueError(f"{call[:80]!r} is no call of a helper, like func:name('text')")
-    name, page, argument = match[1], match[2] is not None, match[3] if match[3] is not None else match[4]
-    match name, page, argument is not None:
-        case "shopping_get_latest_order_url", False, False:
-            return Helper(name)
-        case (
-            "reddit_get_post_url"
-            | "shopping_get_sku_latest_review_author"
-            | "shopping_get_sku_latest_review_rating",
-            False,
-            True,
-        ):
-            return Helper(name, argument)
-        case "gitlab_get_project_memeber_role", True, True:
-            return Helper(name, argument)
-        case _:
-            raise ValueError(f"{call[:80]!r} calls a helper that is not known, or not with what it takes")
+    name, takes_page = match[1], match[2] is not None
+    argument = match[3] if match[3] is not None else match[4]
+    if HELPERS.get(name) != (takes_page, argument is not None):
+        raise ValueError(f"{call[:80]!r} calls a helper that is not known, or not with what it takes")
+    return Helper(name, argument or "")
 
 
-def check_locator(locator: str) -> None:
-    """ValueError unless a locator is empty (the whole page), a helper's call, or JavaScript that starts with
-    `document.` or `[...document.` and only looks."""
-    if locator.strip() and not locator.startswith("func:"):
-        check_script(locator, LOOKS)
-    elif locator.strip():
+def check_locator(locator: str) -> str:
+    """Return a locator that is empty (the whole page), a helper's call, or JavaScript that only looks;
+    ValueError for any other."""
+    if locator.startswith("func:"):
         read_helper(locator)
+    elif locator.strip():
+        check_script(locator, LOOKS)
+    return locator
+
+
+def check_press(script: str) -> str:
+    """Return a script that may also click and focus what it finds; ValueError for any other."""
+    check_script(script, LOOKS | {"click", "focus"})
+    return script
 
 
 def check_script(script: str, members: frozenset[str]) -> None:
-    """ValueError unless a script is one expression of lookups, made of known words and nothing else. There is
-    no assignment, no statement, no object but the document's and no member that is computed."""
-    shown = repr(script[:80])
+    """Raise ValueError unless a script is one expression of lookups, made of known words and nothing else: no
+    assignment, no statement, no object but the document's and no member that is computed."""
+    shown = f"the script {script[:80]!r}"
     if len(script) > MOST_CHARS:
-        raise ValueError(f"the script {shown}... has more than {MOST_CHARS} characters")
+        raise ValueError(f"{shown}... has more than {MOST_CHARS} characters")
     if not script.startswith(("document.", "[...document.")):
-        raise ValueError(f"the script {shown} must start with document. or [...document.")
-    words = read_words(script)
-    open_brackets: list[str] = []
+        raise ValueError(f"{shown} must start with document. or [...document.")
+    words, open_brackets = WORD.findall(script), []
     for before, word, after in zip(["", *words[:-1]], words, [*words[1:], ""], strict=True):
+        is_string, is_number = len(word) > 1 and word[0] in "'\"", word.isascii() and word.isdigit()
         if word[0].isalpha() or word[0] in "_$":
-            known = members if before in (".", "?.") else ROOTS
-            if word not in known:
-                raise ValueError(f"the script {shown} uses {word!r}, which is not allowed")
+            if word not in (members if before in (".", "?.") else ROOTS):
+                raise ValueError(f"{shown} uses {word!r}, which is not allowed")
+        elif not (is_string or is_number or word in SIGNS):
+            raise ValueError(f"{shown} can't be read at {word!r}")
         elif word == "[" and not (after == "..." or after.isdigit()):
-            raise ValueError(f"the script {shown} computes what to look up")
-        elif word in (")", "]") and (not open_brackets or open_brackets.pop() != {")": "(", "]": "["}[word]):
-            raise ValueError(f"the brackets of the script {shown} don't match")
-        if word in ("(", "["):
+            raise ValueError(f"{shown} computes what to look up")
+        elif word in ("(", "["):
             open_brackets.append(word)
+        elif word in (")", "]") and (not open_brackets or open_brackets.pop() + word not in ("()", "[]")):
+            raise ValueError(f"the brackets of {shown} don't match")
     if open_brackets:
-        raise ValueError(f"the brackets of the script {shown} don't match")
-
-
-def read_words(script: str) -> list[str]:
-    """The words of a script, strings whole. ValueError at the first character that belongs to none."""
-    words, position = [], 0
-    script = script.rstrip()
-    while position < len(script):
-        match = WORD.match(script, position)
-        if match is None:
-            raise ValueError(f"the script {script[:80]!r} can't be read at {script[position:][:20]!r}")
-        words.append(match[0].strip() if match["string"] is None else match["string"])
-        position = match.end()
-    return words
+        raise ValueError(f"the brackets of {shown} don't match")
 
 
 def post_address(url: str) -> str:
-    """The address of a forum's post, from that of anything beneath it; any other address as it is.
+    """Return the address of a forum's post from that of anything beneath it, others unchanged.
 
     >>> post_address("http://reddit.test/f/books/59421/a-title?sort=new")
     'http://reddit.test/f/books/59421/'

@@ -1,410 +1,212 @@
-"""WebArena and WebArena-Lite: their records as tasks, their sites' addresses, and getting ready for one.
+"""WebArena and WebArena-Lite: their sites' addresses, and their records as tasks with rules.
 
-    record -> task_of -> Task;  session.start -> prepare (log in, open all tabs) -> the episode's first look
+    record --task_of--> Task;   its goal --rules_of--> StringMatch, UrlMatch, ProgramHtml
 
-Stands beside task files, which hand it the records that `is_record` knows, and before episodes. What a
-finished episode is worth is decided by `minirl.benchmarks.webarena.evaluators`, from the task's goal.
-WebAgent-R1, section 4.1, and
-the public benchmarks' formats. Deviations: every record is checked when it is read; a login that fails ends
-the episode as the site's fault; each episode has its own login, of all its sites.
-
-The addresses come from the variables that WebArena uses: SHOPPING, SHOPPING_ADMIN (ends in /admin), REDDIT,
-GITLAB, MAP, WIKIPEDIA, HOMEPAGE. Without them records can be read, but not run: `missing` names those needed.
-They may be private ones: the guard opens `places`, each with its port, and nothing else beside them.
+Stands beneath minirl/benchmarks/task_files.py, which finds the records, and benchmark.py, which runs the
+tasks. WebAgent-R1, section 4.1, and the public benchmarks' formats. Deviation: every record is checked when
+it is read, not when an episode is judged. The public files hold malformed ones: some give `must_include` a
+string, where the released evaluator would take its letters one by one.
+The addresses come from the variables in SITES, which WebArena uses too; SHOPPING_ADMIN ends in /admin.
+Without them records can be read, but not run.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
-import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from http.client import HTTPException
-from pathlib import Path, PurePosixPath
-from typing import Any
-from urllib.error import HTTPError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self
 
-from minirl.benchmarks.formats import AND
-from minirl.benchmarks.webarena.records import check_address, check_rules, field, mended, text, texts
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from minirl.benchmarks.fields import Addresses, Record, Text, Texts, read
+from minirl.benchmarks.webarena.locators import check_locator, check_press, read_helper
+from minirl.benchmarks.webarena.text_match import OR
 from minirl.browser.access import is_address
-from minirl.browser.session import Session
-from minirl.types import BrowserFault, Stop, Task, ToolFailure
+from minirl.types import Task
 
-# By variable: the name that people, and the models that WebArena trained, know a site by
-PUBLIC = {
-    "SHOPPING": "http://onestopmarket.com",
-    "SHOPPING_ADMIN": "http://luma.com/admin",
-    "REDDIT": "http://reddit.com",
-    "GITLAB": "http://gitlab.com",
-    "MAP": "http://openstreetmap.org",
-    "WIKIPEDIA": "http://wikipedia.org",
-    "HOMEPAGE": "http://homepage.com",
-}
+SITES = ("SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "MAP", "WIKIPEDIA", "HOMEPAGE")
 PLACEHOLDER = re.compile(r"__([A-Z_]+?)__")
 STATE_FILE = re.compile(r"[a-z_]+(\.[a-z_]+)*_state\.json")
-
-ANSWER_SECONDS = 30.0  # for a server to answer one request
-MOST_BYTES = 10_000_000  # that are read of an answer
-
-# ---- Sites ------------------------------------------------------------------------------------------
+ADDRESS_HELPERS = ("reddit_get_post_url", "shopping_get_latest_order_url")
 
 
 def sites_from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The sites' addresses by variable, without a slash at the end. One that is not set gets an address that
-    leads nowhere, such as http://shopping.webarena.test. Raises ValueError for what is no address."""
+    """Return the sites' addresses by variable, without a slash at the end. A site whose variable is not set
+    gets one that leads nowhere, http://shopping.webarena.test. ValueError names what is no address."""
     sites = {}
-    for name in PUBLIC:
-        address = environ.get(name, "").rstrip("/") or placeless(name)
-        if not is_address(address):
-            raise ValueError(f"the variable {name} is {address!r}; it must be like http://host:port")
-        sites[name] = address
+    for name in SITES:
+        nowhere = f"http://{name.lower().replace('_', '-')}.webarena.test"
+        sites[name] = environ.get(name, "").rstrip("/") or nowhere
+        if not is_address(sites[name]):
+            raise ValueError(f"the variable {name} is {sites[name]!r}; it must be like http://host:port")
     return sites
 
 
-def placeless(name: str) -> str:
-    """The address of a site whose variable is not set; .test belongs to nobody."""
-    return f"http://{name.lower().replace('_', '-')}.webarena.test"
+class Wanted(Record):
+    """What a text must be like, by approach."""
+
+    exact_match: str | None = None
+    must_include: Texts | None = None
+    fuzzy_match: Texts | None = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if all(wanted is None for _, wanted in self):
+            raise ValueError("must have one of exact_match, must_include, fuzzy_match")
+        return self
+
+    @property
+    def first(self) -> tuple[str, Any]:
+        """Return the first approach, and what it wants: of a page's contents only that counts."""
+        return next((approach, wanted) for approach, wanted in self if wanted is not None)
 
 
-def missing(tasks: Iterable[Task], environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The variables that must be set before these tasks can be run, sorted; other benchmarks need none."""
-    needed = named(tasks, {name: placeless(name) for name in PUBLIC})
-    return sorted(name for name in needed if not environ.get(name))
+class ReferenceAnswers(Wanted):
+    model_config = ConfigDict(extra="forbid")
+
+    exact_match: Text | None = None
+    fuzzy_match: Texts | Literal["N/A"] | None = None  # N/A: the task can't be done
 
 
-def places(tasks: Iterable[Task], environ: Mapping[str, str] = os.environ) -> set[tuple[str, int]]:
-    """Host and port of the sites that these tasks are about. Whoever sets a variable has chosen the address,
-    which is mostly a private one; what else a task file names is not in here."""
-    own, found = [task for task in tasks if task.goal.get("kind") == "webarena"], set()
-    sites = sites_from_environment(environ) if own else {}  # the variables may be somebody else's
-    for name in named(own, sites):
-        if environ.get(name):
-            parts = urlsplit(sites[name])
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-            found.add(((parts.hostname or "").removesuffix("."), port))
-    return found
+class StringMatch(Record):
+    """Rules for the answer; all of them must be met."""
+
+    reference_answers: ReferenceAnswers
+    string_note: str | None = None  # why a task can't be done
+
+    @model_validator(mode="after")
+    def _has_a_note(self) -> Self:
+        if self.reference_answers.fuzzy_match == "N/A" and not (self.string_note or "").strip():
+            raise ValueError("the field 'string_note' is missing or empty, which fuzzy_match N/A needs")
+        return self
 
 
-def named(tasks: Iterable[Task], sites: Mapping[str, str]) -> set[str]:
-    """The variables of the sites that WebArena's tasks name, or whose addresses stand in them."""
-    found: set[str] = set()
-    for task in tasks:
-        if task.goal.get("kind") == "webarena":
-            found |= {site.upper() for site in task.meta["sites"]}
-            words = json.dumps([task.start_url, task.goal, task.meta])
-            found |= {name for name, address in sites.items() if address in words}
-    return found
+def _references(urls: str) -> str:
+    if wrong := [url for url in urls.split(OR) if not is_address(url)]:
+        raise ValueError(f"must be an http address, not {wrong[0][:80]!r}, in")
+    return urls
 
 
-def to_local(url: str, sites: Mapping[str, str]) -> str:
-    """An address under a site's public name as that of the site itself; others as they are.
+class UrlMatch(Record):
+    """A rule for the address on which the agent stopped; `reference_url` may hold alternatives."""
 
-    >>> to_local("https://www.reddit.com/f/books", {"REDDIT": "http://127.0.0.1:9999"})
-    'http://127.0.0.1:9999/f/books'
-    """
-    bare = re.sub(r"^https?://(www\.)?", "http://", url)
-    return _moved(url, bare, [(PUBLIC[name], address) for name, address in sites.items()])
+    reference_url: Annotated[str, AfterValidator(_references)]
+    url_note: Literal["EXACT", "GOLD in PRED"] | None = None
 
 
-def to_public(url: str, sites: Mapping[str, str]) -> str:
-    """The inverse of `to_local`."""
-    return _moved(url, url, [(address, PUBLIC[name]) for name, address in sites.items()])
-
-
-def _moved(url: str, bare: str, moves: list[tuple[str, str]]) -> str:
-    for old, new in sorted(moves, key=lambda move: -len(move[0])):  # of two that fit, the longer
-        if bare.startswith(old) and bare[len(old) : len(old) + 1] in ("", "/", "?", "#"):
-            return new + bare[len(old) :]
+def _target_url(url: str) -> str:
+    if url.startswith("func:"):
+        if read_helper(url).name not in ADDRESS_HELPERS:
+            raise ValueError("calls a helper that gives no address")
+    elif url != "last" and not is_address(url):
+        raise ValueError("must be an http address, last or a helper's call")
     return url
 
 
-# ---- Records ----------------------------------------------------------------------------------------
+class Target(Record):
+    url: Annotated[str, AfterValidator(_target_url)]  # "last": where the page is
+    locator: Annotated[str, AfterValidator(check_locator)]
+    prep_actions: list[Annotated[str, AfterValidator(check_press)]] = []
+    required_contents: Wanted
 
 
-def is_record(record: Mapping[str, Any]) -> bool:
-    """Whether an object is a record of WebArena or WebArena-Lite, if perhaps a malformed one."""
-    return all(name in record for name in ("task_id", "sites", "intent", "eval"))
+class ProgramHtml(Record):
+    """Rules for pages, in their order."""
+
+    program_html: Annotated[list[Target], Field(min_length=1)]
+
+
+RULES = {"string_match": StringMatch, "url_match": UrlMatch, "program_html": ProgramHtml}
+
+
+class EvalTypes(Record):
+    eval_types: Annotated[list[Literal[*RULES]], Field(min_length=1)]
+
+
+def rules_of(goal: Mapping[str, Any]) -> dict[str, StringMatch | UrlMatch | ProgramHtml]:
+    """Return the rules of a task's goal by their kind. ValueError names what is malformed."""
+    return {kind: read(RULES[kind], goal) for kind in read(EvalTypes, goal).eval_types}
+
+
+def _site(name: str) -> str:
+    if name.upper() not in SITES:
+        raise ValueError(f"must be one of {', '.join(SITES).lower()}")
+    return name
+
+
+def _state_file(path: str) -> str:
+    name = PurePosixPath(path).name
+    if path and not STATE_FILE.fullmatch(name):
+        raise ValueError("must be null or a path like .auth/gitlab_state.json")
+    return name
+
+
+class WebArenaRecord(Record):
+    task_id: int
+    sites: Annotated[list[Annotated[str, AfterValidator(_site)]], Field(min_length=1)]
+    intent: Text
+    start_url: Addresses
+    require_login: bool
+    storage_state: Annotated[str, AfterValidator(_state_file)] | None = None
+    intent_template_id: int
+    old_task_id: int | None = None  # only in WebArena-Lite
+    eval: dict[str, Any]
+
+
+class Meta(Record):
+    """What a task of WebArena has in its `meta`."""
+
+    sites: list[str]
+    tabs: list[str]
+    mended: list[str]
+    require_login: bool
+    storage_state: str
+
+
+def is_webarena(task: Task) -> bool:
+    return task.goal.get("kind") == "webarena"
 
 
 def task_of(record: Mapping[str, Any], sites: Mapping[str, str]) -> Task:
-    """A record as a task, its placeholders replaced by the sites' addresses. ValueError names what is
-    malformed."""
-    number = field(record, "task_id", int)
-    names = texts(record, "sites")
-    if not names or any(name.upper() not in PUBLIC for name in names):
-        raise ValueError(f"the field 'sites' must name some of {', '.join(PUBLIC).lower()}, not {names}")
-    start, *tabs = _resolved(text(record, "start_url"), sites).split(AND)
-    for url in (start, *tabs):
-        check_address(url, "start_url")
-    state = record.get("storage_state") or ""
-    if not isinstance(state, str) or not (state == "" or STATE_FILE.fullmatch(PurePosixPath(state).name)):
-        raise ValueError("the field 'storage_state' must be null or a path like .auth/gitlab_state.json")
-    is_lite = "old_task_id" in record
+    """Return a record as a task, with the sites' addresses in it. ValueError names what is malformed."""
+    local = {name: _resolved(record[name], sites) for name in ("start_url", "eval") if name in record}
+    found = read(WebArenaRecord, {**record, **local})
+    mended = list(_mend(found.eval))
+    rules_of(found.eval)
+    start, *tabs = found.start_url
     meta = {
-        "benchmark": "webarena-lite" if is_lite else "webarena",
-        "sites": names,
-        "site": names[0] if len(names) == 1 else "multi-site",
+        "benchmark": "webarena" if found.old_task_id is None else "webarena-lite",
+        "sites": found.sites,
+        "site": found.sites[0] if len(found.sites) == 1 else "multi-site",
         "tabs": tabs,
-        "require_login": field(record, "require_login", bool),
-        "storage_state": PurePosixPath(state).name if state else "",
-        "old_task_id": field(record, "old_task_id", int) if is_lite else None,
-        "template": field(record, "intent_template_id", int),
+        "require_login": found.require_login,
+        "storage_state": found.storage_state or "",
+        "old_task_id": found.old_task_id,
+        "template": found.intent_template_id,
+        "mended": mended,
     }
-    try:
-        rules, meta["mended"] = mended(_resolved(field(record, "eval", dict), sites))
-    except RecursionError:
-        raise ValueError("the field 'eval' is nested too deeply") from None
-    check_rules(rules)
-    goal = rules | {"kind": "webarena"}
-    number = meta["old_task_id"] if is_lite else number  # which the two files of Lite do not share
-    return Task(f"webarena-{number}", text(record, "intent"), start, goal, meta)
-
-
-def check_task(task: Task) -> None:
-    """ValueError names what is malformed in a task that was not made from a record, but says that it was."""
-    for name in ("sites", "tabs", "mended"):
-        texts(task.meta, name)
-    for name, kind in (("require_login", bool), ("storage_state", str)):
-        field(task.meta, name, kind)
-    check_rules(task.goal)
+    # the two files of Lite share their task_ids
+    number = found.task_id if found.old_task_id is None else found.old_task_id
+    return Task(f"webarena-{number}", found.intent, start, found.eval | {"kind": "webarena"}, meta)
 
 
 def _resolved(value: Any, sites: Mapping[str, str]) -> Any:
-    """The same with every placeholder, such as __GITLAB__, replaced."""
-    match value:
-        case str():
-            return PLACEHOLDER.sub(lambda match: sites.get(match[1], match[0]), value)
-        case list():
-            return [_resolved(item, sites) for item in value]
-        case dict():
-            return {key: _resolved(item, sites) for key, item in value.items()}
-        case _:
-            return value
+    """Return a copy with every placeholder replaced, as __GITLAB__."""
+    text = PLACEHOLDER.sub(lambda match: json.dumps(sites.get(match[1], match[0]))[1:-1], json.dumps(value))
+    return json.loads(text)
 
 
-# ---- Before an episode ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Account:
-    user: str
-    password: str
-
-
-@dataclass(frozen=True)
-class Door:
-    """How to log in: the page with the form, its fields and its button, and a page that sends those who are
-    not logged in to the form. Addresses are relative to the site's, the rest are CSS selectors."""
-
-    form: str
-    user: str
-    password: str
-    submit: str
-    inside: str
-
-
-DOORS = {
-    "shopping": Door(
-        "/customer/account/login/",
-        '#login-form [name="login[username]"]',
-        '#login-form [name="login[password]"]',
-        '#login-form button[type="submit"]',
-        "/customer/account/",
-    ),
-    "shopping_admin": Door("", "#username", "#login", ".action-login", "/dashboard"),
-    "reddit": Door(
-        "/login", '[name="_username"]', '[name="_password"]', 'form:has([name="_password"]) button', "/submit"
-    ),
-    "gitlab": Door(
-        "/users/sign_in",
-        '[name="user[login]"]',
-        '[name="user[password]"]',
-        'form:has([name="user[password]"]) [type="submit"]',
-        "/-/profile",
-    ),
-}
-# The benchmark's own test accounts, the same in everybody's copy of the sites
-ACCOUNTS = {
-    "shopping": Account("emma.lopez@gmail.com", "Password.123"),
-    "shopping_admin": Account("admin", "admin1234"),
-    "reddit": Account("MarvelsGrantMan136", "test1234"),
-    "gitlab": Account("byteblaze", "hello1234"),
-}
-
-# Fills in what a site kept in the browser, where it has not put anything newer.
-RESTORE = """((kept) => {
-  try {
-    for (const {name, value} of kept[location.origin] ?? [])
-      if (localStorage.getItem(name) === null) localStorage.setItem(name, value);
-  } catch {}  // a document without storage
-})"""
-
-
-def accounts_from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, Account]:
-    """The accounts by site: the benchmark's, unless GITLAB_USER, GITLAB_PASSWORD and so on say others."""
-    return {
-        site: Account(
-            environ.get(f"{site.upper()}_USER", account.user),
-            environ.get(f"{site.upper()}_PASSWORD", account.password),
-        )
-        for site, account in ACCOUNTS.items()
-    }
-
-
-async def prepare(
-    session: Session,
-    task: Task,
-    sites: Mapping[str, str] | None = None,
-    accounts: Mapping[str, Account] | None = None,
-    folder: Path | None = None,
-) -> None:
-    """What is left to do after `session.start` and before the first look: logs in, opens the task's first
-    page anew and its further tabs, and returns to the first. Tasks of other benchmarks need no login.
-
-    Sites and accounts are by default the environment's; `folder` is as for `login`. Raises BrowserFault,
-    with Stop.SITE_ERROR, if a site does not play along.
-    """
-    tabs = task.meta.get("tabs", ())
-    try:
-        if task.goal.get("kind") == "webarena" and await login(
-            session,
-            task,
-            sites_from_environment() if sites is None else sites,
-            accounts_from_environment() if accounts is None else accounts,
-            folder,
-        ):
-            await session.goto(task.start_url)
-            # the agent should not go back to the login
-            await session.do((await session.tab()).cdp.send("Page.resetNavigationHistory"))
-        for url in tabs:
-            await session.new_tab()
-            await session.goto(url)
-        if tabs:
-            await session.switch_tab(0)
-    except ToolFailure as failure:
-        raise BrowserFault(Stop.SITE_ERROR, f"{task.id} could not be prepared: {failure}") from None
-
-
-async def login(
-    session: Session,
-    task: Task,
-    sites: Mapping[str, str],
-    accounts: Mapping[str, Account],
-    folder: Path | None = None,
-) -> bool:
-    """Logs in to the sites that a task names, and makes sure of it; False if there is nothing to do.
-
-    With a folder its files gitlab_state.json, gitlab.reddit_state.json and so on are used, which Playwright's
-    `storage_state` wrote; without, the sites' forms are filled in. Raises BrowserFault (Stop.SITE_ERROR).
-    """
-    names = login_sites(task)
-    if names and folder is not None:
-        file = task.meta["storage_state"] or f"{'.'.join(sorted(names))}_state.json"
-        await _restore(session, *read_state(folder / file))
-    for name in names:
-        door, address = DOORS[name], sites[name.upper()]
-        try:
-            if folder is None:
-                await _fill_in(session, address, door, accounts[name])
-            await session.goto(address + door.inside)
-            if await session.do(session.page.locator(door.user).count()):
-                raise ToolFailure("the site still asks who it is")
-        except ToolFailure as failure:
-            raise BrowserFault(
-                Stop.SITE_ERROR, f"the login to {name} at {address} failed: {failure}"
-            ) from None
-    return bool(names)
-
-
-async def _fill_in(session: Session, address: str, door: Door, account: Account) -> None:
-    await session.goto(address + door.form)
-    page, seconds = session.page, session.config.start_seconds
-    await session.do(page.locator(door.user).first.fill(account.user))
-    await session.do(page.locator(door.password).first.fill(account.password))
-
-    async def submit() -> None:
-        # to leave before the site has answered would take it back, and some take long to let one in
-        async with page.expect_navigation(wait_until="commit", timeout=1000 * seconds):
-            await page.locator(door.submit).first.click()
-
-    await session.do(submit(), seconds)
-
-
-def login_sites(task: Task) -> list[str]:
-    """The sites to log in to: those that the record's state file is named after, or else all of the task's
-    that have accounts. Of two that would take each other's cookies a record names one."""
-    if not task.meta["require_login"]:
-        return []
-    state = task.meta["storage_state"].removesuffix("_state.json")
-    return [name for name in (state.split(".") if state else task.meta["sites"]) if name in DOORS]
-
-
-def read_state(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """Cookies, and by origin the local storage, as Playwright's `storage_state` writes them. ValueError if
-    that is not what the file holds."""
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-        return state["cookies"], {origin["origin"]: origin["localStorage"] for origin in state["origins"]}
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ValueError(
-            f"{path} holds no stored login ({error!r}): write it with Playwright's storage_state, or give no "
-            "folder, and the forms are filled in"
-        ) from None
-
-
-async def _restore(session: Session, cookies: list[Any], stored: Mapping[str, Any]) -> None:
-    await session.do(session.context.add_cookies(cookies))
-    if stored:  # a context takes it as a whole only when it is made
-        await session.do(session.context.add_init_script(f"{RESTORE}({json.dumps(stored)})"))
-
-
-# ---- Between runs -----------------------------------------------------------------------------------
-
-
-async def reset(address: str, seconds: float = 600.0, pause: float = 5.0) -> None:
-    """Has all sites made anew by a reset server (WebAgent-R1's listens on port 7565), and waits until it says
-    that they are ready; a reset that is already running counts. ValueError if there is no such server,
-    TimeoutError if the sites are not ready in time."""
-    address, ends = address.rstrip("/"), time.monotonic() + seconds
-    fix = "give the reset server's address, like http://host:7565, and see that it runs"
-    if not is_address(address):
-        raise ValueError(f"{address!r} is no web address: {fix}")
-    try:
-        status, said = await asyncio.to_thread(fetch, f"{address}/reset")
-    except OSError as error:
-        raise ValueError(f"{address}/reset can't be reached ({error}): {fix}") from None
-    if status not in (200, 418):  # 418: one is running
-        raise ValueError(f"{address}/reset answered {status} {said[:80]!r}: {fix}")
-    while time.monotonic() < ends:
-        await asyncio.sleep(pause)
-        try:
-            status, said = await asyncio.to_thread(fetch, f"{address}/status")
-        except OSError as error:  # it may be busy
-            status, said = 0, str(error)
-        if status == 200 and re.search(r"(?<!not )\bready\b", said, re.IGNORECASE):
-            return
-    raise TimeoutError(
-        f"the sites at {address} were not ready {seconds:g} s after their reset (last {said[:80]!r}): "
-        "look at the server's log, or wait longer"
-    )
-
-
-def fetch(url: str, data: Any = None, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """A server's status and text; asked with POST if there is data, sent as JSON. Blocks for ANSWER_SECONDS
-    at most while nothing comes. Raises OSError if there is no answer."""
-    assert is_address(url), url
-    body = None if data is None else json.dumps(data).encode()
-    request = Request(url, body, {"Content-Type": "application/json", **(headers or {})})
-    try:
-        with urlopen(request, timeout=ANSWER_SECONDS) as answer:
-            return answer.status, answer.read(MOST_BYTES).decode(errors="replace")
-    except HTTPError as error:
-        with error:
-            return error.code, error.read(MOST_BYTES).decode(errors="replace")
-    except HTTPException as error:  # what came is no HTTP
-        raise OSError(f"{error!r}") from None
+def _mend(part: Any, place: str = "") -> Iterator[str]:
+    """Put every phrase that stands where a list of phrases must into one, and yield a line for each."""
+    if isinstance(part, list):
+        for i, item in enumerate(part):
+            yield from _mend(item, f"{place}[{i}]")
+    elif isinstance(part, dict):
+        for key, value in part.items():
+            yield from _mend(value, f"{place}.{key}".removeprefix("."))
+        if isinstance(phrase := part.get("must_include"), str) and phrase.strip():
+            part["must_include"] = [phrase]
+            yield f"{place}: must_include should be a list of phrases, and is read as one"

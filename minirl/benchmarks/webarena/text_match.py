@@ -1,25 +1,21 @@
 """Comparing an answer, a page's text or its address with what a task wants: text in, yes or no out.
 
-Stands beneath `minirl.benchmarks.webarena.evaluators`. WebAgent-R1 evaluates as WebArena-Lite does
-("lite"), which differs from
-WebArena's own code ("upstream") in details that change scores; each function says in which. Answers and pages
-can be megabytes of anything, so everything here takes time in proportion to the text's length.
-
-Deviation: both use NLTK's word tokenizer, which needs data of its own. Here one expression finds the same
-words, but for rare contractions ("cannot", "gonna"), and for abbreviations in the middle of a text, whose
-period NLTK's data knows not to end a sentence.
+Stands beneath benchmark.py. WebAgent-R1 evaluates as WebArena-Lite does ("lite"), which differs from
+WebArena's own code ("upstream") in details that change scores; each function says in which. Texts can be
+megabytes of anything, so everything here takes time in proportion to their length. Deviation: in place of
+NLTK's word tokenizer, which needs data, one expression finds the same words, but for rare contractions
+("cannot", "gonna") and abbreviations in the middle of a text.
 """
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 Variant = Literal["lite", "upstream"]
-OR = " |OR| "
+OR = " |OR| "  # between alternatives
 
 # What is a word by itself: a sign; a comma or colon unless a digit follows, as in 12,000 and 10:30; a period
 # where it ends something, so not in 12.5 and example.org; the end of a contraction; a quote.
@@ -30,11 +26,8 @@ APART = re.compile(
 
 
 def clean(text: str, variant: Variant) -> str:
-    """Lower case, without one pair of quotes around it; upstream also without white space around those.
-
-    >>> clean(" 'Yes' ", "lite"), clean(" 'Yes' ", "upstream")
-    (" 'yes' ", 'yes')
-    """
+    """Return a text in lower case, without a pair of quotes around it; upstream also without white space
+    around those."""
     text = text.strip() if variant == "upstream" else text
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
@@ -42,7 +35,7 @@ def clean(text: str, variant: Variant) -> str:
 
 
 def words(text: str) -> list[str]:
-    """A text's words and signs.
+    """Return a text's words and signs.
 
     >>> words("it's $12.50, or 10:30 on example.org.")
     ['it', "'s", '$', '12.50', ',', 'or', '10:30', 'on', 'example.org', '.']
@@ -51,15 +44,11 @@ def words(text: str) -> list[str]:
 
 
 def has_word(text: str, word: str, variant: Variant) -> bool:
-    """Whether a word is one of a text's words: "0" is not in "10". Lite, as WebAgent-R1 has it,
-    also looks between the slashes of a word."""
-    for piece in text.split():
-        if word in piece:
-            found = words(piece)
-            slashed = [long.split("/") for long in found if "/" in long and variant == "lite"]
-            if word in found or any(word in parts for parts in slashed):
-                return True
-    return False
+    """Return True if a word is one of a text's words: "0" is not in "10". Lite, as WebAgent-R1 has it, also
+    looks between the slashes of a word."""
+    found = [each for piece in text.split() if word in piece for each in words(piece)]
+    between = [part for each in found if "/" in each and variant == "lite" for part in each.split("/")]
+    return word in found or word in between
 
 
 def is_exact(wanted: str, text: str, variant: Variant) -> bool:
@@ -67,32 +56,31 @@ def is_exact(wanted: str, text: str, variant: Variant) -> bool:
 
 
 def includes(wanted: str, text: str, variant: Variant, short: bool = False) -> bool:
-    """Whether a text contains what is wanted, or one of its alternatives, which are set apart by " |OR| ".
+    """Return True if a text contains what is wanted, or one of its alternatives, set apart by " |OR| ".
 
     Lite: one that is a single word must be a word of the text. Upstream: only if `short` (it is all that an
     answer must include) and a single character.
     """
     text = clean(text, variant)
-    for alternative in wanted.split(OR):
-        sought = clean(alternative, variant)
+
+    def has(sought: str) -> bool:
         by_words = words(sought) == [sought] and (variant == "lite" or (short and len(sought) == 1))
-        if has_word(text, sought, variant) if by_words else sought in text:
-            return True
-    return False
+        return has_word(text, sought, variant) if by_words else sought in text
+
+    return any(has(clean(alternative, variant)) for alternative in wanted.split(OR))
 
 
 def page_text(found: str, variant: Variant) -> str:
-    """What was found in a page, as it is compared. Upstream reads HTML's entities, lite does not."""
+    """Return a text found in a page as it is compared. Upstream reads HTML's entities, lite does not."""
     return html.unescape(found) if variant == "upstream" else found
 
 
 def url_matches(wanted: str, url: str, note: str | None, variant: Variant) -> bool:
-    """Whether a page's address is what is wanted, or one of its alternatives (" |OR| ").
+    """Return True if a page's address is the one wanted, or one of its alternatives (" |OR| ").
 
-    The note "EXACT" asks for equality but for a slash at the end, "GOLD in PRED" for less: lite wants the
-    address to contain a reference as it is; upstream wants host and path to contain a reference's, and for
-    every key in the query of any reference one of the values that references have for it. Without a note
-    lite takes the former, upstream the latter.
+    The note "EXACT", lite's default, asks for equality but for a slash at the end. Under "GOLD in PRED",
+    upstream's default, lite wants the address to contain a reference; upstream wants host and path to contain
+    a reference's, and for every key in a reference's query one of the values that references have for it.
     """
     references = [_trim(reference, variant) for reference in wanted.split(OR)]
     url = _trim(url, variant)
@@ -101,8 +89,12 @@ def url_matches(wanted: str, url: str, note: str | None, variant: Variant) -> bo
     if variant == "lite":
         return any(reference in url for reference in references)
     place, query = _parts(url)
+    pooled: dict[str, set[str]] = {}  # by key all values that any of the references has for it
+    for reference in references:
+        for key, values in _parts(reference)[1].items():
+            pooled.setdefault(key, set()).update(values)
     return any(_parts(reference)[0] in place for reference in references) and all(
-        any(value in query.get(key, ()) for value in values) for key, values in _queries(references).items()
+        any(value in query.get(key, ()) for value in values) for key, values in pooled.items()
     )
 
 
@@ -113,18 +105,9 @@ def _trim(url: str, variant: Variant) -> str:
 
 
 def _parts(url: str) -> tuple[str, dict[str, list[str]]]:
-    """Host and path, and the query. What is no address has no query."""
+    """Return host and path, and the query; a text that is no address has none."""
     try:
         parts = urlsplit(url)
         return (parts.netloc + parts.path).rstrip("/"), parse_qs(parts.query)
     except ValueError:  # brackets that are no address, or a query of very many fields
         return url, {}
-
-
-def _queries(urls: Sequence[str]) -> dict[str, set[str]]:
-    """By key all values that any of the addresses has for it."""
-    pooled: dict[str, set[str]] = {}
-    for url in urls:
-        for key, values in _parts(url)[1].items():
-            pooled.setdefault(key, set()).update(values)
-    return pooled

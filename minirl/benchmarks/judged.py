@@ -1,0 +1,51 @@
+"""Live tasks without rules, which a judge decides; and the base of the other benchmarks.
+
+Stands before an episode, which opens the task's further tabs, and at its end, where it leaves the score to
+the judge (minirl/judges/). OpenWebRL, section 4: WebVoyager, Online-Mind2Web and DeepShop are of this kind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from minirl.browser.session import Session
+from minirl.types import BrowserFault, Score, Stop, Task, ToolFailure
+
+
+class JudgedBenchmark:
+    """Implements types.Benchmark, but for the score."""
+
+    judged = True
+
+    def identity(self, task: Task) -> set[tuple[str, ...]]:
+        """Return the site with the wording, and the site with the goal, if the task has one."""
+        host = urlsplit(task.start_url).netloc
+        names = {(host, task.instruction)}
+        return names | {(host, json.dumps(task.goal, sort_keys=True))} if task.goal else names
+
+    def missing(self, tasks: Sequence[Task]) -> list[str]:
+        return []
+
+    def places(self, tasks: Sequence[Task]) -> set[tuple[str, int]]:
+        return set()
+
+    def needs_judge(self, task: Task) -> bool:
+        return self.judged
+
+    async def prepare(self, session: Session, task: Task) -> None:
+        """Open the pages in `meta["tabs"]` behind the first one, which stays the current one. Raises
+        BrowserFault with Stop.SITE_ERROR if one does not open."""
+        tabs = task.meta.get("tabs", ())
+        try:
+            for url in tabs:
+                await session.new_tab()
+                await session.goto(url)
+            if tabs:
+                await session.switch_tab(0)
+        except ToolFailure as failure:
+            raise BrowserFault(Stop.SITE_ERROR, f"{task.id} could not be prepared: {failure}") from None
+
+    async def score(self, task: Task, session: Session, answer: str) -> Score:
+        raise AssertionError("the judge scores these tasks")

@@ -1,0 +1,33 @@
+// Asked before an action: tells what is under the point, and leaves a mark by which settle.js sees what has
+// changed.
+function arm([point, dom]) {
+  const hit = point && at(point[0], point[1]), target = owner(meant(hit));
+  const old = window[MARK], now = performance.now();
+  if (old) old.watch.disconnect();
+  const mark = {changes: 0, since: now, loud: now, added: [], gone: [], target, focus: focused(),
+    late: !!old && old.late, at: point && [point[0] + scrollX, point[1] + scrollY],
+    box: target && boxOf(target), value: target && valueOf(target), state: target && stateOf(target)};
+  mark.watch = new MutationObserver(records => {
+    for (const r of records) {
+      mark.changes += 1;
+      // a ticker that moves by its style alone never comes to rest
+      if (r.type !== 'attributes' || r.attributeName !== 'style') mark.loud = performance.now();
+      if (dom) for (const [nodes, names] of [[r.addedNodes, mark.added], [r.removedNodes, mark.gone]])
+        for (const n of nodes) if (n.nodeType === 1 && names.length < 50)
+          for (const e of [n, ...n.querySelectorAll(HIT)]) if (e.matches(HIT)) names.push(describe(e));
+    }
+  });
+  const all = {subtree: true, childList: true, attributes: true, characterData: true};
+  mark.watch.observe(document, all);
+  const root = target && target.getRootNode();
+  if (root && root !== document) mark.watch.observe(root, all);
+  Object.defineProperty(window, MARK, {value: mark, configurable: true, enumerable: false});
+  const answer = {target: describe(hit)};
+  if (hit && hit.tagName === 'IFRAME') {
+    const r = hit.getBoundingClientRect();
+    answer.frame = [r.left + hit.clientLeft, r.top + hit.clientTop];
+  }
+  if (target && target.tagName === 'SELECT')
+    answer.options = [...target.options].slice(0, 20).map(o => short(o.label, 30));
+  return answer;
+}

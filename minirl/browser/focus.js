@@ -1,0 +1,7 @@
+// What has the focus: can it be typed into, and what does it hold?
+function focus() {
+  const e = focused();
+  if (!e) return {name: '', editable: false, frame: false};
+  return {name: describe(e), editable: editable(e), frame: e.tagName === 'IFRAME', value: valueOf(e),
+    kind: closed(e) ? 'closed' : e.tagName === 'SELECT' ? 'select' : e.tagName === 'INPUT' ? e.type : 'text'};
+}

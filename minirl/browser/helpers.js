@@ -1,0 +1,55 @@
+// Helpers that every script begins with. Elements are named as people would: kind, what it says, its state.
+const MARK = Symbol.for('minirl');
+const HIT = 'a,button,input,select,textarea,label,summary,option,iframe,[role],[contenteditable=""],' +
+  '[contenteditable=true]';
+const at = (x, y) => {
+  let e = document.elementFromPoint(x, y);
+  while (e && e.shadowRoot) {
+    const inner = e.shadowRoot.elementFromPoint(x, y);
+    if (!inner || inner === e) break;
+    e = inner;
+  }
+  return e;
+};
+const focused = () => {
+  let e = document.activeElement;
+  while (e && e.shadowRoot && e.shadowRoot.activeElement) e = e.shadowRoot.activeElement;
+  return e === document.body || e === document.documentElement ? null : e;
+};
+const meant = e => e && (e.closest(HIT) || e);
+const owner = e => (e && e.tagName === 'LABEL' && e.control) || e;  // whose state a click changes
+const boxOf = e => { const r = e.getBoundingClientRect();
+  return [r.left + scrollX, r.top + scrollY, r.right + scrollX, r.bottom + scrollY]; };
+const short = (text, n) => String(text || '').trim().replace(/\s+/g, ' ').slice(0, n);
+const TYPED = /^(text|search|email|url|tel|password|number|date|time|month|week|datetime-local)$/;
+const closed = e => e.tagName.includes('-') && !e.shadowRoot;  // it may hold a field that can't be seen
+const editable = e => !!e && (closed(e) || e.isContentEditable || (!e.readOnly && !e.disabled &&
+  (e.tagName === 'TEXTAREA' || (e.tagName === 'INPUT' && TYPED.test(e.type)))));
+const valueOf = e => 'value' in e ? String(e.value) : e.isContentEditable ? e.innerText : '';
+const stateOf = e => {
+  const said = [];
+  if (e.type === 'checkbox' || e.type === 'radio') said.push(e.checked ? 'checked' : 'not checked');
+  else if (e.hasAttribute('aria-checked'))
+    said.push(e.getAttribute('aria-checked') === 'true' ? 'checked' : 'not checked');
+  const open = e.tagName === 'SUMMARY' && e.parentElement ? String(e.parentElement.open)
+    : e.getAttribute('aria-expanded');
+  if (open !== null) said.push(open === 'true' ? 'expanded' : 'collapsed');
+  if (e.getAttribute('aria-selected') === 'true') said.push('selected');
+  if (e.disabled || e.getAttribute('aria-disabled') === 'true') said.push('disabled');
+  return said.join(', ');
+};
+const nameOf = e => {
+  const label = e.labels && e.labels[0];
+  const text = /^(INPUT|SELECT|TEXTAREA)$/.test(e.tagName) ? '' : e.innerText;
+  const own = /^(button|submit|reset)$/.test(e.type || '') && e.tagName === 'INPUT' ? e.value : '';
+  return short(e.getAttribute('aria-label') || own || text || (label && label.innerText) ||
+    e.placeholder || e.title || e.alt || e.name, 30);
+};
+const describe = e => {
+  if (!e || e === document.body || e === document.documentElement) return 'the page';
+  e = meant(e);
+  const tag = e.tagName.toLowerCase(), name = nameOf(e), state = stateOf(e);
+  const kind = e.getAttribute('role') || (tag === 'a' ? 'link'
+    : tag === 'input' && e.type !== 'text' ? e.type + ' input' : tag);
+  return kind + (name ? ' "' + name + '"' : '') + (state ? ' (' + state + ')' : '');
+};

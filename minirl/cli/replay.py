@@ -1,0 +1,51 @@
+"""Replay: the updates of a run on the groups that another run has dumped; opens no browser.
+
+`Replay` takes the place of a RolloutWorker in train.py's loop, so that two losses can be compared on the same
+episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from minirl.console import say
+from minirl.experiment import Experiment
+from minirl.lifecycle import State
+from minirl.rollout import Collected, TaskStream
+from minirl.run_folder import Run
+
+
+@dataclass
+class Replay:
+    """The steps that another run has dumped, in place of a RolloutWorker: updates alone, no browser."""
+
+    source: Run
+
+    async def collect(self, stream: TaskStream, cursor: int, step: int, tick: Callable) -> Collected:
+        """Return the groups of the dump number `step`."""
+        groups = self.source.load_groups(self.source.step_labels()[step])
+        tick(len(groups))
+        return Collected(groups, cursor, finished=[], submitted=len(groups), dropped=0)
+
+    def sleep(self) -> None:
+        """Do nothing: there is no sampler."""
+
+    def sync(self, weights: Iterator) -> None:
+        """Do nothing: there is no sampler."""
+
+
+def begin_replay(experiment: Experiment, source: Run) -> State:
+    """Return the state to start a replay from, with the weights that the source has started from."""
+    config, kept, state = experiment.config, experiment.checkpoints, {"step": 0, "cursor": 0}
+    start = config.warm_start or source.checkpoint_dir / "sft"
+    if config.warm_start or experiment.ranks.broadcast(start.exists()):
+        kept.start_from(start)
+    experiment.trainer.keep_reference()
+    if config.resume and kept.saved():
+        state = kept.resume(say)
+        say(f"resumed after step {state['step']}")
+    else:
+        kept.clear()
+    experiment.run.truncate_after(state["step"] or -1)
+    return state

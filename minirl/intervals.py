@@ -1,0 +1,40 @@
+"""How sure a success rate is that was measured on few episodes: Wilson's interval.
+
+Stands beside everything that reports a rate: evaluations, a judge's agreement, a run's last table. The papers
+give rates without intervals.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+
+def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the Wilson score interval of a success rate, 0 to 1; with z = 1.96 it is the 95% interval.
+
+    Unlike mean +- z * deviation it stays inside [0, 1] and keeps its width at 0 or n successes, where small
+    evaluations often land. With n = 0 it is (0, 1). ValueError if `successes` is not between 0 and n.
+
+    >>> [round(bound, 3) for bound in wilson(0, 10)]
+    [0.0, 0.278]
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes must lie between 0 and n = {n}, but is {successes}")
+    if n == 0:
+        return 0.0, 1.0
+    rate = successes / n
+    denominator = 1 + z * z / n
+    centre = (rate + z * z / (2 * n)) / denominator
+    half = z * sqrt(rate * (1 - rate) / n + z * z / (4 * n * n)) / denominator
+    # At 0 and n the bound is exactly 0 or 1; rounding may leave it 1e-17 outside.
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def clustered_wilson(successes: int, episodes: int, tasks: int) -> tuple[float, float]:
+    """Return the 95% interval of a rate over episodes, as wide as that of so many tasks: episodes of one task
+    are much alike, so ten seeds of one task count once, with their mean.
+
+    >>> clustered_wilson(6, 15, tasks=5) == wilson(2, 5)
+    True
+    """
+    return wilson(successes * tasks / max(episodes, 1), tasks)

@@ -1,0 +1,163 @@
+"""The parsers of judges' answers: text in, a Verdict out.
+
+    text --parse("verdict-line", ...)--> Verdict(True, "The cart shows two red mugs.")
+
+Stands between a judge's model and the reward. An answer that can't be read with certainty is no verdict and
+says nothing about the episode. Deviations: OpenWebRL's released code takes the first phrase that spells a
+verdict, even one in the reasons; here a verdict stands on a line of its own. WebVoyager's takes UNSUCCESSFUL
+for a SUCCESS, AgentTrek's "unsuccessful" after the first "status:"; here the words must be the verdict. The
+first and the last of them count what they can't read as a failure; here that is the protocol's business.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import zip_longest
+from typing import Any
+
+from minirl.config import Parser
+from minirl.context import THINK_END
+from minirl.types import Verdict
+
+JSON_CHARS = 100_000  # a longer object is not parsed
+MARKS = "*_`#\"'“”‘’()[]{} \t\u00a0"  # emphasis, fences, headings, quotes and brackets around a verdict
+_TAG = re.compile(r"</?verdict>", re.IGNORECASE)
+_BULLET = re.compile(r"^(?:[-+*•]|\d{1,2}[.)])\s+")
+_VERDICT_IS = re.compile(
+    rf"(?:(?:the|my|our|final|overall)\s+)*(?:verdict|judge?ment|decision|evaluation)"
+    rf"(?:\s+is)?[{re.escape(MARKS)}]*[:=–—-]",
+    re.IGNORECASE,
+)
+_VERDICT = re.compile(r"(not[\s_*`-]+)?success(?:ful)?", re.IGNORECASE)
+# The end of a line whose sentence the next line continues, which then is no verdict
+_CONTINUES = re.compile(r"(?:\bnot|n['’]t|\bno)(?:\s+an?)?[\s*_`]*$", re.IGNORECASE)
+# WebVoyager's phrases: emphasis and line ends may stand between the words
+_PHRASE = re.compile(r"(?<![A-Za-z])(NOT[\s*_`~-]+(?:A[\s*_`~-]+)?)?SUCCESS")
+# AgentTrek's status, at a line's beginning or at the answer's end
+_STATUSES = {"success": True, "successful": True} | dict.fromkeys(
+    ("failure", "failed", "fail", "unsuccessful", "not success", "not successful"), False
+)
+_AROUND = f"[{re.escape(MARKS)}]*"
+_STATUS = re.compile(rf"(?:[-+•]|\d{{1,2}}[.)])?{_AROUND}(?:final\s+)?status{_AROUND}:", re.IGNORECASE)
+_AT_THE_END = re.compile(rf"[.!?:;,]\s[\s{re.escape(MARKS)}]*status{_AROUND}:(?P<word>[^:]*)$", re.IGNORECASE)
+
+
+def parse(parser: Parser, text: str) -> Verdict:
+    """Return the verdict in a judge's answer; one that can't be read has success None and an error. What a
+    model thinks up to `</think>` is not read.
+
+    >>> parse("status", "Thoughts: two mugs were ordered.\\nStatus: success").success
+    True
+    """
+    answer = text.rpartition(THINK_END)[2].strip()
+    if answer.startswith("<think>"):
+        return Verdict(None, answer, "the judge's answer ends while it still thinks")
+    try:
+        if parser == "rules":
+            raise ValueError("a program decides by rules, not a judge")
+        return PARSERS[parser](answer)
+    except ValueError as problem:
+        return Verdict(None, answer, f"the judge's answer can't be used: {problem}")
+
+
+def parse_lines(answer: str) -> Verdict:
+    """Return the verdict that stands on a line of its own, OpenWebRL's and AutoWebWorld's; the other lines
+    are the rationale. ValueError for none, or two that differ. Quotations ("> SUCCESS") and lists of verdicts
+    do not count, nor does a bare SUCCESS, which a page may have said, between other lines."""
+    lines = answer.splitlines()
+    worded = [n for n, line in enumerate(lines) if _TAG.sub("", line).strip(MARKS)]
+    reasons: list[str] = []
+    verdicts: set[bool] = set()
+    before, certain = "", False
+    for n, line in enumerate(lines):
+        verdict = verdict_of_line(line)
+        if verdict is None:
+            reasons.append(line)
+        else:
+            verdicts |= {True, False} if _CONTINUES.search(before) else {verdict}
+            certain |= n in (worded[0], worded[-1]) or bool(_VERDICT_IS.search(line))
+        before = line if line.strip() else before
+    if len(verdicts) > 1:
+        raise ValueError("its verdicts contradict each other")
+    if not certain:
+        raise ValueError("it has no line with a verdict")
+    return Verdict(verdicts.pop(), "\n".join(reasons).strip())
+
+
+def verdict_of_line(line: str) -> bool | None:
+    """Return the verdict that a line consists of, or None.
+
+    >>> [verdict_of_line(s) for s in ("**Verdict:** not success.", "SUCCESS!", "It is a SUCCESS.")]
+    [False, True, None]
+    """
+    line = _TAG.sub(" ", line).strip()
+    words = _BULLET.sub("", line, count=1).strip(MARKS)
+    label = _VERDICT_IS.match(words)
+    if _BULLET.match(line) and not label:  # one of several that are listed
+        return None
+    words = words[label.end() :] if label else words
+    found = _VERDICT.fullmatch(words.lstrip(MARKS + ".").rstrip(MARKS + ".!,;:"))
+    return not found[1] if found else None
+
+
+def parse_phrase(answer: str) -> Verdict:
+    """Return a failure if NOT SUCCESS stands anywhere, in capitals, else a success if SUCCESS does
+    (WebVoyager's)."""
+    found = [match[1] for match in _PHRASE.finditer(answer)]
+    if not found:
+        raise ValueError("it has neither SUCCESS nor NOT SUCCESS")
+    return Verdict(not any(found), answer)
+
+
+def parse_status(answer: str) -> Verdict:
+    """Return the success or failure after "Status:" at a line's beginning, there or on the line below
+    (AgentTrek's). Where no line begins so, it may end the answer's last line. ValueError if two differ."""
+    lines = [line for line in answer.splitlines() if line.strip(MARKS)]
+    reasons, words = [], []
+    for line, below in zip_longest(lines, lines[1:], fillvalue=""):
+        if label := _STATUS.match(line.strip(MARKS)):
+            words.append(line.strip(MARKS)[label.end() :] or below)
+        elif status_of(line) is None:
+            reasons.append(line)
+    if not words and reasons and (end := _AT_THE_END.search(reasons[-1].strip(MARKS))):
+        words = [end["word"]]
+    found = {status_of(word) for word in words} - {None}
+    if len(found) != 1:
+        raise ValueError("its statuses contradict each other" if found else "it has no status")
+    return Verdict(found.pop(), "\n".join(reasons).strip())
+
+
+def status_of(text: str) -> bool | None:
+    """Return the status that a text like `"**Success**."` consists of, or None."""
+    return _STATUSES.get(" ".join(text.strip(MARKS).rstrip(MARKS + ".!,;").lower().split()))
+
+
+def parse_json(answer: str) -> Verdict:
+    """Return the verdict of one JSON object with the strings thought and verdict (DeepShop's). A fence or
+    words around it do not matter. ValueError for a second object, or a field that is there twice."""
+    start, end = answer.find("{"), answer.rfind("}")
+    if end - start > JSON_CHARS:
+        raise ValueError(f"its JSON is longer than {JSON_CHARS} characters")
+    try:
+        fields = json.loads(answer[start : end + 1], object_pairs_hook=without_repeats)
+    except (ValueError, RecursionError) as problem:
+        raise ValueError(f"it is no JSON object ({problem})") from None
+    thought, verdict = fields.get("thought"), fields.get("verdict")
+    if not isinstance(thought, str) or not isinstance(verdict, str):
+        raise ValueError("its JSON has no thought and verdict, both strings")
+    words = " ".join(verdict.upper().replace("_", " ").split())
+    if words not in ("SUCCESS", "NOT SUCCESS"):
+        raise ValueError(f"its verdict is {verdict[:80]!r}, neither SUCCESS nor NOT SUCCESS")
+    return Verdict(words == "SUCCESS", thought.strip())
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field is there twice")
+    return found
+
+
+PARSERS = {"verdict-line": parse_lines, "not-success-first": parse_phrase, "status": parse_status}
+PARSERS["structured"] = parse_json

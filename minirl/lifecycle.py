@@ -1,0 +1,162 @@
+"""A run's life beside learning: where it starts, its evaluations and checkpoints, how it ends.
+
+    begin --> { evaluate_if_due, one step of train.py, end_step } ... --> finish
+
+Stands around the loop of train.py and the cloning of sft.py, so that these show their algorithms alone.
+`state` is what a checkpoint remembers: the number of finished steps and the task stream's cursor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from minirl.console import say
+from minirl.experiment import Experiment
+from minirl.metrics import rollout_metrics
+from minirl.rollout import Collected, RolloutWorker
+from minirl.run_folder import Run
+from minirl.types import Group, SamplerDied, Task
+
+State = dict[str, Any]
+# Evaluations of the whole held-out set: the name of the dump, and the name for people
+PHASES = {"before": "before training", "after_sft": "after SFT", "after_rl": "after RL"}
+REGULAR = "eval_step_"  # begins the names of the evaluations every `eval_every` steps
+
+
+# --- where a run starts ------------------------------------------------------------------------------------
+
+
+async def begin(experiment: Experiment, worker: RolloutWorker, warm_start: Callable) -> State:
+    """Return the state to start from: of the last checkpoint, a given one, or of `warm_start`, made here and
+    now. The sampler has its weights, and the held-out tasks have been evaluated with them."""
+    config, trainer, kept = experiment.config, experiment.trainer, experiment.checkpoints
+    sft = kept.folder / "sft"
+    resumed = bool(kept.saved())
+    cloned = experiment.ranks.broadcast((sft / "state.json").is_file())
+    if not resumed:
+        experiment.run.truncate_after(0 if cloned and config.warm_start is None else -1)
+        experiment.ranks.barrier()
+    if config.zero:
+        say(f"starting from {config.model.path} as it is")
+    elif config.warm_start is None and not cloned:
+        await warm_start(experiment, worker)
+    else:
+        kept.start_from(config.warm_start or sft)
+        say(f"starting from {config.warm_start or sft}")
+    trainer.keep_reference()
+    trainer.reset_optimizer()
+    state = {"step": 0, "cursor": 0}
+    if resumed:
+        state = kept.resume(say)
+        experiment.run.truncate_after(state["step"])
+        say(f"resumed after step {state['step']}")
+    worker.sync(trainer.weights())
+    label = "before" if config.zero else "after_sft"
+    if PHASES[label] not in evaluated(experiment):
+        await evaluate(experiment, worker, experiment.tasks.heldout, label, 0)
+    return state
+
+
+# --- evaluations -------------------------------------------------------------------------------------------
+
+
+async def evaluate(
+    experiment: Experiment, worker: RolloutWorker, tasks: Sequence[Task], label: str, step: int
+) -> float:
+    """Record the success on held-out tasks under `label`, and return it."""
+    await experiment.reset_sites()
+    trajectories = await experiment.run_tasks(worker, tasks, label)
+    valid = [t for t in trajectories if t.stop.is_agent_fault]  # as eval.py counts, without aborted ones
+    if len(valid) < len(trajectories):
+        say(f"{label}: {len(trajectories) - len(valid)} episodes failed for reasons not the agent's")
+    if not valid:
+        raise ValueError(f"{label}: no episode counts; of the first one: {trajectories[0].error}")
+    successes = sum(t.success for t in valid)
+    return experiment.log.evaluation(PHASES.get(label, label), step, successes, len(valid))["success"]
+
+
+def evaluated(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """Return the evaluations that have been recorded, by name."""
+    return experiment.ranks.broadcast({row["label"]: row for row in experiment.run.evals()})
+
+
+async def evaluate_if_due(experiment: Experiment, worker: RolloutWorker, state: State) -> None:
+    """Every `eval_every` steps, evaluate some held-out tasks, and keep the weights if they are the best so
+    far. An evaluation that was interrupted is made up for after --resume."""
+    config, step, label = experiment.config, state["step"], f"{REGULAR}{state['step']:05d}"
+    due = config.eval_every and step and step % config.eval_every == 0
+    if not due or config.replay or label in evaluated(experiment):
+        return
+    tasks = experiment.tasks.heldout[: config.eval_size]
+    success = await evaluate(experiment, worker, tasks, label, step)
+    regular = [row["success"] for name, row in evaluated(experiment).items() if name.startswith(REGULAR)]
+    if success == max(regular):
+        experiment.checkpoints.export("best", state)
+
+
+# --- the end of a step, the end of a run -------------------------------------------------------------------
+
+
+def end_step(
+    experiment: Experiment,
+    state: State,
+    collected: Collected,
+    groups: Sequence[Group],
+    metrics: Mapping[str, float],
+) -> None:
+    """Count a finished step: its dump, its metrics, and the checkpoint if one is due."""
+    step, items = state["step"] + 1, [*groups, *collected.in_no_group]
+    state |= {"step": step, "cursor": collected.next_cursor}
+    if collected.finished:  # a replay has none, and leaves the dumps where they are
+        experiment.run.save_trajectories(Run.step_label(step), items)
+        metrics = {**metrics, **rollout_metrics(collected), **experiment.step_metrics(collected.finished)}
+    experiment.log.step(step, metrics)
+    if step % experiment.config.save_every == 0:
+        save(experiment, state)
+
+
+def save(experiment: Experiment, state: State) -> None:
+    """Write the checkpoint of the step that was finished last, if it is not there yet."""
+    name, kept = Run.step_label(state["step"]), experiment.checkpoints
+    if state["step"] and name not in kept.saved():
+        kept.save(name, state, experiment.config.keep)
+        experiment.run.prune(keep_steps=10)
+
+
+def rescue(experiment: Experiment, state: State) -> str:
+    """Save the weights before the run ends early; return how to go on. A GPU that failed may have taken the
+    weights along."""
+    try:
+        save(experiment, state)
+        experiment.checkpoints.finish()
+    except (RuntimeError, OSError) as problem:
+        return f"step {state['step']} could not be saved ({problem}); --resume goes on from an earlier one"
+    return f"--resume goes on after step {state['step']}"
+
+
+@contextmanager
+def saved_at_the_end(experiment: Experiment, state: State) -> Iterator[None]:
+    """Save the last step when the block ends, and as far as possible when it is interrupted or fails."""
+    try:
+        yield
+    except asyncio.CancelledError:  # Ctrl-C; it arrives between two updates, so the weights are whole
+        if experiment.ranks.world == 1:  # several ranks were not stopped at the same place
+            save(experiment, state)
+            experiment.checkpoints.finish()
+        experiment.log.close()
+        say(f"interrupted after step {state['step']}; --resume goes on from the last checkpoint")
+        raise
+    except SamplerDied as death:
+        raise SamplerDied(f"{death}; {rescue(experiment, state)}") from None
+    save(experiment, state)
+    experiment.checkpoints.finish()
+
+
+def finish(experiment: Experiment) -> None:
+    """Write the report, and print the evaluations of the whole held-out set."""
+    experiment.log.close()
+    rows = {row["label"]: row for row in experiment.run.evals()}
+    experiment.log.final_table([rows[name] for name in PHASES.values() if name in rows])

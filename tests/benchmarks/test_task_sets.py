@@ -1,0 +1,54 @@
+"""Which tasks serve what: generated or from files, and never trained on where they are held out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minirl.benchmarks.task_files import save_tasks
+from minirl.benchmarks.task_sets import make_task_sets
+from minirl.recipes import tiny
+from minirl.types import Task
+from minirl.worlds.shop import make_shop, make_tasks, shops_of
+
+
+def goals(tasks: list[Task]) -> set[str]:
+    return {json.dumps([task.start_url, dict(task.goal)], sort_keys=True) for task in tasks}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_held_out_goals_are_never_trained_on(seed):
+    config = tiny()
+    sets = make_task_sets(replace(config, task=replace(config.task, seed=seed)))
+    assert len(sets.train) == config.task.train_goals and len(sets.heldout) == config.eval.episodes
+    assert len(sets.demos) == config.task.demo_goals
+    assert len(sets.validation) == config.sft.eval_episodes
+    assert not goals(sets.heldout) & (goals(sets.train) | goals(sets.demos) | goals(sets.validation))
+    assert not goals(sets.demos) & goals(sets.validation)
+    assert goals(sets.demos) | goals(sets.validation) <= goals(sets.train)
+    assert len(goals(sets.train)) == len(sets.train) and len(goals(sets.heldout)) == len(sets.heldout)
+    assert [world.name for world in shops_of(sets.train)] == [f"shop-{seed}"]
+
+
+def test_a_task_file_that_leaks_is_refused(tmp_path):
+    config = tiny()
+    sets = make_task_sets(config)
+    leaked = [replace(sets.train[5], id="another-name"), *sets.heldout[:2]]
+    save_tasks(tmp_path / "heldout.jsonl", leaked)
+    config = replace(config, task=replace(config.task, heldout=str(tmp_path / "heldout.jsonl")))
+    with pytest.raises(ValueError, match="1 held-out tasks are also training tasks, another-name for one"):
+        make_task_sets(config)
+
+
+def test_task_files_take_the_place_of_generated_tasks(tmp_path):
+    train, heldout = make_tasks(make_shop(1), 5, 3, seed=0)
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "heldout")}
+    save_tasks(Path(files["train"]), train)
+    save_tasks(Path(files["heldout"]), heldout)
+    config = tiny()
+    sets = make_task_sets(replace(config, task=replace(config.task, demo_goals=2, **files)))
+    assert (sets.train, sets.heldout, sets.demos) == (train, heldout, train[:2])
+    assert sets.validation == train[2:]

@@ -1,0 +1,177 @@
+"""WebArena's logins, tabs and resets, on stand-ins of the sites."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_in import World, record_of, serve
+
+from minirl.benchmarks.judged import JudgedBenchmark
+from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
+from minirl.benchmarks.webarena.login import read_state, reset
+from minirl.benchmarks.webarena.tasks import task_of
+from minirl.browser.session import Session
+from minirl.config import BrowserConfig
+from minirl.types import BrowserFault, Stop, Task
+
+browsing = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
+
+CONFIG = BrowserConfig(browsers=1, width=500, height=400, quiet_ms=50, private=True, call_seconds=3)
+RULES = {"eval_types": ["string_match"], "reference_answers": {"must_include": ["2"]}}
+GOOD = record_of("gitlab", "__GITLAB__", "Open the issues", **RULES)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with serve() as world:
+        yield world
+
+
+async def ready(session: Session, world: World, folder: Path | None = None, **fields: Any) -> Task:
+    """A task that has been prepared as an episode does it."""
+    task = task_of(GOOD | fields, world.sites)
+    await session.start(task.start_url)
+    await WebArenaBenchmark(states=folder, environ=world.sites).prepare(session, task)
+    return task
+
+
+@browsing
+@pytest.mark.parametrize(
+    ("site", "path"),
+    [
+        ("gitlab", "/-/profile"),
+        ("shopping", "/customer/account/"),
+        ("shopping_admin", "/reports/report_sales/sales"),
+        ("reddit", "/submit"),
+    ],
+)
+async def test_a_login_by_form(session, world, site, path):
+    task = await ready(session, world, sites=[site], start_url=f"__{site.upper()}__{path}")
+    assert session.page.url == task.start_url  # those who are not logged in are sent elsewhere
+    assert await session.page.locator("input[type=password], #login").count() == 0
+    assert not await session.travel(-1)
+
+
+@browsing
+async def test_two_sites_at_once(session, world):
+    await ready(session, world, sites=["gitlab", "reddit"])
+    await session.goto(f"{world.sites['REDDIT']}/submit")
+    assert session.page.url.endswith("/submit")
+    names = {cookie["name"] for cookie in await session.context.cookies()}
+    assert names == {"gitlab_session", "reddit_session"}
+
+
+@browsing
+async def test_no_login_where_none_is_wanted(session, world):
+    await ready(session, world, require_login=False)
+    assert session.page.url.endswith("/users/sign_in")
+    assert [asked for asked in world.asked if "POST" in asked] == []
+
+
+@browsing
+@pytest.mark.parametrize("wrong", [{"GITLAB_PASSWORD": "wrong"}, {"GITLAB": "http://127.0.0.1:9"}])
+async def test_a_wrong_password_or_a_site_that_is_down_is_no_login(session, world, wrong):
+    task = task_of(GOOD | {"start_url": "__REDDIT__"}, world.sites)
+    await session.start(task.start_url)
+    address = wrong.get("GITLAB", world.sites["GITLAB"])
+    with pytest.raises(BrowserFault, match=f"the login to gitlab at {address} failed") as caught:
+        await WebArenaBenchmark(environ=world.sites | wrong).prepare(session, task)
+    assert caught.value.stop is Stop.SITE_ERROR
+
+
+@browsing
+async def test_a_stored_login(session, world, tmp_path):
+    cookie = {"name": "gitlab_session", "value": "1", "domain": "127.0.0.1", "path": "/"}
+    stored = [{"name": "theme", "value": "</dark>"}]
+    origins = [{"origin": world.sites["GITLAB"], "localStorage": stored}]
+    state = {"cookies": [cookie], "origins": origins}
+    (tmp_path / "gitlab_state.json").write_text(json.dumps(state))
+    await ready(session, world, tmp_path, start_url="__GITLAB__/-/profile")
+    assert session.page.url.endswith("/-/profile")
+    assert await session.page.evaluate("localStorage.getItem('theme')") == "</dark>"
+    assert [asked for asked in world.asked if "POST" in asked] == []
+    await session.page.evaluate("localStorage.setItem('theme', 'light')")
+    await session.goto(f"{world.sites['GITLAB']}/-/profile")
+    assert await session.page.evaluate("localStorage.getItem('theme')") == "light"
+    await session.goto(world.sites["MAP"])
+    assert await session.page.evaluate("localStorage.getItem('theme')") is None
+
+
+@browsing
+async def test_a_stored_login_that_has_expired(session, world, tmp_path):
+    (tmp_path / "gitlab_state.json").write_text('{"cookies": [], "origins": []}')
+    with pytest.raises(BrowserFault, match="still asks who it is"):
+        await ready(session, world, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"cookies": []}', '{"cookies": [], "origins": [1]}'])
+def test_a_file_that_is_no_stored_login(tmp_path, text):
+    with pytest.raises(ValueError, match="holds no stored login"):
+        read_state(tmp_path / "missing.json")
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match="holds no stored login"):
+        read_state(tmp_path / "a.json")
+
+
+@browsing
+async def test_further_tabs_are_opened_behind_the_first(session, world):
+    both = "__SHOPPING__/a.html |AND| __SHOPPING__/b.html"
+    task = await ready(session, world, sites=["shopping"], start_url=both)
+    rows, current = await session.tabs()
+    assert [url for url, _ in rows] == [task.start_url, *task.meta["tabs"]] and current == 0
+    assert [url[-7:] for url, _ in rows] == ["/a.html", "/b.html"]
+
+
+@browsing
+async def test_other_tasks_have_tabs_too_and_need_nothing_else(session, world):
+    first, second = (f"{world.sites['SHOPPING']}/{name}.html" for name in "ab")
+    await session.start(first)
+    before, benchmark = len(world.asked), JudgedBenchmark()
+    await benchmark.prepare(session, Task("a", "look", first))
+    assert len(world.asked) == before
+    task = Task("a", "look", first, meta={"tabs": [second]})
+    await benchmark.prepare(session, task)
+    rows, current = await session.tabs()
+    assert [url for url, _ in rows] == [first, second] and current == 0
+    assert benchmark.needs_judge(task)
+    assert benchmark.missing([task]) == [] and benchmark.places([task]) == set()
+    assert benchmark.identity(task) == benchmark.identity(replace(task, id="b"))
+    assert benchmark.identity(task).isdisjoint(benchmark.identity(replace(task, instruction="buy")))
+
+
+@browsing
+async def test_a_tab_that_does_not_open_is_the_sites_fault(session, world):
+    await session.start(world.sites["MAP"])
+    task = Task("a", "look", world.sites["MAP"], meta={"tabs": ["http://127.0.0.1:9/"]})
+    with pytest.raises(BrowserFault, match="a could not be prepared: ") as caught:
+        await JudgedBenchmark().prepare(session, task)
+    assert caught.value.stop is Stop.SITE_ERROR
+
+
+@pytest.mark.parametrize("busy", [0, 2])
+async def test_a_reset_waits_until_the_sites_are_ready(world, busy):
+    world.busy = busy  # with 2 a reset is running already
+    await reset(f"{world.reset}/", seconds=20, pause=0.01)
+    assert world.resets == 1 and sum("/status" in asked for asked in world.asked) == busy + 1
+
+
+async def test_a_reset_that_does_not_end(world):
+    world.busy = 10**6
+    with pytest.raises(TimeoutError, match=r"not ready 0.1 s after .* \(last 'Reset ongoing"):
+        await reset(world.reset, seconds=0.1, pause=0.01)
+
+
+@pytest.mark.parametrize("address", ["reset.test", "file:///etc", "http://127.0.0.1:9"])
+async def test_a_reset_server_that_is_none(address):
+    with pytest.raises(ValueError, match="give the reset server's address"):
+        await reset(address)
+
+
+async def test_a_server_of_another_kind(world):
+    with pytest.raises(ValueError, match="answered 404"):
+        await reset(world.sites["SHOPPING"])

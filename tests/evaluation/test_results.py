@@ -1,0 +1,240 @@
+"""Results counted by hand, written and read again."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minirl.benchmarks.protocols import AUTOWEBWORLD, PROTOCOLS, WEBVOYAGER, protocol_of
+from minirl.benchmarks.task_files import load_tasks
+from minirl.evaluation.results import (
+    Evaluation,
+    Rate,
+    Result,
+    by_task,
+    read_results,
+    result_of,
+    summary,
+    versions,
+    write_results,
+)
+from minirl.evaluation.statistics import paired
+from minirl.intervals import wilson
+from minirl.types import Stop, Task, Trajectory, Turn, Verdict
+
+FARA = Path(__file__).parents[1] / "data" / "webvoyager" / "fara_595.jsonl"
+WITHOUT = protocol_of("webvoyager-without-aborted")
+
+# Site A: three successes of four, the fourth aborted with a verdict all the same; site B: none of two, one of
+# them out of steps before a page that the judge likes
+RESULTS = [
+    Result("a0", Stop.DONE, True, site="A", difficulty="easy", steps=2, prompt_tokens=100, cost=0.5),
+    Result("a1", Stop.DONE, True, site="A", difficulty="easy", steps=4, response_tokens=50, seconds=9.0),
+    Result("a2", Stop.DONE, True, site="A", difficulty="hard", steps=6, prompt_tokens=300),
+    Result("a3", Stop.TIMEOUT, True, site="A", difficulty="hard", steps=30, prompt_tokens=900, cost=0.25),
+    Result("b0", Stop.MAX_STEPS, True, site="B", difficulty="10", steps=30),
+    Result("b1", Stop.DONE, False, site="B", difficulty="2", steps=3, reason="Not there."),
+]
+
+
+def test_autowebworlds_table_3_is_counted_again():
+    """The 7B model's column rates as counts of FARA's tasks: their plain mean is the paper's 27.42."""
+    solved = dict(zip(AUTOWEBWORLD.sites, (8, 9, 10, 26, 12, 3, 6, 12, 11), strict=True))
+    results = []
+    for task in AUTOWEBWORLD.select(load_tasks(FARA)):
+        site = task.meta["site"]
+        results.append(Result(task.id, Stop.DONE, solved[site] > 0, site=site))
+        solved[site] -= 1
+    s = summary(results, AUTOWEBWORLD)
+    assert 100 * s.success.rate == pytest.approx(27.42, abs=0.005)
+    assert 100 * s.success.successes / s.success.episodes == pytest.approx(27.48, abs=0.005)  # the control
+    rates = {row.name: round(100 * row.all_tasks.rate, 2) for row in s.sites}
+    assert (rates["Cambridge Dictionary"], rates["Google Flights"]) == (60.47, 7.32)
+
+
+@pytest.mark.parametrize("stop", Stop)
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.name)
+def test_every_ending_counts_as_the_rule_says(protocol, stop):
+    s = summary([Result("t", stop, True, site=(protocol.sites or ("s",))[0])], protocol)
+    by_agent = stop in (Stop.DONE, Stop.MAX_STEPS, Stop.FORMAT_ERROR, Stop.REPEATED, Stop.LENGTH)
+    assert s.success.episodes == (1 if protocol.aborted == "fail" else by_agent)
+    assert s.success.successes == (by_agent if protocol.benchmark == "webarena-lite" else stop is Stop.DONE)
+
+
+def test_an_episode_is_a_row():
+    own = Turn(3, (1, 2), (7, 8, 9), (-0.1,) * 3, "")
+    served = Turn(0, (), (), (), "", counted=(500, 20))
+    task = Task("a", "", "https://b.test/x", meta={"site": "B", "difficulty": 0})
+    t = Trajectory(task, 4, turns=(own, own, served), success=True, seconds=2.5, dollars=0.5)
+    t = replace(t, verdict=Verdict(True, "It is there."))
+    assert result_of(t) == Result(
+        "a", Stop.DONE, True, 4, "B", "0", 3, 510, 26, seconds=2.5, cost=0.5, reason="It is there."
+    )
+    bare = replace(t, task=Task("a", "", "https://b.test/x", goal={"page": "DONE"}), turns=())
+    row = result_of(replace(bare, stop=Stop.INFRA_ERROR, error="Traceback:\nRuntimeError: why\n"))
+    assert (row.site, row.difficulty, row.reason) == ("b.test", "", "RuntimeError: why")
+    assert result_of(bare).reason == "", "the site's state has decided, not the judge"
+    assert result_of(replace(bare, final_state={"reason": "No answer."})).reason == "No answer.", "WebArena's"
+
+
+def test_a_summary_by_hand():
+    s = summary(RESULTS, WEBVOYAGER)
+    assert s.success == s.all_tasks == Rate(3 / 6, *wilson(3, 6), 3, 6)
+    assert s.without_aborted == Rate(3 / 5, *wilson(3, 5), 3, 5)
+    assert summary(RESULTS, WITHOUT).success == s.without_aborted
+    assert (s.tasks, s.aborted) == (6, 1)
+    a, b = s.sites
+    assert a == ("A", Rate(0.75, *wilson(3, 4), 3, 4), Rate(1.0, *wilson(3, 3), 3, 3))
+    assert b.all_tasks == b.without_aborted == Rate(0.0, *wilson(0, 2), 0, 2)
+    levels = [(row.name, row.all_tasks.successes) for row in s.difficulties]
+    assert levels == [("easy", 2), ("hard", 1), ("2", 0), ("10", 0)]
+    assert s.steps == (2 + 4 + 6 + 30 + 3) / 5
+    assert (s.prompt_tokens, s.response_tokens, s.cost) == (400 / 5, 50 / 5, 0.75)
+
+
+def test_the_mean_over_sites_by_hand():
+    s = summary(RESULTS, replace(WEBVOYAGER, average="macro"))
+    low, high = wilson(3, 4)
+    none = wilson(0, 2)[1]
+    assert s.success.rate == 0.375
+    assert s.success.low == pytest.approx(0.375 - (0.75 - low) / 2)  # B's rate is its own lower bound
+    assert s.success.high == pytest.approx(0.375 + sqrt((high - 0.75) ** 2 + none**2) / 2)
+    assert (s.without_aborted.rate, s.without_aborted.episodes) == (0.5, 5)
+    only_b = [replace(r, stop=Stop.TIMEOUT) for r in RESULTS[:4]] + RESULTS[4:]
+    only_b = summary(only_b, replace(WITHOUT, average="macro"))
+    assert (only_b.success.rate, only_b.success.episodes) == (0.0, 2)
+
+
+def test_seeds_of_a_task_do_not_narrow_the_interval():
+    results = [Result(f"t{i}", Stop.DONE, i < 2, seed=seed) for i in range(5) for seed in range(3)]
+    s = summary(results, WEBVOYAGER)
+    assert s.success == Rate(6 / 15, *wilson(2, 5), 6, 15)
+    assert s.tasks == 5 and s.sites == () == s.difficulties
+
+
+def test_no_results_and_no_valid_results():
+    for results in ([], [Result("t", Stop.INFRA_ERROR, False)]):
+        s = summary(results, WITHOUT)
+        assert (s.success, s.steps, s.tasks) == (Rate(0.0, 0.0, 1.0, 0, 0), 0.0, len(results))
+        assert summary(results, replace(WITHOUT, average="macro")).success == s.success
+
+
+def test_a_site_that_the_protocol_leaves_out_is_named():
+    with pytest.raises(ValueError, match="a0: protocol autowebworld-official leaves out the site 'A'"):
+        summary(RESULTS, AUTOWEBWORLD)
+
+
+def test_two_evaluations_are_compared_by_what_counts():
+    other = [replace(r, success=True, stop=Stop.DONE) for r in RESULTS]
+    assert by_task(RESULTS, WITHOUT) == {name: [name[0] == "a"] for name in ("a0", "a1", "a2", "b0", "b1")}
+    p = paired(by_task(RESULTS, WITHOUT), by_task(other, WITHOUT))
+    assert (p.tasks, p.unpaired, p.better) == (5, 1, 2)
+    assert paired(by_task(RESULTS, WEBVOYAGER), by_task(other, WEBVOYAGER)).tasks == 6
+
+
+EVALUATION = Evaluation(
+    WEBVOYAGER.name, WEBVOYAGER.rule, {"model": {"path": "m"}, "betas": (0.9, 0.98)}, {"python": "3"}, (0, 1)
+)
+
+
+def without_timings(path: Path) -> bytes:
+    return path.read_bytes().split(b'"timings"')[0]
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    path = tmp_path / "deep" / "results.json"
+    results = [*RESULTS, replace(RESULTS[0], seed=1, cost=0, seconds=3, reason='Said "NOT"\n\ud800 ü')]
+    write_results(path, EVALUATION, results)
+    evaluation, back = read_results(path)
+    assert back == sorted(results, key=lambda r: (r.task, r.seed))
+    assert evaluation == replace(EVALUATION, config={"model": {"path": "m"}, "betas": [0.9, 0.98]})
+    assert summary(back, WEBVOYAGER) == summary(results, WEBVOYAGER)
+    assert [p.name for p in path.parent.iterdir()] == ["results.json"]
+
+
+def test_equal_results_give_equal_bytes_whatever_their_order_and_times(tmp_path):
+    shuffled = [replace(r, seconds=r.seconds + 1) for r in RESULTS]
+    random.Random(0).shuffle(shuffled)
+    write_results(tmp_path / "one", EVALUATION, RESULTS)
+    write_results(tmp_path / "two", EVALUATION, shuffled)
+    assert without_timings(tmp_path / "one") == without_timings(tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() != (tmp_path / "two").read_bytes()
+    write_results(tmp_path / "other", EVALUATION, RESULTS[1:])  # the control
+    assert without_timings(tmp_path / "one") != without_timings(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("{", "", "can't be read: "),
+        ('"timings"', '"times"', "timings: Field required"),
+        ('"evaluation": {', '"evaluation": [{}], "x": {', "evaluation: Input should be a dictionary"),
+        ('"rule": "', '"rules": "', "evaluation.rule: Field required"),
+        ('"stop": "max_steps"', '"stop": "tired"', "results.4.stop: Input should be 'done', 'max_steps'"),
+        ('"steps": 4', '"steps": "4"', "results.1.steps: Input should be a valid integer"),
+        ('"steps": 4', '"steps": true', "results.1.steps: Input should be a valid integer"),
+        ('"cost": 0.25', '"cost": 1e999', "results.3.cost: Input should be a finite number"),
+        ('"cost": 0.25', '"cost": NaN', "can't be read: NaN is not JSON"),
+        ('"seeds": [0, 1]', '"seeds": [0, 1.5]', "evaluation.seeds.1: Input should be a valid integer"),
+        ('"site": "B"', '"place": "B"', "results.4.place: Unexpected keyword argument"),
+        ('"success": true', '"successes": true', "results.0.success: Field required"),
+        ('"task": "a1"', '"task": "a0"', "a task and seed occur twice"),
+        ('["a0", 0, 0.0]', '["a0", 0]', "timings.0.2: Field required"),
+        ('["a0", 0, 0.0]', '["a0", 0, "1"]', "timings.0.2: Input should be a valid number"),
+    ],
+)
+def test_a_malformed_file_is_named(tmp_path, old, new, problem):
+    path = tmp_path / "results.json"
+    write_results(path, EVALUATION, RESULTS)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ValueError, match=f"results {path}.*{problem}"):
+        read_results(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match="none can't be read: "):
+        read_results(tmp_path / "none")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+PLACES = [("evaluation",), ("results",), ("timings",), ("timings", 0), ("timings", 0, 0), ("timings", 0, 2)]
+PLACES += [("results", 0), *(("results", 0, name) for name in vars(RESULTS[0]))]
+PLACES += [("evaluation", name) for name in ("protocol", "config", "versions", "seeds")]
+
+
+@given(st.sampled_from(PLACES), JSON)
+def test_any_value_in_any_place_is_read_or_named(tmp_path_factory, place, value):
+    path = tmp_path_factory.getbasetemp() / "any-results.json"
+    path.unlink(missing_ok=True)
+    write_results(path, EVALUATION, RESULTS[:2])
+    data = json.loads(path.read_text())
+    part = data
+    for step in place[:-1]:
+        part = part[step]
+    part[place[-1]] = value
+    path.write_text(json.dumps(data))
+    try:
+        evaluation, results = read_results(path)
+    except ValueError as problem:
+        assert "any-results.json" in str(problem)
+    else:
+        write_results(path, evaluation, results)
+        assert read_results(path)[1] == results
+
+
+def test_versions_of_what_is_installed():
+    found = versions()
+    assert found["python"] and found["torch"] and found["playwright"]

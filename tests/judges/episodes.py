@@ -1,0 +1,60 @@
+"""Episodes for judges, made by hand, and what a judge is shown of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minirl.types import Call, Message, Parsed, Task, Trajectory, Turn
+
+TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
+
+
+class Pngs:
+    """Screenshots made of their names."""
+
+    def get(self, name: str) -> bytes:
+        return f"PNG of {name}".encode()
+
+
+class Gone:
+    """Screenshots that can't be read: each raises this error."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def get(self, name: str) -> bytes:
+        raise self.error
+
+
+PNGS = Pngs()
+
+
+def turn(name: str = "click", image: str = "", feedback: str = "", **arguments: object) -> Turn:
+    images = (image,) if image else ()
+    return Turn(
+        *(0, (), (), (), "because"),
+        images=images,
+        parsed=Parsed("why", (Call(name, arguments),)),
+        feedback=(feedback,),
+    )
+
+
+def episode(*turns: Turn, answer: str = "Ordered.", **fields: object) -> Trajectory:
+    last = turn("done", image="last", feedback="done: task ended.", response=answer)
+    return Trajectory(TASK, 0, turns=(*turns, last), answer=answer, **fields)
+
+
+def words_of(messages: Sequence[Message]) -> str:
+    """All text below the system prompt."""
+    return "".join(part for part in messages[1][1] if isinstance(part, str))
+
+
+def pictures_of(messages: Sequence[Message]) -> list[str]:
+    """The names of the screenshots, in order."""
+    return [part.decode().removeprefix("PNG of ") for part in messages[1][1] if isinstance(part, bytes)]
+
+
+def labels_of(messages: Sequence[Message]) -> list[str]:
+    """What stands over the screenshots."""
+    parts = messages[1][1]
+    return [parts[i - 1].strip() for i, part in enumerate(parts) if isinstance(part, bytes)]

@@ -1,0 +1,100 @@
+"""The commands in README.md and docs/*.md are understood as they stand there; small ones are run."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import tyro
+
+from minirl.cli import demo
+from minirl.cli.command_line import check, from_command_line, read_flags, recipe_name
+from minirl.config import Config
+from minirl.judges import settings as judges
+from minirl.worlds import __main__ as worlds
+
+ROOT = Path(__file__).parent.parent
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMAND = re.compile(r"python ((?:train|eval|sft|judge)\.py|-m minirl(?:\.\w+)?)\b")
+
+
+def commands() -> list[str]:
+    """The commands of all code blocks, without comments: "train.py tiny --zero"."""
+    found = {}
+    for doc in DOCS:
+        for block in re.findall(r"(?ms)^```\w*\n(.*?)^```", doc.read_text()):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.lstrip().startswith("python ") and COMMAND.match(line.strip()):
+                    found[" ".join(shlex.split(line, comments=True)[1:])] = None
+    return list(found)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_folder: Path) -> Path:
+    """A folder in which the runs that the commands speak of have a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    for run in ("tiny", "tiny_text"):
+        folder = tmp_path / "runs" / run / "checkpoints"
+        folder.mkdir(parents=True)
+        (folder / "step_00001").symlink_to(tiny_folder)
+    return tmp_path
+
+
+def parse(script: str, argv: Sequence[str], eval_script: ModuleType) -> Config:
+    match script:
+        case "eval.py":
+            return eval_script.read_config(argv)
+        case "judge.py":
+            assert argv[0] in importlib.import_module("judge").COMMANDS
+            name, flags = recipe_name(argv[1:], judges.RECIPES)
+            return check(read_flags(judges.RECIPES[name](), flags, "judge.py", judges.COMMON))
+    return from_command_line(argv, script)
+
+
+def test_the_documents_have_commands_of_every_kind():
+    kinds = {COMMAND.match(f"python {command}")[1] for command in commands()}
+    assert kinds == {"train.py", "eval.py", "sft.py", "judge.py", "-m minirl", "-m minirl.worlds"}
+    assert len(commands()) >= 25
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if not c.startswith("-m")])
+def test_a_scripts_command_becomes_its_configuration(command, place, eval_script):
+    script, *argv = shlex.split(command)
+    config = parse(script, argv, eval_script)
+    recipe = argv[1] if script == "judge.py" else argv[0]
+    assert config.recipe == ("tiny" if recipe.startswith("-") else recipe.replace("-", "_"))
+    numbers = {"--steps": "steps", "--limit": "limit", "--gpus": "gpus", "--gpu-gb": "gpu_gb"}
+    for flag, name in numbers.items():
+        if flag in argv:
+            assert getattr(config, name) == float(argv[argv.index(flag) + 1])
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("-m minirl ")])
+def test_a_verb_of_minirl_is_understood(command):
+    _, _, verb, *flags = shlex.split(command)
+    if verb == "demo":
+        assert isinstance(tyro.cli(demo.Options, args=flags), demo.Options)
+    else:
+        assert (verb, flags) == ("doctor", [])
+
+
+def test_the_verbs_of_worlds_are_run_on_one_site(place, capsys):
+    """But for `replay`, which opens Chromium (tests/worlds)."""
+    lines = [shlex.split(command)[2:] for command in commands() if command.startswith("-m minirl.worlds")]
+    verbs = {verb: flags for verb, *flags in lines}
+    assert set(verbs) == {"make", "replay", "render", "check", "solve"}
+    assert worlds.main(["make", *verbs["make"]]) == 0
+    (site,) = (place / "sites").iterdir()
+    for verb in ("check", "solve", "render"):
+        flags = [flag.replace("SITE", str(site)) for flag in verbs[verb]]
+        assert worlds.main([verb, *flags]) == 0, capsys.readouterr()
+    assert (place / "site" / "index.html").is_file() and "actions" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        worlds.main(["replay", *verbs["replay"], "--no-such-flag"])
+    assert stop.value.code == 2, "the control: flags are read"
+    assert worlds.main(["replay", *verbs["replay"]]) == 2, "sites/* is the shell's to fill in"

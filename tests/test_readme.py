@@ -1,0 +1,75 @@
+"""The README's own site and own reward, taken from there and run."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from workers import make_worker
+
+from minirl.benchmarks.task_files import load_tasks
+from minirl.benchmarks.task_sets import choose_benchmarks
+from minirl.browser.pool import BrowserPool
+from minirl.recipes import tiny
+from minirl.run_folder import Run
+from minirl.types import Sample, Stop
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+PAGE = """<!doctype html><title>Form</title><body style="margin:0">
+<input aria-label="Name" style="position:absolute;left:0;top:0;width:480px;height:100px">
+<button style="position:absolute;left:0;top:180px;width:480px;height:100px"
+ onclick="greeting.textContent = 'Hello, ' + document.querySelector('input').value">Greet</button>
+<p id="greeting"></p></body>"""
+
+
+def block(language: str) -> str:
+    """The README's only code block in a language."""
+    (found,) = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return found
+
+
+@pytest.fixture
+def site(tmp_path):
+    (tmp_path / "form.html").write_text(PAGE)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def call(name: str, **arguments) -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {json.dumps(arguments)}}}</tool_call>'
+
+
+@pytest.mark.parametrize("own_reward", [False, True])
+@pytest.mark.parametrize(("name", "reward"), [("Ada", 1.0), ("Bob", 0.0)])
+async def test_the_example_rewards_who_greets_ada(preprocessor, tmp_path, site, own_reward, name, reward):
+    record = block("json").replace("http://127.0.0.1:8000", site)
+    (tmp_path / "tasks.jsonl").write_text(record)
+    (tmp_path / "reward.py").write_text(block("python"))
+    (task,) = load_tasks(tmp_path / "tasks.jsonl")
+    config = replace(tiny(), browser=replace(tiny().browser, browsers=1, private=True))
+    if own_reward:
+        task = replace(task, goal={})
+        config = replace(config, task=replace(config.task, reward=f"{tmp_path / 'reward.py'}:reward"))
+
+    async def policy(t, prompt, session) -> Sample:
+        calls = [call("click", point_2d=[500, 139]), call("write", message=name)]
+        calls += [call("click", point_2d=[500, 639]), call("done", response="greeted")]
+        said = f"so</think>{''.join(calls)}{preprocessor.tokenizer.eos_token}"
+        ids = tuple(preprocessor.tokenizer(said, add_special_tokens=False)["input_ids"])
+        return Sample(ids, (0.0,) * len(ids), "stop")
+
+    async with BrowserPool(config.browser) as pool:
+        worker = make_worker(config, preprocessor, None, pool, Run(tmp_path / "run").images)
+        worker.harness.benchmark_of = choose_benchmarks(config)
+        trajectory = await worker.episode(task, 0, policy, 3)
+    assert (trajectory.stop, trajectory.error) == (Stop.DONE, "")
+    assert (trajectory.reward, trajectory.success) == (reward, reward == 1)
