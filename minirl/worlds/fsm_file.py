@@ -22,7 +22,15 @@ from reprlib import repr as brief
 from typing import Annotated, Any, Literal, Required
 
 from annotated_types import Predicate
-from pydantic import AfterValidator, AliasPath, BeforeValidator, Field, PlainSerializer, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    AliasPath,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    TypeAdapter,
+)
 from pydantic.dataclasses import dataclass
 from pydantic_core import ValidationError, from_json
 from typing_extensions import TypedDict
@@ -139,7 +147,7 @@ Reference = Annotated[  # "{product}" in the file
 ById = (BeforeValidator(_by_id), PlainSerializer(lambda records: list(records.values())))
 GuiOp = Literal["click", "hover", "type_text", "key_press", "drag", "scroll_until_visible", "scroll"]
 _in_meta = lambda key: Field(validation_alias=AliasPath("meta", key), exclude=True)  # noqa: E731
-_record = dataclass(frozen=True, config={"validate_by_name": True, "validate_by_alias": True})
+CONFIG = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
 
 class GuiStep(TypedDict, total=False):
@@ -157,7 +165,7 @@ class Filter(TypedDict):
     value: PathText
 
 
-@_record
+@dataclass(frozen=True, config=CONFIG)
 class Condition:
     """One test on a signature: `Condition(("copies",), "gte", 1)` says $.copies >= 1."""
 
@@ -172,7 +180,7 @@ class Condition:
             raise ValueError(f"{self.cond} compares with a number, not {brief(self.value)}")
 
 
-@_record
+@dataclass(frozen=True, config=CONFIG)
 class Effect:
     """A write of `value`, or of the parameter `ref` if there is one; `expr` is text that nobody executes."""
 
@@ -184,7 +192,7 @@ class Effect:
     by: Annotated[Any, Predicate(is_number)] = 1
 
 
-@_record
+@dataclass(frozen=True, config=CONFIG)
 class Bind:
     """The values of `param`: `values`, or the ids of the records in `collection` that fit `where`, which maps
     fields to literals, paths or a `Filter`. At the path `order` stands "price:asc" or "price:desc"."""
@@ -196,7 +204,7 @@ class Bind:
     values: tuple[Any, ...] = ()
 
 
-@_record
+@dataclass(frozen=True, config=CONFIG)
 class Action:
     """Something a visitor can do on page `source`. It ends on page `target`."""
 
@@ -223,7 +231,7 @@ class Action:
         return tuple(n for n, value in self.parameters.items() if is_placeholder(value) or n == bound)
 
 
-@_record
+@dataclass(frozen=True, config=CONFIG)
 class Page:
     """One page: the types of the fields that it remembers, and its actions by their ids."""
 
@@ -236,7 +244,7 @@ class Page:
         object.__setattr__(self, "defaults", {**_default(self.schema), **self.defaults})
 
 
-@_record
+@dataclass(frozen=True, config=CONFIG)
 class Fsm:
     """A whole site: its pages by their ids, in the order of the file."""
 
@@ -261,7 +269,7 @@ class Fsm:
         return replace(self, pages=pages)
 
 
-@_record
+@dataclass(frozen=True, config=CONFIG)
 class Goal:
     """A page to be on, and conditions that its signature must then meet."""
 
