@@ -67,11 +67,11 @@ class Experiment:
         from minirl.worlds.shop import shops_of
 
         config, tasks = self.config, self.tasks.all
-        refuse_impossible(config, tasks, rewarded)
+        benchmark_of = choose_benchmarks(config)
+        refuse_impossible(config.judge, tasks, benchmark_of, rewarded)
         hosts = {urlsplit(task.start_url).hostname for task in tasks}
         with SiteServer(shops_of(tasks), config.browser.site_port) as server:
             sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
-            benchmark_of = choose_benchmarks(config)
             trusted = {place for task in tasks for place in benchmark_of(task).places([task])}
             async with (
                 BrowserPool(config.browser, server.sites, sealed, trusted) as pool,

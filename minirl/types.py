@@ -44,7 +44,6 @@ class Stop(Enum):
 
 
 BY_DONE = (Stop.DONE,)  # the endings after which an episode can succeed, mostly
-BY_AGENT = tuple(stop for stop in Stop if stop.is_agent_fault)
 
 
 @dataclass(frozen=True)

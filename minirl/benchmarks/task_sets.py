@@ -19,7 +19,7 @@ from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
 from minirl.benchmarks.webarena.tasks import is_webarena
 from minirl.benchmarks.world import WorldBenchmark
-from minirl.config import Config
+from minirl.config import Config, JudgeConfig
 from minirl.samplers.endpoint import Endpoint
 from minirl.types import Benchmark, Task
 from minirl.worlds.shop import make_shop, make_tasks
@@ -77,10 +77,11 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> Calla
     return benchmark_of
 
 
-def refuse_impossible(config: Config, tasks: Sequence[Task], rewarded: bool = True) -> None:
+def refuse_impossible(
+    judge: JudgeConfig, tasks: Sequence[Task], benchmark_of: Callable[[Task], Benchmark], rewarded: bool
+) -> None:
     """Raise ValueError if a task can't be scored, or its site has no address. Episodes that are not
     `rewarded` may end without a verdict."""
-    judge, benchmark_of = config.judge, choose_benchmarks(config)
     for task in tasks:
         benchmark = benchmark_of(task)
         if benchmark.judged and rewarded and not (judge.model or judge.path):
