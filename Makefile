@@ -26,6 +26,17 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
 STAMP := $(VENV)/.stamp
 
+# Where no Chromium runs, Playwright's download is tried; then, for root, the distribution's package, and the
+# libraries that a download lacks. One that the user names is never replaced.
+CHROMIUM := $(PY) -m minirl.browser.executable
+DOWNLOAD := $(VENV)/bin/playwright install --only-shell chromium
+define find-chromium
+@try() { [ -n "$$MINIRL_CHROMIUM" ] || $(CHROMIUM) >/dev/null 2>&1 || { echo "setup: $$*"; timeout 300 "$$@" </dev/null; }; }; \
+root() { [ "$$(id -u)" != 0 ] || try "$$@"; }; \
+try $(DOWNLOAD); root apt-get -qq update; root apt-get -qq install -y chromium-headless-shell; \
+root $(DOWNLOAD) --with-deps; $(CHROMIUM)
+endef
+
 # Settings given on the command line are obeyed even when the stamp is fresh.
 ifneq ($(filter command,$(origin TORCH) $(origin EXTRAS)),)
 $(STAMP): FORCE
@@ -39,9 +50,9 @@ help: ## list the targets
 	@echo '  Flags go in ARGS, as in: make train ARGS="--help". The Makefile'"'"'s first lines tell the rest.'
 
 setup: $(STAMP) ## make .venv/ with all packages, and find or install Chromium
-	@$(PY) -m minirl.browser.executable || $(PY) -m minirl.browser.executable --install
+	$(find-chromium)
 
-test: setup ## lint, format check and the quick tests
+test: types ## lint, format check, types and the quick tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -103,5 +114,5 @@ ifneq ($(filter gpu,$(extras)),)
 else
 	@$(PIP) install --editable '.[$(EXTRAS)]'
 endif
-	@$(PY) -m minirl.browser.executable --install
+	$(find-chromium)
 	@touch $(STAMP)

@@ -1,18 +1,14 @@
 """Measure the success rate of a checkpoint on a file of tasks, with its interval; or compare two of them.
 
-    python eval.py tiny                                       the newest checkpoint of runs/tiny
-    python eval.py tiny --name second-try                     that of runs/second-try
-    python eval.py --tasks FILE --limit 3                     other tasks than those the run held out
-    python eval.py RECIPE --tasks FILE --protocol webvoyager-official --seeds 0 1 2
-                                                              as a paper evaluates, three episodes a task
-    python eval.py --compare A.json B.json                    two evaluations, task by task
+    python eval.py tiny --name second-try    the newest checkpoint of runs/second-try, by default runs/tiny
+    python eval.py --tasks FILE --limit 3    other tasks than those the run held out
+    python eval.py RECIPE --tasks FILE --protocol webvoyager-official --seeds 0 1 2   as a paper evaluates
+    python eval.py --compare A.json B.json   two evaluations, task by task
 
-    checkpoint --rollouts, one episode per task and seed--> trajectories --ledger--> results --tables--> you
+    checkpoint --one episode per task and seed--> trajectories --ledger--> results --tables--> you
 
-Sampled as `config.eval` or the protocol says. The training run is only read: evaluations gather in
-runs/NAME-eval. The same command goes on after an interruption; finished episodes stay, aborted ones included,
-unless --retry is given. OpenWebRL, section 4: the success rate with and without aborted tasks; appendices D
-and E: the phrases of turns, and why episodes failed.
+The training run is only read: evaluations gather in runs/NAME-eval. The same command goes on after an
+interruption, and tries aborted episodes again with --retry. OpenWebRL section 4, appendices D and E.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +26,7 @@ from minirl.cli.report import write_report
 from minirl.console import CONSOLE, progress, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.evaluation import failures, resume, tables
-from minirl.evaluation.results import Summary
+from minirl.evaluation.results import Row
 from minirl.experiment import Experiment, open_experiment
 from minirl.recipes import RECIPES
 from minirl.types import Task
@@ -43,12 +39,14 @@ def read_config(argv: Sequence[str]) -> resume.EvalScriptConfig:
     name, flags = recipe_name(argv, RECIPES)
     parse = partial(read_flags, flags=flags, prog=f"eval.py {name}", common=COMMON)
     config = resume.resolve_run(RECIPES[name](), parse)
-    return config if config.compare else check(config)
+    if not config.compare:
+        check(config)
+    return config
 
 
 async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
-    experiment = open_experiment(config, ranks)
-    config, protocol = experiment.config, tables.named(config.protocol)
+    experiment, protocol = open_experiment(config, ranks), tables.named(config.protocol)
+    config = replace(config, model=experiment.config.model)
     tasks = resume.select_tasks(config, experiment.tasks.heldout)
     experiment.tasks = replace(experiment.tasks, heldout=tasks)
     say(f"evaluating {resume.subject_of(config)} on {len(tasks)} tasks")
@@ -59,14 +57,15 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
     if results:
         say(f"{len(ledger.places) - len(missing)} episodes are in {ledger.path}; delete it to begin again")
     if missing:
+        experiment.config = resume.share_browsers(config, ranks)
         await attempt(experiment, ledger, missing, protocol)
         results = ledger.collect()
 
-    score = tables.show(results, protocol, tasks)
+    score = tables.show(results, protocol)
     if config.success_within:
         CONSOLE.print(tables.curve(results, config.success_within, protocol))
     if ranks.is_main:
-        record(experiment, ledger.label, score)
+        record(experiment, ledger.label, score, config.protocol)
     say(f"results: {ledger.path}\nreport: {experiment.run.report_path}")
 
 
@@ -76,36 +75,30 @@ async def attempt(
     """Run an episode per task and seed. Samples depend on these, the config's seed and the weights."""
     tasks, seeds = map(list, zip(*missing, strict=True))
     await experiment.reset_sites()
-    experiment.config = config = resume.share_browsers(experiment.config, experiment.ranks)
-    steps, rule = config.eval.max_steps, {"on_done": ledger.add, "succeeds_by": protocol.succeeds_by}
+    steps = experiment.config.eval.max_steps
     try:
         async with experiment.worker() as worker:
+            worker.harness.succeeds_by = protocol.succeeds_by
             with progress("evaluating", len(missing)) as meter:
-                await worker.evaluate(tasks, "eval", steps, meter.reach, members=seeds, **rule)
+                await worker.evaluate(tasks, "eval", steps, meter.reach, seeds, ledger.add)
     finally:
         ledger.write()  # after Ctrl-C, too
 
 
-def record(experiment: Experiment, label: str, score: Summary) -> None:
-    """Print why episodes failed and the phrases of their turns. Adds this and the numbers to the folder and
-    its report, beside those of earlier evaluations."""
+def record(experiment: Experiment, label: str, score: Row, protocol: str) -> None:
+    """Add the numbers, why episodes failed and the phrases of their turns to the folder and its report."""
     trajectories = experiment.run.load_trajectories(label)
-    errors, proxies = failures.error_rows(trajectories), failures.proxy_rows(trajectories)
-    if errors:
-        CONSOLE.print(tables.failures_table(errors))
-    if any(row.name == "any" and row.turns for row in proxies):
-        CONSOLE.print(tables.proxies_table(proxies))
     checkpoint = resume.subject_of(experiment.config)
     state, rate = Path(checkpoint) / "state.json", score.success
     experiment.run.add_eval(
         label,
         **{"success": rate.rate, "low": rate.low, "high": rate.high, "n": rate.episodes},
         step=json.loads(state.read_text()).get("step", 0) if state.is_file() else 0,
-        invalid=score.aborted,
+        invalid=score.all_tasks.episodes - score.without_aborted.episodes,
         checkpoint=checkpoint,
-        protocol=experiment.config.protocol,
-        errors=[asdict(row) for row in errors],
-        proxies=[asdict(row) for row in proxies],
+        protocol=protocol,
+        errors=failures.error_rows(trajectories),
+        proxies=failures.proxy_rows(trajectories),
     )
     write_report(experiment.run.root)
 

@@ -10,7 +10,7 @@
 
     python train.py tiny --reward.by judge --judge.path runs/tiny_judge/checkpoints/judge
 
-OpenWebRL, sections 4.3 and 5.3. The judge itself is minirl/judges/judge.py.
+OpenWebRL, sections 4.3 and 5.3.
 """
 
 from __future__ import annotations

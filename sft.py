@@ -2,9 +2,9 @@
 
     python sft.py tiny
 
-Loss on the response tokens only, cosine schedule with warm-up, stopped when validation episodes in the
-browser succeed often enough: a policy that never succeeds gives reinforcement nothing to compare, and one
-that has been cloned to the end leaves it little to learn. OpenWebRL section 3.3.
+Loss on the response tokens only, cosine schedule with warm-up. It stops when validation episodes succeed
+often enough: a policy that never succeeds gives reinforcement nothing to compare, one cloned to the end
+leaves it little to learn. OpenWebRL section 3.3.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Multi-turn GRPO for web agents, start to end.
 
     python train.py                                    the tiny recipe, on a laptop
-    python train.py openwebrl-4b --model.path FOLDER   a paper's recipe
-    python train.py tiny --help                        the settings that people change most
+    python train.py openwebrl-4b --model.path FOLDER   a paper's recipe; --help shows its flags
 
     tasks --> episodes in Chromium --> groups --> advantages --> rows --> clipped loss --> weights
       ^        (minirl/rollout.py)      (advantages.py)      (rows.py)     (loss.py)         |
       +----------------------------- the next step samples from them <-----------------------+
 
-OpenWebRL section 3.4, WebAgent-R1 section 3. Deviations are listed in the modules. Everything beside learning
-(where to start, evaluations, checkpoints, Ctrl-C) is in minirl/lifecycle.py.
+OpenWebRL section 3.4, WebAgent-R1 section 3; the modules list deviations. What a run does beside learning is
+in minirl/lifecycle.py.
 """
 
 from __future__ import annotations
@@ -27,29 +26,21 @@ from minirl.config import Config
 from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.experiment import Experiment, open_experiment
-from minirl.lifecycle import (
-    State,
-    begin,
-    end_step,
-    evaluate,
-    evaluate_if_due,
-    finish,
-    rescue,
-    saved_at_the_end,
-)
+from minirl.lifecycle import State, begin, end_step, evaluate, evaluate_if_due, finish, saving
 from minirl.rollout import Collected, RolloutWorker, TaskStream
 from minirl.rows import TrajectoryRows, make_rows
 from minirl.run_folder import Run
-from minirl.types import Group
+from minirl.types import Group, RunEnds
 from sft import warm_start
 
 
 async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: State) -> None:
-    """Run the algorithm. `state` counts the finished steps, so that a run can be resumed."""
+    """Run the algorithm; a resumed run begins after `state["step"]` steps."""
     config, trainer = experiment.config, experiment.trainer
     stream = TaskStream(experiment.tasks.train, config.seed)
     while state["step"] < config.steps:
-        await evaluate_if_due(experiment, worker, state)
+        if isinstance(worker, RolloutWorker):
+            await evaluate_if_due(experiment, worker, state)
         step, started = state["step"], time.monotonic()
 
         # 1. Collect: G episodes for each task of the stream, until enough groups teach something.
@@ -58,8 +49,7 @@ async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: S
         if collected.reason:
             say(f"step {step + 1}: {collected.reason}")
         if not collected.groups:
-            saved = rescue(experiment, state)
-            raise ValueError(f"step {step + 1}: no group to learn from. {collected.reason}; {saved}")
+            raise RunEnds(f"step {step + 1}: no group to learn from. {collected.reason}")
 
         # 2. Advantages: how much better each episode was than the others of its task.
         groups: list[Group] = collected.groups
@@ -93,12 +83,12 @@ async def main(config: Config, ranks: Ranks) -> None:
         source = Run(config.replay)
         experiment.config = replace(config, steps=min(config.steps, len(source.step_labels())))
         state = begin_replay(experiment, source)
-        with saved_at_the_end(experiment, state):
+        with saving(experiment, state):
             await train(experiment, Replay(source), state)
         return finish(experiment)
     async with experiment.worker(rewarded=True) as worker:
         state = await begin(experiment, worker, warm_start)
-        with saved_at_the_end(experiment, state):
+        with saving(experiment, state):
             await train(experiment, worker, state)
         await evaluate(experiment, worker, experiment.tasks.heldout, "after_rl", state["step"])
     finish(experiment)
@@ -109,7 +99,7 @@ def run(argv: Sequence[str]) -> None:
     if config.plan:
         from minirl.cli.memory_plan import plan, show
 
-        return show(plan(config, config.gpus, config.gpu_gb))
+        return show(plan(config))
     check_folders(config)
     with open_ranks(config.browser.acquire_seconds + config.browser.episode_seconds) as ranks:
         asyncio.run(main(config, ranks))

@@ -4,18 +4,15 @@
                  state.json                                      where the run was
                  shards/                                         float32 weights and Adam's moments, by rank
 
-The shards are read to resume, by as many ranks as there are then. They are copied aside and written while
-the next episodes run; the folder is made beside its place and renamed when all ranks have written, so that a
-final name means a complete one. One that can't be read all the same is named, and the one before it is used.
+The shards are read to resume, by as many ranks as there are then. They are written while the next episodes
+run; the folder is renamed when all ranks have written, so that a final name means a complete one. One that
+can't be read all the same is named, and the one before it is used.
 """
-
-from __future__ import annotations
 
 import json
 import pickle
 import shutil
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,6 @@ from minirl.trainer import Trainer
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 IF_THERE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
 WRITE_SECONDS = 3600.0
-CPU = torch.device("cpu")
 UNREADABLE = (OSError, ValueError, RuntimeError, EOFError, KeyError, SafetensorError, pickle.PickleError)
 
 
@@ -43,25 +39,19 @@ class Checkpoints:
 
     def __init__(self, trainer: Trainer, folder: Path):
         self.trainer, self.ranks, self.folder = trainer, trainer.ranks, folder
-        self.writing: tuple[Path, Future[Any]] | None = None
+        self.writing: tuple[Path, Any, int] | None = None  # the future, and how many are kept
 
     def saved(self) -> set[str]:
         """Return the names of the checkpoints to resume from, with the one that is being written."""
         writing = [self.writing[0]] if self.writing else []
         return self.ranks.broadcast({path.stem for path in checkpoints(self.folder) + writing})
 
-    def clear(self) -> None:
-        """Delete the checkpoints of an earlier run."""
-        if self.ranks.is_main:
-            prune(self.folder, keep=0)
-        self.ranks.barrier()
-
     def save(self, name: str, state: dict[str, Any], keep: int) -> None:
-        """Start to write a checkpoint to resume from; `finish` completes it, and leaves the newest `keep`."""
+        """Start to write a checkpoint to resume from; `finish` completes it and leaves the newest `keep`."""
         self.finish()
         part, group = self._export(name, state), self.ranks.side
         future = dcp.async_save(shards(self.trainer), checkpoint_id=part / "shards", process_group=group)
-        self.writing, self.keep = (part, future), keep
+        self.writing = part, future, keep
 
     def export(self, name: str, state: dict[str, Any]) -> None:
         """Write a checkpoint to start from: no shards."""
@@ -72,14 +62,14 @@ class Checkpoints:
         """Wait for the checkpoint that is being written, and name it. OSError if that failed."""
         if self.writing is None:
             return
-        (part, future), self.writing = self.writing, None
+        (part, future, keep), self.writing = self.writing, None
         try:
             future.result(timeout=WRITE_SECONDS)
         except dcp.api.CheckpointException as error:
             raise OSError(f"{part} could not be written: {error}".splitlines()[0]) from None
         self._complete(part)
         if self.ranks.is_main:
-            prune(self.folder, self.keep)
+            prune(self.folder, keep)
 
     def _export(self, name: str, state: dict[str, Any]) -> Path:
         """Write the Hugging Face folder and the run's state; return its place, NAME.part."""
@@ -104,8 +94,7 @@ class Checkpoints:
     def _complete(self, part: Path) -> None:
         self.ranks.barrier()
         if self.ranks.is_main:
-            path = part.with_suffix("")
-            old = path.with_name(path.name + ".old")
+            path, old = part.with_suffix(""), part.with_suffix(".old")
             shutil.rmtree(old, ignore_errors=True)
             if path.exists():
                 path.rename(old)
@@ -114,9 +103,8 @@ class Checkpoints:
         self.ranks.barrier()
 
     def load(self, path: Path) -> dict[str, Any]:
-        """Read a checkpoint, to go on from it; return the run's state. ValueError if it can't be read; one of
-        another model changes nothing."""
-        here, state, problem = shards(self.trainer), {}, None
+        """Read a checkpoint; return the run's state. ValueError if it can't be read or fits another model."""
+        here, state, problems = shards(self.trainer), {}, []
         try:
             state = json.loads((path / "state.json").read_text())
             there = dcp.FileSystemReader(path / "shards").read_metadata().state_dict_metadata
@@ -124,8 +112,8 @@ class Checkpoints:
             if sizes != {k: tuple(v.shape) for k, v in here.items()}:
                 raise ValueError("it belongs to another model")
         except UNREADABLE as error:
-            problem = unusable(path, error)
-        if problems := [p for p in self.ranks.all_gather([problem]) if p is not None]:
+            problems = [unusable(path, error)]
+        if problems := self.ranks.all_gather(problems):
             raise problems[0]  # on all ranks, or the others would wait for this one
         try:
             dcp.load(here, checkpoint_id=path / "shards", process_group=self.ranks.side)
@@ -136,7 +124,8 @@ class Checkpoints:
     def start_from(self, path: Path) -> None:
         """Take the weights alone, from any Hugging Face folder of this model. ValueError if it is none."""
         try:
-            fresh, model = load_model(ModelConfig(path=str(path)), CPU, "auto"), self.trainer.policy.model
+            fresh = load_model(ModelConfig(path=str(path)), torch.device("cpu"), "auto")
+            model = self.trainer.policy.model
             given, wanted = ({n: w.shape for n, w in m.named_parameters()} for m in (fresh, model))
             if given != wanted:
                 raise ValueError("it belongs to another model")
@@ -145,9 +134,8 @@ class Checkpoints:
             raise unusable(path, error) from None
 
     def resume(self, say: Callable[[str], None]) -> dict[str, Any]:
-        """Load the newest checkpoint that can be read, and delete newer ones; return the run's state.
-        ValueError if there is none."""
-        paths = self.ranks.broadcast(list(reversed(checkpoints(self.folder))))
+        """Load the newest checkpoint that can be read, and delete newer ones; return the run's state."""
+        paths = self.ranks.broadcast(checkpoints(self.folder)[::-1])
         for i, path in enumerate(paths):
             try:
                 state = self.load(path)
@@ -163,15 +151,14 @@ class Checkpoints:
 
 def shards(trainer: Trainer) -> dict[str, Tensor]:
     """Return this rank's weights and moments by name, as they are in use: `dcp.load` writes into them."""
-    out: dict[str, Tensor] = {}
-    for name, weight in trainer.policy.model.named_parameters():
-        tensors = {"weight": weight.detach(), **trainer.optimizer.state.get(weight, {})}
-        out |= {f"{key}.{name}": tensor for key, tensor in tensors.items()}
-    return out
+    return {
+        f"{key}.{name}": tensor
+        for name, weight in trainer.policy.model.named_parameters()
+        for key, tensor in {"weight": weight.detach(), **trainer.optimizer.state.get(weight, {})}.items()
+    }
 
 
-def unusable(path: Path, error: Exception) -> ValueError:
-    """Return an error of one line that names the checkpoint."""
+def unusable(path: Path, error: BaseException) -> ValueError:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return ValueError(f"checkpoint {path} can't be used: {reason}")
 

@@ -1,7 +1,7 @@
 """The terminal: progress of long phases and single lines.
 
-Every module that takes long or has something to tell writes through here. On a terminal progress is a bar;
-elsewhere (CI, `nohup`, a pipe) it is a plain line every ten seconds, so that the log can be read afterwards.
+Every module that takes long or has something to tell writes through here. On a terminal the state of a phase
+is a bar and a line that move; elsewhere (CI, `nohup`, a pipe) a new line every ten seconds, to be read later.
 """
 
 from __future__ import annotations
@@ -14,17 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -39,11 +29,7 @@ def say(text: str, style: str = "") -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return a time for people.
-
-    >>> duration(7.26), duration(83), duration(5025)
-    ('7.3s', '1m23s', '1h23m')
-    """
+    """Return a time for people: "7.3s", "1m23s" or "1h23m"."""
     if seconds < 59.95:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
@@ -52,7 +38,7 @@ def duration(seconds: float) -> str:
 
 @dataclass
 class Meter:
-    """How far a phase has come. The phase calls `advance`; bars and lines read the fields."""
+    """How far a phase has come. The phase calls `advance` or `reach`; `line` is shown."""
 
     description: str
     total: int | None = None
@@ -72,62 +58,36 @@ class Meter:
     def elapsed(self) -> float:
         return time.monotonic() - self.started
 
-    @property
-    def rate(self) -> float:
-        return self.done / max(self.elapsed, 1e-6)  # a second
-
     def line(self) -> str:
         """Return the state of the phase on one line.
 
         >>> Meter("collecting", total=64, done=16, started=time.monotonic() - 32).line()
         'collecting: 16/64, 0.5/s, 32.0s elapsed, 1m36s left'
         """
-        parts = []
+        elapsed, parts = self.elapsed, []
+        rate = self.done / max(elapsed, 1e-6)
         if self.total is not None or self.done:
-            parts.append(f"{self.done}/{self.total}" if self.total is not None else f"{self.done}")
-            parts.append(f"{self.rate:.3g}/s")
-        parts.append(f"{duration(self.elapsed)} elapsed")
+            parts += [f"{self.done}" if self.total is None else f"{self.done}/{self.total}", f"{rate:.3g}/s"]
+        parts.append(f"{duration(elapsed)} elapsed")
         if self.total is not None and 0 < self.done < self.total:
-            parts.append(f"{duration((self.total - self.done) / self.rate)} left")
-        return f"{self.description}: {', '.join(parts)}" + (f", {self.note}" if self.note else "")
+            parts.append(f"{duration((self.total - self.done) / rate)} left")
+        return f"{self.description}: {', '.join(filter(None, [*parts, self.note]))}"
 
 
 @contextmanager
 def progress(description: str, total: int | None = None) -> Iterator[Meter]:
-    """Show a phase that takes longer than two seconds.
-
-        with progress("collecting episodes", total=64) as meter:
-            ...
-            meter.advance()
-
-    `total=None` is for phases whose length is unknown, such as loading a model.
-    """
-    meter = Meter(description, total)
-    with show_bar(meter) if CONSOLE.is_terminal else show_lines(meter):
-        yield meter
-
-
-@contextmanager
-def show_bar(meter: Meter) -> Iterator[None]:
-    columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}", markup=False)]
-    columns += [BarColumn(bar_width=28), MofNCompleteColumn(), TimeElapsedColumn()]
-    columns += [TimeRemainingColumn(), TextColumn("{task.fields[note]}", style="dim")]
-    with Progress(*columns, console=CONSOLE, transient=True) as bars:
-        bar = bars.add_task(meter.description, total=meter.total, note="")
-
-        def update() -> None:
-            bars.update(bar, completed=meter.done, note=f"{meter.rate:.3g}/s {escape(meter.note)}")
-
-        with every(0.2, update):
-            yield
-
-
-@contextmanager
-def show_lines(meter: Meter) -> Iterator[None]:
-    ending = "stopped"
+    """Show how far a phase has come, while the block calls the meter; `total=None`: its length is unknown."""
+    meter, ending = Meter(description, total), "stopped"
+    if CONSOLE.is_terminal:
+        columns = SpinnerColumn(), BarColumn(bar_width=28), TextColumn("{task.description}", markup=False)
+        with Progress(*columns, console=CONSOLE, transient=True) as bars:
+            bar = bars.add_task(description, total=total)
+            with every(0.2, lambda: bars.update(bar, completed=meter.done, description=meter.line())):
+                yield meter
+        return
     try:
         with every(PLAIN_SECONDS, lambda: say(meter.line())):
-            yield
+            yield meter
         ending = "finished"
     finally:
         if meter.elapsed >= QUIET_SECONDS:

@@ -1,25 +1,9 @@
 """Token-exact history: the prompt of turn t is built from ids, never by re-templating text.
 
-Stands between the episode and the sampler. A conversation is a list of steps, each made of
-
-    head       what stays for good: task or feedback, tabs and URL      \
-    ephemeral  the screenshot (or the page's HTML), newest turns only    >  the user's message
-    tail       the closing of the user's message, the assistant's opening/
-    response   the ids that were sampled, verbatim
-
-and the prompt of the newest step is
-
-    trunk  = start, then for every settled step: head, stand-in, tail, response, closing
-    branch = for the last `keep` steps: head, ephemeral, tail (and response, closing of the older ones)
-
-with the newest head moved to the trunk's end where it can be (`keep == 1`), because the trunk is what
-turns share. The trunk only ever grows, so that turn t's prompt is `trunk[:shared] + branch` for the
-trunk of the finished episode, which is what prefix caches and prefix-tree training feed on.
-
-OpenWebRL section 3.2 (all reasoning, last K screenshots) and WebAgent-R1's dynamic context compression
-(old pages become a stand-in) are this one rule with other pieces: each agent writes its messages as `Words`.
-Deviation from both codebases: they rebuild and tokenise the conversation every turn, so that what is trained
-differs from what was sampled.
+Stands between the episode and the sampler. OpenWebRL section 3.2 (all reasoning, last K screenshots) and
+WebAgent-R1's dynamic context compression (old pages become a stand-in) are this one rule (see Context) with
+other pieces: each agent writes its messages as `Words`. Deviation from both codebases: they rebuild and
+tokenise the conversation every turn, so that what is trained differs from what was sampled.
 """
 
 from __future__ import annotations
@@ -31,9 +15,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
-from minirl.types import Message, Observation, Prompt
+from minirl.types import Message, Observation, Prompt, Tokenizer
 
 THINK_END, ANSWER = "</think>", "<answer>"
 
@@ -43,23 +26,18 @@ _MARKS = ("\ue000S\ue000", "\ue000U\ue000", "\ue000A\ue000", "\ue000V\ue000")
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """The text that a model's chat template puts around messages, found by rendering marks.
+    """The text that a model's chat template puts around messages, found by rendering marks."""
 
-    For ChatML: `start` = "<|im_start|>system\\n", `to_user` = "<|im_end|>\\n<|im_start|>user\\n",
-    `to_assistant` = "<|im_end|>\\n<|im_start|>assistant\\n<think>\\n" and `close` (after a sampled end
-    token) = "\\n<|im_start|>user\\n".
-    """
-
-    start: str
-    to_user: str
-    to_assistant: str
-    close: str
+    start: str  # in ChatML "<|im_start|>system\n"
+    to_user: str  # "<|im_end|>\n<|im_start|>user\n"
+    to_assistant: str  # "<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    close: str  # after a sampled end token: "\n<|im_start|>user\n"
     opens_think: bool  # the template already wrote "<think>", so responses come without it
     drops_end: bool = False  # past responses stand in the history without their end token
     most_chars: int = 0  # of history and page together; 0: no limit
 
     @classmethod
-    def from_template(cls, tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
+    def from_template(cls, tokenizer: Tokenizer) -> ChatFormat:
         system, user, assistant, user2 = _MARKS
         roles = ("system", "user", "assistant", "user")
         messages = [{"role": r, "content": m} for r, m in zip(roles, _MARKS, strict=True)]
@@ -70,10 +48,8 @@ class ChatFormat:
             _, rest = rest.split(assistant)
             close, to_assistant = rest.split(user2)
         except (ValueError, TemplateError):  # TemplateError: a template may refuse a role
-            raise ValueError(
-                "the model's chat template does not render system, user and assistant messages once each; "
-                "use a chat model (Instruct or Thinking)"
-            ) from None
+            roles = "system, user and assistant messages once each"
+            raise ValueError(f"the chat template does not render {roles}; use a chat model") from None
         return cls(
             start=start,
             to_user=to_user,
@@ -101,45 +77,46 @@ WordsFn = Callable[[int, str, Observation, tuple[str, ...]], Words]
 class Step:
     """One user message and, once sampled, its response; all ids but the image."""
 
-    head: tuple[int, ...]
-    ephemeral: tuple[int, ...]
-    tail: tuple[int, ...]
+    head: tuple[int, ...]  # what stays for good: task or feedback, tabs and URL
+    ephemeral: tuple[int, ...]  # the screenshot or the page's HTML, of the newest steps only
+    tail: tuple[int, ...]  # the closing of the user's message, the assistant's opening
     image: bytes | None
     words: Words
-    response: tuple[int, ...] = ()
+    response: tuple[int, ...] = ()  # the ids that were sampled, verbatim
     answer: str = ""  # the response as text
 
 
 class Context:
-    """The conversation of one episode. Call `observe`, sample from the prompt, call `respond`, repeat.
+    """The conversation of one episode: call `observe`, sample from its prompt, call `respond`, repeat.
 
-    `image_tokens(png)` is the number of image pads the model's processor makes of a screenshot; `keep`
-    the number of newest observations shown in full; `words` (an agent's) writes the messages. Without
-    `reasoning` the ids of a past response begin at its `</think>`.
+    The prompt of the newest step is trunk + branch, where
+
+        trunk  = start, then for every settled step: head, stand-in, tail, response, closing
+        branch = for the last `keep` steps: head, ephemeral, tail (and response, closing of the older ones)
+
+    with the newest head at the trunk's end if `keep == 1`. The trunk only ever grows, so turn t's prompt is
+    `trunk[:shared] + branch` with the trunk of the finished episode: prefix caches and prefix-tree training
+    feed on that. Without `reasoning` past responses begin at `</think>`.
     """
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         chat: ChatFormat,
         system: str,
         task: str,
-        image_tokens: Callable[[bytes], int],
+        image_tokens: Callable[[bytes], int],  # how many pads the model's processor makes of a screenshot
         words: WordsFn,
         keep: int = 1,
         reasoning: bool = True,
     ):
-        if keep < 1:
-            raise ValueError(f"--agent.screenshots must be at least 1, not {keep}")
-        self.tokenizer, self.chat, self.task, self.reasoning = tokenizer, chat, task, reasoning
-        self.image_tokens, self.keep = image_tokens, keep
-        self.close = self._ids(chat.close)
+        self.tokenizer, self.chat, self.system, self.words = tokenizer, chat, system, words
+        self.image_tokens, self.keep, self.reasoning = image_tokens, keep, reasoning
+        self.control = control_tokens(tokenizer)
+        self.task, self.close = inert(task, self.control), self._ids(chat.close)
         self.trunk: list[int] = list(self._ids(chat.start + system + chat.to_user))
-        self.system, self.words = system, words
         self.settled: list[Step] = []
         self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the trunk
-        self.heads_in_trunk = 0  # 1 while the newest head already ends the trunk
-        self.control = control_tokens(tokenizer)
 
     def observe(self, observation: Observation, feedback: tuple[str, ...] = ()) -> Prompt:
         """Open the next step with an observation and the feedback on the last calls; return its prompt."""
@@ -148,13 +125,9 @@ class Context:
         self.recent.append(self._step(observation, feedback))
         if self.keep == 1:
             self.trunk += self.recent[0].head
-            self.heads_in_trunk = 1
-        return self.prompt()
-
-    def prompt(self) -> Prompt:
         branch: list[int] = []
         for i, step in enumerate(self.recent):
-            branch += () if self.heads_in_trunk else step.head
+            branch += () if self.keep == 1 else step.head
             branch += step.ephemeral + step.tail
             if i < len(self.recent) - 1:
                 branch += self._kept(step) + self.close
@@ -181,16 +154,13 @@ class Context:
 
     def respond(self, response_ids: tuple[int, ...], answer: str = "") -> None:
         """Keep the sampled ids of the newest step, verbatim; `answer` is their text, for `messages`."""
-        step = self.recent[-1]
-        assert not step.response, "respond() once per observe()"
-        self.recent[-1] = replace(step, response=tuple(response_ids), answer=answer)
+        assert not self.recent[-1].response, "respond() once per observe()"
+        self.recent[-1] = replace(self.recent[-1], response=tuple(response_ids), answer=answer)
 
     def _settle(self, step: Step) -> None:
         """Move a step whose observation is no longer shown into the trunk."""
-        if not self.heads_in_trunk:
-            self.trunk += step.head
+        self.trunk += () if self.keep == 1 else step.head
         self.trunk += self._ids(step.words.stand_in) + step.tail + self._kept(step) + self.close
-        self.heads_in_trunk = 0
         self.settled.append(replace(step, image=None))  # its screenshot would only take memory
 
     def _kept(self, step: Step) -> tuple[int, ...]:
@@ -200,45 +170,39 @@ class Context:
             return step.response[:-1]
         if self.reasoning:
             return step.response
-        ends = think_ends(self.tokenizer, step.response)
-        return step.response[ends[0] if self.chat.opens_think else ends[1] :]
+        start, end = think_ends(self.tokenizer, step.response)
+        return step.response[start if self.chat.opens_think else end :]
 
     def _step(self, observation: Observation, feedback: tuple[str, ...]) -> Step:
-        text, page = self._inert(observation.text), self._inert(observation.page_text)
+        page = inert(observation.page_text, self.control)
         if self.chat.most_chars:
             said = sum(len(step.answer) + len(step.words.head + step.words.stand_in) for step in self.settled)
             page = page[: max(0, self.chat.most_chars - said)]
-        n = len(self.settled) + len(self.recent)
-        seen, told = replace(observation, text=text, page_text=page), tuple(map(self._inert, feedback))
-        words = self.words(n, self._inert(self.task), seen, told)
+        seen = replace(observation, text=inert(observation.text, self.control), page_text=page)
+        told = tuple(inert(line, self.control) for line in feedback)
+        words = self.words(len(self.settled) + len(self.recent), self.task, seen, told)
+        image, shown = observation.image, (words.page,)
+        if image is not None:
+            shown = (f"{words.page}screenshot:\n", image, "\n")
         return Step(
             head=self._ids(words.head),
-            ephemeral=self._ephemeral(words.page, observation),
+            ephemeral=ids_with_pictures(shown, self.tokenizer, self.image_tokens),
             tail=self._ids(words.tail + self.chat.to_assistant),
-            image=observation.image,
+            image=image,
             words=words,
         )
 
-    def _ephemeral(self, page: str, observation: Observation) -> tuple[int, ...]:
-        image = observation.image
-        parts = (page,) if image is None else (f"{page}screenshot:\n", image, "\n")
-        return ids_with_pictures(parts, self.tokenizer, self.image_tokens)
-
     def _ids(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
-
-    def _inert(self, text: str) -> str:
-        return inert(text, self.control)
+        return ids_with_pictures([text], self.tokenizer, self.image_tokens)
 
 
 def ids_with_pictures(
-    parts: Iterable[str | bytes], tokenizer: PreTrainedTokenizerBase, image_tokens: Callable[[bytes], int]
+    parts: Iterable[str | bytes], tokenizer: Tokenizer, image_tokens: Callable[[bytes], int]
 ) -> tuple[int, ...]:
-    """Return the ids of texts and screenshots (PNG bytes) in their order. A screenshot becomes as many image
-    pads as `image_tokens` says, between the vision tokens; the texts before it are tokenised in one piece."""
+    """Return the ids of texts and screenshots (PNG bytes) in their order. A screenshot becomes `image_tokens`
+    pads between the vision tokens; the texts before it are tokenised in one piece."""
     pad = tokenizer.convert_tokens_to_ids(IMAGE_PAD)
-    ids: list[int] = []
-    text = ""
+    ids, text = [], ""
     for part in parts:
         if isinstance(part, str):
             text += part
@@ -251,31 +215,30 @@ def ids_with_pictures(
     return tuple(ids)
 
 
-def control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
+def control_tokens(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Return the pattern of the texts that the tokenizer reads as added tokens, if it has any."""
     added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, added))) if added else None
 
 
 def inert(text: str, control: re.Pattern[str] | None) -> str:
-    """Return text from a page or a user with a blank behind the first character of each control token, so
-    that it can't forge one. Halves of surrogate pairs, which JavaScript allows, become question marks."""
+    """Return text from a page or a user with a blank in each control token: it can't forge one. Halves of
+    surrogate pairs, which JavaScript allows, become question marks."""
     text = text.encode("utf-8", "replace").decode()
     return control.sub(lambda m: m[0][0] + " " + m[0][1:], text) if control else text
 
 
-def answer_start(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> int:
-    """Return where the first `<answer>` begins in a response's ids, as one token or several; 0 without
-    one."""
+def answer_start(tokenizer: Tokenizer, ids: tuple[int, ...]) -> int:
+    """Return where the first `<answer>` begins in a response's ids, of one token or several; 0 without it."""
     if ANSWER not in tokenizer.decode(ids):
         return 0
     end = bisect_left(range(len(ids)), True, key=lambda i: ANSWER in tokenizer.decode(ids[: i + 1])) + 1
     return bisect_left(range(end), True, key=lambda i: ANSWER not in tokenizer.decode(ids[i:end])) - 1
 
 
-def think_ends(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> tuple[int, int]:
-    """Return where the last `</think>` begins and ends in a response's ids; (0, 0) without one. Where it is
-    not one token, the ids that hold a part of it are counted in."""
+def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, int]:
+    """Return where the last `</think>`, one token or several, begins and ends in a response's ids; (0, 0)
+    without it."""
     tag = tokenizer.convert_tokens_to_ids(THINK_END)
     if tag is not None and tag != tokenizer.unk_token_id and tag in ids:
         start = len(ids) - 1 - ids[::-1].index(tag)

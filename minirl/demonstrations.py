@@ -1,9 +1,8 @@
 """Demonstrations: successful trajectories to clone, from scripted solutions or from dumps.
 
-Stands between the task set and the warm start (sft.py). Text that a served model has said gets ids here: its
-conversation is told again through the same `Context` that episodes use, so a cloned turn has exactly the
-prompt that the model will see. Here, and only here, a response is tokenised; its log-probs are zeros, since
-no policy of ours sampled it. OpenWebRL section 3.3.
+Stands between the task set and the warm start (sft.py). OpenWebRL section 3.3. Only here is a response
+tokenised: what a served model has said is told again through the `Context` that episodes use, so a cloned
+turn has exactly the prompt that the model will see. Its log-probs are zeros: no policy of ours sampled it.
 """
 
 from __future__ import annotations
@@ -45,15 +44,8 @@ def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:
         end = tokenizer.eos_token if turn.finish == "stop" else ""
         ids = tuple(tokenizer(text + end, add_special_tokens=False)["input_ids"])
         context.respond(ids, turn.text)
-        turns.append(
-            replace(
-                turn,
-                shared=prompt.shared,
-                branch=prompt.ids[prompt.shared :],
-                response_ids=ids,
-                logprobs=(0.0,) * len(ids),
-                text=text,
-            )
-        )
+        branch, zeros = prompt.ids[prompt.shared :], (0.0,) * len(ids)
+        turn = replace(turn, shared=prompt.shared, branch=branch, response_ids=ids, logprobs=zeros, text=text)
+        turns.append(turn)
         feedback = agent.visible_feedback(turn.parsed, turn.feedback)
     return replace(trajectory, trunk=tuple(context.trunk), turns=tuple(turns))

@@ -1,15 +1,11 @@
 """The processes that train together: who they are, and what they tell one another.
 
-`torchrun --nproc-per-node 8 train.py ...` starts one process, a rank, for each GPU. Every rank runs the
-same script, with its own browsers, sampler and shard of the weights, on a share of the episodes and of every
-minibatch. All ranks must make collective calls (`all_gather`, `broadcast`, everything on sharded weights) in
-the same order, so decisions that depend on files go by `broadcast`. Without torchrun there is one rank.
-
-Ranks take a step's tasks from the `TaskQueue` as they have room, and post what became of them. Seeds and
-acceptance go by a task's place in the stream, so a step's batch does not depend on which rank ran what.
+`torchrun --nproc-per-node 8 train.py ...` starts a process, a rank, for each GPU; without it there is one.
+Every rank runs the same script, with its own browsers, sampler and shard of the weights, on a share of the
+episodes and of every minibatch. All ranks must make collective calls (`all_gather`, `broadcast`, everything
+on sharded weights) in the same order, so decisions that depend on files go by `broadcast`. Ranks take a
+step's tasks from the `TaskQueue` as they have room; seeds go by a task's place in the stream.
 """
-
-from __future__ import annotations
 
 import contextlib
 import os
@@ -36,11 +32,10 @@ class Ranks:
     world: int
     device: torch.device
     store: dist.Store
-    side: dist.ProcessGroup  # for collective calls of other threads, which must not mix with training's
+    side: Any  # a group for collective calls of other threads, which must not mix with training's
 
     @property
     def is_main(self) -> bool:
-        """Return True on the rank that logs and writes the run's records."""
         return self.rank == 0
 
     def all_gather(self, items: list[T]) -> list[T]:
@@ -59,12 +54,10 @@ class Ranks:
         return box[0]
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
         self.all_gather([])
 
     def mesh(self, replicas: int) -> DeviceMesh:
-        """Return the mesh (replicate, shard) of `replicas` groups of ranks, each with all of the weights.
-        ValueError if the ranks can't be divided like that."""
+        """Return the mesh (replicate, shard) of `replicas` groups of ranks, each with all of the weights."""
         if self.world % replicas:
             raise ValueError(f"--optim.replicas {replicas} does not divide the number of ranks, {self.world}")
         shape = (replicas, self.world // replicas)
@@ -74,8 +67,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def open_ranks(episode_seconds: float = 0.0) -> Iterator[Ranks]:
-    """Join the ranks that torchrun has started, or stand alone. A collective call fails when a rank is later
-    than an episode may take and half an hour."""
+    """Join the ranks that torchrun has started, or stand alone."""
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
     if cuda:
@@ -92,8 +84,7 @@ def open_ranks(episode_seconds: float = 0.0) -> Iterator[Ranks]:
 
 
 class TaskQueue:
-    """The tasks of one step, under a name used once: with `claim()` 0, 1, 2 by three ranks, and 1 posted
-    True, `results()` is {1: True} on all of them."""
+    """One step's tasks, under a name used once. What one rank posts is in all ranks' `results()`."""
 
     def __init__(self, ranks: Ranks, name: str):
         self.store = dist.PrefixStore(name, ranks.store)
@@ -104,15 +95,13 @@ class TaskQueue:
         return self.store.add("claimed", 1) - 1
 
     def claimed(self) -> int:
-        """Return how many tasks are taken."""
         return self.store.add("claimed", 0)
 
     def post(self, n: int, kept: bool) -> None:
-        """Tell all ranks whether task `n`'s group is kept."""
+        """Tell all ranks whether the group of task `n` is kept."""
         self.store.set(str(n), "kept" if kept else "dropped")
 
     def give_up(self) -> None:
-        """Tell all ranks to stop collecting."""
         self.store.set("given up", "")
 
     def given_up(self) -> bool:
@@ -120,9 +109,8 @@ class TaskQueue:
 
     def results(self) -> dict[int, bool]:
         """Return whether each task that has ended so far is kept."""
-        for n in range(self.claimed()):
-            if n not in self.known and self.store.check([str(n)]):
-                self.known[n] = self.store.get(str(n)) == b"kept"
+        ended = [n for n in range(self.claimed()) if n not in self.known and self.store.check([str(n)])]
+        self.known |= {n: self.store.get(str(n)) == b"kept" for n in ended}
         return self.known
 
 

@@ -3,9 +3,8 @@
     observe -> Context -> sample -> parse -> act, call by call -> feedback -> observe ...
 
 Stands between the sampler and rollouts. One `Stop` ends it, decided here and nowhere else; then the task's
-benchmark reads the page and scores it. The recipe's `Agent` says how the page is seen and answers are read.
-OpenWebRL sections 3.1 to 3.3; deviation from the released code: calls of one response stop at the first
-failure.
+benchmark reads the page and scores it. OpenWebRL sections 3.1 to 3.3; deviation from the released code: calls
+of one response stop at the first failure.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
@@ -24,16 +23,15 @@ from minirl.config import AgentConfig, Config
 from minirl.console import say
 from minirl.context import Context
 from minirl.model import Preprocessor
+from minirl.run_folder import ImageFolder
 from minirl.types import (
     BY_DONE,
     Agent,
     Benchmark,
     BrowserFault,
     Browsers,
-    ImageStore,
-    Observation,
     Parsed,
-    Prompt,
+    PolicyFn,
     Sample,
     SamplerError,
     Score,
@@ -45,9 +43,6 @@ from minirl.types import (
     Turn,
 )
 
-# A policy answers the prompt of a turn. Models look at the prompt alone; scripts and people may use the page.
-PolicyFn = Callable[[int, Prompt, Session], Awaitable[Sample]]
-
 
 @dataclass
 class Harness:
@@ -57,43 +52,37 @@ class Harness:
     preprocessor: Preprocessor
     agent: Agent
     browsers: Browsers
-    images: ImageStore
+    images: ImageFolder
     benchmark_of: Callable[[Task], Benchmark]
+    succeeds_by: tuple[Stop, ...] = BY_DONE  # the endings after which a task is scored; others are no success
     told: bool = False  # whether an unexpected failure has been printed
 
     def tell_once(self, error: Exception) -> None:
         """Print the first unexpected failure's traceback: it is a bug of ours, not a flaky browser."""
         if not self.told:
             self.told = True
-            trace = "".join(traceback.format_exception(error))
-            say(f"an episode failed in a way that minirl does not expect; the first such failure:\n{trace}")
+            say("an episode failed in a way that minirl does not expect; the first such failure:")
+            say("".join(traceback.format_exception(error)))
 
 
 def conversation(agent: Agent, config: AgentConfig, preprocessor: Preprocessor, task: Task) -> Context:
     """Return a task's conversation, still empty, with the recipe's rules of what stays in it."""
+    tokenizer, image_tokens = preprocessor.tokenizer, preprocessor.image_tokens
+    chat, keep = agent.message_format or preprocessor.chat, config.screenshots
     return Context(
-        preprocessor.tokenizer,
-        agent.message_format or preprocessor.chat,
-        agent.system,
-        task.instruction,
-        preprocessor.image_tokens,
-        agent.words,
-        keep=config.screenshots,
-        reasoning=config.reasoning,
+        tokenizer, chat, agent.system, task.instruction, image_tokens, agent.words, keep, config.reasoning
     )
 
 
 @dataclass
 class Episode:
-    """One attempt at a task. `run` returns the trajectory, whatever happens on the way. The task is scored
-    after one of the endings `succeeds_by`; after all others there is no success."""
+    """One attempt at a task. `run` returns the trajectory, whatever happens on the way."""
 
     harness: Harness
     task: Task
     member: int
     policy: PolicyFn
     max_steps: int
-    succeeds_by: tuple[Stop, ...] = BY_DONE
     turns: list[Turn] = field(default_factory=list)
     stop: Stop = Stop.MAX_STEPS
     answer: str | None = None  # of an episode that the agent has ended
@@ -113,6 +102,8 @@ class Episode:
             await self._browse(start)
         except BrowserFault as fault:
             self.stop, self.error = fault.stop, str(fault)
+        except SamplerError as failure:
+            self.stop, self.error = Stop.SAMPLER_ERROR, str(failure)
         except TimeoutError:
             self.stop, self.error = Stop.TIMEOUT, "the episode's deadline passed"
         except (PlaywrightError, ToolFailure) as error:
@@ -150,7 +141,7 @@ class Episode:
                     await benchmark.prepare(session, self.task)
                     ready = time.monotonic()
                     await self._take_turns(session)
-                    if self.stop in self.succeeds_by and not benchmark.judged:
+                    if self.stop in self.harness.succeeds_by and not benchmark.judged:
                         self.score = await benchmark.score(self.task, session, self.answer or "")
             finally:
                 starting = (ready or time.monotonic()) - acquired
@@ -158,21 +149,17 @@ class Episode:
 
     async def _take_turns(self, session: Session) -> None:
         """Take turns until the episode stops."""
-        agent, config = self.harness.agent, self.harness.config
+        agent, config, images = self.harness.agent, self.harness.config, self.harness.images
         observation, feedback = await agent.observe(session), ()
         for t in range(self.max_steps):
-            prompt = self.context.observe(observation, feedback)
+            prompt, seen = self.context.observe(observation, feedback), observation
             if len(prompt.ids) >= config.agent.context_tokens:
                 self.stop = Stop.LENGTH
                 break
             if config.sampler.kind == "remote":
                 prompt = replace(prompt, messages=self.context.messages())
             times = [time.monotonic()]
-            try:
-                sample = await self.policy(t, prompt, session)
-            except SamplerError as failure:
-                self.stop, self.error = Stop.SAMPLER_ERROR, str(failure)
-                break
+            sample = await self.policy(t, prompt, session)
             text, ids = self._text_and_ids(sample)
             self.context.respond(ids, text)
             times.append(time.monotonic())
@@ -180,15 +167,33 @@ class Episode:
             lines = await self._act(session, parsed)
             feedback = agent.visible_feedback(parsed, lines)
             times.append(time.monotonic())
-            seen = observation
             if not parsed.error:  # an unreadable response has not changed the page
                 observation = await agent.observe(session)
             times.append(time.monotonic())
-            self.turns.append(self._turn(prompt, sample, text, seen, parsed, lines, times))
+            phases = zip(("sample", "act", "observe"), times, times[1:], strict=False)
+            turn = Turn(
+                shared=prompt.shared if sample.ids else 0,
+                branch=prompt.ids[prompt.shared :] if sample.ids else (),
+                response_ids=sample.ids,
+                logprobs=sample.logprobs,
+                text=text,
+                images=tuple(map(images.put, prompt.images)),
+                parsed=parsed,
+                feedback=lines,
+                observation=seen.text,
+                page_text=seen.page_text,
+                url=seen.url,
+                finish=sample.finish,
+                version=sample.version,
+                cached=sample.cached,
+                counted=sample.counted,
+                seconds={name: after - before for name, before, after in phases},
+            )
+            self.turns.append(turn)
             if stop := self._stop_after_turn():
                 self.stop = stop
                 break
-        self.final_image = self.harness.images.put(observation.image) if observation.image else ""
+        self.final_image = images.put(observation.image) if observation.image else ""
 
     def _text_and_ids(self, sample: Sample) -> tuple[str, tuple[int, ...]]:
         """Return a response as text and as ids. The ids of a served model's text only measure how long the
@@ -200,54 +205,22 @@ class Episode:
         return text.removesuffix(tokenizer.eos_token), sample.ids
 
     async def _act(self, session: Session, parsed: Parsed) -> tuple[str, ...]:
-        """Run the calls in order, up to the first failure or final answer; return a line of feedback for
-        each."""
+        """Run the calls up to the first failure or final answer; return a line of feedback for each."""
         if parsed.error:
             return (parsed.error,)
-        agent, lines = self.harness.agent, []
-        for i, call in enumerate(parsed.calls):
-            failed = False
+        agent, lines, ended = self.harness.agent, [], False
+        for call in parsed.calls:
+            if ended:
+                lines.append(f"{call.name}: not executed.")
+                continue
             try:
                 lines.append(await agent.act(session, call))
                 self.answer = agent.final_answer(call)
+                ended = self.answer is not None
             except ToolFailure as failure:
                 lines.append(f"{call.name}: failed, {failure}.")
-                failed = True
-            if failed or self.answer is not None:
-                lines += [f"{later.name}: not executed." for later in parsed.calls[i + 1 :]]
-                break
+                ended = True
         return tuple(lines)
-
-    def _turn(
-        self,
-        prompt: Prompt,
-        sample: Sample,
-        text: str,
-        seen: Observation,
-        parsed: Parsed,
-        feedback: tuple[str, ...],
-        times: list[float],
-    ) -> Turn:
-        """Return the record of a turn; `times` are the clock before and after sampling, acting, observing."""
-        phases = zip(("sample", "act", "observe"), times, times[1:], strict=False)
-        return Turn(
-            shared=prompt.shared if sample.ids else 0,
-            branch=prompt.ids[prompt.shared :] if sample.ids else (),
-            response_ids=sample.ids,
-            logprobs=sample.logprobs,
-            text=text,
-            images=tuple(self.harness.images.put(png) for png in prompt.images),
-            parsed=parsed,
-            feedback=feedback,
-            observation=seen.text,
-            page_text=seen.page_text,
-            url=seen.url,
-            finish=sample.finish,
-            version=sample.version,
-            cached=sample.cached,
-            counted=sample.counted,
-            seconds={name: after - before for name, before, after in phases},
-        )
 
     def _stop_after_turn(self) -> Stop | None:
         """Return how the newest turn ends the episode, if it does."""

@@ -2,9 +2,8 @@
 
     Config --open_experiment--> Experiment --worker()--> RolloutWorker
 
-Stands between the scripts and all rooms, and is the only flat module that imports them; each is imported
-where it is needed, so that a run loads no more than it uses. Everything is made from a `Config`; what a run
-has to do beside learning (where to start, evaluations, checkpoints) is done by minirl/lifecycle.py.
+Stands between the scripts and all rooms, and is the only flat module that imports them, each where it is
+needed: a run loads no more than it uses.
 """
 
 from __future__ import annotations
@@ -49,9 +48,7 @@ class Experiment:
     log: Logger
     tasks: TaskSets
     preprocessor: Preprocessor
-    trainer: (
-        Trainer  # None, like the checkpoints, if the model is served elsewhere, which only eval.py allows
-    )
+    trainer: Trainer  # None, like the checkpoints, of a model that is served elsewhere: only in eval.py
     checkpoints: Checkpoints
     ranks: Ranks
 
@@ -66,51 +63,39 @@ class Experiment:
         from minirl.worlds.render import SiteServer
         from minirl.worlds.shop import shops_of
 
-        config, tasks = self.config, self.tasks.all
+        config, browser, run, tasks = self.config, self.config.browser, self.run, self.tasks.all
         benchmark_of = choose_benchmarks(config)
         refuse_impossible(config.judge, tasks, benchmark_of, rewarded)
-        hosts = {urlsplit(task.start_url).hostname for task in tasks}
-        with SiteServer(shops_of(tasks), config.browser.site_port) as server:
-            sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
-            trusted = {place for task in tasks for place in benchmark_of(task).places([task])}
+        trusted = {place for task in tasks for place in benchmark_of(task).places([task])}
+        hosts = HostBackoff(browser.host_failures, 60 * browser.host_minutes)
+        with SiteServer(shops_of(tasks), browser.site_port) as server:
+            # then browsers need to reach nothing else
+            sealed = {urlsplit(task.start_url).hostname for task in tasks} <= set(server.sites)
             async with (
-                BrowserPool(config.browser, server.sites, sealed, trusted) as pool,
+                BrowserPool(browser, server.sites, sealed, trusted) as pool,
                 self.sampler() as sampler,
-                open_judge(config, self.ranks, self.run.images) as judge,
+                open_judge(config, self.ranks, run.images) as judge,
             ):
                 endpoint = judge.endpoint if isinstance(judge, EndpointJudge) else None
-                yield RolloutWorker(
-                    harness=Harness(
-                        config=config,
-                        preprocessor=self.preprocessor,
-                        agent=make_agent(config),
-                        browsers=pool,
-                        images=self.run.images,
-                        benchmark_of=choose_benchmarks(config, endpoint),
-                    ),
-                    sampler=sampler,
-                    ranks=self.ranks,
-                    hosts=HostBackoff(
-                        self.run.root / "hosts.json",
-                        config.browser.host_failures,
-                        60 * config.browser.host_minutes,
-                    ),
-                    judge=judge,
-                )
+                benchmarks = choose_benchmarks(config, endpoint)
+                agent = make_agent(config)
+                harness = Harness(config, self.preprocessor, agent, pool, run.images, benchmarks)
+                yield RolloutWorker(harness, sampler, self.ranks, hosts, judge)
 
     @contextlib.asynccontextmanager
     async def sampler(self) -> AsyncIterator[Sampler]:
         """Open the sampler that the config names, with the trainer's weights."""
         from minirl.samplers.endpoint import RemoteSampler, open_endpoint
         from minirl.samplers.huggingface import HfSampler
-        from minirl.samplers.vllm import VllmSampler, is_chosen
+        from minirl.samplers.vllm import VllmSampler
 
         config, trainer, device = self.config, self.trainer, self.ranks.device
-        if config.sampler.kind == "remote":
+        kind = config.sampler.kind
+        if kind == "remote":
             async with open_endpoint(config.endpoint) as endpoint:
                 yield RemoteSampler(endpoint)
             return
-        if is_chosen(config.sampler.kind, device):
+        if kind == "vllm" or (kind == "auto" and device.type == "cuda"):
             with progress("starting vLLM"):
                 sampler = VllmSampler(config, self.preprocessor, self.ranks)
         else:
@@ -126,15 +111,15 @@ class Experiment:
             sampler.close()
 
     async def run_tasks(self, worker: RolloutWorker, tasks: Sequence[Task], label: str) -> list[Trajectory]:
-        """Return one episode per task, sampled as evaluations are, and keep them as the dump `label`."""
+        """Return an evaluation's episode of each task; they are kept as the dump `label`."""
         with progress(f"evaluating {label}", len(tasks)) as meter:
             trajectories = await worker.evaluate(tasks, label, self.config.eval.max_steps, meter.reach)
         self.run.save_trajectories(label, trajectories)
         return trajectories
 
     async def demonstrate(self, worker: RolloutWorker) -> list[Trajectory]:
-        """Return the demonstrations: the successes of the dump that the config names, or the shortest
-        solutions of the demonstrated goals, acted out, without those that the task's rules don't confirm."""
+        """Return the successes of the dump that the config names, or the shortest solutions of the
+        demonstrated goals, acted out and confirmed by the task's rules."""
         from minirl.worlds.scripted_agent import act_out
 
         demos, benchmark_of = self.config.sft.demos, worker.harness.benchmark_of
@@ -149,13 +134,13 @@ class Experiment:
         return found
 
     def step_metrics(self, finished: Sequence[Trajectory]) -> dict[str, float]:
-        """Return how the episodes of a step failed, and the phrases that its turns hold."""
+        """Return how a step's episodes failed, and the phrases of their turns."""
         from minirl.evaluation.failures import step_metrics
 
         return step_metrics(finished)
 
     async def reset_sites(self) -> None:
-        """Have WebArena's sites put back to how they were, if the config says who does that."""
+        """Have WebArena's sites put back to how they were, if the config names a server for that."""
         from minirl.benchmarks.webarena.login import reset
 
         if self.config.task.reset and self.ranks.is_main:
@@ -165,14 +150,11 @@ class Experiment:
 
 
 def make_agent(config: Config) -> Agent:
-    """Return the agent that the config names: what it sees and says."""
-    if config.agent.kind == "visual":
-        from minirl.agents.openwebrl import OpenWebRLAgent
-
-        return OpenWebRLAgent(config.agent)
+    """Return the agent that the config names."""
+    from minirl.agents.openwebrl import OpenWebRLAgent
     from minirl.agents.webagent_r1 import WebAgentR1Agent
 
-    return WebAgentR1Agent(config.agent)
+    return (OpenWebRLAgent if config.agent.kind == "visual" else WebAgentR1Agent)(config.agent)
 
 
 def open_model(config: Config, device: torch.device = CPU, dtype: str | None = "auto") -> PreTrainedModel:
@@ -209,8 +191,7 @@ def open_experiment(config: Config, ranks: Ranks) -> Experiment:
             images = Run(config.replay).images if config.replay else run.images
             trainer = Trainer(partial(open_model, config), preprocessor, config, images, ranks)
         checkpoints = Checkpoints(trainer, run.checkpoint_dir)
-    # last: a model that can't be loaded leaves an earlier run's settings as they were
-    run.write_config(to_json(config))
+    run.write_config(to_json(config))  # last: where no model can be loaded, an earlier run's settings stay
     if ranks.is_main:
         save_tasks(config.run_dir / "heldout.jsonl", tasks.heldout)
     log = Logger(run, config.wandb, config.steps)

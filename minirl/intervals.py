@@ -1,7 +1,6 @@
 """How sure a success rate is that was measured on few episodes: Wilson's interval.
 
-Stands beside everything that reports a rate: evaluations, a judge's agreement, a run's last table. The papers
-give rates without intervals.
+The papers give rates without intervals.
 """
 
 from __future__ import annotations
@@ -10,16 +9,13 @@ from math import sqrt
 
 
 def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the Wilson score interval of a success rate, 0 to 1; with z = 1.96 it is the 95% interval.
-
-    Unlike mean +- z * deviation it stays inside [0, 1] and keeps its width at 0 or n successes, where small
-    evaluations often land. With n = 0 it is (0, 1). ValueError if `successes` is not between 0 and n.
+    """Return the Wilson score interval of a success rate, by default the 95% one. It stays inside [0, 1] and
+    keeps its width at 0 or n successes, where small evaluations often land; with n = 0 it is (0, 1).
 
     >>> [round(bound, 3) for bound in wilson(0, 10)]
     [0.0, 0.278]
     """
-    if not 0 <= successes <= n:
-        raise ValueError(f"successes must lie between 0 and n = {n}, but is {successes}")
+    assert 0 <= successes <= n, (successes, n)
     if n == 0:
         return 0.0, 1.0
     rate = successes / n
@@ -32,9 +28,5 @@ def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
 
 def clustered_wilson(successes: int, episodes: int, tasks: int) -> tuple[float, float]:
     """Return the 95% interval of a rate over episodes, as wide as that of so many tasks: episodes of one task
-    are much alike, so ten seeds of one task count once, with their mean.
-
-    >>> clustered_wilson(6, 15, tasks=5) == wilson(2, 5)
-    True
-    """
+    are much alike, and count once, with their mean."""
     return wilson(successes * tasks / max(episodes, 1), tasks)

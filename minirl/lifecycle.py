@@ -2,14 +2,14 @@
 
     begin --> { evaluate_if_due, one step of train.py, end_step } ... --> finish
 
-Stands around the loop of train.py and the cloning of sft.py, so that these show their algorithms alone.
-`state` is what a checkpoint remembers: the number of finished steps and the task stream's cursor.
+Stands around train.py and sft.py, which show their algorithms alone. `state` is what a checkpoint remembers:
+the number of finished steps and the task stream's cursor.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,20 +18,17 @@ from minirl.experiment import Experiment
 from minirl.metrics import rollout_metrics
 from minirl.rollout import Collected, RolloutWorker
 from minirl.run_folder import Run
-from minirl.types import Group, SamplerDied, Task
+from minirl.types import Group, RunEnds, Task
 
 State = dict[str, Any]
-# Evaluations of the whole held-out set: the name of the dump, and the name for people
+# Evaluations of the whole held-out set: the name of the dump, and for people
 PHASES = {"before": "before training", "after_sft": "after SFT", "after_rl": "after RL"}
 REGULAR = "eval_step_"  # begins the names of the evaluations every `eval_every` steps
 
 
-# --- where a run starts ------------------------------------------------------------------------------------
-
-
 async def begin(experiment: Experiment, worker: RolloutWorker, warm_start: Callable) -> State:
-    """Return the state to start from: of the last checkpoint, a given one, or of `warm_start`, made here and
-    now. The sampler has its weights, and the held-out tasks have been evaluated with them."""
+    """Return the state to start from: of the last checkpoint, a given one, or `warm_start`, made now. The
+    sampler has its weights, and the held-out tasks have been evaluated with them."""
     config, trainer, kept = experiment.config, experiment.trainer, experiment.checkpoints
     sft = kept.folder / "sft"
     resumed = bool(kept.saved())
@@ -60,9 +57,6 @@ async def begin(experiment: Experiment, worker: RolloutWorker, warm_start: Calla
     return state
 
 
-# --- evaluations -------------------------------------------------------------------------------------------
-
-
 async def evaluate(
     experiment: Experiment, worker: RolloutWorker, tasks: Sequence[Task], label: str, step: int
 ) -> float:
@@ -84,11 +78,10 @@ def evaluated(experiment: Experiment) -> dict[str, dict[str, Any]]:
 
 
 async def evaluate_if_due(experiment: Experiment, worker: RolloutWorker, state: State) -> None:
-    """Every `eval_every` steps, evaluate some held-out tasks, and keep the weights if they are the best so
-    far. An evaluation that was interrupted is made up for after --resume."""
+    """Every `eval_every` steps, evaluate some held-out tasks, and keep the best weights so far."""
     config, step, label = experiment.config, state["step"], f"{REGULAR}{state['step']:05d}"
     due = config.eval_every and step and step % config.eval_every == 0
-    if not due or config.replay or label in evaluated(experiment):
+    if not due or label in evaluated(experiment):  # it may have been made before --resume
         return
     tasks = experiment.tasks.heldout[: config.eval_size]
     success = await evaluate(experiment, worker, tasks, label, step)
@@ -97,21 +90,14 @@ async def evaluate_if_due(experiment: Experiment, worker: RolloutWorker, state: 
         experiment.checkpoints.export("best", state)
 
 
-# --- the end of a step, the end of a run -------------------------------------------------------------------
-
-
 def end_step(
-    experiment: Experiment,
-    state: State,
-    collected: Collected,
-    groups: Sequence[Group],
-    metrics: Mapping[str, float],
+    experiment: Experiment, state: State, collected: Collected, groups: list[Group], metrics: dict[str, float]
 ) -> None:
     """Count a finished step: its dump, its metrics, and the checkpoint if one is due."""
-    step, items = state["step"] + 1, [*groups, *collected.in_no_group]
+    step = state["step"] + 1
     state |= {"step": step, "cursor": collected.next_cursor}
     if collected.finished:  # a replay has none, and leaves the dumps where they are
-        experiment.run.save_trajectories(Run.step_label(step), items)
+        experiment.run.save_trajectories(Run.step_label(step), [*groups, *collected.in_no_group])
         metrics = {**metrics, **rollout_metrics(collected), **experiment.step_metrics(collected.finished)}
     experiment.log.step(step, metrics)
     if step % experiment.config.save_every == 0:
@@ -126,20 +112,9 @@ def save(experiment: Experiment, state: State) -> None:
         experiment.run.prune(keep_steps=10)
 
 
-def rescue(experiment: Experiment, state: State) -> str:
-    """Save the weights before the run ends early; return how to go on. A GPU that failed may have taken the
-    weights along."""
-    try:
-        save(experiment, state)
-        experiment.checkpoints.finish()
-    except (RuntimeError, OSError) as problem:
-        return f"step {state['step']} could not be saved ({problem}); --resume goes on from an earlier one"
-    return f"--resume goes on after step {state['step']}"
-
-
 @contextmanager
-def saved_at_the_end(experiment: Experiment, state: State) -> Iterator[None]:
-    """Save the last step when the block ends, and as far as possible when it is interrupted or fails."""
+def saving(experiment: Experiment, state: State) -> Iterator[None]:
+    """Save the last step when the block ends, and as far as possible when it is interrupted."""
     try:
         yield
     except asyncio.CancelledError:  # Ctrl-C; it arrives between two updates, so the weights are whole
@@ -149,8 +124,13 @@ def saved_at_the_end(experiment: Experiment, state: State) -> Iterator[None]:
         experiment.log.close()
         say(f"interrupted after step {state['step']}; --resume goes on from the last checkpoint")
         raise
-    except SamplerDied as death:
-        raise SamplerDied(f"{death}; {rescue(experiment, state)}") from None
+    except RunEnds as end:
+        try:
+            save(experiment, state)
+            experiment.checkpoints.finish()
+        except (RuntimeError, OSError) as problem:  # a GPU that failed may have taken the weights along
+            raise RunEnds(f"{end}; step {state['step']} could not be saved: {problem}") from None
+        raise RunEnds(f"{end}; --resume goes on after step {state['step']}") from None
     save(experiment, state)
     experiment.checkpoints.finish()
 

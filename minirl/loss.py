@@ -1,32 +1,22 @@
 """The loss: a weight and an advantage for every response token. Stands between rows and the optimizer.
 
     grpo         sum of  w * [ max(-ratio * A, -clip(ratio, 1 - low, 1 + high) * A)  +  kl * k3 ]
-    filtered-bc  sum of  w * -logprob, over the successes only (online: each step's own)
+    filtered-bc  sum of  w * -logprob, over the successes only (or demonstrations: imitation)
     awr          sum of  w * -logprob * exp(A / temperature), A = reward - group mean
-    imitation    filtered-bc on demonstrations
 
 ratio = exp(logprob - old), where old is the sampler's log-prob or, with `--loss.old recompute`, the trainer's
 before the step's first update; then a token's weight is multiplied by min(trainer / sampler, correction),
-truncated importance sampling. k3 = exp(ref - logprob) - (ref - logprob) - 1, never negative, zero at the
-reference. Every log-prob is of the tempered distribution over the tokens that the sampler may choose.
+truncated importance sampling. k3 = exp(ref - logprob) - (ref - logprob) - 1. How tokens are averaged is all
+in w: with |r| the length of a response, T the turns of its trajectory, G the trajectories of its group
 
-The papers differ in how tokens are averaged, which is all in w. In a minibatch, |r| is the length of a
-response, T the turns of its trajectory, G the trajectories of its group:
-
-    openwebrl    1 / (|r| * turns of the minibatch)     mean over turns of each turn's token mean, as in the
-                 released code; the paper's formula divides by the trajectories (`--loss.over trajectories`).
-    webagent-r1  1 / (|r| * T * G * groups)             mean over tokens, turns, group, tasks: M-GRPO. The
-                 released code takes one token mean per trajectory, which is `grpo` here.
+    openwebrl    1 / (|r| * turns of the minibatch); in the paper's formula, trajectories (`--loss.over`)
+    webagent-r1  1 / (|r| * T * G * groups), M-GRPO; the released code's is `grpo` here
     grpo         1 / (tokens of the trajectory * G * groups)
-    token-mean   1 / (tokens of the minibatch)          DAPO
+    token-mean   1 / (tokens of the minibatch), DAPO, as the asymmetric clip
 
 Denominators are of the whole minibatch, over all ranks, so that cutting it up changes nothing. OpenWebRL
-section 3.4, WebAgent-R1 section 3 (its baselines: section 4). Asymmetric clip: DAPO.
-
-Shape suffixes: N response tokens, H hidden size, V vocabulary.
+section 3.4, WebAgent-R1 sections 3 and 4. Suffixes: N response tokens, H hidden size, V vocabulary.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,19 +31,17 @@ from minirl.config import LossConfig
 def token_logprobs(
     hidden_NH: Tensor, targets_N: Tensor, weight_VH: Tensor, bias_V: Tensor, temperature: float
 ) -> Tensor:
-    """Return log softmax((hidden @ weight.T + bias) / temperature) at the targets, (N,) in float32. In both
-    passes Liger goes over blocks of the vocabulary, so that there are never (N, V) logits."""
+    """Return log softmax((hidden @ weight.T + bias) / temperature) at the targets, (N,) in float32, over
+    blocks of the vocabulary: there are never (N, V) logits."""
     args = (hidden_NH[None], weight_VH, targets_N[None])
     return LigerFusedLinearPPOBase.chunk_forward(*args, bias=bias_V, temperature=temperature)[0]
 
 
 @torch.no_grad()
-def token_entropies(
-    hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor, temperature: float, chunk: int = 256
-) -> Tensor:
-    """Return the entropies (N,) of the same distributions; a metric, without gradient."""
+def token_entropies(hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor, temperature: float) -> Tensor:
+    """Return the entropies (N,) of the same distributions."""
     out = []
-    for part_nH in hidden_NH.split(chunk):
+    for part_nH in hidden_NH.split(256):
         logits_nV = (part_nH @ weight_VH.T + bias_V).float() / temperature
         logprobs_nV = logits_nV.log_softmax(-1)
         out.append(-(logprobs_nV.exp() * logprobs_nV.clamp_min(-1e4)).sum(-1))
@@ -61,24 +49,11 @@ def token_entropies(
 
 
 def turn_weights(
-    groups: Sequence[int],
-    lengths: Sequence[Sequence[int]],
-    config: LossConfig,
-    sizes: Mapping[int, int] | None = None,
+    groups: list[int], lengths: list[list[int]], config: LossConfig, sizes: Mapping[int, int] | None = None
 ) -> list[list[float]]:
-    """Return the weight of each token of every turn of a minibatch's trajectories.
-
-    Trajectory i belongs to group `groups[i]`, and its responses are `lengths[i]` long. `sizes` says how many
-    trajectories each group has in the whole step (by default: here), so that a group's only one in this
-    minibatch does not get the weight of all.
-
-    Two trajectories of one group, of one turn of 2 tokens and of two turns of 4 and 1 tokens:
-
-    >>> [[round(w, 4) for w in row] for row in turn_weights([0, 0], [[2], [4, 1]], LossConfig())]
-    [[0.1667], [0.0833, 0.3333]]
-    >>> turn_weights([0, 0], [[2], [4, 1]], LossConfig(weighting="webagent-r1"))
-    [[0.25], [0.0625, 0.25]]
-    """
+    """Return the weight of each token of every turn. Trajectory i belongs to group `groups[i]`, its responses
+    are `lengths[i]` long, and each group has `sizes` trajectories in the whole step (by default: here). For
+    groups [0, 0] and lengths [[2], [4, 1]] WebAgent-R1's are [[0.25], [0.0625, 0.25]]."""
     sizes = sizes or Counter(groups)
     mean_size = sum(sizes.values()) / len(sizes)
     over = sum(map(len, lengths)) if config.over == "turns" else len(lengths)
@@ -97,8 +72,7 @@ def truncated_correction(trainer: Sequence[float], sampler: Sequence[float], lim
     """Return min(p trainer / p sampler, limit) for every token; all 1 if the limit is 0."""
     if not limit:
         return [1.0] * len(trainer)
-    difference = torch.tensor(trainer) - torch.tensor(sampler)
-    return difference.exp().clamp_max(limit).tolist()
+    return (torch.tensor(trainer) - torch.tensor(sampler)).exp().clamp_max(limit).tolist()
 
 
 def policy_loss(

@@ -13,13 +13,6 @@ from minirl.rollout import Collected
 from minirl.types import Trajectory
 
 
-def trajectory_tokens(trajectory: Trajectory) -> int:
-    """Return the length of the last turn's prompt and response: the size of the whole episode as a
-    context."""
-    turn = trajectory.turns[-1]
-    return turn.shared + len(turn.branch) + len(turn.response_ids)
-
-
 def percentile(values: Sequence[float], share: float) -> float:
     """Return the smallest value that at least `share` of the values do not exceed."""
     ordered = sorted(values)
@@ -27,14 +20,11 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
-    """Return how a judge's rewards compare with the tasks' own rules (`--reward.by judge`).
-
-    judged_success is the share of the valid episodes that earned 1, beside `success`; judge/asked the number
-    of verdicts; then the shares of these that are right, that passed a failure and that failed a success.
-    Nothing if no judge was asked about a task that can tell the truth.
-    """
-    pairs = [(t.success, t.verdict.success) for t in valid if t.task.goal and t.verdict is not None]
-    pairs = [(truth, said) for truth, said in pairs if said is not None]
+    """Return how a judge's rewards compare with the tasks' own rules (`--reward.by judge`): the share of
+    episodes that earned 1, the number of verdicts, and the shares of these that are right, that passed a
+    failure and that failed a success. Empty if no judge was asked about a task that can tell the truth."""
+    judged = [(t.success, t.verdict) for t in valid if t.task.goal and t.verdict is not None]
+    pairs = [(truth, verdict.success) for truth, verdict in judged if verdict.success is not None]
     if not pairs:
         return {}
     return {
@@ -47,14 +37,14 @@ def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def rollout_metrics(collected: Collected) -> dict[str, float]:
-    """Return success and reward over all valid episodes that finished, those of dropped groups included; the
-    counts of groups; and the browsers' diagnostics (see Trajectory), means over all episodes that got one. A
-    step without a valid episode has no means, only counts."""
+    """Return means over all valid episodes that finished, those of dropped groups included, if there are any;
+    means of the browsers' diagnostics (see Trajectory); and the counts of endings and groups."""
     valid = [t for t in collected.finished if t.valid]
     means = {}
     if valid:
         rewards = [t.reward for t in valid]
-        tokens = [trajectory_tokens(t) for t in valid]
+        last = [t.turns[-1] for t in valid]  # whose prompt and response hold the whole episode
+        tokens = [turn.shared + len(turn.branch) + len(turn.response_ids) for turn in last]
         asked = [(turn.shared + len(turn.branch), turn.cached) for t in valid for turn in t.turns]
         means = {
             "success": mean(t.success for t in valid),

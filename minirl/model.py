@@ -1,13 +1,10 @@
 """Models from Hugging Face folders or hub names: their weights, their preprocessors, and their inputs.
 
-Stands between config and everything that needs ids or weights: the sampler, rows and prefix trees. A sampled
+Stands between config and everything that needs ids or weights: samplers, rows and prefix trees. A sampled
 image pad would have no image, and break the next forward pass. So sampler and trained policy both mask vision
-tokens (`Preprocessor.suppressed`), and the policy's distribution is over the remaining vocabulary.
-
-Shape suffixes: B rows, L row length, 3 the axes of a position (time, height, width).
+tokens (`Preprocessor.suppressed`), and the policy's distribution is over the remaining vocabulary. Shape
+suffixes: B rows, L row length, 3 the axes of a position (time, height, width).
 """
-
-from __future__ import annotations
 
 import contextlib
 import functools
@@ -24,10 +21,11 @@ import torch
 import transformers
 from PIL import Image
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from minirl.config import ModelConfig
 from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN, ChatFormat
+from minirl.types import Tokenizer
 
 VIDEO_PAD = "<|video_pad|>"
 Grid = tuple[int, int, int]  # an image's patches: frames, rows, columns
@@ -35,14 +33,13 @@ Picture = tuple[Tensor, Grid]  # patches (n, channels * patch^2 * 2), and their 
 
 
 def request_seed(*parts: object) -> int:
-    """Return a seed made from names (run seed, step, task id, member, turn), equal on every machine."""
+    """Return a seed made from names, as run seed, step, task id, member and turn."""
     digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 class Images:
-    """A model's image processor that keeps the last `capacity` prepared images (about 30 MB each at
-    1280 x 1000 pixels), for a screenshot is counted, sampled with, and trained on in every epoch."""
+    """An image processor that keeps the last results: a screenshot is sampled with, and trained on often."""
 
     def __init__(self, path: str, max_pixels: int | None, capacity: int = 64):
         # PIL rather than torchvision: the same pixels on every machine, whatever else is installed
@@ -67,7 +64,7 @@ class Images:
 class Preprocessor:
     """What surrounds the weights."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     chat: ChatFormat
     images: Images | None  # None for text models
     suppressed: tuple[int, ...]  # ids that are never sampled
@@ -75,8 +72,8 @@ class Preprocessor:
 
     @functools.cached_property
     def pad(self) -> int:
-        """Return the image pad's id, -1 for a text model."""
-        return self.tokenizer.convert_tokens_to_ids(IMAGE_PAD) if self.images else -1
+        """Return the image pad's id, or -1 for a text model."""
+        return self.tokenizer.get_vocab()[IMAGE_PAD] if self.images else -1
 
     def image_tokens(self, png: bytes) -> int:
         """Return how many image pads a screenshot takes in a prompt. ValueError for a text model."""
@@ -87,14 +84,15 @@ class Preprocessor:
 
 def load_preprocessor(config: ModelConfig) -> Preprocessor:
     """Return a checkpoint's tokenizer, chat format and image processor. ValueError if one is missing."""
-    settings = _settings(config.path)
-    visual = hasattr(settings, "vision_config")
-    capacity = 64 if config.max_pixels is None else max(64, 2**31 // (24 * config.max_pixels))  # 2 GB
+    settings, _ = _settings(config.path)
+    # 64, of 30 MB each at 1280 x 1000 pixels, or 2 GB of smaller ones
+    capacity = max(64, 2**31 // (24 * (config.max_pixels or 2**30)))
     with _reading(config.path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(config.path)
         vocabulary = tokenizer.get_vocab()
         if vocabulary.keys() <= set(tokenizer.all_special_tokens):  # made up from the model's type alone
             raise ValueError("no tokenizer there")
+        visual = hasattr(settings, "vision_config")
         images = Images(config.path, config.max_pixels, capacity) if visual else None
     vision = [vocabulary[t] for t in (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, VIDEO_PAD) if t in vocabulary]
     # the head's rows beyond the tokenizer are for alignment only
@@ -110,15 +108,12 @@ def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
     return getattr(torch, config.dtype)
 
 
-def load_model(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype | str | None = None
-) -> PreTrainedModel:
-    """Return the weights on one device, in `dtype` ("auto": as they are stored), by default the one that the
-    config computes in. ValueError if some are missing."""
-    auto, dtype = _auto(_settings(config.path)), dtype or compute_dtype(config, device)
+def load_model(config: ModelConfig, device: torch.device, dtype: str | None = None) -> PreTrainedModel:
+    """Return the weights on one device, in the type that the config computes in or, for "auto", is stored."""
+    _, auto = _settings(config.path)
+    options = {"dtype": dtype or compute_dtype(config, device), "attn_implementation": "sdpa"}
     with _reading(config.path):
-        options = {"attn_implementation": "sdpa", "output_loading_info": True}
-        model, found = auto.from_pretrained(config.path, dtype=dtype, **options)
+        model, found = auto.from_pretrained(config.path, output_loading_info=True, **options)
         if found["missing_keys"]:  # they would be random
             raise ValueError(f"no weights for {min(found['missing_keys'])}")
     return model.to(device)
@@ -136,28 +131,24 @@ def check_checkpoint(config: ModelConfig) -> None:
 
 
 def blueprint(path: str) -> PreTrainedModel:
-    """Return a checkpoint's model without weights, made from its config. ValueError if there is none."""
-    settings = _settings(path)
+    """Return a checkpoint's model without weights. ValueError if there is none."""
+    settings, auto = _settings(path)
     with torch.device("meta"):
-        return _auto(settings).from_config(settings)
+        return auto.from_config(settings)
 
 
-def _auto(settings: PreTrainedConfig) -> Any:
-    vision = hasattr(settings, "vision_config")
-    return transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
-
-
-def _settings(path: str) -> PreTrainedConfig:
+def _settings(path: str) -> tuple[PreTrainedConfig, Any]:
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).exists()
     if looks_local and not (Path(path) / "config.json").is_file():
         raise ValueError(f"--model.path {path}: no config.json there; give a Hugging Face folder or hub name")
     with _reading(path):
-        return transformers.AutoConfig.from_pretrained(path)
+        settings = transformers.AutoConfig.from_pretrained(path)
+    visual = hasattr(settings, "vision_config")
+    return settings, transformers.AutoModelForImageTextToText if visual else transformers.AutoModelForCausalLM
 
 
 @contextlib.contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """Turn a failure to read a checkpoint into a ValueError of one line."""
     try:
         yield
     except Exception as error:  # tokenizers raises bare ones, safetensors its own, torch RuntimeError
@@ -166,11 +157,9 @@ def _reading(path: str) -> Iterator[None]:
 
 
 class Encoded(NamedTuple):
-    """One sequence as a model reads it; `pictures` stand in the order of their pads."""
-
     ids_L: np.ndarray
     position_3L: np.ndarray
-    pictures: list[Picture]
+    pictures: list[Picture]  # in the order of their pads
 
 
 def encode(ids: Sequence[int], pngs: Sequence[bytes], preprocessor: Preprocessor) -> Encoded:
@@ -181,11 +170,8 @@ def encode(ids: Sequence[int], pngs: Sequence[bytes], preprocessor: Preprocessor
     return Encoded(ids_L, positions(ids_L, grids, preprocessor.pad, merge), pictures)
 
 
-def padded_inputs(
-    rows: Sequence[Encoded], preprocessor: Preprocessor, device: torch.device
-) -> dict[str, Tensor]:
-    """Return the inputs of a forward pass over rows, with padding (id and position 0) behind the shorter
-    ones; without an attention mask. A text model has one axis of positions, (B, L)."""
+def padded_inputs(rows: list[Encoded], preprocessor: Preprocessor, device: torch.device) -> dict[str, Tensor]:
+    """Return a forward pass's inputs but its mask. Shorter rows end in 0; text has positions (B, L)."""
     B, L = len(rows), max(len(row.ids_L) for row in rows)
     ids_BL = np.zeros((B, L), dtype=np.int64)
     position_3BL = np.zeros((3, B, L), dtype=np.int64)
@@ -201,30 +187,18 @@ def padded_inputs(
 
 
 def image_starts(ids: np.ndarray, lengths: Sequence[int], pad: int) -> list[int]:
-    """Return where each image's run of pads begins in one row's ids, given how many pads each image has.
-
-    >>> image_starts(np.array([1, 9, 9, 2, 9, 3]), [2, 1], pad=9)
-    [1, 4]
-    """
-    starts, at = [], 0
-    for length in lengths:
-        is_pad = ids[at:] == pad
-        assert is_pad.any(), "more images than runs of image pads"
-        start = at + int(np.argmax(is_pad))
-        at = start + length
-        assert at <= len(ids) and (ids[start:at] == pad).all(), "an image and its pads differ in number"
-        starts.append(start)
-    assert pad < 0 or not (ids[at:] == pad).any(), "image pads without an image"
-    return starts
+    """Return where each image's run of pads begins in one row's ids, given how many pads each image has."""
+    pads, bounds = np.flatnonzero(ids == pad), np.cumsum([0, *lengths])
+    assert len(pads) == bounds[-1], "images and pads differ in number"
+    starts, ends = pads[bounds[:-1]], pads[bounds[1:] - 1] + 1
+    assert (ends - starts == lengths).all(), "an image's pads follow one another"
+    return starts.tolist()
 
 
 def positions(ids: np.ndarray, grids: Sequence[Grid], pad: int, merge: int) -> np.ndarray:
-    """Return the MRoPE positions (3, L) of one row: time, height, width.
-
-    Text counts on in all three axes; an image of r x c merged patches starts at the next position p and
-    takes (p, p + row, p + column), and text goes on at p + max(r, c). For ids T T I I I I T with one
-    image of 2 x 2: time 0 1 2 2 2 2 4, height 0 1 2 2 3 3 4, width 0 1 2 3 2 3 4.
-    """
+    """Return the MRoPE positions (3, L) of one row: time, height, width. Text counts on in all three; an
+    image of r x c merged patches at p takes (p, p + row, p + column), and text goes on at p + max(r, c). T
+    and 2 x 2 and T are time 0 1 1 1 1 3, height 0 1 1 2 2 3 and width 0 1 2 1 2 3."""
     out = np.empty((3, len(ids)), dtype=np.int64)
     merged = [(rows // merge, columns // merge) for _, rows, columns in grids]
     i = p = 0

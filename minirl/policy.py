@@ -1,14 +1,12 @@
 """The policy: rows of ids and images in, log-probs of chosen tokens out, on as many ranks as there are.
 
 Stands between rows and the trainer. The weights are sharded with FSDP2 (with replicas, HSDP): each decoder
-layer and vision block is a unit; the policy itself is the root, which holds embeddings, head and norms.
-
-Shape suffixes: B rows, L padded row length, N scored tokens of all rows, V vocabulary, H hidden size.
+layer and vision block is a unit; the policy is the root, which holds embeddings, head and norms. Shape
+suffixes: B rows, L padded row length, N scored tokens of all rows, V vocabulary, H hidden size.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,19 +22,19 @@ from minirl.distributed import Ranks
 from minirl.loss import token_entropies, token_logprobs
 from minirl.model import Preprocessor, compute_dtype
 
-# Added to a suppressed token's logit; finite, because blocks of logits get multiplied by 0
-NEVER = -1e30
+NEVER = -1e30  # added to a suppressed token's logit; finite, because blocks of logits get multiplied by 0
 
 
 class Policy(nn.Module):
-    """The trained model and the distribution that is sampled from it: of a `temperature`, and with NEVER in
-    `suppressed_V` for tokens that the sampler can't choose. All that needs weights happens inside `forward`,
-    because a sharded module gathers them when it is called, the head's too, tied or not."""
+    """The trained model, and the distribution that is sampled from it. All that needs weights is in
+    `forward`: a sharded module gathers them when it is called."""
+
+    suppressed_V: Tensor  # with NEVER for tokens that the sampler can't choose
 
     def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, temperature: float):
         super().__init__()
-        self.model, self.temperature = model, temperature
-        head = model.get_output_embeddings()
+        self.model: Any = model
+        self.temperature, head = temperature, self.model.get_output_embeddings()
         mask_V = torch.zeros(head.weight.shape[0], device=head.weight.device)
         mask_V[list(preprocessor.suppressed)] = NEVER
         self.register_buffer("suppressed_V", mask_V, persistent=False)
@@ -44,8 +42,7 @@ class Policy(nn.Module):
     def forward(
         self, inputs: dict[str, Any], sources_N: Tensor, targets_N: Tensor, entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the log-probs (N,) of `targets_N`, each predicted from the flat (B * L) position in
-        `sources_N`; and with `entropy` the entropies (N,), without gradient."""
+        """Return the log-probs (N,) of `targets_N`, read at flat positions `sources_N`, and entropies."""
         hidden_BLH = self.model.model(**inputs, use_cache=False).last_hidden_state
         hidden_NH = hidden_BLH.flatten(0, 1)[sources_N]
         head = (self.model.get_output_embeddings().weight, self.suppressed_V, self.temperature)
@@ -57,9 +54,8 @@ class Policy(nn.Module):
 def make_policy(
     model: PreTrainedModel, preprocessor: Preprocessor, config: Config, ranks: Ranks, train: bool = True
 ) -> Policy:
-    """Return the model as a policy on this rank: float32 weights, sharded unless one rank computes in
-    float32, and computed with in the config's dtype. ValueError if this model or machine can't do what it
-    asks for."""
+    """Return the model as a policy on this rank, with float32 weights, sharded unless one rank computes in
+    float32. ValueError if this model or machine can't do what the config asks for."""
     policy = Policy(model, preprocessor, config.sampler.temperature)
     policy.requires_grad_(train)
     if train and config.model.gradient_checkpointing:
@@ -69,7 +65,7 @@ def make_policy(
             raise ValueError("--model.freeze-vision: this model has no vision tower")
         model.model.visual.requires_grad_(False)
     if config.batch.layout == "tree":
-        tree_attention.enable(model, config.model.attention)
+        tree_attention.enable(model)
     dtype = compute_dtype(config.model, ranks.device)
     if ranks.world == 1 and dtype == torch.float32 and not config.optim.offload:
         return policy.to(ranks.device).float()
@@ -77,21 +73,18 @@ def make_policy(
         raise ValueError("--optim.offload moves weights off a GPU; there is none")
     # inputs are cast at the root alone: inside, rotary tables are float32 on purpose
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    settings: dict[str, Any] = {
-        "mesh": ranks.mesh(config.optim.replicas),
-        "mp_policy": replace(precision, cast_forward_inputs=False),
-        "offload_policy": CPUOffloadPolicy() if config.optim.offload else OffloadPolicy(),
-    }
+    offload = CPUOffloadPolicy() if config.optim.offload else OffloadPolicy()
+    shard = partial(fully_shard, mesh=ranks.mesh(config.optim.replicas), offload_policy=offload)
     for module in list(model.modules()):
         if isinstance(module, GradientCheckpointingLayer):
-            fully_shard(module, **settings)
-    fully_shard(policy, **settings | {"mp_policy": precision})
+            shard(module, mp_policy=replace(precision, cast_forward_inputs=False))
+    shard(policy, mp_policy=precision)
     return policy.float()
 
 
 @torch.no_grad()
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Fill `target` with the weights of a model of its shape, which is whole or sharded as `target` is."""
+    """Fill `target` with the weights of a model of its shape, whole or sharded as it is."""
     given = dict(source.named_parameters())
     for name, own in target.named_parameters():
         new = given[name].to(own.device, own.dtype)

@@ -1,8 +1,7 @@
-"""The recipes as functions: what each paper's values are.
+"""The recipes: complete `Config`s with the papers' values.
 
-A recipe is a complete `Config`; flags change single values (`python train.py tiny --loss.clip-high 0.3`).
-Values are the papers'; where only released code or a public fork states one, the recipe says so. Where
-paper and code disagree, the recipe follows the paper.
+Where paper and code disagree, a recipe follows the paper; where only released code or a public fork states a
+value, it says so. Flags change single values (`python train.py tiny --loss.clip-high 0.3`).
 """
 
 from __future__ import annotations
@@ -50,21 +49,13 @@ def tiny() -> Config:
 
 def tiny_text() -> Config:
     """WebAgent-R1 in small: a Llama of 0.7M parameters reads that shop's HTML, and does one thing a turn."""
-    config = tiny()
+    config, agent = tiny(), AgentConfig(kind="text", brief=True, feedback=False, format_errors=5, repeats=5)
     return replace(
         config,
         recipe="tiny_text",
         steps=11,
         model=ModelConfig(),
-        agent=AgentConfig(
-            kind="text",
-            brief=True,
-            feedback=False,
-            response_tokens=48,
-            context_tokens=1536,
-            format_errors=5,
-            repeats=5,
-        ),
+        agent=replace(agent, response_tokens=48, context_tokens=1536),
         rollout=replace(config.rollout, group=16, groups=8, max_steps=(10,), stage_steps=()),
         reward=RewardConfig(format_error=0.0),
         loss=LossConfig(weighting="webagent-r1", clip_high=0.2, kl=0.001, std_eps=1e-4),
@@ -132,12 +123,11 @@ def webagent_r1_8b() -> Config:
 
 def autowebworld_7b() -> Config:
     """AutoWebWorld, Qwen2.5-VL-7B on recorded steps. Clip, KL and response length are from released code."""
+    path, max_pixels = "Qwen/Qwen2.5-VL-7B-Instruct", 12_845_056
     return Config(
         recipe="autowebworld_7b",
         steps=500,
-        model=ModelConfig(
-            path="Qwen/Qwen2.5-VL-7B-Instruct", max_pixels=12_845_056, gradient_checkpointing=True
-        ),
+        model=ModelConfig(path, max_pixels=max_pixels, gradient_checkpointing=True),
         agent=AgentConfig(kind="autowebworld", response_tokens=256, context_tokens=16384),
         browser=BrowserConfig(width=1280, height=720),
         sampler=SamplerConfig(temperature=1.0),
@@ -155,16 +145,5 @@ def autowebworld_3b() -> Config:
     return replace(config, recipe="autowebworld_3b", model=model)
 
 
-RECIPES: dict[str, Callable[[], Config]] = {
-    recipe.__name__: recipe
-    for recipe in (
-        tiny,
-        tiny_text,
-        openwebrl_4b,
-        openwebrl_8b,
-        webagent_r1_3b,
-        webagent_r1_8b,
-        autowebworld_3b,
-        autowebworld_7b,
-    )
-}
+_PAPERS = openwebrl_4b, openwebrl_8b, webagent_r1_3b, webagent_r1_8b, autowebworld_3b, autowebworld_7b
+RECIPES: dict[str, Callable[[], Config]] = {recipe.__name__: recipe for recipe in (tiny, tiny_text, *_PAPERS)}

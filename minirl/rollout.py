@@ -2,11 +2,10 @@
 
     TaskStream --tasks--> group of G episodes --rewards--> kept if they differ --> N groups of a step
 
-All episodes of a rank (minirl/episode.py) live in one asyncio loop, each in its own browser context.
-OpenWebRL section 3.4. Deviations from the released code: groups are accepted in the order of submission,
-since the order of completion would favour fast tasks, and so a step's batch does not depend on timing, up to
-floating point and timeouts; tasks that are cut off at a step's end go back to the stream. There is no limit
-on how long cancelled episodes may take to end (30 s in table 7); closing their contexts has one (15 s).
+All episodes of a rank (minirl/episode.py) share one asyncio loop. OpenWebRL section 3.4. Deviations from the
+released code: groups are accepted in the order of submission, as that of completion would favour fast tasks,
+so a batch does not depend on timing, up to floating point and timeouts; tasks cut off at a step's end come
+again; cancelled episodes may take any time to end (30 s in table 7), closing their contexts 15 s.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Protocol
 
 from torch import Tensor
@@ -24,20 +23,19 @@ from torch import Tensor
 from minirl.advantages import Gates, gate, is_effective, make_group, needs_verdict
 from minirl.console import say
 from minirl.distributed import Ranks, TaskQueue
-from minirl.episode import Episode, Harness, PolicyFn
+from minirl.episode import Episode, Harness
 from minirl.model import request_seed
 from minirl.types import (
-    BY_DONE,
     Group,
     Judge,
+    PolicyFn,
     Prompt,
     Request,
+    RunEnds,
     Sample,
     Sampler,
-    SamplerDied,
     Sampling,
     Session,
-    Stop,
     Task,
     Trajectory,
     billed,
@@ -47,8 +45,8 @@ POLL_SECONDS = 0.2  # between two looks at what other ranks have finished
 
 
 class TaskStream:
-    """Tasks without end: every pass over the set in another order. The n-th task is a function of the
-    seed and n, so a run is resumed by its cursor alone."""
+    """Tasks without end: every pass over the set in another order. The n-th depends on the seed and n alone,
+    so a run is resumed by its cursor."""
 
     def __init__(self, tasks: Sequence[Task], seed: int):
         if not tasks:
@@ -111,40 +109,25 @@ class RolloutWorker:
         return ask
 
     async def episode(
-        self,
-        task: Task,
-        member: int,
-        policy: PolicyFn,
-        max_steps: int,
-        gates: Gates = "none",
-        succeeds_by: tuple[Stop, ...] = BY_DONE,
+        self, task: Task, member: int, policy: PolicyFn, max_steps: int, gates: Gates = "none"
     ) -> Trajectory:
-        """Run one episode; return it with the reward of its task's rules or, where it has none, the judge's.
-
-        Training sets `gates` before the judge, and asks it with `--reward.by judge` even where the task
-        itself can tell; evaluations and demonstrations go by the truth. `succeeds_by` is Episode's.
-        """
-        judged = self.harness.benchmark_of(task).judged
+        """Return an episode, rewarded by its task's rules or, if it has none, by the judge. Training sets
+        `gates`, and with `--reward.by judge` it asks the judge even where rules tell the success."""
+        config, judged = self.config.reward, self.harness.benchmark_of(task).judged
         with billed() as bill:
             async with self.slots:
-                trajectory = await Episode(self.harness, task, member, policy, max_steps, succeeds_by).run()
+                trajectory = await Episode(self.harness, task, member, policy, max_steps).run()
                 self.hosts.note(trajectory)
-            if judged or (gates != "none" and self.config.reward.by == "judge"):
-                trajectory = await self._judge(trajectory, gates, judged)
-        return replace(trajectory, dollars=bill.dollars)
-
-    async def _judge(self, trajectory: Trajectory, gates: Gates, judged: bool) -> Trajectory:
-        """Return the episode with the judge's reward. Its success is the judge's only if `judged`: if the
-        task has no rules that have told it already."""
-        if self.judge is None or not trajectory.valid:
-            return trajectory
-        if needs_verdict(trajectory, gates):
-            trajectory = replace(trajectory, verdict=await self.judge(trajectory))
-        gated = gate(trajectory, gates, self.config.reward.format_error)
-        return gated if judged else replace(gated, success=trajectory.success)
+            rewarded = judged or (gates != "none" and config.by == "judge")
+            if self.judge is not None and trajectory.valid and rewarded:
+                if needs_verdict(trajectory, gates):
+                    trajectory = replace(trajectory, verdict=await self.judge(trajectory))
+                gated = gate(trajectory, gates, config.format_error)
+                trajectory = gated if judged else replace(gated, success=trajectory.success)
+        return replace(trajectory, dollars=sum(bill))
 
     async def group(self, task: Task, step: int, number: int, max_steps: int) -> list[Trajectory]:
-        """Run G episodes of one task; `number` is the task's place in the stream."""
+        """Return G episodes of one task; `number` is the task's place in the stream."""
         config, sampling = self.config, Sampling(self.config.sampler.temperature)
         tokens, gates = config.agent.response_tokens, config.reward.format
         async with asyncio.TaskGroup() as tasks:  # a gather would not wait for what it cancels
@@ -153,8 +136,6 @@ class RolloutWorker:
                 policy = self.policy(sampling, tokens, "train", step, number, task.id, member)
                 runs.append(tasks.create_task(self.episode(task, member, policy, max_steps, gates)))
         return [run.result() for run in runs]
-
-    # --- the sampler ------------------------------------------------------------------------------------
 
     def sleep(self) -> None:
         """Free the memory that an update needs. `sync` ends it."""
@@ -165,12 +146,12 @@ class RolloutWorker:
         self.sampler.sync(weights)
 
     async def settle(self) -> None:
-        """Wait until cancelled requests are no longer decoded: the weights are about to change. SamplerDied
-        on all ranks if any has lost its sampler."""
+        """Wait until cancelled requests are no longer decoded. RunEnds on all ranks if any has lost its
+        sampler."""
         await self.sampler.idle()
         failures = self.ranks.all_gather([self.sampler.failure] if self.sampler.failure else [])
         if failures:
-            raise SamplerDied(failures[0])
+            raise RunEnds(failures[0])
 
     # --- a step's groups, an evaluation's episodes ----------------------------------------------------------
 
@@ -179,31 +160,48 @@ class RolloutWorker:
     ) -> Collected:
         """Return one step's groups in the stream's order; with dynamic sampling until enough are effective.
 
-        Every rank takes the next task when it has episode slots for a group (and one that waits), as long as
-        the share kept so far makes it likely to be needed. The accepted groups are the first of the stream
-        that qualify, in whatever order they finish; the rest is cancelled and comes again in the next step.
-        `tick` is told the number of groups that are sure to be kept.
+        Ranks claim numbers 0, 1, 2, ...; number n is the task at `places[n]` of the stream. The first groups
+        that qualify are accepted, in whatever order they finish; the rest is cancelled and comes again in the
+        next step. `tick` is told how many are sure to be kept.
         """
+        config, max_steps = self.config.rollout, self.config.max_steps(step)
+        limit = int(config.groups * config.max_oversample)  # of tasks, over all ranks
+        most_running = self.config.browser.episodes // config.group + 1  # groups; the last may wait for slots
+        places = self._next_places(stream, cursor, limit)
         self.collections += 1
-        limit = int(self.config.rollout.groups * self.config.rollout.max_oversample)
-        collection = Collection(
-            worker=self,
-            stream=stream,
-            step=step,
-            limit=limit,
-            places=self._next_places(stream, cursor, limit),
-            queue=TaskQueue(self.ranks, f"collection {self.collections}"),
-        )
+        queue = TaskQueue(self.ranks, f"collection {self.collections}")
+        running: dict[asyncio.Task[list[Trajectory]], int] = {}
+        episodes: dict[int, list[Trajectory]] = {}  # of this rank's finished groups
         async with asyncio.TaskGroup() as tasks:
-            while not collection.is_over(tick):
-                collection.claim_while_needed(tasks)
-                await collection.wait_for_any()
-            for run in collection.running:
+            while True:
+                results = queue.results()  # of all ranks: is each group that has ended to be kept?
+                kept, complete = accepted(results, config.groups)
+                tick(kept)
+                if self.sampler.failure:
+                    queue.give_up()
+                if kept == config.groups or complete == limit or queue.given_up():
+                    break
+                while len(running) < most_running and (claimed := queue.claimed()) < limit:
+                    if expected_kept(results, claimed) >= config.groups:
+                        break
+                    if (n := queue.claim()) >= limit:  # another rank has taken the last one just now
+                        break
+                    work = self.group(stream[places[n]], step, places[n], max_steps)
+                    running[tasks.create_task(work)] = n
+                for run in await ended(running):
+                    n = running.pop(run)
+                    episodes[n] = run.result()
+                    queue.post(n, self.qualified(episodes[n]) is not None)
+            for run in running:
                 run.cancel()
         await self.settle()
         for line in self.hosts.agree(self.ranks):
             say(line)
-        return collection.assemble(cursor)
+        own = [(n, trajectories) for n, trajectories in episodes.items() if n < complete]
+        everything = dict(self.ranks.all_gather(own))
+        next_cursor = places[complete - 1] + 1 if complete else cursor
+        submitted = self.ranks.broadcast(min(queue.claimed(), limit))
+        return self._assemble([everything[n] for n in range(complete)], next_cursor, submitted)
 
     def _next_places(self, stream: TaskStream, cursor: int, limit: int) -> list[int]:
         """Return the next places in the stream without those of hosts that are left out, unless all are."""
@@ -211,12 +209,23 @@ class RolloutWorker:
         places = (n for n in count(cursor) if everywhere or not self.hosts.left_out(stream[n]))
         return list(islice(places, limit))
 
+    def _assemble(self, attempts: list[list[Trajectory]], next_cursor: int, submitted: int) -> Collected:
+        """Return the groups of a step from the episodes of every task up to the last accepted one."""
+        masked, wanted = self.config.reward.invalid == "mask", self.config.rollout.groups
+        groups, in_no_group = [], []
+        for episodes in attempts:
+            if group := self.qualified(episodes):
+                groups.append(group)
+            if not (group and masked):
+                in_no_group += [t for t in episodes if not t.valid]
+        finished, dropped = list(chain.from_iterable(attempts)), len(attempts) - len(groups)
+        reason = "" if len(groups) == wanted else why_so_few(finished, submitted)
+        return Collected(groups, next_cursor, finished, submitted, dropped, reason, in_no_group)
+
     def qualified(self, trajectories: Sequence[Trajectory]) -> Group | None:
         """Return the episodes of a task as a group, or None if they teach nothing."""
-        group = make_group(trajectories[0].task, trajectories, self.config.reward.invalid)
-        if group is None or (self.config.rollout.dynamic and not is_effective(group)):
-            return None
-        return group
+        group = make_group(trajectories, self.config.reward.invalid)
+        return group if group and (is_effective(group) or not self.config.rollout.dynamic) else None
 
     async def evaluate(
         self,
@@ -226,120 +235,52 @@ class RolloutWorker:
         tick: Callable[[int], None],
         members: Sequence[int] | None = None,
         on_done: Callable[[Trajectory], None] | None = None,
-        succeeds_by: tuple[Stop, ...] = BY_DONE,
     ) -> list[Trajectory]:
-        """Return one episode per task (a task may occur several times), in order, sampled as `config.eval`.
-
-        The samples depend on the task and its member, by default its place; callers that evaluate a part of
-        the tasks, or one task several times, give `members`. `on_done` is told every episode as it ends, on
-        the rank that ran it; an error it raises ends the evaluation. `succeeds_by` is Episode's.
-        """
-        config, done = self.config.eval, 0
-        numbers = range(len(tasks)) if members is None else members
+        """Return one episode per task, in order, sampled as `config.eval`; its seed goes by task and member,
+        by default its place. `on_done` gets every episode as it ends, on the rank that ran it."""
+        config = self.config.eval
         sampling = Sampling(config.temperature, config.top_p, config.top_k)
+        finished: dict[int, Trajectory] = {}  # by place in `tasks`
 
-        async def one(i: int) -> tuple[int, Trajectory]:
-            nonlocal done
-            task, member = tasks[i], numbers[i]
+        async def run(place: int) -> None:
+            task, member = tasks[place], place if members is None else members[place]
             policy = self.policy(sampling, config.response_tokens, "eval", label, member, task.id)
-            trajectory = await self.episode(task, member, policy, max_steps, succeeds_by=succeeds_by)
+            trajectory = await self.episode(task, member, policy, max_steps)
             if on_done is not None:
                 on_done(trajectory)
-            done += 1
-            tick(min(done * self.ranks.world, len(tasks)))
-            return i, trajectory
+            finished[place] = trajectory
+            tick(min(len(finished) * self.ranks.world, len(tasks)))
 
-        failure = None
         try:
             async with asyncio.TaskGroup() as running:
-                own = range(self.ranks.rank, len(tasks), self.ranks.world)
-                runs = [running.create_task(one(i)) for i in own]
-        except* (OSError, ValueError) as failed:  # a full disk is one line for the user, a group is not
-            failure = failed.exceptions[0]
-        if failure is not None:
-            raise failure
+                for place in range(self.ranks.rank, len(tasks), self.ranks.world):
+                    running.create_task(run(place))
+        except ExceptionGroup as failed:  # a full disk is one line for the user, a group is not
+            raise failed.exceptions[0] from None
         await self.settle()
-        found = self.ranks.all_gather([run.result() for run in runs])
-        return [trajectory for _, trajectory in sorted(found, key=lambda pair: pair[0])]
+        everything = dict(self.ranks.all_gather(list(finished.items())))
+        return [everything[place] for place in range(len(tasks))]
 
 
-@dataclass
-class Collection:
-    """One step's collecting on this rank. Tasks are numbered from 0 in the order in which ranks claim them;
-    number n stands at `places[n]` of the stream."""
+async def ended(running: Iterable[asyncio.Task]) -> set[asyncio.Task]:
+    """Return the groups that end within POLL_SECONDS; by then other ranks may have finished some, too."""
+    if not running:
+        await asyncio.sleep(POLL_SECONDS)
+        return set()
+    done, _ = await asyncio.wait(running, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    return done
 
-    worker: RolloutWorker
-    stream: TaskStream
-    step: int
-    limit: int  # of tasks, over all ranks
-    places: list[int]
-    queue: TaskQueue
-    running: dict[asyncio.Task[list[Trajectory]], int] = field(default_factory=dict)
-    episodes: dict[int, list[Trajectory]] = field(default_factory=dict)  # of this rank's finished groups
-    kept: int = 0
-    complete: int = 0  # groups of the longest finished stretch
 
-    def is_over(self, tick: Callable[[int], None]) -> bool:
-        """Return True when there are enough groups, no tasks left, or a rank that can't go on."""
-        wanted = self.worker.config.rollout.groups
-        self.kept, self.complete = accepted(self.queue.results(), wanted)
-        tick(self.kept)
-        if self.worker.sampler.failure:
-            self.queue.give_up()
-        return self.kept == wanted or self.complete == self.limit or self.queue.given_up()
-
-    def claim_while_needed(self, tasks: asyncio.TaskGroup) -> None:
-        """Start groups while this rank has room and the expected number of kept groups is too small."""
-        worker, results = self.worker, self.queue.results()
-        rollout = worker.config.rollout
-        room = worker.config.browser.episodes // rollout.group + 1
-        expected_keep_rate = (sum(results.values()) + 3) / (len(results) + 4)  # a first guess of 3 in 4
-        while len(self.running) < room and (claimed := self.queue.claimed()) < self.limit:
-            if sum(results.values()) + (claimed - len(results)) * expected_keep_rate >= rollout.groups:
-                return
-            n = self.queue.claim()
-            if n >= self.limit:  # another rank has taken the last one just now
-                return
-            task, max_steps = self.stream[self.places[n]], worker.config.max_steps(self.step)
-            work = worker.group(task, self.step, self.places[n], max_steps)
-            self.running[tasks.create_task(work)] = n
-
-    async def wait_for_any(self) -> None:
-        """Post the groups that end within a short while, so that all ranks learn of them."""
-        if not self.running:
-            await asyncio.sleep(POLL_SECONDS)
-            return
-        ended, _ = await asyncio.wait(self.running, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        for run in ended:
-            n = self.running.pop(run)
-            self.episodes[n] = run.result()
-            self.queue.post(n, self.worker.qualified(self.episodes[n]) is not None)
-
-    def assemble(self, cursor: int) -> Collected:
-        """Return the accepted groups of all ranks; a collective call."""
-        worker, kept, complete = self.worker, self.kept, self.complete
-        own = [(n, episodes) for n, episodes in self.episodes.items() if n < complete]
-        everything = dict(worker.ranks.all_gather(own))
-        groups = [worker.qualified(everything[n]) for n in range(complete)]
-        finished = [trajectory for n in range(complete) for trajectory in everything[n]]
-        masked = worker.config.reward.invalid == "mask"
-        alone = [n for n in range(complete) if groups[n] is None or not masked]
-        submitted = worker.ranks.broadcast(min(self.queue.claimed(), self.limit))
-        enough = kept == worker.config.rollout.groups
-        return Collected(
-            groups=[group for group in groups if group is not None],
-            next_cursor=self.places[complete - 1] + 1 if complete else cursor,
-            finished=finished,
-            submitted=submitted,
-            dropped=complete - kept,
-            reason="" if enough else why_so_few(finished, submitted),
-            in_no_group=[t for n in alone for t in everything[n] if not t.valid],
-        )
+def expected_kept(results: Mapping[int, bool], claimed: int) -> float:
+    """Return how many of the claimed groups will be kept if the others go like those that have ended."""
+    kept = sum(results.values())
+    keep_rate = (kept + 3) / (len(results) + 4)  # a first guess of 3 in 4
+    return kept + (claimed - len(results)) * keep_rate
 
 
 def accepted(results: Mapping[int, bool], wanted: int) -> tuple[int, int]:
-    """Return how many groups of the longest finished stretch of the stream are kept, up to the number wanted,
-    and how far that stretch reaches.
+    """Return how many of the groups up to the first unfinished one are kept, at most `wanted`, and how many
+    groups it took.
 
     >>> accepted({0: True, 1: False, 2: True, 4: True}, wanted=8)
     (2, 3)
@@ -352,8 +293,7 @@ def accepted(results: Mapping[int, bool], wanted: int) -> tuple[int, int]:
 
 
 def why_so_few(finished: Sequence[Trajectory], submitted: int) -> str:
-    """Return one line on a step that gave up: how its episodes ended, how many succeeded, and the most
-    frequent failure that is not the agent's."""
+    """Return one line on a step that gave up: how its episodes ended, and what else failed most often."""
     stops = Counter(trajectory.stop.value for trajectory in finished)
     succeeded = sum(trajectory.success for trajectory in finished)
     ends = ", ".join(f"{stop} {count}" for stop, count in stops.most_common())

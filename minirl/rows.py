@@ -3,14 +3,10 @@
     groups -> make_rows -> minibatches -> weighted -> balance -> collate -> loss
 
 Every turn is a row: its prompt exactly as sampled, then its response. `collate` is the plain layout, which
-computes the shared beginnings of a trajectory's turns again for each; minirl/prefix_tree.py is checked by it.
-
-Shape suffixes: B rows, L padded row length, N response tokens of all rows.
+computes what turns share again for each, and by which minirl/prefix_tree.py is checked. Shape suffixes: B
+rows, L padded row length, N response tokens of all rows.
 """
 
-from __future__ import annotations
-
-import functools
 import io
 import math
 import random
@@ -22,24 +18,22 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from minirl.config import LossConfig
 from minirl.context import answer_start
 from minirl.loss import turn_weights
 from minirl.model import Encoded, Preprocessor, encode, padded_inputs
-from minirl.types import Group, ImageStore, Trajectory
+from minirl.types import Group, ImageStore, Tokenizer, Trajectory
 
-BLANK = "blank"  # names a picture that is in no store, for rows that must show one and have none
+BLANK = "blank"  # names BLANK_PNG, which is in no store: for rows that must show a picture and have none
+BLANK_PNG = io.BytesIO()
+Image.new("RGB", (32, 32)).save(BLANK_PNG, "PNG")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One turn: `ids[start:]` is the sampled response; `old`, `weights` and `ref` are of its tokens.
-
-    For the prompt 1 2 3 9 9 4 and the response 7 2: ids (1, 2, 3, 9, 9, 4, 7, 2), start 6; the log-prob of
-    7 is read at position 5 and that of 2 at position 6.
-    """
+    """One turn: `ids[start:]` is the sampled response, whose tokens `old`, `weights` and `ref` belong to. Of
+    ids (1, 2, 3, 9, 9, 4, 7, 2) and start 6 the log-prob of 7 is read at position 5, that of 2 at 6."""
 
     ids: tuple[int, ...]
     start: int
@@ -53,23 +47,18 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Return the number of response tokens."""
         return len(self.ids) - self.start
 
 
 @dataclass(frozen=True)
 class TrajectoryRows:
-    """One trajectory as rows; `group` numbers the group that it belongs to."""
-
-    group: int
+    group: int  # the number of the trajectory's group
     rows: Sequence[Row]
 
 
-def make_rows(
-    groups: Sequence[Group], config: LossConfig, preprocessor: Preprocessor
-) -> list[TrajectoryRows]:
-    """Return a step's trajectories to train on: for filtered behaviour cloning the successes, and never an
-    invalid one, which the KL term would train even with an advantage of 0. ValueError if there is none."""
+def make_rows(groups: list[Group], config: LossConfig, preprocessor: Preprocessor) -> list[TrajectoryRows]:
+    """Return the trajectories to train on: no invalid one, which a KL term would train even with an advantage
+    of 0, and for filtered behaviour cloning the successes. ValueError if there is none."""
     tokenizer = preprocessor.tokenizer if config.tokens == "answer" else None
     trajectories = [
         TrajectoryRows(number, turn_rows(trajectory, advantage, tokenizer))
@@ -83,10 +72,10 @@ def make_rows(
 
 
 def turn_rows(
-    trajectory: Trajectory, advantage: float, tokenizer: PreTrainedTokenizerBase | None = None
+    trajectory: Trajectory, advantage: float, tokenizer: Tokenizer | None = None
 ) -> tuple[Row, ...]:
-    """Return a row for every turn of a trajectory. Response tokens have weight 1; with a tokenizer those
-    before `<answer>` have weight 0. ValueError if a served model said them, which gives no ids."""
+    """Return a row for every turn, with weight 1 for response tokens, but with a tokenizer 0 before
+    `<answer>`. ValueError if a served model said them, which gives no ids."""
     if any(turn.text and not turn.response_ids for turn in trajectory.turns):
         raise ValueError(f"{trajectory.task.id} was said by a served model: clone it, with --sft.demos")
     rows = []
@@ -94,14 +83,13 @@ def turn_rows(
         prompt, response = trajectory.prompt_ids(t), turn.response_ids
         untrained = answer_start(tokenizer, response) if tokenizer else 0
         weights = (0.0,) * untrained + (1.0,) * (len(response) - untrained)
-        old, ids = turn.logprobs, prompt + response
-        rows.append(Row(ids, len(prompt), turn.images, old, advantage, turn.shared, weights))
+        args = (prompt + response, len(prompt), turn.images, turn.logprobs, advantage, turn.shared, weights)
+        rows.append(Row(*args))
     return tuple(rows)
 
 
 def minibatches(trajectories: Sequence[TrajectoryRows], turns: int, seed: int) -> list[list[TrajectoryRows]]:
-    """Return whole trajectories in random order, about `turns` turns at a time. A last minibatch of less than
-    half of that joins the one before, so that no update rests on a few turns only."""
+    """Return whole trajectories in random order, about `turns` turns at a time, at the end at least half."""
     batches: list[list[TrajectoryRows]] = []
     size = turns
     for trajectory in random.Random(seed).sample(trajectories, len(trajectories)):
@@ -115,11 +103,8 @@ def minibatches(trajectories: Sequence[TrajectoryRows], turns: int, seed: int) -
     return batches
 
 
-def weighted(
-    minibatch: Sequence[TrajectoryRows], config: LossConfig, sizes: Mapping[int, int] | None = None
-) -> list[Row]:
-    """Return a minibatch's rows, with each token's weight multiplied by its turn's from `turn_weights`;
-    `sizes` are the numbers of trajectories that each group has in the whole step."""
+def weighted(minibatch: list[TrajectoryRows], config: LossConfig, sizes: Mapping[int, int]) -> list[Row]:
+    """Return a minibatch's rows, with each token's weight multiplied by its turn's from `turn_weights`."""
     lengths = [[sum(w > 0 for w in row.weights) for row in trajectory.rows] for trajectory in minibatch]
     per_turn = turn_weights([trajectory.group for trajectory in minibatch], lengths, config, sizes)
     return [
@@ -136,9 +121,6 @@ class MicroBatch(NamedTuple):
     tokens: int
 
 
-Cut = Callable[[Sequence[Row], int], list[MicroBatch]]  # rows into micro-batches of so many tokens
-
-
 def micro_batches(rows: Sequence[Row], tokens: int) -> list[MicroBatch]:
     """Return rows of similar length together, at most `tokens` tokens with padding."""
     parts: list[list[Row]] = []
@@ -149,14 +131,12 @@ def micro_batches(rows: Sequence[Row], tokens: int) -> list[MicroBatch]:
     return [MicroBatch(part, len(part[-1].ids) * len(part)) for part in parts]
 
 
-def balance(rows: Sequence[Row], budget: int, ranks: int, cut: Cut) -> list[list[MicroBatch]]:
-    """Return each rank's micro-batches: of at most `budget` tokens and nearly equal size, and at most one
-    more on one rank than on another.
-
-    With a budget of 40, six rows of 10 tokens make micro-batches of 40 and 20, one for each of two ranks. Of
-    three ranks one would have nothing to do, so the pieces are of 60 / 3 = 20 tokens; where rows don't fill
-    these to the last token, the size grows by a tenth until the pieces are few enough.
-    """
+def balance(
+    rows: Sequence[Row], budget: int, ranks: int, cut: Callable[[Sequence[Row], int], list[MicroBatch]]
+) -> list[list[MicroBatch]]:
+    """Return each rank's micro-batches, of at most `budget` tokens and nearly equal size: six rows of 10
+    tokens with a budget of 40 are 40 and 20, but for three ranks 20 each. Pieces grow by tenths until few
+    enough."""
     parts = cut(rows, budget)
     wanted = math.ceil(len(parts) / ranks) * ranks
     if len(parts) < wanted:
@@ -173,32 +153,22 @@ def balance(rows: Sequence[Row], budget: int, ranks: int, cut: Cut) -> list[list
 
 
 def dummy_row(preprocessor: Preprocessor) -> Row:
-    """Return a turn of weight 0, for a rank that has no rows left or none with a screenshot: it must go
-    through the whole model in every micro-batch, or the others wait for its gradients for ever."""
-    end = preprocessor.end[0]
-    ids, images = (end, end), ()
-    if preprocessor.images is not None:
-        ids, images = (*(preprocessor.pad,) * preprocessor.image_tokens(blank_png()), *ids), (BLANK,)
+    """Return a turn of weight 0, for a rank without rows or without a screenshot: one that does not go
+    through the whole model keeps the others waiting for its gradients."""
+    end, images = preprocessor.end[0], (BLANK,) if preprocessor.images else ()
+    pads = preprocessor.image_tokens(BLANK_PNG.getvalue()) if images else 0
+    ids = (preprocessor.pad,) * pads + (end, end)
     return Row(ids, len(ids) - 1, images, (0.0,), 0.0, weights=(0.0,), ref=(0.0,), index=-1)
-
-
-@functools.cache
-def blank_png() -> bytes:
-    """Return the picture that is named BLANK."""
-    out = io.BytesIO()
-    Image.new("RGB", (32, 32)).save(out, "PNG")
-    return out.getvalue()
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One forward pass: the model's inputs, and for each of N response tokens, row after row, the flat
-    position that predicts it, the token, and the numbers for its loss."""
+    """One forward pass: the model's inputs, and for each response token the numbers for its loss."""
 
     rows: Sequence[Row]
     inputs: dict[str, Any]
-    sources_N: Tensor
-    targets_N: Tensor
+    sources_N: Tensor  # the flat positions that predict the tokens
+    targets_N: Tensor  # the tokens
     old_N: Tensor
     ref_N: Tensor | None  # None without a reference
     advantage_N: Tensor
@@ -206,14 +176,12 @@ class Batch:
 
 
 def encode_row(row: Row, preprocessor: Preprocessor, images: ImageStore) -> Encoded:
-    """Return the row as its model reads it."""
-    shown = row.images if preprocessor.images else ()
-    return encode(row.ids, [blank_png() if s == BLANK else images.get(s) for s in shown], preprocessor)
+    names = row.images if preprocessor.images else ()
+    pngs = [BLANK_PNG.getvalue() if name == BLANK else images.get(name) for name in names]
+    return encode(row.ids, pngs, preprocessor)
 
 
-def collate(
-    rows: Sequence[Row], preprocessor: Preprocessor, images: ImageStore, device: torch.device
-) -> Batch:
+def collate(rows: list[Row], preprocessor: Preprocessor, images: ImageStore, device: torch.device) -> Batch:
     """Return right-padded rows as tensors."""
     inputs = padded_inputs([encode_row(row, preprocessor, images) for row in rows], preprocessor, device)
     L = inputs["input_ids"].shape[1]

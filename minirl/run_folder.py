@@ -1,16 +1,13 @@
 """The run folder: everything that a run leaves on disk, and the only code that writes it.
 
-    runs/<name>/config.json                   the settings, written once
-                metrics.jsonl                 one line per RL step, appended
-                evals.jsonl                   one line per held-out evaluation, appended
-                trajectories/step_00012.jsonl one trajectory per line; also eval_sft, demos, ...
-                screenshots/<hash>.png        each distinct screenshot once
-                checkpoints/                  belongs to the trainer
-                report.html                   made by `minirl.cli.report` from the files above
+    config.json                                   the settings, written once
+    metrics.jsonl, evals.jsonl                    one line per RL step, one per held-out evaluation
+    trajectories/step_00012.jsonl, demos.jsonl    one trajectory per line; also eval_sft, ...
+    screenshots/<hash>.png                        each distinct screenshot once
+    checkpoints/, report.html                     of minirl/checkpoint.py and minirl/cli/report.py
 
-Whole files are written beside their place and then renamed, so a reader never sees half of one. A process
-that is killed may leave a torn last line in the appended files: readers skip a line without its newline, and
-the next append removes it.
+Whole files are written beside their place and then renamed. A process that is killed may leave a torn last
+line in appended files: readers skip a line without its newline, and the next append removes it.
 """
 
 from __future__ import annotations
@@ -20,38 +17,22 @@ import os
 import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from minirl.types import Group, Trajectory
 
+T = TypeVar("T")
 RUNNING_EPISODE_SECONDS = 3600.0  # `prune` keeps younger screenshots: an episode names its own when it ends
 TRAJECTORY = TypeAdapter(Trajectory)
-
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 STEP_LABEL = re.compile(r"step_(\d+)")
 IMAGE_HASH = re.compile(rb'"([0-9a-f]{16})"')
-
-
-def dump_lines(items: Iterable[Trajectory | Group]) -> Iterator[dict[str, Any]]:
-    """Yield one record per trajectory. A group's members carry its number and their advantage."""
-    for number, item in enumerate(items):
-        if isinstance(item, Trajectory):
-            yield to_record(item)
-            continue
-        advantages = item.advantages or [None] * len(item.trajectories)
-        for trajectory, advantage in zip(item.trajectories, advantages, strict=True):
-            yield {**to_record(trajectory), "group": number, "advantage": advantage}
-
-
-def to_record(trajectory: Trajectory) -> dict[str, Any]:
-    """Return a trajectory as JSON values; TRAJECTORY.validate_python gives back an equal one."""
-    return TRAJECTORY.dump_python(trajectory) | {"stop": trajectory.stop.value}
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -67,8 +48,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
-    # `default=dict` is for read-only mappings; anything else that JSON lacks raises TypeError.
-    return json.dumps(record, default=dict, separators=(",", ":")).encode() + b"\n"
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
@@ -83,31 +63,46 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
         file.write(to_line(record))
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line numbers (from 1) and records, none if the file is missing. A torn last line is skipped."""
-    if not path.exists():
-        return
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise ValueError("the line is not a JSON object")
-            except ValueError as error:
-                raise broken_line(path, number, error) from error
-            yield number, record
+def read_records(path: Path, kind: type[T]) -> list[T]:
+    """Return the lines of a file, which may be missing or torn. ValueError names one that is no `kind`."""
+    adapter, records = TypeAdapter(kind), []
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:  # pydantic's own parser would refuse the half characters that pages may hold
+            records.append(adapter.validate_python(json.loads(line)))
+        except ValueError as error:
+            place, reason = f"{path}, line {number},", " ".join(str(error).split())[:300]
+            raise ValueError(f"{place} cannot be read ({reason}); delete that line or the file") from None
+    return records
 
 
-def broken_line(path: Path, number: int, error: Exception) -> ValueError:
-    reason = " ".join(str(error).split())[:300]
-    return ValueError(f"{path}, line {number}, cannot be read ({reason}); delete that line or the file")
+def to_record(trajectory: Trajectory) -> dict[str, Any]:
+    """Return a trajectory as JSON values; TRAJECTORY.validate_python gives back an equal one."""
+    return TRAJECTORY.dump_python(trajectory) | {"stop": trajectory.stop.value}
+
+
+def dump_lines(items: Iterable[Trajectory | Group]) -> Iterator[bytes]:
+    """Yield one line per trajectory. A group's members carry its number and their advantage."""
+    for number, item in enumerate(items):
+        if isinstance(item, Trajectory):
+            yield to_line(to_record(item))
+            continue
+        advantages = item.advantages or [None] * len(item.trajectories)
+        for trajectory, advantage in zip(item.trajectories, advantages, strict=True):
+            yield to_line({**to_record(trajectory), "group": number, "advantage": advantage})
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What else a line of a dump may hold: which group the trajectory is in."""
+
+    group: int | None = None
+    advantage: float | None = None
 
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Screenshots as files that are named after their content: equal ones are stored once."""
+    """Screenshots as files that are named after their content, so equal ones are stored once."""
 
     folder: Path
 
@@ -125,9 +120,8 @@ class ImageFolder:
         try:
             return self.path(name).read_bytes()
         except FileNotFoundError:
-            raise ValueError(
-                f"screenshot {name} is not in {self.folder}; its dump may have been pruned"
-            ) from None
+            problem = f"screenshot {name} is not in {self.folder}; its dump may have been pruned"
+            raise ValueError(problem) from None
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.png"
@@ -135,22 +129,17 @@ class ImageFolder:
 
 class Run:
     """One run folder, created on the first write. Of the ranks that train together the first one alone writes
-    and deletes `records`; screenshots are stored by the rank that saw them.
-
-    >>> Run.step_label(12)
-    'step_00012'
-    """
+    and deletes `records`; screenshots are stored by the rank that saw them."""
 
     def __init__(self, root: Path, records: bool = True):
         self.root, self.records = Path(root), records
         self.checkpoint_dir = self.root / "checkpoints"
         self.images = ImageFolder(self.root / "screenshots")
         self.report_path = self.root / "report.html"
-        self._named: dict[str, frozenset[str]] = {}  # label -> the images that its file names
 
     @staticmethod
     def step_label(step: int) -> str:
-        """Return the label under which the trajectories of one RL step are saved."""
+        """Return the label of an RL step: "step_00012"."""
         return f"step_{step:05d}"
 
     def write_config(self, config: Mapping[str, Any]) -> None:
@@ -168,64 +157,50 @@ class Run:
             append_line(self.root / "metrics.jsonl", {"step": step, **metrics})
 
     def metrics(self) -> list[dict[str, Any]]:
-        return [record for _, record in read_lines(self.root / "metrics.jsonl")]
+        return read_records(self.root / "metrics.jsonl", dict)
 
-    def add_eval(
-        self, label: str, *, step: int, success: float, low: float, high: float, n: int, **more: Any
-    ) -> None:
-        """Record a held-out evaluation: `success` of `n` episodes with its interval [`low`, `high`]. It
-        replaces an earlier one of its label, which was made before a resume."""
+    def add_eval(self, label: str, **row: Any) -> None:
+        """Record a held-out evaluation: `step`, `success` of `n` episodes, its interval `low` to `high`. It
+        replaces one of its label, which was made before a resume."""
         if self.records:
-            row = {"label": label, "step": step, "success": success, "low": low, "high": high, "n": n, **more}
-            rows = [*(earlier for earlier in self.evals() if earlier["label"] != label), row]
-            write_atomic(self.root / "evals.jsonl", b"".join(map(to_line, rows)))
+            rows = [earlier for earlier in self.evals() if earlier["label"] != label]
+            lines = map(to_line, [*rows, {"label": label, **row}])
+            write_atomic(self.root / "evals.jsonl", b"".join(lines))
 
     def evals(self) -> list[dict[str, Any]]:
-        return [record for _, record in read_lines(self.root / "evals.jsonl")]
+        return read_records(self.root / "evals.jsonl", dict)
 
     def trajectory_path(self, label: str) -> Path:
-        if not LABEL.fullmatch(label):
-            raise ValueError(f"a label is made of letters, digits, '.', '_' and '-', not {label!r}")
         return self.root / "trajectories" / f"{label}.jsonl"
 
     def save_trajectories(self, label: str, items: Iterable[Trajectory | Group]) -> None:
         """Save trajectories, groups, or both mixed (kept groups and the episodes that left theirs)."""
         if self.records:
-            write_atomic(self.trajectory_path(label), b"".join(map(to_line, dump_lines(items))))
-            self._named.pop(label, None)
+            write_atomic(self.trajectory_path(label), b"".join(dump_lines(items)))
 
     def add_trajectory(self, label: str, trajectory: Trajectory) -> None:
         """Append one trajectory, which outlives a killed process. Every rank has its own label."""
         append_line(self.trajectory_path(label), to_record(trajectory))
-        self._named.pop(label, None)
 
     def load_trajectories(self, label: str) -> list[Trajectory]:
-        return [trajectory for _, trajectory in self._load(label)]
-
-    def load_groups(self, label: str) -> list[Group]:
-        """Return the groups of a dumped step, which can be trained on without a browser."""
-        members: dict[int, list[tuple[Trajectory, float | None]]] = {}
-        for record, trajectory in self._load(label):
-            if record.get("group") is not None:
-                members.setdefault(record["group"], []).append((trajectory, record.get("advantage")))
-        if not members:
-            raise ValueError(f"{self.trajectory_path(label)} holds no groups; choose the dump of an RL step")
-        groups = []
-        for pairs in members.values():
-            trajectories = tuple(trajectory for trajectory, _ in pairs)
-            advantages = tuple(advantage for _, advantage in pairs if advantage is not None)
-            groups.append(Group(trajectories[0].task, trajectories, advantages))
-        return groups
-
-    def _load(self, label: str) -> Iterator[tuple[dict[str, Any], Trajectory]]:
         path = self.trajectory_path(label)
         if not path.exists():
             raise ValueError(f"{path} does not exist; this run has {', '.join(self.labels()) or 'no dumps'}")
-        for number, record in read_lines(path):
-            try:
-                yield record, TRAJECTORY.validate_python(record)
-            except ValidationError as error:
-                raise broken_line(path, number, error) from error
+        return read_records(path, Trajectory)
+
+    def load_groups(self, label: str) -> list[Group]:
+        """Return the groups of a dumped step, which can be trained on without a browser."""
+        path, members = self.trajectory_path(label), defaultdict(list)
+        for trajectory, of in zip(self.load_trajectories(label), read_records(path, Membership), strict=True):
+            if of.group is not None:
+                members[of.group].append((trajectory, of.advantage))
+        if not members:
+            raise ValueError(f"{path} holds no groups; choose the dump of an RL step")
+        groups = []
+        for pairs in members.values():
+            trajectories, advantages = zip(*pairs, strict=True)
+            groups.append(Group(trajectories[0].task, trajectories, () if None in advantages else advantages))
+        return groups
 
     def labels(self) -> list[str]:
         """Return the labels of all dumps, sorted, so that steps come in their order."""
@@ -233,18 +208,16 @@ class Run:
 
     def step_labels(self) -> list[str]:
         """Return the labels of the dumped RL steps, in their order."""
-        return [label for label in self.labels() if STEP_LABEL.fullmatch(label)]
+        return list(filter(STEP_LABEL.fullmatch, self.labels()))
 
     def truncate_after(self, step: int) -> None:
         """Forget metrics, evaluations and dumps of steps after `step`, so that a resumed run does not show a
         step twice, and the temporary files of a killed process."""
         if not self.records:
             return
-        for name in ("metrics.jsonl", "evals.jsonl"):
-            path = self.root / name
-            if path.exists():
-                kept = [record for _, record in read_lines(path) if record["step"] <= step]
-                write_atomic(path, b"".join(map(to_line, kept)))
+        for path in filter(Path.exists, (self.root / "metrics.jsonl", self.root / "evals.jsonl")):
+            kept = [record for record in read_records(path, dict) if record["step"] <= step]
+            write_atomic(path, b"".join(map(to_line, kept)))
         for label in self.labels():
             match = re.search(r"(?:^|_)step_(\d+)$", label)
             if match and int(match[1]) > step:
@@ -253,43 +226,28 @@ class Run:
             temporary.unlink()
 
     def prune(self, keep_steps: int) -> None:
-        """Remove old dumps of RL steps, then the screenshots that no remaining dump names.
-
-        The dumps of the last `keep_steps` steps and of every tenth stay, and all of evaluations and
-        demonstrations. So do screenshots of the last hour, which a running episode may yet name.
-        """
+        """Remove the dumps of RL steps but the last `keep_steps` and every tenth, then the screenshots that
+        no dump names, if older than an hour: a running episode of any rank may yet name others."""
         if not self.records:
             return
-        assert keep_steps >= 1, keep_steps
-        steps = {int(m[1]): label for label in self.labels() if (m := STEP_LABEL.fullmatch(label))}
-        for step, label in steps.items():
-            if step <= max(steps) - keep_steps and step % 10 != 0:
+        for label in self.step_labels()[:-keep_steps]:
+            if not label.endswith("0"):
                 self.remove_dump(label)
-        named = set().union(*(self._images_of(label) for label in self.labels()))
+        named = set[bytes]()  # with every quoted text that looks like one: at worst, too many are kept
+        for label in self.labels():
+            named.update(IMAGE_HASH.findall(self.trajectory_path(label).read_bytes()))
         now = time.time()
         for path in (self.root / "screenshots").glob("*.png"):
-            running = now - path.stat().st_mtime < RUNNING_EPISODE_SECONDS  # on whichever rank
-            if path.stem not in named and not running:
+            running = now - path.stat().st_mtime < RUNNING_EPISODE_SECONDS
+            if path.stem.encode() not in named and not running:
                 path.unlink()
 
     def remove_dump(self, label: str) -> None:
         self.trajectory_path(label).unlink()
-        self._named.pop(label, None)
-
-    def _images_of(self, label: str) -> frozenset[str]:
-        # every quoted 16-digit hex string counts: at worst a screenshot too many is kept
-        if label not in self._named:
-            content = self.trajectory_path(label).read_bytes()
-            self._named[label] = frozenset(m.decode() for m in IMAGE_HASH.findall(content))
-        return self._named[label]
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple]:
-    """Yield (name, old value, new value) for every setting of `new` that `old` has otherwise or lacks.
-
-    >>> list(differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}))
-    [('a.c', 2, 3)]
-    """
+    """Yield (name, old value, new value) for every setting of `new` that `old` has otherwise or lacks."""
     for name, value in new.items():
         before = old.get(name)
         if isinstance(value, Mapping) and isinstance(before, Mapping):

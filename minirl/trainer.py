@@ -1,21 +1,18 @@
 """Optimizer updates on rows: reinforcement and behaviour cloning, on one rank or many.
 
 Stands behind train.py and sft.py. Every rank is given the same trajectories, cuts them into the same
-micro-batches, and computes its share of these. Tokens are weighted over the whole minibatch and gradients
-summed, so neither the size of the micro-batches nor the number of ranks changes an update.
-
-Shape suffixes: N response tokens of a micro-batch.
+micro-batches, and computes its share. Tokens are weighted over the whole minibatch and gradients summed, so
+neither the size of micro-batches nor the number of ranks changes an update. N: their response tokens.
 """
-
-from __future__ import annotations
 
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, zip_longest
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -23,49 +20,37 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from minirl import prefix_tree
+from minirl import rows as per_turn
 from minirl.config import Config, SftConfig
 from minirl.distributed import Ranks, full_tensor
 from minirl.loss import likelihood_loss, policy_loss, truncated_correction
 from minirl.model import Preprocessor, compute_dtype
 from minirl.policy import Policy, copy_weights, make_policy
-from minirl.rows import (
-    Batch,
-    Row,
-    TrajectoryRows,
-    balance,
-    collate,
-    dummy_row,
-    micro_batches,
-    minibatches,
-    weighted,
-)
+from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatches, weighted
 from minirl.types import ImageStore
 
 MAX_BAD_STEPS = 3  # consecutive updates without a finite gradient before training gives up
-Scores = Sequence[Sequence[float]]  # log-probs of every row's response tokens
+Metrics = dict[str, float]
 
 
+@dataclass(eq=False)
 class Trainer:
-    """One model, its optimizer, and the updates of reinforcement and cloning. Methods are collective calls:
-    all ranks make them, with the same arguments. `open_model` reads the checkpoint's weights."""
+    """One model and its optimizer. Methods are collective calls, with the same arguments on all ranks."""
 
-    def __init__(
-        self,
-        open_model: Callable[[], PreTrainedModel],
-        preprocessor: Preprocessor,
-        config: Config,
-        images: ImageStore,
-        ranks: Ranks,
-    ):
-        self.open_model, self.preprocessor, self.config = open_model, preprocessor, config
-        self.images, self.ranks, self.device = images, ranks, ranks.device
-        self.policy = make_policy(open_model(), preprocessor, config, ranks)
-        self.reference: Policy | None = None
-        self.bad_steps = 0
+    open_model: Callable[[], PreTrainedModel]
+    preprocessor: Preprocessor
+    config: Config
+    images: ImageStore
+    ranks: Ranks
+    reference: Policy | None = None
+    bad_steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.policy = make_policy(self.open_model(), self.preprocessor, self.config, self.ranks)
 
     @cached_property
     def optimizer(self) -> torch.optim.AdamW:
-        """Return AdamW; made when it is first needed, because evaluation has no use for moments."""
+        """Return AdamW, made when it is first needed: evaluation has no use for moments."""
         optim = self.config.optim
         trained = [weight for weight in self.policy.parameters() if weight.requires_grad]
         adam = torch.optim.AdamW(trained, optim.lr, optim.betas, weight_decay=optim.weight_decay, fused=True)
@@ -75,42 +60,37 @@ class Trainer:
         return adam
 
     def reset_optimizer(self) -> None:
-        """Forget the moments: reinforcement does not start from those of cloning."""
+        """Forget the moments, as between cloning and reinforcement."""
         vars(self).pop("optimizer", None)
 
     def keep_reference(self) -> None:
-        """Freeze the weights as they are now as the reference of the KL term, if the loss has one."""
+        """Keep the weights as they are now as the reference of the KL term, if the loss has one."""
         if self.config.loss.kl:
             if self.reference is None:
-                model = self.open_model()
-                self.reference = make_policy(model, self.preprocessor, self.config, self.ranks, train=False)
+                args = (self.open_model(), self.preprocessor, self.config, self.ranks)
+                self.reference = make_policy(*args, train=False)
             copy_weights(self.policy, self.reference)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all weights by Hugging Face name, in the computing type, gathered one at a time."""
-        dtype = compute_dtype(self.config.model, self.device)
+        dtype = compute_dtype(self.config.model, self.ranks.device)
         for name, weight in self.policy.model.named_parameters():
             yield name, full_tensor(weight.detach().to(dtype))
 
-    def update(
-        self, trajectories: Sequence[TrajectoryRows], seed: int, tick: Callable[[], None]
-    ) -> dict[str, float]:
-        """Make all updates on one step's trajectories, `tick`ing after every epoch; return metrics, averaged
-        over response tokens."""
+    def update(self, trajectories: Sequence[TrajectoryRows], seed: int, tick: Callable[[], None]) -> Metrics:
+        """Make all updates on one step's trajectories, `tick`ing after every epoch; return metrics."""
         config, steps = self.config, []
         trajectories, mismatch = self._with_scores(trajectories)
         self.policy.temperature = config.sampler.temperature
         sizes = Counter(trajectory.group for trajectory in trajectories)
         for epoch in range(config.batch.epochs):
             for minibatch in minibatches(trajectories, config.batch.minibatch_turns, seed + epoch):
-                rows = weighted(minibatch, config.loss, sizes)
-                steps.append(self._step(rows, config.optim.lr))
+                steps.append(self._step(weighted(minibatch, config.loss, sizes), config.optim.lr))
             tick()
         totals = add_up(steps)
         names = {"ratio_mean": "ratio", "clip_fraction": "clipped", "entropy": "entropy", "kl": "kl"}
         return {
-            "loss": sum(step["loss"] for step in steps) / len(steps),
-            "grad_norm": sum(step["grad_norm"] for step in steps) / len(steps),
+            **{name: sum(step[name] for step in steps) / len(steps) for name in ("loss", "grad_norm")},
             "ratio_max": totals["ratio_max"],
             "lr": config.optim.lr,
             "updates": len(steps),
@@ -119,11 +99,9 @@ class Trainer:
             **mismatch,
         }
 
-    def _with_scores(
-        self, trajectories: Sequence[TrajectoryRows]
-    ) -> tuple[list[TrajectoryRows], dict[str, float]]:
-        """Return the trajectories with the log-probs that the loss needs, of the reference and (in place of
-        the sampler's, with corrected weights) of the trainer; and how far the sampler was off, as metrics."""
+    def _with_scores(self, trajectories: Sequence[TrajectoryRows]) -> tuple[list[TrajectoryRows], Metrics]:
+        """Return the trajectories with the reference's log-probs and the trainer's (with corrected weights,
+        in place of the sampler's) where the loss needs them; and how far the sampler was off."""
         config, metrics = self.config.loss, {}
         rows = [row for trajectory in trajectories for row in trajectory.rows]
         if config.kl:
@@ -132,18 +110,18 @@ class Trainer:
             rows = [replace(row, ref=ref) for row, ref in zip(rows, scores, strict=True)]
         if config.old == "recompute":
             scores = self._score(self.policy, rows)
-            pairs = list(zip(rows, scores, strict=True))
-            factors = [truncated_correction(new, row.old, config.correction) for row, new in pairs]
-            metrics = mismatch_metrics(rows, scores, factors, config.correction)
-            for i, ((row, new), own) in enumerate(zip(pairs, factors, strict=True)):
-                weights = tuple(w * c for w, c in zip(row.weights, own, strict=True))
-                rows[i] = replace(row, old=new, weights=weights)
+            old = chain(*(row.old for row in rows))
+            gaps = [abs(a - b) for a, b in zip(chain(*scores), old, strict=True)]
+            metrics = {"mismatch_mean": sum(gaps) / len(gaps), "mismatch_max": max(gaps)}
+            for i, (row, new) in enumerate(zip(rows, scores, strict=True)):
+                factors = truncated_correction(new, row.old, config.correction)
+                rows[i] = replace(row, old=new, weights=tuple(map(mul, row.weights, factors)))
         each = iter(rows)
         return [replace(t, rows=tuple(next(each) for _ in t.rows)) for t in trajectories], metrics
 
     @torch.no_grad()
     def _score(self, policy: Policy, rows: Sequence[Row]) -> list[tuple[float, ...]]:
-        """Return the log-probs of every row's response; each rank computes a share."""
+        """Return the log-probs of every row's response, of which each rank computes a share."""
         torch.set_num_threads(self.config.threads or cores())
         policy.eval()
         policy.temperature = self.config.sampler.temperature
@@ -157,8 +135,8 @@ class Trainer:
         scores = dict(self.ranks.all_gather(found))
         return [scores[i] for i in range(len(rows))]  # the dummy row's index is none of them
 
-    def clone(self, examples: Sequence[TrajectoryRows], sft: SftConfig, seed: int) -> Iterator[float]:
-        """Make the updates of `cloning_batches` at a rate that rises and falls; yield each one's loss."""
+    def clone(self, examples: list[TrajectoryRows], sft: SftConfig, seed: int) -> Iterator[float]:
+        """Make the updates of `cloning_batches` at a rate that rises and falls; yield their losses."""
         batches = cloning_batches(examples, sft, seed)
         for i, batch in enumerate(batches):
             rows = [row for example in batch for row in example.rows]
@@ -171,44 +149,38 @@ class Trainer:
         rows = [replace(row, advantage=1.0, weights=(1 / tokens,) * row.length) for row in rows]
         return self._step(rows, lr, cloning=True)["loss"]
 
-    def _step(self, rows: Sequence[Row], lr: float, cloning: bool = False) -> dict[str, float]:
+    def _step(self, rows: Sequence[Row], lr: float, cloning: bool = False) -> Metrics:
         """Make one optimizer step on a minibatch; return its loss, gradient norm and metric sums, equal on
         all ranks. Without a finite gradient it changes nothing; ValueError after several in a row."""
-        torch.set_num_threads(self.config.threads or cores())  # Chromium is idle now
+        config, own = self.config, []
+        torch.set_num_threads(config.threads or cores())  # Chromium is idle now
         self.policy.train()
         self.optimizer.zero_grad(set_to_none=True)
-        own: list[dict[str, float]] = []
         for batch in self._batches(rows):
             inputs, columns = (batch.sources_N, batch.targets_N), (batch.advantage_N, batch.weight_N)
             logprobs_N, entropy_N = self.policy(batch.inputs, *inputs, entropy=not cloning)
             loss, sums = likelihood_loss(logprobs_N, *columns), {}
             if entropy_N is not None:  # reinforcement
-                surrogate, sums = policy_loss(
-                    logprobs_N, batch.old_N, batch.ref_N, *columns, self.config.loss
-                )
+                surrogate, sums = policy_loss(logprobs_N, batch.old_N, batch.ref_N, *columns, config.loss)
                 sums["entropy"] = entropy_N[batch.weight_N > 0].sum()
-                loss = surrogate if self.config.loss.method == "grpo" else loss
+                loss = surrogate if config.loss.method == "grpo" else loss
             (loss * self.ranks.world).backward()  # FSDP averages over ranks, and this is a sum
-            sums["loss"] = loss.detach()
-            own.append({name: float(value) for name, value in sums.items()})
+            own.append({name: float(value) for name, value in (sums | {"loss": loss.detach()}).items()})
         totals = add_up(self.ranks.all_gather(own))
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.optim.grad_clip)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.optim.grad_clip)
         loss, norm = totals["loss"], full_tensor(grad_norm).item()
-        if math.isfinite(loss) and math.isfinite(norm):
-            self.bad_steps = 0
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+        finite = math.isfinite(loss + norm)
+        self.bad_steps = 0 if finite else self.bad_steps + 1
+        if finite:
+            self.optimizer.param_groups[0]["lr"] = lr
             self.optimizer.step()
-        else:
-            self.bad_steps += 1
-            if self.bad_steps >= MAX_BAD_STEPS:
-                problem = f"{MAX_BAD_STEPS} updates in a row had no finite gradient"
-                raise ValueError(f"{problem} (loss {loss}, norm {norm}); lower --optim.lr")
+        elif self.bad_steps >= MAX_BAD_STEPS:
+            raise ValueError(f"{MAX_BAD_STEPS} updates in a row had no finite gradient; lower --optim.lr")
         return totals | {"grad_norm": norm}
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[Batch]:
         """Yield this rank's share of a minibatch as forward passes, of which every rank has as many."""
-        budget, cut, layout = self.config.batch.micro_tokens, micro_batches, collate
+        budget, cut, layout = self.config.batch.micro_tokens, per_turn.micro_batches, per_turn.collate
         if self.config.batch.layout == "tree":
             cut = partial(prefix_tree.micro_batches, pad=self.preprocessor.pad, limit=budget)
             layout = prefix_tree.pack
@@ -217,12 +189,10 @@ class Trainer:
         for _, part in zip_longest(range(max(map(len, shares))), own, fillvalue=[]):
             if not part or (self.preprocessor.images and not any(row.images for row in part)):
                 part = [*part, spare]
-            yield layout(part, self.preprocessor, self.images, self.device)
+            yield layout(part, self.preprocessor, self.images, self.ranks.device)
 
 
-def cloning_batches(
-    examples: Sequence[TrajectoryRows], sft: SftConfig, seed: int
-) -> list[list[TrajectoryRows]]:
+def cloning_batches(examples: list[TrajectoryRows], sft: SftConfig, seed: int) -> list[list[TrajectoryRows]]:
     """Return the minibatches of every cloning update, shuffled anew in every epoch."""
     epochs = (minibatches(examples, sft.batch, seed + epoch) for epoch in range(sft.epochs))
     return [batch for epoch in epochs for batch in epoch][: sft.max_steps]
@@ -241,21 +211,9 @@ def cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
-def mismatch_metrics(rows: Sequence[Row], scores: Scores, factors: Scores, limit: float) -> dict[str, float]:
-    """Return how far the trainer's log-probs are from the sampler's, which are of the same weights."""
-    gaps = [abs(a - b) for a, b in zip(chain(*scores), chain(*(row.old for row in rows)), strict=True)]
-    flat = list(chain(*factors))
-    return {
-        "mismatch_mean": sum(gaps) / len(gaps),
-        "mismatch_max": max(gaps),
-        "correction_mean": sum(flat) / len(flat),
-        "correction_cut": sum(limit > 0 and c >= limit for c in flat) / len(flat),  # the share at the limit
-    }
-
-
-def add_up(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the sums of metrics by name; of a name in `_max` the largest value."""
-    totals: dict[str, float] = {}
+def add_up(records: Sequence[Metrics]) -> Metrics:
+    """Return the sum of each metric, or the largest value of one whose name ends in `_max`."""
+    totals: Metrics = {}
     for name, value in chain(*(record.items() for record in records)):
         both = (totals.get(name, 0.0), value)
         totals[name] = max(both) if name.endswith("_max") else sum(both)

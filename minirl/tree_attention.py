@@ -1,20 +1,11 @@
 """Attention in a prefix tree: each chain sees its prefix and, causally, itself.
 
 Registered with transformers, so that the models' own code calls it. Two kernels compute the same thing:
-
-    segment  PyTorch's SDPA of each chain against a copy of all that it sees, on any device
-    joined   in pieces, the chain itself and each range of its prefix, joined by their log-sum-exp; nothing
-             is masked, copied or computed again. CPU only, so far
-
-`auto` is joined on a CPU and segment elsewhere. A dense mask would be exact too, but computes all of L x L.
-Models with layers that are not full attention (linear, sliding window) are refused.
-
-Shape suffixes: L row length, A attention heads, D head size.
+SegmentAttention, PyTorch's SDPA of each chain against a copy of all that it sees; and on a CPU
+JoinedAttention, in pieces that are joined by their log-sum-exp. A dense mask would be exact too, but computes
+all of L x L. Shape suffixes: L row length, A attention heads, D head size.
 """
 
-from __future__ import annotations
-
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,19 +16,16 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from minirl.console import say
-
 Range = tuple[int, int]  # tokens [start, end) of the row
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A stretch [start, end) of the row whose tokens follow one another; `prefix` are the ranges of the
-    row that come before it in its own sequence, in order: Chain(5, 9, ((0, 3),)) continues after token 2."""
+    """A stretch [start, end) of the row, and the ranges that come before it in its own sequence, in order."""
 
     start: int
     end: int
-    prefix: tuple[Range, ...] = ()
+    prefix: tuple[Range, ...] = ()  # Chain(5, 9, ((0, 3),)) continues after token 2
 
     @property
     def seen(self) -> tuple[Range, ...]:
@@ -45,16 +33,7 @@ class Chain:
         return (*self.prefix, (self.start, self.end))
 
 
-@dataclass(frozen=True)
-class Tree:
-    """The chains of a row, in the row's order."""
-
-    chains: tuple[Chain, ...]
-
-    @property
-    def size(self) -> int:
-        """Return the number of tokens in the row."""
-        return self.chains[-1].end
+Tree = tuple[Chain, ...]  # all of a row, in its order
 
 
 def gather(x_1ALD: Tensor, chain: Chain) -> Tensor:
@@ -72,15 +51,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
 
 
 class SegmentAttention(torch.autograd.Function):
-    """Attention chain by chain. The backward pass computes each chain's attention again and adds its
-    gradients in place: autograd on slices would write a full-length gradient for every chain."""
+    """Attention chain by chain. The backward pass computes it again and adds gradients in place: autograd on
+    slices would write a full-length one for every chain."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tree: Tree, scale: float | None) -> Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.tree, ctx.scale = tree, scale
         out = torch.empty_like(q)
-        for chain in tree.chains:
+        for chain in tree:
             own = slice(chain.start, chain.end)
             out[:, :, own] = attend(q[:, :, own], gather(k, chain), gather(v, chain), scale)
         return out
@@ -89,11 +68,11 @@ class SegmentAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
         dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
-        for chain in ctx.tree.chains:
+        for chain in ctx.tree:
             own = slice(chain.start, chain.end)
             inputs = [x.detach().requires_grad_() for x in (q[:, :, own], gather(k, chain), gather(v, chain))]
             with torch.enable_grad():
-                out = attend(*inputs, ctx.scale)
+                out = attend(inputs[0], inputs[1], inputs[2], ctx.scale)
             parts = torch.autograd.grad(out, inputs, grad[:, :, own])
             dq[:, :, own] += parts[0]
             for total, part in zip((dk, dv), parts[1:], strict=True):
@@ -103,23 +82,21 @@ class SegmentAttention(torch.autograd.Function):
         return dq, dk, dv, None, None
 
 
-# Attention that returns its log-sum-exps beside the outputs, and its backward pass, which takes them; on
-# other devices it takes another such pair.
+# Attention that returns its log-sum-exps beside the outputs, and its backward pass, which takes them
 PIECE = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 PIECE_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class JoinedAttention(torch.autograd.Function):
-    """Attention chain by chain and piece by piece: to the chain itself, causal, and to each range of its
-    prefix, of which every query sees all. The softmax denominators' logarithms join the pieces; given the
-    joint ones, the kernel's backward pass gives each piece's gradients. Towards the prefix, the query heads
-    that share a key head are so many more queries of one head (`fold`)."""
+    """Attention chain by chain in pieces: to the chain itself, causal, and to each range of its prefix,
+    joined by their softmax denominators' logarithms, which the kernel's backward pass takes. Towards the
+    prefix, query heads that share a key head are queries of one head (`fold`)."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tree: Tree, scale: float | None) -> Tensor:
         heads, shared = k.shape[1], q.shape[1] // k.shape[1]
         out, sums = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-        for chain in tree.chains:
+        for chain in tree:
             own = slice(chain.start, chain.end)
             own_kv = [x[:, :, own].repeat_interleave(shared, 1) for x in (k, v)]
             pieces = [PIECE(q[:, :, own], *own_kv, 0.0, True, scale=scale)]
@@ -139,7 +116,7 @@ class JoinedAttention(torch.autograd.Function):
         q, k, v, out, sums = ctx.saved_tensors
         heads, shared = k.shape[1], q.shape[1] // k.shape[1]
         dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
-        for chain in ctx.tree.chains:
+        for chain in ctx.tree:
             own = slice(chain.start, chain.end)
             g, own_q, o, s = (x[:, :, own] for x in (grad, q, out, sums))
             own_kv = [x[:, :, own].repeat_interleave(shared, 1) for x in (k, v)]
@@ -158,47 +135,33 @@ class JoinedAttention(torch.autograd.Function):
 
 
 def fold(x: Tensor, heads: int) -> Tensor:
-    """(1, A, L, ...) to (1, heads, A / heads * L, ...): the heads of a group, one after another."""
+    """Return (1, A, L, ...) as (1, heads, A / heads * L, ...): the heads of a group, one after another."""
     return x.unflatten(1, (heads, -1)).flatten(2, 3)
 
 
 def unfold(x: Tensor, shared: int) -> Tensor:
-    """The inverse of `fold`."""
     return x.unflatten(2, (shared, -1)).flatten(1, 2)
 
 
 def tree_attention(
-    kernel: str,
-    module: nn.Module,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    tree: Tree | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Return the attention in transformers' form, (1, L, A, D) of q (1, A, L, D); without a tree plain SDPA,
-    so that the same model also samples."""
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Return attention in transformers' form, (1, L, A, D); without a `tree` plain SDPA, for sampling."""
+    tree: Tree | None = kwargs.pop("tree", None)
     if tree is None:
-        return sdpa_attention_forward(module, q, k, v, attention_mask, dropout, scaling, **kwargs)
-    assert q.shape[0] == 1 and q.shape[2] == k.shape[2] == tree.size, "one packed row, without a cache"
-    chosen = JoinedAttention if kernel != "segment" and q.device.type == "cpu" else SegmentAttention
-    return chosen.apply(q, k, v, tree, scaling).transpose(1, 2).contiguous(), None
+        return sdpa_attention_forward(module, q, k, v, attention_mask, **kwargs)
+    assert q.shape[0] == 1 and q.shape[2] == k.shape[2] == tree[-1].end, "one packed row, without a cache"
+    kernel = JoinedAttention if q.device.type == "cpu" else SegmentAttention
+    return kernel.apply(q, k, v, tree, kwargs.get("scaling")).transpose(1, 2).contiguous(), None
 
 
-def enable(model: PreTrainedModel, kernel: str = "auto") -> None:
+def enable(model: PreTrainedModel) -> None:
     """Make the model's text layers understand `tree=`. ValueError for layers it would be wrong for."""
     text = model.config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or getattr(text, "sliding_window", None):
-        layers = f"{model.config.model_type} has layers ({', '.join(sorted(kinds))})"
-        raise ValueError(f"{layers} for which prefix trees would be wrong; use --batch.layout per-turn")
-    if kernel == "joined" and torch.cuda.is_available():
-        say("--model.attention joined runs on a CPU only; using segment")
-    name = f"tree_{kernel}"
-    AttentionInterface.register(name, functools.partial(tree_attention, kernel))
-    AttentionMaskInterface.register(name, sdpa_mask)
+    partial = set(getattr(text, "layer_types", None) or []) - {"full_attention"}
+    if partial or getattr(text, "sliding_window", None):
+        raise ValueError("prefix trees need layers of full attention; use --batch.layout per-turn")
+    AttentionInterface.register("tree", tree_attention)
+    AttentionMaskInterface.register("tree", sdpa_mask)
     vision = hasattr(model.config, "vision_config")
-    model.set_attn_implementation({"text_config": name, "vision_config": "sdpa"} if vision else name)
+    model.set_attn_implementation({"text_config": "tree", "vision_config": "sdpa"} if vision else "tree")

@@ -38,8 +38,9 @@ settings.register_profile("minirl", deadline=None)
 settings.load_profile("minirl")
 
 
-# They start whole runs: were they last, one process would still be at them when the others have ended.
-FIRST = ("test_train.py", "test_replay.py", "test_checkpoint.py", "test_distributed.py")
+# The longest first: were they last, one process would still be at them when the others have ended.
+LONG = "train replay checkpoint distributed train_text hostile render eval resume openwebrl scripts"
+FIRST = [f"test_{name}.py" for name in LONG.split()]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -93,7 +94,6 @@ def ended(
 
     def run(script: ModuleType, *argv: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", [Path(script.__file__).name, *argv])
-        monkeypatch.delenv("MINIRL_TRACEBACK", raising=False)
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             run_main(script.run)

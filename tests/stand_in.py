@@ -88,7 +88,7 @@ def blank(title: str, action: str, *names: str) -> Answer:
 
 def let_in(asked: Asked, user: str, password: str, inside: str, outside: str) -> Answer:
     account = LOGINS[asked.site]
-    if (asked.sent.get(user), asked.sent.get(password)) == (account.user, account.password):
+    if (asked.sent.get(user), asked.sent.get(password)) == (account["user"], account["password"]):
         return go(inside, **{"Set-Cookie": f"{asked.site}_session=1; Path=/"})
     return go(outside)
 
@@ -118,7 +118,7 @@ def shopping(asked: Asked, world: World) -> Answer:
             return page("Thanks", "You submitted your review")
         case "POST", ["rest", "default", "V1", "integration", "admin", "token"]:
             admin = LOGINS["shopping_admin"]
-            good = asked.sent == {"username": admin.user, "password": admin.password}
+            good = asked.sent == {"username": admin["user"], "password": admin["password"]}
             return as_json(TOKEN) if good else as_json({"message": "no"}, 401)
         case "GET", ["rest", "V1", *_] if asked.token != f"Bearer {TOKEN}" or world.rest_broken:
             return as_json({"message": "The consumer isn't authorized"}, 401)

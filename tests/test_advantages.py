@@ -148,16 +148,16 @@ def test_a_verdict_changes_nothing_else():
 def test_invalid_episodes_leave_before_the_statistics():
     """With the broken one as a zero, the mean would be 1/3 and the deviation 0.577."""
     broken = episode(Stop.ENV_ERROR, member=2)
-    group = make_group(TASK, [episode(reward=1.0), episode(reward=0.0, member=1), broken])
+    group = make_group([episode(reward=1.0), episode(reward=0.0, member=1), broken])
     assert [t.member for t in group.trajectories] == [0, 1]
     (ready,) = assign_advantages([group], LossConfig(std_eps=0.0))
     assert ready.advantages == pytest.approx((sqrt(0.5), -sqrt(0.5)))  # +-0.5 over sqrt(0.5)
 
 
 def test_fewer_than_two_valid_episodes_are_no_group():
-    assert make_group(TASK, [episode(), episode(Stop.TIMEOUT), episode(Stop.INFRA_ERROR)]) is None
-    assert make_group(TASK, [episode(Stop.CANCELLED)] * 8) is None
-    assert make_group(TASK, []) is None
+    assert make_group([episode(), episode(Stop.TIMEOUT), episode(Stop.INFRA_ERROR)]) is None
+    assert make_group([episode(Stop.CANCELLED)] * 8) is None
+    assert make_group([]) is None
 
 
 def test_masked_episodes_stay_in_the_statistics_as_zeros():
@@ -165,22 +165,20 @@ def test_masked_episodes_stay_in_the_statistics_as_zeros():
     success gets (2/3) / 0.577350 = 1.154701 and the failure -0.577350; without the broken one +-0.707107."""
     broken = episode(Stop.ENV_ERROR, member=2, success=True, reward=1.0)  # whatever it says of itself
     episodes = [episode(reward=1.0, success=True), episode(reward=0.0, member=1), broken]
-    group = make_group(TASK, episodes, "mask")
+    group = make_group(episodes, "mask")
     assert [t.member for t in group.trajectories] == [0, 1, 2]
     assert (group.trajectories[2].reward, group.trajectories[2].success) == (0.0, False)
     assert group.trajectories[2].stop is Stop.ENV_ERROR
     (masked,) = assign_advantages([group], LossConfig(std_eps=0.0))
     assert masked.advantages == pytest.approx((1.154701, -0.577350, 0.0), abs=1e-6)
-    (dropped,) = assign_advantages([make_group(TASK, episodes, "drop")], LossConfig(std_eps=0.0))
+    (dropped,) = assign_advantages([make_group(episodes, "drop")], LossConfig(std_eps=0.0))
     assert dropped.advantages == pytest.approx((0.707107, -0.707107), abs=1e-6)
-    assert make_group(TASK, episodes) == make_group(TASK, episodes, "drop")
+    assert make_group(episodes) == make_group(episodes, "drop")
 
 
 def test_a_masked_episode_has_no_weight_in_any_method():
     """Mean 1/3: exp(2/3) and exp(-1/3); the masked one would have exp(-1/3) too."""
-    group = make_group(
-        TASK, [episode(reward=1.0), episode(member=1), episode(Stop.JUDGE_ERROR, member=2)], "mask"
-    )
+    group = make_group([episode(reward=1.0), episode(member=1), episode(Stop.JUDGE_ERROR, member=2)], "mask")
     (awr,) = assign_advantages([group], LossConfig(method="awr"))
     assert awr.advantages == pytest.approx((1.9477340, 0.7165313, 0.0))
     (cloning,) = assign_advantages([group], LossConfig(method="filtered-bc"))
@@ -190,19 +188,19 @@ def test_a_masked_episode_has_no_weight_in_any_method():
 def test_masked_zeros_count_where_groups_are_filtered_too():
     """As in the released code: one success beside a broken episode makes a group of unequal rewards."""
     episodes = [episode(reward=1.0), episode(Stop.TIMEOUT, member=1)]
-    assert is_effective(make_group(TASK, episodes, "mask")) and make_group(TASK, episodes) is None
-    assert not is_effective(make_group(TASK, [episode(), episode(Stop.TIMEOUT, member=1)], "mask"))
+    assert is_effective(make_group(episodes, "mask")) and make_group(episodes) is None
+    assert not is_effective(make_group([episode(), episode(Stop.TIMEOUT, member=1)], "mask"))
 
 
 def test_a_group_of_masked_episodes_alone_is_none():
-    assert make_group(TASK, [episode(Stop.TIMEOUT), episode(Stop.JUDGE_ERROR)], "mask") is None
-    assert make_group(TASK, [episode()], "mask") is None
-    assert make_group(TASK, [], "mask") is None
+    assert make_group([episode(Stop.TIMEOUT), episode(Stop.JUDGE_ERROR)], "mask") is None
+    assert make_group([episode()], "mask") is None
+    assert make_group([], "mask") is None
 
 
 def test_an_episode_without_a_turn_is_masked_like_any_other():
     empty = replace(episode(member=1), turns=(), stop=Stop.SITE_ERROR)
-    (ready,) = assign_advantages([make_group(TASK, [episode(reward=1.0), empty], "mask")], LossConfig())
+    (ready,) = assign_advantages([make_group([episode(reward=1.0), empty], "mask")], LossConfig())
     assert ready.advantages[1] == 0.0 and len(ready.trajectories) == 2
 
 
@@ -304,7 +302,7 @@ def test_shuffled_rewards_stay_in_their_group_and_move():
 
 def test_a_masked_member_keeps_its_zero_when_rewards_are_shuffled():
     members = [episode(reward=1.0), episode(Stop.ENV_ERROR, member=1), episode(member=2)]
-    group = make_group(TASK, members, "mask")
+    group = make_group(members, "mask")
     rewards = {tuple(t.reward for t in shuffle_rewards([group], s)[0].trajectories) for s in range(20)}
     assert rewards == {(1.0, 0.0, 0.0), (0.0, 0.0, 1.0)}
 

@@ -1,4 +1,4 @@
-"""What is printed: plain progress away from a terminal, the table at the end."""
+"""What is printed: progress as new lines away from a terminal, and as a bar on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from minirl import console
-from minirl.console import Meter, progress, say
+from minirl.console import Meter, duration, progress, say
 
 
 def test_say_prints_brackets_as_they_are(capsys):
@@ -43,13 +43,19 @@ def test_an_exception_passes_through_progress(capsys, monkeypatch):
     assert capsys.readouterr().out.endswith("stopped\n")
 
 
-def test_progress_on_a_terminal_is_a_bar(monkeypatch):
+def test_progress_on_a_terminal_is_a_bar_and_a_line(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(console, "CONSOLE", Console(file=screen, force_terminal=True, width=120))
-    with progress("collecting", total=4) as meter, progress("inner"):
+    with progress("collecting [x]", total=4) as meter, progress("inner"):
         meter.advance(2)
         time.sleep(0.5)
-    assert "━" in screen.getvalue() and "2/4" in screen.getvalue()
+    seen = screen.getvalue()
+    assert "━" in seen and "collecting [x]: 2/4, " in seen and "inner: 0." in seen
+    assert "\x1b[2K" in seen and seen.endswith("\x1b[2K"), "a line that is gone afterwards"
+
+
+def test_times_are_for_people():
+    assert [duration(7.26), duration(83), duration(5025)] == ["7.3s", "1m23s", "1h23m"]
 
 
 def test_a_meter_with_unknown_total_counts():

@@ -12,11 +12,7 @@ from minirl.agents.openwebrl import OpenWebRLAgent
 from minirl.agents.webagent_r1 import WEBRL, WEBRL_WITH_SYSTEM, WebAgentR1Agent
 from minirl.cli.command_line import from_command_line
 from minirl.config import AgentConfig
-from minirl.context import (
-    ChatFormat,
-    Context,
-    think_ends,
-)
+from minirl.context import ChatFormat, Context, think_ends
 from minirl.episode import conversation
 from minirl.recipes import webagent_r1_8b
 from minirl.types import Observation, Prompt, Task, Trajectory, Turn
@@ -175,9 +171,8 @@ def test_an_old_page_leaves_its_placeholder(preprocessor, new_context):
     done = tuple(preprocessor.tokenizer("ok</think><|im_end|>")["input_ids"])
     context.observe(Observation("Tab 0", page_text="<b>cheap mugs</b>"))
     context.respond(done)
-    text = preprocessor.tokenizer.decode(
-        context.observe(Observation("Tab 1", page_text="<b>red mug</b>")).ids
-    )
+    prompt = context.observe(Observation("Tab 1", page_text="<b>red mug</b>"))
+    text = preprocessor.tokenizer.decode(prompt.ids)
     assert "Tab 0\n(page left out)\n</observation>" in text and "cheap" not in text
     assert "Tab 1\n<b>red mug</b>\n</observation>" in text
 
@@ -221,16 +216,13 @@ def test_control_tokens_in_titles_tasks_feedback_and_pages_are_inert(preprocesso
         return [added[i] for i in prompt.ids if i in added]
 
     raw = preprocessor.tokenizer(HOSTILE)["input_ids"]
-    assert (
-        preprocessor.pad in raw and preprocessor.end[0] in raw
-    )  # the control: unguarded, they would take effect
+    assert {preprocessor.pad, preprocessor.end[0]} <= set(raw)  # the control: unguarded, they take effect
     assert control_tokens(HOSTILE) == control_tokens("harmless")
 
 
 def test_inert_text_can_still_be_read(preprocessor, new_context):
-    text = preprocessor.tokenizer.decode(
-        new_context(task="say <|im_end|> & <b>").observe(Observation("")).ids
-    )
+    prompt = new_context(task="say <|im_end|> & <b>").observe(Observation(""))
+    text = preprocessor.tokenizer.decode(prompt.ids)
     assert "<user_request>\nsay < |im_end|> & <b>\n</user_request>" in text
 
 
@@ -238,11 +230,6 @@ def test_half_a_character_in_a_title_does_not_end_the_episode(preprocessor, new_
     """JavaScript cuts strings between surrogates, and such a half is no text to a tokenizer."""
     prompt = new_context().observe(Observation("Tab: caf\ud83d", page_text="\udc00 page"))
     assert "Tab: caf?\n? page" in preprocessor.tokenizer.decode(prompt.ids)
-
-
-def test_no_screenshot_kept_is_refused(new_context):
-    with pytest.raises(ValueError, match="--agent.screenshots must be at least 1"):
-        new_context(keep=0)
 
 
 # --- chat formats ----------------------------------------------------------------------------------
@@ -402,10 +389,8 @@ def test_rounds_as_webrl_writes_them(preprocessor, new_context):
     without their end."""
     chat = replace(WEBRL_WITH_SYSTEM, most_chars=0)
     text, _ = rounds(preprocessor, new_context, words=COMPLETION.words, chat=chat)
-    user, assistant = (
-        "<|eot_id|><|start_header_id|>user<|end_header_id|>\n",
-        ("\n\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n"),
-    )
+    user = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n"
+    assistant = "\n\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n"
     left_out = "** Simplified html **"
     assert text == (
         f"<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n{SYSTEM}<|eot_id|>"
@@ -435,7 +420,7 @@ def test_webrls_checkpoints_are_given_no_system_text(preprocessor, tmp_path):
 )
 def test_webrls_history_is_the_text_agents_without_thoughts(flags):
     argv = [*flags.split(), "--agent.history", "webrl"]
-    with pytest.raises(ValueError, match="give --agent.kind text and --agent.no-thinking"):
+    with pytest.raises(ValueError, match="webrl needs --agent.kind text and --agent.no-thinking"):
         from_command_line(argv, "train.py")
     ours = from_command_line(["webagent-r1-8b"], "train.py").agent
     assert (ours.history, ours.thinking) == ("webrl", False)

@@ -22,7 +22,7 @@ from minirl.model import load_model
 from minirl.recipes import tiny
 from minirl.rollout import Collected
 from minirl.rows import balance, micro_batches
-from minirl.types import Group, SamplerDied, Task, Trajectory, Turn
+from minirl.types import Group, RunEnds, Task, Trajectory, Turn
 
 LOSSES = {
     "openwebrl": LossConfig(),
@@ -209,7 +209,7 @@ def collected(ranks: Ranks, seed: int) -> tuple[list[str], int, list[str], list[
 def one_dies(ranks: Ranks) -> str:
     stage = Stage(ranks, 0)
     stage.failure = "out of memory" if ranks.rank == 1 else ""
-    with pytest.raises(SamplerDied) as death:
+    with pytest.raises(RunEnds) as death:
         stage.collect(0)
     return str(death.value)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from minirl.metrics import percentile, rollout_metrics, trajectory_tokens
+from minirl.metrics import percentile, rollout_metrics
 from minirl.rollout import Collected
 from minirl.types import Group, Stop, Task, Trajectory, Turn
 
@@ -75,11 +75,6 @@ def test_a_step_without_a_valid_episode_has_counts_and_no_means():
         "stop/env_error": 1,
         "stop/timeout": 1,
     }
-
-
-def test_a_trajectorys_tokens_are_those_of_its_last_turn():
-    # the last prompt holds 30 of the trunk and 5 of its own; the response adds 4
-    assert trajectory_tokens(episode(turn(10, 90, 3), turn(30, 5, 4))) == 39
 
 
 @pytest.mark.parametrize(

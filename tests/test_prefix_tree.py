@@ -61,9 +61,7 @@ def test_any_sequences_are_found_again(seed):
     row: dict[int, str] = {}
     for s in sequences:
         keys = np.array([ord(c) for c in s])
-        expected = forest.size + forest.unshared(keys)
         places = forest.add(keys)
-        assert forest.size == expected
         assert "".join(row.setdefault(int(p), c) for p, c in zip(places, s, strict=True)) == s
     assert forest.size == len({s[: i + 1] for s in sequences for i in range(len(s))})
     for chain in forest.chains:
@@ -192,7 +190,7 @@ def test_a_wrong_tree_is_noticed(seeing, wrong):
     oracle = one_by_one(model, preprocessor, rows, images)
     batch = prefix_tree.pack(rows, preprocessor, images, CPU)
     if wrong == "mask":
-        batch.inputs["tree"] = Tree((Chain(0, batch.inputs["input_ids"].numel()),))
+        batch.inputs["tree"] = (Chain(0, batch.inputs["input_ids"].numel()),)
     elif wrong == "positions":
         batch.inputs["position_ids"] = torch.arange(batch.inputs["input_ids"].numel()).expand(3, 1, -1)
     else:
@@ -271,7 +269,7 @@ def forest_of(lengths: list[tuple[int, int]]) -> Tree:
         chains.append(Chain(size, size + length, ((0, place),)))
         size += length
     chains.append(Chain(size, size + 3, ((0, 10), (chains[1].start, chains[1].end))))  # a branch of a branch
-    return Tree(tuple(chains))
+    return tuple(chains)
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (4, 4), (4, 1)])
@@ -279,8 +277,8 @@ def test_both_kernels_agree(heads):
     """Outputs and gradients; and the control, that a tree matters."""
     torch.manual_seed(0)
     tree = forest_of([(10, 7), (25, 9), (40, 1)])
-    inputs = [torch.randn(1, n, tree.size, 16) for n in (heads[0], heads[1], heads[1])]
-    grad = torch.randn(1, heads[0], tree.size, 16)
+    inputs = [torch.randn(1, n, tree[-1].end, 16) for n in (heads[0], heads[1], heads[1])]
+    grad = torch.randn(1, heads[0], tree[-1].end, 16)
 
     def computed(function, tree: Tree) -> list[torch.Tensor]:
         q, k, v = (x.clone().requires_grad_() for x in inputs)
@@ -291,31 +289,21 @@ def test_both_kernels_agree(heads):
     joined = computed(JoinedAttention, tree)
     for ours, theirs in zip(joined, computed(SegmentAttention, tree), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    assert (computed(SegmentAttention, Tree((Chain(0, tree.size),)))[0] - joined[0]).abs().max() > 0.1
+    assert (computed(SegmentAttention, (Chain(0, tree[-1].end),))[0] - joined[0]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("kernel", ["auto", "segment", "joined"])
-def test_a_model_computes_the_same_with_every_kernel(seeing, kernel, monkeypatch):
-    """And `--model.attention` means what it says: on a CPU auto is joined."""
+@pytest.mark.parametrize("kernel", [JoinedAttention, SegmentAttention])
+def test_a_model_computes_the_same_with_either_kernel(seeing, kernel, monkeypatch):
     model, preprocessor, rows, images = seeing
-    used = []
-    for function in (JoinedAttention, SegmentAttention):
-        forward, name = function.forward, function.__name__
-        watch = lambda *given, f=forward, n=name: used.append(n) or f(*given)  # noqa: E731
-        monkeypatch.setattr(function, "forward", staticmethod(watch))
-    tree_attention.enable(model, kernel)
+    used, forward = [], kernel.forward
+    watch = lambda *given: used.append(1) or forward(*given)  # noqa: E731
+    monkeypatch.setattr(kernel, "forward", staticmethod(watch))
+    monkeypatch.setattr(tree_attention, "JoinedAttention", kernel)  # which a CPU takes
     rows = rows()
     oracle = one_by_one(model, preprocessor, rows, images)
     assert not used, "without a tree it is plain SDPA"
     assert_equal(packed(model, preprocessor, rows, images), oracle)
-    assert set(used) == {"SegmentAttention" if kernel == "segment" else "JoinedAttention"}
-
-
-def test_the_joined_kernel_that_a_gpu_lacks_is_replaced_in_one_line(seeing, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for kernel in ("auto", "segment", "joined"):
-        tree_attention.enable(seeing[0], kernel)
-    assert capsys.readouterr().out == "--model.attention joined runs on a CPU only; using segment\n"
+    assert used
 
 
 def test_no_square_mask_is_made(seeing, monkeypatch):
@@ -323,9 +311,9 @@ def test_no_square_mask_is_made(seeing, monkeypatch):
     model, preprocessor, rows, images = seeing
     batch = prefix_tree.pack(rows(), preprocessor, images, CPU)
     masks, known = [], tree_attention.AttentionInterface._global_mapping
-    attend = known["tree_auto"]
+    attend = known["tree"]
     watch = lambda *args, **kwargs: masks.append(args[4]) or attend(*args, **kwargs)  # noqa: E731
-    monkeypatch.setitem(known, "tree_auto", watch)
+    monkeypatch.setitem(known, "tree", watch)
     Policy(model, preprocessor, 1.0)(batch.inputs, batch.sources_N, batch.targets_N)
     assert masks == [None] * model.config.get_text_config().num_hidden_layers
 

@@ -280,4 +280,4 @@ def test_what_does_not_count_has_no_weight_and_no_share(preprocessor):
 def test_tokens_that_do_not_count_share_in_nothing(before, after):
     rows = tuple(Row((1,) + (7,) * len(w), 1, (), (-0.1,) * len(w), 1.0, weights=w) for w in before)
     config = LossConfig(weighting="webagent-r1")
-    assert tuple(row.weights for row in weighted([TrajectoryRows(0, rows)], config)) == after
+    assert tuple(row.weights for row in weighted([TrajectoryRows(0, rows)], config, {0: 1})) == after

@@ -66,5 +66,5 @@ def make_worker(
     """Whatever a test does not need may be left out."""
     benchmark = benchmark or Scored()
     harness = Harness(config, preprocessor, make_agent(config), browsers, images, lambda task: benchmark)
-    hosts = HostBackoff(None, config.browser.host_failures, 60 * config.browser.host_minutes)
+    hosts = HostBackoff(config.browser.host_failures, 60 * config.browser.host_minutes)
     return RolloutWorker(harness, sampler, ranks or alone(), hosts, judge)

@@ -20,7 +20,7 @@ from minirl.samplers.endpoint import EndpointError, open_endpoint
 from minirl.types import Trajectory, Turn
 
 TAGS = re.compile(r"</?(?:think|answer)>")
-PROMPT = resources.files("minirl.agents").joinpath("prompts/chain_of_thought.md").read_text(encoding="utf-8")
+PROMPT = resources.files("minirl.agents").joinpath("prompts/chain_of_thought.md").read_text("utf-8")
 
 
 async def with_thoughts(demos: Sequence[Trajectory], harness: Harness) -> list[Trajectory]:
@@ -29,18 +29,15 @@ async def with_thoughts(demos: Sequence[Trajectory], harness: Harness) -> list[T
     served, tokens = harness.config.endpoint, harness.config.sft.thought_tokens
 
     async def rewrite(demo: Trajectory, n: int) -> Turn:
-        turn, text = demo.turns[n], demo.turns[n].text
-        question = PROMPT.rstrip("\n").format(
-            task=demo.task.instruction,
-            history="\n".join(spelled(earlier.text) for earlier in demo.turns[:n]) or "nothing",
-            page=turn.page_text,
-            action=spelled(text),
-        )
+        turn, text, task = demo.turns[n], demo.turns[n].text, demo.task
+        history = "\n".join(spelled(earlier.text) for earlier in demo.turns[:n]) or "nothing"
+        facts = {"task": task.instruction, "history": history, "page": turn.page_text}
+        question = PROMPT.rstrip("\n").format(**facts, action=spelled(text))
         try:
             reply = await endpoint.ask([("user", (question,))], tokens, temperature=0.0)
             text = thought_before("" if reply.finish == "length" else reply.text, text)
         except EndpointError as error:
-            say(f"{demo.task.id}, turn {n}: {error}")
+            say(f"{task.id}, turn {n}: {error}")
         meter.advance()
         parsed = parse(text)
         is_usable = text != turn.text and parsed.calls == turn.parsed.calls  # the action is as it was
@@ -51,17 +48,14 @@ async def with_thoughts(demos: Sequence[Trajectory], harness: Harness) -> list[T
         with progress("writing thoughts", total) as meter:
             work = [[rewrite(demo, n) for n in range(len(demo.turns))] for demo in demos]
             new = await asyncio.gather(*(asyncio.gather(*turns) for turns in work))
-    told = [replace(demo, turns=tuple(turns)) for demo, turns in zip(demos, new, strict=True)]
     kept = sum(turn in demo.turns for demo, turns in zip(demos, new, strict=True) for turn in turns)
+    line = f"{kept} of {total} turns keep the thoughts that they had"
     if 2 * kept > total:
-        raise ValueError(
-            f"{kept} of {total} turns keep the thoughts that they had: {served.model} at --endpoint.url "
-            f"{served.url} gave nothing usable; see that it answers, and raise --sft.thought-tokens "
-            f"({tokens}) if it reasons for longer"
-        )
+        advice = f"see that --endpoint.url {served.url} answers, or raise --sft.thought-tokens ({tokens})"
+        raise ValueError(f"{line}: {advice}")
     if kept:
-        say(f"{kept} of {total} turns keep the thoughts that they had")
-    return [tokenised(demo, harness) for demo in told]
+        say(line)
+    return [tokenised(replace(d, turns=tuple(turns)), harness) for d, turns in zip(demos, new, strict=True)]
 
 
 def spelled(said: str) -> str:

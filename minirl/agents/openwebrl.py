@@ -15,7 +15,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from minirl.agents import openwebrl_actions
 from minirl.agents.openwebrl_actions import SCALE, TABLES, TOOL_FUNCTIONS
@@ -24,10 +24,9 @@ from minirl.context import Words
 from minirl.types import Call, Observation, Parsed
 
 PROMPT = resources.files("minirl.agents").joinpath("prompts/openwebrl.md").read_text("utf-8").rstrip("\n")
-CLICK_TYPES = {"single": 1, "double": 2, "triple": 3}
+NO_THOUGHT = "no </think> in the response. Think, close with </think>, then call a tool."
 _POINT = re.compile(r"\s*[\[(]?\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*,\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*[\])]?\s*")
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-Names = Literal["code", "paper"]
 
 
 class Tool:
@@ -35,22 +34,20 @@ class Tool:
 
     def __init__(self, function: Callable[..., Awaitable[str]]):
         _, *parameters = inspect.signature(function).parameters.values()
-        self.description = inspect.getdoc(function)
-        self.arguments: dict[str, tuple[str, Any]] = {
-            p.name: (TABLES["kinds"][p.annotation], ... if p.default is p.empty else p.default)
-            for p in parameters
-        }
+        self.description, self.arguments = inspect.getdoc(function), {}
+        for p in parameters:
+            default = ... if p.default is p.empty else p.default
+            self.arguments[p.name] = (TABLES["kinds"][p.annotation], default)
 
 
 TOOLS = {name: Tool(function) for name, function in TOOL_FUNCTIONS.items()}
 
 
-def schemas(names: Names = "code") -> list[dict[str, Any]]:
+def schemas(names: str = "code") -> list[dict[str, Any]]:
     """Return the tools as JSON schemas, in the shape of chat templates and OpenAI-compatible servers."""
     out = []
     for name, tool in TOOLS.items():
-        properties: dict[str, Any] = {}
-        required: list[str] = []
+        properties, required = {}, []
         for argument, (kind, default) in tool.arguments.items():
             shown = {argument: TABLES["schemas"].get(kind, {"type": kind})}
             if names == "paper":
@@ -71,12 +68,12 @@ def read_prompt(file: Path) -> str:
         raise ValueError(f"--prompt {file} can't be read: {error}") from None
 
 
-def system_prompt(brief: bool, names: Names = "code", file: Path | None = None) -> str:
+def system_prompt(brief: bool, names: str = "code", file: Path | None = None) -> str:
     """Return the system prompt: a file's text, or ours, with schemas in place of `{tools}`. `brief` is for
     models that are too small to read them. ValueError if the file can't be read or has no place for them."""
     if brief and file is None:
         return "Use the browser."
-    text = PROMPT if file is None else read_prompt(file)
+    text = read_prompt(file) if file else PROMPT
     if "{tools}" not in text:
         raise ValueError(f"--prompt {file}: write {{tools}} where the tools' schemas are to stand")
     return text.replace("{tools}", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in schemas(names)))
@@ -91,15 +88,13 @@ def parse(text: str) -> Parsed:
     """
     thought, closed, rest = text.partition("</think>")
     if not closed:
-        return Parsed(
-            error="Error: no </think> in the response. Think, close with </think>, then call a tool."
-        )
+        return Parsed(error=f"Error: {NO_THOUGHT}")
     thought = thought.rpartition("<think>")[2].strip()
     # Stop at the last closing tag: each opening tag behind it would be searched to the end, in quadratic time
     blocks = _CALL.findall(rest[: rest.rfind("</tool_call>") + len("</tool_call>")])
-    if not blocks:
-        return Parsed(thought, error="Error: no complete <tool_call>...</tool_call> after </think>.")
     try:
+        if not blocks:
+            raise ValueError("no complete <tool_call>...</tool_call> after </think>.")
         return Parsed(thought, tuple(map(read_call, blocks)))
     except ValueError as problem:
         return Parsed(thought, error=f"Error: {problem}")
@@ -107,14 +102,15 @@ def parse(text: str) -> Parsed:
 
 def read_call(block: str) -> Call:
     """Return one call's JSON, checked against the tool's arguments. ValueError with the fault."""
-    data = _json(block)
-    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        raise ValueError('a tool call needs the form {"name": ..., "arguments": {...}}')
-    name, given = data["name"], data.get("arguments", {})
+    match _json(block):
+        case {"name": str(name), **others}:
+            given = others.get("arguments", {})
+        case _:
+            raise ValueError('a tool call needs the form {"name": ..., "arguments": {...}}')
     if name not in TOOLS:
         raise ValueError(f"there is no tool {name[:40]!r}; the tools are {', '.join(TOOLS)}")
-    if isinstance(given, str):  # some servers' APIs write the arguments as a string of JSON
-        given = _json(given)
+    # some servers' APIs write the arguments as a string of JSON
+    given = _json(given) if isinstance(given, str) else given
     if not isinstance(given, dict):
         raise ValueError(f"the arguments of {name} must be an object")
     given, expected = in_code_names(name, given), TOOLS[name].arguments
@@ -134,10 +130,8 @@ def read_call(block: str) -> Call:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise ValueError("a tool call is not valid JSON") from None
-    except ValueError:  # an integer too long to convert
-        raise ValueError("a tool call holds a number out of range") from None
 
 
 def in_code_names(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +141,7 @@ def in_code_names(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if argument not in out and all(other in out for other in others):
             value, *more = [out.pop(other) for other in others]
             if argument == "clicks" and isinstance(value, str):
-                value = CLICK_TYPES.get(value, value)
+                value = TABLES["click_types"].get(value, value)
             out[argument] = [value, *more] if more else value
     return out
 
@@ -195,7 +189,6 @@ class OpenWebRLAgent:
         self.config, self.system = config, system_prompt(config.brief, config.names, config.prompt)
 
     def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Words:
-        """Return user message `n`: the task comes first, later observations are answers of tools."""
         head, tail = f"<user_request>\n{instruction}\n</user_request>\n\n", "</observation>"
         if n > 0:
             lines = "".join(line + "\n" for line in feedback) + "\n" * bool(feedback)
@@ -203,9 +196,7 @@ class OpenWebRLAgent:
         return Words(f"{head}<observation>\n{seen.text}\n", seen.page_text and seen.page_text + "\n", tail)
 
     def final_answer(self, call: Call) -> str | None:
-        """Return the answer that a call ends the task with; None if the call is not `done`."""
         return str(call.arguments["response"]) if call.name == "done" else None
 
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
-        """Return what the model is told after a turn: parse errors even in the ablation without feedback."""
-        return feedback if self.config.feedback or parsed.error else ()
+        return feedback if self.config.feedback or parsed.error else ()  # errors even in the ablation

@@ -2,11 +2,10 @@
 
     call --arm--> the page is marked --the action--> --settle--> what changed --> one line of feedback
 
-Stands between openwebrl.py and the browser session; webagent_r1.py shares its pointer and keyboard. A tool
-is one of `TOOL_FUNCTIONS`: the model is told its name, docstring and arguments. Paper: section 3.1, appendix
-A.2, table 5. Deviations: points are told in the model's own 0-1000 frame, not in pixels; typing where nothing
-takes text fails instead of vanishing; a click counts as without effect only if nothing on the page changed,
-not whenever the address stayed; keys that do not exist fail.
+The model is told the name, docstring and arguments of each of `TOOL_FUNCTIONS`; webagent_r1.py shares pointer
+and keyboard. Paper: section 3.1, appendix A.2, table 5. Deviations: points are told in the model's own 0-1000
+frame, not in pixels; typing where nothing takes text, and keys that do not exist, fail; a click counts as
+without effect only if nothing on the page changed, not whenever the address stayed.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import asyncio
 import contextlib
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from importlib import resources
+from types import SimpleNamespace
 
 from minirl.browser.page_scripts import CHOOSE, FOCUS, SCROLL, names_of, number_of, record, text_of
 from minirl.browser.session import PageHangs, Session
@@ -26,7 +25,6 @@ SCALE = 1000  # coordinates run from 0 to SCALE on both axes
 FEEDBACK_CHARS, VALUE_CHARS, URL_CHARS = 512, 100, 300  # of a line of feedback, a field in it, an address
 LONGEST_WAIT = 30  # seconds
 MOST_PRESSES, MOST_CLICKS, MOST_STEPS = 50, 3, 100
-LOADING = ("click", "drag", "write", "press_keys", "go_back")  # calls that may ask a host for something
 FAILED = ": failed, "  # in the episode's line on a call that raised ToolFailure
 CLOSED = "closed"  # a component that does not let its fields be seen
 
@@ -40,27 +38,23 @@ async def observe(session: Session) -> Observation:
     """Return the tabs as text and a screenshot of the current one as PNG."""
     tabs, active = await session.tabs()
     image = await session.screenshot()
-    lines = [f"screen size: {session.width} x {session.height}", f"Current tab: {active}", "Available tabs:"]
+    text = f"screen size: {session.width} x {session.height}\nCurrent tab: {active}\nAvailable tabs:"
     for i, (url, title) in enumerate(tabs):
         url = url if len(url) <= URL_CHARS else url[:URL_CHARS] + "..."  # a page can make it endless
-        lines.append(f"- Tab {i}{' (active)' if i == active else ''}: {url} - {title}")
-    url, title = tabs[active]
-    return Observation("\n".join(lines), image=image, url=url, title=title)
+        text += f"\n- Tab {i}{' (active)' if i == active else ''}: {url} - {title}"
+    return Observation(text, image=image, url=tabs[active][0], title=tabs[active][1])
 
 
 async def act(session: Session, call: Call) -> str:
-    """Run one call; return what it did, in at most FEEDBACK_CHARS characters. Raises ToolFailure with the
-    reason if it could not be carried out, and BrowserFault if the browser itself is gone."""
-    if call.name == "done":  # nothing happens in the browser
-        return f"done: {await done(session, **call.arguments)}"
-    if call.name in LOADING:
-        await session.pace()
+    """Run one call; return what it did. Raises ToolFailure with the reason if it could not be carried out,
+    and BrowserFault if the browser itself is gone."""
     return await carry_out(session, call, TOOL_FUNCTIONS[call.name](session, **call.arguments))
 
 
 async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
-    """Run a call of any agent under the time limit of an action; return the line of feedback on it, with the
-    browser's news. A ToolFailure is short enough for the episode's line `name: failed, reason.`."""
+    """Run a call of any agent under an action's time limit; return a line of feedback and the browser's news.
+    A ToolFailure is short enough for the episode's line `name: failed, reason.`."""
+    await session.guard.pace(session.page.url)
     extra = LONGEST_WAIT if call.name.lower() == "wait" else 0  # waiting on purpose does not count
     try:
         async with asyncio.timeout(session.config.action_seconds + extra):
@@ -89,42 +83,31 @@ def shorten(text: str) -> str:
     return text[:head] + " ... " + text[head + 5 - FEEDBACK_CHARS :]
 
 
-@dataclass
-class Effect:
-    """An action's target by name and, if it is a list, its options, and what the action has changed."""
-
-    name: str
-    options: tuple[str, ...]
-    fresh: bool = False  # the page is another than before
-    notes: str = ""  # the differences worth telling as sentences, each after a blank
-
-
 @contextlib.asynccontextmanager
 async def watched(
     session: Session, point: tuple[float, float] | None = None, quiet: bool = False, is_click: bool = False
-) -> AsyncIterator[Effect]:
-    """Mark the page, run the block's action, wait until the page is ready, and note what has changed. `point`
-    (CSS pixels) is the action's target; `quiet` waits the full time, as after typing."""
+) -> AsyncIterator[SimpleNamespace]:
+    """Mark the page, run the block's action at `point` (CSS pixels), wait until the page is ready (`quiet`:
+    the full time, as after typing). Yields the target's `name` and, of a list, `options`; then `notes` are
+    the changes as sentences, each after a blank, and `fresh` tells if the page is another than before."""
     old_url, old_tabs = session.page.url, len(session.context.pages)
     target = await session.arm(point)
-    effect = Effect(text_of(target.get("target")) or "something", names_of(target.get("options")))
-    yield effect
+    name, options = text_of(target.get("target")) or "something", names_of(target.get("options"))
+    yield (effect := SimpleNamespace(name=name, options=options))
     found = await session.settle(quiet=quiet)
     url, tabs = session.page.url, len(session.context.pages)
-    place = [
+    place = (
         (found.error, f"The page that it leads to could not be loaded ({found.error})."),
         (tabs > old_tabs, f"A new tab opened and is now the current one, at {url}."),
         (tabs < old_tabs, f"The tab closed; the current one is at {url}."),
         (url != old_url, f"Now at {url}."),
         (found.fresh, "The page was loaded anew."),
-    ]
-    content = [
+    )
+    content = (
         (found.state, f"It is now {found.state}."),
         (found.moved, "It has moved away from under the pointer, and may not have got the click."),
         (found.focus, f"The focus is on {found.focus}." if found.focus != "it" else "It has the focus."),
-        (found.added, f"New: {'; '.join(found.added)}."),
-        (found.gone, f"Gone: {'; '.join(found.gone)}."),
-    ]
+    )
     notes = [note for holds, note in place if holds][:1] + [note for holds, note in content if holds]
     if is_click and not (notes or found.changes or found.revalued or session.news):
         notes.append("Nothing on the page changed.")
@@ -199,7 +182,7 @@ async def write(session: Session, message: str) -> str:
     """Replace the text of the focused field."""
     if not message:
         raise ToolFailure("message is empty")
-    frame, field = await session.ask(FOCUS)
+    keyboard, (frame, field) = session.page.keyboard, await session.ask(FOCUS)
     name, kind = text_of(field.get("name")), text_of(field.get("kind"))
     if kind in WRITTEN_WHOLE:
         async with watched(session, quiet=True) as effect:
@@ -212,8 +195,9 @@ async def write(session: Session, message: str) -> str:
         raise ToolFailure(f"{holds}, which takes no text; click on a field first")
     async with watched(session, quiet=True) as effect:
         if text_of(field.get("value")).strip() or kind == CLOSED:
-            await press(session, ["ControlOrMeta+A", "Backspace"])
-        await session.do(session.page.keyboard.type(message), session.config.action_seconds)
+            await session.do(keyboard.press("ControlOrMeta+A"))
+            await session.do(keyboard.press("Backspace"))
+        await session.do(keyboard.type(message), session.config.action_seconds)
     notes = effect.notes
     if not effect.fresh and not frame.is_detached():
         # The field may hold something else than was typed: cut, completed, or in its own format
@@ -225,36 +209,25 @@ async def write(session: Session, message: str) -> str:
     return f"typed {message[:VALUE_CHARS]!r} into {name}.{notes}"
 
 
-async def empty_field(session: Session) -> str:
-    """Delete the text of the focused field."""
-    async with watched(session, quiet=True) as effect:
-        await press(session, ["ControlOrMeta+A", "Backspace"])
-    return f"emptied the field.{effect.notes}"
-
-
-async def press(session: Session, keys: Sequence[str]) -> None:
-    for key in keys:
-        await session.do(session.page.keyboard.press(key))
-
-
 async def press_keys(session: Session, keys: Sequence[str], is_hotkey: bool = False, presses: int = 1) -> str:
     """Press keys one after the other, or together as a hotkey."""
     keys = ["+".join(map(normal, keys))] if is_hotkey else list(map(normal, keys))
     presses = min(max(presses, 1), MOST_PRESSES)
     async with watched(session, quiet=True) as effect:
-        await press(session, [key for key in keys for _ in range(presses)])
+        for key in [key for key in keys for _ in range(presses)]:
+            await session.do(session.page.keyboard.press(key))
     times = f" {presses} times" if presses > 1 else ""
     return f"pressed {', '.join(keys)}{times}.{effect.notes}"
 
 
 def normal(key: str) -> str:
-    """Return a key, or several joined by +, under the names that Chromium's driver has.
+    """Return a key, or several joined by +, as Chromium's driver names them.
 
     >>> normal("pgdn"), normal("ctrl+a"), normal("f5"), normal("+")
     ('PageDown', 'Control+a', 'F5', '+')
     """
-    if len(key) > 1 and "+" in key[1:-1]:
-        return "+".join(normal(part) for part in key.split("+"))
+    if "+" in key[1:-1]:
+        return "+".join(map(normal, key.split("+")))
     if len(key) in (2, 3) and key[0] in "fF" and key[1:].isdigit():
         return key.upper()
     return key if len(key) == 1 else ALIASES.get(key.strip().lower(), key)
@@ -307,6 +280,5 @@ async def close_tab(session: Session) -> str:
 
 
 # In the order in which the model is told of them
-_TOOLS: list[Callable[..., Awaitable[str]]] = [click, write, press_keys, scroll, wait, done, goto_url]
-_TOOLS += [go_back, new_tab, switch_tab, close_tab, drag, hover]
-TOOL_FUNCTIONS = {tool.__name__: tool for tool in _TOOLS}
+_TOOLS = (click, write, press_keys, scroll, wait, done, goto_url, go_back, new_tab, switch_tab, close_tab)
+TOOL_FUNCTIONS: dict[str, Callable[..., Awaitable[str]]] = {f.__name__: f for f in (*_TOOLS, drag, hover)}

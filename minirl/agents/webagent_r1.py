@@ -2,10 +2,9 @@
 
     <think> why </think> <answer> do(action="Click", element="3") </answer>
 
-Holds what the model is told, how its answer is read, and what each action does; simplified_html.py shows the
-page, openwebrl_actions.py has the pointer and the keyboard. Paper: table 6 and section 3.1. Deviations from
-the released code: all 14 actions of the table exist (five were refused there); elements are acted on where
-they are now; a failed action is told to the model. An answer is read as literals, and never run.
+simplified_html.py shows the page, openwebrl_actions.py has the pointer and the keyboard. Paper: table 6 and
+section 3.1. Deviations from the released code: all 14 actions of the table exist (five were refused there);
+elements are acted on where they are now; a failed action is told to the model. An answer is never run.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from minirl.context import ChatFormat, Words
 from minirl.types import Call, Observation, Parsed, ToolFailure
 
 FILES = resources.files("minirl.agents")
-TABLES = tomllib.loads(FILES.joinpath("webagent_r1.toml").read_text(encoding="utf-8"))
+TABLES = tomllib.loads(FILES.joinpath("webagent_r1.toml").read_text("utf-8"))
 ACTIONS, FUNCTIONS, WEBRL = TABLES["actions"], TABLES["functions"], ChatFormat(**TABLES["webrl"])
 WEBRL_WITH_SYSTEM = replace(WEBRL, **TABLES["webrl_with_system"])
 WEBRL_USER = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n"
-PROMPT = FILES.joinpath("prompts/webagent_r1.md").read_text(encoding="utf-8")
+PROMPT = FILES.joinpath("prompts/webagent_r1.md").read_text("utf-8")
 LEFT_OUT = "** Simplified html **"  # stands for an earlier round's page
 SYNONYMS = {"Go Backward": "go_backward", "Go Forward": "go_forward"}  # as the released code has them
-LOADING = {"Click", "Type", "Search", "Press Enter", "Select Dropdown Option", "go_backward", "go_forward"}
 LONGEST_ANSWER, MOST_READ = 20_000, 400_000  # characters, of an answer and in all attempts to read its calls
 UNREADABLE = 'the call can\'t be read; write for example do(action="Click", element="3")'
+NO_CALL = "there is no do(...), exit(...), go_backward() or go_forward()"
 LOOKS = 3  # attempts at one observation
 _START = re.compile(r"(?<![\w.])(?:do|exit|go_backward|go_forward)\s*\(")
 _CLOSING = re.compile(r"\)")
@@ -84,25 +83,21 @@ def read_call(answer: str) -> Call:
     it is correct Python. One that can't be read may hold the next in a text: the answer is refused."""
     if len(answer) > LONGEST_ANSWER:
         raise ValueError("the answer is too long")
-    if not (starts := list(_START.finditer(answer))):
-        raise ValueError("there is no do(...), exit(...), go_backward() or go_forward()")
-    last, end, unread, room = None, 0, 0, MOST_READ
-    for start in starts:
-        if start.start() < end:
-            continue  # it is within the call before it
+    last, position, unread, room = None, 0, 0, MOST_READ
+    while start := _START.search(answer, position):
         if unread and _TEXT.search(answer, unread, start.start()):
             raise ValueError(UNREADABLE)
-        unread = start.end()
+        position = unread = start.end()
         for bracket in _CLOSING.finditer(answer, start.end()):
             source = answer[start.start() : bracket.end()]
             room -= len(source)
             if room < 0:
                 raise ValueError(UNREADABLE)
             if call := _tree(source):
-                last, end, unread = (source, call), bracket.end(), 0
+                last, position, unread = (source, call), bracket.end(), 0
                 break
     if last is None:
-        raise ValueError(UNREADABLE)
+        raise ValueError(UNREADABLE if unread else NO_CALL)
     return _checked(*last)
 
 
@@ -121,11 +116,8 @@ def _checked(source: str, call: ast.Call) -> Call:
     if len(call.args) > len(takes) or any(keyword.arg in (None, *nodes) for keyword in call.keywords):
         raise ValueError(f"{name} takes {', '.join(takes) or 'nothing'}, each once")
     nodes |= {str(keyword.arg): keyword.value for keyword in call.keywords}
-    given = {
-        key: _literal(source, key, node)
-        for key, node in nodes.items()
-        if not (isinstance(node, ast.Constant) and node.value is None)  # None is as good as left out
-    }
+    values = {key: _literal(source, key, node) for key, node in nodes.items()}
+    given = {key: value for key, value in values.items() if value is not None}  # as good as left out
     if unknown := sorted(set(given) - set(takes)):
         raise ValueError(f"{name} has no {unknown[0][:40]}")
     if name != "do":
@@ -135,7 +127,7 @@ def _checked(source: str, call: ast.Call) -> Call:
         return Call(SYNONYMS[action])
     if action not in ACTIONS:
         raise ValueError(f"there is no action {action[:40]!r}; the actions are {', '.join(ACTIONS)}")
-    out: dict[str, Any] = {}
+    out = {}
     for key in ACTIONS[action]:
         if key not in given:
             raise ValueError(f"{action} needs {key}")
@@ -146,21 +138,28 @@ def _checked(source: str, call: ast.Call) -> Call:
     return Call(action, out)
 
 
-def _literal(source: str, key: str, node: ast.expr) -> str:
-    """Return a text's value, or a number as it is written: 0.10 is a price. ValueError for anything else."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return text
-        case ast.Constant(value=value) if type(value) in (int, float):
-            return str(ast.get_source_segment(source, node))
-        case ast.UnaryOp(ast.USub(), ast.Constant(value=value)) if type(value) in (int, float):
-            return f"-{ast.get_source_segment(source, node.operand)}"
+def _literal(source: str, key: str, node: ast.expr) -> str | None:
+    """Return a text's value, a number as it is written (0.10 is a price), or None. Else ValueError."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError, MemoryError):
+        value = ast.literal_eval(node)
+        if value is None or isinstance(value, str):
+            return value
+        if type(value) in (int, float):
+            return ast.get_source_segment(source, node)
     raise ValueError(f"{key} must be a text in quotes")
 
 
 async def observe(session: Session) -> Observation:
     """Return the current tab as simplified HTML; where there are several, with a line that names them."""
-    page = await _page(session)
+    for left in reversed(range(LOOKS)):
+        try:
+            page = await simplified_html.observe(session)
+            break
+        except ToolFailure as failure:  # it hangs, or is just being replaced
+            if not left:
+                raise
+            with contextlib.suppress(ToolFailure):
+                await (session.revive() if isinstance(failure, PageHangs) else session.settle())
     tabs, active = await session.tabs()
     if len(tabs) > 1:
         titles = [repr(escape(title, quote=False)) for _, title in tabs]  # else they could look like the page
@@ -170,24 +169,10 @@ async def observe(session: Session) -> Observation:
     return Observation("", page_text=page, url=url, title=title)
 
 
-async def _page(session: Session) -> str:
-    for _ in range(LOOKS - 1):
-        try:
-            return await simplified_html.observe(session)
-        except PageHangs:
-            await session.revive()
-        except ToolFailure:  # it is just being replaced
-            with contextlib.suppress(ToolFailure):
-                await session.settle()
-    return await simplified_html.observe(session)
-
-
 async def act(session: Session, call: Call) -> str:
-    """Carry out one action and return what it did. Raises as openwebrl_actions.act does."""
+    """Carry out one action; return what it did. Raises as openwebrl_actions.act does."""
     if call.name == "exit":
         return "exit: task ended."
-    if call.name in LOADING:
-        await session.pace()
     return await tools.carry_out(session, call, _run(session, **call.arguments, action=call.name))
 
 
@@ -213,7 +198,6 @@ async def _run(session: Session, action: str, argument: Any = "", element: int |
 
 
 async def _on_element(session: Session, action: str, point: tuple[float, float], argument: str) -> str:
-    """Do something to the element that a click at the point (CSS pixels) reaches."""
     if action == "Select Dropdown Option":
         # A list that a script has drawn is opened by a click instead, and its entries have ids then
         if await simplified_html.ask(session, "focusList", *point) is not True:
@@ -225,7 +209,8 @@ async def _on_element(session: Session, action: str, point: tuple[float, float],
     if action in ("Hover", "Click", "Right Click"):
         done = "the pointer is over" if action == "Hover" else "clicked"
         return f"{done} {effect.name}.{effect.notes}"
-    result = await (tools.write(session, argument) if argument else tools.empty_field(session))
+    emptying = ["ControlOrMeta+A", "Backspace"]
+    result = await (tools.write(session, argument) if argument else tools.press_keys(session, emptying))
     return f"{result} {await tools.press_keys(session, ['Enter'])}" if action == "Search" else result
 
 
@@ -246,18 +231,14 @@ class WebAgentR1Agent:
             self.message_format = WEBRL_WITH_SYSTEM if config.prompt else WEBRL
 
     def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Words:
-        """Return user message `n`: the task comes first, then rounds with a page in each."""
         opening = f"Task Instruction: {instruction}\n\n" if n == 0 else ""
         lines = "".join(line + "\n\n" for line in feedback)
         head = f"{opening}Round {n}\n\n{WEBRL_USER if self.is_webrl else ''}{lines}"
         return Words(head, seen.page_text, "", instruction if self.is_webrl and n == 0 else LEFT_OUT)
 
     def final_answer(self, call: Call) -> str | None:
-        """Return the answer that a call ends the task with; None if the call is not `exit`."""
         return str(call.arguments["message"]) if call.name == "exit" else None
 
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
-        """Return what the model is told after a turn: everything, or only what failed or was not readable."""
-        if self.config.feedback or parsed.error:
-            return feedback
-        return tuple(line for line in feedback if tools.FAILED in line)
+        told = self.config.feedback or parsed.error
+        return tuple(line for line in feedback if told or tools.FAILED in line)

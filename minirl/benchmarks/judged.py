@@ -1,8 +1,4 @@
-"""Live tasks without rules, which a judge decides; and the base of the other benchmarks.
-
-Stands before an episode, which opens the task's further tabs, and at its end, where it leaves the score to
-the judge (minirl/judges/). OpenWebRL, section 4: WebVoyager, Online-Mind2Web and DeepShop are of this kind.
-"""
+"""Live tasks without rules, which a judge decides (OpenWebRL, section 4); the base of other benchmarks."""
 
 from __future__ import annotations
 
@@ -15,8 +11,6 @@ from minirl.types import BrowserFault, Score, Stop, Task, ToolFailure
 
 
 class JudgedBenchmark:
-    """Implements types.Benchmark, but for the score."""
-
     judged = True
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:
@@ -35,8 +29,7 @@ class JudgedBenchmark:
         return self.judged
 
     async def prepare(self, session: Session, task: Task) -> None:
-        """Open the pages in `meta["tabs"]` behind the first one, which stays the current one. Raises
-        BrowserFault with Stop.SITE_ERROR if one does not open."""
+        """Open the pages in `meta["tabs"]` behind the first. Raises BrowserFault if one does not open."""
         tabs = task.meta.get("tabs", ())
         try:
             for url in tabs:

@@ -3,10 +3,9 @@
     {"address": "https://shop.test/cart"}     the final address is this one, or with * at its end begins so
     {"text": "Thank you for your order"}      the page shows this text, however its white space is laid out
     {"fields": {"Email": "a@b.test"}}         the form field with this CSS selector, label or name has this
-                                              value; a box that is ticked has "true", others have "false"
+                                              value, a box "true" or "false"
 
-Several of them in one goal must all be met. Stands at the end of an episode, on the page that the agent has
-left: a page that shows its result late has LATE_SECONDS for it. No paper has such goals.
+Several in one goal must all be met by the page that the agent has left, within LATE_SECONDS. Not in a paper.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, ConfigDict, model_validator
+from pydantic import ConfigDict, model_validator
 
-from minirl.benchmarks.fields import Record, Text, read
+from minirl.benchmarks.fields import Record, Text, must, read
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.browser.access import is_address
 from minirl.browser.session import PageHangs, Session
@@ -28,12 +27,7 @@ from minirl.types import BrowserFault, Score, Stop, Task, ToolFailure
 LATE_SECONDS = 3.0  # for a page to show what is wanted
 LOOK_SECONDS = 0.25  # between two looks
 SCRIPT = files("minirl.benchmarks").joinpath("page_goals.js").read_text()
-
-
-def _start_of_address(value: str) -> str:
-    if not is_address(value.removesuffix("*")):
-        raise ValueError("must be an address like https://host/cart, or its beginning with * at the end")
-    return value
+START = "be an address like https://host/cart, or its beginning with * at the end"
 
 
 class PageState(Record):
@@ -44,7 +38,7 @@ class PageState(Record):
 class PageGoal(Record):
     model_config = ConfigDict(extra="forbid")
 
-    address: Annotated[str, AfterValidator(_start_of_address)] | None = None
+    address: Annotated[str, must(lambda url: is_address(url.removesuffix("*")), START)] | None = None
     text: Text | None = None
     fields: dict[str, str] | None = None
 
@@ -70,25 +64,15 @@ class PageGoal(Record):
 
 
 def is_page_goal(goal: Mapping[str, Any]) -> bool:
-    """Return True if a task's goal is one of these, malformed or not."""
     return not PageGoal.model_fields.keys().isdisjoint(goal)
-
-
-def read_goal(goal: Mapping[str, Any]) -> PageGoal:
-    """Return a task's goal, checked. ValueError names what is malformed, in one line."""
-    try:
-        return read(PageGoal, goal)
-    except ValueError as problem:
-        raise ValueError(f"goal: {problem}") from None
 
 
 class PageGoalBenchmark(JudgedBenchmark):
     judged = False
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
-        """Return 1 if the page meets the goal, or 0 with the reason. Raises BrowserFault with
-        Stop.JUDGE_ERROR if the page can't be read."""
-        goal, ends = read_goal(task.goal), time.monotonic() + LATE_SECONDS
+        """Return 1 if the page meets the goal, or 0 with the reason. BrowserFault if it can't be read."""
+        goal, ends = read(PageGoal, task.goal), time.monotonic() + LATE_SECONDS
         while True:
             is_last = time.monotonic() >= ends
             try:

@@ -3,11 +3,9 @@
     NAME-official          the benchmark's own judge; every task counts, an aborted one as a failure
     NAME-without-aborted   greedy sampling and GPT-4.1 as the judge; aborted episodes are left out
 
-Stands before an evaluation, whose flags have a protocol's settings as their defaults, and after it, when
-minirl/evaluation/results.py counts. OpenWebRL, section 4 and appendices A.6 (table 8) and B; AutoWebWorld,
-section 5.1; WebAgent-R1, section 4.1 and its released evaluation: protocols.toml has their figures.
-Deviation: OpenWebRL calls blocked pages aborted too, and does not say how they are recognised. Here an
-episode is aborted by how it ended (`Stop`), so an agent that gives up before a block page has failed.
+OpenWebRL, section 4 and appendices A.6 (table 8) and B; AutoWebWorld, section 5.1; WebAgent-R1, section 4.1
+and its released evaluation: protocols.toml has their figures. Deviation: OpenWebRL calls blocked pages
+aborted, too. Here how an episode ended (`Stop`) decides: an agent that gives up at a block page has failed.
 """
 
 from __future__ import annotations
@@ -20,32 +18,20 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from minirl.config import Config, Input, Parser
+from minirl.config import Config, JudgeConfig
 from minirl.types import BY_DONE, Sampling, Stop, Task
 
-
-@dataclass(frozen=True)
-class Judge:
-    """The fields of a JudgeConfig that belong to the benchmark. A `temperature` that is None is not sent."""
-
-    model: str
-    input: Input
-    parser: Parser
-    screenshots: int
-    temperature: float | None = None
-    seconds: float = 120.0
-    response_tokens: int = 1024
+# What a judge's settings have from the benchmark; where it is served is the user's affair.
+JUDGE = ("model", "input", "parser", "screenshots", "temperature", "seconds", "response_tokens")
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """One way to evaluate on one benchmark. Limits are per episode unless they say otherwise."""
-
     name: str
     benchmark: str  # as in a task's meta
     tasks: int  # how many the benchmark has
     sampling: Sampling
-    judge: Judge
+    judge: JudgeConfig
     max_steps: int
     aborted: Literal["fail", "leave out"] = "fail"
     sites: tuple[str, ...] = ()  # only tasks of these; () is all
@@ -60,7 +46,6 @@ class Protocol:
 
     @property
     def rule(self) -> str:
-        """Return what counts, in words for people."""
         aborted = ", ".join(stop.value for stop in Stop if not stop.is_agent_fault)
         by_done = self.succeeds_by == BY_DONE
         who = "one that the agent ended with done" if by_done else "one that was not aborted"
@@ -73,7 +58,7 @@ class Protocol:
         return rule
 
     def counts(self, stop: Stop) -> bool:
-        """Return True if an episode that ended so is in the denominator."""
+        """Return whether an episode that ended so is in the denominator."""
         return self.aborted == "fail" or stop.is_agent_fault
 
     def select(self, tasks: Sequence[Task]) -> list[Task]:
@@ -88,12 +73,11 @@ class Protocol:
 
 # Three screenshots: table 8. The released code sends no temperature and tests for NOT SUCCESS anywhere
 # (appendix A.4), which a rationale that quotes the words upsets; ours must end in a line with the verdict.
-GPT_41 = Judge("gpt-4.1", input="openwebrl", parser="verdict-line", screenshots=3)
+GPT_41 = JudgeConfig(model="gpt-4.1", input="openwebrl", parser="verdict-line", screenshots=3)
 
 
 def _without_aborted(official: Protocol) -> Protocol:
-    """Return OpenWebRL's second metric, which the paper has for its own three benchmarks; for others it is
-    ours. Where a program decides it goes on doing so: GPT-4.1 then only answers what the program asks."""
+    """Return OpenWebRL's second metric. Where a program decides, GPT-4.1 answers what the program asks."""
     judge = replace(official.judge, model=GPT_41.model) if official.judge.input == "rules" else GPT_41
     name = official.name.removesuffix("-official") + "-without-aborted"
     greedy = Sampling(temperature=0.0, top_p=1.0, top_k=1)
@@ -107,7 +91,6 @@ WEBVOYAGER, ONLINE_MIND2WEB, DEEPSHOP, WEBARENA_LITE, AUTOWEBWORLD = _OFFICIAL
 
 
 def protocol_of(name: str) -> Protocol:
-    """Return the protocol of this name. ValueError names the protocols that there are."""
     by_name = {protocol.name: protocol for protocol in PROTOCOLS}
     if name not in by_name:
         raise ValueError(f"no protocol {name!r}; there are {', '.join(by_name)}")
@@ -115,11 +98,10 @@ def protocol_of(name: str) -> Protocol:
 
 
 def apply(protocol: Protocol, config: Config) -> Config:
-    """Return the config under a protocol. Given to the command line as its default, the user's flags win.
-    A judge that the config names stays; a text agent, which sees none, keeps its screenshots."""
-    own_judge = asdict(protocol.judge)
+    """Return the config under a protocol. A judge that it names stays, and a text agent's screenshots."""
+    judge = {name: getattr(protocol.judge, name) for name in JUDGE}
     if config.judge.model or config.judge.path:
-        del own_judge["model"]
+        judge["model"] = config.judge.model
     context, seconds, limits = protocol.context_tokens, protocol.request_seconds, asdict(protocol.sampling)
     limits |= {"response_tokens": protocol.response_tokens, "max_steps": protocol.max_steps}
     screenshots = protocol.screenshots or config.agent.screenshots
@@ -130,6 +112,6 @@ def apply(protocol: Protocol, config: Config) -> Config:
         browser=replace(config.browser, episodes=protocol.browsers, episode_seconds=protocol.episode_seconds),
         endpoint=replace(config.endpoint, seconds=seconds),
         eval=replace(config.eval, **limits),
-        judge=replace(config.judge, **own_judge),
+        judge=replace(config.judge, **judge),
         sampler=replace(config.sampler, request_seconds=seconds),
     )

@@ -1,10 +1,4 @@
-"""A run's tasks by what they serve, and the benchmark that each belongs to.
-
-    Config --make_task_sets--> TaskSets        Task --choose_benchmarks--> its Benchmark
-
-Stands between task files and an experiment. A task's goal says who can score it: WebArena's rules, the state
-of a generated site, a goal without code, your own function; without a goal it is the judge.
-"""
+"""A run's tasks by what they serve, and the benchmark that each belongs to."""
 
 from __future__ import annotations
 
@@ -27,13 +21,10 @@ from minirl.worlds.shop import make_shop, make_tasks
 
 @dataclass(frozen=True)
 class TaskSets:
-    """The goals by what they serve. `heldout` shares no goal with the others; `demos` and `validation` are
-    parts of `train`, disjoint unless every training goal is demonstrated."""
-
     train: list[Task]
-    demos: list[Task]
-    validation: list[Task]
-    heldout: list[Task]
+    demos: list[Task]  # of `train`
+    validation: list[Task]  # of `train`, and none of `demos` unless every training goal is demonstrated
+    heldout: list[Task]  # shares no goal with the others
 
     @property
     def all(self) -> list[Task]:
@@ -41,15 +32,14 @@ class TaskSets:
 
 
 def make_task_sets(config: Config) -> TaskSets:
-    """Return the config's tasks, generated or from files. ValueError if a task is held out and trained on,
-    or has a goal of an unknown form."""
+    """Return the config's tasks, generated or from files. ValueError if one is held out and trained on."""
     settings, benchmark_of = config.task, choose_benchmarks(config)
-    world = make_shop(settings.seed)
-    train, heldout = make_tasks(world, settings.train_goals, config.eval.episodes, seed=settings.seed)
+    shop, any_goal = make_shop(settings.seed), bool(settings.reward)
+    train, heldout = make_tasks(shop, settings.train_goals, config.eval.episodes, seed=settings.seed)
     if settings.train != "shop":
-        train = load_tasks(Path(settings.train), any_goal=bool(settings.reward))
+        train = load_tasks(Path(settings.train), any_goal)
     if settings.heldout != "shop":
-        heldout = load_tasks(Path(settings.heldout), any_goal=bool(settings.reward))
+        heldout = load_tasks(Path(settings.heldout), any_goal)
     trained = {name for task in train for name in benchmark_of(task).identity(task)}
     leaked = [task.id for task in heldout if benchmark_of(task).identity(task) & trained]
     if leaked and config.sampler.kind != "remote":  # a served model trains nothing, and may teach
@@ -59,10 +49,9 @@ def make_task_sets(config: Config) -> TaskSets:
 
 
 def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> Callable[[Task], Benchmark]:
-    """Return the function that finds a task's benchmark by its goal. The model at `endpoint` decides where
-    WebArena's rules can't."""
+    """Return the function that finds a task's benchmark. WebArena's may ask the model at `endpoint`."""
     own = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
-    webarena = WebArenaBenchmark(config.task.rules, config.task.logins, endpoint)
+    webarena = WebArenaBenchmark(config.task.logins, endpoint)
     page_goals, world, judged = PageGoalBenchmark(), WorldBenchmark(), JudgedBenchmark()
 
     def benchmark_of(task: Task) -> Benchmark:
@@ -80,8 +69,7 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> Calla
 def refuse_impossible(
     judge: JudgeConfig, tasks: Sequence[Task], benchmark_of: Callable[[Task], Benchmark], rewarded: bool
 ) -> None:
-    """Raise ValueError if a task can't be scored, or its site has no address. Episodes that are not
-    `rewarded` may end without a verdict."""
+    """Raise ValueError if a task's site has no address or, where it is to be `rewarded`, no score."""
     for task in tasks:
         benchmark = benchmark_of(task)
         if benchmark.judged and rewarded and not (judge.model or judge.path):

@@ -1,7 +1,4 @@
-"""Tasks on generated sites: success is read from the page's state, with the machine's own rules.
-
-Stands at the end of an episode whose goal is a page and conditions on its state. AutoWebWorld, section 3.
-"""
+"""Tasks on generated sites: their machine's rules decide on the page's state (AutoWebWorld, section 3)."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ class WorldBenchmark(JudgedBenchmark):
     judged = False
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
-        """Return 1.0 if the page's state fulfils the task's goal, else 0.0, and the state."""
         state = await session.do(read_state(session.page))
         if state is None:
             return Score(0.0)

@@ -1,43 +1,39 @@
 """Which addresses the browser may reach, decided where neither an agent nor a page can get around it.
 
-minirl/browser/proxy.py enforces these rules on all that Chromium sends; sessions ask before they open an
-address, to tell the agent the reason.
-
-OpenWebRL, appendix A.1 (live sites) and the mitigations of appendix G. Deviation: the released code does not
-check for private addresses, so a page could send its visitor into the trainer's own network.
+proxy.py enforces these rules on all that Chromium sends; sessions ask too, to tell the agent the reason.
+OpenWebRL, appendix A.1 (live sites) and the mitigations of appendix G. Deviation: private addresses are
+refused, as the released code does not: a page could send its visitor into the trainer's own network.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import re
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, ip_address, ip_network
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from minirl.types import ToolFailure
 
 RESOLVE_SECONDS = 10.0
-MOST_REASONS = 1000  # that are remembered: a page can invent hosts without end
 PROXY_ERROR = "ERR_SOCKS_CONNECTION_FAILED"  # what Chromium says if the proxy did not connect it
 
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
+NAT64 = ip_network("64:ff9b::/96")
 # Public in the tables of some Python versions or all, yet not in use: clouds keep metadata in the first two.
 ODD = ("192.0.0.0/24", "168.63.129.16", "192.88.99.0/24", "3fff::/20", "fec0::/10")
-ODD_NETWORKS = [ipaddress.ip_network(network) for network in ODD]
+ODD_NETWORKS = list(map(ip_network, ODD))
 
 
 def is_address(url: str) -> bool:
     """Return True if a browser can open it: http or https, with a host, and a valid port if there is one."""
-    try:
+    with contextlib.suppress(ValueError):  # a port that is no number, brackets that are no address
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, brackets that are no address
-        return False
+    return False
 
 
 class Refused(ToolFailure):
@@ -56,13 +52,10 @@ class Guard:
     rate: float = 0.0  # most actions a second on one host; 0: no limit
     sites: Mapping[str, int] = field(default_factory=dict)
     trusted: Collection[tuple[str, int]] = ()
-    reasons: dict[str, str] = field(default_factory=dict)  # by host: why it was not reached the last time
     # By host; an entry lives as long as somebody waits for its lock or a timer holds it.
     turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
-        if self.rate < 0:
-            raise ValueError(f"{self.rate} actions per second: take a rate above 0, or 0 for no limit")
         self.allow, self.deny = [domain(name) for name in self.allow], [domain(name) for name in self.deny]
         self.sites = {domain(host): port for host, port in self.sites.items()}
 
@@ -71,16 +64,16 @@ class Guard:
         try:
             name = canonical(host)
         except ValueError:
-            raise self._refused(host, f"{host[:80]!r} is no host name") from None
+            raise Refused(f"{host[:80]!r} is no host name") from None
         if name in self.sites:
             return name
         if any(f".{name}".endswith(f".{denied}") for denied in self.deny):
-            raise self._refused(name, f"{name} is on the list of denied domains")
+            raise Refused(f"{name} is on the list of denied domains")
         if self.allow and not any(f".{name}".endswith(f".{allowed}") for allowed in self.allow):
-            raise self._refused(name, f"{name} is not on the list of allowed domains")
+            raise Refused(f"{name} is not on the list of allowed domains")
         with contextlib.suppress(ValueError):  # not an IP address: what it resolves to is checked
             if not self._reaches(name, name, port):
-                raise self._refused(name, f"{name} is a private address")
+                raise Refused(f"{name} is a private address")
         return name
 
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
@@ -93,59 +86,45 @@ class Guard:
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         allowed = [(ip, port) for ip in addresses if self._reaches(ip, name, port)]
         if addresses and not allowed:
-            raise self._refused(name, f"{name} is at {addresses[0]}, a private address")
+            raise Refused(f"{name} is at {addresses[0]}, a private address")
         return allowed
 
     async def check(self, url: str) -> None:
         """Raises Refused if `url` may not be opened. A name without an address is left to the browser."""
-        try:
-            parts = urlsplit(url.strip())
-            host, port = parts.hostname or "", parts.port
-        except ValueError:
-            raise Refused(f"{url[:80]!r} is no web address") from None
-        if parts.scheme not in ("http", "https"):
+        if not is_address(url.strip()):
             raise Refused("only http and https addresses can be opened")
+        parts = urlsplit(url.strip())
         with contextlib.suppress(OSError):
-            await self.resolve(host, port or (443 if parts.scheme == "https" else 80))
+            await self.resolve(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
 
-    async def pace(self, host: str) -> None:
+    async def explain(self, url: str, error: str) -> str:
+        """Return why the proxy did not reach the host of `url`, or Chromium's `error` if that says more."""
+        if PROXY_ERROR not in error:
+            return error
+        try:
+            if url:
+                await self.check(url)
+        except Refused as refused:
+            return str(refused)
+        return "it leads to an address that is refused, or can't be reached"
+
+    async def pace(self, url: str) -> None:
         """Wait for the next turn on a host, in order of arrival. Generated sites, our own, need no rest."""
-        host = host.lower().removesuffix(".")
-        if self.rate and host not in self.sites:
+        host = (urlsplit(url).hostname or "").removesuffix(".")
+        if host and self.rate and host not in self.sites:
             turn = self.turns.setdefault(host, asyncio.Lock())
             await turn.acquire()
             asyncio.get_running_loop().call_later(1 / self.rate, turn.release)
 
-    def explain(self, url: str, error: str) -> str:
-        """Return why the proxy did not reach the host of `url`, or Chromium's `error` if that says more."""
-        if PROXY_ERROR not in error:
-            return error
-        with contextlib.suppress(ValueError):
-            if reason := self.reasons.get(canonical(urlsplit(url).hostname or "")):
-                return reason
-        return "it leads to an address that is refused, or can't be reached"
-
-    def note(self, host: str, reason: str) -> None:
-        """Remember why a host was not reached; the oldest of too many are forgotten."""
-        self.reasons.pop(host, None)
-        self.reasons[host] = reason
-        if len(self.reasons) > MOST_REASONS:
-            del self.reasons[next(iter(self.reasons))]
-
     def _reaches(self, ip: str, name: str, port: int) -> bool:
         return self.private or (name, port) in self.trusted or public(ip)
-
-    def _refused(self, host: str, reason: str) -> Refused:
-        self.note(host, reason)
-        return Refused(reason)
 
 
 def domain(name: str) -> str:
     """Return an entry of a list as hosts are compared with it. Raises ValueError if it can match nothing."""
     found = name.lower().removesuffix(".")
     if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", found):
-        fix = "write example.org, without scheme, port, path or *, and xn--... for letters beyond a-z"
-        raise ValueError(f"{name!r} is no domain: {fix}; its subdomains are included")
+        raise ValueError(f"{name!r} is no domain: write example.org, without scheme, port, path or *")
     return found
 
 
@@ -159,9 +138,9 @@ def canonical(host: str) -> str:
 
 def public(address: str) -> bool:
     """Return True if an IP address is on the open internet. Raises ValueError if it is none."""
-    ip = ipaddress.ip_address(address)
+    ip = ip_address(address)
     if ip.version == 6:  # one that leads to an IPv4 address is as private as that is
-        nat64 = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in NAT64 else None
+        nat64 = IPv4Address(int(ip) & 0xFFFFFFFF) if ip in NAT64 else None
         ip = ip.ipv4_mapped or ip.sixtofour or nat64 or ip
     odd = ip.is_multicast or ip.is_reserved or any(ip in network for network in ODD_NETWORKS)
     return ip.is_global and not odd

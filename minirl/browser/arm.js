@@ -1,10 +1,10 @@
 // Asked before an action: tells what is under the point, and leaves a mark by which settle.js sees what has
 // changed.
-function arm([point, dom]) {
+function arm([point]) {
   const hit = point && at(point[0], point[1]), target = owner(meant(hit));
   const old = window[MARK], now = performance.now();
   if (old) old.watch.disconnect();
-  const mark = {changes: 0, since: now, loud: now, added: [], gone: [], target, focus: focused(),
+  const mark = {changes: 0, since: now, loud: now, target, focus: focused(),
     late: !!old && old.late, at: point && [point[0] + scrollX, point[1] + scrollY],
     box: target && boxOf(target), value: target && valueOf(target), state: target && stateOf(target)};
   mark.watch = new MutationObserver(records => {
@@ -12,9 +12,6 @@ function arm([point, dom]) {
       mark.changes += 1;
       // a ticker that moves by its style alone never comes to rest
       if (r.type !== 'attributes' || r.attributeName !== 'style') mark.loud = performance.now();
-      if (dom) for (const [nodes, names] of [[r.addedNodes, mark.added], [r.removedNodes, mark.gone]])
-        for (const n of nodes) if (n.nodeType === 1 && names.length < 50)
-          for (const e of [n, ...n.querySelectorAll(HIT)]) if (e.matches(HIT)) names.push(describe(e));
     }
   });
   const all = {subtree: true, childList: true, attributes: true, characterData: true};

@@ -1,8 +1,4 @@
-"""The browser's executable: where it is, how to get one, and the flags it is started with.
-
-Episodes start a browser with `launch_options()`; `make setup` runs
-`python -m minirl.browser.executable --install`.
-"""
+"""The browser's executable: where it is, and how it is started. `make setup` gets one if there is none."""
 
 from __future__ import annotations
 
@@ -10,11 +6,10 @@ import contextlib
 import functools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,10 +19,8 @@ from typing import Any
 SHELLS = ("chromium-headless-shell", "chrome-headless-shell", "headless_shell")
 FULL = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 NO_CHROMIUM = (
-    "no Chromium that runs: install one (Debian: apt-get install chromium-headless-shell; anywhere: "
-    "`.venv/bin/playwright install --with-deps chromium`) or set MINIRL_CHROMIUM to its path"
+    "no Chromium that runs: `playwright install --with-deps chromium`, or set MINIRL_CHROMIUM to one"
 )
-
 FLAGS = tomllib.loads(resources.files("minirl.browser").joinpath("chromium_flags.toml").read_text())["flags"]
 
 
@@ -35,10 +28,7 @@ def executable() -> str:
     """Return the path of a Chromium that runs: $MINIRL_CHROMIUM, a headless shell, or a full browser; of both
     Playwright's own before the system's. Raises ValueError."""
     if named := os.environ.get("MINIRL_CHROMIUM"):
-        path = shutil.which(named)
-        if path is None:
-            raise ValueError(f"MINIRL_CHROMIUM is {named!r}, no executable file: correct or unset it")
-        version(path)
+        version(path := shutil.which(named) or named)
         return path
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or cache / "ms-playwright")
@@ -55,14 +45,11 @@ def executable() -> str:
 def version(path: str) -> str:
     """Return what `path --version` prints. Raises ValueError if the file is no browser that runs."""
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
-        if done.returncode == 0 and done.stdout.strip():
-            return done.stdout.strip()
-        reason = done.stderr.strip() or f"exit status {done.returncode}"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = str(error)
-    reason = reason.splitlines()[-1]
-    raise ValueError(f"{path} does not run ({reason}): reinstall it or set MINIRL_CHROMIUM")
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=True)
+        return done.stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1]
+        raise ValueError(f"{path} does not run ({reason}): reinstall it or set MINIRL_CHROMIUM") from None
 
 
 def sandbox_off() -> bool:
@@ -71,79 +58,21 @@ def sandbox_off() -> bool:
 
 
 def launch_options(extra: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the arguments of Playwright's `chromium.launch`; a flag of `extra` replaces ours."""
-    ours, extra = [*FLAGS, *["--no-sandbox"] * sandbox_off()], list(extra)
-    given = {flag.partition("=")[0] for flag in extra}
-    return {
-        "executable_path": executable(),
-        "args": [flag for flag in ours if flag.partition("=")[0] not in given] + extra,
-        "chromium_sandbox": not sandbox_off(),  # Playwright would turn it off for everybody
-        "headless": True,
-    }
+    """Return the arguments of Playwright's `chromium.launch`."""
+    options = {"executable_path": executable(), "args": [*FLAGS, *extra], "headless": True}
+    return options | {"chromium_sandbox": not sandbox_off()}  # Playwright would turn it off for everybody
 
 
-def install() -> str:
-    """Return the path of a Chromium that runs, after trying to get a headless shell; ValueError if none."""
-    if os.environ.get("MINIRL_CHROMIUM") or runs(SHELLS):
-        return executable()  # the user's choice is never replaced
-    download = [sys.executable, "-m", "playwright", "install", "--only-shell", "chromium"]
-    is_downloaded = attempt(download)
-    if os.geteuid() == 0 and shutil.which("apt-get"):
-        apt = ["apt-get", "-qq", "install", "-y"]
-        if is_downloaded and not runs(SHELLS):  # on a bare machine it lacks libraries
-            attempt([*download, "--with-deps"])
-        if not runs(SHELLS):  # downloads may be refused where packages are not
-            attempt(["apt-get", "-qq", "update"])
-            attempt([*apt, "chromium-headless-shell"])
-        if not runs():  # not every distribution packs the shell
-            attempt([*apt, "chromium"])
-    return executable()
-
-
-def runs(names: Sequence[str] = (*SHELLS, *FULL)) -> bool:
-    """Return True if the best Chromium that runs has one of these names."""
-    with contextlib.suppress(ValueError):
-        return Path(executable()).name in names
-    return False
-
-
-def attempt(command: Sequence[str], seconds: float = 300) -> bool:
-    """Run a command and say so; if it fails, or takes longer, say that in one line and return False."""
-    name = " ".join(Path(word).name for word in command)
-    print(f"chromium: {name}", flush=True)
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+def main() -> int:
+    """Print the browser's path; return the exit status."""
     try:
-        # In a new process group: the download runs in a grandchild, which must not outlive the limit.
-        child = subprocess.Popen(command, **pipes, errors="replace", env=env, start_new_session=True)
-        output, _ = child.communicate(timeout=seconds)
-        if child.returncode == 0:
-            return True
-    except OSError as error:
-        output = str(error)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
-        output = f"it took more than {seconds:.0f} s"
-    lines = output.strip().splitlines() or ["no reason given"]
-    errors = [line for line in lines if line.startswith(("Error", "E:"))]
-    print(f"chromium: {name} failed: {(errors or lines[-1:])[0]}")
-    return False
-
-
-def main(argv: Sequence[str]) -> int:
-    """Print the browser's path, after `--install` has tried to get one; return the exit status."""
-    if list(argv) not in ([], ["--install"]):
-        print("usage: python -m minirl.browser.executable [--install]", file=sys.stderr)
-        return 2
-    try:
-        path = install() if argv else executable()
+        path = executable()
+        print(f"chromium: {path} ({version(path)}{', sandbox off' if sandbox_off() else ''})")
+        return 0
     except ValueError as error:
         print(f"chromium: {error}", file=sys.stderr)
         return 2
-    print(f"chromium: {path} ({version(path)}{', sandbox off' if sandbox_off() else ''})")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,56 +1,51 @@
 """The scripts that run in a page, and what they answer.
 
 Stands below minirl/browser/session.py. arm.js is run before an action and leaves a mark in the window;
-settle.js waits until the page is ready and compares it with the mark. A document without one is a new one.
-
-OpenWebRL, appendix A.2. Deviations: readiness is asked of the page instead of slept for; the element under
-a point is looked for in open shadow roots too (and by the caller in frames); that nothing changed is found
-by looking, not concluded from the address alone.
+settle.js waits until the page is ready and compares it with the mark; a document without one is new.
+OpenWebRL, appendix A.2. Deviations: readiness is asked of the page instead of slept for; the element under a
+point is looked for in open shadow roots too (and by the caller in frames); that nothing changed is found by
+looking, not concluded from the address alone.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Any
 
+FILES = resources.files("minirl.browser")
 
-@functools.cache
-def script(name: str, folder: str = "minirl.browser") -> str:
-    """Return the function NAME of a package's NAME.js, which may use its helpers.js, as JavaScript."""
-    files = resources.files(folder)
-    helpers, text = (files.joinpath(f"{part}.js").read_text("utf-8") for part in ("helpers", name))
+
+def script(name: str) -> str:
+    """Return the function NAME of NAME.js, which may use helpers.js, as JavaScript."""
+    helpers, text = (FILES.joinpath(f"{part}.js").read_text("utf-8") for part in ("helpers", name))
     return f"argument => {{\n{helpers}\n{text}\nreturn {name}(argument);\n}}"
 
 
 ARM, SETTLE, FOCUS, CHOOSE, SCROLL = map(script, ("arm", "settle", "focus", "choose", "scroll"))
 
 
+# A page is free to answer anything: what has another type than expected is read as nothing
 def record(answer: Any) -> Mapping[str, Any]:
-    """Return an answer that is an object, and an empty one in place of any other."""
     return answer if isinstance(answer, Mapping) else {}
 
 
 def text_of(value: Any, limit: int = 200) -> str:
-    """Return the beginning of a text; "" if the value is none."""
     return value[:limit] if isinstance(value, str) else ""
 
 
-def names_of(value: Any, limit: int = 20) -> tuple[str, ...]:
-    """Return the first texts of a list; () if the value is none."""
-    return tuple(text_of(name) for name in value[:limit]) if isinstance(value, list) else ()
+def names_of(value: Any) -> tuple[str, ...]:
+    return tuple(map(text_of, value[:20])) if isinstance(value, list) else ()
 
 
 def number_of(value: Any) -> float:
-    """Return a finite number below 1e15; 0 if the value is none."""
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15
-    return float(value) if fits else 0.0
+    """Return a finite number below 1e15, or 0."""
+    return float(value) if type(value) in (int, float) and abs(value) < 1e15 else 0.0
 
 
 READERS = {bool: lambda value: value is True, int: lambda value: int(number_of(value))}
-READERS |= {float: number_of, str: text_of, tuple: names_of}
+READERS |= {float: number_of, str: text_of}
 
 
 @dataclass(frozen=True)
@@ -64,8 +59,6 @@ class Settled:
     state: str = ""  # of the marked element, if it is another than before
     revalued: bool = False
     focus: str = ""  # what has got the focus, if it is something else than before
-    added: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
     error: str = ""  # why the browser shows its own error page
     requests: int = 0
     heap: float = 0.0  # MB of JavaScript
@@ -73,6 +66,5 @@ class Settled:
 
     @classmethod
     def read(cls, answer: Any) -> Settled:
-        """Return the fields of an answer that have their type. A page is free to answer anything else."""
         answer = record(answer)
         return cls(**{part.name: READERS[type(part.default)](answer.get(part.name)) for part in fields(cls)})

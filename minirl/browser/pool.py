@@ -1,4 +1,4 @@
-"""The browsers behind the episodes: Chromium processes here, or browsers elsewhere by their address.
+"""The browsers behind the episodes: Chromium processes here, or browsers elsewhere by their addresses.
 
 Stands between episodes and Chromium. A browser that died, or hangs, is replaced, and only the episodes that
 were in it are lost. OpenWebRL, appendix A.1 and table 7: acquiring, leaving and checking have the paper's
@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from playwright.async_api import Browser, BrowserContext, Playwright, async_playwright
+from playwright.async_api import Browser, BrowserType, Playwright, ViewportSize, async_playwright
 from playwright.async_api import Error as PlaywrightError
 
 from minirl.browser import executable
@@ -28,9 +28,8 @@ from minirl.config import BrowserConfig
 from minirl.console import say
 from minirl.types import BrowserFault, Stop
 
-CDP = "cdp:"  # marks the address of a browser that speaks Chromium's protocol, not Playwright's
-CONNECT_HEADERS: dict[str, str] = {}  # sent to Playwright servers
-CONNECT_PAUSE = 1.0  # seconds between attempts to reach a remote browser
+CDP = "cdp:"  # before the address of a browser that speaks Chromium's protocol, not Playwright's
+CONNECT_PAUSE = 1.0  # seconds between attempts to reach a browser elsewhere
 
 
 @dataclass
@@ -48,12 +47,10 @@ class Place:
 
 @dataclass
 class BrowserPool:
-    """`config.browsers` Chromium processes, or those at the addresses `config.connect`.
-
-    Use as `async with BrowserPool(config, sites) as pool`, then `async with pool.session() as session`.
-    `sites` and `trusted` are the guard's. If `sealed`, browsers reach nothing but the sites; if not, all goes
-    through the proxy that the config's lists of domains and addresses call for.
-    """
+    """`config.browsers` Chromium processes, or those at `config.connect`: `async with BrowserPool(config,
+    sites) as pool`, then `async with pool.session() as session`. `sites` and `trusted` are the guard's. If
+    `sealed`, browsers here reach nothing but the sites; if not, all goes through the proxy that the config's
+    lists call for."""
 
     config: BrowserConfig
     sites: Mapping[str, int] = field(default_factory=dict)
@@ -66,15 +63,19 @@ class BrowserPool:
     playwright: Playwright | None = None
 
     def __post_init__(self) -> None:
-        config = self.config
-        lists = (config.private, config.allow, config.deny)
-        self.guard = Guard(*lists, config.host_rate, self.sites, self.trusted)
+        config, places = self.config, (self.sites, self.trusted)
+        self.guard = Guard(config.private, config.allow, config.deny, config.host_rate, *places)
         self.places = [Place(address) for address in config.connect or [""] * config.browsers]
 
     async def __aenter__(self) -> BrowserPool:
         """Start the first browser: an error that all of them have is better told now than per episode."""
+        starter = async_playwright()
+        self.closing.push_async_callback(self._stop_driver, starter)
         try:
-            await self._prepare()
+            async with asyncio.timeout(self.config.start_seconds):
+                self.playwright = await starter.start()
+            if not self.config.connect:
+                await self._choose_options()
             await self._browser(self.places[0])
         except (PlaywrightError, TimeoutError, OSError) as error:
             await self.__aexit__()
@@ -84,21 +85,15 @@ class BrowserPool:
         self.closing.callback(checking.cancel)
         return self
 
-    async def _prepare(self) -> None:
-        """Start Playwright's driver and the proxy, and find the options of Chromium's launch."""
-        config, starter = self.config, async_playwright()
-        self.closing.push_async_callback(self._stop_driver, starter)
-        async with asyncio.timeout(config.start_seconds):
-            self.playwright = await starter.start()
-        if config.connect:
-            return
+    async def _choose_options(self) -> None:
+        """Choose the options of Chromium's launch, and start the proxy if one is called for."""
+        config = self.config
         if executable.sandbox_off() and not self.sealed:
             say("Chromium runs without its sandbox, which it must as root: other users are safer")
         if self.sealed or (config.private and not config.allow and not config.deny):
             rules = [f"MAP {host} 127.0.0.1:{port}" for host, port in self.guard.sites.items()]
-            rules += ["MAP * ~NOTFOUND"] if self.sealed else []
-            flags = [f"--host-resolver-rules={', '.join(rules)}"] if rules else []
-            self.options = executable.launch_options(flags)
+            rules += ["MAP * ~NOTFOUND"] * self.sealed
+            self.options = executable.launch_options([f"--host-resolver-rules={','.join(rules)}"])
             return
         proxy = await self.closing.enter_async_context(Proxy(self.guard))
         # by default Chromium goes past a proxy to what is on its own machine
@@ -123,7 +118,7 @@ class BrowserPool:
                 return place.browser
             assert self.playwright is not None, "use `async with BrowserPool(...)`"
             if place.address:
-                browser = await self._connect(place)
+                browser = await self._connect(place, self.playwright.chromium)
             else:
                 # Playwright's own limit: it also ends the process that took too long
                 limit = 1000 * self.config.start_seconds
@@ -131,24 +126,19 @@ class BrowserPool:
             place.browser, place.pid, place.born = browser, None, time.monotonic()
             self.launches += 1
             if not place.address:
-                async with asyncio.timeout(self.config.start_seconds):
-                    cdp = await browser.new_browser_cdp_session()
-                    processes = (await cdp.send("SystemInfo.getProcessInfo"))["processInfo"]
-                    await cdp.detach()
-                place.pid = next((found["id"] for found in processes if found["type"] == "browser"), None)
+                found = await ask(browser, "SystemInfo.getProcessInfo", self.config.start_seconds)
+                browsers = (one["id"] for one in found["processInfo"] if one["type"] == "browser")
+                place.pid = next(browsers, None)
             return browser
 
-    async def _connect(self, place: Place) -> Browser:
+    async def _connect(self, place: Place, chromium: BrowserType) -> Browser:
         """Return a browser elsewhere. While it is being started it refuses, and episodes go to others."""
-        chromium = self.playwright.chromium
-        limit, deadline = 1000 * self.config.start_seconds, time.monotonic() + self.config.acquire_seconds
+        connect = chromium.connect_over_cdp if place.address.startswith(CDP) else chromium.connect
+        deadline = time.monotonic() + self.config.acquire_seconds
         while True:
             try:
-                if place.address.startswith(CDP):
-                    browser = await chromium.connect_over_cdp(place.address.removeprefix(CDP), timeout=limit)
-                else:
-                    browser = await chromium.connect(place.address, timeout=limit, headers=CONNECT_HEADERS)
-                place.is_down = False
+                found = connect(place.address.removeprefix(CDP), timeout=1000 * self.config.start_seconds)
+                browser, place.is_down = await found, False
                 return browser
             except PlaywrightError:
                 place.is_down = True
@@ -166,14 +156,12 @@ class BrowserPool:
 
     async def _end(self, browser: Browser, pid: int | None) -> None:
         """Close a browser; kill one that hangs."""
-        try:
-            async with asyncio.timeout(self.config.exit_seconds):
-                await browser.close()
-        except PlaywrightError:
-            pass  # it is gone already
-        except TimeoutError:
-            if pid is not None:
-                with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(PlaywrightError, ProcessLookupError):  # it is gone already
+            try:
+                async with asyncio.timeout(self.config.exit_seconds):
+                    await browser.close()
+            except TimeoutError:
+                if pid is not None:
                     os.kill(pid, signal.SIGKILL)
 
     async def _check(self) -> None:
@@ -181,14 +169,10 @@ class BrowserPool:
         await asyncio.sleep(self.config.first_check_seconds)
         while True:
             for place in self.places:
-                browser = place.browser
-                if browser is None or not browser.is_connected():
+                if (browser := place.browser) is None or not browser.is_connected():
                     continue
                 try:
-                    async with asyncio.timeout(self.config.check_seconds):
-                        cdp = await browser.new_browser_cdp_session()
-                        await cdp.send("Browser.getVersion")
-                        await cdp.detach()
+                    await ask(browser, "Browser.getVersion", self.config.check_seconds)
                 except (PlaywrightError, TimeoutError):
                     self._drop(place, browser)
             await asyncio.sleep(self.config.check_seconds)
@@ -196,38 +180,39 @@ class BrowserPool:
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
         """Open a context in the least loaded browser, and close it after the block. Raises BrowserFault."""
-        place = min(self.places, key=lambda place: (place.is_down, place.load))
+        # of those that are down, one episode at a time finds out whether it is back
+        place = min(self.places, key=lambda place: (place.is_down and place.load > 0, place.load))
         place.load += 1
-        contexts: list[asyncio.Future[BrowserContext]] = []
+        opened = contextlib.AsyncExitStack()
         try:
             try:
                 async with asyncio.timeout(self.config.acquire_seconds):
-                    session = await self._open(place, contexts)
+                    session = await self._open(place, opened)
             except (PlaywrightError, TimeoutError) as error:
                 raise BrowserFault(Stop.INFRA_ERROR, f"no browser: {first_line(error)}") from None
             yield session
         finally:
             place.load -= 1
-            closing = asyncio.ensure_future(self._close(contexts))
+            closing = asyncio.ensure_future(opened.aclose())
             try:
                 await asyncio.shield(closing)
             except asyncio.CancelledError:  # as the episode leaves: what it opened is closed all the same
                 await closing
                 raise
 
-    async def _close(self, contexts: list[asyncio.Future[BrowserContext]]) -> None:
-        for opening in contexts:
+    async def _open(self, place: Place, opened: contextlib.AsyncExitStack) -> Session:
+        """Return a session in a new context, which `opened` closes even if this is cancelled."""
+        browser = await self._browser(place)
+        size = ViewportSize(width=self.config.width, height=self.config.height)
+        # shielded: Chromium opens it even for an episode that is cancelled now, and it must be closed
+        opening = asyncio.ensure_future(browser.new_context(viewport=size, accept_downloads=False))
+
+        async def close() -> None:
             with contextlib.suppress(PlaywrightError, TimeoutError):
                 async with asyncio.timeout(self.config.exit_seconds):
                     await (await opening).close()
 
-    async def _open(self, place: Place, contexts: list[asyncio.Future[BrowserContext]]) -> Session:
-        """Return a session in a new context, which is added to `contexts` even if this is cancelled."""
-        browser = await self._browser(place)
-        size = {"width": self.config.width, "height": self.config.height}
-        # shielded: Chromium opens it even for an episode that is cancelled now, and it must be closed
-        opening = asyncio.ensure_future(browser.new_context(viewport=size, accept_downloads=False))
-        contexts.append(opening)
+        opened.push_async_callback(close)
         try:
             async with asyncio.timeout(self.config.start_seconds):
                 context = await asyncio.shield(opening)
@@ -240,6 +225,13 @@ class BrowserPool:
         return Session(self.config, context, page, self.guard, place.born)
 
 
+async def ask(browser: Browser, question: str, seconds: float) -> dict[str, Any]:
+    async with asyncio.timeout(seconds):
+        cdp = await browser.new_browser_cdp_session()
+        answer = await cdp.send(question)
+        await cdp.detach()
+        return answer
+
+
 def first_line(error: BaseException) -> str:
-    """Return an error's message without its details, or its type if there is none."""
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,12 +1,8 @@
 """The SOCKS5 proxy that enforces what the guard allows; Chromium sends everything through it.
 
-Stands between the browser pool and the network, on loopback. Chromium hands it every name unresolved; it
-looks the name up and connects to the very address that was checked, so a name that changes between two
-lookups (DNS rebinding) gains nothing. Redirects, images, fetches and websockets are checked like addresses
-that an agent types. Open connections are not read. OpenWebRL, the mitigations of appendix G.
-
-    async with Proxy(guard) as proxy:
-        launch(args=FLAGS, proxy=proxy.options)
+Chromium hands it every name unresolved; it looks the name up and connects to the very address that was
+checked, so a name that changes between two lookups (DNS rebinding) gains nothing. Redirects, images, fetches
+and websockets are checked like addresses that an agent types. OpenWebRL, the mitigations of appendix G.
 """
 
 from __future__ import annotations
@@ -26,9 +22,8 @@ FLAGS = (
 )
 CHUNK = 65536  # bytes
 HELLO_SECONDS, CONNECT_SECONDS, IDLE_SECONDS, CLOSE_SECONDS = 10.0, 20.0, 300.0, 2.0
-
 REPLY = b"\5%c\0\1" + bytes(6)  # of RFC 1928, with a code; Chromium does not read the address behind it
-CONNECTED, REFUSED, UNREACHABLE = 0, 2, 4
+CONNECTED, FAILED = 0, 1
 
 Stream = tuple[StreamReader, StreamWriter]
 
@@ -37,65 +32,52 @@ class Proxy:
     """A SOCKS5 server on loopback that connects to what its guard allows. `address` is for Chromium."""
 
     def __init__(self, guard: Guard):
-        self.guard, self.address = guard, ""
+        self.guard, self.address, self.is_closing = guard, "", False
         self.tasks: set[asyncio.Task[None]] = set()
-        self.server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Proxy:
-        self.server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.address = f"socks5://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        assert self.server is not None
+    async def __aexit__(self, *error: object) -> None:
+        self.is_closing = True
         self.server.close()
-        self.server = None
         for task in self.tasks:
             task.cancel()
         if self.tasks:
             await asyncio.wait(self.tasks, timeout=2 * CLOSE_SECONDS)
-        for _ in range(5):  # what was accepted just before takes some rounds of the loop to end in _accept
+        for _ in range(5):  # what was accepted just before takes some rounds of the loop to end in _serve
             await asyncio.sleep(0)
 
-    def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Start to serve a connection. A coroutine would not do: __aexit__ might not know its task yet."""
-        if self.server is None:
+    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        if self.is_closing:
             writer.transport.abort()
             return
-        task = asyncio.create_task(self._serve(reader, writer))
+        task = asyncio.current_task()
+        assert task is not None
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-        task.add_done_callback(lambda _: writer.transport.abort())  # if cancelled before it began
-
-    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
-        # What is malformed is not answered. One side may go at any time, or be silent for too long.
-        with contextlib.suppress(OSError, EOFError, ValueError):
+        # What is malformed is not answered; a side may go, or be silent for too long; the proxy may close
+        with contextlib.suppress(OSError, EOFError, ValueError, asyncio.CancelledError):
             async with closing(writer):
                 async with asyncio.timeout(HELLO_SECONDS):
                     host, port = await read_request(reader, writer)
                 opened = await self._connect(host, port)
-                if isinstance(opened, int):
-                    writer.write(REPLY % opened)
-                    return
-                async with closing(opened[1]):
-                    writer.write(REPLY % CONNECTED)
-                    await relay((reader, writer), opened)
+                writer.write(REPLY % (CONNECTED if opened else FAILED))
+                if opened:
+                    async with closing(opened[1]):
+                        await relay((reader, writer), opened)
 
-    async def _connect(self, host: str, port: int) -> Stream | int:
-        """Return a connection to the first checked address that answers, or a reply's code if none does."""
-        try:
+    async def _connect(self, host: str, port: int) -> Stream | None:
+        """Return a connection to the first checked address that answers, or None."""
+        with contextlib.suppress(Refused, OSError):
             addresses = await self.guard.resolve(host, port)
-        except Refused:
-            return REFUSED
-        except OSError:
-            self.guard.note(host, f"{host} has no address")
-            return UNREACHABLE
-        for address in addresses:
-            with contextlib.suppress(OSError):  # TimeoutError is one, too
-                async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
-                    return await asyncio.open_connection(*address)
-        self.guard.note(host, f"{host} can't be reached at port {port}")
-        return UNREACHABLE
+            for address in addresses:
+                with contextlib.suppress(OSError):  # TimeoutError is one, too
+                    async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
+                        return await asyncio.open_connection(*address)
+        return None
 
 
 async def read_request(reader: StreamReader, writer: StreamWriter) -> tuple[str, int]:
@@ -113,14 +95,13 @@ async def read_request(reader: StreamReader, writer: StreamWriter) -> tuple[str,
 
 async def relay(client: Stream, server: Stream) -> None:
     """Copy bytes both ways until both ends have said all, one breaks, or nothing moves for IDLE_SECONDS."""
-    loop = asyncio.get_running_loop()
 
     async def copy(reader: StreamReader, writer: StreamWriter) -> None:
         while data := await reader.read(CHUNK):
             writer.write(data)
             await writer.drain()
             if not idle.expired():
-                idle.reschedule(loop.time() + IDLE_SECONDS)
+                idle.reschedule(asyncio.get_running_loop().time() + IDLE_SECONDS)
         writer.write_eof()
 
     try:

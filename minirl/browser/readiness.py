@@ -52,7 +52,6 @@ class Tab:
         self.cdp.on("Page.windowOpen", self.window_opens)
 
     def request_started(self, event: dict[str, Any]) -> None:
-        """Note that a request was sent, or redirected."""
         if event.get("type") == "Document" and event.get("frameId") == self.frame:
             self.document, self.document_url = event["requestId"], event["request"]["url"]
             self.data.clear()
@@ -61,7 +60,6 @@ class Tab:
             self.data.add(event["requestId"])
 
     def request_ended(self, event: dict[str, Any]) -> None:
-        """Note that a request has all of its answer, or failed."""
         self.data.discard(event["requestId"])
         if event["requestId"] == self.document and "errorText" in event:
             self.document, self.failure = "", text_of(event["errorText"], 60)
@@ -78,111 +76,77 @@ class Tab:
         """Note that a window will come. Those that a page opens by itself are blocked, and never come."""
         self.window = event.get("userGesture") is True
 
-    async def wait(self, done: Callable[[], bool], seconds: float | None = None) -> None:
+    async def wait(self, done: Callable[[], bool], seconds: float) -> None:
         """Wait until `done()`, or for so many seconds."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if seconds is None else max(0, seconds)):
+            async with asyncio.timeout(max(0, seconds)):
                 while not done():
                     self.changed.clear()
                     await self.changed.wait()
 
-
-class Readiness:
-    """One wait until the session's page is ready, at least `calm_ms` without a change."""
-
-    def __init__(self, session: Session, tab: Tab, calm_ms: float):
-        self.session, self.page, self.tab, self.calm_ms = session, session.page, tab, calm_ms
-        self.config, self.seconds = session.config, session.config.ready_ms / 1000
-        self.deadline = time.monotonic() + self.seconds
-
-    async def wait(self) -> Settled:
-        """Return the page's last answer; its `error` is the network's or the proxy's reason, if known."""
-        session, documents, settled = self.session, 0, None
-        while time.monotonic() < self.deadline:
-            await self._follow_window()
-            tab = self.tab
-            giving_up = asyncio.ensure_future(self._give_up_late_document())
-            try:
-                settled = await self._ask_page()
-            finally:
-                giving_up.cancel()
-            if settled is None:  # the page was replaced meanwhile; the new one is asked
-                documents += 1
-                if documents <= MOST_DOCUMENTS:
-                    self.deadline = time.monotonic() + self.seconds
-            elif tab.data:  # what comes may make another page of it
-                left = self.deadline - time.monotonic()
-                await tab.wait(lambda tab=tab: not tab.data or bool(tab.document), left)
-            elif session.page is self.page and not tab.document and not tab.window:
-                break
-        settled = settled or Settled(fresh=True)
-        if settled.error:
-            error = session.guard.explain(self.tab.document_url, self.tab.failure or settled.error)
-            settled = replace(settled, error=error)
-        await self._forget_requests()
-        return settled
-
-    async def _follow_window(self) -> None:
-        """Wait for a window that the action opens, and for its document; the window becomes the page."""
-        tab = self.tab
-        if tab.window:
-            await tab.wait(lambda: not tab.window, WINDOW_SECONDS)
-            tab.window = False
-        if self.session.page is not self.page:
-            await self._forget_requests()
-            self.page = self.session.page
-            self.tab = await self.session.tab(self.page)
-            with contextlib.suppress(ToolFailure):
-                loading = self.page.wait_for_load_state("domcontentloaded", timeout=0)
-                await self.session.do(loading, self.config.commit_seconds)
-            self.deadline = time.monotonic() + self.seconds
-
-    async def _ask_page(self) -> Settled | None:
-        """Return settle.js's answer from the page, or from the inner frame of the action; None if that page
-        was replaced before it could answer."""
-        session, frame, config = self.session, self.session.armed, self.config
-        slowness = config.call_seconds + (config.commit_seconds if self.tab.document else 0)
-
-        async def ask(place: Page | Frame) -> Settled:
-            left = max(0.0, self.deadline - time.monotonic())
-            work = place.evaluate(SETTLE, [config.quiet_ms, self.calm_ms, 1000 * left])
-            return Settled.read(await session.do(work, left + slowness))
-
-        settled = Settled()
-        try:
-            settled = await ask(self.page)
-            self.tab.title = settled.title
-            inner = frame if frame != self.page.main_frame else None
-            if inner and inner.page is self.page and not inner.is_detached():
-                settled = await ask(inner)
-        except PageHangs:
-            await session.revive()
-        except ToolFailure as failure:
-            if "context was destroyed" in str(failure):
-                return None
-            # closed, or gone wrong in a way that shows in the screenshot
-        session.documents[settled.loaded] = max(settled.requests, session.documents.get(settled.loaded, 0))
-        session.heap = max(session.heap, settled.heap)
-        return settled
-
-    async def _forget_requests(self) -> None:
+    async def forget(self, session: Session) -> None:
         """Listen to no more requests, which on a heavy page come in thousands; forget those under way."""
-        tab = self.tab
-        if self.config.quiet_ms:
-            with contextlib.suppress(ToolFailure):
-                await self.session.do(tab.cdp.send("Network.disable"))
-        tab.document = tab.document_url = tab.failure = ""
-        tab.data, tab.window = set(), False
+        with contextlib.suppress(ToolFailure):
+            await session.do(self.cdp.send("Network.disable"))
+        self.document = self.document_url = self.failure = ""
+        self.data, self.window = set(), False
 
-    async def _give_up_late_document(self) -> None:
-        """Give a document up that does not come: while it is awaited, the old one answers no question."""
-        tab, seconds = self.tab, self.config.commit_seconds
-        while True:
-            await tab.wait(lambda: bool(tab.document))
-            await tab.wait(lambda: not tab.document, seconds)
-            if tab.document:
-                tab.document = ""
-                line = f"The page that it leads to did not come within {seconds:g} s, and was given up."
-                self.session.tell(line)
-                with contextlib.suppress(ToolFailure):
-                    await self.session.do(tab.cdp.send("Page.stopLoading"))
+
+async def wait_until_ready(session: Session, calm_ms: float) -> Settled:
+    """Return the page's last answer, once nothing has changed for `calm_ms` at least; its `error` is the
+    network's or the guard's reason, if known."""
+    config, page, tab, documents, settled = session.config, session.page, await session.tab(), 0, None
+    seconds = config.ready_ms / 1000
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if tab.window:  # it becomes the page
+            await tab.wait(lambda tab=tab: not tab.window, WINDOW_SECONDS)
+            tab.window = False
+        if session.page is not page:
+            await tab.forget(session)
+            page, tab = session.page, await session.tab()
+            with contextlib.suppress(ToolFailure):
+                await session.do(page.wait_for_load_state("domcontentloaded", timeout=0))
+            deadline = time.monotonic() + seconds
+        settled = await _ask(session, page, tab, calm_ms, deadline)
+        if settled is None:  # the page was replaced meanwhile; the new one is asked
+            documents += 1
+            if documents <= MOST_DOCUMENTS:
+                deadline = time.monotonic() + seconds
+        elif tab.data:  # what comes may make another page of it
+            await tab.wait(lambda tab=tab: not tab.data or bool(tab.document), deadline - time.monotonic())
+        elif session.page is page and not tab.document and not tab.window:
+            break
+    settled = settled or Settled(fresh=True)
+    if settled.error:
+        error = await session.guard.explain(tab.document_url, tab.failure or settled.error)
+        settled = replace(settled, error=error)
+    await tab.forget(session)
+    return settled
+
+
+async def _ask(session: Session, page: Page, tab: Tab, calm_ms: float, deadline: float) -> Settled | None:
+    """Return settle.js's answer from the page, or from the inner frame of the action; None if that page was
+    replaced before it could answer."""
+    config, settled = session.config, Settled()
+
+    async def ask(place: Page | Frame) -> Settled:
+        left = max(0.0, deadline - time.monotonic())
+        work = place.evaluate(SETTLE, [config.quiet_ms, calm_ms, 1000 * left])
+        return Settled.read(await session.do(work, left + config.call_seconds))
+
+    try:
+        settled = await ask(page)
+        tab.title = settled.title
+        frame = session.armed
+        if frame and frame != page.main_frame and frame.page is page and not frame.is_detached():
+            settled = await ask(frame)
+    except PageHangs:  # its script does not end, or the document that is awaited does not come
+        await session.revive()
+    except ToolFailure as failure:
+        if "context was destroyed" in str(failure):
+            return None
+        # closed, or gone wrong in a way that shows in the screenshot
+    session.documents[settled.loaded] = max(settled.requests, session.documents.get(settled.loaded, 0))
+    session.heap = max(session.heap, settled.heap)
+    return settled

@@ -19,20 +19,20 @@ import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from playwright.async_api import BrowserContext, Dialog, Download, Frame, Page
 from playwright.async_api import Error as PlaywrightError
 
-from minirl.browser.access import Guard, Refused
+from minirl.browser.access import Guard, Refused, is_address
 from minirl.browser.page_scripts import ARM, Settled, number_of, record, text_of
-from minirl.browser.readiness import PageHangs, Readiness, Tab
+from minirl.browser.readiness import PageHangs, Tab, wait_until_ready
 from minirl.config import BrowserConfig
 from minirl.types import BrowserFault, Stop, ToolFailure
 
 Point = tuple[float, float]  # x and y in pixels
 Answer = Mapping[str, Any]
-SCREENSHOT_SHARES = (1, 3, 6)  # of the time limit, for the attempts at one screenshot
+PNG = {"format": "png", "optimizeForSpeed": True}
+SCREENSHOT_SHARES = (0.1, 0.3, 0.6)  # of the time limit, for the attempts at one screenshot
 SCREENSHOT_PAUSE = 0.05  # seconds before it is asked again when it refuses,
 MOST_REFUSALS = 20  # so often
 MOST_TABS = 20  # a page that opens more has them closed
@@ -42,9 +42,11 @@ GOTO_SHARE = 2 / 3  # of an action's time, for a page that does not open; the re
 REVIVE_SECONDS = 12.0  # for all that may help a page that hangs
 TITLE_CHARS = 50
 
-# What may help a page that hangs, for how many seconds, and what the agent is told then
+# What may help a page that hangs, for how many seconds, and what the agent is told then. While another
+# document is awaited the old one does not answer.
+LATE = "The page that it leads to did not come in time, and was given up."
 REMEDIES = (
-    ("Page.stopLoading", 1.0, ""),  # while another document is awaited the old one does not answer
+    ("Page.stopLoading", 1.0, LATE),
     ("Runtime.terminateExecution", 3.0, "The page's script hung and was stopped."),
 )
 
@@ -64,7 +66,6 @@ class Session:
     heap: float = 0.0  # the most JavaScript memory seen, in MB
     tabs_of: dict[Page, Tab] = field(default_factory=dict)
     crashed: set[Page] = field(default_factory=set)
-    closing: set[asyncio.Future[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.context.on("page", self._opened)
@@ -74,8 +75,8 @@ class Session:
 
     def diagnostics(self) -> dict[str, float]:
         """Return the browser's uptime in seconds, the most JavaScript memory seen in MB, and all requests."""
-        uptime = time.monotonic() - self.born
-        return {"uptime": uptime, "heap_mb": self.heap, "requests": sum(self.documents.values())}
+        requests = sum(self.documents.values())
+        return {"uptime": time.monotonic() - self.born, "heap_mb": self.heap, "requests": requests}
 
     async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any:
         """Return the result of a browser call. Raises PageHangs after its time, ToolFailure if it fails, and
@@ -88,27 +89,26 @@ class Session:
             raise PageHangs("the browser did not finish in time") from None
         except PlaywrightError as error:
             reason = error.message.splitlines()[0]
-            if "crashed" in reason or self.page in self.crashed:
-                raise BrowserFault(Stop.ENV_ERROR, "the page crashed") from None
             if "has been closed" in reason or "Connection closed" in reason:
                 await asyncio.sleep(CLOSING_SECONDS)  # the news of what exactly has closed comes later
-                browser = self.context.browser
-                if browser is None or not browser.is_connected():
+                if self.context.browser is None or not self.context.browser.is_connected():
                     raise BrowserFault(Stop.INFRA_ERROR, "the browser is gone") from None
-                if self.page in self.crashed or not self.context.pages:
-                    raise BrowserFault(Stop.ENV_ERROR, "the page crashed, or closed its last tab") from None
-                raise ToolFailure("the tab was closed") from None
+                if not self.context.pages:
+                    raise BrowserFault(Stop.ENV_ERROR, "the page closed its last tab") from None
+                reason = "the tab was closed"
+            if "crashed" in reason or self.page in self.crashed:
+                raise BrowserFault(Stop.ENV_ERROR, "the page crashed") from None
             raise ToolFailure(re.sub(r"^\w+\.\w+: ", "", reason)) from None  # "Mouse.click: ..."
 
-    async def tab(self, page: Page | None = None) -> Tab:
-        """Return what is known of a tab, by default the current one."""
-        page = page or self.page
+    async def tab(self) -> Tab:
+        """Return what is known of the current tab."""
+        page = self.page
         if page not in self.tabs_of:
             cdp = await self.do(self.context.new_cdp_session(page))
             tree = await self.do(cdp.send("Page.getFrameTree"))
             tab = Tab(cdp, tree["frameTree"]["frame"]["id"])
             await self.do(cdp.send("Page.enable"))
-            page.on("framenavigated", lambda frame: frame == page.main_frame and tab.committed())
+            page.on("framenavigated", lambda frame: None if frame.parent_frame else tab.committed())
             self.tabs_of[page] = tab
         return self.tabs_of[page]
 
@@ -118,13 +118,14 @@ class Session:
             async with asyncio.timeout(REVIVE_SECONDS):
                 for remedy, seconds, news in REMEDIES:
                     with contextlib.suppress(ToolFailure):
-                        await self.do((await self.tab()).cdp.send(remedy), seconds)
+                        tab = await self.tab()
+                        document, tab.document = tab.document, ""
+                        await self.do(tab.cdp.send(remedy), seconds)
                         await self.do(self.page.evaluate("0"), seconds)
-                        if news:
+                        if document or news != LATE:
                             self.tell(news)
                         return
-                hung = self.page
-                self.page = await self.do(self.context.new_page())
+                hung, self.page = self.page, await self.do(self.context.new_page())
                 with contextlib.suppress(ToolFailure):
                     await self.do(hung.close(), seconds)
                 self.tell("The page hung and its tab was closed.")
@@ -143,34 +144,27 @@ class Session:
 
     async def goto(self, url: str, seconds: float | None = None) -> int:
         """Open an address in the current tab; return the HTTP status, or 0 where there is none."""
-        if not url.startswith(("http://", "https://")):
-            url = "https://" + url if "://" not in url and ":" not in url.split("/")[0] else url
+        if "://" not in url and ":" not in url.split("/")[0]:
+            url = "https://" + url
         await self.guard.check(url)
-        for _ in range(MOST_DISPLACED):
-            await self.pace(url)
-            status = await self._open(url, seconds or GOTO_SHARE * self.config.action_seconds)
-            if status is not None or self.page.url.rstrip("/") == url.rstrip("/"):
-                break  # else a redirect by the script of the page before it, or its error page, came instead
-        return status or 0
-
-    async def _open(self, url: str, seconds: float) -> int | None:
-        """Return the HTTP status, 0 if a hung script hides it, None if another page may have come."""
-        before, status = self.page.url, None
-        try:
-            opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
-            if response := await self.do(opening, seconds):
-                status = response.status
-        except PageHangs:
-            await self.revive()
-            if self.page.url in ("about:blank", before):
-                raise ToolFailure("the page did not load in time") from None
-            status = 0  # it has come, with a script that did not end
-        except ToolFailure as failure:
-            if "interrupted by another navigation" not in str(failure):
-                raise ToolFailure(self.guard.explain(url, str(failure))) from None
-            # the page before it went elsewhere; this one is mostly still on its way
+        for left in reversed(range(MOST_DISPLACED)):
+            await self.guard.pace(url)
+            before, response = self.page.url, None
+            try:
+                opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
+                response = await self.do(opening, seconds or GOTO_SHARE * self.config.action_seconds)
+                break
+            except PageHangs:
+                await self.revive()
+                if self.page.url in ("about:blank", before):
+                    raise ToolFailure("the page did not load in time") from None
+                break  # it has come, with a script that did not end
+            except ToolFailure as failure:  # the page before it may go elsewhere meanwhile, or show its error
+                if not left or "interrupted by another navigation" not in str(failure):
+                    raise ToolFailure(await self.guard.explain(url, str(failure))) from None
+            await self.settle()
         await self.settle()
-        return status
+        return response.status if response else 0
 
     async def travel(self, step: int) -> bool:
         """Go back (-1) or forward again (1) in the tab's history; return False if nothing is there."""
@@ -182,22 +176,16 @@ class Session:
         await self.do(go(wait_until="commit", timeout=0))
         return True
 
-    async def pace(self, url: str = "") -> None:
-        """Wait for the next turn on a host, by default the current page's, if visits are to be slow."""
-        if host := urlsplit(url or self.page.url).hostname:
-            await self.guard.pace(host)
-
     async def arm(self, point: Point | None = None) -> Answer:
         """Mark the page before an action, so that `settle` sees its effect; return arm.js's answer."""
         tab = await self.tab()
         try:
-            self.armed, answer = await self.ask(ARM, point, self.config.dom_note)
+            self.armed, answer = await self.ask(ARM, point)
         except PageHangs:
             raise
         except ToolFailure:  # a page that spoils our scripts can still be acted on
             self.armed, answer = None, {}
-        if self.config.quiet_ms:
-            await self.do(tab.cdp.send("Network.enable"))
+        await self.do(tab.cdp.send("Network.enable"))
         return answer
 
     async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple[Frame, Answer]:
@@ -224,10 +212,8 @@ class Session:
         """Wait until the page is ready; return what has changed since `arm`. `quiet` waits the full time even
         where nothing stirs, as after typing, which pages like to answer late."""
         calm_ms = self.config.quiet_ms if quiet else self.config.calm_ms
-        settled = await Readiness(self, await self.tab(), calm_ms).wait()
-        self.armed = None
-        # no proxy of ours stands between a remote browser and the network
-        if self.config.connect and self.page.url.startswith("http"):
+        settled, self.armed = await wait_until_ready(self, calm_ms), None
+        if self.config.connect and is_address(self.page.url):  # no proxy of ours is between
             try:
                 await self.guard.check(self.page.url)
             except Refused:
@@ -236,22 +222,18 @@ class Session:
         return settled
 
     async def screenshot(self) -> bytes:
-        """Return the viewport as PNG, straight from the renderer: Playwright's own waits for fonts."""
+        """Return the viewport as PNG, straight from the renderer: Playwright's own waits for fonts. A page
+        that is just being replaced refuses, or forgets that it was asked, so it is asked again."""
         reason, refusals, shares = "", 0, list(SCREENSHOT_SHARES)
-        options = {"format": "png", "optimizeForSpeed": True}
-        # A page that is just being replaced refuses, or forgets that it was asked, so it is asked again.
         while shares and refusals < MOST_REFUSALS:
             if self.page in self.crashed:  # asked for its picture, it would take the whole browser with it
                 raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
-            seconds = self.config.screenshot_seconds * shares[0] / sum(SCREENSHOT_SHARES)
             try:
-                async with asyncio.timeout(seconds):
-                    tab = await self.tab()
-                    shot = await self.do(tab.cdp.send("Page.captureScreenshot", options), seconds)
-                    return base64.b64decode(shot["data"])
-            except (TimeoutError, PageHangs):
-                reason = "the browser did not finish in time"
-                shares.pop(0)
+                asked = (await self.tab()).cdp.send("Page.captureScreenshot", PNG)
+                shot = await self.do(asked, shares[0] * self.config.screenshot_seconds)
+                return base64.b64decode(shot["data"])
+            except PageHangs as failure:
+                reason, shares = str(failure), shares[1:]
                 if len(shares) == 1:
                     await self.revive()
             except ToolFailure as failure:
@@ -265,8 +247,7 @@ class Session:
         if self.page not in self.tabs_of:  # it has opened just now
             await self.settle()
         titles = {page: tab.title[:TITLE_CHARS] for page, tab in self.tabs_of.items()}
-        current = self._index()
-        return [(page.url, titles.get(page, "")) for page in self.context.pages], current
+        return [(page.url, titles.get(page, "")) for page in self.context.pages], self._index()
 
     async def new_tab(self) -> int:
         """Open an empty tab; return its index."""
@@ -310,18 +291,16 @@ class Session:
         page.on("download", self._download)
         page.on("crash", lambda page: self.crashed.add(page))
 
-    def _opened(self, page: Page) -> None:
+    async def _opened(self, page: Page) -> None:
         self._watch(page)
         for tab in self.tabs_of.values():
             tab.window = False
             tab.changed.set()
-        if len(self.context.pages) > MOST_TABS:
-            closing = asyncio.ensure_future(_quietly(page.close()))
-            self.closing.add(closing)
-            closing.add_done_callback(self.closing.discard)
-            self.tell(f"More than {MOST_TABS} tabs were open; new ones were closed.")
-        else:
+        if len(self.context.pages) <= MOST_TABS:
             self.page = page
+            return
+        self.tell(f"More than {MOST_TABS} tabs were open; new ones were closed.")
+        await _quietly(page.close())
 
     def _closed(self, page: Page) -> None:
         self.tabs_of.pop(page, None)

@@ -43,7 +43,6 @@ async function settle([quiet, calm, cap]) {
     revalued: !!there && valueOf(t) !== mark.value,
     focus: fresh || !focus || focus === mark.focus ? '' : focus !== t ? describe(focus)
       : editable(focus) ? 'it' : '',
-    added: [...new Set(mark.added || [])].slice(0, 5), gone: [...new Set(mark.gone || [])].slice(0, 5),
     error: location.protocol === 'chrome-error:'
       ? (document.body.innerText.match(/ERR_[A-Z0-9_]+/) || ['no reason given'])[0] : '',
     requests: performance.getEntriesByType('resource').length + 1, heap: memory,

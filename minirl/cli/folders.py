@@ -11,26 +11,25 @@ def check_folders(config: Config) -> None:
     """ValueError if two runs would mix in one folder, before anything in it is changed."""
     refuse_remote(config)
     refuse_other_settings(config)
-    run = Run(config.run_dir)
+    run, saved = Run(config.run_dir), checkpoints(config.run_dir / "checkpoints")
     if config.replay is not None:
-        if config.replay.resolve() == config.run_dir.resolve():
+        if config.replay.resolve() == run.root.resolve():
             raise ValueError("--replay reads a run's dumps; give the new run another --name")
         if not Run(config.replay).step_labels():
             raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
-        if checkpoints(run.checkpoint_dir) and not run.config().get("replay"):
+        if saved and not run.config().get("replay"):
             raise ValueError(f"{run.root} holds a run that was not a replay; choose another --name")
+    elif saved and not config.resume:
+        raise ValueError(f"{run.root} holds a run already; go on with --resume, or choose another --name")
     if config.resume and not run.root.exists():
         raise ValueError(f"--resume: there is no run in {run.root}")
-    if not config.resume and config.replay is None and checkpoints(run.checkpoint_dir):
-        raise ValueError(f"{run.root} holds a run already; go on with --resume, or choose another --name")
 
 
 def refuse_remote(config: Config) -> None:
     """ValueError if a served model is to be trained."""
     if config.sampler.kind == "remote":
         raise ValueError(
-            "--sampler remote: a served model's weights can't be trained; evaluate it with eval.py, "
-            "or clone what it did with --sft.demos"
+            "--sampler remote: a served model's weights can't be trained; use eval.py, or --sft.demos"
         )
 
 
@@ -38,8 +37,6 @@ def refuse_other_settings(config: Config) -> None:
     """ValueError if the run's folder was made with another model, seed, task set or agent: its warm start,
     evaluations and held-out tasks would not be this run's."""
     saved, given = Run(config.run_dir).config(), to_json(config)
-    if not saved:
-        return
     if given["model"]["path"] == "tiny":
         given["model"]["path"] = str((config.replay or config.run_dir) / "model")
     defaults = to_json(Config(recipe=""))  # of settings that are younger than the run
@@ -48,6 +45,5 @@ def refuse_other_settings(config: Config) -> None:
     new = {name: given[name] for name in sections} | {"eval": {"episodes": config.eval.episodes}}
     old = {name: saved.get(name, defaults[name]) for name in new}
     old |= {name: {**defaults[name], **old[name]} for name in new if isinstance(old[name], dict)}
-    for flag, before, after in differences(old, new):
-        made = f"{config.run_dir} was made with {flag} {before}, not {after}"
-        raise ValueError(f"{made}; choose another --name")
+    for flag, was, now in differences(old, new) if saved else ():
+        raise ValueError(f"{config.run_dir} was made with {flag} {was}, not {now}; choose another --name")

@@ -6,66 +6,33 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.text import Text
-
 from minirl.cli.report import write_report
-from minirl.console import CONSOLE, duration, new_table, say
+from minirl.console import duration, say
 from minirl.intervals import wilson
 from minirl.run_folder import Run
 
-REPORT_SECONDS = 20.0  # between two rewritings of report.html
-
-# name on the line, key of metrics.jsonl, format, style
-COLUMNS = (
-    ("success", "success", ".2f", "green"),
-    ("judged", "judged_success", ".2f", "yellow"),
-    ("eval", "eval_success", ".2f", "bold green"),
-    ("reward", "reward", ".2f", ""),
-    ("groups", "groups_kept", ".0f", ""),
-    ("invalid", "invalid", ".0f", "yellow"),
-    ("turns", "turns", ".1f", ""),
-    ("tokens", "tokens_mean", "count", ""),
-    ("ratio", "ratio_mean", ".3f", ""),
-    ("clip", "clip_fraction", ".1%", ""),
-    ("entropy", "entropy", ".3f", ""),
-)
+REPORT_SECONDS = 20.0  # between two rewritings of report.html, which read the whole run
+SHOWN = {"success": ".2f", "judged_success": ".2f", "eval_success": ".2f", "reward": ".2f",
+         "groups_kept": ".0f", "groups_submitted": ".0f", "invalid": ".0f", "turns": ".1f",
+         "tokens_mean": ".0f", "ratio_mean": ".3f", "clip_fraction": ".1%", "entropy": ".3f"}  # fmt: skip
 
 
-def count(number: float) -> str:
-    """Return a number for people.
+def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
+    """Return one RL step on one line, as far as its metrics are there.
 
-    >>> count(950), count(12_300), count(2_500_000)
-    ('950', '12.3k', '2.5M')
+    >>> step_line(4, 10, {"success": 0.4375, "seconds/rollout": 20.0, "seconds/total": 30.0})
+    'step 4/10  success 0.44  rollout 20.0s  left 3m00s'
     """
-    if number < 1000:
-        return f"{number:.0f}"
-    return f"{number / 1000:.1f}k" if number < 999_950 else f"{number / 1e6:.1f}M"
-
-
-def step_line(step: int, total: int, metrics: Mapping[str, float]) -> Text:
-    """Return one RL step on one line. Missing metrics are left out; so is the time left if `total` is 0."""
-    line = Text(f"step {step}/{total}" if total else f"step {step}", style="bold")
-    for name, key, form, style in COLUMNS:
-        if key not in metrics or (key == "invalid" and not metrics[key]):
-            continue
-        value = count(metrics[key]) if form == "count" else format(metrics[key], form)
-        if key == "groups_kept":
-            value += f"/{metrics['groups_submitted']:.0f}"
-            style = "" if metrics[key] else "red"  # red: nothing was learned in this step
-        line.append(f"  {name} ", style="dim not bold").append(value, style=f"not bold {style}")
-    phases = [key for key in metrics if key.startswith("seconds/") and key != "seconds/total"]
-    if phases:
-        words = [f"{key.removeprefix('seconds/')} {duration(metrics[key])}" for key in phases]
-        line.append("  " + " + ".join(words), style="cyan not bold")
-    left = (total - step) * metrics.get("seconds/total", 0.0)
-    return line.append(f"  left {duration(left)}", style="dim not bold") if left > 0 else line
+    words = [f"step {step}/{total}" if total else f"step {step}"]
+    words += [f"{name} {metrics[name]:{form}}" for name, form in SHOWN.items() if name in metrics]
+    phases = {key.removeprefix("seconds/"): metrics[key] for key in metrics if key.startswith("seconds/")}
+    left = (total - step) * phases.pop("total", 0.0)
+    words += [f"{name} {duration(seconds)}" for name, seconds in phases.items()]
+    return "  ".join(words) + (f"  left {duration(left)}" if left > 0 else "")
 
 
 class Logger:
-    """Takes a step's metrics to the run folder, W&B, the terminal and the report.
-
-    `total` is the number of steps of the whole run, for the time that is left.
-    """
+    """Takes metrics where they go; `total` is the steps of the whole run, for the time that is left."""
 
     def __init__(self, run: Run, wandb: str | None = None, total: int = 0):
         self.run, self.total = run, total
@@ -73,12 +40,10 @@ class Logger:
         self.reported = float("-inf")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record and print the metrics of a step."""
         self.run.add_metrics(step, metrics)
         if self.wandb:
             self.wandb.log(dict(metrics), step=step)
-        CONSOLE.print(step_line(step, self.total, metrics), soft_wrap=True)
-        # The report reads the whole run: not after each of many short steps.
+        say(step_line(step, self.total, metrics))
         if time.monotonic() - self.reported >= REPORT_SECONDS:
             self.report()
 
@@ -94,7 +59,6 @@ class Logger:
         return {"label": label, **row}
 
     def report(self) -> None:
-        """Write report.html anew."""
         if self.run.records:
             write_report(self.run.root)
             self.reported = time.monotonic()
@@ -108,13 +72,8 @@ class Logger:
 
     def final_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print the evaluations of the whole held-out set: rows of evals.jsonl, in their order."""
-        table = new_table("phase", "success", "95% interval", "episodes", title="Held-out tasks")
         for row in rows:
-            interval = f"{row['low']:.1%} to {row['high']:.1%}"
-            success = Text(f"{row['success']:.1%}", style="bold green")
-            table.add_row(Text(str(row["label"])), success, interval, str(row["n"]))
-        if rows:
-            CONSOLE.print(table)  # quiet on all ranks but the first
+            say("{label:>16}: {success:6.1%} ({low:.1%} to {high:.1%}) of {n} tasks".format(**row), "bold")
 
 
 def start_wandb(run: Run, project: str) -> Any:

@@ -1,14 +1,12 @@
-"""Replay: the updates of a run on the groups that another run has dumped; opens no browser.
-
-`Replay` takes the place of a RolloutWorker in train.py's loop, so that two losses can be compared on the same
-episodes.
-"""
+"""Replay: the updates of a run on the groups that another run has dumped, to compare two losses on the same
+episodes. `Replay` takes the place of a RolloutWorker in train.py's loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from minirl.checkpoint import prune
 from minirl.console import say
 from minirl.experiment import Experiment
 from minirl.lifecycle import State
@@ -18,21 +16,18 @@ from minirl.run_folder import Run
 
 @dataclass
 class Replay:
-    """The steps that another run has dumped, in place of a RolloutWorker: updates alone, no browser."""
+    """The steps that another run has dumped. There is no browser, and no sampler to sleep or to sync."""
 
     source: Run
 
     async def collect(self, stream: TaskStream, cursor: int, step: int, tick: Callable) -> Collected:
-        """Return the groups of the dump number `step`."""
         groups = self.source.load_groups(self.source.step_labels()[step])
         tick(len(groups))
         return Collected(groups, cursor, finished=[], submitted=len(groups), dropped=0)
 
-    def sleep(self) -> None:
-        """Do nothing: there is no sampler."""
+    def sleep(self) -> None: ...
 
-    def sync(self, weights: Iterator) -> None:
-        """Do nothing: there is no sampler."""
+    def sync(self, weights: Iterator) -> None: ...
 
 
 def begin_replay(experiment: Experiment, source: Run) -> State:
@@ -45,7 +40,7 @@ def begin_replay(experiment: Experiment, source: Run) -> State:
     if config.resume and kept.saved():
         state = kept.resume(say)
         say(f"resumed after step {state['step']}")
-    else:
-        kept.clear()
+    elif experiment.ranks.is_main:
+        prune(kept.folder, keep=0)
     experiment.run.truncate_after(state["step"] or -1)
     return state

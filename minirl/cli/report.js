@@ -15,6 +15,7 @@ function make(tag, attributes = {}, ...children) {
   return node;
 }
 
+const steps = data.series.step || [];
 const known = x => typeof x === "number";
 const colour = k => `--c: var(--c${k % 10})`;
 
@@ -56,15 +57,13 @@ const BOX = {width: 400, height: 190, left: 42, right: 8, top: 8, bottom: 20};
 function learning() {
   const cards = CHARTS.map(card).filter(Boolean);
   if (!cards.length) return null;
-  const stride = data.curves.stride;
   return make("section", {id: "curves"}, make("h2", {}, "Learning curves"),
-    stride > 1 ? make("p", {class: "dim"}, `One step in ${stride} is drawn.`) : null,
     make("div", {class: "cards"}, cards));
 }
 
 // A chart's lines and evaluations; null if there is nothing to draw.
 function card(spec) {
-  const {steps, series} = data.curves;
+  const {series} = data;
   let keys = Object.entries(spec.keys || {});
   if (spec.prefix) {
     keys = Object.keys(series).filter(key => key.startsWith(spec.prefix) && key !== "seconds/total")
@@ -85,7 +84,7 @@ function card(spec) {
 }
 
 function drawCard(spec, lines, points) {
-  const {width, height, left, right, top, bottom} = BOX, steps = data.curves.steps;
+  const {width, height, left, right, top, bottom} = BOX;
   const values = lines.flatMap(line => line.tops).concat(points.flatMap(row => [row.low, row.high])).filter(known);
   let low = spec.zero ? 0 : Math.min(...values), high = spec.top || Math.max(...values);
   if (high - low < 1e-9) [low, high] = [low - (spec.zero ? 0 : 0.5), high + 0.5];
@@ -145,7 +144,7 @@ function withLegend(spec, lines, points, svg, x, all) {
   points.length ? make("span", {}, make("i", {class: "key eval"}), "held out ", evalOutput) : null);
   const show = (step, hovered) => {
     at.textContent = hovered ? `step ${step}` : "";
-    const i = data.curves.steps.indexOf(step);
+    const i = steps.indexOf(step);
     lines.forEach((line, k) => { outputs[k].textContent = short(line.values[i]); });
     const row = points.filter(point => point.step <= step).pop();
     const percent = share => (100 * share).toFixed(1) + "%";

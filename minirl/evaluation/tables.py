@@ -2,26 +2,27 @@
 
     Results --show--> tables            two files of results --compare--> the paired difference
 
-Stands at the end of eval.py; results.py and statistics.py do the counting. OpenWebRL, section 4: the success
-rate with aborted tasks as failures, and the one without them, always both.
+Stands at the end of eval.py; results.py does the counting. OpenWebRL, section 4: the success rate with
+aborted tasks as failures, and the one without them, always both.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import fsum
 from pathlib import Path
+from statistics import mean
 
 from rich.table import Table
 from rich.text import Text
 
 from minirl.benchmarks.protocols import GPT_41, Protocol, protocol_of
 from minirl.console import CONSOLE, new_table, say
-from minirl.evaluation.failures import ErrorRow, ProxyRow
-from minirl.evaluation.results import Rate, Result, Summary, by_task, read_results, summary, unlike
-from minirl.evaluation.statistics import Paired, paired
-from minirl.types import Sampling, Stop, Task
+from minirl.evaluation.results import Paired, Result, Row, by_task, paired, read_results, rows_by, summary
+from minirl.run_folder import differences
+from minirl.types import Sampling, Stop
 
 NAMED = 5  # aborted episodes that are named one by one
 RATE_COLUMNS = ("success", "95% interval", "n")
@@ -34,74 +35,54 @@ def named(protocol: str) -> Protocol:
     return protocol_of(protocol) if protocol else UNNAMED
 
 
-def cells(rate: Rate) -> tuple[str, str, str]:
-    share = f"{rate.rate:.1%}" if rate.episodes else "-"
-    return share, f"{rate.low:.1%} to {rate.high:.1%}", str(rate.episodes)
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = new_table(*columns)
+    for first, *others in rows:
+        table.add_row(Text(first), *others)
+    return table
 
 
-def show(results: Sequence[Result], protocol: Protocol, tasks: Sequence[Task]) -> Summary:
+def show(results: Sequence[Result], protocol: Protocol) -> Row:
     """Print the tables, how the episodes ended, and which were aborted. Returns the numbers."""
-    s = summary(results, protocol)
-    say_rule(protocol)
-    endings = sorted(Counter(ending(r.stop) for r in results).items(), key=lambda item: (-item[1], item[0]))
-    say(f"ended by {', '.join(f'{stop} {n}' for stop, n in endings)}")
-    say_aborted(results, tasks)
-
-    table = new_table("", *RATE_COLUMNS)
-    table.add_row("all, aborted as failures", *cells(s.all_tasks))
-    table.add_row("without aborted", *cells(s.without_aborted))
-    CONSOLE.print(table)
-    for kind, rows in (("site", s.sites if len(s.sites) > 1 else ()), ("difficulty", s.difficulties)):
-        table = new_table(kind, *RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:])
-        for row in rows:
-            table.add_row(Text(row.name), *cells(row.all_tasks), *cells(row.without_aborted))
-        if rows:
-            CONSOLE.print(table)
-
-    say(
-        f"means of the {len(results) - s.aborted} episodes that were not aborted: {s.steps:.1f} steps, "
-        f"{s.prompt_tokens:.0f} prompt tokens, {s.response_tokens:.0f} response tokens; "
-        f"cost of all: ${s.cost:.2f}"
-    )
-    rate, _, n = cells(s.success)
-    share = f"{rate} ({s.success.low:.1%} to {s.success.high:.1%})" if s.success.episodes else "not known"
-    macro = f"the mean of {len(s.sites)} sites, " if protocol.average == "macro" else ""
-    say(f"success: {share}, {macro}{s.success.successes} of {n} episodes of {s.tasks} tasks", "bold green")
-    return s
-
-
-def say_rule(protocol: Protocol) -> None:
-    say(f"{f'protocol {protocol.name}' if protocol.name else 'no protocol'}: {protocol.rule}")
-
-
-def say_aborted(results: Sequence[Result], tasks: Sequence[Task]) -> None:
-    """Print the first aborted episodes by name, "webvoyager-Allrecipes--0", with the reason."""
-    benchmarks = {task.id: str(task.meta.get("benchmark", "")) for task in tasks}
-    several = len({r.seed for r in results}) > 1
+    s, sites = summary(results, protocol), rows_by("site", results, protocol)
     aborted = [r for r in results if not r.stop.is_agent_fault]
+    say(f"protocol {protocol.name or 'none'}: {protocol.rule}")
+    endings = Counter(sorted(r.stop.value for r in results)).most_common()
+    say(f"ended by {', '.join(f'{stop} {n}' for stop, n in endings)}")
     for r in aborted[:NAMED]:
-        benchmark = benchmarks.get(r.task, "")
-        name = r.task if r.task.startswith(benchmark) else f"{benchmark}-{r.task}"
-        name += f", seed {r.seed}" if several else ""
-        say(f"aborted: {name}: {ending(r.stop)}: {r.reason or 'no reason is known'}")
+        say(f"aborted: {r.task}: {r.stop.value}: {r.reason or 'no reason is known'}")
     if len(aborted) > NAMED:
         say(f"aborted: {len(aborted) - NAMED} more; the file of results has them")
-
-
-def ending(stop: Stop) -> str:
-    """Return how an episode ended; a site that did not open is a kind of infra_error."""
-    return "infra_error (site_error)" if stop is Stop.SITE_ERROR else stop.value
+    cells = (("all, aborted as failures", *s.all_tasks.cells), ("without aborted", *s.without_aborted.cells))
+    CONSOLE.print(table_of(("", *RATE_COLUMNS), cells))
+    difficulties = rows_by("difficulty", results, protocol)
+    for kind, rows in (("site", sites if len(sites) > 1 else ()), ("difficulty", difficulties)):
+        cells = [(row.name, *row.all_tasks.cells, *row.without_aborted.cells) for row in rows]
+        if rows:
+            CONSOLE.print(table_of((kind, *RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:]), cells))
+    fields = ("steps", "prompt_tokens", "response_tokens")
+    valid = [r for r in results if r.stop.is_agent_fault]
+    steps, prompt, response = (mean([getattr(r, name) for r in valid] or [0]) for name in fields)
+    say(
+        f"means of the {len(valid)} episodes that were not aborted: {steps:.1f} steps, {prompt:.0f} prompt "
+        f"tokens, {response:.0f} response tokens; cost of all: ${fsum(r.cost for r in results):.2f}"
+    )
+    share, interval, n = s.success.cells
+    share = f"{share} ({interval})" if s.success.episodes else "not known"
+    macro = f"the mean of {len(sites)} sites, " if protocol.average == "macro" else ""
+    counts = f"{s.success.successes} of {n} episodes of {len({r.task for r in results})} tasks"
+    say(f"success: {share}, {macro}{counts}", "bold green")
+    return s
 
 
 def curve(results: Sequence[Result], budgets: Sequence[int], protocol: Protocol) -> Table:
     """Return a table of the success within so many turns. The agent is not told its budget, so an episode of
-    the largest one shows what it would have done with less. (Under a protocol that scores episodes which did
-    not end by themselves, too, these count at the largest one only.)"""
-    table = new_table("turns", *RATE_COLUMNS)
+    the largest one shows what it would have done with less."""
+    rows = []
     for most in sorted(set(budgets)):
         known = results if most == max(budgets) else within(results, most)
-        table.add_row(str(most), *cells(summary(known, protocol).success))
-    return table
+        rows.append((str(most), *summary(known, protocol).success.cells))
+    return table_of(("turns", *RATE_COLUMNS), rows)
 
 
 def within(results: Sequence[Result], turns: int) -> list[Result]:
@@ -115,45 +96,16 @@ def within(results: Sequence[Result], turns: int) -> list[Result]:
     return [replace(r, success=False, stop=Stop.MAX_STEPS) if is_cut(r) else r for r in results]
 
 
-def failures_table(rows: Sequence[ErrorRow]) -> Table:
-    """Return why episodes failed, beside the shares that the paper found on Online-Mind2Web."""
-    table = new_table("failed for", "episodes", "share", "figure 9")
-    for row in rows:
-        paper = "-" if row.paper is None else f"{row.paper:.0%}"
-        table.add_row(row.category, str(row.count), f"{row.share:.0%}", paper)
-    return table
-
-
-def proxies_table(rows: Sequence[ProxyRow]) -> Table:
-    """Return the phrases that turns hold, and how long these turns are. There is at least one turn."""
-    table = new_table("turns that speak of", "turns", "share", "mean tokens", "90th percentile")
-    for row in rows:
-        lengths = ("-" if length is None else f"{length:.0f}" for length in (row.mean, row.p90))
-        table.add_row(row.name, str(row.turns), f"{row.rate:.0%}", *lengths)
-    return table
-
-
 def compare(first: Path, second: Path) -> Paired:
-    """Print how much better the second file of results is than the first, task by task. ValueError if they
-    were counted differently, have no task in common, or can't be read."""
+    """Print how much better the second file of results is than the first, task by task."""
     (one, ours), (two, theirs) = read_results(first), read_results(second)
-    if one.protocol != two.protocol:
-        names = f"{one.protocol or 'none'} and {two.protocol or 'none'}"
-        raise ValueError(f"{first} and {second} were evaluated under different protocols: {names}")
-    if one.rule != two.rule:
-        raise ValueError(f"{first} and {second} were evaluated under different rules")
     protocol = named(one.protocol)
-    if protocol.rule != one.rule:
-        raise ValueError(f"protocol {one.protocol} has another rule by now; evaluate again")
-
+    if {(one.protocol, one.rule), (two.protocol, two.rule)} != {(one.protocol, protocol.rule)}:
+        raise ValueError(f"{first} and {second} were not counted by the same rule of today; evaluate again")
     p = paired(by_task(ours, protocol), by_task(theirs, protocol))
-    say_rule(protocol)
-    say(f"they differ in {', '.join(unlike(one.config, two.config)) or 'no setting'}")
-    table = new_table("", "file", "success")
-    table.columns[1].justify = "left"
-    table.add_row("first", Text(str(first)), f"{p.first:.1%}")
-    table.add_row("second", Text(str(second)), f"{p.second:.1%}")
-    CONSOLE.print(table)
+    say(f"protocol {protocol.name or 'none'}: {protocol.rule}")
+    say(f"they differ in {', '.join(d[0] for d in differences(one.config, two.config)) or 'no setting'}")
+    say(f"first:  {p.first:.1%} {first}\nsecond: {p.second:.1%} {second}")
     wins = f"the second wins {p.better}, loses {p.worse}, and {p.tasks - p.better - p.worse} are even"
     left_out = f"; {p.unpaired} tasks that only one has are left out" if p.unpaired else ""
     say(f"of {p.tasks} common tasks {wins}{left_out}")

@@ -2,9 +2,9 @@
 
     Trajectory --Question.messages--> chat messages --a served or local model--> text --verdict--> Verdict
 
-Stands between the episode and its reward: minirl/advantages.py says which episodes are judged, and what a
-verdict is worth. OpenWebRL, section 4.3 and appendix A.4. A judge is served (--judge.model), or it is a
-checkpoint (--judge.path) that runs in this process and shares the device with the agent: serve a large one.
+Stands between the episode and its reward: minirl/advantages.py says which episodes are judged. OpenWebRL,
+section 4.3 and appendix A.4. A judge is served (--judge.model), or it is a checkpoint (--judge.path) that
+runs in this process and shares the device with the agent: serve a large one.
 """
 
 from __future__ import annotations
@@ -12,126 +12,93 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from minirl.config import Config, JudgeConfig, Parser
+from minirl.config import Config, JudgeConfig
 from minirl.console import progress
 from minirl.context import THINK_END, control_tokens, ids_with_pictures, inert
 from minirl.distributed import Ranks
 from minirl.experiment import open_model
 from minirl.judges.parsers import parse
 from minirl.judges.rubrics import Question
-from minirl.model import Preprocessor, check_checkpoint, compute_dtype, load_preprocessor
-from minirl.samplers.endpoint import Endpoint, EndpointError, Reply, open_endpoint
+from minirl.model import Preprocessor, compute_dtype, load_preprocessor
+from minirl.samplers.endpoint import Endpoint, EndpointError, open_endpoint
 from minirl.samplers.huggingface import HfSampler
-from minirl.types import (
-    ImageStore,
-    Judge,
-    Message,
-    Prompt,
-    Request,
-    Sample,
-    SamplerError,
-    Sampling,
-    Trajectory,
-    Verdict,
-)
+from minirl.types import ImageStore, Message, Prompt, Request, SamplerError, Sampling, Trajectory, Verdict
 
 SEED = 42  # as in the released code; equal questions have one answer in the endpoint's cache
 BRIEF_TOKENS = 192  # the longest answer to a brief question
 
 
 class ModelJudge:
-    """A `types.Judge` whose kinds differ in `answer`; `images` holds the screenshots of the trajectories."""
-
-    preprocessor: Preprocessor | None = None  # of a model whose answers are token ids
+    """A `types.Judge` whose kinds differ in `answer`: a text and how it ended. This one has no model."""
 
     def __init__(self, config: JudgeConfig, images: ImageStore):
         self.config, self.images, self.question = config, images, Question.of(config)
 
-    async def answer(self, messages: Sequence[Message]) -> Reply | Sample:
-        raise NotImplementedError
+    async def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
+        raise ValueError("there is no judge: give --judge.model, or --judge.path")
 
     async def __call__(self, trajectory: Trajectory) -> Verdict:
-        """Return the verdict on an episode. A model or network that fails and a screenshot that is gone or
-        can't be decoded leave a Verdict without success, and raise nothing."""
+        """Return the verdict on an episode. A model or network that fails, a screenshot that is gone and an
+        answer that was cut at its limit leave a Verdict without success, and raise nothing."""
         try:
-            reply = await self.answer(self.question.messages(trajectory, self.images))
+            text, finish = await self.answer(self.question.messages(trajectory, self.images))
         except (EndpointError, SamplerError, ValueError, OSError) as problem:
             return Verdict(None, "", str(problem) or type(problem).__name__)
-        return verdict(reply, self.config.parser, self.preprocessor)
-
-
-def verdict(reply: Reply | Sample, parser: Parser, preprocessor: Preprocessor | None = None) -> Verdict:
-    """Return the verdict in what a model answered; an answer that was cut at its limit has none, even if a
-    line looks like it. A local model, whose ids `preprocessor` decodes, must have closed its `<think>`."""
-    text = reply.text
-    if text is None:
-        assert preprocessor is not None, "ids need a tokenizer"
-        text = preprocessor.tokenizer.decode(reply.ids, skip_special_tokens=False)
-        text = text.removesuffix(preprocessor.tokenizer.eos_token)
-        if preprocessor.chat.opens_think and THINK_END not in text:
-            text = f"<think>\n{text}"
-    if reply.finish == "length":
-        return Verdict(None, text, "the judge's answer was cut off at its token limit")
-    return parse(parser, text)
+        if finish == "length":
+            return Verdict(None, text, "the judge's answer was cut off at its token limit")
+        return parse(self.config.parser, text)
 
 
 class EndpointJudge(ModelJudge):
     """Asks a served model, always in full. Limits, attempts, cache and account are the endpoint's."""
 
     def __init__(self, endpoint: Endpoint, config: JudgeConfig, images: ImageStore):
-        super().__init__(config, images)
-        self.endpoint, self.question = endpoint, replace(self.question, brief=False)
+        super().__init__(replace(config, brief=False), images)
+        self.endpoint = endpoint
 
-    async def answer(self, messages: Sequence[Message]) -> Reply:
-        """Return the model's reply. Without a configured temperature the server's default holds."""
-        heat = self.config.temperature
-        sampling = {} if heat is None else {"temperature": heat}
-        return await self.endpoint.ask(messages, self.config.response_tokens, seed=SEED, **sampling)
+    async def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
+        sampling = {} if self.config.temperature is None else {"temperature": self.config.temperature}
+        reply = await self.endpoint.ask(messages, self.config.response_tokens, seed=SEED, **sampling)
+        return reply.text, reply.finish
 
 
 class LocalJudge(ModelJudge):
-    """A checkpoint in this process, run by transformers; without a configured temperature, at 0. ValueError
-    if it can't be loaded or was distilled to answer another question."""
+    """A checkpoint in this process, run by transformers; without a configured temperature, at 0."""
 
     def __init__(self, config: Config, ranks: Ranks, images: ImageStore):
         super().__init__(config.judge, images)
-        path = config.judge.path
-        model = replace(config.model, path=path)
+        path, model = config.judge.path, replace(config.model, path=config.judge.path)
         state = Path(path) / "state.json"
         learned = json.loads(state.read_text()).get("question") if state.is_file() else None
-        # a checkpoint that remembers a question and no input was taught OpenWebRL's
-        for name, value in ({"input": "openwebrl"} | learned if learned else {}).items():
+        for name, value in (learned or {}).items():
             if getattr(self.question, name) != value:
                 raise ValueError(f"--judge.path {path} was distilled with another --judge.{name}: {value}")
-        if Path(path).exists():  # else a hub name
-            check_checkpoint(model)
         self.preprocessor = load_preprocessor(model)
-        try:
-            weights = open_model(replace(config, model=model))
-            weights = weights.to(ranks.device, compute_dtype(model, ranks.device))
-        except torch.OutOfMemoryError:
-            advice = "serve it, and give --judge.url and --judge.model instead"
-            raise ValueError(f"--judge.path {path} does not fit beside the agent: {advice}") from None
+        weights = open_model(replace(config, model=model))
+        weights = weights.to(ranks.device, compute_dtype(model, ranks.device))  # pyright: ignore[reportArgumentType]
         settings = replace(config.sampler, request_seconds=config.judge.seconds)
         self.sampler = HfSampler(weights, self.preprocessor, settings)
 
-    async def answer(self, messages: Sequence[Message]) -> Sample:
+    async def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
         limit = BRIEF_TOKENS if self.question.rubric == "brief" else self.config.response_tokens
-        sampling = Sampling(self.config.temperature or 0.0)
-        prompt = prompt_of(self.preprocessor, messages)
-        return await self.sampler.generate(Request(prompt, SEED, limit, sampling))
+        sampling, prompt = Sampling(self.config.temperature or 0.0), prompt_of(self.preprocessor, messages)
+        sample = await self.sampler.generate(Request(prompt, SEED, limit, sampling))
+        tokenizer = self.preprocessor.tokenizer
+        text = str(tokenizer.decode(list(sample.ids), skip_special_tokens=False))
+        text = text.removesuffix(str(tokenizer.eos_token))
+        if self.preprocessor.chat.opens_think and THINK_END not in text:  # it is still thought
+            text = f"<think>\n{text}"
+        return text, sample.finish
 
 
 def prompt_of(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt:
     """Return a system and a user message as token ids with image pads. No text in them can spell a token of
-    the chat's form. ValueError if the model can't see."""
-    assert [role for role, _ in messages] == ["system", "user"], messages
+    the chat's form."""
     tokenizer, chat = preprocessor.tokenizer, preprocessor.chat
     control = control_tokens(tokenizer)
     parts: list[str | bytes] = []
@@ -144,8 +111,8 @@ def prompt_of(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt
 
 
 @contextlib.asynccontextmanager
-async def open_judge(config: Config, ranks: Ranks, images: ImageStore) -> AsyncIterator[Judge]:
-    """Yield the judge that the config names while the block lasts. ValueError if it can't be had."""
+async def open_judge(config: Config, ranks: Ranks, images: ImageStore) -> AsyncIterator[ModelJudge]:
+    """Yield the judge that the config names while the block lasts."""
     if config.judge.path:
         with progress("loading the judge"):
             local = LocalJudge(config, ranks, images)
@@ -155,31 +122,22 @@ async def open_judge(config: Config, ranks: Ranks, images: ImageStore) -> AsyncI
         async with open_endpoint(config.judge) as endpoint:
             yield EndpointJudge(endpoint, config.judge, images)
     else:
-        yield no_judge
-
-
-async def no_judge(trajectory: Trajectory) -> Verdict:
-    return Verdict(None, "", "there is no judge: give --judge.model, or --judge.path")
+        yield ModelJudge(config.judge, images)
 
 
 async def ask_all(
-    judge: Judge,
-    trajectories: Sequence[Trajectory],
-    at_once: int,
-    phase: str = "judging",
-    keep: Callable[[int, Verdict], None] = lambda n, verdict: None,
-) -> list[Verdict]:
-    """Return the verdicts, in order, of so many questions at once; `keep` each one as soon as it is there."""
+    ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any], at_once: int, phase: str = "judging"
+) -> list[Any]:
+    """Return what is said of the items, in their order; so many are asked about at once."""
     slots = asyncio.Semaphore(at_once)
 
-    async def ask(n: int, trajectory: Trajectory) -> Verdict:
+    async def ask_one(item: Any) -> Any:
         async with slots:
-            verdict = await judge(trajectory)
-        keep(n, verdict)
+            said = await ask(item)
         meter.advance()
-        return verdict
+        return said
 
-    with progress(phase, len(trajectories)) as meter:
+    with progress(phase, len(items)) as meter:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask(n, t)) for n, t in enumerate(trajectories)]
+            tasks = [group.create_task(ask_one(item)) for item in items]
     return [task.result() for task in tasks]

@@ -2,11 +2,9 @@
 
     text --parse("verdict-line", ...)--> Verdict(True, "The cart shows two red mugs.")
 
-Stands between a judge's model and the reward. An answer that can't be read with certainty is no verdict and
-says nothing about the episode. Deviations: OpenWebRL's released code takes the first phrase that spells a
-verdict, even one in the reasons; here a verdict stands on a line of its own. WebVoyager's takes UNSUCCESSFUL
-for a SUCCESS, AgentTrek's "unsuccessful" after the first "status:"; here the words must be the verdict. The
-first and the last of them count what they can't read as a failure; here that is the protocol's business.
+An answer that can't be read with certainty is no verdict. Deviations: OpenWebRL's released code takes the
+first phrase that spells a verdict, even one in the reasons, WebVoyager's takes UNSUCCESSFUL for a SUCCESS, so
+does AgentTrek's; here a verdict stands alone. The first and the last of them count the rest as failures.
 """
 
 from __future__ import annotations
@@ -24,20 +22,14 @@ JSON_CHARS = 100_000  # a longer object is not parsed
 MARKS = "*_`#\"'“”‘’()[]{} \t\u00a0"  # emphasis, fences, headings, quotes and brackets around a verdict
 _TAG = re.compile(r"</?verdict>", re.IGNORECASE)
 _BULLET = re.compile(r"^(?:[-+*•]|\d{1,2}[.)])\s+")
-_VERDICT_IS = re.compile(
-    rf"(?:(?:the|my|our|final|overall)\s+)*(?:verdict|judge?ment|decision|evaluation)"
-    rf"(?:\s+is)?[{re.escape(MARKS)}]*[:=–—-]",
-    re.IGNORECASE,
-)
+_VERDICT_NAME = r"(?:(?:the|my|our|final|overall)\s+)*(?:verdict|judge?ment|decision|evaluation)"
+_VERDICT_IS = re.compile(rf"{_VERDICT_NAME}(?:\s+is)?[{re.escape(MARKS)}]*[:=–—-]", re.IGNORECASE)
 _VERDICT = re.compile(r"(not[\s_*`-]+)?success(?:ful)?", re.IGNORECASE)
 # The end of a line whose sentence the next line continues, which then is no verdict
 _CONTINUES = re.compile(r"(?:\bnot|n['’]t|\bno)(?:\s+an?)?[\s*_`]*$", re.IGNORECASE)
-# WebVoyager's phrases: emphasis and line ends may stand between the words
 _PHRASE = re.compile(r"(?<![A-Za-z])(NOT[\s*_`~-]+(?:A[\s*_`~-]+)?)?SUCCESS")
-# AgentTrek's status, at a line's beginning or at the answer's end
-_STATUSES = {"success": True, "successful": True} | dict.fromkeys(
-    ("failure", "failed", "fail", "unsuccessful", "not success", "not successful"), False
-)
+_FAILED = ("failure", "failed", "fail", "unsuccessful", "not success", "not successful")
+_STATUSES = {"success": True, "successful": True} | dict.fromkeys(_FAILED, False)
 _AROUND = f"[{re.escape(MARKS)}]*"
 _STATUS = re.compile(rf"(?:[-+•]|\d{{1,2}}[.)])?{_AROUND}(?:final\s+)?status{_AROUND}:", re.IGNORECASE)
 _AT_THE_END = re.compile(rf"[.!?:;,]\s[\s{re.escape(MARKS)}]*status{_AROUND}:(?P<word>[^:]*)$", re.IGNORECASE)
@@ -45,11 +37,7 @@ _AT_THE_END = re.compile(rf"[.!?:;,]\s[\s{re.escape(MARKS)}]*status{_AROUND}:(?P
 
 def parse(parser: Parser, text: str) -> Verdict:
     """Return the verdict in a judge's answer; one that can't be read has success None and an error. What a
-    model thinks up to `</think>` is not read.
-
-    >>> parse("status", "Thoughts: two mugs were ordered.\\nStatus: success").success
-    True
-    """
+    model thinks up to `</think>` is not read."""
     answer = text.rpartition(THINK_END)[2].strip()
     if answer.startswith("<think>"):
         return Verdict(None, answer, "the judge's answer ends while it still thinks")
@@ -62,9 +50,8 @@ def parse(parser: Parser, text: str) -> Verdict:
 
 
 def parse_lines(answer: str) -> Verdict:
-    """Return the verdict that stands on a line of its own, OpenWebRL's and AutoWebWorld's; the other lines
-    are the rationale. ValueError for none, or two that differ. Quotations ("> SUCCESS") and lists of verdicts
-    do not count, nor does a bare SUCCESS, which a page may have said, between other lines."""
+    """Return the verdict on a line of its own, OpenWebRL's and AutoWebWorld's; the other lines are the
+    rationale. Quotations ("> SUCCESS") and lists do not count, nor does a SUCCESS between other lines."""
     lines = answer.splitlines()
     worded = [n for n, line in enumerate(lines) if _TAG.sub("", line).strip(MARKS)]
     reasons: list[str] = []
@@ -86,11 +73,7 @@ def parse_lines(answer: str) -> Verdict:
 
 
 def verdict_of_line(line: str) -> bool | None:
-    """Return the verdict that a line consists of, or None.
-
-    >>> [verdict_of_line(s) for s in ("**Verdict:** not success.", "SUCCESS!", "It is a SUCCESS.")]
-    [False, True, None]
-    """
+    """Return the verdict that a line like "**Verdict:** not success." consists of, or None."""
     line = _TAG.sub(" ", line).strip()
     words = _BULLET.sub("", line, count=1).strip(MARKS)
     label = _VERDICT_IS.match(words)
@@ -102,8 +85,7 @@ def verdict_of_line(line: str) -> bool | None:
 
 
 def parse_phrase(answer: str) -> Verdict:
-    """Return a failure if NOT SUCCESS stands anywhere, in capitals, else a success if SUCCESS does
-    (WebVoyager's)."""
+    """Return a failure if NOT SUCCESS stands anywhere, else a success if SUCCESS does (WebVoyager's)."""
     found = [match[1] for match in _PHRASE.finditer(answer)]
     if not found:
         raise ValueError("it has neither SUCCESS nor NOT SUCCESS")
@@ -112,7 +94,7 @@ def parse_phrase(answer: str) -> Verdict:
 
 def parse_status(answer: str) -> Verdict:
     """Return the success or failure after "Status:" at a line's beginning, there or on the line below
-    (AgentTrek's). Where no line begins so, it may end the answer's last line. ValueError if two differ."""
+    (AgentTrek's). Where no line begins so, it may end the answer's last line."""
     lines = [line for line in answer.splitlines() if line.strip(MARKS)]
     reasons, words = [], []
     for line, below in zip_longest(lines, lines[1:], fillvalue=""):
@@ -129,13 +111,11 @@ def parse_status(answer: str) -> Verdict:
 
 
 def status_of(text: str) -> bool | None:
-    """Return the status that a text like `"**Success**."` consists of, or None."""
     return _STATUSES.get(" ".join(text.strip(MARKS).rstrip(MARKS + ".!,;").lower().split()))
 
 
 def parse_json(answer: str) -> Verdict:
-    """Return the verdict of one JSON object with the strings thought and verdict (DeepShop's). A fence or
-    words around it do not matter. ValueError for a second object, or a field that is there twice."""
+    """Return the verdict of the one JSON object with the strings thought and verdict (DeepShop's)."""
     start, end = answer.find("{"), answer.rfind("}")
     if end - start > JSON_CHARS:
         raise ValueError(f"its JSON is longer than {JSON_CHARS} characters")

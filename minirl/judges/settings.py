@@ -1,7 +1,4 @@
-"""The settings of judge.py: a run's, its own, and the recipes of judges.
-
-Stands before labels.py and distill.py. OpenWebRL, section 4.3 and table 3.
-"""
+"""The settings of judge.py: a run's, its own, and the recipes of judges. OpenWebRL, section 4.3, table 3."""
 
 from __future__ import annotations
 
@@ -14,14 +11,11 @@ from annotated_types import Ge, Lt
 from minirl.config import Config, ModelConfig, SftConfig, Share
 from minirl.recipes import tiny
 
-# The settings that people change most: the first screen of --help
 COMMON = ("name", "runs", "teacher", "judge.url", "judge.model", "judge.path", "labelled", "bench")
 
 
 @dataclass(frozen=True)
 class JudgeScriptConfig(Config):
-    """What makes a judge of our own from a teacher's labels."""
-
     runs: tuple[Path, ...] = ()
     """Run folders whose trajectories are labelled."""
     dumps: tuple[str, ...] = ()
@@ -43,23 +37,21 @@ class JudgeScriptConfig(Config):
 def tiny_judge() -> JudgeScriptConfig:
     """A judge of 1M parameters for the generated shop, which at this size can only go by the reports."""
     config = JudgeScriptConfig(**vars(tiny()))
-    batch = replace(config.batch, micro_tokens=4096)
     sft = SftConfig(lr=2e-3, epochs=1000, max_steps=800, batch=32)
-    return replace(config, recipe="tiny_judge", batch=batch, sft=sft)
+    return replace(config, recipe="tiny_judge", batch=replace(config.batch, micro_tokens=4096), sft=sft)
 
 
-def judge_4b() -> JudgeScriptConfig:
-    """OpenWebRL-Judge-4B. The paper does not state what the judges started from (its table 3 compares them
-    with the Instruct models) nor how they were trained: these are its policy's SFT settings."""
-    model = ModelConfig("Qwen/Qwen3-VL-4B-Instruct", gradient_checkpointing=True, freeze_vision=True)
+def judge_4b(recipe: str = "judge_4b", size: str = "4B") -> JudgeScriptConfig:
+    """OpenWebRL-Judge-4B. The paper does not state how the judges were trained, nor from what (its table 3
+    compares them with the Instruct models): these are its policy's SFT settings."""
+    model = ModelConfig(f"Qwen/Qwen3-VL-{size}-Instruct", gradient_checkpointing=True, freeze_vision=True)
     sft = SftConfig(lr=1e-5, epochs=3, batch=128, warmup=0.1)
-    return JudgeScriptConfig(recipe="judge_4b", model=model, sft=sft)
+    return JudgeScriptConfig(recipe=recipe, model=model, sft=sft)
 
 
 def judge_8b() -> JudgeScriptConfig:
     """OpenWebRL-Judge-8B, which the paper trains policies with."""
-    config = judge_4b()
-    return replace(config, recipe="judge_8b", model=replace(config.model, path="Qwen/Qwen3-VL-8B-Instruct"))
+    return judge_4b("judge_8b", "8B")
 
 
 RECIPES = {recipe.__name__: recipe for recipe in (tiny_judge, judge_4b, judge_8b)}

@@ -1,14 +1,9 @@
 """Models that are served elsewhere: the client, and a sampler that asks it.
 
-The client speaks OpenAI's chat completions through the `openai` package, with its timeouts and retries.
-Added are a limit on requests in flight, a cache on disk, an account of tokens and money, and one clear error
-for each way to no answer. The sampler is for a teacher's demonstrations, and to evaluate what an API serves.
-
-    endpoint = Endpoint(EndpointConfig(url="http://127.0.0.1:8000/v1", model="Qwen/Qwen3-VL-8B"))
-    reply = await endpoint.ask([("user", ("What is this?", png))], 50)
+The client speaks OpenAI's chat completions through the `openai` package, with its timeouts and retries, and
+adds a limit on requests in flight, a cache on disk, an account of tokens and money, and one clear error for
+each way to no answer. The sampler is for a teacher's demonstrations, and to evaluate what an API serves.
 """
-
-from __future__ import annotations
 
 import asyncio
 import base64
@@ -16,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -27,13 +23,11 @@ from minirl.console import say
 from minirl.run_folder import write_atomic
 from minirl.types import Message, Request, Sample, SamplerError, charge
 
-LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 REASONS = re.compile(r"(o\d|gpt-5)")  # OpenAI's reasoning models, which know the limit by another name
-MOST_TOKENS = 10**9  # that a server may say it has counted
 
 
 class EndpointError(Exception):
-    """No usable answer, after all retries, or a refusal; the message says which endpoint and why."""
+    """No usable answer after all retries, or a refusal."""
 
 
 @dataclass(frozen=True)
@@ -46,23 +40,6 @@ class Reply:
     prompt_tokens: int = 0
     response_tokens: int = 0
     cached: bool = False
-
-
-@dataclass
-class Usage:
-    """What an endpoint has been asked, and the cost at the config's prices."""
-
-    requests: int = 0
-    cached: int = 0
-    failed: int = 0
-    prompt_tokens: int = 0
-    response_tokens: int = 0
-    dollars: float = 0.0
-
-    def __str__(self) -> str:
-        tokens = f"{self.prompt_tokens} + {self.response_tokens} tokens, ${self.dollars:.2f}"
-        asked = f"{self.requests} requests, {self.cached} of them answered from the cache"
-        return f"{asked}, {self.failed} failed; {tokens}"
 
 
 def _part(part: str | bytes) -> dict[str, Any]:
@@ -81,9 +58,10 @@ class Endpoint:
         if not config.model:
             raise ValueError("--endpoint.model is missing: the model's name at the endpoint")
         key = os.environ.get(config.key)
-        if key is None and urlsplit(config.url).hostname not in LOCAL_HOSTS:
+        if key is None and urlsplit(config.url).hostname not in ("127.0.0.1", "localhost", "::1"):
             raise ValueError(f"--endpoint.url {config.url} wants a key: set the variable {config.key}")
-        self.config, self.usage = config, Usage()
+        self.config, self.dollars = config, 0.0
+        self.usage: Counter[str] = Counter()  # requests and tokens
         self.slots = asyncio.Semaphore(config.concurrency)
         self.client = openai.AsyncOpenAI(
             base_url=config.url, api_key=key or "none", timeout=config.seconds, max_retries=config.retries
@@ -91,24 +69,24 @@ class Endpoint:
         self.close = self.client.close
 
     async def ask(self, messages: Sequence[Message], max_tokens: int, **sampling: float | int) -> Reply:
-        """Return the model's answer to a conversation; `sampling` is the API's temperature, top_p and seed.
-        With a cache, equal requests have one answer. Raises EndpointError, never the library's own errors."""
+        """Return the model's answer; `sampling` is the API's temperature, top_p and seed. With a cache, equal
+        requests have one answer. EndpointError if there is none."""
         limit = "max_completion_tokens" if REASONS.match(self.config.model) else "max_tokens"
         chat = [{"role": role, "content": [_part(part) for part in parts]} for role, parts in messages]
         request = {"model": self.config.model, "messages": chat, limit: max_tokens, **sampling}
-        self.usage.requests += 1
+        self.usage["requests"] += 1
         file = None
         if self.config.cache is not None:
             name = hashlib.sha256(json.dumps([self.config.url, request], sort_keys=True).encode()).hexdigest()
             file = self.config.cache / name[:2] / f"{name}.json"
             if file.is_file():
-                self.usage.cached += 1
+                self.usage["cached"] += 1
                 return Reply(**json.loads(file.read_text()) | {"cached": True})
         async with self.slots:
             try:
                 reply = self._read(await self._send(request))
             except EndpointError:
-                self.usage.failed += 1
+                self.usage["failed"] += 1
                 raise
         if file is not None and reply.finish == "stop":  # an answer that was cut off may be whole next time
             write_atomic(file, json.dumps(asdict(reply)).encode())
@@ -117,23 +95,23 @@ class Endpoint:
     async def _send(self, request: dict[str, Any]) -> str:
         import openai
 
-        config, where = self.config, f"{self.config.url} ({self.config.model})"
+        config = self.config
         try:
-            # The library's time limit is one for silence; an answer may also drip
+            # the library's time limit is one for silence; an answer may also drip
             async with asyncio.timeout(2 * (1 + config.retries) * config.seconds):
                 response = await self.client.chat.completions.with_raw_response.create(**request)
             return response.text
         except (openai.APITimeoutError, TimeoutError):
-            raise EndpointError(f"{where} did not answer within {config.seconds:g} s") from None
+            problem = f"did not answer within {config.seconds:g} s"
         except openai.APIConnectionError as error:
-            raise EndpointError(f"{where} can't be reached: {error.__cause__ or error}") from None
+            problem = f"can't be reached: {error.__cause__ or error}"
         except openai.APIStatusError as error:
-            reason = " ".join(error.message.split())[:300]
-            raise EndpointError(f"{where} answered {error.status_code}: {reason}") from None
+            problem = f"answered {error.status_code}: {' '.join(error.message.split())[:300]}"
+        raise EndpointError(f"{config.url} ({config.model}) {problem}")
 
     def _read(self, body: str) -> Reply:
         """Return the answer in a body, and charge for it. A server is free to send anything."""
-        config, account = self.config, self.usage
+        config = self.config
         try:
             answer = json.loads(body)
             choice, used = answer["choices"][0], answer.get("usage")
@@ -149,11 +127,10 @@ class Endpoint:
             raise EndpointError(f"{config.url} {problem}") from None
         used = used if isinstance(used, dict) else {}
         counts = used.get("prompt_tokens"), used.get("completion_tokens")
-        prompt, response = (n if isinstance(n, int) and 0 <= n <= MOST_TOKENS else 0 for n in counts)
+        prompt, response = (n if isinstance(n, int) and 0 <= n <= 10**9 else 0 for n in counts)
         dollars = (prompt * config.prompt_price + response * config.response_price) / 1e6
-        account.prompt_tokens += prompt
-        account.response_tokens += response
-        account.dollars += dollars
+        self.usage.update(prompt_tokens=prompt, response_tokens=response)
+        self.dollars += dollars
         charge(dollars)
         if refusal or finish == "content_filter":  # it is paid for too
             raise EndpointError(f"{config.model} refused: {refusal or 'filtered'}")
@@ -168,13 +145,15 @@ async def open_endpoint(config: EndpointConfig) -> AsyncIterator[Endpoint]:
         yield endpoint
     finally:
         await endpoint.close()
-        say(f"{config.model}: {endpoint.usage}")
+        usage = endpoint.usage
+        asked = f"{usage['requests']} requests, {usage['cached']} from the cache, {usage['failed']} failed"
+        tokens = f"{usage['prompt_tokens']} + {usage['response_tokens']} tokens, ${endpoint.dollars:.2f}"
+        say(f"{config.model}: {asked}; {tokens}")
 
 
 @dataclass
 class RemoteSampler:
-    """A served model as `types.Sampler`: chat messages out, text in. There are neither ids nor log-probs, so
-    its trajectories can be cloned (minirl/demonstrations.py makes ids of the text, once), not reinforced."""
+    """A served model as `types.Sampler`. It gives no ids: its episodes can be cloned, not reinforced."""
 
     endpoint: Endpoint
     failure: str = ""  # stays so: one answer that fails says nothing about the next
@@ -190,14 +169,9 @@ class RemoteSampler:
         words = f"<think>\n{reply.reasoning}\n</think>\n\n{reply.text}" if reply.reasoning else reply.text
         return Sample((), (), reply.finish, text=words, counted=(reply.prompt_tokens, reply.response_tokens))
 
-    async def idle(self) -> None:
-        """Return at once: a request that is given up ends with its connection."""
-
-    def sleep(self) -> None:
-        """Free nothing: the model's memory is not ours."""
+    async def idle(self) -> None: ...  # a request that is given up ends with its connection
+    def sleep(self) -> None: ...
+    def close(self) -> None: ...  # the endpoint belongs to `open_endpoint`
 
     def sync(self, weights: Iterable[tuple[str, Any]]) -> None:
         raise ValueError("--sampler remote: a served model's weights can't be replaced; use --sampler auto")
-
-    def close(self) -> None:
-        """Leave the endpoint open: it belongs to `open_endpoint`."""

@@ -1,19 +1,14 @@
 """The transformers sampler: token ids and images in, sampled ids and their log-probs out.
 
-The default where there is no GPU. Every rank has one, on the trainer's own model if that is whole, or else
-on a copy that `sync` fills. The requests that wait when the last batch is done are decoded together, in one
-thread beside the event loop, while Chromium runs the other episodes' actions.
-
-The distribution is softmax(logits / temperature) over the vocabulary less the suppressed tokens, in float32.
-Every request brings its own seed, so its sample does not depend on the others in its batch.
-
+The default where there is no GPU. Every rank has one, on the trainer's own model if that is whole, or else on
+a copy that `sync` fills. The requests that wait when the last batch is done are decoded together, in one
+thread beside the event loop. The distribution is softmax(logits / temperature) over the vocabulary less the
+suppressed tokens, in float32. By its own seed a request's sample does not depend on its company.
 Shape suffixes: B requests of a batch, U of them with different prompts, L padded length, V vocabulary.
 """
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -41,7 +36,7 @@ class HfSampler:
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
 
     async def generate(self, request: Request) -> Sample:
-        """Return the response. SamplerError if decoding fails, or takes longer than request_seconds."""
+        """Return the response. SamplerError if decoding fails or takes longer than request_seconds."""
         future = asyncio.get_running_loop().create_future()
         self.waiting.append((request, future))
         if self.pump is None or self.pump.done():
@@ -52,13 +47,11 @@ class HfSampler:
             raise SamplerError("the sampler did not answer in time") from None
 
     async def idle(self) -> None:
-        """Wait until nothing is decoded, not even for requests that were given up: an update may not change
-        weights that the thread still reads."""
+        """Wait until nothing is decoded, not even for requests that were given up."""
         while self.pump is not None and not self.pump.done():
             await asyncio.wait([self.pump])
 
-    def sleep(self) -> None:
-        """Free nothing: the weights are the trainer's own, or too small to matter."""
+    def sleep(self) -> None: ...  # the weights are the trainer's own, or small
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take the updated weights, named as in the model."""
@@ -75,7 +68,7 @@ class HfSampler:
 
     async def _pump(self) -> None:
         """Decode batch after batch until no request waits: the oldest with those nearest to it in length, as
-        padding to the longest of a mixed batch costs half the throughput."""
+        mixed batches cost half the throughput."""
         while waiting := [pair for pair in self.waiting if not pair[1].done()]:
             oldest = waiting[0][0]
             alike = [pair for pair in waiting if pair[0].sampling == oldest.sampling]
@@ -84,13 +77,13 @@ class HfSampler:
             self.waiting = [pair for pair in waiting if pair[1] not in futures]
             loop = asyncio.get_running_loop()
             try:
-                outcomes = await loop.run_in_executor(self.thread, self._decode, list(requests))
+                outcomes = await loop.run_in_executor(self.thread, self._decode, requests)
             except Exception as error:  # it ends the episodes that asked, not the run
                 outcomes = [SamplerError(f"{type(error).__name__}: {error}") for _ in requests]
             settle(zip(futures, outcomes, strict=True))
 
     @torch.inference_mode()
-    def _decode(self, requests: list[Request]) -> list[Sample]:
+    def _decode(self, requests: Sequence[Request]) -> list[Sample]:
         """Return one response for every request, all drawn with the first one's `sampling`."""
         torch.set_num_threads(self.threads)
         self.model.eval()
@@ -99,8 +92,7 @@ class HfSampler:
         generators = [torch.Generator().manual_seed(r.seed) for r in requests]
         ids: list[list[int]] = [[] for _ in requests]
         logprobs: list[list[float]] = [[] for _ in requests]
-        finish = ["length"] * len(requests)
-        live = list(range(len(requests)))  # which requests the rows of the batch belong to
+        end, live = self.preprocessor.end, list(range(len(requests)))  # live: whose the rows of the batch are
         while True:
             own = [generators[i] for i in live]
             chosen, chosen_logprobs = self._sample(logits_BV, requests[0].sampling, own)
@@ -108,9 +100,7 @@ class HfSampler:
             for row, i in enumerate(live):
                 ids[i].append(chosen[row])
                 logprobs[i].append(chosen_logprobs[row])
-                if chosen[row] in self.preprocessor.end:
-                    finish[i] = "stop"
-                elif len(ids[i]) < requests[i].max_tokens:
+                if chosen[row] not in end and len(ids[i]) < requests[i].max_tokens:
                     keep.append(row)
             if not keep:
                 break
@@ -130,16 +120,13 @@ class HfSampler:
                 use_cache=True,
             )
             logits_BV, position_B = out.logits[:, -1], position_B + 1
-        rows = zip(ids, logprobs, finish, strict=True)
-        return [Sample(tuple(i), tuple(lp), f, self.version) for i, lp, f in rows]
+        finish = ["stop" if own[-1] in end else "length" for own in ids]
+        rows = zip(map(tuple, ids), map(tuple, logprobs), finish, strict=True)
+        return [Sample(*row, self.version) for row in rows]
 
-    def _prefill(self, requests: list[Request], cache: DynamicCache) -> tuple[Tensor, Tensor, Tensor]:
-        """Read the prompts into the cache; return the first tokens' logits (B, V), which of the cache's
-        places are tokens (B, L), and every row's next position (B,).
-
-        A prompt of several requests is read once. Padding comes after the tokens, where a causal model does
-        not see it, so it needs no mask; the first logits are read at each prompt's own end.
-        """
+    def _prefill(self, requests: Sequence[Request], cache: DynamicCache) -> tuple[Tensor, Tensor, Tensor]:
+        """Read the prompts into the cache, each once; return the first tokens' logits (B, V), which places
+        are tokens (B, L), and every row's next position (B,). Padding behind the tokens needs no mask."""
         prompts = list(dict.fromkeys(request.prompt for request in requests))
         encoded = [encode(prompt.ids, prompt.images, self.preprocessor) for prompt in prompts]
         inputs = padded_inputs(encoded, self.preprocessor, self.device)
@@ -150,12 +137,13 @@ class HfSampler:
         ends, which_U = end_U.unique(return_inverse=True)
         out = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=ends)
         logits_UV = out.logits[torch.arange(len(prompts), device=self.device), which_U]
-        attention_UL = torch.arange(inputs["input_ids"].shape[1], device=self.device) <= end_U[:, None]
+        L = inputs["input_ids"].shape[1]
+        attention_UL = (torch.arange(L, device=self.device) <= end_U[:, None]).long()
         if len(prompts) == len(requests):
-            return logits_UV, attention_UL.long(), next_U
+            return logits_UV, attention_UL, next_U
         rows_B = torch.tensor([prompts.index(request.prompt) for request in requests], device=self.device)
         cache.batch_select_indices(rows_B)
-        return logits_UV[rows_B], attention_UL.long()[rows_B], next_U[rows_B]
+        return logits_UV[rows_B], attention_UL[rows_B], next_U[rows_B]
 
     def _sample(
         self, logits_BV: Tensor, sampling: Sampling, generators: list[torch.Generator]
@@ -188,6 +176,7 @@ def settle(outcomes: Iterable[tuple[asyncio.Future[Sample], Sample | SamplerErro
 def truncate(logprobs_BV: Tensor, top_p: float, top_k: int) -> Tensor:
     """Return the log-probs, -inf for tokens that top-k and top-p leave out; the most probable one stays."""
     ids: Any = None  # which neither of them reads
+    scores_BV: Any = logprobs_BV
     if top_k:
-        logprobs_BV = TopKLogitsWarper(top_k)(ids, logprobs_BV)
-    return TopPLogitsWarper(top_p)(ids, logprobs_BV) if top_p < 1 else logprobs_BV
+        scores_BV = TopKLogitsWarper(top_k)(ids, scores_BV)
+    return TopPLogitsWarper(top_p)(ids, scores_BV) if top_p < 1 else scores_BV

@@ -2,16 +2,10 @@
 
 The default on CUDA. A thread owns the engine: it does the work that it is sent, and steps the engine as long
 as there are requests, which are batched continuously. Prompts are token ids and prepared pixels, exactly
-those that the trainer will see. Log-probs are of the distribution that was sampled from, after temperature
-and suppressed tokens (for evaluation also after top-k and top-p).
-
-New weights are streamed one parameter at a time into the engine's own. On CUDA `sleep` gives its memory to
-the update: weights are dropped, not copied away, because `sync` brings new ones.
-
-OpenWebRL section 3.4, WebAgent-R1 section 3.1; there the samplers are servers in other processes.
+those that the trainer will see. Log-probs are of the distribution that was sampled from. New weights are
+streamed one at a time into the engine's own; on CUDA `sleep` drops the old ones, so that the update has their
+memory. OpenWebRL section 3.4, WebAgent-R1 section 3.1; there the samplers are servers in other processes.
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib
@@ -19,10 +13,11 @@ import itertools
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,26 +29,13 @@ from minirl.samplers import vllm_engine
 from minirl.samplers.huggingface import settle
 from minirl.types import Request, Sample, SamplerError
 
-if TYPE_CHECKING:
-    from vllm import LLMEngine
-
-CALL_SECONDS = 1800.0  # the longest that starting an engine, or new weights, may take
-IDLE_SECONDS = 600.0  # that a step may take before the engine counts as dead
-CLOSE_SECONDS = 60.0
-POLL_SECONDS = 0.005
-
-
+CALL_SECONDS, CLOSE_SECONDS = 1800.0, 60.0  # the longest that a start or new weights, and an end, may take
+IDLE_SECONDS, POLL_SECONDS = 600.0, 0.005  # that a step may take before the engine counts as dead
 Work = Callable[[], Any]  # for the engine's thread to do, between two steps
 
 
-def is_chosen(kind: str, device: torch.device) -> bool:
-    """Return whether `--sampler` means vLLM: by name, or by default where there is a GPU."""
-    return kind == "vllm" or (kind == "auto" and device.type == "cuda")
-
-
 class VllmSampler:
-    """Continuous batching in vLLM, inside a running event loop; one at a time in a process, because vLLM's
-    memory that can sleep is one for a process."""
+    """Continuous batching in vLLM, inside a running event loop; one in a process, whose memory it manages."""
 
     def __init__(self, config: Config, preprocessor: Preprocessor, ranks: Ranks):
         self.config, self.preprocessor, self.ranks = config, preprocessor, ranks
@@ -64,20 +46,18 @@ class VllmSampler:
         self.written: list[Work] = []  # in this turn of the event loop
         self.messages: queue.SimpleQueue[list[Work]] = queue.SimpleQueue()
         self.call: Future[None] = Future()  # the last one; only one thread calls, and waits
-        self.engine: LLMEngine | None = None
+        self.engine: Any = None  # vLLM's LLMEngine
         self.names = {name for name, _ in blueprint(config.model.path).named_parameters()}
         self.thread = threading.Thread(target=self._serve, name="vllm", daemon=True)
         self.thread.start()
         self._call(self._start)
 
     async def generate(self, request: Request) -> Sample:
-        """Return the response. SamplerError if vLLM refuses the prompt, fails, or takes longer than
-        request_seconds."""
+        """Return the response. SamplerError if vLLM refuses the prompt, fails, or takes too long."""
         if self.failure:
             raise SamplerError(self.failure)
         name = f"{self.ranks.rank}-{next(self.numbers)}"
-        future = asyncio.get_running_loop().create_future()
-        self.futures[name] = future
+        future = self.futures[name] = asyncio.get_running_loop().create_future()
         self._write(partial(self._add, name, request))
         try:
             return await asyncio.wait_for(future, self.config.sampler.request_seconds)
@@ -102,17 +82,22 @@ class VllmSampler:
             self.asleep = True
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take all weights, named as in the Hugging Face model, one at a time: a collective call, in which
-        the rank of a dead engine takes part to the end."""
+        """Take all weights, by Hugging Face name: a collective call, even with a dead engine."""
         assert not self.futures or self.failure, "idle() comes before new weights"
-        each, given = iter(weights), set()
+        given: set[str] = set()
+
+        def noted() -> Iterator[tuple[str, Tensor]]:
+            for name, weight in weights:
+                given.add(name)
+                yield name, weight
+
+        stream = noted()
         if not self.failure:
             if self.ranks.device.type == "cuda":
                 torch.cuda.synchronize()  # the engine's thread has a stream of its own
-            self._call(lambda: self._reload(each, given))
-        given.update(name for name, _ in each)
-        # vLLM would go on with its old ones
-        assert given == self.names, f"weights missing or unknown: {sorted(given ^ self.names)[:3]}"
+            self._call(lambda: self._reload(stream))
+        deque(stream, maxlen=0)  # what a dead engine has not taken
+        assert given == self.names, f"vLLM would keep its old {sorted(given ^ self.names)[:3]}"
         self.version += 1
 
     def close(self) -> None:
@@ -132,8 +117,8 @@ class VllmSampler:
             self.call.result(seconds)
 
     def _write(self, work: Work) -> None:
-        """Pass work on once for each turn of the event loop: whenever a step ends many requests, many come at
-        once, and two threads that wake each other for each of them lose a tenth of the time."""
+        """Pass work on once for each turn of the event loop: two threads that wake each other for each of the
+        requests that come after a step lose a tenth of the time."""
         if not self.written:
             asyncio.get_running_loop().call_soon(self._post)
         self.written.append(work)
@@ -145,15 +130,13 @@ class VllmSampler:
     # From here on everything runs in the engine's thread.
 
     def _serve(self) -> None:
-        """Do the work that was sent, then make a step, until closed. If the engine dies, so do all
-        requests."""
+        """Do the work that was sent, then make a step, until closed."""
         working = False
         try:
             while not (self.closed or self.failure):
                 for work in self._received(wait=not working):
                     work()
-                working = self.engine is not None and self.engine.has_unfinished_requests()
-                if working:
+                if working := self.engine.has_unfinished_requests():
                     self._finish({output.request_id: self._sample(output) for output in self.engine.step()})
         except Exception as error:  # whatever ends it, episodes must not wait for their deadlines
             self._die(f"{type(error).__name__}: {error}")
@@ -166,8 +149,7 @@ class VllmSampler:
         return received
 
     def _answer(self, work: Work) -> None:
-        """Do what a `_call` waits for. An engine that can't start is the caller's to hear of; one that fails
-        later is dead."""
+        """Do what a `_call` waits for. It hears why an engine can't start; one that fails later is dead."""
         try:
             work()
         except Exception as error:
@@ -193,20 +175,13 @@ class VllmSampler:
         self.engine.abort_request([name])
         self.futures.pop(name, None)
 
-    def _reload(self, weights: Iterator[tuple[str, Tensor]], given: set[str]) -> None:
-        """Stream weights into the engine, noting their names in `given`, and drop all that it computed with
-        the old ones."""
+    def _reload(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        """Stream weights into the engine, and drop what it computed with the old ones."""
         if self.asleep:
             torch.cuda.empty_cache()
             self.engine.wake_up(["weights"])
             self.engine.collective_rpc(vllm_engine.clear_deepstack)
-
-        def named() -> Iterator[tuple[str, Tensor]]:
-            for name, weight in weights:
-                given.add(name)
-                yield name, weight
-
-        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named()})
+        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         if self.ranks.device.type == "cpu":
             self.engine.collective_rpc(vllm_engine.pack_head)
         if self.asleep:
@@ -230,7 +205,6 @@ class VllmSampler:
             self.call.set_result(None)
 
     def _finish(self, outcomes: dict[str, Sample | SamplerError]) -> None:
-        """Wake the coroutines that still wait for these requests, once for each event loop."""
         ended = [(self.futures.pop(name), each) for name, each in outcomes.items() if name in self.futures]
-        for loop in {future.get_loop() for future, _ in ended}:
-            loop.call_soon_threadsafe(settle, [pair for pair in ended if pair[0].get_loop() is loop])
+        if ended:
+            ended[0][0].get_loop().call_soon_threadsafe(settle, ended)

@@ -3,13 +3,11 @@
 Stands behind minirl/samplers/vllm.py. vLLM is imported where it is used: everything else runs without it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +17,6 @@ from minirl.distributed import Ranks
 from minirl.model import Preprocessor, compute_dtype, image_starts
 from minirl.types import Prompt, Request
 
-if TYPE_CHECKING:
-    from vllm import LLMEngine, SamplingParams
-    from vllm.inputs.engine import EngineInput
-
 CPU_CACHE_BYTES = 1 << 30  # of the KV cache, where there is no GPU whose share could be taken
 CPU_BLOCK = 32  # tokens; vLLM's CPU attention wants multiples of 32, and its own 128 would hardly ever match
 CPU_BATCH = 8192  # tokens of one step
@@ -30,8 +24,7 @@ CPU_BATCH = 8192  # tokens of one step
 
 @contextlib.contextmanager
 def engine_environment(ranks: Ranks) -> Iterator[None]:
-    """Set the variables that vLLM reads when an engine starts: one in this process, at its place among
-    torchrun's ranks, as vLLM's external launcher reads it. Values that the user has given stay."""
+    """Set what vLLM reads at an engine's start in a place among torchrun's ranks; the user's values stay."""
     needed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
     place = {"RANK": str(ranks.rank), "LOCAL_RANK": str(ranks.device.index or 0)}
     preferred = place | {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -45,26 +38,24 @@ def engine_environment(ranks: Ranks) -> Iterator[None]:
         os.environ |= {name: before[name] for name in preferred | needed if name in before}
 
 
-def start_engine(config: Config, preprocessor: Preprocessor, ranks: Ranks) -> LLMEngine:
-    """Return an engine in this process. It reads the checkpoint although `sync` brings other weights, for its
-    buffers, which are never synced. ValueError without vLLM."""
+def start_engine(config: Config, preprocessor: Preprocessor, ranks: Ranks) -> Any:
+    """Return an engine in this process. It reads the checkpoint for its buffers, which are never synced."""
     set_threads = torch.set_num_threads
     if ranks.device.type == "cuda":
         torch.cuda.set_device(ranks.device)
     with engine_environment(ranks):
         try:
-            from vllm import EngineArgs, LLMEngine
+            from vllm import EngineArgs, LLMEngine  # pyright: ignore[reportAttributeAccessIssue]
 
             args = EngineArgs(**engine_settings(config, preprocessor, ranks))
             return LLMEngine.from_engine_args(args, enable_multiprocessing=False)
         except ImportError as error:
-            problem = f"--sampler vllm: {error}; pip install 'minirl[vllm]', or take --sampler hf"
-            raise ValueError(problem) from None
+            raise ValueError(f"--sampler vllm: {error}; pip install 'minirl[vllm]'") from None
         finally:
             torch.set_num_threads = set_threads  # vLLM disables it on a CPU; the trainer needs it
 
 
-def stop_engine(engine: LLMEngine) -> None:
+def stop_engine(engine: Any) -> None:
     """Free an engine. vLLM's own shutdown would destroy this process's group of ranks."""
     from vllm.distributed.parallel_state import destroy_model_parallel
 
@@ -76,7 +67,6 @@ def stop_engine(engine: LLMEngine) -> None:
 
 
 def engine_settings(config: Config, preprocessor: Preprocessor, ranks: Ranks) -> dict[str, Any]:
-    """Return vLLM's EngineArgs for a config."""
     agent, browser = config.agent, config.browser
     settings: dict[str, Any] = {
         "model": config.model.path,
@@ -108,9 +98,8 @@ def engine_settings(config: Config, preprocessor: Preprocessor, ranks: Ranks) ->
     }
 
 
-def sampling_params(request: Request, preprocessor: Preprocessor) -> SamplingParams:
-    """Return a request's sampling in vLLM's form."""
-    from vllm import SamplingParams
+def sampling_params(request: Request, preprocessor: Preprocessor) -> Any:
+    from vllm import SamplingParams  # pyright: ignore[reportAttributeAccessIssue]
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
@@ -127,9 +116,8 @@ def sampling_params(request: Request, preprocessor: Preprocessor) -> SamplingPar
     )
 
 
-def engine_input(prompt: Prompt, preprocessor: Preprocessor) -> EngineInput:
-    """Return a prompt as vLLM's processors would leave it, with images named by their content, by which vLLM
-    finds those that its encoder has read before."""
+def engine_input(prompt: Prompt, preprocessor: Preprocessor) -> Any:
+    """Return a prompt as vLLM's processors would leave it, with hashes by which images are found again."""
     from vllm.inputs.engine import mm_input, tokens_input
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
@@ -154,15 +142,13 @@ def engine_input(prompt: Prompt, preprocessor: Preprocessor) -> EngineInput:
 
 
 def pack_head(worker: Any) -> None:
-    """Pack the head's matrix anew. On a CPU vLLM multiplies with packed copies of matrices, and a reload
-    leaves out a head that is tied to the embeddings."""
+    """Pack the head anew: on a CPU vLLM multiplies with packed copies, and a reload omits a tied head."""
     model = worker.get_model()
     head = (model.get_language_model() if hasattr(model, "get_language_model") else model).lm_head
     head.quant_method.process_weights_after_loading(head)
 
 
 def clear_deepstack(worker: Any) -> None:
-    """Clear tensors of Qwen3-VL that waking does not restore, because they are in a plain list: they are
-    added to hidden states even where no picture has filled them."""
+    """Clear tensors of Qwen3-VL that waking does not restore: they are added to every hidden state."""
     for left_over in getattr(worker.get_model(), "deepstack_input_embeds", None) or []:
         left_over.zero_()

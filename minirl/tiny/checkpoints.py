@@ -1,10 +1,8 @@
-"""The tiny checkpoints: the real Qwen3-VL and Llama architectures at about 1M parameters, with tokenizers
-that suit their world.
+"""The tiny checkpoints: the real Qwen3-VL and Llama architectures at about 1M parameters, for laptops.
 
-`build_tiny` makes one per run folder from the words of the generated sites, so that the whole loop can be
-watched on a laptop. It is an ordinary Hugging Face folder: everything that loads it would load
-Qwen3-VL-4B-Thinking in the same way. Its byte-level BPE can spell any text; the words, tool-call pieces and
-round coordinates of its world, or a text agent's attributes, are single tokens, which keeps responses short.
+`build_tiny` makes one per run folder, an ordinary Hugging Face folder that is loaded as Qwen3-VL-4B-Thinking
+would be. Its byte-level BPE can spell any text; the words, tool-call pieces and round coordinates of its
+world, or a text agent's attributes, are single tokens, which keeps responses short.
 """
 
 from __future__ import annotations
@@ -18,17 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from minirl.agents.openwebrl import SCALE, TOOLS, system_prompt
 from minirl.browser.pool import BrowserPool
@@ -50,11 +43,11 @@ SETTINGS = tomllib.loads(FOLDER.joinpath("checkpoints.toml").read_text(encoding=
 
 
 def build_tiny(path: Path, config: Config, tasks: Sequence[Task]) -> Path:
-    """Write a run's small checkpoint, with a tokenizer that knows the words of the shops that the training
-    tasks live on, or a text agent's pages of them. Return its folder."""
+    """Write a checkpoint whose tokenizer knows the words of the tasks' shops, or a text agent's pages of
+    them. Return its folder."""
     if config.agent.kind == "text":
+        # in a thread, because the caller may be inside an event loop
         with progress("reading pages for the tokenizer"), ThreadPoolExecutor(1) as thread:
-            # In a thread, because the caller may be inside an event loop.
             texts = thread.submit(asyncio.run, scripted_texts(config, tasks[:PAGES_OF])).result()
         return build_text(path, texts, config.seed)
     records = [row for world in shops_of(tasks) for rows in world.data.values() for row in rows]
@@ -82,8 +75,7 @@ async def scripted_texts(config: Config, tasks: Sequence[Task]) -> list[str]:
 
 
 def corpus(words: Iterable[str], url: str) -> list[str]:
-    """Return texts of the form that the tiny agent reads and writes, for the tokenizer to learn its tokens
-    from."""
+    """Return texts of the form that the tiny agent reads and writes."""
     tens = "".join(f"[{n}, {n}]" for n in range(0, SCALE + 1, 10))
     texts = [system_prompt(brief=True), tens]
     for word in words:
@@ -99,63 +91,42 @@ def corpus(words: Iterable[str], url: str) -> list[str]:
 
 def build_tokenizer(texts: Iterable[str], kind: str = "visual") -> PreTrainedTokenizerFast:
     """Return a byte-level BPE over `texts`, with Qwen's control tokens, for one `kind` of checkpoint."""
-    parts, special, alphabet = (
-        SETTINGS["tokenizers"][kind],
-        SETTINGS["special"],
-        pre_tokenizers.ByteLevel.alphabet(),
-    )
+    parts, alphabet = SETTINGS["tokenizers"][kind], pre_tokenizers.ByteLevel.alphabet()
     bpe, split = Tokenizer(models.BPE()), pre_tokenizers.Split(Regex(parts["chunks"]), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=parts["vocabulary"], special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
+    settings = {"initial_alphabet": alphabet, "special_tokens": SETTINGS["special"], "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=parts["vocabulary"], **settings)
     bpe.train_from_iterator(texts, trainer)
     bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in parts["markup"]])
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=special[1:],
         chat_template=CHAT_TEMPLATE if kind == "visual" else TEXT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
+        **SETTINGS["tokenizer"],
     )
 
 
 def build(
     path: Path, texts: Iterable[str], seed: int, hidden: int = 128, layers: int = 4, kind: str = "visual"
 ) -> Path:
-    """Write the checkpoint folder of a visual agent, or another `kind`, with random weights: the same seed
-    gives the same weights. `hidden` is the width. Return the folder."""
+    """Write the checkpoint folder of a visual agent, or another `kind`, with random weights from `seed`.
+    Return the folder."""
     tokenizer = build_tokenizer(texts, kind)
-    to_id = tokenizer.convert_tokens_to_ids
-    sizes = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
-        "num_hidden_layers": layers,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    sizes: dict[str, Any] = {"hidden_size": hidden, "intermediate_size": 3 * hidden}
+    sizes |= {"num_hidden_layers": layers, "vocab_size": len(tokenizer)}
+    sizes |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     torch.manual_seed(seed)
     if kind == "text":  # a Llama, because transformers replaces a Qwen2.5's tokenizer
-        model: PreTrainedModel = LlamaForCausalLM(LlamaConfig(**SETTINGS["llama"], **sizes))
+        model = LlamaForCausalLM(LlamaConfig(**SETTINGS["llama"], **sizes))
     else:
         parts = SETTINGS["qwen3_vl"]
-        config = Qwen3VLConfig(
-            text_config=parts["text_config"] | sizes,
-            vision_config=parts["vision_config"] | {"out_hidden_size": hidden},
-            image_token_id=to_id("<|image_pad|>"),
-            video_token_id=to_id("<|video_pad|>"),
-            vision_start_token_id=to_id("<|vision_start|>"),
-            vision_end_token_id=to_id("<|vision_end|>"),
-            tie_word_embeddings=True,
-            initializer_range=parts["text_config"]["initializer_range"],
-        )
+        text, vision = parts["text_config"] | sizes, parts["vision_config"] | {"out_hidden_size": hidden}
+        tokens = {name: tokenizer.convert_tokens_to_ids(token) for name, token in parts["tokens"].items()}
+        common: dict[str, Any] = parts["common"] | tokens
+        config = Qwen3VLConfig(text_config=text, vision_config=vision, **common)
         model = Qwen3VLForConditionalGeneration(config)
-    # Under another name first, so that `path` is never half a checkpoint
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(path.name + ".part")  # first, so that `path` is never half a checkpoint
     shutil.rmtree(part, ignore_errors=True)
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)

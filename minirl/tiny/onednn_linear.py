@@ -1,8 +1,7 @@
-"""Linear layers of float32 on a CPU, through oneDNN.
+"""Linear layers of float32 on a CPU, through oneDNN; in other types and for a few rows PyTorch's own.
 
 PyTorch gives matrix products of float32 to MKL, which reached about half of oneDNN's speed on the one
-processor where both were measured, an AMD EPYC; the results are as exact. Stands below every model that is
-loaded (minirl/model.py). Elsewhere, in other types and for a few rows it is PyTorch's own layer.
+processor where both were measured, an AMD EPYC; the results are as exact.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Product(torch.autograd.Function):
-    """`product`, and its gradients by the same means."""
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -33,11 +30,9 @@ class Product(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         grad_NO, x_NI = grad.flatten(0, -2), x.flatten(0, -2)
-        return (
-            product(grad, weight.T) if needs_x else None,
-            product(grad_NO.T, x_NI.T) if needs_weight else None,
-            grad_NO.sum(0) if needs_bias else None,
-        )
+        grad_x = product(grad, weight.T) if needs_x else None
+        grad_weight = product(grad_NO.T, x_NI.T) if needs_weight else None
+        return grad_x, grad_weight, grad_NO.sum(0) if needs_bias else None
 
 
 class QuickLinear(nn.Linear):

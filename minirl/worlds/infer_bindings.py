@@ -18,21 +18,17 @@ from minirl.worlds.widgets import widget_of
 
 INVENTED = 12  # records of a collection that no data are given for
 TITLES = ("title", "name", "content", "body", "label")  # fields that can head a record
-LISTED = ("row", "search", "scroll")
 FILLS = ("#c94f4f", "#4a7fc1", "#4f9d69", "#d98a3d", "#8a5fb8")
 
 
 def world_of(name: str, fsm: Fsm, data: Mapping[str, Any]) -> tuple[World, list[str]]:
-    """Return the site with a binding wherever a list is shown, and a line for each guess. Raises ValueError
-    for data that are no collections of records."""
+    """Return the site with a binding wherever a list is shown, and a line for each guess."""
     records = {key: _records(key, value) for key, value in data.items()}
     bound = fsm.rebound(lambda action: action.bind or _bind(action, fsm, records))
     guesses = []
     for old, action in zip(fsm.actions, bound.actions, strict=True):
-        if action.bind is None:
-            continue
-        collection = action.bind.collection
-        if old.bind is None:
+        collection = action.bind.collection if action.bind else ""
+        if action.bind and old.bind is None:
             guesses.append(f"{action.source}: {action.id}: {action.bind.param} is one of {collection}")
         if collection and collection not in records:
             one = collection.removesuffix("s")
@@ -46,31 +42,27 @@ def world_of(name: str, fsm: Fsm, data: Mapping[str, Any]) -> tuple[World, list[
 def _bind(action: Action, fsm: Fsm, records: Mapping[str, Any]) -> Bind | None:
     """Return the binding of an action on an item of a list, or None. Its collection is named after the rows
     of its page, else after its own parameter."""
-    if not action.open_parameters or widget_of(action, fsm).kind not in LISTED:
+    if not action.open_parameters or widget_of(action, fsm).kind not in ("row", "search", "scroll"):
         return None
     others = fsm.pages[action.source].actions.values()
     rows = [one for one in others if one.open_parameters and widget_of(one, fsm).kind == "row"]
-    names = []
+    fields = []
     for one in (*rows, action):
         param = one.open_parameters[0]
-        for field in (param, *(effect.path[-1] for effect in one.effects if effect.ref == param)):
-            if field != "item_id":  # selected_video_id -> video
-                names.append(re.sub(r"^(selected|matched|current)_|(_viewport_anchor)?_id$", "", field))
-    names = names or [action.source.lower()]
+        fields += [param, *(effect.path[-1] for effect in one.effects if effect.ref == param)]
+    affixes = r"^(selected|matched|current)_|(_viewport_anchor)?_id$"  # selected_video_id -> video
+    names = [re.sub(affixes, "", field) for field in fields if field != "item_id"] or [action.source.lower()]
     plurals = [plural for name in names for plural in (f"{name}s", f"{name[:-1]}ies", f"{name}es", name)]
     return Bind(action.open_parameters[0], next((one for one in plurals if one in records), plurals[0]))
 
 
 def _records(collection: str, value: Any) -> tuple[dict[str, Any], ...]:
     """Return the records with titles, and with pictures in place of those that they may name."""
-    if not isinstance(value, list) or not all(isinstance(record, Mapping) for record in value):
-        raise ValueError(f"data: {collection!r} must be a list of records")
+    if not isinstance(value, list) or not all(isinstance(one, dict) and one.get("id") for one in value):
+        raise ValueError(f"data: {collection!r} must be a list of records, each with an id")
     out = []
     for n, record in enumerate(value):
-        if not isinstance(record.get("id"), str):
-            raise ValueError(f"data: {collection}[{n}] needs an id")
         title = next((str(record[name]) for name in TITLES if record.get(name)), record["id"])
-        plain = {key: one for key, one in record.items() if key != "swatch"}
         looks = {"title": title, "shape": SHAPES[n % len(SHAPES)], "fill": FILLS[n % len(FILLS)]}
-        out.append({**plain, **looks})
+        out.append({**record, **looks})
     return tuple(out)

@@ -24,24 +24,22 @@ _MISSING = object()  # what a path leads to when there is no such field
 
 @dataclass(frozen=True)
 class State:
-    """Where a visitor is: a page and what that page remembers. Fields of other pages are forgotten."""
+    """Where a visitor is: a page and what that page remembers."""
 
     page: str
     signature: Signature
 
     def key(self) -> str:
-        """Return the same text for equal states, in whatever order their fields were written.
-
-        >>> State("CART", {"n": 1.0, "item": "pen"}).key()
-        'CART {"item":"pen","n":1}'
-        """
+        """Return the same text for equal states: 'CART {"item":"pen","n":1}'."""
         return f"{self.page} {canonical(self.signature)}"
 
 
 @dataclass(frozen=True)
 class World:
     """A site that can be served as `<name>.test`: a machine, collections of records in display order, and its
-    looks (see `render`). Raises ValueError if a name, a record's `id` or a binding cannot work."""
+    looks, all optional: `look`, the colours `background`, `tile`, `text` and `accent` ("#rrggbb"), `messages`
+    (terminal page -> text) and, for pages, `brand`, `labels` (page or action -> text), `facts` (collection ->
+    field -> how a row says it), `layout`, `corners` and `consent`."""
 
     name: str
     fsm: Fsm
@@ -52,25 +50,23 @@ class World:
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", self.name):
             raise ValueError(f"world name {self.name!r}: use lower-case letters, digits and inner dashes")
         for collection, records in self.data.items():
-            place, ids = f"{self.name}: {collection}", [record.get("id") for record in records]
-            for n, id in enumerate(ids):
-                if not isinstance(id, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", id):
-                    raise ValueError(f"{place}: id {id!r} needs letters, digits, _ or - only")
-                if id in ids[:n]:
-                    raise ValueError(f"{place}: two records have the same id {id}")
+            ids = [str(record.get("id", "")) for record in records]
+            if len(set(ids)) < len(ids) or not all(re.fullmatch(r"[A-Za-z0-9_-]+", id) for id in ids):
+                raise ValueError(
+                    f"{self.name}: {collection}: ids must differ, and be of letters, digits, _ and -"
+                )
         for action in self.fsm.actions:
             if action.bind and (wanted := action.bind.collection) not in {"", *self.data}:
                 raise ValueError(f"{self.name}: {action.id}: no collection {wanted!r} in data")
 
 
 def initial_state(fsm: Fsm) -> State:
-    """Return the first page with its defaults."""
     return State(fsm.initial_page, fsm.pages[fsm.initial_page].defaults)
 
 
 def enabled(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> bool:
-    """Return whether the page has the action, `params` gives its open parameters and no unknown one, and all
-    preconditions hold. Fixed parameters may be repeated; a bound one's value is not looked up in the data."""
+    """Return whether the page has the action, `params` gives all its open parameters (fixed ones may be
+    repeated) and no unknown one, and all preconditions hold."""
     action = fsm.pages[state.page].actions.get(action_id)
     if action is None or not params.keys() >= set(action.open_parameters):
         return False
@@ -81,7 +77,7 @@ def enabled(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -
 
 
 def apply(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> State:
-    """Return the state after the action; a navigation carries over the fields that both pages declare. Raises
+    """Return the state after the action; a navigation carries over the fields that both pages declare.
     ValueError if it is not enabled."""
     if not enabled(fsm, state, action_id, params):
         raise ValueError(f"{action_id} with {dict(params)} is not enabled on page {state.page}")
@@ -101,7 +97,6 @@ def apply(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> 
 
 
 def holds(state: State, goal: Goal | Mapping[str, Any]) -> bool:
-    """Return whether `state` is on the goal's page and meets its conditions."""
     goal = goal if isinstance(goal, Goal) else load_goal(goal)
     return state.page == goal.page and all(meets(state.signature, condition) for condition in goal.where)
 
@@ -143,8 +138,8 @@ def _effect_value(effect: Effect, old: Any, given: Any, defaults: Signature) -> 
 
 
 def parameter_values(world: World, state: State, action_id: str) -> list[dict[str, Any]]:
-    """Return every assignment of the action's open parameters in `state`, in display order; preconditions are
-    not asked. An unbound parameter stays its placeholder."""
+    """Return every assignment of the action's open parameters, in display order, whatever its preconditions
+    say. An unbound parameter stays its placeholder."""
     action = world.fsm.pages[state.page].actions[action_id]
     bind, signature = action.bind, state.signature
     symbols = {name: action.parameters[name] for name in action.open_parameters}
@@ -158,8 +153,7 @@ def parameter_values(world: World, state: State, action_id: str) -> list[dict[st
         asked = _resolve(wanted["value"] if isinstance(wanted, Mapping) else wanted, signature)
         records = [record for record in records if passes(record.get(key), cond, asked)]
     name, _, direction = str(_resolve(bind.order, signature) or "").partition(":")
-    if name:
-        # the order of the file decides between equals, in both directions
+    if name:  # of equals, the first in the file stays the first, in both directions
         records.sort(key=lambda record: record.get(name) or 0, reverse=direction == "desc")
     return [{**symbols, bind.param: record["id"]} for record in records]
 
@@ -179,7 +173,7 @@ def _resolve(value: Any, signature: Signature) -> Any:
 
 
 def canonical(value: Any) -> str:
-    """Return JSON text that is equal for equal JSON values: keys sorted, 1.0 written as 1."""
+    """Return the same JSON text for equal values: keys sorted, 1.0 written as 1."""
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -201,7 +195,6 @@ def _plain(value: Any) -> Any:
 
 
 def value_at(signature: Signature, path: FieldPath, missing: Any = None) -> Any:
-    """Return a field's value, or `missing`."""
     value: Any = signature
     for name in path:
         if not isinstance(value, Mapping) or name not in value:
@@ -211,7 +204,6 @@ def value_at(signature: Signature, path: FieldPath, missing: Any = None) -> Any:
 
 
 def _write(signature: Signature, path: FieldPath, value: Any) -> Signature:
-    """Return a copy of `signature` with `value` at `path`; objects on the way are made."""
     name, rest = path[0], path[1:]
     if rest:
         inner = signature.get(name)

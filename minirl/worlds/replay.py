@@ -1,7 +1,7 @@
-"""Solutions acted out in Chromium: every step's state compared with the interpreter's, and where it happened.
+"""Solutions acted out in Chromium, with every step's state compared with the interpreter's.
 
-Between search and data. `instantiate` gives a path's symbols real values, `replay` acts it out with mouse and
-keyboard: a demonstration with the box of every element that was touched, or the reason why it is none.
+`instantiate` gives a path's symbols real values, `replay` acts it out with mouse and keyboard and returns the
+box of every element that was touched, or the reason why it is no demonstration.
 
 Paper: AutoWebWorld, section 4.3 (execution-based filtering). Deviation: there, a failed click is a warning
 and the page is believed to be where the trace says; here the page's state is read after every action.
@@ -10,15 +10,20 @@ and the page is believed to be where the trace says; here the page's state is re
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
+from minirl.console import progress
+from minirl.run_folder import write_atomic
 from minirl.types import BrowserFault, Stop, ToolFailure
 from minirl.worlds.interpreter import State, World, apply, enabled, initial_state, parameter_values
 from minirl.worlds.render import SiteServer, read_state
@@ -32,25 +37,23 @@ PATHS, VALUES = 20, 5  # how many paths, and how many values of each step, are t
 
 @dataclass(frozen=True)
 class Grounded:
-    """One operation of mouse or keyboard: `box` is left, top, right and bottom in CSS pixels, `before` and
-    `after` are screenshots (PNG)."""
+    """One operation of mouse or keyboard: `box` is left, top, right and bottom in CSS pixels, `picture` the
+    screenshot before it (PNG)."""
 
     action_id: str
     op: str
     selector: str
     box: tuple[float, ...] | None
     text: str = ""
-    before: bytes = b""
-    after: bytes = b""
-    center: tuple[float, float] | None = None
+    picture: bytes = b""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Replay:
     """A path acted out. `reason` is empty if the page was in the predicted state after every action."""
 
-    steps: tuple[Step, ...]
-    grounded: tuple[Grounded, ...] = field(repr=False, default=())
+    steps: Sequence[Step]
+    grounded: list[Grounded] = field(repr=False, default_factory=list)
     reason: str = ""
 
 
@@ -81,9 +84,8 @@ def instantiate(world: World, state: State, path: list[Step], rng: random.Random
 
 
 def within_reach(world: World, state: State, id: str) -> list[dict[str, Any]]:
-    """Return the parameters with which an action can be taken at once. Of a list's rows these are the ones
-    seen without scrolling it, because scrolling may be an action; and a list can be scrolled to any row
-    except its first."""
+    """Return the parameters with which an action can be taken at once: of a list's rows those seen without
+    scrolling, which may be an action too. A list can be scrolled to any row except its first."""
     values = parameter_values(world, state, id)
     action = world.fsm.pages[state.page].actions[id]
     kind = widget_of(action, world.fsm).kind
@@ -95,10 +97,9 @@ def within_reach(world: World, state: State, id: str) -> list[dict[str, Any]]:
     return values[first : first + ROWS_SEEN] if kind == "row" else values[:first] + values[first + 1 :]
 
 
-async def replay(session: Session, world: World, steps: list[Step], pictures: bool = False) -> Replay:
+async def replay(session: Session, world: World, steps: Sequence[Step], pictures: bool = False) -> Replay:
     """Act a path out on a page that shows the world's first state."""
-    grounded: list[Grounded] = []
-    state, place, reason = initial_state(world.fsm), "at the start", ""
+    state, place, grounded, reason = initial_state(world.fsm), "at the start", [], ""
     try:
         await compare(session, state)
         for step in steps:
@@ -110,7 +111,7 @@ async def replay(session: Session, world: World, steps: list[Step], pictures: bo
             await compare(session, state)
     except (ToolFailure, BrowserFault) as failure:
         reason = f"{place}: {str(failure) or type(failure).__name__}"
-    return Replay(tuple(steps), tuple(grounded), reason)
+    return Replay(steps, grounded, reason)
 
 
 async def compare(session: Session, expected: State) -> None:
@@ -130,12 +131,12 @@ async def measure(session: Session, name: str, *given: Any) -> Any:
 
 
 async def _act(session: Session, action_id: str, gui: Mapping[str, Any], pictures: bool) -> Grounded:
-    """Do one of `gui_steps` with mouse or keyboard. Raises BrowserFault if its element is not there."""
+    """Do one of `gui_steps` with mouse or keyboard. BrowserFault if its element is not there."""
     mouse, keyboard = session.page.mouse, session.page.keyboard
     op, selector = gui["op"], gui.get("selector", "")
     box = tuple(await measure(session, "box", selector)) if selector else None
     x, y = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2) if box else (0.0, 0.0)
-    before = await session.screenshot() if pictures else b""
+    picture = await session.screenshot() if pictures else b""
     match op:
         case "click":
             await session.do(mouse.click(x, y))
@@ -156,49 +157,46 @@ async def _act(session: Session, action_id: str, gui: Mapping[str, Any], picture
             await session.do(mouse.move(x, y))
             distance = await measure(session, "distance", selector, gui["to"].split()[-1])
             await session.do(mouse.wheel(0, distance))
-    after = await session.screenshot() if pictures else b""
-    return Grounded(action_id, op, selector, box, gui.get("text", ""), before, after, (x, y) if box else None)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One path of one site."""
-
-    world: str
-    terminal: str
-    replay: Replay
+    return Grounded(action_id, op, selector, box, gui.get("text", ""), picture)
 
 
 async def replay_sites(
-    worlds: Sequence[World],
-    config: BrowserConfig,
-    seed: int = 0,
-    pictures: bool = False,
-    tick: Callable[[Outcome], None] = lambda outcome: None,
-) -> list[Outcome]:
-    """Solve every site for each of its terminal pages and act the solutions out, `config.episodes` at a
-    time. A terminal page without a solution is an outcome too; `tick` is called with each."""
-    places, solved = asyncio.Semaphore(config.episodes), [solutions(world, seed) for world in worlds]
+    worlds: Sequence[World], config: BrowserConfig, seed: int = 0, pictures: bool = False
+) -> dict[tuple[str, str], Replay]:
+    """Return a solution, acted out, for every site and each of its terminal pages; `config.episodes` run at a
+    time. A page without a solution has a Replay too."""
+    places, ways = asyncio.Semaphore(config.episodes), {}
+    for world in worlds:
+        solved = dict.fromkeys(world.fsm.terminal_pages) | solutions(world, seed)
+        ways |= {(world.name, page): (world, path) for page, path in solved.items()}
 
-    async def visit(world: World, terminal: str, steps: list[Step] | None) -> Outcome:
-        result = Replay(tuple(steps or ()), reason="no solution was found")
+    async def visit(world: World, steps: list[Step] | None) -> Replay:
+        if steps is None:
+            return Replay((), reason="no solution was found")
         async with places:
             try:
-                if steps is not None:
-                    async with pool.session() as session:
-                        await session.start(f"http://{world.name}.test/")
-                        result = await replay(session, world, steps, pictures)
+                async with pool.session() as session:
+                    await session.start(f"http://{world.name}.test/")
+                    return await replay(session, world, steps, pictures)
             except BrowserFault as fault:
-                result = replace(result, reason=str(fault))
-        outcome = Outcome(world.name, terminal, result)
-        tick(outcome)
-        return outcome
+                return Replay(steps, reason=str(fault))
+            finally:
+                meter.advance()
 
-    with SiteServer(worlds, config.site_port) as server:
+    with SiteServer(worlds, config.site_port) as server, progress("acting out solutions", len(ways)) as meter:
         async with BrowserPool(config, server.sites, sealed=True) as pool, asyncio.TaskGroup() as group:
-            visits = [
-                group.create_task(visit(world, page, paths.get(page)))
-                for world, paths in zip(worlds, solved, strict=True)
-                for page in world.fsm.terminal_pages
-            ]
-    return [task.result() for task in visits]
+            visits = [group.create_task(visit(*way)) for way in ways.values()]
+    return dict(zip(ways, (task.result() for task in visits), strict=True))
+
+
+def save_replays(replays: Mapping[tuple[str, str], Replay], folder: Path) -> None:
+    """Write a line of steps.jsonl for every trajectory, and the pictures that it names by their hashes."""
+    lines = []
+    for (world, terminal), one in replays.items():
+        line = {"world": world, "terminal": terminal, **asdict(one)}
+        for step in line["grounded"]:
+            name = f"{hashlib.sha256(step['picture']).hexdigest()[:20]}.png"
+            write_atomic(folder / "pictures" / name, step["picture"])
+            step["picture"] = name
+        lines.append(json.dumps(line) + "\n")
+    write_atomic(folder / "steps.jsonl", "".join(lines).encode())

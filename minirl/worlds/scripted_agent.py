@@ -1,10 +1,8 @@
-"""Solutions acted out in Chromium: demonstrations whose every step is checked.
+"""Demonstrations: `ScriptedPolicy` answers an episode's prompts with the shortest solution.
 
-Between search and imitation. `ScriptedPolicy` answers an episode's prompts with the shortest solution, in
-place of a model's samples, so a demonstration is an ordinary trajectory: the same harness, history and ids as
-the model will see. Before it acts it compares the page's state with the one that the interpreter predicts.
-
-Paper: AutoWebWorld, section 3.3. Deviation: there the browser's state is never compared.
+It stands in place of a model's samples, so a demonstration is an ordinary trajectory: the same harness,
+history and ids as the model will see. Paper: AutoWebWorld, section 3.3. Deviation: there the browser's state
+is never compared; here it must be what the interpreter predicts before every action.
 """
 
 from __future__ import annotations
@@ -32,25 +30,20 @@ VISUAL = AgentConfig()
 
 
 class ScriptedPolicy:
-    """The shortest solution of one task, told turn by turn, as an episode's policy. ValueError if there is
-    none. Without a preprocessor there is only the text of the responses.
-
-    A visual agent's response does everything that can be done on the current page, then ends with the
-    navigation; its last one also calls `done`. A text agent's does one thing.
-    """
+    """The shortest solution of one task, told turn by turn: a text agent's response does one thing, a visual
+    agent's all that is done on the current page. Without a preprocessor there is only `respond`."""
 
     def __init__(
         self, world: World, task: Task, preprocessor: Preprocessor | None = None, agent: AgentConfig = VISUAL
     ):
         self.world, self.preprocessor, self.agent = world, preprocessor, agent
+        self.state, self.ended = initial_state(world.fsm), False  # the page must show that state by now
         steps = solve(world, task.goal)
         if steps is None:
             raise ValueError(f"task {task.id} has no solution in {world.name}")
-        self.steps: list[Step] = steps  # that are left
-        self.state = initial_state(world.fsm)  # that the page must show by now
-        self.ended = False
+        self.steps = steps  # that are left
 
-    async def __call__(self, t: int, prompt: Prompt, session: Session) -> Sample:
+    async def __call__(self, t: int, prompt: Prompt, session: Any) -> Sample:
         assert self.preprocessor is not None
         tokenizer = self.preprocessor.tokenizer
         text = f"{await self.respond(session)}{tokenizer.eos_token}"
@@ -70,7 +63,6 @@ class ScriptedPolicy:
         return step, operations
 
     async def _action(self, session: Session) -> str:
-        """Return the text agent's next action, with the words of its element as its thought."""
         words, action = "done", 'exit(message="done")'
         self.ended = not self.steps
         if not self.ended:
@@ -84,7 +76,6 @@ class ScriptedPolicy:
         return thinking if self.agent.thinking else action
 
     async def _calls(self, session: Session) -> str:
-        """Return the visual agent's next response."""
         calls, words, page = [], [], self.state.page
         while self.steps and self.state.page == page:
             step, operations = self._next()
@@ -98,8 +89,8 @@ class ScriptedPolicy:
         return f"{opening}choose {' '.join(words)}</think>{blocks}"
 
     async def _click(self, session: Session, selector: str) -> dict[str, Any]:
-        """Return a click on the element's centre, or on the nearest multiple of 10 if that is inside too:
-        round coordinates are what a person would say, and single tokens for a small vocabulary."""
+        """Return a click on the element's centre, rounded to a multiple of 10 if that is inside too, because
+        round coordinates are single tokens for a small vocabulary."""
         left, top, right, bottom = await measure(session, "box", selector)
         point = []
         for low, high, size in ((left, right, session.width), (top, bottom, session.height)):
@@ -110,8 +101,8 @@ class ScriptedPolicy:
 
 
 async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajectory]:
-    """Return the shortest solutions of tasks on generated shops, acted out, in the order of the tasks. Those
-    that the task's rules don't confirm are dropped, with a line that says so. A collective call."""
+    """Return the shortest solutions of tasks on generated shops, acted out, in the order of the tasks; those
+    that the task's rules don't confirm are dropped. A collective call."""
     config, ranks = worker.config, worker.ranks
     shops = {shop.name: shop for shop in shops_of(tasks)}
 

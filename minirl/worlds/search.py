@@ -4,17 +4,15 @@ Where it stands: a generator asks how many steps a task takes, a demonstration f
 `lint` for the pages out of reach. `widgets.gui_steps` turns a step into mouse and keyboard work.
 
 Paper: AutoWebWorld, section 3.2 and appendix A.2 (breadth-first search over page and signature). Deviations:
-* a state counts as the target when it is generated, not only when it leaves the queue: fewer visits.
-* bound parameters range over real records, where the paper keeps one symbol: see `_alike`.
-* interceptors (the cookie banner, a permission prompt) are known by their effects, see `interceptors`; the
-  released search knows them by words in their fields' names.
+a state counts as the target when it is generated, not only when it leaves the queue; bound parameters range
+over real records, where the paper keeps one symbol; `interceptors` (the cookie banner, a permission prompt)
+are known by their effects, in the released search by words in their fields' names.
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -24,10 +22,7 @@ from minirl.worlds.fsm_file import Action, Fsm, Goal, load_goal
 from minirl.worlds.interpreter import State, World
 
 Alike = Callable[[Action, Any], Hashable]
-MAX_DEPTH = 40
 MAX_STATES = 100_000
-# Words in the names of the fields that an item must have set before it can be opened, by access method
-ACCESS = {"search": ("search", "matched"), "filter": ("filter",), "scroll": ("scroll", "viewport", "visible")}
 
 
 @dataclass(frozen=True)
@@ -54,14 +49,13 @@ class Graph:
 
     nodes: dict[str, Node]
     found: str | None = None  # the key of the first state that was looked for
-    is_complete: bool = True  # False if a limit left something out
+    is_complete: bool = True  # False if the limit left something out
 
     def hops(self, page: str) -> int | None:
-        """Return the smallest number of actions to a page; None if it was not reached."""
+        """Return the smallest number of actions to a page, if it was reached."""
         return next((node.depth for node in self.nodes.values() if node.state.page == page), None)
 
     def nearest(self, page: str) -> list[str]:
-        """Return the keys of the page's states at the end of its shortest paths."""
         hops = self.hops(page)
         return [key for key, node in self.nodes.items() if node.state.page == page and node.depth == hops]
 
@@ -87,21 +81,12 @@ class Graph:
             out.append(steps[:0:-1])  # without the end, which has no step
         return out
 
-    def count(self, page: str) -> int:
-        """Return how many shortest paths to a page there are."""
-        return sum(self.nodes[key].ways for key in self.nearest(page))
-
 
 def explore(
-    world: World,
-    goal: Goal | None = None,
-    plain: bool = True,
-    without: Collection[str] = (),
-    max_depth: int = MAX_DEPTH,
-    max_states: int = MAX_STATES,
+    world: World, goal: Goal | None = None, plain: bool = True, max_states: int = MAX_STATES
 ) -> Graph:
-    """Return all states that can be reached without the actions in `without`, up to the first at `goal`.
-    Unless `plain`, a visitor who can answer an interceptor does that first, as in the released search."""
+    """Return all states that can be reached, up to the first at `goal`. Unless `plain`, a visitor who can
+    answer an interceptor does that first, as in the released search."""
     start = machine.initial_state(world.fsm)
     first = frozenset() if plain else interceptors(world.fsm)
     alike = _alike(world, goal) if goal else None
@@ -109,12 +94,8 @@ def explore(
     graph.found = queue.pop() if goal and machine.holds(start, goal) else None
     for key in queue:  # which grows meanwhile
         node = graph.nodes[key]
-        steps = [step for step in _steps(world, node.state, alike) if step.action_id not in without]
-        steps = [step for step in steps if step.action_id in first] or steps
-        if node.depth == max_depth:
-            graph.is_complete &= not steps
-            continue
-        for step in steps:
+        steps = list(_steps(world, node.state, alike))
+        for step in [step for step in steps if step.action_id in first] or steps:
             after = machine.apply(world.fsm, node.state, step.action_id, step.params)
             after_key = after.key()
             if after_key not in graph.nodes:
@@ -134,50 +115,45 @@ def explore(
     return graph
 
 
-def solve(
-    world: World, goal: Goal | Mapping[str, Any], max_depth: int = MAX_DEPTH, max_states: int = MAX_STATES
-) -> list[Step] | None:
-    """Return a shortest path from the initial state to `goal`, or None if there is none within `max_depth`
-    steps. Raises ValueError for a malformed goal, or if `max_states` are not enough."""
+def solve(world: World, goal: Goal | Mapping[str, Any], max_states: int = MAX_STATES) -> list[Step] | None:
+    """Return a shortest path from the initial state to `goal`, or None if there is none. ValueError for a
+    malformed goal, or if `max_states` are not enough."""
     goal = goal if isinstance(goal, Goal) else load_goal(goal)
-    graph = explore(world, goal, max_depth=max_depth, max_states=max_states)
-    if graph.found is not None:
-        return graph.path(graph.found)
-    if len(graph.nodes) >= max_states and not graph.is_complete:
+    graph = explore(world, goal, max_states=max_states)
+    if not graph.is_complete:
         raise ValueError(f"{world.name}: {max_states} states and no answer: raise max_states")
-    return None
+    return None if graph.found is None else graph.path(graph.found)
 
 
 def _alike(world: World, goal: Goal) -> Alike:
-    """Return a function of an action and the value of its bound parameter that is equal for values which no
+    """Return a function of an action and the value of its bound parameter that is equal for texts which no
     condition, goal or filter tells apart: for a goal with colour = red, "red" and all other colours. Effects
     only copy a value, so one of each kind leads as far as all: a shop takes 0.02 s in place of 2.6 s."""
-    actions = world.fsm.actions
-    tested = [*goal.where, *(condition for action in actions for condition in action.preconditions)]
+    tested = [*goal.where, *(condition for a in world.fsm.actions for condition in a.preconditions)]
     conditions = [replace(condition, path=("it",)) for condition in tested]
-    filters = [
-        (record.get(name), wanted["cond"] if isinstance(wanted, Mapping) else "same")
-        for action in actions
-        for name, wanted in (action.bind.where.items() if action.bind else ())
-        for record in world.data[action.bind.collection]
-    ]
+    filtered = {
+        machine.canonical(record.get(name))
+        for bind in (action.bind for action in world.fsm.actions if action.bind)
+        for name in bind.where
+        for record in world.data[bind.collection]
+    }
 
     @cache
     def noticed(text: str) -> Hashable:
-        value = json.loads(text)
-        tests = [machine.meets({"it": value}, condition) for condition in conditions]
-        return tuple(tests + [machine.passes(found, cond, value) for found, cond in filters])
+        return tuple(machine.meets({"it": text}, condition) for condition in conditions)
 
     def alike(action: Action, value: Any) -> Hashable:
+        text = machine.canonical(value)
         # lists can be counted, so what is appended always differs
-        is_counted = any(e.op == "append_unique" and e.ref == action.bind.param for e in action.effects)
-        return machine.canonical(value) if is_counted else noticed(machine.canonical(value))
+        is_counted = any(e.op == "append_unique" and e.ref in action.open_parameters for e in action.effects)
+        is_special = is_counted or text in filtered or not isinstance(value, str)
+        return text if is_special else noticed(value)
 
     return alike
 
 
 def symbolic(fsm: Fsm) -> World:
-    """Return the machine without records: open parameters stay symbols, as in the reference search."""
+    """Return the machine without records: open parameters stay symbols, as in the released search."""
     return World("symbolic", fsm.rebound(lambda action: None))
 
 
@@ -191,28 +167,6 @@ def interceptors(fsm: Fsm) -> frozenset[str]:
         if asked & answered and not action.is_navigation:
             out.add(action.id)
     return frozenset(out)
-
-
-def by_access(
-    world: World, plain: bool = False, max_depth: int = MAX_DEPTH, max_states: int = MAX_STATES
-) -> dict[str, dict[str, list[Step]]]:
-    """Return, for every terminal page, a shortest path by each access method that can be the only one. It
-    shows in the names of the fields in the preconditions of the action that opens an item."""
-    methods: dict[str, str | None] = {}
-    for action in world.fsm.actions:
-        names = " ".join(".".join(condition.path).lower() for condition in action.preconditions)
-        fitting = (method for method, words in ACCESS.items() if any(word in names for word in words))
-        if action.is_navigation and action.open_parameters:
-            methods[action.id] = next(fitting, None)
-    out: dict[str, dict[str, list[Step]]] = {page: {} for page in world.fsm.terminal_pages}
-    for method in ACCESS:
-        others = [id for id, its in methods.items() if its not in (None, method)]
-        graph = explore(world, plain=plain, without=others, max_depth=max_depth, max_states=max_states)
-        for terminal, paths in out.items():
-            path = graph.path(keys[0]) if (keys := graph.nearest(terminal)) else []
-            if any(methods.get(step.action_id) == method for step in path):
-                paths[method] = path
-    return out
 
 
 def _steps(world: World, state: State, alike: Alike | None) -> Iterator[Step]:

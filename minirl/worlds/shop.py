@@ -1,8 +1,5 @@
 """Small shops from a seed, and the tasks that can be done in them.
 
-A recipe calls `make_shop` and `make_tasks`; `render` serves the shop, `search` proves that every task can be
-done, and a benchmark compares the final state with `Task.goal`.
-
 Paper: AutoWebWorld, section 3. Deviation: there, a language model proposes the machine and writes the pages.
 Here the machine is that of shop.toml, HOME -> CATEGORY -> PRODUCT -> CHECKOUT -> DONE, and a seed decides
 where everything is and how it looks, so an agent has to read.
@@ -53,23 +50,18 @@ def shops_of(tasks: Iterable[Task]) -> list[World]:
 
 def make_tasks(world: World, train: int, heldout: int, seed: int) -> tuple[list[Task], list[Task]]:
     """Return `train` and `heldout` orders, all different, of the 9216 combinations of the five choices. More
-    held-out tasks never change the others. ValueError if more are asked for than there are."""
+    held-out tasks never change the others."""
     options = [[record["id"] for record in world.data[collection]] for _, collection in CHOICES]
     orders, count = list(itertools.product(*options)), train + heldout
     if count > len(orders):
         raise ValueError(f"{world.name} has {len(orders)} different orders, not {count}: ask for fewer")
     random.Random(f"tasks {seed}").shuffle(orders)
-    tasks = []
+    tasks, url, meta = [], f"http://{world.name}.test/", {"world": world.name}
     for order in orders[:count]:
         category, product, colour, size, quantity = order
+        instruction = f"Order {product} {category} in {colour}, size {size}, quantity {quantity}."
         chosen = zip(CHOICES, order, strict=True)
         where = [{"path": f"$.{name}", "cond": "eq", "value": word} for (name, _), word in chosen]
-        task = Task(
-            id="-".join([world.name, *order]),
-            instruction=f"Order {product} {category} in {colour}, size {size}, quantity {quantity}.",
-            start_url=f"http://{world.name}.test/",
-            goal={"page": "DONE", "where": where},
-            meta={"world": world.name},
-        )
-        tasks.append(task)
+        goal = {"page": "DONE", "where": where}
+        tasks.append(Task("-".join([world.name, *order]), instruction, url, goal, meta))
     return tasks[:train], tasks[train:]

@@ -1,7 +1,5 @@
 """The generated sites as a teacher of judges: a task's own verdict, with reasons from a template.
 
-    Trajectory --world_teacher--> Verdict(False, "... The colour should be red, is blue, which is wrong.")
-
 Stands behind judge.py's `label` (minirl/judges/labels.py), in place of the model that labelled OpenWebRL's
 rollouts (section 4.3): here the truth is known, and costs nothing.
 """
@@ -23,8 +21,8 @@ async def world_teacher(trajectory: Trajectory) -> Verdict:
 
 
 def world_rationale(trajectory: Trajectory) -> str:
-    """Return why the verifier decided as it did: the goal's conditions on the final state, one by one, or,
-    where there is no state to compare, its own reason and the browser's last report."""
+    """Return the goal's conditions on the final state, one by one: "The colour should be red, is blue, which
+    is wrong." Where there is no state to compare, return the verifier's reason and the last report."""
     goal, state = trajectory.task.goal, trajectory.final_state
     if "page" not in goal or "page" not in state:
         reports = [line for turn in trajectory.turns for line in turn.feedback] or ["nothing"]
@@ -45,8 +43,5 @@ def world_rationale(trajectory: Trajectory) -> str:
 
 
 def as_words(value: object) -> str:
-    """Return a value on one line: text as it is, None as "nothing", and anything else as JSON."""
-    if value is None:
-        return "nothing"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return " ".join(text.split())
+    return "nothing" if value is None else " ".join(text.split())

@@ -1,42 +1,36 @@
 """Actions by the widget that they look like: written into an fsm.json, read from it, and done by hand.
 
-`blueprint` puts its machines together from `action`, `condition`, `effect` and `control`. `widget_of` finds
+`generate` puts its machines together from `action`, `condition`, `effect` and `control`. `widget_of` finds
 the widget in a gui_procedure; `render` hands it to the page's scripts, and `gui_steps` returns the work of
 mouse and keyboard. What there is to each widget stands in widgets.toml.
 
 Paper: AutoWebWorld, appendix A.1.4, and the idioms of the released files (click, type and Enter is a search,
-click and drag a slider or a list, hover and click a menu ...). Deviation: only the procedure counts, and its
-words are not interpreted, except for whether something dragged is a slider.
+hover and click a menu ...). Deviation: only the procedure counts, not its words, but for "slider".
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 from minirl.worlds.fsm_file import Action, Fsm
 from minirl.worlds.interpreter import State, World, parameter_values
 from minirl.worlds.search import Step, interceptors
 
-Kind = Literal[
-    "button", "banner", "row", "checkbox", "choice", "menu", "hover",
-    "search", "field", "slider", "scroll", "date",
-]  # fmt: skip
 NAME = r"([A-Za-z_][\w-]*)"
 WIDGETS = tomllib.loads(files("minirl.worlds").joinpath("widgets.toml").read_text(encoding="utf-8"))
 Json = dict[str, Any]
-Offered = Sequence[Any] | Mapping[str, Json]  # values, or a parameter and the records that it ranges over
+Offered = Sequence[Any] | Json  # values, or a `bind` as in an fsm.json
 
 
 def action(
     id: str, page: str, control: Json, to: str = "", gates: Sequence[Json] = (), effects: Sequence[Json] = ()
 ) -> Json:
-    """Return an action that stays on `page`, or goes `to` another one, once all of the conditions `gates`
-    hold. Its effects are those of the control, then `effects`."""
+    """Return an action that stays on `page`, or goes `to` another one, once all conditions `gates` hold."""
     moves = {"id": id, "from": page, "to": to or page, "is_navigation": bool(to), **control}
     return moves | {"preconditions": list(gates), "effects": [*control.get("effects", ()), *effects]}
 
@@ -49,37 +43,26 @@ def effect(op: str, field: str, **more: Any) -> Json:
     return {"op": op, "path": f"$.{field}", **more}
 
 
-def control(kind: Kind, selector: str, field: str = "", offered: Offered = ()) -> Json:
+def control(kind: str, selector: str, field: str = "", offered: Offered = ()) -> Json:
     """Return the part of an action that a widget decides. `selector` is the element that is touched first,
-    `offered` is the range of choices, and `field` is where the chosen value goes.
-
-    >>> control("row", "#list .item", "selected_id", {"item": {"collection": "items"}})["effects"]
-    [{'op': 'set', 'path': '$.selected_id', 'value_ref': '{item}'}]
-    """
+    `offered` is the range of choices, and `field` is where the chosen value goes."""
     widget = WIDGETS[kind]
     procedure = [{k: text.replace("@", selector) for k, text in step.items()} for step in widget["procedure"]]
     if kind in ("button", "checkbox"):
         toggles = [effect("toggle", field)] if kind == "checkbox" else []
         return {"gui_procedure": procedure, "effects": toggles}
-    bind = offered if isinstance(offered, Mapping) else {widget["param"]: {"values": list(offered)}}
-    (param,) = bind
-    return {
-        "name": widget["name"],
-        "parameters": {param: widget["symbol"], **widget.get("parameters", {})},
-        "bind": bind,
-        "effects": [effect("set", field, value_ref=f"{{{param}}}")],
-        "gui_procedure": procedure,
-    }
+    bind = offered if isinstance(offered, dict) else {"param": widget["param"], "values": list(offered)}
+    parameters = {bind["param"]: widget["symbol"], **widget.get("parameters", {})}
+    effects = [effect("set", field, value_ref=f"{{{bind['param']}}}")]
+    work = {"bind": bind, "effects": effects, "gui_procedure": procedure}
+    return {"name": widget["name"], "parameters": parameters, **work}
 
 
 @dataclass(frozen=True)
 class Widget:
-    """`element` is the id of the element that is touched first, `item` the class or id of what is chosen
-    then."""
-
-    kind: Kind
-    element: str
-    item: str = ""
+    kind: str  # a key of WIDGETS
+    element: str  # the id of the element that is touched first
+    item: str = ""  # the class or id of what is chosen then
 
 
 def widget_of(action: Action, fsm: Fsm) -> Widget:
@@ -88,9 +71,8 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
     ops = tuple(step["op"] for step in steps)
     selectors = [str(step["selector"]) for step in steps if "selector" in step]
     where = f"{action.source}: {action.id}"
-    if not selectors:
-        raise ValueError(f"{where}: its gui_procedure names no element")
-    first, element = selectors[0], selectors[0][1:]
+    first = selectors[0] if selectors else ""
+    element = first[1:]
     if ops == ("click",) and (within := re.fullmatch(f"#{NAME} \\.{NAME}", first)):
         return Widget("row", within[1], within[2])
     if not re.fullmatch(f"#{NAME}", first):
@@ -98,7 +80,7 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
     match ops:
         case ("click",):
             is_box = first.endswith("checkbox") or any(effect.op == "toggle" for effect in action.effects)
-            kind: Kind = "checkbox" if is_box and not action.is_navigation else "button"
+            kind = "checkbox" if is_box and not action.is_navigation else "button"
             return Widget("banner" if action.id in interceptors(fsm) else kind, element)
         case ("type_text",) | ("click", "type_text") | ("click", "click", "type_text"):
             enters = any(step.get("key") == "Enter" for step in action.gui_procedure)
@@ -116,14 +98,13 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
 
 
 def target_of(selector: str) -> str:
-    """Return the id, or the class within, of a menu's entry."""
     return selector.split()[-1].lstrip("#.")
 
 
 def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
-    """Return the mouse and keyboard work of a step in a state, with selectors that find one element each:
-    `click`, `hover`, `type_text` (which replaces the text that is there), `key_press`, `drag` (a slider's
-    thumb, `to` a share of its width) and `scroll` (a list, until the row `to` is its first)."""
+    """Return the mouse and keyboard work of a step, with selectors that find one element each: `click`,
+    `hover`, `type_text` (in place of the text that is there), `key_press`, `drag` (a slider's thumb, `to` a
+    share of its width) and `scroll` (a list, until the row `to` is its first)."""
     action, params = world.fsm.pages[state.page].actions[step.action_id], dict(step.params)
     widget = widget_of(action, world.fsm)
     # The value that the visitor chooses; there is at most one.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from minirl.agents.openwebrl import TOOLS, parse, schemas, system_prompt
 from minirl.agents.openwebrl_actions import FEEDBACK_CHARS, carry_out, shorten
+from minirl.browser.access import Guard
 from minirl.config import BrowserConfig
 from minirl.types import Call, Parsed, ToolFailure
 
@@ -173,7 +174,7 @@ OUT_OF_RANGE = ["NaN", "Infinity", "-Infinity", "1e400", "-1", "1000.5", "9" * 4
         *((f'{{"name": "hover", "arguments": {{"point_2d": [{number}, 3]}}}}',
            "hover.point_2d must lie between 0 and 1000") for number in OUT_OF_RANGE),
         ('{"name": "wait", "arguments": {"seconds": ' + "9" * 10_000 + "}}",
-         "a tool call holds a number out of range"),
+         "a tool call is not valid JSON"),
         ('{"name": "CLICK"}', f"there is no tool 'CLICK'; the tools are {', '.join(NAMES)}"),
         ('{"name": "go_back", "arguments": {"times": 2}}', "go_back has no argument 'times'"),
         # what the model made up is named in short
@@ -334,6 +335,7 @@ async def test_the_reason_of_a_failure_fits_the_episodes_line(reason):
         raise ToolFailure(reason)
 
     session = SimpleNamespace(config=BrowserConfig(), take_news=lambda: ["A dialog was accepted."])
+    session.guard, session.page = Guard(), SimpleNamespace(url="http://a.test/")
     with pytest.raises(ToolFailure) as failure:
         await carry_out(session, Call("click"), fail())
     line = f"click: failed, {failure.value}."

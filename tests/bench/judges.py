@@ -36,7 +36,7 @@ from minirl.distributed import open_ranks
 from minirl.judges.agreement import Pair, Row, score
 from minirl.judges.judge import ask_all, open_judge
 from minirl.judges.labels import RunsImages, read_examples, read_records
-from minirl.judges.rubrics import newest_screenshots
+from minirl.judges.rubrics import Question
 from minirl.judges.settings import tiny_judge
 from minirl.run_folder import Run, write_atomic
 from minirl.types import Trajectory
@@ -103,7 +103,7 @@ def exchanged(episodes: Sequence[Trajectory]) -> list[Trajectory]:
     """The same with the newest screenshot of another episode, where that has one."""
     half, out = len(episodes) // 2, []
     for episode, other in zip(episodes, [*episodes[half:], *episodes[:half]], strict=True):
-        names = tuple(name for _, name in newest_screenshots(other, 1))
+        names = tuple(name for _, name in Question(screenshots=1).screenshots_of(other))
         if names:
             turns = (*episode.turns[:-1], replace(episode.turns[-1], images=names))
             episode = replace(episode, turns=turns, final_image=names[0])

@@ -16,13 +16,12 @@ import json
 import time
 
 from minirl.config import BrowserConfig
-from minirl.worlds.generate import PROFILES, make_site
+from minirl.worlds.generate import PROFILES, THEMES, make_site
 from minirl.worlds.interpreter import World
 from minirl.worlds.lint import check_fsm
 from minirl.worlds.render import render
-from minirl.worlds.replay import Outcome, replay_sites
+from minirl.worlds.replay import Replay, replay_sites
 from minirl.worlds.search import explore, symbolic
-from minirl.worlds.themes import THEMES
 
 PAPER = {"dollars_per_trajectory": 0.04, "workers": 40}
 
@@ -43,10 +42,10 @@ def searched(worlds: list[World]) -> tuple[int, float]:
     return states, time.perf_counter() - start
 
 
-def replayed(worlds: list[World], workers: int) -> tuple[list[Outcome], float]:
+def replayed(worlds: list[World], workers: int) -> tuple[list[Replay], float]:
     start = time.perf_counter()
     config = BrowserConfig(browsers=2, episodes=workers, width=1280, height=720)
-    return asyncio.run(replay_sites(worlds, config)), time.perf_counter() - start
+    return list(asyncio.run(replay_sites(worlds, config)).values()), time.perf_counter() - start
 
 
 def main() -> None:
@@ -59,8 +58,8 @@ def main() -> None:
     states, searching = searched(worlds)
     print(f"{states} states in {searching:.1f} s")
     outcomes, acting = replayed(worlds, flags.workers)
-    kept = [outcome for outcome in outcomes if not outcome.replay.reason]
-    actions = sum(len(outcome.replay.steps) for outcome in kept)
+    kept = [outcome for outcome in outcomes if not outcome.reason]
+    actions = sum(len(outcome.steps) for outcome in kept)
     print(f"{len(kept)} of {len(outcomes)} trajectories, {actions} actions in {acting:.1f} s")
     answer = {
         "sites_per_minute": round(60 * len(worlds) / making, 1),

@@ -10,6 +10,7 @@ import pytest
 from minirl.benchmarks.protocols import (
     AUTOWEBWORLD,
     DEEPSHOP,
+    JUDGE,
     ONLINE_MIND2WEB,
     PROTOCOLS,
     WEBARENA_LITE,
@@ -105,7 +106,7 @@ def test_a_protocol_is_applied_to_a_config(protocol):
     assert config.agent.screenshots == (protocol.screenshots or recipe.agent.screenshots)
     assert (config.browser.episodes, config.browser.episode_seconds) == (16, 600)
     assert config.sampler.request_seconds == config.endpoint.seconds == 120
-    assert {name: getattr(config.judge, name) for name in vars(protocol.judge)} == vars(protocol.judge)
+    assert all(getattr(config.judge, name) == getattr(protocol.judge, name) for name in JUDGE)
     assert config.judge.response_tokens >= 16_000 or config.judge.model not in ("o4-mini", "gemini-3-flash")
     check(config)
     changed = {"sampler", "endpoint", "judge", "eval"}

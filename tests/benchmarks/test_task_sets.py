@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from minirl.benchmarks.own_reward import OwnReward
 from minirl.benchmarks.task_files import save_tasks
-from minirl.benchmarks.task_sets import make_task_sets
+from minirl.benchmarks.task_sets import choose_benchmarks, make_task_sets
 from minirl.recipes import tiny
 from minirl.types import Task
 from minirl.worlds.shop import make_shop, make_tasks, shops_of
@@ -52,3 +53,16 @@ def test_task_files_take_the_place_of_generated_tasks(tmp_path):
     sets = make_task_sets(replace(config, task=replace(config.task, demo_goals=2, **files)))
     assert (sets.train, sets.heldout, sets.demos) == (train, heldout, train[:2])
     assert sets.validation == train[2:]
+
+
+def test_a_users_reward_file_is_run_once(tmp_path):
+    """However often a run asks for benchmarks: for its tasks, before its judge is open and after."""
+    file, runs = tmp_path / "own.py", tmp_path / "runs"
+    file.write_text(
+        f"open({str(runs)!r}, 'a').write('x')\nasync def reward(task, page, answer): return 1.0\n"
+    )
+    config = replace(tiny(), task=replace(tiny().task, reward=f"{file}:reward"))
+    task = make_task_sets(config).train[0]
+    one, two = choose_benchmarks(config)(task), choose_benchmarks(config)(task)
+    assert isinstance(one, OwnReward) and isinstance(two, OwnReward) and one.reward is two.reward
+    assert runs.read_text() == "x"

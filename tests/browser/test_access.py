@@ -55,7 +55,6 @@ def test_a_domain_means_itself_and_its_subdomains(host):
     lets.check_name(host)
     with pytest.raises(Refused, match="list of (allowed|denied) domains"):
         refuses.check_name(host)
-    assert (len(lets.reasons), len(refuses.reasons)) == (0, 1)
 
 
 def test_deny_wins_and_sites_always_open():
@@ -65,7 +64,6 @@ def test_deny_wins_and_sites_always_open():
     for host in ("bad.example.org", "very.bad.example.org"):
         with pytest.raises(Refused, match="denied"):
             both.check_name(host)
-    assert list(both.reasons) == ["bad.example.org", "very.bad.example.org"]
 
 
 @pytest.mark.parametrize("host", ["bücher.example", "BÜCHER.example", "xn--bcher-kva.example"])
@@ -99,16 +97,6 @@ def test_an_entry_that_matches_nothing_is_a_mistake(entry):
     for lists in ({"allow": [entry]}, {"deny": [entry]}):
         with pytest.raises(ValueError, match="is no domain: write example.org, without scheme"):
             Guard(**lists)
-    with pytest.raises(ValueError, match="or 0 for no limit"):
-        Guard(rate=-1)
-
-
-def test_reasons_for_names_without_end_are_bounded():
-    strict = Guard(allow=["example.org"])
-    for i in range(1100):
-        with pytest.raises(Refused):
-            strict.check_name(f"{i}.test")
-    assert list(strict.reasons) == [f"{i}.test" for i in range(100, 1100)]
 
 
 async def test_only_public_addresses_of_a_name_are_used(names):
@@ -123,7 +111,6 @@ async def test_only_public_addresses_of_a_name_are_used(names):
     with pytest.raises(OSError):
         await strict.resolve("unknown.test", 443)
     assert await strict.resolve("none.test", 443) == []
-    assert list(strict.reasons) == ["inner.test"]
 
 
 async def test_a_forbidden_name_is_not_even_looked_up(names):
@@ -161,11 +148,11 @@ async def test_a_lookup_has_a_time_limit(monkeypatch):
         ("file:///etc/passwd", "only http and https addresses can be opened"),
         ("ws://inner.test/", "only http and https addresses can be opened"),
         ("example.org", "only http and https addresses can be opened"),
-        ("http://", "'' is no host name"),
-        ("http://[::1/", "'http://[::1/' is no web address"),
-        ("http://a.test:99999/", "'http://a.test:99999/' is no web address"),
+        *((url, "only http and https addresses can be opened")
+          for url in ("http://", "http://[::1/", "http://a.test:99999/", "http://a.test:0/")),
+        ("http://a..b/", "'a..b' is no host name"),
     ],
-)
+)  # fmt: skip
 async def test_an_address_is_refused_with_its_reason(names, url, reason):
     names["inner.test"] = ["10.1.1.1"]
     with pytest.raises(Refused) as caught:
@@ -173,6 +160,14 @@ async def test_an_address_is_refused_with_its_reason(names, url, reason):
     assert str(caught.value) == reason
     with pytest.raises(Refused, match="is not on the list of allowed domains"):
         await Guard(allow=["example.org"]).check("https://other.test/")
+
+
+async def test_why_the_proxy_did_not_connect_is_explained(names):
+    guard, error = Guard(), "net::ERR_SOCKS_CONNECTION_FAILED"
+    assert await guard.explain("http://10.0.0.1/", error) == "10.0.0.1 is a private address"
+    assert await guard.explain("http://10.0.0.1/", "net::ERR_OTHER") == "net::ERR_OTHER"
+    for redirects in ("http://unknown.test/", ""):
+        assert (await guard.explain(redirects, error)).startswith("it leads to an address that is refused")
 
 
 async def test_an_address_that_may_be_opened(names):
@@ -200,7 +195,7 @@ async def test_turns_on_a_host_come_in_order_and_apart():
     paced, came, before = Guard(rate=20), [], time.monotonic()
 
     async def act(host: str, n: int) -> None:
-        await paced.pace(host)
+        await paced.pace(f"http://{host}/{n}")
         came.append((host, n))
 
     await asyncio.gather(*[act(host, n) for n in range(4) for host in ("a.test", "A.test.", "b.test")])
@@ -215,19 +210,19 @@ async def test_turns_on_a_host_come_in_order_and_apart():
 
 async def test_a_turn_that_is_given_up_leaves_no_gap():
     paced = Guard(rate=2)
-    await paced.pace("a.test")
-    gone = [asyncio.create_task(paced.pace("a.test")) for _ in range(100)]
+    await paced.pace("http://a.test/")
+    gone = [asyncio.create_task(paced.pace("http://a.test/")) for _ in range(100)]
     await asyncio.sleep(0)
     for task in gone:
         task.cancel()
     async with asyncio.timeout(10):
-        await paced.pace("a.test")
+        await paced.pace("http://a.test/")
 
 
 async def test_no_rate_and_our_own_sites_do_not_wait():
     async with asyncio.timeout(10):
         for _ in range(100):
-            await Guard().pace("a.test")
+            await Guard().pace("http://a.test/")
         paced = Guard(rate=0.001, sites={"shop.test": 1})
         for _ in range(100):
-            await paced.pace("shop.test")
+            await paced.pace("http://shop.test/")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import time
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def test_a_browser_that_does_not_run_is_passed_over(machine):
 def test_a_browser_that_is_repaired_is_found(machine):
     path = machine / "bin/chromium"
     browser(path, runs=False)
-    with pytest.raises(ValueError, match="no Chromium that runs: install one"):
+    with pytest.raises(ValueError, match="no Chromium that runs"):
         executable.executable()
     browser(path)
     assert executable.executable() == str(path)
@@ -77,105 +78,43 @@ def test_a_browser_that_is_repaired_is_found(machine):
 def test_the_users_choice_is_never_replaced(machine, monkeypatch):
     browser(machine / "bin/chromium")
     monkeypatch.setenv("MINIRL_CHROMIUM", "/nowhere/chrome")
-    monkeypatch.setattr(executable, "attempt", lambda *_: pytest.fail("must not install another"))
-    with pytest.raises(ValueError, match="correct or unset it"):
-        executable.install()
+    with pytest.raises(ValueError, match="/nowhere/chrome does not run .* set MINIRL_CHROMIUM"):
+        executable.executable()
     monkeypatch.setenv("MINIRL_CHROMIUM", browser(machine / "stub", runs=False))
     with pytest.raises(ValueError, match="needs the chromium snap"):
-        executable.install()
+        executable.executable()
 
 
-@pytest.fixture
-def attempts(machine, monkeypatch) -> list[str]:
-    """Records what would be run instead of running it, for root on Debian."""
-    made: list[str] = []
-    monkeypatch.setattr(executable, "attempt", lambda command: made.append(" ".join(command[-3:])))
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    browser(machine / "bin/apt-get")
-    return made
+ROOT = Path(__file__).resolve().parents[2]
+DOWNLOAD, APT = "playwright install --only-shell chromium", "apt-get -qq"
+TRIED = [DOWNLOAD, f"{APT} update", f"{APT} install -y chromium-headless-shell", f"{DOWNLOAD} --with-deps"]
 
 
-DOWNLOAD, UPDATE = "install --only-shell chromium", "apt-get -qq update"
-SHELL, FULL = "install -y chromium-headless-shell", "install -y chromium"
-
-
-def test_nothing_is_installed_where_a_shell_runs(machine, attempts):
-    browser(machine / "bin/chromium")
-    browser(machine / "bin/chromium-headless-shell")
-    assert executable.main(["--install"]) == 0
-    assert attempts == []
-
-
-@pytest.mark.parametrize(("user", "made"), [(0, [DOWNLOAD, UPDATE, SHELL]), (1000, [DOWNLOAD])])
-def test_beside_a_full_browser_only_a_shell_is_wanted(machine, attempts, monkeypatch, capsys, user, made):
-    """It can't be had here, and the full browser is good enough: no second one, and no failure."""
-    monkeypatch.setattr(os, "geteuid", lambda: user)
-    full = browser(machine / "bin/google-chrome")
-    assert executable.main(["--install"]) == 0
-    assert attempts == made and full in capsys.readouterr().out
-
-
-def test_a_shell_that_was_got_replaces_the_full_browser(machine, attempts, monkeypatch):
-    """Even if it comes as the system's package and the full browser is Playwright's."""
-    browser(machine / "playwright/chromium-1255/chrome-linux64/chrome")
-
-    def attempt(command):
-        attempts.append(command[-1])
-        if command[0] == "apt-get" and command[-1] == "chromium-headless-shell":
-            browser(machine / "bin/chromium-headless-shell")
-
-    monkeypatch.setattr(executable, "attempt", attempt)
-    assert executable.install() == str(machine / "bin/chromium-headless-shell")
-    tried = len(attempts)
-    executable.install()
-    assert len(attempts) == tried  # the next time there is nothing left to do
-
-
-def test_without_root_only_playwright_is_asked(attempts, monkeypatch, capsys):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert executable.main(["--install"]) == 2
-    assert attempts == [DOWNLOAD]
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "MINIRL_CHROMIUM" in said
-
-
-def test_root_on_debian_gets_the_package(attempts):
-    """The shell's, and where the distribution has none, the full browser's. Nothing was downloaded, so the
-    libraries that Playwright's would want are not fetched."""
-    with pytest.raises(ValueError, match="no Chromium that runs"):
-        executable.install()
-    assert attempts == [DOWNLOAD, UPDATE, SHELL, FULL]
-
-
-def test_root_gets_the_libraries_that_a_download_lacks(machine, attempts, monkeypatch):
-    downloaded = machine / "playwright/chromium_headless_shell-1255/chrome-linux/headless_shell"
-
-    def attempt(command):
-        attempts.append(" ".join(command[-4:]))
-        browser(downloaded, runs="--with-deps" in command)
-        return True
-
-    monkeypatch.setattr(executable, "attempt", attempt)
-    assert executable.install() == str(downloaded)
-    assert attempts == [f"playwright {DOWNLOAD}", f"{DOWNLOAD} --with-deps"]
-
-
-SCRIPT = "echo starting; echo 'Error: no network'; echo at x; exit 1"
-FAILING = [(["/bin/sh", "-c", SCRIPT], "failed: Error: no network\n"), (["/nowhere/apt-get"], "failed: ")]
-
-
-@pytest.mark.parametrize(("command", "said"), FAILING)
-def test_an_attempt_that_fails_says_why(capsys, command, said):
-    assert not executable.attempt(command)
-    assert said in capsys.readouterr().out
-
-
-def test_an_attempt_that_hangs_is_ended_with_its_children(tmp_path, capsys):
-    late = tmp_path / "late"
-    assert not executable.attempt(["/bin/sh", "-c", f"(sleep 1; touch {late}) & wait"], seconds=0.2)
-    assert "failed: it took more than" in capsys.readouterr().out
-    time.sleep(1.2)
-    assert not late.exists()
+@pytest.mark.parametrize(
+    ("user", "works", "tried"),
+    [
+        (0, "nothing", TRIED),
+        (1000, "nothing", TRIED[:1]),
+        (0, "headless-shell", TRIED[:3]),
+        (0, "--with-deps", TRIED),
+    ],
+)
+def test_what_make_setup_tries_where_no_chromium_runs(tmp_path, user, works, tried):
+    """One after the other, until one runs: here stubs of all commands in a PATH of their own."""
+    log, python = tmp_path / "log", tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\n[ -e {tmp_path}/there ]\n")
+    for name in ("playwright", "apt-get"):
+        done = f'case "$*" in *{works}) touch {tmp_path}/there; esac'
+        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {log}\n{done}\n')
+    (tmp_path / "bin/id").write_text(f"#!/bin/sh\necho {user}\n")
+    for file in python.parent.iterdir():
+        file.chmod(0o755)
+    env = {"PATH": f"{python.parent}:{os.environ['PATH']}"}
+    rule = f"include {ROOT}/Makefile\nchromium-only:\n\t$(find-chromium)\n"
+    command = ["make", "-s", "-f", "-", f"VENV={tmp_path}", "chromium-only"]
+    done = subprocess.run(command, input=rule, text=True, env=env, capture_output=True)
+    assert log.read_text().splitlines() == tried and (done.returncode == 0) is (works != "nothing"), done
 
 
 @pytest.mark.parametrize(("user", "setting", "off"), [(0, "", True), (1000, "", False), (1000, "1", True)])
@@ -185,23 +124,18 @@ def test_the_sandbox_is_off_only_for_root_and_on_request(machine, monkeypatch, u
     monkeypatch.setenv("MINIRL_NO_SANDBOX", setting)
     assert executable.sandbox_off() is off
     options = executable.launch_options()
-    assert ("--no-sandbox" in options["args"]) is off and options["chromium_sandbox"] is not off
+    assert options["chromium_sandbox"] is not off
 
 
-def test_extra_flags_come_last_and_replace_ours():
-    extra = ["--no-first-run=never", "--host-resolver-rules=MAP * 127.0.0.1"]
-    args = executable.launch_options(extra)["args"]
-    assert args[-2:] == extra
-    assert "--no-first-run" not in args
-    assert "--disable-background-networking" in args
+def test_extra_flags_come_last():
+    args = executable.launch_options(["--host-resolver-rules=MAP * 127.0.0.1"])["args"]
+    assert args[-1] == "--host-resolver-rules=MAP * 127.0.0.1" and "--disable-background-networking" in args
 
 
-def test_main_prints_the_path_or_the_usage(machine, capsys):
+def test_main_prints_the_path(machine, capsys):
+    assert executable.main() == 2 and "no Chromium that runs" in capsys.readouterr().err
     path = browser(machine / "bin/chromium")
-    assert executable.main([]) == 0
-    assert path in capsys.readouterr().out
-    assert executable.main(["--instal"]) == 2
-    assert "usage" in capsys.readouterr().err
+    assert executable.main() == 0 and path in capsys.readouterr().out
 
 
 def test_the_real_one_runs_here():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -31,8 +30,8 @@ def clock(monkeypatch) -> list[float]:
     return now
 
 
-def test_failures_in_a_row_leave_a_host_out_until_the_time_is_over(tmp_path, clock):
-    listed = HostBackoff(tmp_path / "hosts.json", limit=3, seconds=60)
+def test_failures_in_a_row_leave_a_host_out_until_the_time_is_over(clock):
+    listed = HostBackoff(limit=3, seconds=60)
     for trajectory in (failed(n=0), failed(n=1), reached(), failed(n=2), failed(n=3), reached(GOOD)):
         listed.note(trajectory)
     assert listed.agree(alone()) == [] and not listed.left_out(BAD)
@@ -45,8 +44,8 @@ def test_failures_in_a_row_leave_a_host_out_until_the_time_is_over(tmp_path, clo
     assert not listed.left_out(BAD)
 
 
-def test_the_next_time_is_twice_as_long_up_to_a_day_and_a_success_forgets(tmp_path, clock):
-    listed, spans = HostBackoff(None, limit=1, seconds=3600), []
+def test_the_next_time_is_twice_as_long_up_to_a_day_and_a_success_forgets(clock):
+    listed, spans = HostBackoff(limit=1, seconds=3600), []
     for _ in range(7):
         listed.note(failed())
         listed.agree(alone())
@@ -58,8 +57,8 @@ def test_the_next_time_is_twice_as_long_up_to_a_day_and_a_success_forgets(tmp_pa
     assert listed.records == {}
 
 
-def test_episodes_that_fail_while_a_host_is_out_do_not_lengthen_it(tmp_path, clock):
-    listed = HostBackoff(None, limit=1, seconds=60)
+def test_episodes_that_fail_while_a_host_is_out_do_not_lengthen_it(clock):
+    listed = HostBackoff(limit=1, seconds=60)
     for _ in range(2):
         listed.note(failed())
         listed.agree(alone())
@@ -68,25 +67,13 @@ def test_episodes_that_fail_while_a_host_is_out_do_not_lengthen_it(tmp_path, clo
 
 
 def test_an_episode_without_a_browser_says_nothing_about_its_host():
-    listed = HostBackoff(None, limit=1, seconds=60)
+    listed = HostBackoff(limit=1, seconds=60)
     listed.note(Trajectory(BAD, 0, stop=Stop.INFRA_ERROR))
     assert listed.noted == []
 
 
-def test_a_resumed_run_knows_them(tmp_path, clock):
-    path = tmp_path / "hosts.json"
-    listed = HostBackoff(path, limit=1, seconds=60)
-    listed.note(failed())
-    listed.agree(alone())
-    assert HostBackoff(path, limit=1, seconds=60).left_out(BAD)
-    assert json.loads(path.read_text())["bad.test"]["bans"] == 1
-    path.write_text("{")
-    with pytest.raises(ValueError, match="is damaged; delete it"):
-        HostBackoff(path, limit=1, seconds=60)
-
-
 def test_the_episodes_of_one_task_count_once(clock):
-    listed = HostBackoff(None, limit=2, seconds=60)
+    listed = HostBackoff(limit=2, seconds=60)
     for _ in range(5):
         listed.note(failed())
     listed.agree(alone())
@@ -94,7 +81,7 @@ def test_the_episodes_of_one_task_count_once(clock):
 
 
 def test_a_network_that_is_down_is_not_the_sites_fault(clock):
-    listed = HostBackoff(None, limit=1, seconds=60)
+    listed = HostBackoff(limit=1, seconds=60)
     for trajectory in (failed(), failed(GOOD)):
         listed.note(trajectory)
     (line,) = listed.agree(alone())

@@ -1,4 +1,4 @@
-"""Browsers elsewhere, by their addresses; signs of life; the manifest of a pool of them."""
+"""Browsers elsewhere, by their addresses; the manifest of a pool of them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import quote
 
 import pages
 import pytest
-import pytest_asyncio
 import yaml
-from pages import HEIGHT, WIDTH, do, observe, point, until
+from pages import HEIGHT, WIDTH, do, observe, point
 
-from minirl.browser import executable, pool
+from minirl.browser import executable
 from minirl.browser.pool import BrowserPool
 from minirl.config import BrowserConfig
 from minirl.types import BrowserFault, Stop, ToolFailure
 
-ROOT = Path(__file__).resolve().parents[2]
+MANIFEST = Path(__file__).resolve().parents[2] / "docs/kubernetes.yaml"
 CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=50, private=True, exit_seconds=5)
 LINK = point(50, 25)
 
@@ -49,40 +49,24 @@ def told_address(command: list[str]) -> Iterator[str]:
         child.wait(10)
 
 
-@contextmanager
-def playwright_server() -> Iterator[str]:
-    """The address of a Playwright server on loopback. (`--unsafe` lets a client name the executable,
-    because Playwright's own download need not be on the machine that runs the tests.)"""
-    flags = ["--host", "127.0.0.1", "--port", "0", "--unsafe"]
-    with told_address([sys.executable, "-m", "playwright", "run-server", *flags]) as address:
-        yield address
-
-
-@contextmanager
-def debugged_chromium(folder: Path) -> Iterator[str]:
-    """The address of a Chromium's own protocol."""
-    flags = ["--remote-debugging-port=0", f"--user-data-dir={folder}", "--no-sandbox", "--headless"]
-    with told_address([executable.executable(), *flags, "about:blank"]) as address:
-        yield address
-
-
-@pytest.fixture
-def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections to a Playwright server ask for the Chromium that is installed here."""
-    options = executable.launch_options()
-    asked = {"executablePath": options["executable_path"], "args": options["args"], "chromiumSandbox": False}
-    headers = {"x-playwright-launch-options": json.dumps(asked)}
-    monkeypatch.setattr(pool, "CONNECT_HEADERS", headers)
-
-
-@pytest_asyncio.fixture(params=["playwright", "cdp"])
-async def address(request: pytest.FixtureRequest, by_name: None, tmp_path: Path) -> AsyncIterator[str]:
+@pytest.fixture(params=["playwright", "cdp"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Of a browser on loopback. A Playwright server is told which Chromium (`--unsafe` lets it be): its own
+    download need not be on the machine that runs the tests."""
     if request.param == "playwright":
-        with playwright_server() as address:
-            yield address
+        options = executable.launch_options()
+        asked = {
+            "executablePath": options["executable_path"],
+            "args": options["args"],
+            "chromiumSandbox": False,
+        }
+        flags = ["-m", "playwright", "run-server", "--host", "127.0.0.1", "--port", "0", "--unsafe"]
+        with told_address([sys.executable, *flags]) as address:
+            yield f"{address}?launch-options={quote(json.dumps(asked))}"
     else:
-        with debugged_chromium(tmp_path) as address:
-            yield "cdp:" + address
+        flags = ["--remote-debugging-port=0", f"--user-data-dir={tmp_path}", "--no-sandbox", "--headless"]
+        with told_address([executable.executable(), *flags, "about:blank"]) as address:
+            yield f"cdp:{address}"
 
 
 async def test_episodes_in_a_browser_elsewhere(address, site):
@@ -118,27 +102,32 @@ async def test_private_addresses_are_left_again_in_a_browser_elsewhere(address, 
         assert session.page.url == "about:blank"
 
 
-async def test_no_browser_at_an_address():
-    config = replace(CONFIG, connect=("ws://127.0.0.1:9/",), acquire_seconds=0.5, start_seconds=5)
+async def test_an_address_without_a_browser(site):
+    """It is an error at the start; later, episodes go elsewhere, but for one that asks whether it is back."""
+    nowhere = "ws://127.0.0.1:9/"
+    config = replace(CONFIG, connect=(nowhere,), acquire_seconds=0.5, start_seconds=5)
     with pytest.raises(ValueError, match="no browser can be started"):
         async with BrowserPool(config):
             pass
+    async with BrowserPool(replace(CONFIG, acquire_seconds=2, browsers=2)) as pool:
+        down = pool.places[1]
+        down.address = nowhere
 
+        async def visit(seconds: float) -> bool:
+            await asyncio.sleep(seconds)
+            try:
+                async with pool.session() as session:
+                    await session.start(f"{site}/")
+                    return True
+            except BrowserFault:
+                return False
 
-async def test_a_browser_without_a_sign_of_life_is_replaced(site):
-    config = replace(CONFIG, first_check_seconds=0.2, check_seconds=0.5, exit_seconds=1)
-    async with BrowserPool(config) as pool:
-        first = pool.places[0].browser
-        os.kill(pool.places[0].pid, signal.SIGSTOP)
-        await until(lambda: pool.places[0].browser is not first, 30)
-        async with pool.session() as session:
-            await session.start(f"{site}/")
-        assert pool.launches == 2
+        assert await asyncio.gather(visit(0), visit(0), *map(visit, [1.0] * 5)) == [True, False, *[True] * 5]
+        assert down.is_down and await asyncio.gather(visit(0), visit(0)) == [True, False]
 
 
 def test_the_manifest_is_of_this_playwright():
-    parts = list(yaml.safe_load_all((ROOT / "docs/kubernetes.yaml").read_text()))
-    kinds = {part["kind"]: part for part in parts}
+    kinds = {part["kind"]: part for part in yaml.safe_load_all(MANIFEST.read_text())}
     assert set(kinds) == {"Namespace", "Service", "StatefulSet", "NetworkPolicy"}
     (container,) = kinds["StatefulSet"]["spec"]["template"]["spec"]["containers"]
     ours = version("playwright")

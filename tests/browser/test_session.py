@@ -181,9 +181,6 @@ async def test_an_address_that_another_page_gets_ahead_of_is_asked_for_again(ses
     monkeypatch.setattr(session.page, "goto", displaced)
     assert await do(session, "goto_url", url=f"{site}/two") == f"goto_url: now at {site}/two."
     assert len(asked) == 3
-    asked.clear()
-    assert await do(session, "goto_url", url=f"{site}/") == f"goto_url: now at {site}/."  # it is there
-    assert len(asked) == 1
 
 
 async def test_tabs_open_change_and_close(session, site):
@@ -420,6 +417,17 @@ async def test_sessions_cancelled_while_they_close_leave_nothing_behind(pool):
         closing.cancel()
         await asyncio.wait([closing])
         assert contexts(pool) == 0 and loads(pool) == [0]
+
+
+async def test_a_browser_without_a_sign_of_life_is_replaced(site):
+    config = replace(CONFIG, first_check_seconds=0.2, check_seconds=0.5, exit_seconds=1)
+    async with BrowserPool(config) as pool:
+        first = pool.places[0].browser
+        os.kill(pool.places[0].pid, signal.SIGSTOP)
+        await until(lambda: pool.places[0].browser is not first, 30)
+        async with pool.session() as session:
+            await session.start(f"{site}/")
+        assert pool.launches == 2
 
 
 async def test_the_pool_takes_the_least_loaded_browser(site):

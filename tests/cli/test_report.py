@@ -14,7 +14,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from minirl.browser.executable import launch_options
 from minirl.cli import report
-from minirl.cli.report import choose_dumps, curves, inert, template, write_report
+from minirl.cli.report import TEMPLATES, choose_dumps, inert, write_report
 from minirl.intervals import wilson
 from minirl.run_folder import Run
 from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn
@@ -114,7 +114,12 @@ def make_run(root: Path, steps: int = 24, instruction: str = "Order 2 red mugs f
     run = Run(root)
     config = {"recipe": "tiny", "steps": steps, "seed": 0, "model": {"path": "tiny"}}
     run.write_config({**config, "rollout": {"group": 4, "groups": 3}, "optim": {"lr": 1e-4}})
-    evals = [("before training", 0, 1), ("after SFT", 0, 19), ("step 12", 12, 33), ("after RL", steps, 48)]
+    evals = [
+        ("before training", 0, 1),
+        ("after SFT", 0, 19),
+        ("eval_step_00012", 12, 33),
+        ("after RL", steps, 48),
+    ]
     for label, step, successes in evals:
         low, high = wilson(successes, 64)
         run.add_eval(label, step=step, success=successes / 64, low=low, high=high, n=64)
@@ -296,19 +301,12 @@ def test_a_pruned_screenshot_leaves_a_note(chromium, tmp_path):
 
 def test_inert_json_is_still_the_same_value():
     value = {"x": HOSTILE, "y": float("inf"), "z": [float("nan"), 1.5]}
-    page = template().render(
-        data=inert(value), evals=[], settings={}, chosen=[], facts=[HOSTILE], name=HOSTILE
-    )
+    template = TEMPLATES.get_template("report.html.j2")
+    page = template.render(data=inert(value), evals=[], config={"recipe": HOSTILE}, name=HOSTILE)
     text = page.split('id="data">')[1].split("</script>")[0]
     assert not set("<>&\u2028\u2029") & set(text)
     assert json.loads(text) == {"x": HOSTILE, "y": None, "z": [None, 1.5]}
     assert page.count("<script") == 2 and page.count("<img") == 0, "the title's is text, too"
-
-
-def test_long_runs_are_thinned_from_the_newest():
-    drawn = curves([{"step": step, "reward": float(step)} for step in range(1, 2502)])
-    assert drawn["stride"] == 3 and drawn["steps"][-1] == 2501 and len(drawn["steps"]) <= report.MAX_POINTS
-    assert drawn["series"]["reward"][-1] == 2501.0
 
 
 def test_the_first_and_last_dumps_and_all_evaluations_are_shown():

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from peers import alone
@@ -88,16 +88,6 @@ def test_without_any_checkpoint_a_published_model_is_evaluated_an_untrained_one_
         assert "UNTRAINED" in capsys.readouterr().out
 
 
-def test_a_checkpoint_that_cannot_be_read_is_passed_over_and_named(resolve, tmp_path, checkpoint, capsys):
-    good = checkpoint(tmp_path / "tiny", "step_00001")
-    torn = Path(checkpoint(tmp_path / "tiny", "step_00002"), "model.safetensors")
-    torn.write_bytes(torn.read_bytes()[:-1])
-    Path(checkpoint(tmp_path / "tiny", "step_00003"), "config.json").unlink()
-    assert resolve().model.path == good
-    said = capsys.readouterr().out
-    assert re.findall(r"passed over: --model.path .*/(step_\d+)", said) == ["step_00003", "step_00002"]
-
-
 def test_a_given_model_that_cannot_be_read_is_one_line(eval_script, tmp_path, checkpoint):
     torn = Path(checkpoint(tmp_path, "torn"), "model.safetensors")
     torn.write_bytes(torn.read_bytes()[:-1])
@@ -125,15 +115,6 @@ def test_the_runs_own_tasks_are_evaluated_unless_others_are_asked_for(resolve, t
     assert resolve("--model.path", "some/folder").task == TaskConfig()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"task": {"seed": "many"}}'])
-def test_settings_of_a_run_that_cannot_be_read_are_named(resolve, tmp_path, checkpoint, text):
-    checkpoint(tmp_path / "tiny", "step_00001")
-    (tmp_path / "tiny" / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"tiny/config.json can't be read: ") as caught:
-        resolve()
-    assert "\n" not in str(caught.value)
-
-
 def test_a_checkpoint_is_evaluated_from_the_command_line(eval_script, tmp_path, tiny_folder, capsys):
     """Two tasks that it fails and one whose site is not there; the run that is evaluated stays as it is."""
     run = tmp_path / "first"
@@ -148,8 +129,8 @@ def test_a_checkpoint_is_evaluated_from_the_command_line(eval_script, tmp_path, 
     eval_script.run(["tiny", *flags])
     said = capsys.readouterr().out
     assert f"evaluating {run / 'checkpoints' / 'step_00004'} on 3 tasks" in said
-    assert "aborted: gone: infra_error (site_error): http://nothing-here.test/ did not open" in said
-    assert "infra_error (site_error) 1" in said
+    assert "aborted: gone: site_error: http://nothing-here.test/ did not open" in said
+    assert "site_error 1" in said
     (row,) = Run(tmp_path / "first-eval").evals()
     assert (row["label"], row["n"], row["invalid"]) == ("eval_step_00004", 2, 1)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
@@ -160,8 +141,12 @@ def test_what_is_missing_is_sampled_as_evaluations_want_it(eval_script):
     asked = {}
 
     class FakeWorker:
-        async def evaluate(self, tasks, label, max_steps, tick, **more):
-            asked.update(more, tasks=tasks, max_steps=max_steps)
+        harness = SimpleNamespace()
+
+        async def evaluate(self, tasks, label, max_steps, tick, members, on_done):
+            asked.update(
+                vars(self.harness), tasks=tasks, max_steps=max_steps, members=members, on_done=on_done
+            )
 
     class FakeExperiment:
         config, ranks = EvalScriptConfig(**vars(openwebrl_4b())), alone()
@@ -228,8 +213,8 @@ def test_untrained_weights_are_evaluated_if_tasks_are_given_and_sites_that_are_n
     said = done.stdout
     assert "an UNTRAINED tiny model is evaluated" in said
     for i, site in enumerate(sites):
-        assert f"webvoyager-Allrecipes--{i}: infra_error (site_error): {site} did not open" in said
-    assert "not-asked-for" not in said and "ended by infra_error (site_error) 3\n" in said
+        assert f"aborted: Allrecipes--{i}: site_error: {site} did not open" in said
+    assert "not-asked-for" not in said and "ended by site_error 3\n" in said
     assert re.search(r"all, aborted as failures +│ +0.0% │ +0.0% to 56.2% │ +3 ", said)
     assert re.search(r"without aborted +│ +- │ +0.0% to 100.0% │ +0 ", said)
     _, results = read_results(tmp_path / "tiny-eval" / "results-eval_model.json")

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from minirl.evaluation.failures import (
     PROXIES,
-    ErrorRow,
-    ProxyRow,
     category_of,
     error_rows,
     proxies_of,
@@ -22,6 +20,8 @@ from minirl.evaluation.failures import (
 )
 from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn, Verdict
 
+PROXY = ("name", "turns", "rate", "mean", "p90")
+ERROR = ("category", "count", "share", "paper")
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
 CALL = '\n</think>\n\n<tool_call>\n{"name": "click", "arguments": {}}\n</tool_call>'
 
@@ -72,21 +72,21 @@ def test_how_often_and_at_what_length_by_hand():
         turn("So far so good.", 100), turn("So far a CAPTCHA.", 200), turn("I click.", 40), turn("On.", 60)
     )
     second = episode(turn("I've tried. Access denied.", 600), turn("Now this.", 80), turn("Go back.", 30))
-    rows = {row.name: row for row in proxy_rows([first, second])}
+    rows = {row["name"]: tuple(row.values()) for row in proxy_rows([first, second])}
     assert list(rows) == ["history", "blocker", "retry", "proof", "any", "none", "all"]
-    assert rows["history"] == ProxyRow("history", 3, 3 / 7, 300, 600)
-    assert rows["blocker"] == ProxyRow("blocker", 2, 2 / 7, 400, 600)
-    assert rows["retry"] == ProxyRow("retry", 1, 1 / 7, 30, 30)
-    assert rows["proof"] == ProxyRow("proof", 0, 0.0, None, None)
-    assert rows["any"] == ProxyRow("any", 4, 4 / 7, 232.5, 600)
-    assert rows["none"] == ProxyRow("none", 3, 3 / 7, 60, 80)
-    assert rows["all"] == ProxyRow("all", 7, 1.0, 1110 / 7, 600)
+    assert rows["history"] == ("history", 3, 3 / 7, 300, 600)
+    assert rows["blocker"] == ("blocker", 2, 2 / 7, 400, 600)
+    assert rows["retry"] == ("retry", 1, 1 / 7, 30, 30)
+    assert rows["proof"] == ("proof", 0, 0.0, None, None)
+    assert rows["any"] == ("any", 4, 4 / 7, 232.5, 600)
+    assert rows["none"] == ("none", 3, 3 / 7, 60, 80)
+    assert rows["all"] == ("all", 7, 1.0, 1110 / 7, 600)
 
 
 def test_without_turns_or_tokens_lengths_are_unknown():
-    assert proxy_rows([])[-1] == ProxyRow("all", 0, None, None, None)
+    assert proxy_rows([])[-1] == dict(zip(PROXY, ("all", 0, None, None, None), strict=True))
     served = proxy_rows([episode(turn("So far."), turn("Click."))])
-    assert served[0] == ProxyRow("history", 1, 0.5, None, None)
+    assert tuple(served[0].values()) == ("history", 1, 0.5, None, None)
 
 
 YES, NO, NONE = Verdict(True, ""), Verdict(False, ""), Verdict(None, "", "no answer")
@@ -136,12 +136,12 @@ def test_categories_are_counted_beside_the_papers():
     failures = [episode(stop=Stop.SITE_ERROR)] * 2 + [episode(stop=Stop.LENGTH), episode()]
     done = [episode(success=True), episode(stop=Stop.CANCELLED)]
     assert error_rows(failures + done) == [
-        ErrorRow("access", 2, 0.5, 0.51),
-        ErrorRow("form", 1, 0.25, None),
-        ErrorRow("reasoning", 1, 0.25, 0.27),
+        dict(zip(ERROR, ("access", 2, 0.5, 0.51), strict=True)),
+        dict(zip(ERROR, ("form", 1, 0.25, None), strict=True)),
+        dict(zip(ERROR, ("reasoning", 1, 0.25, 0.27), strict=True)),
     ]
     judged = [episode(verdict=NONE), episode(success=True, verdict=NO), episode(stop=Stop.CANCELLED)]
-    assert error_rows(judged) == [ErrorRow("evaluation", 2, 1.0, 0.09)]
+    assert error_rows(judged) == [dict(zip(ERROR, ("evaluation", 2, 1.0, 0.09), strict=True))]
     assert error_rows([]) == []
 
 

@@ -82,7 +82,7 @@ def heeding_interrupts() -> Iterator[None]:
 def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened(
     eval_script, tmp_path, tiny_folder, preprocessor, monkeypatch, capsys, heeding_interrupts
 ):
-    """Real browsers, sites, verifier and files. All but the timings is the same, to the byte."""
+    """Real browsers, sites, verifier and files. All is the same, to the byte."""
     size = ["--browser.width", "320", "--browser.height", "240"]
     flags = ["tiny", *size, "--model.path", str(tiny_folder), "--out", str(tmp_path), "--eval.episodes", "60"]
     flags += ["--eval.max-steps", "6", "--eval.temperature", "0", "--sampler.max-batch", "1"]
@@ -109,7 +109,7 @@ def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened
     assert sorted([*rest.begun, *(r.task for r in kept)]) == sorted(Cast.order)
 
     one, two = ((place / f"results-{name}.json").read_text() for place in (whole, folder))
-    assert one.partition('"timings"')[0] == two.partition('"timings"')[0]
+    assert one == two
     _, results = read_results(folder / f"results-{name}.json")
     assert len(results) == 60 and sum(r.success for r in results) == 6
     assert sum(r.stop is Stop.SAMPLER_ERROR for r in results) == 5
@@ -225,8 +225,7 @@ def test_settings_tell_other_weights_and_tasks_apart(tmp_path):
     first = settings(config, TASKS)
     assert settings(replace(config, retry=True), TASKS) == first == json.loads(json.dumps(first))
     assert settings(replace(config, success_within=(5, 10)), TASKS) == first
-    orders = [replace(config, seeds=seeds) for seeds in ((0, 1), (1, 0))]
-    assert settings(orders[0], TASKS) == settings(orders[1], TASKS) != first
+    assert settings(replace(config, seeds=(0, 1)), TASKS) != first
     for name in ("prompt", "judge_prompt", "judge"):
         (tmp_path / name).mkdir() if name == "judge" else (tmp_path / name).write_text("Be kind.")
     asked = replace(
@@ -241,7 +240,7 @@ def test_settings_tell_other_weights_and_tasks_apart(tmp_path):
     assert settings(config, [*TASKS[:3], replace(TASKS[3], instruction="Do more.")]) != first
     (tmp_path / "model.safetensors").write_bytes(b"two")
     assert settings(config, TASKS) != first
-    assert resume.weights_of("Qwen/Qwen3-VL-4B-Thinking") == ""
+    assert resume.digest_of(Path("Qwen/Qwen3-VL-4B-Thinking")) == ""
 
 
 @pytest.fixture
@@ -283,14 +282,12 @@ def test_flags_win_over_a_protocols_judge(resolve):
     assert (own.model, own.path, own.input) == ("", "folder", "webvoyager"), "a judge of one's own is named"
 
 
-def test_tasks_are_those_of_the_protocol_the_first_so_many_of_them(resolve, capsys):
+def test_tasks_are_those_of_the_protocol_the_first_so_many_of_them(resolve):
     tasks = [*TASKS, Task("other", "Do it.", "http://a.test/", meta={"benchmark": "deepshop"})]
     config = resolve("--limit", "3")
     assert select_tasks(config, [tasks[4], *TASKS]) == [tasks[4], *TASKS[:2]]
-    assert capsys.readouterr().out == ""
     official = replace(config, protocol="webvoyager-official")
     assert select_tasks(official, tasks[::-1]) == TASKS[:0:-1]
-    assert "protocol webvoyager-official is for 595 tasks, and these are 4" in capsys.readouterr().out
     with pytest.raises(ValueError, match="needs tasks of the benchmark online-mind2web"):
         select_tasks(replace(config, protocol="online-mind2web-official"), tasks)
 
@@ -333,11 +330,10 @@ def test_a_protocols_browsers_are_those_of_all_ranks_and_others_each_ones(resolv
     assert resume.share_browsers(usual, replace(alone(), world=8)) == usual
 
 
-def test_a_served_model_is_not_said_to_have_had_a_top_k(eval_script, capsys):
+def test_a_served_model_is_not_said_to_have_had_a_top_k(eval_script):
     served = ["--sampler", "remote", "--endpoint.url", "http://127.0.0.1:1/v1", "--endpoint.model", "x"]
     config = eval_script.read_config(["--protocol", "webvoyager-official", *served])
     assert (config.eval.top_k, config.model.path) == (0, "tiny"), "the recipe's tokenizer measures"
-    assert "a served model is not told --eval.top-k 20" in capsys.readouterr().out
 
 
 def test_the_tasks_flag_is_the_usual_one(resolve):
@@ -345,12 +341,15 @@ def test_the_tasks_flag_is_the_usual_one(resolve):
     assert config.task == TaskConfig(heldout="some/file.jsonl") and config.recipe == "tiny_text"
 
 
+def test_the_order_of_seeds_and_a_second_one_do_not_matter(resolve):
+    assert resolve("--seeds", "1", "0", "1").seeds == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
         (["--limit", "-1"], "--limit"),
-        (["--seeds", "1", "1"], "--seeds"),
-        (["--compare", "one.json"], "--compare needs two"),
+        (["--compare", "one.json"], "--compare"),
         (["--success-within", "0"], "--success-within"),
         (["--protocol", "webvoyager"], "no protocol 'webvoyager'; there are webvoyager-official, "),
         (["--eval.max-steps", "many"], "max-steps"),

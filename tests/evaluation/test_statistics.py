@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from math import sqrt
-from statistics import NormalDist
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minirl.evaluation.statistics import paired
+from minirl.evaluation.results import paired
 from minirl.intervals import clustered_wilson, wilson
 
 
@@ -45,7 +44,7 @@ def test_ten_seeds_of_a_task_are_as_sure_as_one():
 
 @pytest.mark.parametrize(("successes", "n"), [(-1, 3), (4, 3)])
 def test_impossible_counts_are_refused(successes, n):
-    with pytest.raises(ValueError, match="between 0 and n"):
+    with pytest.raises(AssertionError):
         wilson(successes, n)
 
 
@@ -138,10 +137,3 @@ def test_swapping_the_two_turns_the_interval_round(first, second):
     assert (p.low, p.high, p.difference) == pytest.approx((-q.high, -q.low, -q.difference))
     assert (p.better, p.worse) == (q.worse, q.better)
     assert -1 <= p.low <= p.difference <= p.high <= 1
-
-
-def test_a_wider_interval_for_more_certainty():
-    a, b = tasks(True, False, True), tasks(True, True, True)
-    z = NormalDist().inv_cdf(0.995)
-    narrow, wide = paired(a, b), paired(a, b, z)
-    assert (wide.high - wide.low) / (narrow.high - narrow.low) > 1 or wide.high == 1.0

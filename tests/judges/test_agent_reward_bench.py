@@ -55,8 +55,11 @@ def asked(trajectory, bench: Path) -> tuple:
 
 
 def test_episodes_with_peoples_labels(bench):
-    (good, right), (bad, wrong) = read_agent_reward_bench(bench)
-    assert (right, wrong) == (True, False), "the first label counts, and unsure ones leave"
+    examples = read_agent_reward_bench(bench)
+    good, bad = (example.trajectory for example in examples)
+    assert [example.label.verdict for example in examples] == [True, False], (
+        "the first label counts, and unsure ones leave"
+    )
     assert (good.task.id, good.task.instruction) == ("webarena.17", "Order 2 red mugs")
     assert good.task.meta == {"benchmark": "webarena", "site": "shop.test"}
     calls = [(turn.parsed.calls[0].name, turn.parsed.calls[0].arguments["text"]) for turn in good.turns]
@@ -76,7 +79,7 @@ def test_judgments_beside_the_episodes_are_no_episodes(bench):
     place.write_text("{}")
     assert len(read_agent_reward_bench(bench)) == 2
     (bench / "trajectories" / "cleaned").rename(bench / "trajectories" / "mine")
-    with pytest.raises(ValueError, match="there are 2 files webarena.17.json below"):
+    with pytest.raises(ValueError, match="has 2 files webarena.17.json of Agent-., not one"):
         read_agent_reward_bench(bench)
 
 
@@ -86,21 +89,19 @@ def test_workarenas_second_level_is_a_benchmark_of_its_own(bench):
         rows += f"workarena,Agent-1,{task},Successful\n"
         write(bench, "Agent-1", {"goal": "x", "steps": STEPS}, task)
     (bench / "annotations.csv").write_text(rows)
-    assert [t.task.meta["benchmark"] for t, _ in read_agent_reward_bench(bench)] == [
-        "workarena",
-        "workarena++",
-    ]
+    names = [example.trajectory.task.meta["benchmark"] for example in read_agent_reward_bench(bench)]
+    assert names == ["workarena", "workarena++"]
 
 
 def test_what_was_seen_before_the_last_action_is_not_called_what_it_led_to(bench):
-    _, (bad, _) = read_agent_reward_bench(bench)
+    bad = read_agent_reward_bench(bench)[1].trajectory
     assert bad.turns[-1].images == ("shots/1.png",) and bad.final_image == ""
     words = " ".join(p for p in asked(bad, bench) if isinstance(p, str))
     assert "before step 2" in words and "after the last step" not in words
 
 
 def test_they_can_be_judged(bench):
-    (good, _), _ = read_agent_reward_bench(bench)
+    good = read_agent_reward_bench(bench)[0].trajectory
     parts = asked(good, bench)
     assert [p for p in parts if isinstance(p, bytes)] == [b"shot 1", b"shot 2", b"shot 3"]
     assert '> Step 1: click({"text": "a51"}) -> TimeoutError: a51 is not visible' in parts[0]
@@ -108,9 +109,8 @@ def test_they_can_be_judged(bench):
 
 @pytest.mark.parametrize("shot", ["../secret.png", "/etc/passwd", "shots/../../secret.png"])
 def test_screenshots_outside_of_the_folder_are_refused(bench, shot):
-    write(bench, "Agent-1", {"goal": "x", "steps": [STEPS[0] | {"screenshot_path": shot}]})
-    with pytest.raises(ValueError, match="webarena.17.json is no episode.*lies outside of the folder"):
-        read_agent_reward_bench(bench)
+    with pytest.raises(ValueError, match="lies outside of"):
+        FolderImages(bench).get(shot)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_missing_files_and_columns_are_named(bench, tmp_path):
     table = bench / "annotations.csv"
     rows = table.read_text()
     table.write_text(rows.replace("task_id", "task"))
-    with pytest.raises(ValueError, match="annotations.csv can't be read: the column task_id is missing"):
+    with pytest.raises(ValueError, match="annotations.csv can't be read: 'task_id'"):
         read_agent_reward_bench(bench)
     table.write_text(rows + "x,webarena,Agent-3,webarena.17,Successful,\n")
-    with pytest.raises(ValueError, match="line 6: there are 0 files webarena.17.json below"):
+    with pytest.raises(ValueError, match="has 0 files webarena.17.json of Agent-3, not one"):
         read_agent_reward_bench(bench)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,13 +90,12 @@ async def test_a_small_judge_learns_its_labels_and_is_scored(tmp_path, ranks):
     assert len(losses) == 30 and losses[-1] < 0.2 * losses[0]
     assert 0 < records[-1]["lr"] < max(record["lr"] for record in records) <= 4e-3
     heldout = read_labels(tmp_path / "judge/heldout.jsonl")
-    assert len(heldout) == 8 and {each.part for each in heldout} == {"new goal"}
+    assert len(heldout) == 8
     out = said.get()
     assert "20 labels, 50.0% of them SUCCESS; 8 are held out" in out.replace("\n", " ")
-    for word in ("Agreement", "accuracy", "always SUCCESS", "always NOT", "new goal", "shop-0.test"):
+    for word in ("Agreement", "acc.", "always SUCCESS", "always NOT", "shop-0.test"):
         assert word in out, out
-    assert "8 episodes, 50.0% are successes" in out
-    (scored,) = (tmp_path / "judge/scores").glob("*/*.jsonl")
+    (scored,) = (tmp_path / "judge/scores").glob("*.jsonl")
     records = [json.loads(line) for line in scored.read_text().splitlines()]
     assert len(records) == 8 and all("should be" in record["rationale"] for record in records)
     await check_question(config, ranks)
@@ -107,23 +107,18 @@ def words_of(example: Example) -> list[str]:
 
 
 async def check_question(config: JudgeScriptConfig, ranks) -> None:
-    """A distilled judge refuses to be asked otherwise than it was taught; one that remembers no input, as
-    earlier ones do, was taught OpenWebRL's."""
+    """A distilled judge refuses to be asked otherwise than it was taught."""
     folder = config.run_dir / "checkpoints/judge"
     state = json.loads((folder / "state.json").read_text())
     assert state["question"] == {"input": "openwebrl", "screenshots": 3, "prompt": None, "brief": True}
-    for earlier in (False, True):
-        if earlier:
-            del state["question"]["input"]
-            (folder / "state.json").write_text(json.dumps(state))
-        judge = replace(config.judge, path=str(folder))
-        for field, other, taught in (("brief", False, "True"), ("input", "webvoyager", "openwebrl")):
-            asked = replace(config, judge=replace(judge, **{field: other}))
-            with pytest.raises(ValueError, match=f"was distilled with another --judge.{field}: {taught}"):
-                async with open_judge(asked, ranks, {}):
-                    pass
-        async with open_judge(replace(config, judge=judge), ranks, {}):
-            pass
+    judge = replace(config.judge, path=str(folder))
+    for field, other, taught in (("brief", False, "True"), ("input", "webvoyager", "openwebrl")):
+        asked = replace(config, judge=replace(judge, **{field: other}))
+        with pytest.raises(ValueError, match=f"was distilled with another --judge.{field}: {taught}"):
+            async with open_judge(asked, ranks, {}):
+                pass
+    async with open_judge(replace(config, judge=judge), ranks, {}):
+        pass
 
 
 async def test_a_served_judge_is_scored_on_agent_reward_bench(tmp_path, ranks):
@@ -149,9 +144,8 @@ async def test_a_served_judge_is_scored_on_agent_reward_bench(tmp_path, ranks):
         await score_judge(replace(config_of(tmp_path, bench=bench), judge=judge), ranks)
     out = " ".join(said.get().split())
     # of three verdicts two are right, and one was not to be had
-    assert "big 66.7 66.7 100.0 80.0" in out and "all 3 1 66.7 100.0 66.7" in out and "webarena" in out
+    assert re.search(r"big 66.7 66.7 100.0 80.0 \S+ 3 1 webarena 66.7 66.7 100.0 80.0", out)
     assert "always SUCCESS 75.0 75.0 100.0 85.7" in out
-    assert "4 episodes, 75.0% are successes" in out and "a mistake: 'Count the mugs': 'Fine.'" in out
 
 
 async def test_a_policys_folder_is_left_alone(tmp_path, ranks):

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import openai._base_client
 import pytest
-import torch
 from endpoint_server import Act, body, completion, cut_off, drip, refuse, say, serve, slow, status
 from episodes import PNGS, TASK, Gone, episode, turn, words_of
 
 from minirl.advantages import gate, make_group
 from minirl.benchmarks import protocols
 from minirl.config import Config, JudgeConfig, ModelConfig, SamplerConfig
-from minirl.judges.judge import EndpointJudge, LocalJudge, open_judge, prompt_of, verdict
+from minirl.judges.judge import EndpointJudge, LocalJudge, open_judge, prompt_of
 from minirl.judges.rubrics import Question
 from minirl.samplers.endpoint import Endpoint
 from minirl.types import Request, Sample, SamplerError, Stop, Trajectory, Verdict
@@ -101,7 +100,7 @@ async def test_every_behaviour_of_a_judge_gives_its_reward_or_a_mask(name):
     (said,), _ = await judged(acts, seconds=0.3 if "slow" in name or "drips" in name else 5.0)
     gated = gate(episode(turn(image="a"), verdict=said))
     others = [replace(episode(), member=m) for m in (1, 2)]
-    kept = [t.member for t in make_group(TASK, [gated, *others]).trajectories]
+    kept = [t.member for t in make_group([gated, *others]).trajectories]
     if reward is None:
         assert said.success is None and said.error
         assert (gated.stop, gated.reward, gated.error) == (Stop.JUDGE_ERROR, 0.0, said.error)
@@ -308,13 +307,6 @@ async def test_a_real_model_is_asked(local):
     assert (len(request.prompt.images), request.max_tokens) == (1, 192)
 
 
-def test_a_sample_of_a_served_model_is_read_as_text():
-    """Its server may have taken the thought away, so none is asked for."""
-    said = Sample((), (), "stop", text="Fine.\nSUCCESS")
-    assert verdict(said, "verdict-line") == Verdict(True, "Fine.")
-    assert verdict(replace(said, finish="length"), "verdict-line").success is None
-
-
 @each_protocol
 async def test_a_judge_of_our_own_judges_as_the_protocol_says(protocol, local, pictures):
     own = protocol.judge
@@ -347,12 +339,3 @@ async def test_a_local_judge_runs_in_transformers_with_its_own_time_limit(tiny_f
         assert opened.sampler.config.request_seconds == 77, "the judge's, not the agent's"
         assert opened.preprocessor.tokenizer.name_or_path == str(tiny_folder)
     assert opened.sampler.thread._shutdown
-
-
-def test_a_judge_that_is_too_large_is_to_be_served(local, monkeypatch):
-    def load(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\n...")
-
-    monkeypatch.setattr("minirl.judges.judge.open_model", load)
-    with pytest.raises(ValueError, match="does not fit .*: serve it, and give --judge.url and --judge.model"):
-        local()

@@ -148,13 +148,13 @@ def test_recipes_of_judges_are_not_those_of_policies():
         (("tiny-judge",), "say what to do: label, distil, score"),
         (("label", "tiny"), "unknown recipe 'tiny'; there are tiny_judge, judge_4b, judge_8b"),
         (("label", "--nope"), "--nope"),
-        (("label",), "--runs is missing"),
-        (("label", "--runs", "NOWHERE"), "--runs NOWHERE has no dump"),
+        (("label",), "no dump of a policy in --runs ; give the folders of runs"),
+        (("label", "--runs", "NOWHERE"), "no dump of a policy in --runs NOWHERE"),
         (("label", "--runs", "NOWHERE", "--teacher", "endpoint"), "--teacher endpoint needs --judge.model"),
         (("distil",), "has no labels; make them with judge.py label"),
         (("distil", "--goals", "0"), "--goals must be above 0"),
         (("distil", "--stages", "1"), "--stages must be below 1"),
-        (("score",), "is not there: run judge.py distil first, or give --judge.path"),
+        (("score",), "is not there: run judge.py distil first, or give --bench"),
         (("score", "--judge.path", "NOWHERE"), "is not there: run judge.py distil first, or give --bench"),
         (("score", "--bench", "NOWHERE", "--judge.path", "NOWHERE"), "annotations.csv can't be read"),
     ],
@@ -170,7 +170,7 @@ def test_labels_are_made_and_unusable_ones_named(ended, tmp_path, monkeypatch):
     run = Run(Path("web"))
     run.save_trajectories("step_00001", [replace(shopping.episode(TASK), stop=Stop.MAX_STEPS)])
     code, err = ended(script, "label", "--runs", "web")
-    assert code == 2 and "nothing could be labelled: left to the rules" in err
+    assert code == 2 and "has no labels" in err
     run.save_trajectories("step_00001", [shopping.episode(TASK)])
     script.run(["label", "--runs", "web"])
     code, err = ended(script, "distil")

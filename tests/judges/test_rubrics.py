@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -12,7 +12,7 @@ from episodes import PNGS, TASK, Gone, episode, labels_of, pictures_of, turn, wo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minirl.benchmarks.protocols import GPT_41, PROTOCOLS, WEBVOYAGER, Protocol, apply
+from minirl.benchmarks.protocols import GPT_41, JUDGE, PROTOCOLS, WEBVOYAGER, Protocol, apply
 from minirl.cli.command_line import check, from_command_line, read_flags
 from minirl.config import Config, Input, JudgeConfig, Parser
 from minirl.judges.parsers import parse
@@ -283,7 +283,7 @@ def under(protocol: Protocol, judge: JudgeConfig) -> JudgeConfig:
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 def test_a_protocols_judge_as_settings(protocol):
     mine = JudgeConfig(url="http://127.0.0.1:1/v1", concurrency=3, response_tokens=77, prompt_price=2.0)
-    own, judge = asdict(protocol.judge), under(protocol, mine)
+    own, judge = {name: getattr(protocol.judge, name) for name in JUDGE}, under(protocol, mine)
     assert own == {name: getattr(judge, name) for name in own}
     assert judge.response_tokens >= 16_000 or judge.model not in ("o4-mini", "gemini-3-flash")
     assert replace(judge, **{name: getattr(mine, name) for name in own}) == mine, "the rest is the user's"

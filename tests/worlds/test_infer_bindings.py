@@ -10,9 +10,9 @@ import pytest
 
 from minirl.config import BrowserConfig
 from minirl.worlds.__main__ import main
-from minirl.worlds.folder import load_world
 from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.infer_bindings import world_of
+from minirl.worlds.render import load_world
 from minirl.worlds.replay import replay_sites
 
 LIBRARY = Path(__file__).parents[1] / "data/lending_library.fsm.json"
@@ -44,7 +44,7 @@ def test_given_records_are_used_and_named_after_what_they_hold():
         ("[]", "data.json: must be an object"),
         ('{"books": 3}', "must be a list of records"),
         ('{"books": [3]}', "must be a list of records"),
-        ('{"books": [{"name": "Emma"}]}', "needs an id"),
+        ('{"books": [{"name": "Emma"}]}', "each with an id"),
         ('{"books": ', "not a readable JSON file"),
     ],
 )
@@ -59,8 +59,8 @@ async def test_a_file_in_the_released_form_can_be_played_to_every_end(tmp_path):
     assert main(["render", str(LIBRARY), "--out", str(tmp_path / "library")]) == 0
     world = load_world(tmp_path / "library")
     outcomes = await replay_sites([world], CONFIG)
-    assert {outcome.terminal for outcome in outcomes} == set(world.fsm.terminal_pages)
-    assert [outcome.replay.reason for outcome in outcomes if outcome.replay.reason] == []
+    assert {terminal for _, terminal in outcomes} == set(world.fsm.terminal_pages)
+    assert {outcome.reason for outcome in outcomes.values()} == {""}
 
 
 @pytest.mark.skipif(not SAVED, reason="MINIRL_FSM_FILES names no folder with the released fsm.json files")
@@ -70,4 +70,4 @@ async def test_the_released_sites_can_be_played_to_every_end(name):
     records = json.loads(data.read_text()) if data.is_file() else {}
     world, _ = world_of(name, load_fsm(Path(SAVED) / f"{name}.fsm.json"), records)
     outcomes = await replay_sites([world], CONFIG)
-    assert len(outcomes) == 5 and [o.replay.reason for o in outcomes if o.replay.reason] == []
+    assert len(outcomes) == 5 and {outcome.reason for outcome in outcomes.values()} == {""}

@@ -204,12 +204,12 @@ def test_goals_use_the_same_conditions():
     assert holds(State("B", {"view": {"sort": "year"}}), load_goal(goal))
     assert not holds(State("A", {"view": {"sort": "year"}}), goal)
     assert not holds(State("B", {"view": {"sort": "name"}}), goal)
-    with pytest.raises(ValueError, match=r"goal: where\[0\]: cond: .*not 'like'"):
+    with pytest.raises(ValueError, match="goal: where: 0: cond: Input should be 'eq'"):
         holds(State("B", {}), {"page": "B", "where": [{"path": "$.x", "cond": "like"}]})
 
 
 def test_bound_parameters_take_the_ids_of_matching_records():
-    bind = {"id": {"collection": "goods", "where": {"kind": "$.text", "sold": False}}}
+    bind = {"param": "id", "collection": "goods", "where": {"kind": "$.text", "sold": False}}
     act = {"id": "ACT", "parameters": {"id": "{ANY}", "by": "{USER}"}, "bind": bind}
     goods = (
         {"id": "pen", "kind": "desk", "sold": False},
@@ -231,18 +231,24 @@ def test_a_world_refuses_names_and_ids_that_cannot_be_addressed():
     fsm = load_fsm(machine())
     with pytest.raises(ValueError, match="lower-case"):
         World("Shop One", fsm)
-    with pytest.raises(ValueError, match="goods: id"):
+    with pytest.raises(ValueError, match="goods: ids must"):
         World("shop", fsm, {"goods": ({"id": "a b"},)})
-    with pytest.raises(ValueError, match="same id"):
+    with pytest.raises(ValueError, match="goods: ids must differ"):
         World("shop", fsm, {"goods": ({"id": "a"}, {"id": "a"})})
-    bound = load_fsm(machine({"id": "X", "parameters": {"p": "{P}"}, "bind": {"p": {"collection": "goods"}}}))
+    bound = load_fsm(
+        machine({"id": "X", "parameters": {"p": "{P}"}, "bind": {"param": "p", "collection": "goods"}})
+    )
     with pytest.raises(ValueError, match="no collection 'goods'"):
         World("shop", bound)
 
 
 def test_the_library_file_is_walked_to_its_end():
     fsm = load_fsm(LIBRARY)
-    assert (fsm.app, fsm.initial_page, fsm.terminal_pages) == ("Lending_Library_demo", "HOME", ("RESERVED",))
+    assert (fsm.meta["app"], fsm.initial_page, fsm.terminal_pages) == (
+        "Lending_Library_demo",
+        "HOME",
+        ("RESERVED",),
+    )
     state = initial_state(fsm)
     assert not enabled(fsm, state, "GO_BOOKS_HOVER", {})  # the cookie banner is in the way
     chosen = {"BOOKS_SEARCH": {"book_id": "b7"}, "BOOKS_OPEN_MATCHED": {"book_id": "b7"}}
@@ -278,10 +284,10 @@ def test_a_machine_survives_being_written_down():
     where = {"kind": {"cond": "eq", "value": "$.text"}, "sold": False}
     listed = {"collection": "goods", "where": where, "order": "$.item"}
     acts = [
-        {"id": id, "parameters": {"p": "{P}"}, "bind": {"p": bind}}
+        {"id": id, "parameters": {"p": "{P}"}, "bind": {"param": "p"} | bind}
         for id, bind in [("A1", listed), ("A2", {"values": [1, "b", None]}), ("A3", {"values": []})]
     ]
-    for site in (document | {"nav_skeleton": {"edges": []}}, machine(*acts)):
+    for site in (document, machine(*acts)):
         fsm = load_fsm(site)
         assert load_fsm(json.loads(json.dumps(document_of(fsm)))) == fsm
         assert document_of(fsm)["meta"] == site["meta"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from minirl.worlds.__main__ import main
 from minirl.worlds.fsm_file import load_fsm
-from minirl.worlds.lint import check, paths_read
+from minirl.worlds.lint import check
 from minirl.worlds.search import explore, symbolic
 
 DATA = Path(__file__).parents[1] / "data"
@@ -52,19 +52,11 @@ def test_a_sound_site_has_no_errors():
     """What it depends on an expression for is told: its log is never written."""
     (finding,) = check(LIBRARY)
     assert (finding.severity, finding.code, finding.where) == ("warning", "expression", "BOOK: BOOK_RESERVE")
-    assert "nothing depends on it" in finding.message and "$.log, $.selected_book_id" in finding.message
+    assert finding.message.startswith("$.log is to be ")
 
 
 HELP_HOME = {"id": "HELP_HOME", "to": "HOME", "is_navigation": True, "gui_procedure": CLICK}
 ORPHAN = [("file.pages.+", {"id": "HELP", "signature_schema": {}, "actions": [HELP_HOME]})]
-FIRST_PAGE = {"op": "set", "path": "$.view.page", "value": 0}
-STALE_PAGINATION = [
-    ("BOOKS.signature_schema.view.page", "integer"),
-    ("BOOKS_SORT.effects.+", FIRST_PAGE),
-    ("BOOKS_FILTER_SLIDER.effects.+", {"op": "clear", "path": "$.view.page"}),
-    ("BOOKS_FILTER_CHECKBOX.effects.+", {"op": "clear", "path": "$.view.page"}),
-]
-EDGE = {"from": "BOOK", "to": "BOOKS", "via": "BOOK_BACK"}
 BAD_PATH = [("BOOK_RESERVE.preconditions.0.path", "selected_book_id")]
 BAD_EFFECT = [("BOOK_ADD_TAG.effects.0.op", "explode")]
 NOT_STORED = [("BOOKS_OPEN_ANY.effects.0", REMOVED)]
@@ -79,19 +71,11 @@ def test_a_fault_is_found_where_it_is(fault):
     assert [f.severity for f in matching] == [severity], findings
 
 
-def test_only_what_is_wrong_is_found():
-    """Pagination that is reset and a skeleton that tells the truth are no findings."""
-    changes = [
-        *STALE_PAGINATION,
-        ("file.nav_skeleton", {"edges": [EDGE]}),
-        ("BOOKS_SEARCH.effects.+", FIRST_PAGE),
-    ]
-    assert [finding.code for finding in check(site(*changes))] == ["expression"]
-
-
 def test_several_faults_are_found_at_once():
     """Those of its meaning once the file is a machine."""
-    assert [finding.code for finding in check(site(*BAD_PATH, *BAD_EFFECT, *ORPHAN))] == ["malformed"] * 2
+    (malformed,) = check(site(*BAD_PATH, *BAD_EFFECT, *ORPHAN))
+    assert malformed.code == "malformed"
+    assert "path 'selected_book_id' must look" in malformed.message and "op: Input" in malformed.message
     assert {finding.code for finding in check(site(*NOT_STORED, *ORPHAN))} >= {"missing_id", "orphan_page"}
 
 
@@ -117,8 +101,6 @@ def test_a_machine_without_end_is_searched_for_a_while():
     assert (finding.severity, finding.code) == ("warning", "search_bounded")
     graph = explore(symbolic(load_fsm(document)), max_states=2000)
     assert len(graph.nodes) == 2000 and not graph.is_complete
-    shallow = explore(symbolic(load_fsm(document)), max_depth=2)
-    assert len(shallow.nodes) == 1 + 6 + 21 and not shallow.is_complete
 
 
 json_values = st.recursive(
@@ -202,27 +184,27 @@ def test_hostile_strings_reach_no_terminal(tmp_path, capsys):
     assert not set("\x1b\x07") & set(out + err)
 
 
-def test_findings_as_json(capsys, tmp_path):
+def test_warnings_alone_are_no_failure(capsys, tmp_path):
     file = tmp_path / "site.json"
     file.write_text(json.dumps(site(*ORPHAN)))
-    assert main(["check", str(file), "--json"]) == 0, "warnings alone are no failure"
-    findings = json.loads(capsys.readouterr().out)
-    assert [sorted(finding) for finding in findings] == [["code", "message", "severity", "where"]] * 2
-    assert {finding["code"] for finding in findings} == {"expression", "orphan_page"}
+    assert main(["check", str(file)]) == 0
+    *findings, count = capsys.readouterr().out.splitlines()
+    assert {finding.rpartition("[")[2] for finding in findings} == {"expression]", "orphan_page]"}
+    assert count == f"{file}: 0 errors, 2 warnings"
 
 
-def test_hops_as_json(capsys):
-    assert main(["solve", str(LIBRARY), "--json"]) == 0
+def test_solutions_are_json(capsys):
+    assert main(["solve", str(LIBRARY)]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["hops"] == {"RESERVED": 8} and answer["states"] == 130
+    assert len(answer["paths"]["RESERVED"]) == 8
     assert answer["unreached_pages"] == [] and answer["complete"] is True
 
 
 def test_the_command_as_a_user_gives_it():
     command = [sys.executable, "-m", "minirl.worlds"]
     done = subprocess.run([*command, "solve", str(LIBRARY)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "RESERVED: 8 actions" in done.stdout
-    assert "by search or filter or scroll" in done.stdout
+    assert done.returncode == 0 and json.loads(done.stdout)["hops"] == {"RESERVED": 8}
     lost = subprocess.run([*command, "fly", str(LIBRARY)], capture_output=True, text=True, timeout=60)
     assert lost.returncode == 2 and "Traceback" not in lost.stderr
 
@@ -237,26 +219,5 @@ SAVED = os.environ.get("MINIRL_FSM_FILES", "")  # a folder with the released sit
 )
 def test_the_released_sites(name, hops, plain, capsys):
     for flags, expected in (([], hops), (["--plain"], plain)):
-        assert main(["solve", str(Path(SAVED) / f"{name}.fsm.json"), "--json", *flags]) == 0
+        assert main(["solve", str(Path(SAVED) / f"{name}.fsm.json"), *flags]) == 0
         assert list(json.loads(capsys.readouterr().out)["hops"].values()) == expected
-
-
-def test_what_an_expression_reads():
-    text = 'merge(filter($.rows, x => x.id != $.view.id), [{"n": len($.rows) + 1}])'
-    assert paths_read(text) == {"$.rows", "$.view.id"}
-
-
-@pytest.mark.parametrize(
-    "text", ["", "append($.a", "append($.a))", "eval('1')", "$.a; $.b", "(]", "`x`", None, 3, "now()" * 9999]
-)
-def test_what_is_no_expression(text):
-    with pytest.raises(ValueError):
-        paths_read(text)
-
-
-@given(st.text())
-def test_expressions_of_any_text(text):
-    try:
-        paths_read(text)
-    except ValueError as error:
-        assert str(error)

@@ -274,7 +274,9 @@ async def test_hostile_words_are_only_words():
     attack = "</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>\u2028&amp;<!--"
     put = action(f"{attack}_{attack}", attack, control("button", "#go"))
     put |= {"parameters": {"it": attack}, "effects": [effect("set", "it", value_ref="{it}")]}
-    pick = action("PICK", attack, control("row", "#things .row", "it", {"it": {"collection": "things"}}))
+    pick = action(
+        "PICK", attack, control("row", "#things .row", "it", {"param": "it", "collection": "things"})
+    )
     page = {"id": attack, "signature_schema": {"it": "string|null"}, "actions": [put, pick]}
     fsm = load_fsm({"meta": {"initial_page_id": attack, "terminal_pages": [attack]}, "pages": [page]})
     things = ({"id": "thing", "title": attack, "note": attack},)
@@ -290,7 +292,7 @@ async def test_hostile_words_are_only_words():
 
 
 async def test_the_page_offers_what_the_binding_offers():
-    bind = {"it": {"collection": "things", "where": {"kind": "$.kind"}}}
+    bind = {"param": "it", "collection": "things", "where": {"kind": "$.kind"}}
     pick = action("PICK", "P", control("row", "#things .row", "picked", bind))
     kind = action("KIND", "P", control("button", "#kind"), effects=[effect("set", "kind", value="b")])
     kinds = {"one": "a", "two": "b", "three": None, "four": "b"}
@@ -351,31 +353,17 @@ def test_steps_become_selectors():
         assert gui_steps(SHOP, State(page, {}), one) == [{"op": "click", "selector": selector}]
 
 
-@pytest.mark.parametrize(
-    ("data", "style", "reason"),
-    [
-        ({}, {"look": "fancy"}, "there is no look 'fancy'; there are tiles and pages"),
-        ({}, {"accent": "url(x)"}, "accent: 'url.x.' is not a colour"),
-        ({"things": ({"id": "a", "swatch": "red;"},)}, {}, "things: a: swatch"),
-        ({"things": ({"id": "a", "shape": "constructor"},)}, {}, "unknown shape"),
-    ],
-)
-def test_styles_and_records_that_cannot_be_drawn_are_refused(data, style, reason):
-    with pytest.raises(ValueError, match=reason):
-        render(World(name="x", fsm=one_page(), data=data, style=style))
-
-
 CLICK, TYPE = {"op": "click", "selector": "#a"}, {"op": "type_text", "selector": "#a", "text": "x"}
 
 
 @pytest.mark.parametrize(
     ("procedures", "reason"),
     [
-        ([[]], "P: 0: its gui_procedure names no element"),
+        ([[]], "P: 0: '' must be like '#some-id'"),
         ([[{"op": "click", "selector": "button"}]], "P: 0: 'button' must be like '#some-id' to be drawn"),
         ([[TYPE, TYPE]], "P: 0: no widget has the procedure type_text, type_text"),
-        ([[CLICK, TYPE]], "P: 0: tiles are clicked once, which a field is not"),
-        ([[CLICK], [CLICK]], "x: P: 0 and 1 have the same selector"),
+        ([[CLICK, TYPE]], "0: tiles are clicked once, which a field is not"),
+        ([[CLICK], [CLICK]], "x: 0 and 1 have the same selector"),
     ],
 )
 def test_actions_that_cannot_be_drawn_are_refused(procedures, reason):

@@ -9,7 +9,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -18,15 +18,13 @@ from minirl.browser.pool import BrowserPool
 from minirl.config import BrowserConfig
 from minirl.worlds import render
 from minirl.worlds.__main__ import main
-from minirl.worlds.folder import save_world
-from minirl.worlds.generate import PROFILES, make_site
+from minirl.worlds.generate import PROFILES, THEMES, make_site
 from minirl.worlds.interpreter import World, apply, enabled, initial_state
 from minirl.worlds.lint import check_fsm
-from minirl.worlds.render import SiteServer
-from minirl.worlds.replay import Outcome, Replay, replay, replay_sites, solutions, within_reach
+from minirl.worlds.render import SiteServer, save_world
+from minirl.worlds.replay import Replay, replay, replay_sites, solutions, within_reach
 from minirl.worlds.search import Step
-from minirl.worlds.themes import THEMES
-from minirl.worlds.widgets import Kind, widget_of
+from minirl.worlds.widgets import WIDGETS, widget_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -40,8 +38,8 @@ def worlds(count: int, seed: int = 11) -> list[World]:
     return [make_site(theme, seed, difficulty) for theme, difficulty in SITES[:count]]
 
 
-def failed(outcomes: list[Outcome]) -> list[tuple[str, str, str]]:
-    return [(o.world, o.terminal, o.replay.reason) for o in outcomes if o.replay.reason]
+def failed(replays: dict[tuple[str, str], Replay]) -> list[tuple[str, str, str]]:
+    return [(*place, replay.reason) for place, replay in replays.items() if replay.reason]
 
 
 async def test_twenty_sites_do_what_their_machines_say():
@@ -50,11 +48,11 @@ async def test_twenty_sites_do_what_their_machines_say():
     assert len(outcomes) == sum(len(world.fsm.terminal_pages) for world in sites.values())
     assert failed(outcomes) == []
     kinds = set()
-    for outcome in outcomes:
-        fsm = sites[outcome.world].fsm
+    for (name, _), outcome in outcomes.items():
+        fsm = sites[name].fsm
         by_id = {action.id: action for action in fsm.actions}
-        kinds |= {widget_of(by_id[step.action_id], fsm).kind for step in outcome.replay.steps}
-    assert kinds == set(get_args(Kind))
+        kinds |= {widget_of(by_id[step.action_id], fsm).kind for step in outcome.steps}
+    assert kinds == set(WIDGETS)
 
 
 @pytest.mark.slow
@@ -94,9 +92,8 @@ async def test_every_step_is_grounded():
             continue
         left, top, right, bottom = one.box
         assert 0 <= left < right <= 1280 and 0 <= top < bottom <= 720
-        assert one.center == ((left + right) / 2, (top + bottom) / 2)
-        assert Image.open(io.BytesIO(one.before)).size == (1280, 720)
-    assert any(one.before != one.after for one in result.grounded)
+        assert Image.open(io.BytesIO(one.picture)).size == (1280, 720)
+    assert len({one.picture for one in result.grounded}) > 1
 
 
 async def test_a_path_that_is_not_possible_is_no_trajectory():
@@ -200,8 +197,8 @@ async def test_hostile_words_are_only_words():
     facts = {name: {"kind": attack} for name in data}
     style = {**sound.style, "labels": labels, "brand": attack, "facts": facts}
     world = World("hostile", sound.fsm, data, style)
-    (outcome, *_) = await replay_sites([world], CONFIG)
-    assert outcome.replay.reason == ""
+    (outcome, *_) = (await replay_sites([world], CONFIG)).values()
+    assert outcome.reason == ""
     assert b"<img" not in render.render(world)
     with SiteServer([world]) as server:
         async with BrowserPool(CONFIG, server.sites, sealed=True) as pool, pool.session() as session:
@@ -219,5 +216,5 @@ async def test_the_command_replays_folders(tmp_path, capsys):
     lines = (tmp_path / "out/steps.jsonl").read_text().splitlines()
     assert len(lines) == sum(len(world.fsm.terminal_pages) for world in worlds(2))
     for line in lines:
-        for step in json.loads(line)["steps"]:
-            assert (tmp_path / "out/pictures" / f"{step['after']}.png").is_file()
+        for step in json.loads(line)["grounded"]:
+            assert (tmp_path / "out/pictures" / step["picture"]).is_file()

@@ -14,7 +14,7 @@ import pytest
 
 from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.interpreter import World, apply, holds, initial_state, parameter_values
-from minirl.worlds.search import Graph, Step, by_access, explore, interceptors, solve, symbolic
+from minirl.worlds.search import Graph, Step, explore, interceptors, solve, symbolic
 
 LIBRARY = Path(__file__).parents[1] / "data" / "lending_library.fsm.json"
 GOODS = (
@@ -33,7 +33,7 @@ def pick(id: str, field: str, collection: str, op: str = "set", **more: Any) -> 
         "to": "A",
         "parameters": {"it": "{ANY}"},
         "effects": [{"op": op, "path": f"$.{field}", "value_ref": "{it}"}],
-        "bind": {"it": {"collection": collection, "where": more.pop("where", {})}},
+        "bind": {"param": "it", "collection": collection, "where": more.pop("where", {})},
         **more,
     }
 
@@ -127,8 +127,6 @@ def test_limits():
     world = small_world()
     goal = {"page": "B", "where": [{"path": "$.thing", "cond": "eq", "value": "cup"}]}
     assert len(solve(world, goal) or []) == 5
-    assert solve(world, goal, max_depth=4) is None
-    assert len(solve(world, goal, max_depth=5) or []) == 5
     with pytest.raises(ValueError, match="raise max_states"):
         solve(world, goal, max_states=10)
 
@@ -208,7 +206,7 @@ def test_all_shortest_paths_of_random_machines(seed):
     if graph.hops(goal) is not None and graph.hops(goal) > 5:
         pytest.skip("too far for brute force")
     assert sorted(found) == sorted(expected)
-    assert graph.count(goal) == len(expected)
+    assert sum(graph.nodes[key].ways for key in graph.nearest(goal)) == len(expected)
     drawn = [[step.action_id for step in path] for path in graph.sample(goal, 20, seed)]
     assert len(drawn) == (20 if expected else 0) and all(path in expected for path in drawn)
     if expected:
@@ -237,7 +235,7 @@ def test_a_sample_draws_every_path_alike():
     assert set(counts) == {"A1", "A2", "B1"} and min(counts.values()) > 900
 
 
-# --- interceptors, access methods, ways that miss -----------------------------------------------------
+# --- interceptors -----------------------------------------------------
 
 
 def test_interceptors_are_answered_first():
@@ -260,18 +258,3 @@ def test_interceptors_are_answered_first():
 def test_a_filter_that_is_only_unset_is_no_interceptor():
     """It has no answer to give: it can be taken whether it was before or not."""
     assert interceptors(load_fsm(LIBRARY)) == {"COOKIE"}
-
-
-def test_every_access_method_has_its_path():
-    world = symbolic(load_fsm(LIBRARY))
-    paths = by_access(world)["RESERVED"]
-    opened = {
-        method: {s.action_id for s in path if "_OPEN_" in s.action_id} for method, path in paths.items()
-    }
-    assert opened == {
-        "search": {"BOOKS_OPEN_MATCHED"},
-        "filter": {"BOOKS_OPEN_FILTERED"},
-        "scroll": {"BOOKS_OPEN_ANY"},
-    }
-    for path in paths.values():
-        assert replay(world, path).page == "RESERVED"

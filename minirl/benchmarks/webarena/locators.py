@@ -1,31 +1,24 @@
 """The code that a task file may hold: a few forms of JavaScript, and calls of five helper functions.
 
-Stands beneath tasks.py, which refuses any other task, and benchmark.py, which runs them. A locator is read
-word by word: only words that look things up in the document are allowed, and it runs in the page alone. A
-helper's call is taken apart into name and argument. Deviation: WebArena's code hands both to an interpreter.
+Of a locator only words that look things up in the document are allowed, and it runs in the page alone; of a
+helper's call only name and argument are read. Deviation: WebArena's code runs both.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 MOST_CHARS = 2000
 # A string, number, name or sign. A string has no escapes and no template: what is in it stays text.
-WORD = re.compile(
-    r"""\s*('[^'\\\n]*'|"[^"\\\n]*"|\d+|[A-Za-z_$][\w$]*|=>|\?\.|\|\||\.\.\.|\S)""",
-    re.ASCII,
-)
+WORD = re.compile(r"""\s*('[^'\\\n]*'|"[^"\\\n]*"|\d+|[A-Za-z_$][\w$]*|=>|\?\.|\|\||\.\.\.|\S)""", re.ASCII)
 SIGNS = {"=>", "?.", "||", "...", ".", ",", "+", "(", ")", "[", "]"}
 # The members that a script may use: those that find elements, those that read one, those that handle texts
-FINDS = {"querySelector", "querySelectorAll", "getElementById", "getElementsByClassName", "closest", "body"}
-FINDS |= {"children", "firstChild", "lastChild", "firstElementChild", "lastElementChild", "parentElement"}
-FINDS |= {"nextElementSibling", "previousElementSibling", "options", "map", "filter", "length"}
-READS = {"outerText", "innerText", "textContent", "outerHTML", "innerHTML", "title", "href", "src", "matches"}
-READS |= {"value", "checked", "selected", "selectedIndex", "getAttribute", "hasAttribute"}
-TEXTS = {"join", "includes", "trim", "toString", "toLowerCase"}
-LOOKS = frozenset(FINDS | READS | TEXTS)
+LOOKS = """
+    querySelector querySelectorAll getElementById getElementsByClassName closest body children firstChild
+    lastChild firstElementChild lastElementChild parentElement nextElementSibling previousElementSibling
+    options map filter length outerText innerText textContent outerHTML innerHTML title href src matches
+    value checked selected selectedIndex getAttribute hasAttribute join includes trim toString toLowerCase
+"""
 ROOTS = {"document", "elem", "element", "el", "e", "node", "item", "x"}  # but the first for `map`'s parameter
 
 # By name: whether a helper takes the page, and whether a text
@@ -39,50 +32,33 @@ HELPERS = {
 CALL = re.compile(r"""func:(\w+)\(\s*(__page__\s*,\s*)?(?:'([^'\\]*)'|"([^"\\]*)")?\s*\)""")
 
 
-@dataclass(frozen=True)
-class Helper:
-    """A call of a helper function. The argument is only ever text; "__last_url__" in it stands for the
-    page's address.
-
-    >>> read_helper("func:shopping_get_sku_latest_review_author('B07')")
-    Helper(name='shopping_get_sku_latest_review_author', argument='B07')
-    """
-
-    name: str
-    argument: str = ""
-
-
-def read_helper(call: str) -> Helper:
-    """Return the parts of `func:name(...)` as written in a task. ValueError if it is not one of the five."""
+def read_helper(call: str) -> tuple[str, str]:
+    """Return name and argument of `func:name('argument')`. ValueError if it is not one of the five."""
     match = CALL.fullmatch(call)
     if match is None:
         raise ValueError(f"{call[:80]!r} is no call of a helper, like func:name('text')")
-    name, takes_page = match[1], match[2] is not None
-    argument = match[3] if match[3] is not None else match[4]
-    if HELPERS.get(name) != (takes_page, argument is not None):
+    name, argument = match[1], match[4] if match[3] is None else match[3]
+    if HELPERS.get(name) != (match[2] is not None, argument is not None):
         raise ValueError(f"{call[:80]!r} calls a helper that is not known, or not with what it takes")
-    return Helper(name, argument or "")
+    return name, argument or ""
 
 
 def check_locator(locator: str) -> str:
-    """Return a locator that is empty (the whole page), a helper's call, or JavaScript that only looks;
-    ValueError for any other."""
+    """Return a locator that is empty, a helper's call, or JavaScript that only looks, or raise ValueError."""
     if locator.startswith("func:"):
         read_helper(locator)
     elif locator.strip():
-        check_script(locator, LOOKS)
+        check_script(locator, set(LOOKS.split()))
     return locator
 
 
 def check_press(script: str) -> str:
-    """Return a script that may also click and focus what it finds; ValueError for any other."""
-    check_script(script, LOOKS | {"click", "focus"})
+    check_script(script, {*LOOKS.split(), "click", "focus"})
     return script
 
 
-def check_script(script: str, members: frozenset[str]) -> None:
-    """Raise ValueError unless a script is one expression of lookups, made of known words and nothing else: no
-    assignment, no statement, no object but the document's and no member that is computed."""
+def check_script(script: str, members: set[str]) -> None:
+    """Raise ValueError unless a script is one expression of lookups, without statement or computed member."""
     shown = f"the script {script[:80]!r}"
     if len(script) > MOST_CHARS:
         raise ValueError(f"{shown}... has more than {MOST_CHARS} characters")
@@ -112,11 +88,5 @@ def post_address(url: str) -> str:
     >>> post_address("http://reddit.test/f/books/59421/a-title?sort=new")
     'http://reddit.test/f/books/59421/'
     """
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # brackets that are no address
-        return url
-    path = parts.path.split("/")
-    if len(path) < 4 or path[1] != "f":
-        return url
-    return f"{parts.scheme}://{parts.netloc}/f/{path[2]}/{path[3]}/"
+    found = re.match(r"(\w+://[^/?#]*/f/[^/?#]*/[^/?#]*)", url)
+    return f"{found[1]}/" if found else url

@@ -2,12 +2,10 @@
 
     record --task_of--> Task;   its goal --rules_of--> StringMatch, UrlMatch, ProgramHtml
 
-Stands beneath minirl/benchmarks/task_files.py, which finds the records, and benchmark.py, which runs the
-tasks. WebAgent-R1, section 4.1, and the public benchmarks' formats. Deviation: every record is checked when
-it is read, not when an episode is judged. The public files hold malformed ones: some give `must_include` a
-string, where the released evaluator would take its letters one by one.
-The addresses come from the variables in SITES, which WebArena uses too; SHOPPING_ADMIN ends in /admin.
-Without them records can be read, but not run.
+WebAgent-R1, section 4.1, and the public formats. Deviations: a record is checked when it is read, not when an
+episode is judged; a `must_include` that is a string is one phrase, where the released evaluator takes its
+letters one by one (in three training tasks). Addresses come from WebArena's own variables (SITES;
+SHOPPING_ADMIN ends in /admin). Without them records can be read, but not run.
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from minirl.benchmarks.fields import Addresses, Record, Text, Texts, read
+from minirl.benchmarks.fields import Addresses, Record, Text, Texts, must, read
 from minirl.benchmarks.webarena.locators import check_locator, check_press, read_helper
 from minirl.benchmarks.webarena.text_match import OR
 from minirl.browser.access import is_address
@@ -29,13 +27,19 @@ from minirl.types import Task
 
 SITES = ("SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "MAP", "WIKIPEDIA", "HOMEPAGE")
 PLACEHOLDER = re.compile(r"__([A-Z_]+?)__")
-STATE_FILE = re.compile(r"[a-z_]+(\.[a-z_]+)*_state\.json")
-ADDRESS_HELPERS = ("reddit_get_post_url", "shopping_get_latest_order_url")
+STATE_FILE = re.compile(r"((.*/)?[a-z_]+(\.[a-z_]+)*_state\.json)?")
+HELPERS = ("reddit_get_post_url", "shopping_get_latest_order_url")
+
+HAS_ONE = must(lambda wanted: wanted.approaches, "have one of exact_match, must_include, fuzzy_match")
+SITE = must(lambda name: name.upper() in SITES, f"be one of {', '.join(SITES).lower()}")
+A_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) and value.strip() else value)
+Phrases = Annotated[Texts, A_LIST]
+References = Annotated[str, must(lambda urls: all(map(is_address, urls.split(OR))), "be http addresses")]
+StateFile = Annotated[str, must(STATE_FILE.fullmatch, "be null or a path like .auth/gitlab_state.json")]
 
 
 def sites_from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the sites' addresses by variable, without a slash at the end. A site whose variable is not set
-    gets one that leads nowhere, http://shopping.webarena.test. ValueError names what is no address."""
+    """Return the sites' addresses by variable, http://shopping.webarena.test and so on if it is not set."""
     sites = {}
     for name in SITES:
         nowhere = f"http://{name.lower().replace('_', '-')}.webarena.test"
@@ -45,23 +49,18 @@ def sites_from_environment(environ: Mapping[str, str] = os.environ) -> dict[str,
     return sites
 
 
-class Wanted(Record):
-    """What a text must be like, by approach."""
+def _is_page(url: str) -> bool:
+    return url == "last" or (read_helper(url)[0] in HELPERS if url.startswith("func:") else is_address(url))
 
+
+class Wanted(Record):
     exact_match: str | None = None
-    must_include: Texts | None = None
+    must_include: Phrases | None = None
     fuzzy_match: Texts | None = None
 
-    @model_validator(mode="after")
-    def _has_one(self) -> Self:
-        if all(wanted is None for _, wanted in self):
-            raise ValueError("must have one of exact_match, must_include, fuzzy_match")
-        return self
-
     @property
-    def first(self) -> tuple[str, Any]:
-        """Return the first approach, and what it wants: of a page's contents only that counts."""
-        return next((approach, wanted) for approach, wanted in self if wanted is not None)
+    def approaches(self) -> list[tuple[str, Any]]:
+        return [(approach, wanted) for approach, wanted in self if wanted is not None]
 
 
 class ReferenceAnswers(Wanted):
@@ -72,9 +71,7 @@ class ReferenceAnswers(Wanted):
 
 
 class StringMatch(Record):
-    """Rules for the answer; all of them must be met."""
-
-    reference_answers: ReferenceAnswers
+    reference_answers: Annotated[ReferenceAnswers, HAS_ONE]
     string_note: str | None = None  # why a task can't be done
 
     @model_validator(mode="after")
@@ -84,38 +81,20 @@ class StringMatch(Record):
         return self
 
 
-def _references(urls: str) -> str:
-    if wrong := [url for url in urls.split(OR) if not is_address(url)]:
-        raise ValueError(f"must be an http address, not {wrong[0][:80]!r}, in")
-    return urls
-
-
 class UrlMatch(Record):
-    """A rule for the address on which the agent stopped; `reference_url` may hold alternatives."""
-
-    reference_url: Annotated[str, AfterValidator(_references)]
+    reference_url: References  # where the agent must have stopped
     url_note: Literal["EXACT", "GOLD in PRED"] | None = None
 
 
-def _target_url(url: str) -> str:
-    if url.startswith("func:"):
-        if read_helper(url).name not in ADDRESS_HELPERS:
-            raise ValueError("calls a helper that gives no address")
-    elif url != "last" and not is_address(url):
-        raise ValueError("must be an http address, last or a helper's call")
-    return url
-
-
 class Target(Record):
-    url: Annotated[str, AfterValidator(_target_url)]  # "last": where the page is
+    # "last": where the page is
+    url: Annotated[str, must(_is_page, "be an http address, last or a helper's call that gives an address")]
     locator: Annotated[str, AfterValidator(check_locator)]
     prep_actions: list[Annotated[str, AfterValidator(check_press)]] = []
-    required_contents: Wanted
+    required_contents: Annotated[Wanted, HAS_ONE]  # only the first approach counts
 
 
 class ProgramHtml(Record):
-    """Rules for pages, in their order."""
-
     program_html: Annotated[list[Target], Field(min_length=1)]
 
 
@@ -123,7 +102,7 @@ RULES = {"string_match": StringMatch, "url_match": UrlMatch, "program_html": Pro
 
 
 class EvalTypes(Record):
-    eval_types: Annotated[list[Literal[*RULES]], Field(min_length=1)]
+    eval_types: Annotated[list[Literal["string_match", "url_match", "program_html"]], Field(min_length=1)]
 
 
 def rules_of(goal: Mapping[str, Any]) -> dict[str, StringMatch | UrlMatch | ProgramHtml]:
@@ -131,37 +110,21 @@ def rules_of(goal: Mapping[str, Any]) -> dict[str, StringMatch | UrlMatch | Prog
     return {kind: read(RULES[kind], goal) for kind in read(EvalTypes, goal).eval_types}
 
 
-def _site(name: str) -> str:
-    if name.upper() not in SITES:
-        raise ValueError(f"must be one of {', '.join(SITES).lower()}")
-    return name
-
-
-def _state_file(path: str) -> str:
-    name = PurePosixPath(path).name
-    if path and not STATE_FILE.fullmatch(name):
-        raise ValueError("must be null or a path like .auth/gitlab_state.json")
-    return name
-
-
 class WebArenaRecord(Record):
     task_id: int
-    sites: Annotated[list[Annotated[str, AfterValidator(_site)]], Field(min_length=1)]
+    sites: Annotated[list[Annotated[str, SITE]], Field(min_length=1)]
     intent: Text
     start_url: Addresses
     require_login: bool
-    storage_state: Annotated[str, AfterValidator(_state_file)] | None = None
+    storage_state: StateFile | None = None
     intent_template_id: int
     old_task_id: int | None = None  # only in WebArena-Lite
     eval: dict[str, Any]
 
 
 class Meta(Record):
-    """What a task of WebArena has in its `meta`."""
-
     sites: list[str]
     tabs: list[str]
-    mended: list[str]
     require_login: bool
     storage_state: str
 
@@ -172,9 +135,9 @@ def is_webarena(task: Task) -> bool:
 
 def task_of(record: Mapping[str, Any], sites: Mapping[str, str]) -> Task:
     """Return a record as a task, with the sites' addresses in it. ValueError names what is malformed."""
-    local = {name: _resolved(record[name], sites) for name in ("start_url", "eval") if name in record}
-    found = read(WebArenaRecord, {**record, **local})
-    mended = list(_mend(found.eval))
+    local = json.dumps({name: record[name] for name in ("start_url", "eval") if name in record})
+    local = PLACEHOLDER.sub(lambda match: json.dumps(sites.get(match[1], match[0]))[1:-1], local)
+    found = read(WebArenaRecord, {**record, **json.loads(local)})
     rules_of(found.eval)
     start, *tabs = found.start_url
     meta = {
@@ -183,30 +146,10 @@ def task_of(record: Mapping[str, Any], sites: Mapping[str, str]) -> Task:
         "site": found.sites[0] if len(found.sites) == 1 else "multi-site",
         "tabs": tabs,
         "require_login": found.require_login,
-        "storage_state": found.storage_state or "",
+        "storage_state": PurePosixPath(found.storage_state or "").name,
         "old_task_id": found.old_task_id,
         "template": found.intent_template_id,
-        "mended": mended,
     }
     # the two files of Lite share their task_ids
     number = found.task_id if found.old_task_id is None else found.old_task_id
     return Task(f"webarena-{number}", found.intent, start, found.eval | {"kind": "webarena"}, meta)
-
-
-def _resolved(value: Any, sites: Mapping[str, str]) -> Any:
-    """Return a copy with every placeholder replaced, as __GITLAB__."""
-    text = PLACEHOLDER.sub(lambda match: json.dumps(sites.get(match[1], match[0]))[1:-1], json.dumps(value))
-    return json.loads(text)
-
-
-def _mend(part: Any, place: str = "") -> Iterator[str]:
-    """Put every phrase that stands where a list of phrases must into one, and yield a line for each."""
-    if isinstance(part, list):
-        for i, item in enumerate(part):
-            yield from _mend(item, f"{place}[{i}]")
-    elif isinstance(part, dict):
-        for key, value in part.items():
-            yield from _mend(value, f"{place}.{key}".removeprefix("."))
-        if isinstance(phrase := part.get("must_include"), str) and phrase.strip():
-            part["must_include"] = [phrase]
-            yield f"{place}: must_include should be a list of phrases, and is read as one"

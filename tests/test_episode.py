@@ -1,0 +1,386 @@
+"""Episodes in a real Chromium, with a sampler that says what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pages
+import pytest
+import pytest_asyncio
+import torch
+from pages import HEIGHT, WIDTH, point
+from workers import make_worker
+
+from minirl.benchmarks.world import WorldBenchmark
+from minirl.browser.pool import BrowserPool
+from minirl.browser.session import Session
+from minirl.config import AgentConfig, BrowserConfig, Config
+from minirl.model import Preprocessor
+from minirl.recipes import tiny
+from minirl.rollout import RolloutWorker, TaskStream
+from minirl.rows import collate, turn_rows
+from minirl.run_folder import Run
+from minirl.types import Request, Sample, SamplerError, Sampling, Stop, Task, Trajectory
+from minirl.worlds.render import SiteServer
+from minirl.worlds.shop import make_shop, make_tasks
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SHOP = make_shop(0)
+TASK = make_tasks(SHOP, 1, 1, seed=0)[0][0]
+BROWSER = BrowserConfig(
+    browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=0, action_seconds=10, private=True, start_attempts=1
+)
+AGENT = AgentConfig(brief=True, response_tokens=400, context_tokens=8192)
+CONFIG = replace(tiny(), agent=AGENT, browser=BROWSER)
+
+
+class Script:
+    """A sampler that answers with texts in turn, then with its last one; an exception is raised instead.
+
+    The texts are cut at random places and the pieces tokenised on their own, because a model does not
+    sample the ids that a tokenizer would choose for the same text.
+    """
+
+    def __init__(self, preprocessor: Preprocessor, *sayings: Any):
+        self.preprocessor, self.sayings = preprocessor, sayings
+        self.requests: list[Request] = []
+        self.samples: list[Sample] = []
+        self.failure = ""
+
+    async def idle(self) -> None:
+        """It never decodes anything."""
+
+    async def generate(self, request: Request) -> Sample:
+        saying = self.sayings[min(len(self.requests), len(self.sayings) - 1)]
+        self.requests.append(request)
+        if isinstance(saying, BaseException):
+            raise saying
+        chance, tokenizer = random.Random(len(self.requests)), self.preprocessor.tokenizer
+        cuts = sorted(chance.sample(range(len(saying)), len(saying) // 8))
+        pieces = [saying[i:j] for i, j in zip([0, *cuts], [*cuts, None], strict=True)]
+        pieces.append(tokenizer.eos_token)
+        ids = [id for piece in pieces for id in tokenizer(piece, add_special_tokens=False)["input_ids"]]
+        logprobs = tuple(-chance.randrange(1, 4096) / 1024 for _ in ids)  # exact in float32 as well
+        finish = "length" if len(ids) > request.max_tokens else "stop"
+        ids = ids[: request.max_tokens]
+        self.samples.append(Sample(tuple(ids), logprobs[: len(ids)], finish, version=5))
+        return self.samples[-1]
+
+
+def saying(*calls: str, thought: str = "so") -> str:
+    return f"{thought}</think>" + "".join(f"<tool_call>{call}</tool_call>" for call in calls)
+
+
+def click(at: list[float]) -> str:
+    return f'{{"name": "click", "arguments": {{"point_2d": {at}}}}}'
+
+
+DONE = '{"name": "done", "arguments": {"response": "it is done"}}'
+WAIT = '{"name": "wait", "arguments": {"seconds": 0}}'
+HANG, TIP = point(340, 25), point(380, 75)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    with pages.serve() as address:
+        yield address
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def browsers() -> AsyncIterator[BrowserPool]:
+    async with BrowserPool(BROWSER) as pool:
+        yield pool
+
+
+@pytest.fixture
+def play(
+    preprocessor: Preprocessor, tmp_path: Path, site: str, browsers: BrowserPool
+) -> Callable[..., AsyncIterator[tuple[RolloutWorker, Script, Task]]]:
+    """Rollouts with a script for a sampler, and a task on the local site (or on another start page), in the
+    module's browser or in `own` ones."""
+
+    @asynccontextmanager
+    async def play(
+        *sayings: Any, config: Config = CONFIG, start: str = "/", own: BrowserPool | None = None
+    ) -> AsyncIterator[Any]:
+        script = Script(preprocessor, *sayings)
+        task = Task("local", "Do it.", site + start if start.startswith("/") else start)
+        async with own or nullcontext(browsers) as pool:
+            yield make_worker(config, preprocessor, script, pool, Run(tmp_path).images), script, task
+            assert [c for p in pool.places if p.browser is not None for c in p.browser.contexts] == []
+            assert {p.load for p in pool.places} == {0}
+
+    return play
+
+
+class Looking:
+    """An agent that looks at the page in another way."""
+
+    def __init__(self, agent: Any, observe: Any):
+        self.agent, self.observe = agent, observe
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.agent, name)
+
+
+async def episode(worker: RolloutWorker, task: Task, max_steps: int = 5) -> Trajectory:
+    policy = worker.policy(Sampling(), worker.config.agent.response_tokens, "test")
+    return await worker.episode(task, 0, policy, max_steps)
+
+
+async def test_calls_run_in_order_up_to_the_first_failure_and_to_done(play):
+    bad = '{"name": "switch_tab", "arguments": {"tab_index": 9}}'
+    fails, ends = saying(WAIT, bad, click(TIP), DONE), saying(click(TIP), DONE, WAIT)
+    async with play(fails, ends) as (worker, _, task):
+        t = await episode(worker, task)
+    assert t.turns[0].feedback == (
+        "wait: waited 0 s.",
+        "switch_tab: failed, there is no tab 9; the last is 0.",
+        "click: not executed.",
+        "done: not executed.",
+    )
+    assert t.turns[1].feedback == (
+        'click: clicked div "Tip" at [760, 187.5].',
+        "done: task ended.",
+        "wait: not executed.",
+    )
+    assert (t.stop, t.answer, t.success, t.reward) == (Stop.DONE, "it is done", True, 1.0)
+    assert len(t.turns) == 2 and t.final_state == {"asked": True} and t.final_image
+
+
+async def test_feedback_can_be_kept_from_the_model(play):
+    """It is recorded all the same, for the judge; that a response could not be read is still told."""
+    config = replace(CONFIG, agent=replace(CONFIG.agent, feedback=False))
+    async with play(saying(WAIT), "hm", saying(DONE), config=config) as (worker, script, task):
+        t = await episode(worker, task)
+    texts = [worker.harness.preprocessor.tokenizer.decode(request.prompt.ids) for request in script.requests]
+    assert t.turns[0].feedback == ("wait: waited 0 s.",) and "waited" not in texts[-1]
+    assert "Error: no" not in texts[1] and "Error: no" in texts[2]
+
+
+async def test_past_reasoning_can_be_kept_from_the_model(play):
+    config = replace(CONFIG, agent=replace(CONFIG.agent, reasoning=False))
+    sayings = (saying(WAIT, thought="my secret plan"), saying(DONE, thought="another"))
+    async with play(*sayings, config=config) as (worker, script, task):
+        t = await episode(worker, task)
+    text = worker.harness.preprocessor.tokenizer.decode(script.requests[1].prompt.ids)
+    assert "secret" not in text and '"wait"' in text and "secret" in t.turns[0].text
+    assert [turn.response_ids for turn in t.turns] == [sample.ids for sample in script.samples]
+
+
+async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play):
+    """A step in which its first page failed makes the next one look elsewhere, and both count right."""
+    browser = replace(BROWSER, host_failures=1)
+    rollout = replace(CONFIG.rollout, group=2, groups=1, max_oversample=4, dynamic=False)
+    config = replace(CONFIG, browser=browser, rollout=rollout)
+    async with play(saying(DONE), config=config) as (worker, _, task):
+        bad = replace(task, id="bad", start_url="http://nothing-here.test/")
+        stream = TaskStream([task, bad], 0)
+        order = [stream[n].id for n in range(4)]
+        start = order.index("bad")
+        first = await worker.collect(stream, start, 0, lambda n: None)
+        assert worker.hosts.left_out(bad) and {t.stop for t in first.finished} > {Stop.SITE_ERROR}
+        second = await worker.collect(stream, start, 0, lambda n: None)
+        assert {t.task.id for t in second.finished} == {"local"}
+        assert second.next_cursor == next(n for n in range(start, 4) if order[n] == "local") + 1
+        alone = await worker.collect(TaskStream([bad], 0), 0, 0, lambda n: None)
+    assert {t.stop for t in alone.finished} == {Stop.SITE_ERROR}  # where all are left out, none is
+
+
+async def test_only_done_is_verified(play):
+    async with play(saying(WAIT)) as (worker, script, task):
+        t = await episode(worker, task, max_steps=3)
+    assert (t.stop, t.success, t.reward, len(t.turns)) == (Stop.MAX_STEPS, False, 0.0, 3)
+    assert t.valid and t.final_state == {} and len(script.requests) == 3
+
+
+async def test_a_protocol_may_score_what_ran_out_of_turns(play):
+    """As WebArena-Lite's evaluation does, which asks the page and takes the answer as empty."""
+    async with play(saying(WAIT)) as (worker, _, task):
+        worker.harness.succeeds_by = (Stop.DONE, Stop.MAX_STEPS)
+        (t,) = await worker.evaluate([task], "eval", 3, lambda done: None)
+    assert (t.stop, t.success, t.answer, t.final_state) == (Stop.MAX_STEPS, True, "", {"asked": True})
+    assert t.reward == 0.0, "training earns nothing so"
+
+
+async def test_three_unparsable_responses_in_a_row_end_the_episode(play):
+    async with play("hm", "hm", saying(WAIT), "hm") as (worker, _, task):
+        t = await episode(worker, task, max_steps=9)
+    assert (t.stop, t.reward, len(t.turns)) == (Stop.FORMAT_ERROR, -1.0, 6)
+    assert t.turns[0].feedback == (t.turns[0].parsed.error,)
+    assert "Error: no </think>" in t.turns[0].feedback[0]
+
+
+async def test_the_same_response_five_times_in_a_row_ends_the_episode(play):
+    config = replace(CONFIG, agent=replace(CONFIG.agent, repeats=5))
+    same, other = saying(WAIT), saying(WAIT, thought="hm")
+    async with play(*[same] * 4, other, same, config=config) as (worker, _, task):
+        t = await episode(worker, task, max_steps=20)
+    assert (t.stop, t.success, t.reward, len(t.turns)) == (Stop.REPEATED, False, 0.0, 10)
+    assert t.valid and t.final_state == {}
+
+
+async def test_a_response_that_is_cut_off_ends_the_episode_without_acting(play):
+    config = replace(CONFIG, agent=replace(CONFIG.agent, response_tokens=8))
+    async with play(saying(click(TIP), DONE), config=config) as (worker, _, task):
+        t = await episode(worker, task)
+    assert (t.stop, t.reward, t.turns[0].finish, t.turns[0].parsed.calls) == (Stop.LENGTH, 0.0, "length", ())
+    assert t.valid
+
+
+async def test_a_prompt_that_leaves_no_room_ends_the_episode(play):
+    config = replace(CONFIG, agent=replace(CONFIG.agent, context_tokens=900))
+    async with play(saying(WAIT, thought="so " * 100), config=config) as (worker, script, task):
+        t = await episode(worker, task, max_steps=20)
+    assert t.stop is Stop.LENGTH and 1 < len(t.turns) < 20
+    for request in script.requests:  # prompt and response fit into the context
+        assert len(request.prompt.ids) + request.max_tokens <= 900
+
+
+async def test_the_deadline_ends_an_episode(play):
+    config = replace(CONFIG, browser=replace(BROWSER, episode_seconds=1.5))
+    long_wait = '{"name": "wait", "arguments": {"seconds": 30}}'
+    async with play(saying(WAIT), saying(long_wait), config=config) as (worker, _, task):
+        t = await episode(worker, task)
+    assert (t.stop, t.error, t.valid) == (Stop.TIMEOUT, "the episode's deadline passed", False)
+    assert t.seconds < 10
+
+
+async def test_a_sampler_that_does_not_answer_or_fails_ends_the_episode(play):
+    async with play(saying(WAIT), SamplerError("out of memory")) as (worker, _, task):
+        t = await episode(worker, task)
+    assert (t.stop, t.valid, len(t.turns)) == (Stop.SAMPLER_ERROR, False, 1) and "out of memory" in t.error
+
+
+async def test_what_nobody_expects_is_an_infrastructure_error_and_its_first_traceback_is_shown(
+    play, monkeypatch, capsys
+):
+    async with play(saying(WAIT)) as (worker, _, task):
+
+        async def observe(session: Session) -> Any:
+            raise KeyError("a bug of ours")
+
+        worker.harness.agent = Looking(worker.harness.agent, observe)
+        ended = [await episode(worker, task) for _ in range(2)]
+    assert [t.stop for t in ended] == [Stop.INFRA_ERROR] * 2 and "a bug of ours" in ended[1].error
+    said = capsys.readouterr().out
+    assert said.count("KeyError: 'a bug of ours'") == 1 and "test_episode.py" in said
+
+
+async def test_a_start_page_that_does_not_open_is_an_error_of_the_site(play):
+    async with play(saying(DONE), start="http://nothing-here.test/") as (worker, script, task):
+        t = await episode(worker, task)
+    assert (t.stop, t.valid, t.turns) == (Stop.SITE_ERROR, False, ()) and script.requests == []
+    assert "http://nothing-here.test/ did not open" in t.error
+
+
+async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
+    own = BrowserPool(replace(BROWSER, action_seconds=1))
+    async with play(saying(click(HANG), WAIT), saying(DONE), own=own) as (worker, _, task):
+        t = await episode(worker, task)
+    assert (t.stop, t.success) == (Stop.DONE, True)
+    failed = "click: failed, the browser did not finish in time. The page's script hung and was stopped."
+    assert t.turns[0].feedback == (failed, "wait: not executed.")
+
+
+async def test_a_page_that_crashes_ends_its_episode(play):
+    crash: list[Session] = []
+
+    async with play(saying(WAIT)) as (worker, _, task):
+        look = worker.harness.agent.observe
+
+        async def observe(session: Session) -> Any:
+            if crash:
+                await asyncio.wait([asyncio.ensure_future(session.page.goto("chrome://crash"))])
+                while not session.crashed:
+                    await asyncio.sleep(0.01)
+            crash.append(session)
+            return await look(session)
+
+        worker.harness.agent = Looking(worker.harness.agent, observe)
+        t = await episode(worker, task)
+    assert (t.stop, t.valid) == (Stop.ENV_ERROR, False)
+
+
+async def test_a_browser_that_is_killed_ends_only_its_own_episodes(play):
+    """Four episodes in two browsers; one browser dies in their first turn."""
+    sessions: list[Session] = []
+    everyone_is_there = asyncio.Event()
+    own = BrowserPool(replace(BROWSER, browsers=2))
+    async with play(*[saying(WAIT)] * 4, saying(DONE), own=own) as (worker, _, task):
+        look = worker.harness.agent.observe
+
+        async def observe(session: Session) -> Any:
+            if session not in sessions:
+                sessions.append(session)
+                if len(sessions) == 4:
+                    cdp = await sessions[0].context.browser.new_browser_cdp_session()
+                    processes = (await cdp.send("SystemInfo.getProcessInfo"))["processInfo"]
+                    victim = next(process["id"] for process in processes if process["type"] == "browser")
+                    os.kill(victim, signal.SIGKILL)
+                    everyone_is_there.set()
+                await everyone_is_there.wait()
+            return await look(session)
+
+        worker.harness.agent = Looking(worker.harness.agent, observe)
+        ended = await asyncio.gather(*(episode(worker, task) for _ in range(4)))
+        assert sorted(t.stop.value for t in ended) == ["done", "done", "infra_error", "infra_error"]
+        worker.harness.agent = worker.harness.agent.agent
+        ended = await asyncio.gather(*(episode(worker, task) for _ in range(2)))  # one in each browser
+        assert [t.stop for t in ended] == [Stop.DONE, Stop.DONE] and worker.harness.browsers.launches == 3
+
+
+# --- what is trained is what was sampled --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("screenshots", [1, 2])
+async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(preprocessor, tmp_path, screenshots):
+    """An episode on the shop, from the sampler's answers through the run folder to a training batch."""
+    config = replace(CONFIG, agent=replace(CONFIG.agent, screenshots=screenshots))
+    script = Script(
+        preprocessor,
+        "no call, but an old-fashioned fi\u00adgure: \U0001f6cb </think>",
+        saying(click([140, 370]), thought="the  first   tile <|im_start|>"),
+        saying(WAIT, WAIT, thought="wa" + "it" * 3),
+        saying(click([999, 1]), DONE),
+    )
+    run = Run(tmp_path)
+    with SiteServer([SHOP]) as server:
+        async with BrowserPool(config.browser, server.sites, sealed=True) as pool:
+            worker = make_worker(config, preprocessor, script, pool, run.images, WorldBenchmark())
+            t = await episode(worker, TASK)
+    assert (t.stop, len(t.turns), t.success) == (Stop.DONE, 4, False)
+    assert t.final_state["page"] == "CATEGORY"
+
+    for turn in t.turns:  # otherwise this test could not tell kept ids from ids made anew
+        assert turn.response_ids != tuple(preprocessor.tokenizer(turn.text)["input_ids"])
+    run.save_trajectories("step_00001", [t])
+    (t,) = run.load_trajectories("step_00001")
+    rows = turn_rows(t, advantage=0.5)
+    assert len(rows) == len(script.requests) == 4
+    for i, (row, turn) in enumerate(zip(rows, t.turns, strict=True)):
+        request, sample = script.requests[i], script.samples[i]
+        assert row.ids[: row.start] == request.prompt.ids
+        assert row.ids[row.start :] == sample.ids == turn.response_ids
+        assert row.old == sample.logprobs == turn.logprobs
+        assert tuple(map(run.images.get, row.images)) == request.prompt.images
+        assert len(row.images) == min(i + 1, screenshots) and turn.version == 5
+        if i:  # earlier responses are in the prompt as they were sampled
+            before = "".join(map(chr, rows[i - 1].ids[rows[i - 1].start :]))
+            assert before in "".join(map(chr, row.ids[: row.start]))
+
+    batch = collate(rows, preprocessor, run.images, torch.device("cpu"))
+    flat = batch.inputs["input_ids"].flatten()
+    assert batch.targets_N.tolist() == [i for sample in script.samples for i in sample.ids]
+    assert flat[batch.sources_N + 1].tolist() == batch.targets_N.tolist()  # predicted one position earlier
+    assert batch.old_N.tolist() == [lp for sample in script.samples for lp in sample.logprobs]
+    assert set(batch.advantage_N.tolist()) == {0.5}
