@@ -155,6 +155,11 @@ def test_micro_batches_are_alike_on_all_ranks(preprocessor, layout, world):
     assert max(loads) - min(loads) <= largest
 
 
+def test_replicas_that_do_not_divide_the_ranks_are_refused():
+    with pytest.raises(ValueError, match="--optim.replicas 2 does not divide the number of ranks, 3"):
+        Ranks(0, 3, torch.device("cpu"), dist.HashStore(), None).mesh(2)
+
+
 def test_no_task_is_taken_twice_and_all_ranks_know_what_became_of_it():
     store = dist.HashStore()
     ranks = [Ranks(r, 3, torch.device("cpu"), store, None) for r in range(3)]

@@ -237,3 +237,15 @@ def test_differences_name_the_setting_and_both_values():
         ("agent.younger", None, 1),
         ("task", None, {}),
     ]
+
+
+def test_only_the_first_rank_writes_a_runs_records(tmp_path):
+    run = Run(tmp_path / "run", records=False)
+    before = sorted(tmp_path.rglob("*"))
+    run.write_config({"seed": 0})
+    run.add_metrics(1, {"loss": 0.5})
+    run.add_eval("after SFT", success=0.5)
+    run.save_trajectories("demos", [])
+    run.truncate_after(0)
+    run.prune(keep_steps=1)
+    assert sorted(tmp_path.rglob("*")) == before

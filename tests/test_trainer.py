@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from training import distance, equal, learn, rows_of, scored, weights
+from training import distance, equal, learn, make_trainer, rows_of, save_text_model, scored, weights
 
 from minirl.config import LossConfig, SftConfig
 from minirl.distributed import full_tensor
@@ -64,6 +64,21 @@ def test_layout_and_micro_batches_change_nothing(new_trainer, groups, layout, mi
     after = weights(cut)
     moved = distance(weights(whole), start)
     assert moved > 0.01 and distance(weights(whole), after) < 1e-3 * moved
+
+
+def test_layers_that_are_computed_again_give_the_same_weights(new_trainer, groups):
+    usual, again = new_trainer(), new_trainer(model={"gradient_checkpointing": True})
+    for trainer in (usual, again):
+        learn(trainer, groups)
+    assert equal(weights(usual), weights(again))
+
+
+def test_what_a_model_or_machine_cannot_do_is_refused(tiny_folder, preprocessor, ranks, tmp_path):
+    text = save_text_model(tmp_path / "text", preprocessor, "Llama")
+    with pytest.raises(ValueError, match="--model.freeze-vision: this model has no vision tower"):
+        make_trainer(text, ranks, model={"freeze_vision": True})
+    with pytest.raises(ValueError, match="--optim.offload moves weights off a GPU; there is none"):
+        make_trainer(tiny_folder, ranks, optim={"offload": True})
 
 
 def test_every_epoch_goes_over_every_minibatch(new_trainer, groups):

@@ -1,0 +1,203 @@
+"""Where a run starts, is evaluated, saves and ends: with parts that only note what is asked of them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from peers import alone
+
+from minirl import lifecycle
+from minirl.recipes import tiny
+from minirl.rollout import Collected
+from minirl.types import RunEnds, Stop, Task, Trajectory
+
+TASK = Task("t", "Do it.", "http://shop-0.test/")
+
+
+class Checkpoints:
+    """Checkpoints that are names: `told` has what was asked for."""
+
+    def __init__(self, folder, *saved: str, fails: bool = False):
+        self.folder, self.told, self.names, self.fails = folder, [], set(saved), fails
+
+    def saved(self) -> set[str]:
+        return self.names
+
+    def save(self, name: str, state: dict, keep: int) -> None:
+        if self.fails:
+            raise OSError("the disk is full")
+        self.names.add(name)
+        self.told.append(f"save {name}")
+
+    def finish(self) -> None:
+        self.told.append("finish")
+
+    def export(self, name: str, state: dict) -> None:
+        self.told.append(f"export {name}")
+
+    def start_from(self, path: Any) -> None:
+        self.told.append(f"start from {path}")
+
+    def resume(self, say: Any) -> dict:
+        return {"step": 4, "cursor": 9}
+
+
+class Log:
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def evaluation(self, label: str, step: int, successes: int, n: int) -> dict:
+        self.told.append((label, step, successes, n))
+        return {"label": label, "success": successes / n}
+
+    def step(self, step: int, metrics: dict) -> None:
+        self.told.append((step, metrics))
+
+    def close(self) -> None:
+        self.told.append("close")
+
+
+def make_experiment(tmp_path, ends: list[Trajectory] = (), evals: list[dict] = (), **more: Any) -> Any:
+    """An experiment whose evaluations end as `ends` says, and have the rows `evals` behind them."""
+
+    async def run_tasks(worker: Any, tasks: list[Task], label: str) -> list[Trajectory]:
+        return list(ends)[: len(tasks)]
+
+    async def reset_sites() -> None: ...
+
+    noted: list[Any] = []
+    run = SimpleNamespace(
+        evals=lambda: list(evals),
+        truncate_after=lambda step: noted.append(f"truncate {step}"),
+        save_trajectories=lambda label, items: noted.append((label, len(items))),
+        prune=lambda keep_steps: noted.append("prune"),
+    )
+    trainer = SimpleNamespace(
+        keep_reference=lambda: noted.append("reference"), reset_optimizer=lambda: None, weights=lambda: []
+    )
+    experiment = SimpleNamespace(config=tiny(), ranks=alone(), trainer=trainer, run=run, noted=noted)
+    vars(experiment).update(log=Log(), run_tasks=run_tasks, reset_sites=reset_sites)
+    vars(experiment).update(tasks=SimpleNamespace(heldout=[TASK] * 4), step_metrics=lambda finished: {})
+    vars(experiment).update({"checkpoints": Checkpoints(tmp_path), **more})
+    return experiment
+
+
+def ended(stop: Stop = Stop.DONE, success: bool = False) -> Trajectory:
+    return Trajectory(TASK, 0, stop=stop, success=success, error="the reason")
+
+
+async def test_a_rate_leaves_out_what_was_aborted_and_says_so(tmp_path, capsys):
+    ends = [ended(success=True), ended(), ended(Stop.SITE_ERROR), ended(Stop.MAX_STEPS)]
+    experiment = make_experiment(tmp_path, ends)
+    rate = await lifecycle.evaluate(experiment, None, [TASK] * 4, "after_sft", 0)
+    assert rate == 1 / 3 and experiment.log.told == [("after SFT", 0, 1, 3)]
+    assert "after_sft: 1 episodes failed for reasons not the agent's" in capsys.readouterr().out
+
+
+async def test_an_evaluation_of_aborted_episodes_alone_is_no_rate(tmp_path):
+    experiment = make_experiment(tmp_path, [ended(Stop.INFRA_ERROR)] * 2)
+    with pytest.raises(ValueError, match="before: no episode counts; of the first one: the reason"):
+        await lifecycle.evaluate(experiment, None, [TASK] * 2, "before", 0)
+    assert not experiment.log.told
+
+
+@pytest.mark.parametrize(
+    ("step", "earlier", "exported"),
+    [
+        (0, {}, None),  # nothing is due
+        (3, {}, None),
+        (4, {2: 0.25}, True),
+        (4, {2: 0.75}, False),
+        (4, {4: 0.5}, None),  # made before --resume
+    ],
+)
+async def test_the_best_weights_so_far_are_kept(tmp_path, step, earlier, exported):
+    """Every two steps two tasks are evaluated, of which one succeeds; `earlier` are rates by step."""
+    rows = [{"label": f"eval_step_{n:05d}", "success": rate} for n, rate in earlier.items()]
+    experiment = make_experiment(tmp_path, [ended(success=True), ended()], rows)
+    experiment.config = replace(experiment.config, eval_every=2, eval_size=2)
+
+    def evaluation(label: str, step: int, successes: int, n: int) -> dict:
+        rows.append({"label": label, "success": successes / n})
+        return rows[-1]
+
+    experiment.run.evals, experiment.log.evaluation = lambda: rows, evaluation
+    await lifecycle.evaluate_if_due(experiment, None, {"step": step})
+    assert len(rows) == len(earlier) + (exported is not None)
+    assert experiment.checkpoints.told == (["export best"] if exported else [])
+
+
+def test_a_step_ends_with_dump_metrics_and_a_checkpoint_if_one_is_due(tmp_path):
+    experiment = make_experiment(tmp_path)
+    experiment.config = replace(experiment.config, save_every=2)
+    state = {"step": 0, "cursor": 0}
+    collected = Collected([], 7, [ended()], submitted=1, dropped=1, in_no_group=[ended(Stop.TIMEOUT)])
+    lifecycle.end_step(experiment, state, collected, [], {"loss": 0.5})
+    assert state == {"step": 1, "cursor": 7} and experiment.noted == [("step_00001", 1)]
+    (number, metrics) = experiment.log.told[0]
+    assert number == 1 and metrics["loss"] == 0.5 and metrics["groups_dropped"] == 1
+    replayed = replace(collected, finished=[], next_cursor=8)
+    lifecycle.end_step(experiment, state, replayed, [], {"loss": 0.25})
+    assert experiment.log.told[1] == (2, {"loss": 0.25}), "a replay leaves the dumps where they are"
+    assert experiment.checkpoints.told == ["save step_00002"] and experiment.noted[1:] == ["prune"]
+
+
+@pytest.mark.parametrize(("world", "told"), [(1, ["save step_00003", "finish"]), (2, [])])
+def test_an_interrupted_rank_saves_if_it_is_alone(tmp_path, capsys, world, told):
+    """Several ranks are not stopped at the same place, so that what they hold does not fit together."""
+    experiment = make_experiment(tmp_path, ranks=replace(alone(), world=world))
+    with pytest.raises(asyncio.CancelledError), lifecycle.saving(experiment, {"step": 3}):
+        raise asyncio.CancelledError
+    assert experiment.checkpoints.told == told and experiment.log.told == ["close"]
+    assert "interrupted after step 3; --resume goes on from the last checkpoint" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [
+        (False, "no groups; --resume goes on after step 3"),
+        (True, "no groups; step 3 could not be saved: the disk is full"),
+    ],
+)
+def test_a_run_that_can_collect_no_more_saves_what_it_has(tmp_path, fails, said):
+    experiment = make_experiment(tmp_path, checkpoints=Checkpoints(tmp_path, fails=fails))
+    with pytest.raises(RunEnds, match=said), lifecycle.saving(experiment, {"step": 3}):
+        raise RunEnds("no groups")
+
+
+def test_nothing_is_saved_before_the_first_step_and_no_step_twice(tmp_path):
+    experiment = make_experiment(tmp_path, checkpoints=Checkpoints(tmp_path, "step_00003"))
+    for step in (0, 3):
+        lifecycle.save(experiment, {"step": step})
+    assert not experiment.checkpoints.told
+
+
+@pytest.mark.parametrize(
+    ("settings", "saved", "told", "cloned", "state"),
+    [
+        ({"zero": True}, (), [], 0, {"step": 0, "cursor": 0}),
+        ({}, (), [], 1, {"step": 0, "cursor": 0}),
+        ({"warm_start": "elsewhere"}, (), ["start from elsewhere"], 0, {"step": 0, "cursor": 0}),
+        ({"zero": True}, ("step_00004",), [], 0, {"step": 4, "cursor": 9}),
+    ],
+)
+async def test_where_a_run_begins(tmp_path, settings, saved, told, cloned, state):
+    """As it is, cloned, from given weights, or where it was left; then held-out tasks are evaluated once."""
+    clones: list[Any] = []
+
+    async def warm_start(*parts: Any) -> None:
+        clones.append(parts)
+
+    experiment = make_experiment(tmp_path, [ended()] * 4, checkpoints=Checkpoints(tmp_path, *saved))
+    experiment.config = replace(experiment.config, **settings)
+    synced: list[Any] = []
+    worker = SimpleNamespace(sync=synced.append)
+    assert await lifecycle.begin(experiment, worker, warm_start) == state
+    assert experiment.checkpoints.told == told and len(clones) == cloned and len(synced) == 1
+    assert "reference" in experiment.noted, "the KL term's reference is what the run starts from"
+    label = "before training" if settings.get("zero") else "after SFT"
+    assert experiment.log.told == [(label, 0, 0, 4)]
