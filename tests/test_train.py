@@ -31,8 +31,8 @@ SMALL = {
     "sft.max-steps": 24,  # until some responses end by themselves, and rewards differ
     "sft.batch": 8,
     "sft.stop-success": None,
-    "rollout.group": 4,
-    "rollout.groups": 3,
+    "rollout.group": 3,
+    "rollout.groups": 2,
     "browser.episodes": 6,
     "threads": 1,
 }
