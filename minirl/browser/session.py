@@ -149,21 +149,25 @@ class Session:
         await self.guard.check(url)
         for left in reversed(range(MOST_DISPLACED)):
             await self.guard.pace(url)
-            before, response = self.page.url, None
+            before, response, displaced = self.page.url, None, False
             try:
                 opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
                 response = await self.do(opening, seconds or GOTO_SHARE * self.config.action_seconds)
-                break
             except PageHangs:
                 await self.revive()
                 if self.page.url in ("about:blank", before):
                     raise ToolFailure("the page did not load in time") from None
-                break  # it has come, with a script that did not end
+                # it has come, with a script that did not end
             except ToolFailure as failure:  # the page before it may go elsewhere meanwhile, or show its error
-                if not left or "interrupted by another navigation" not in str(failure):
+                displaced = "interrupted by another navigation" in str(failure)
+                if not left or not displaced:
                     raise ToolFailure(await self.guard.explain(url, str(failure))) from None
             await self.settle()
-        await self.settle()
+            # A page that replaces itself without end may do so once more just as the new one comes.
+            old, new, wanted = (re.split("[?#]", place)[0] for place in (before, self.page.url, url))
+            back = new == old != wanted and self.page.url not in (before, response.url if response else "")
+            if not displaced and not back:
+                break
         return response.status if response else 0
 
     async def travel(self, step: int) -> bool:

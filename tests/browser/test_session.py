@@ -168,13 +168,16 @@ async def test_an_address_that_does_not_answer_is_the_agents_news(session):
     assert (await observe(session)).image
 
 
-async def test_an_address_that_another_page_gets_ahead_of_is_asked_for_again(session, site, monkeypatch):
+@pytest.mark.parametrize("told", [True, False])
+async def test_an_address_that_another_page_gets_ahead_of_is_asked_again(session, site, told, monkeypatch):
     asked, goto = [], session.page.goto
 
     async def displaced(url: str, **options: Any) -> Any:
         asked.append(url)
         if len(asked) < 3:
-            await goto(f"{site}/")
+            await goto(f"{site}/?n={len(asked)}")
+            if not told:  # it came first, and was replaced at once
+                return None
             raise PlaywrightError(f'Page.goto: Navigation to "{url}" is interrupted by another navigation')
         return await goto(url, **options)
 
