@@ -16,11 +16,8 @@ EXTRAS ?= test
 WORKERS ?= 2
 ARGS ?=
 
-comma := ,
-extras := $(subst $(comma), ,$(EXTRAS))
-
-# vLLM pins its own torch: asking for that one at once saves a download.
-TORCH ?= $(if $(filter vllm,$(extras)),torch==2.14.0,torch==2.13.0)
+# The version that vLLM pins: another one would be downloaded for nothing.
+TORCH ?= torch==2.13.0
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
@@ -107,12 +104,6 @@ $(STAMP): pyproject.toml | $(PY)
 	  $(PIP) install $(TORCH); \
 	fi
 	@echo 'setup: pip install minirl[$(EXTRAS)]'
-ifneq ($(filter gpu,$(extras)),)
-	@# flash-attn compiles against the torch that is installed, which pip's isolated build would hide.
-	@$(PIP) install 'setuptools>=77,<81' wheel packaging ninja psutil
-	@$(PIP) install --no-build-isolation --editable '.[$(EXTRAS)]'
-else
 	@$(PIP) install --editable '.[$(EXTRAS)]'
-endif
 	$(find-chromium)
 	@touch $(STAMP)

@@ -13,15 +13,13 @@ interruption, and tries aborted episodes again with --retry. OpenWebRL section 4
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from minirl.benchmarks.protocols import Protocol
-from minirl.cli.command_line import check, read_flags, recipe_name, run_main
+from minirl.checkpoint import read_state
+from minirl.cli.command_line import check, read_flags, recipe_name, run_async, run_main
 from minirl.cli.report import write_report
 from minirl.console import CONSOLE, progress, say
 from minirl.distributed import Ranks, open_ranks
@@ -45,7 +43,7 @@ def read_config(argv: Sequence[str]) -> resume.EvalScriptConfig:
 
 
 async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
-    experiment, protocol = open_experiment(config, ranks), tables.named(config.protocol)
+    experiment, protocol = open_experiment(config, ranks), tables.named(config.protocol, vars(config.reward))
     config = replace(config, model=experiment.config.model)
     tasks = resume.select_tasks(config, experiment.tasks.heldout)
     experiment.tasks = replace(experiment.tasks, heldout=tasks)
@@ -57,8 +55,7 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
     if results:
         say(f"{len(ledger.places) - len(missing)} episodes are in {ledger.path}; delete it to begin again")
     if missing:
-        experiment.config = resume.share_browsers(config, ranks)
-        await attempt(experiment, ledger, missing, protocol)
+        await attempt(experiment, ledger, missing)
         results = ledger.collect()
 
     score = tables.show(results, protocol)
@@ -69,16 +66,13 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
     say(f"results: {ledger.path}\nreport: {experiment.run.report_path}")
 
 
-async def attempt(
-    experiment: Experiment, ledger: resume.Ledger, missing: Sequence[tuple[Task, int]], protocol: Protocol
-) -> None:
+async def attempt(experiment: Experiment, ledger: resume.Ledger, missing: Sequence[tuple[Task, int]]) -> None:
     """Run an episode per task and seed. Samples depend on these, the config's seed and the weights."""
     tasks, seeds = map(list, zip(*missing, strict=True))
     await experiment.reset_sites()
     steps = experiment.config.eval.max_steps
     try:
         async with experiment.worker() as worker:
-            worker.harness.succeeds_by = protocol.succeeds_by
             with progress("evaluating", len(missing)) as meter:
                 await worker.evaluate(tasks, "eval", steps, meter.reach, seeds, ledger.add)
     finally:
@@ -93,8 +87,9 @@ def record(experiment: Experiment, label: str, score: Row, protocol: str) -> Non
     experiment.run.add_eval(
         label,
         **{"success": rate.rate, "low": rate.low, "high": rate.high, "n": rate.episodes},
-        step=json.loads(state.read_text()).get("step", 0) if state.is_file() else 0,
+        step=read_state(Path(checkpoint))["step"] if state.is_file() else 0,
         invalid=score.all_tasks.episodes - score.without_aborted.episodes,
+        blocked=score.blocked.successes,
         checkpoint=checkpoint,
         protocol=protocol,
         errors=failures.error_rows(trajectories),
@@ -109,7 +104,7 @@ def run(argv: Sequence[str]) -> None:
         tables.compare(*config.compare)
         return
     with open_ranks(config.browser.episode_seconds) as ranks:
-        asyncio.run(main(ranks.broadcast(config), ranks))
+        run_async(main(ranks.broadcast(config), ranks))
 
 
 if __name__ == "__main__":

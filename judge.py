@@ -15,13 +15,12 @@ OpenWebRL, sections 4.3 and 5.3.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 
 from transformers.utils.logging import disable_progress_bar
 
-from minirl.cli.command_line import check, read_flags, recipe_name, run_main
+from minirl.cli.command_line import check, read_flags, recipe_name, run_async, run_main
 from minirl.console import CONSOLE
 from minirl.distributed import open_ranks
 from minirl.judges.distill import distil, score_judge
@@ -49,7 +48,7 @@ def run(argv: Sequence[str]) -> None:
             raise ValueError(f"judge.py {argv[0]} runs in one process, without torchrun")
         CONSOLE.quiet = not ranks.is_main
         disable_progress_bar()  # transformers' own, which is drawn even where there is no terminal
-        asyncio.run(COMMANDS[argv[0]](config, ranks))
+        run_async(COMMANDS[argv[0]](config, ranks))
 
 
 if __name__ == "__main__":

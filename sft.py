@@ -12,15 +12,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from minirl.cli.command_line import from_command_line, run_main
-from minirl.cli.folders import refuse_other_settings, refuse_remote
+from minirl.cli.command_line import from_command_line, run_async, run_main
+from minirl.cli.folders import refuse_default_tasks, refuse_other_settings, refuse_remote
+from minirl.cli.lifecycle import evaluate
 from minirl.config import Config
 from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.experiment import Experiment, open_experiment
-from minirl.lifecycle import evaluate
 from minirl.rollout import RolloutWorker
-from minirl.rows import TrajectoryRows, turn_rows
+from minirl.rows import TrajectoryRows, that_fit, turn_rows
+from minirl.run_folder import Run
 from minirl.trainer import cloning_batches
 
 
@@ -38,9 +39,10 @@ async def warm_start(experiment: Experiment, worker: RolloutWorker) -> None:
         raise ValueError("no demonstration succeeded; look at the dump demos.jsonl in the run folder")
 
     examples = [TrajectoryRows(i, turn_rows(demo, advantage=1.0)) for i, demo in enumerate(demos)]
+    examples = that_fit(examples, config.batch.micro_tokens, "--batch.micro-tokens", "demonstration")
     worker.sleep()
     with progress("cloning demonstrations", len(cloning_batches(examples, sft, config.seed))) as meter:
-        for update, loss in enumerate(trainer.clone(examples, sft, config.seed), 1):
+        for update, loss in enumerate(trainer.clone(examples, config.seed), 1):
             meter.advance(note=f"loss {loss:.3f}")
             await asyncio.sleep(0)  # lets the loop see Ctrl-C
             due = update >= sft.eval_from and (update - sft.eval_from) % sft.eval_every == 0
@@ -67,10 +69,11 @@ async def main(config: Config, ranks: Ranks) -> None:
 
 def run(argv: Sequence[str]) -> None:
     config = from_command_line(argv, "sft.py")
+    refuse_default_tasks(config, argv)
     refuse_remote(config)
     refuse_other_settings(config)
-    with open_ranks(config.browser.episode_seconds) as ranks:
-        asyncio.run(main(config, ranks))
+    with open_ranks(config.browser.episode_seconds) as ranks, Run(config.run_dir, ranks.is_main).held():
+        run_async(main(config, ranks))
 
 
 if __name__ == "__main__":

@@ -8,25 +8,24 @@
       +----------------------------- the next step samples from them <-----------------------+
 
 OpenWebRL section 3.4, WebAgent-R1 section 3; the modules list deviations. What a run does beside learning is
-in minirl/lifecycle.py.
+in minirl/cli/lifecycle.py.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from minirl.advantages import assign_advantages, shuffle_rewards
-from minirl.cli.command_line import from_command_line, run_main
-from minirl.cli.folders import check_folders
+from minirl.cli.command_line import from_command_line, run_async, run_main
+from minirl.cli.folders import check_folders, refuse_default_tasks
+from minirl.cli.lifecycle import State, begin, end_step, evaluate, evaluate_if_due, finish, saving
 from minirl.cli.replay import Replay, begin_replay
 from minirl.config import Config
 from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.experiment import Experiment, open_experiment
-from minirl.lifecycle import State, begin, end_step, evaluate, evaluate_if_due, finish, saving
 from minirl.rollout import Collected, RolloutWorker, TaskStream
 from minirl.rows import TrajectoryRows, make_rows
 from minirl.run_folder import Run
@@ -100,9 +99,11 @@ def run(argv: Sequence[str]) -> None:
         from minirl.cli.memory_plan import plan, show
 
         return show(plan(config))
+    refuse_default_tasks(config, argv)
     check_folders(config)
-    with open_ranks(config.browser.acquire_seconds + config.browser.episode_seconds) as ranks:
-        asyncio.run(main(config, ranks))
+    seconds = config.browser.acquire_seconds + config.browser.episode_seconds
+    with open_ranks(seconds) as ranks, Run(config.run_dir, ranks.is_main).held():
+        run_async(main(config, ranks))
 
 
 if __name__ == "__main__":

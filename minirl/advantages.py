@@ -7,9 +7,12 @@ OpenWebRL, appendix A.4, is a row of gates, and the judge is asked only behind a
     answer   `done` without an answer: 0
     judge    SUCCESS: 1, NOT SUCCESS: 0, neither: invalid
 
-A task's own rules take the judge's place, behind the gate of status alone; with `--reward.by judge` it
-rewards training there too, while `success` stays with the rules. Evaluations have no gates of format and
-answer. Deviations from the released code: trajectories whose ending says nothing about the policy leave
+A task's own rules take the judge's place, behind the gate of status alone, or with `--reward.after any`
+behind none: WebAgent-R1 asks them at the turn limit, too (its released code with the answer "N/A", here with
+an empty one). With `--reward.by judge` a judge rewards training there, while `success` stays with the rules.
+Evaluations have no gate of format, and an empty answer is the judge's affair there (judges/rubrics.py).
+
+Deviations from OpenWebRL's released code: trajectories whose ending says nothing about the policy leave
 before GRPO's statistics (`--reward.invalid mask` keeps them as zeros without a gradient; there they count in
 a minibatch's 256 turns, too); an aborted rollout does not take its group with it.
 """
@@ -21,19 +24,19 @@ from math import exp, log
 from statistics import mean, stdev
 from typing import Literal
 
-from minirl.config import LossConfig
-from minirl.types import Group, Stop, Trajectory
+from minirl.config import LossConfig, RewardConfig
+from minirl.types import GRADED, Group, Stop, Trajectory
 
-# Which responses must be in format. "none" is an evaluation's, where an answer may be empty, too
+# Which responses must be in format. "none" is an evaluation's, where the judge sees to an empty answer, too
 Gates = Literal["every", "last", "none"]
+USUAL = RewardConfig()
 AWR_MAX = 20.0  # on exp(advantage / temperature), as in the code of AWR's authors
 
 
-def reward(stop: Stop, value: float, format_error: float = -1.0) -> float:
+def reward(stop: Stop, value: float, config: RewardConfig = USUAL) -> float:
     """Return the gated reward of an episode that ended so, and whose task's rules say `value`."""
-    if stop is Stop.FORMAT_ERROR:
-        return format_error
-    return value if stop is Stop.DONE else 0.0
+    value = value if stop in GRADED[config.after] else 0.0
+    return config.format_error if stop is Stop.FORMAT_ERROR and not value else value
 
 
 def needs_verdict(trajectory: Trajectory, gates: Gates = "every") -> bool:
@@ -47,16 +50,25 @@ def needs_verdict(trajectory: Trajectory, gates: Gates = "every") -> bool:
     return bool(trajectory.answer.strip()) and in_format
 
 
-def gate(trajectory: Trajectory, gates: Gates = "every", format_error: float = -1.0) -> Trajectory:
+def gate(trajectory: Trajectory, gates: Gates = "every", config: RewardConfig = USUAL) -> Trajectory:
     """Return a finished episode with its success and reward. Where no gate decides, a verdict that is missing
     or has no `success` makes the trajectory invalid (Stop.JUDGE_ERROR), never a failure."""
     verdict = trajectory.verdict
     if not needs_verdict(trajectory, gates):
-        return replace(trajectory, success=False, reward=reward(trajectory.stop, 0.0, format_error))
+        return replace(trajectory, success=False, reward=reward(trajectory.stop, 0.0, config))
     if verdict is None or verdict.success is None:
         why = verdict.error if verdict else "no judge was asked"
         return replace(trajectory, success=False, reward=0.0, stop=Stop.JUDGE_ERROR, error=why)
     return replace(trajectory, success=verdict.success, reward=float(verdict.success))
+
+
+def excuse(trajectory: Trajectory) -> Trajectory:
+    """Return an episode that failed before a page that keeps visitors out with Stop.BLOCKED, others as they
+    are. A success stays one, and a response that was unreadable or too long is not the page's fault."""
+    could = trajectory.valid and trajectory.stop in (Stop.DONE, Stop.MAX_STEPS, Stop.REPEATED)
+    if not could or not trajectory.blocked or trajectory.success:
+        return trajectory
+    return replace(trajectory, stop=Stop.BLOCKED, error=f"blocked: {trajectory.blocked}", reward=0.0)
 
 
 def make_group(trajectories: Sequence[Trajectory], invalid: Literal["drop", "mask"] = "drop") -> Group | None:

@@ -6,7 +6,7 @@
 
 The shards are read to resume, by as many ranks as there are then. They are written while the next episodes
 run; the folder is renamed when all ranks have written, so that a final name means a complete one. One that
-can't be read all the same is named, and the one before it is used.
+can't be read all the same is named, and the one before it is used. No code in a stranger's folder is run.
 """
 
 import json
@@ -20,18 +20,46 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from transformers.utils import cached_file
 
 from minirl.config import ModelConfig
-from minirl.model import compute_dtype, load_model
+from minirl.console import first_line
+from minirl.model import compute_dtype, load_model, save_model
 from minirl.policy import copy_weights
 from minirl.trainer import Trainer
 
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 IF_THERE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
 WRITE_SECONDS = 3600.0
-UNREADABLE = (OSError, ValueError, RuntimeError, EOFError, KeyError, SafetensorError, pickle.PickleError)
+# What readers of torn files raise; of pickles, the last five, too
+UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)
+UNREADABLE += (pickle.PickleError, EOFError, LookupError, AttributeError, TypeError)
+# All that the pickled index of shards may name, and where
+DCP = "torch.distributed.checkpoint"
+INDEX_MODULES = ("torch", "torch.serialization", "pathlib", f"{DCP}.metadata", f"{DCP}.filesystem")
+INDEX_NAMES = """Metadata TensorStorageMetadata TensorProperties ChunkStorageMetadata MetadataIndex PosixPath
+    BytesStorageMetadata StorageMeta _StorageInfo _MEM_FORMAT_ENCODING _get_layout Size
+    float32 float16 bfloat16 int64"""
+
+
+class IndexUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str, /) -> Any:
+        if module not in INDEX_MODULES or name not in INDEX_NAMES.split():
+            raise pickle.UnpicklingError(f"its shards name {module}.{name}, which is code")
+        return super().find_class(module, name)
+
+
+class ShardReader(dcp.FileSystemReader):
+    """Torch's reader, which would run whatever code a pickled index names."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with open(Path(self.path) / ".metadata", "rb") as file:
+            index = IndexUnpickler(file).load()
+        if not isinstance(index, Metadata):
+            raise ValueError("its shards have no index")
+        index.storage_meta = StorageMeta(load_id=self.load_id)
+        return index
 
 
 class Checkpoints:
@@ -66,7 +94,7 @@ class Checkpoints:
         try:
             future.result(timeout=WRITE_SECONDS)
         except dcp.api.CheckpointException as error:
-            raise OSError(f"{part} could not be written: {error}".splitlines()[0]) from None
+            raise OSError(f"{part} could not be written: {first_line(error)}") from None
         self._complete(part)
         if self.ranks.is_main:
             prune(self.folder, keep)
@@ -79,11 +107,11 @@ class Checkpoints:
         if self.ranks.is_main:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
-            trainer.policy.model.save_pretrained(part, state_dict=weights)
+            trainer.preprocessor.tokenizer.save_pretrained(part)
+            save_model(trainer.policy.model, part, state_dict=weights)
             dtype = str(compute_dtype(settings, self.ranks.device)).removeprefix("torch.")  # of the files
             model = json.loads((part / "config.json").read_text()) | {"dtype": dtype}
             (part / "config.json").write_text(json.dumps(model, indent=2))
-            trainer.preprocessor.tokenizer.save_pretrained(part)
             for file_name in PROCESSOR_FILES:  # of a folder, or of a hub name in the cache
                 if file := cached_file(settings.path, file_name, **IF_THERE):
                     shutil.copy(file, part)
@@ -106,8 +134,8 @@ class Checkpoints:
         """Read a checkpoint; return the run's state. ValueError if it can't be read or fits another model."""
         here, state, problems = shards(self.trainer), {}, []
         try:
-            state = json.loads((path / "state.json").read_text())
-            there = dcp.FileSystemReader(path / "shards").read_metadata().state_dict_metadata
+            state = read_state(path)
+            there = ShardReader(path / "shards").read_metadata().state_dict_metadata
             sizes = {k: tuple(v.size) for k, v in there.items() if isinstance(v, TensorStorageMetadata)}
             if sizes != {k: tuple(v.shape) for k, v in here.items()}:
                 raise ValueError("it belongs to another model")
@@ -116,7 +144,7 @@ class Checkpoints:
         if problems := self.ranks.all_gather(problems):
             raise problems[0]  # on all ranks, or the others would wait for this one
         try:
-            dcp.load(here, checkpoint_id=path / "shards", process_group=self.ranks.side)
+            dcp.load(here, storage_reader=ShardReader(path / "shards"), process_group=self.ranks.side)
         except (*UNREADABLE, dcp.api.CheckpointException) as error:
             raise unusable(path, error) from None
         return state
@@ -158,9 +186,17 @@ def shards(trainer: Trainer) -> dict[str, Tensor]:
     }
 
 
+def read_state(path: Path) -> dict[str, Any]:
+    """Return the run's state in a checkpoint. ValueError if it is none that a run has written."""
+    state = json.loads((path / "state.json").read_text())
+    counts = [state.get("step"), state.get("cursor", 0)] if isinstance(state, dict) else [None]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError(f"state.json holds no step and cursor: {state!r:.80}")
+    return state
+
+
 def unusable(path: Path, error: BaseException) -> ValueError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return ValueError(f"checkpoint {path} can't be used: {reason}")
+    return ValueError(f"checkpoint {path} can't be used: {first_line(error)}")
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -29,7 +29,7 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What is computed in; auto: bfloat16 on CUDA, float32 elsewhere. The trained weights are float32."""
     gradient_checkpointing: bool = False  # compute layers again in the backward pass: less memory
-    freeze_vision: bool = False  # leave the vision tower as it is
+    freeze_vision: bool = False  # leave the vision tower as it is, in cloning and reinforcement
     max_pixels: int | None = None  # screenshots are scaled down to this; None: the model's own limit
 
 
@@ -58,7 +58,7 @@ class AgentConfig:
 class BrowserConfig:
     browsers: Positive = 2  # Chromium processes per rank; a crash takes only the episodes of one
     connect: tuple[str, ...] = ()  # browsers elsewhere: ws://HOST:PORT/ of Playwright servers, or cdp:ADDRESS
-    episodes: Positive = 16  # episodes in flight per rank; under a protocol of eval.py on all ranks together
+    episodes: Positive = 16  # episodes in flight, of all ranks together; each has an even share
     site_port: int = 0  # loopback port of the generated sites; 0: any free one
     width: int = 1280
     height: int = 1000
@@ -89,7 +89,9 @@ class SamplerConfig:
     """vllm in process; hf: transformers; auto: vllm on CUDA, else hf; remote: --endpoint.url (eval.py)."""
     temperature: Annotated[float, Gt(0)] = 1.0  # of training; its episodes use no top-p and no top-k
     max_batch: Positive = 32  # most requests that the transformers sampler decodes together
-    request_seconds: float = 30.0  # longest time that one response may take (remote: --endpoint.seconds)
+    request_seconds: float = (
+        120.0  # longest time of a response, or its episode is lost (remote: --endpoint.seconds)
+    )
     gpu_memory: Share = 0.5  # share of each GPU's memory that vLLM has while episodes run
 
 
@@ -126,6 +128,7 @@ class JudgeConfig(EndpointConfig):
 class TaskConfig:
     train: str = "shop"  # `shop`: generated tasks; or a JSONL file of tasks
     heldout: str = "shop"  # the same, for evaluation
+    aside: Share = 0.1  # of a file's training tasks, for --eval-every alone to measure; the shop makes others
     seed: int = 0  # which shop is generated
     train_goals: Positive = 300  # how many goals reinforcement may see
     demo_goals: int = 100  # how many of the training goals are demonstrated
@@ -142,6 +145,7 @@ class RolloutConfig:
     max_oversample: Annotated[float, Ge(1)] = 6.0  # give up on a step after this many times `groups`
     max_steps: tuple[Positive, ...] = (15,)  # turns per episode, one value for each stage of the curriculum
     stage_steps: tuple[int, ...] = ()  # how many training steps each stage but the last takes
+    dump_all: bool = False  # dump dropped groups, too, and keep every step's dump: for a judge to learn from
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,8 @@ class RewardConfig:
     invalid: Literal["drop", "mask"] = "drop"  # crashed, unjudged episodes: drop, or count as 0
     format: Literal["every", "last"] = "every"
     """Which responses must be in the format for a judged episode to earn anything (last: released code)."""
-    format_error: float = -1.0  # the reward of an episode that ended in unparsable responses
+    after: Literal["done", "any"] = "done"  # endings that rules may call a success; any: the turn limit, too
+    format_error: float = -1.0  # the reward of an episode that failed by unparsable responses
 
 
 @dataclass(frozen=True)
@@ -200,6 +205,11 @@ class SftConfig:
     epochs: int = 3
     max_steps: int | None = None  # stop after this many updates even if epochs remain
     batch: Positive = 128  # turns per update
+    betas: tuple[float, float] = (0.9, 0.98)  # of Adam while cloning, as are the next two
+    weight_decay: float = 0.1
+    grad_clip: float = 1.0
+    freeze_vision: bool = False  # leave the vision tower as it is while cloning
+    max_pixels: int | None = None  # demonstrations' screenshots are scaled down to this; None: as the agent's
     warmup: float = 0.1  # share of the updates over which the rate rises; a cosine takes it down again
     stop_success: float | None = None  # validate in the browser, and stop at this success rate
     eval_from: int = 100  # the first update after which it is validated
@@ -224,8 +234,8 @@ class Config:
     out: Path = Path("runs")
     seed: int = 0  # of tasks, samples and batches
     steps: Positive = 140  # RL steps
-    eval_every: int = 0  # evaluate every so many steps, keep the best; 0: only before and after
-    eval_size: int = 64  # episodes of such an evaluation
+    eval_every: int = 0  # evaluate every so many steps on tasks set aside, keep the best; 0: neither
+    eval_size: Positive = 64  # episodes of such an evaluation
     save_every: Positive = 10  # steps from checkpoint to checkpoint
     keep: Positive = 2  # checkpoints that stay, the best one apart; dumps: the last 10 steps and every 10th
     resume: bool = False  # go on from the run's last checkpoint

@@ -2,13 +2,15 @@
 
 Every module that takes long or has something to tell writes through here. On a terminal the state of a phase
 is a bar and a line that move; elsewhere (CI, `nohup`, a pipe) a new line every ten seconds, to be read later.
+What pages, models and other people's files say may be in a text: it can't give orders to the terminal.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,12 +22,26 @@ from rich.text import Text
 
 CONSOLE = Console(highlight=False)
 PLAIN_SECONDS = 10.0  # between two plain lines of one phase
+# All control characters but tabs and line feeds, those that turn a line's direction, and half characters
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 QUIET_SECONDS = 2.0  # a phase shorter than this leaves no plain line
 
 
-def say(text: str, style: str = "") -> None:
-    """Print one line as it is: brackets are not markup, and long lines are not broken."""
-    CONSOLE.print(Text(text, style=style), soft_wrap=True)
+def say(text: str, style: str = "", loud: bool = False) -> None:
+    """Print one line as it is: brackets are not markup, and long lines are not broken. `loud`: also on a rank
+    whose console is quiet."""
+    console = Console(highlight=False) if loud and CONSOLE.quiet else CONSOLE
+    console.print(Text(printable(text), style=style), soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """Return a text in which a question mark is in the place of each character that could do harm."""
+    return UNPRINTABLE.sub("?", text)
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says in one line of at most 300 characters, or its name if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def duration(seconds: float) -> str:
@@ -71,7 +87,7 @@ class Meter:
         parts.append(f"{duration(elapsed)} elapsed")
         if self.total is not None and 0 < self.done < self.total:
             parts.append(f"{duration((self.total - self.done) / rate)} left")
-        return f"{self.description}: {', '.join(filter(None, [*parts, self.note]))}"
+        return printable(f"{self.description}: {', '.join(filter(None, [*parts, self.note]))}")
 
 
 @contextmanager
@@ -112,10 +128,18 @@ def every(seconds: float, act: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def new_table(first: str, *others: str, **style: Any) -> Table:
-    """Return an empty table whose columns but the first are numbers; `style` is rich's, as its title."""
-    table = Table(title_style="bold", title_justify="left", **style)
-    table.add_column(first, overflow="fold")
+class PlainTable(Table):
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Add a row of texts, which are shown as they are: brackets are not markup."""
+        super().add_row(*(Text(printable(cell)) for cell in cells), **options)
+
+
+def new_table(first: str, *others: str, rows: Iterable[Sequence[str]] = (), **style: Any) -> Table:
+    """Return a table whose columns but the first are numbers; `style` is rich's, as its title."""
+    table = PlainTable(title_style="bold", title_justify="left", **style)
+    table.add_column(Text(printable(first)), overflow="fold")
     for name in others:
-        table.add_column(Text(name), justify="right")
+        table.add_column(Text(printable(name)), justify="right")
+    for row in rows:
+        table.add_row(*row)
     return table

@@ -109,10 +109,11 @@ class Context:
         words: WordsFn,
         keep: int = 1,
         reasoning: bool = True,
+        ends: tuple[int, ...] = (),  # the tokens that end a response, if others do than the tokenizer's own
     ):
         self.tokenizer, self.chat, self.system, self.words = tokenizer, chat, system, words
         self.image_tokens, self.keep, self.reasoning = image_tokens, keep, reasoning
-        self.control = control_tokens(tokenizer)
+        self.control, self.ends = control_tokens(tokenizer), ends or (tokenizer.eos_token_id,)
         self.task, self.close = inert(task, self.control), self._ids(chat.close)
         self.trunk: list[int] = list(self._ids(chat.start + system + chat.to_user))
         self.settled: list[Step] = []
@@ -166,7 +167,7 @@ class Context:
     def _kept(self, step: Step) -> tuple[int, ...]:
         """Return the ids that stay of a past response: all, or without `reasoning` those from `</think>` on.
         Where the template has written `<think>`, the tag stays to close it; elsewhere it goes too."""
-        if self.chat.drops_end and step.response[-1:] == (self.tokenizer.eos_token_id,):
+        if self.chat.drops_end and step.response and step.response[-1] in self.ends:
             return step.response[:-1]
         if self.reasoning:
             return step.response

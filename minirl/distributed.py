@@ -56,6 +56,10 @@ class Ranks:
     def barrier(self) -> None:
         self.all_gather([])
 
+    def share(self, total: int) -> int:
+        """Return this rank's part of what all ranks have together, rounded up."""
+        return -(-total // self.world)
+
     def mesh(self, replicas: int) -> DeviceMesh:
         """Return the mesh (replicate, shard) of `replicas` groups of ranks, each with all of the weights."""
         if self.world % replicas:
@@ -87,15 +91,19 @@ class TaskQueue:
     """One step's tasks, under a name used once. What one rank posts is in all ranks' `results()`."""
 
     def __init__(self, ranks: Ranks, name: str):
-        self.store = dist.PrefixStore(name, ranks.store)
+        self.store, self.name = dist.PrefixStore(name, ranks.store), str(ranks.rank)
         self.known: dict[int, bool] = {}
+        self.next = 0
 
-    def claim(self) -> int:
-        """Return the number of a task that no other rank will run."""
-        return self.store.add("claimed", 1) - 1
+    def claim(self, n: int) -> bool:
+        """Return whether this rank, and no other, will run task `n`, the first that was not claimed."""
+        return self.store.compare_set(f"{n} is of", "", self.name) == self.name.encode()
 
     def claimed(self) -> int:
-        return self.store.add("claimed", 0)
+        """Return how many tasks are claimed, by any rank."""
+        while self.store.check([f"{self.next} is of"]):
+            self.next += 1
+        return self.next
 
     def post(self, n: int, kept: bool) -> None:
         """Tell all ranks whether the group of task `n` is kept."""

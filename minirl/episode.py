@@ -20,16 +20,17 @@ from playwright.async_api import Error as PlaywrightError
 
 from minirl.advantages import reward
 from minirl.config import AgentConfig, Config
-from minirl.console import say
+from minirl.console import first_line, say
 from minirl.context import Context
 from minirl.model import Preprocessor
 from minirl.run_folder import ImageFolder
 from minirl.types import (
-    BY_DONE,
+    GRADED,
     Agent,
     Benchmark,
     BrowserFault,
     Browsers,
+    Observation,
     Parsed,
     PolicyFn,
     Sample,
@@ -54,24 +55,22 @@ class Harness:
     browsers: Browsers
     images: ImageFolder
     benchmark_of: Callable[[Task], Benchmark]
-    succeeds_by: tuple[Stop, ...] = BY_DONE  # the endings after which a task is scored; others are no success
     told: bool = False  # whether an unexpected failure has been printed
 
     def tell_once(self, error: Exception) -> None:
         """Print the first unexpected failure's traceback: it is a bug of ours, not a flaky browser."""
         if not self.told:
             self.told = True
-            say("an episode failed in a way that minirl does not expect; the first such failure:")
-            say("".join(traceback.format_exception(error)))
+            say("an episode failed in a way that minirl does not expect; the first such failure:", loud=True)
+            say("".join(traceback.format_exception(error)), loud=True)
 
 
 def conversation(agent: Agent, config: AgentConfig, preprocessor: Preprocessor, task: Task) -> Context:
     """Return a task's conversation, still empty, with the recipe's rules of what stays in it."""
     tokenizer, image_tokens = preprocessor.tokenizer, preprocessor.image_tokens
     chat, keep = agent.message_format or preprocessor.chat, config.screenshots
-    return Context(
-        tokenizer, chat, agent.system, task.instruction, image_tokens, agent.words, keep, config.reasoning
-    )
+    texts, kept = (agent.system, task.instruction), (keep, config.reasoning, preprocessor.end)
+    return Context(tokenizer, chat, *texts, image_tokens, agent.words, *kept)
 
 
 @dataclass
@@ -90,6 +89,7 @@ class Episode:
     score: Score = Score(0.0)
     diagnostics: dict[str, float] = field(default_factory=dict)
     final_image: str = ""
+    blocked: str = ""
 
     def __post_init__(self) -> None:
         config, preprocessor = self.harness.config.agent, self.harness.preprocessor
@@ -107,7 +107,7 @@ class Episode:
         except TimeoutError:
             self.stop, self.error = Stop.TIMEOUT, "the episode's deadline passed"
         except (PlaywrightError, ToolFailure) as error:
-            self.stop, self.error = Stop.ENV_ERROR, (str(error) or type(error).__name__).splitlines()[0]
+            self.stop, self.error = Stop.ENV_ERROR, first_line(error)
         except Exception as error:
             self.stop, self.error = Stop.INFRA_ERROR, "".join(traceback.format_exception(error, limit=-3))
             self.harness.tell_once(error)
@@ -122,10 +122,11 @@ class Episode:
             stop=self.stop,
             answer=self.answer or "",
             success=value == 1,
-            reward=reward(self.stop, value, self.harness.config.reward.format_error),
+            reward=reward(self.stop, value, self.harness.config.reward),
             error=self.error,
             final_state=self.score.details,
             final_image=self.final_image,
+            blocked=self.blocked,
             seconds=time.monotonic() - start,
             diagnostics=self.diagnostics,
         )
@@ -141,8 +142,9 @@ class Episode:
                     await benchmark.prepare(session, self.task)
                     ready = time.monotonic()
                     await self._take_turns(session)
-                    if self.stop in self.harness.succeeds_by and not benchmark.judged:
+                    if self.stop in GRADED[self.harness.config.reward.after] and not benchmark.judged:
                         self.score = await benchmark.score(self.task, session, self.answer or "")
+                self.blocked = await session.blocked()
             finally:
                 starting = (ready or time.monotonic()) - acquired
                 self.diagnostics = {"acquire": acquired - start, "start": starting, **session.diagnostics()}
@@ -151,7 +153,10 @@ class Episode:
         """Take turns until the episode stops."""
         agent, config, images = self.harness.agent, self.harness.config, self.harness.images
         observation, feedback = await agent.observe(session), ()
+        pictures = self.harness.preprocessor.images
         for t in range(self.max_steps):
+            if observation.image and pictures:  # kept from now on: it takes a tenth of a second
+                await asyncio.to_thread(pictures.prepare, observation.image)
             prompt, seen = self.context.observe(observation, feedback), observation
             if len(prompt.ids) >= config.agent.context_tokens:
                 self.stop = Stop.LENGTH
@@ -167,10 +172,6 @@ class Episode:
             lines = await self._act(session, parsed)
             feedback = agent.visible_feedback(parsed, lines)
             times.append(time.monotonic())
-            if not parsed.error:  # an unreadable response has not changed the page
-                observation = await agent.observe(session)
-            times.append(time.monotonic())
-            phases = zip(("sample", "act", "observe"), times, times[1:], strict=False)
             turn = Turn(
                 shared=prompt.shared if sample.ids else 0,
                 branch=prompt.ids[prompt.shared :] if sample.ids else (),
@@ -187,10 +188,20 @@ class Episode:
                 version=sample.version,
                 cached=sample.cached,
                 counted=sample.counted,
-                seconds={name: after - before for name, before, after in phases},
             )
             self.turns.append(turn)
-            if stop := self._stop_after_turn():
+            stop = self._stop_after_turn()
+            if not parsed.error:  # an unreadable response has not changed the page
+                try:
+                    observation = await agent.observe(session)
+                except (BrowserFault, PlaywrightError, ToolFailure):
+                    if stop is not Stop.DONE:
+                        raise
+                    observation = Observation("")  # the answer counts; there is only no last screenshot
+            times.append(time.monotonic())
+            phases = zip(("sample", "act", "observe"), times, times[1:], strict=False)
+            self.turns[-1] = replace(turn, seconds={name: end - begin for name, begin, end in phases})
+            if stop:
                 self.stop = stop
                 break
         self.final_image = images.put(observation.image) if observation.image else ""
@@ -201,8 +212,7 @@ class Episode:
         tokenizer = self.harness.preprocessor.tokenizer
         if sample.text is not None:
             return sample.text, tuple(tokenizer(sample.text + tokenizer.eos_token)["input_ids"])
-        text = tokenizer.decode(sample.ids, skip_special_tokens=False)
-        return text.removesuffix(tokenizer.eos_token), sample.ids
+        return self.harness.preprocessor.text(sample.ids), sample.ids
 
     async def _act(self, session: Session, parsed: Parsed) -> tuple[str, ...]:
         """Run the calls up to the first failure or final answer; return a line of feedback for each."""

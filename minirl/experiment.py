@@ -66,7 +66,7 @@ class Experiment:
         config, browser, run, tasks = self.config, self.config.browser, self.run, self.tasks.all
         benchmark_of = choose_benchmarks(config)
         refuse_impossible(config.judge, tasks, benchmark_of, rewarded)
-        trusted = {place for task in tasks for place in benchmark_of(task).places([task])}
+        trusted = {place for task in tasks for place in benchmark_of(task).places(task)}
         hosts = HostBackoff(browser.host_failures, 60 * browser.host_minutes)
         with SiteServer(shops_of(tasks), browser.site_port) as server:
             # then browsers need to reach nothing else
@@ -132,12 +132,6 @@ class Experiment:
         if leaked := [t.task.id for t in found if benchmark_of(t.task).identity(t.task) & heldout]:
             raise ValueError(f"--sft.demos {demos} solves held-out tasks, {leaked[0]} for one")
         return found
-
-    def step_metrics(self, finished: Sequence[Trajectory]) -> dict[str, float]:
-        """Return how a step's episodes failed, and the phrases of their turns."""
-        from minirl.evaluation.failures import step_metrics
-
-        return step_metrics(finished)
 
     async def reset_sites(self) -> None:
         """Have WebArena's sites put back to how they were, if the config names a server for that."""

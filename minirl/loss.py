@@ -86,13 +86,16 @@ def policy_loss(
     """Return the weighted clipped loss, and sums over the tokens of positive weight (divide by "tokens")."""
     counts_N = weight_N > 0  # by selection: 0 times an overflow would be no number
     logprobs_N, old_N, advantage_N = logprobs_N[counts_N], old_N[counts_N], advantage_N[counts_N]
-    ratio_N = (logprobs_N - old_N).exp()
+    gap_N = logprobs_N - old_N
+    ratio_N = gap_N.exp()
     clipped_N = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_high)
     per_token_N = torch.maximum(-ratio_N * advantage_N, -clipped_N * advantage_N)
     sums = {
         "tokens": torch.tensor(float(len(ratio_N))),
         "ratio": ratio_N.detach().sum(),
         "ratio_max": ratio_N.detach().max() if len(ratio_N) else torch.tensor(0.0),
+        "gap": gap_N.detach().abs().sum(),
+        "gap_max": gap_N.detach().abs().max() if len(gap_N) else torch.tensor(0.0),
         "clipped": (per_token_N > -ratio_N * advantage_N).sum(),
     }
     if config.kl:

@@ -24,10 +24,12 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from minirl.config import ModelConfig
+from minirl.console import first_line
 from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN, ChatFormat
 from minirl.types import Tokenizer
 
 VIDEO_PAD = "<|video_pad|>"
+NO_CODE: dict[str, Any] = {"trust_remote_code": False}  # or transformers asks whether to run a folder's own
 Grid = tuple[int, int, int]  # an image's patches: frames, rows, columns
 Picture = tuple[Tensor, Grid]  # patches (n, channels * patch^2 * 2), and their grid
 
@@ -39,25 +41,43 @@ def request_seed(*parts: object) -> int:
 
 
 class Images:
-    """An image processor that keeps the last results: a screenshot is sampled with, and trained on often."""
+    """An image processor that keeps its results: a screenshot is sampled with, and trained on in every epoch.
+    The last `capacity` are kept as numbers, for the sampler, and `most`, a step's worth, as bytes, which take
+    an eighth of that. Safe from several threads."""
 
-    def __init__(self, path: str, max_pixels: int | None, capacity: int = 64):
+    def __init__(self, path: str, max_pixels: int | None, capacity: int = 64, most: int = 1024):
         # PIL rather than torchvision: the same pixels on every machine, whatever else is installed
-        self.processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
-        self.size, self.merge = dict(self.processor.size), self.processor.merge_size
+        own = self.processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil", **NO_CODE)
+        self.size, self.merge, self.frames = dict(own.size), own.merge_size, own.temporal_patch_size
         if max_pixels is not None:
-            unit = self.processor.patch_size * self.merge
+            unit = own.patch_size * self.merge
             self.size = {"shortest_edge": unit * unit, "longest_edge": max_pixels}
-        self.prepare = functools.lru_cache(capacity)(self._prepare)  # safe from several threads
+        every_byte = np.tile(np.arange(256, dtype=np.uint8), (3, 1, 1))  # in each channel of a row of pixels
+        normal = own.normalize(own.rescale(every_byte, own.rescale_factor), own.image_mean, own.image_std)
+        self.numbers = np.asarray(normal, np.float32)[:, 0]  # by channel and byte
+        self.patches = functools.lru_cache(most)(self._patches)
+        self.prepare = functools.lru_cache(capacity)(self._prepare)
 
-    def _prepare(self, png: bytes) -> Picture:
-        """Return a screenshot's patches and their grid. ValueError or OSError if it is damaged."""
+    def _patches(self, png: bytes) -> tuple[np.ndarray, Grid]:
+        """Return the bytes of a screenshot's patches (n, 3, patch^2), scaled to `size`, and their grid.
+        ValueError or OSError if it is damaged."""
         try:
             picture = Image.open(io.BytesIO(png)).convert("RGB")
         except SyntaxError as error:  # PIL's name for some damages
             raise ValueError(f"a picture can't be decoded: {error}") from None
-        out = self.processor(images=[picture], size=self.size, return_tensors="pt")
-        return out["pixel_values"], tuple(out["image_grid_thw"][0].tolist())
+        out = self.processor(images=[picture], size=self.size, do_rescale=False, do_normalize=False)
+        patches = np.asarray(out["pixel_values"])
+        # a still picture's frames are equal
+        patches = patches.reshape(len(patches), 3, self.frames, -1)[:, :, 0].astype(np.uint8)
+        return patches, tuple(np.asarray(out["image_grid_thw"])[0].tolist())
+
+    def _prepare(self, png: bytes) -> Picture:
+        """Return a screenshot's patches in numbers, as the processor makes them, and their grid."""
+        patches, grid = self.patches(png)
+        out = np.empty((len(patches), 3, self.frames, patches.shape[2]), np.float32)
+        for channel in range(3):
+            out[:, channel] = self.numbers[channel][patches[:, channel]][:, None]
+        return torch.from_numpy(out.reshape(len(out), -1)), grid
 
 
 @dataclass
@@ -79,26 +99,45 @@ class Preprocessor:
         """Return how many image pads a screenshot takes in a prompt. ValueError for a text model."""
         if self.images is None:
             raise ValueError("this model can't see; use a vision-language model for the visual agent")
-        return len(self.images.prepare(png)[0]) // self.images.merge**2
+        return len(self.images.patches(png)[0]) // self.images.merge**2
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return a response as text, without the token that ended it."""
+        ended = len(ids) > 0 and ids[-1] in self.end
+        return str(self.tokenizer.decode(list(ids[:-1] if ended else ids), skip_special_tokens=False))
 
 
 def load_preprocessor(config: ModelConfig) -> Preprocessor:
     """Return a checkpoint's tokenizer, chat format and image processor. ValueError if one is missing."""
     settings, _ = _settings(config.path)
-    # 64, of 30 MB each at 1280 x 1000 pixels, or 2 GB of smaller ones
+    # 64, of 30 MB each at 1280 x 1000 pixels, or 2 GB of smaller ones; and 4 GB of bytes
     capacity = max(64, 2**31 // (24 * (config.max_pixels or 2**30)))
+    most = 2**32 // (3 * min(config.max_pixels or 2**30, 1280 * 1000))
     with _reading(config.path):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(config.path)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(config.path, **NO_CODE)
         vocabulary = tokenizer.get_vocab()
         if vocabulary.keys() <= set(tokenizer.all_special_tokens):  # made up from the model's type alone
             raise ValueError("no tokenizer there")
         visual = hasattr(settings, "vision_config")
-        images = Images(config.path, config.max_pixels, capacity) if visual else None
+        images = Images(config.path, config.max_pixels, capacity, most) if visual else None
     vision = [vocabulary[t] for t in (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, VIDEO_PAD) if t in vocabulary]
     # the head's rows beyond the tokenizer are for alignment only
     unused = range(max(vocabulary.values()) + 1, settings.get_text_config().vocab_size)
-    chat, end = ChatFormat.from_template(tokenizer), (tokenizer.eos_token_id,)
-    return Preprocessor(tokenizer, chat, images, suppressed=(*vision, *unused), end=end)
+    chat, ends = ChatFormat.from_template(tokenizer), end_tokens(config.path, tokenizer)
+    return Preprocessor(tokenizer, chat, images, suppressed=(*vision, *unused), end=ends)
+
+
+def end_tokens(path: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the chat's end token and the others of the checkpoint's generation_config.json, as Qwen's
+    <|endoftext|> and Llama's <|eom_id|>, in which a model may end that has not been tuned further."""
+    try:
+        named = transformers.GenerationConfig.from_pretrained(path).eos_token_id
+    except OSError:  # it has none
+        named = None
+    first: Any = tokenizer.eos_token_id
+    control = tokenizer.added_tokens_decoder  # a model's default may be the id of an ordinary word
+    ids = named if isinstance(named, list) else [named]
+    return (first, *(end for end in ids if end is not None and end in control and end != first))
 
 
 def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
@@ -111,12 +150,20 @@ def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 def load_model(config: ModelConfig, device: torch.device, dtype: str | None = None) -> PreTrainedModel:
     """Return the weights on one device, in the type that the config computes in or, for "auto", is stored."""
     _, auto = _settings(config.path)
-    options = {"dtype": dtype or compute_dtype(config, device), "attn_implementation": "sdpa"}
+    options = NO_CODE | {"dtype": dtype or compute_dtype(config, device), "attn_implementation": "sdpa"}
     with _reading(config.path):
         model, found = auto.from_pretrained(config.path, output_loading_info=True, **options)
         if found["missing_keys"]:  # they would be random
             raise ValueError(f"no weights for {min(found['missing_keys'])}")
     return model.to(device)
+
+
+def save_model(model: PreTrainedModel, folder: Path, **options: Any) -> None:
+    """Write a model as a Hugging Face folder. OSError if that fails, as on a full disk."""
+    try:
+        model.save_pretrained(folder, **options)
+    except safetensors.SafetensorError as error:
+        raise OSError(f"{folder} could not be written: {error}") from None
 
 
 def check_checkpoint(config: ModelConfig) -> None:
@@ -133,8 +180,8 @@ def check_checkpoint(config: ModelConfig) -> None:
 def blueprint(path: str) -> PreTrainedModel:
     """Return a checkpoint's model without weights. ValueError if there is none."""
     settings, auto = _settings(path)
-    with torch.device("meta"):
-        return auto.from_config(settings)
+    with _reading(path), torch.device("meta"):
+        return auto.from_config(settings, **NO_CODE)
 
 
 def _settings(path: str) -> tuple[PreTrainedConfig, Any]:
@@ -142,7 +189,7 @@ def _settings(path: str) -> tuple[PreTrainedConfig, Any]:
     if looks_local and not (Path(path) / "config.json").is_file():
         raise ValueError(f"--model.path {path}: no config.json there; give a Hugging Face folder or hub name")
     with _reading(path):
-        settings = transformers.AutoConfig.from_pretrained(path)
+        settings = transformers.AutoConfig.from_pretrained(path, **NO_CODE)
     visual = hasattr(settings, "vision_config")
     return settings, transformers.AutoModelForImageTextToText if visual else transformers.AutoModelForCausalLM
 
@@ -152,8 +199,7 @@ def _reading(path: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # tokenizers raises bare ones, safetensors its own, torch RuntimeError
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"--model.path {path} can't be loaded: {reason}") from error
+        raise ValueError(f"--model.path {path} can't be loaded: {first_line(error)}") from error
 
 
 class Encoded(NamedTuple):
@@ -181,7 +227,8 @@ def padded_inputs(rows: list[Encoded], preprocessor: Preprocessor, device: torch
     position = position_3BL if preprocessor.images else position_3BL[0]
     inputs = {"input_ids": torch.from_numpy(ids_BL), "position_ids": torch.from_numpy(position)}
     if pictures := [picture for row in rows for picture in row.pictures]:
-        inputs["pixel_values"] = torch.cat([patches for patches, _ in pictures])
+        # numpy's: torch's own would keep a pool of spinning threads for each thread that prepares inputs
+        inputs["pixel_values"] = torch.from_numpy(np.concatenate([patches for patches, _ in pictures]))
         inputs["image_grid_thw"] = torch.tensor([grid for _, grid in pictures])
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 

@@ -1,7 +1,8 @@
-"""The recipes: complete `Config`s with the papers' values.
+"""The recipes: complete `Config`s, and of each number whose it is.
 
-Where paper and code disagree, a recipe follows the paper; where only released code or a public fork states a
-value, it says so. Flags change single values (`python train.py tiny --loss.clip-high 0.3`).
+A number of a paper's recipe is the paper's, unless a comment names its released `code`, or `ours`. Time
+limits are OpenWebRL's (table 7) but for one: a response may take 120 s in training too, there 30; a slower
+one loses its episode. Flags change single values (`python train.py tiny --loss.clip-high 0.3`).
 """
 
 from __future__ import annotations
@@ -67,20 +68,26 @@ def tiny_text() -> Config:
 
 
 def openwebrl_4b() -> Config:
-    """OpenWebRL, 4B: 90 iterations of 15 turns, then 50 of 30. Adam's second beta and the learning rates
-    are from released scripts."""
+    """OpenWebRL, 4B: 90 iterations of 15 turns, then 50 of 30. Tables 7 (training) and 8 (evaluation)."""
     return Config(
         recipe="openwebrl_4b",
         steps=140,
         model=ModelConfig(path="Qwen/Qwen3-VL-4B-Thinking", gradient_checkpointing=True),
-        browser=BrowserConfig(episodes=80),
-        sampler=SamplerConfig(temperature=0.8),
+        agent=AgentConfig(names="code"),  # code; paper: table 6
+        browser=BrowserConfig(episodes=80, width=1280, height=1000),  # of 80 to 100 sandboxes; size: code
+        sampler=SamplerConfig(temperature=0.8, request_seconds=120.0),  # time: ours; paper: 30
         rollout=RolloutConfig(group=5, groups=48, max_steps=(15, 30), stage_steps=(90,)),
+        reward=RewardConfig(invalid="drop", format="every"),  # ours; paper: mask; code: last
+        loss=LossConfig(over="turns"),  # code; paper: trajectories
+        optim=OptimConfig(lr=1e-6, betas=(0.9, 0.98), weight_decay=0.1, grad_clip=1.0),  # all but decay: code
+        batch=BatchConfig(micro_tokens=36_864),  # SFT's longest turn: code, which cuts it
+        # lr, warm-up and these: code (Adam's are its library's); epochs and batch: paper
+        sft=SftConfig(betas=(0.9, 0.999), weight_decay=0.0, freeze_vision=True, max_pixels=512 * 512),
     )
 
 
 def openwebrl_8b() -> Config:
-    """OpenWebRL, 8B: as the 4B with half the learning rate (and 912 instead of 412 demonstrations)."""
+    """OpenWebRL, 8B: as the 4B with half the learning rate (code), and 912 demonstrations instead of 412."""
     config = openwebrl_4b()
     return replace(
         config,
@@ -91,21 +98,22 @@ def openwebrl_8b() -> Config:
 
 
 def webagent_r1_3b() -> Config:
-    """WebAgent-R1, Qwen2.5-3B. Group size, Adam's betas and the gradient clip are from the released code."""
+    """WebAgent-R1, Qwen2.5-3B. Appendix B. Code ends only evaluations after 5 errors or repeats."""
     return Config(
         recipe="webagent_r1_3b",
-        steps=40,
+        steps=40,  # code: 647 tasks once
         model=ModelConfig(path="Qwen/Qwen2.5-3B-Instruct", gradient_checkpointing=True),
         agent=AgentConfig(kind="text", feedback=False, context_tokens=16384, format_errors=5, repeats=5),
-        browser=BrowserConfig(width=1280, height=720, episodes=64),
-        sampler=SamplerConfig(temperature=1.0),
-        rollout=RolloutConfig(group=4, groups=16, dynamic=False, max_steps=(15,)),
-        reward=RewardConfig(format_error=0.0),  # rules alone: 0 or 1
-        loss=LossConfig(weighting="webagent-r1", clip_high=0.2, kl=0.001, std_eps=1e-4),
-        optim=OptimConfig(lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0, grad_clip=0.01),
+        browser=BrowserConfig(width=1280, height=720, episodes=64),  # size: code
+        sampler=SamplerConfig(temperature=1.0, gpu_memory=0.5),  # memory: ours; paper: 0.7
+        rollout=RolloutConfig(group=4, groups=16, dynamic=False, max_steps=(15,)),  # group, turns: code
+        reward=RewardConfig(after="any", format_error=0.0),  # rules alone: 0 or 1
+        loss=LossConfig(weighting="webagent-r1", clip_high=0.2, kl=0.001, std_eps=1e-4),  # eps: code
+        optim=OptimConfig(lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0, grad_clip=0.01),  # all but lr: code
         batch=BatchConfig(epochs=1, minibatch_turns=1024),  # 16 tasks x 4 x 15 turns: one update a step
-        sft=SftConfig(lr=5e-5, batch=128, warmup=0.05),
-        eval=EvalConfig(max_steps=30, temperature=1.0, top_p=0.9, top_k=0, response_tokens=2048),
+        # epochs and Adam's: ours; the paper is silent
+        sft=SftConfig(lr=5e-5, epochs=3, batch=128, warmup=0.05, betas=(0.9, 0.999), weight_decay=0.0),
+        eval=EvalConfig(max_steps=30, temperature=1.0, top_p=0.9, top_k=0, response_tokens=2048),  # code
     )
 
 
@@ -122,19 +130,20 @@ def webagent_r1_8b() -> Config:
 
 
 def autowebworld_7b() -> Config:
-    """AutoWebWorld, Qwen2.5-VL-7B on recorded steps. Clip, KL and response length are from released code."""
+    """AutoWebWorld, Qwen2.5-VL-7B on recorded steps. Appendix D.3."""
     path, max_pixels = "Qwen/Qwen2.5-VL-7B-Instruct", 12_845_056
     return Config(
         recipe="autowebworld_7b",
-        steps=500,
+        steps=508,  # 16,253 samples once, 32 a step
         model=ModelConfig(path, max_pixels=max_pixels, gradient_checkpointing=True),
-        agent=AgentConfig(kind="autowebworld", response_tokens=256, context_tokens=16384),
-        browser=BrowserConfig(width=1280, height=720),
+        agent=AgentConfig(kind="autowebworld", response_tokens=256, context_tokens=16384),  # code; ours
+        browser=BrowserConfig(width=1280, height=720),  # code
         sampler=SamplerConfig(temperature=1.0),
         rollout=RolloutConfig(group=8, groups=32, dynamic=False, max_steps=(1,)),
-        loss=LossConfig(weighting="grpo", clip_high=0.2, kl=0.04, std_eps=1e-4),
+        loss=LossConfig(weighting="grpo", clip_high=0.2, kl=0.04, std_eps=1e-4),  # code
+        optim=OptimConfig(lr=1e-6, betas=(0.9, 0.999), weight_decay=0.0),  # code, whose rate falls to 0
         batch=BatchConfig(epochs=1),  # 32 prompts x 8 responses of one turn: one update a step
-        eval=EvalConfig(max_steps=15),
+        eval=EvalConfig(max_steps=15),  # sampling: ours
     )
 
 

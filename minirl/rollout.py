@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,9 +21,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from minirl.advantages import Gates, gate, is_effective, make_group, needs_verdict
+from minirl.advantages import Gates, excuse, gate, is_effective, make_group, needs_verdict
 from minirl.console import say
-from minirl.distributed import Ranks, TaskQueue
+from minirl.distributed import SLACK_SECONDS, Ranks, TaskQueue
 from minirl.episode import Episode, Harness
 from minirl.model import request_seed
 from minirl.types import (
@@ -77,7 +78,7 @@ class Collected:
     submitted: int
     dropped: int  # groups without a difference in rewards, or with fewer than two valid episodes
     reason: str = ""  # why fewer groups than asked for
-    in_no_group: list[Trajectory] = field(default_factory=list)  # the invalid episodes, unless masked in one
+    in_no_group: list[Trajectory] = field(default_factory=list)  # the invalid, unless masked in one; or all
 
 
 @dataclass
@@ -90,21 +91,24 @@ class RolloutWorker:
     ranks: Ranks
     hosts: HostBackoff
     judge: Judge | None = None
-    collections: int = 0
+    queues: int = 0  # that were opened
 
     def __post_init__(self) -> None:
         self.config = self.harness.config
-        self.slots = asyncio.Semaphore(self.config.browser.episodes)
+        self.share = self.ranks.share(self.config.browser.episodes)
+        self.slots = asyncio.Semaphore(self.share)
 
     # --- one episode, one group --------------------------------------------------------------------------
 
-    def policy(self, sampling: Sampling, response_tokens: int, *names: object) -> PolicyFn:
+    def policy(self, sampling: Sampling, tokens: int, *names: object) -> PolicyFn:
         """Return the policy that asks the sampler, with a seed made of the names and the turn."""
+        seconds = self.config.sampler.request_seconds
 
         async def ask(t: int, prompt: Prompt, session: Session) -> Sample:
             room = self.config.agent.context_tokens - len(prompt.ids)
             seed = request_seed(self.config.seed, *names, t)
-            return await self.sampler.generate(Request(prompt, seed, min(response_tokens, room), sampling))
+            request = Request(prompt, seed, min(tokens, room), sampling, seconds)
+            return await self.sampler.generate(request)
 
         return ask
 
@@ -122,9 +126,9 @@ class RolloutWorker:
             if self.judge is not None and trajectory.valid and rewarded:
                 if needs_verdict(trajectory, gates):
                     trajectory = replace(trajectory, verdict=await self.judge(trajectory))
-                gated = gate(trajectory, gates, config.format_error)
+                gated = gate(trajectory, gates, config)
                 trajectory = gated if judged else replace(gated, success=trajectory.success)
-        return replace(trajectory, dollars=sum(bill))
+        return replace(excuse(trajectory), dollars=sum(bill))
 
     async def group(self, task: Task, step: int, number: int, max_steps: int) -> list[Trajectory]:
         """Return G episodes of one task; `number` is the task's place in the stream."""
@@ -160,16 +164,16 @@ class RolloutWorker:
     ) -> Collected:
         """Return one step's groups in the stream's order; with dynamic sampling until enough are effective.
 
-        Ranks claim numbers 0, 1, 2, ...; number n is the task at `places[n]` of the stream. The first groups
-        that qualify are accepted, in whatever order they finish; the rest is cancelled and comes again in the
-        next step. `tick` is told how many are sure to be kept.
+        Ranks claim numbers 0, 1, 2, ..., none more than its even share; number n is the task at `places[n]`
+        of the stream. The first groups that qualify are accepted, in whatever order they finish; the rest is
+        cancelled and comes again in the next step. `tick` is told how many are sure to be kept.
         """
         config, max_steps = self.config.rollout, self.config.max_steps(step)
         limit = int(config.groups * config.max_oversample)  # of tasks, over all ranks
-        most_running = self.config.browser.episodes // config.group + 1  # groups; the last may wait for slots
+        room = self.share // config.group + 1  # for groups; the last may wait for slots
         places = self._next_places(stream, cursor, limit)
-        self.collections += 1
-        queue = TaskQueue(self.ranks, f"collection {self.collections}")
+        self.queues += 1
+        queue = TaskQueue(self.ranks, f"queue {self.queues}")
         running: dict[asyncio.Task[list[Trajectory]], int] = {}
         episodes: dict[int, list[Trajectory]] = {}  # of this rank's finished groups
         async with asyncio.TaskGroup() as tasks:
@@ -181,13 +185,12 @@ class RolloutWorker:
                     queue.give_up()
                 if kept == config.groups or complete == limit or queue.given_up():
                     break
-                while len(running) < most_running and (claimed := queue.claimed()) < limit:
-                    if expected_kept(results, claimed) >= config.groups:
-                        break
-                    if (n := queue.claim()) >= limit:  # another rank has taken the last one just now
-                        break
-                    work = self.group(stream[places[n]], step, places[n], max_steps)
-                    running[tasks.create_task(work)] = n
+                needed = in_flight(results, config.groups, config.dynamic)
+                most = min(room, self.ranks.share(needed))
+                while len(running) < most and (n := queue.claimed()) < min(limit, len(results) + needed):
+                    if queue.claim(n):  # else another rank has taken it just now
+                        work = self.group(stream[places[n]], step, places[n], max_steps)
+                        running[tasks.create_task(work)] = n
                 for run in await ended(running):
                     n = running.pop(run)
                     episodes[n] = run.result()
@@ -200,7 +203,7 @@ class RolloutWorker:
         own = [(n, trajectories) for n, trajectories in episodes.items() if n < complete]
         everything = dict(self.ranks.all_gather(own))
         next_cursor = places[complete - 1] + 1 if complete else cursor
-        submitted = self.ranks.broadcast(min(queue.claimed(), limit))
+        submitted = self.ranks.broadcast(queue.claimed())
         return self._assemble([everything[n] for n in range(complete)], next_cursor, submitted)
 
     def _next_places(self, stream: TaskStream, cursor: int, limit: int) -> list[int]:
@@ -216,7 +219,9 @@ class RolloutWorker:
         for episodes in attempts:
             if group := self.qualified(episodes):
                 groups.append(group)
-            if not (group and masked):
+            if not group and self.config.rollout.dump_all:
+                in_no_group += episodes
+            elif not (group and masked):
                 in_no_group += [t for t in episodes if not t.valid]
         finished, dropped = list(chain.from_iterable(attempts)), len(attempts) - len(groups)
         reason = "" if len(groups) == wanted else why_so_few(finished, submitted)
@@ -237,8 +242,11 @@ class RolloutWorker:
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
         """Return one episode per task, in order, sampled as `config.eval`; its seed goes by task and member,
-        by default its place. `on_done` gets every episode as it ends, on the rank that ran it."""
-        config = self.config.eval
+        by default its place. `on_done` gets every episode as it ends, on the rank that ran it. Ranks take
+        tasks as they have room."""
+        config, browser = self.config.eval, self.config.browser
+        self.queues += 1
+        queue = TaskQueue(self.ranks, f"queue {self.queues}")
         sampling = Sampling(config.temperature, config.top_p, config.top_k)
         finished: dict[int, Trajectory] = {}  # by place in `tasks`
 
@@ -249,14 +257,31 @@ class RolloutWorker:
             if on_done is not None:
                 on_done(trajectory)
             finished[place] = trajectory
-            tick(min(len(finished) * self.ranks.world, len(tasks)))
+            queue.post(place, True)
+            tick(len(queue.results()))
+
+        async def take() -> None:
+            while not queue.given_up() and (place := queue.claimed()) < len(tasks):
+                if queue.claim(place):
+                    await run(place)
+                if self.sampler.failure:
+                    queue.give_up()
 
         try:
             async with asyncio.TaskGroup() as running:
-                for place in range(self.ranks.rank, len(tasks), self.ranks.world):
-                    running.create_task(run(place))
+                # one more than there are slots: browsers have work while a judge is asked
+                for _ in range(min(self.share + 1, self.ranks.share(len(tasks)))):
+                    running.create_task(take())
         except ExceptionGroup as failed:  # a full disk is one line for the user, a group is not
             raise failed.exceptions[0] from None
+        # Others end what they have begun, which may take longer than a collective call would wait.
+        ends = time.monotonic() + 2 * (browser.acquire_seconds + browser.episode_seconds) + SLACK_SECONDS
+        while len(queue.results()) < len(tasks) and not queue.given_up():
+            if time.monotonic() > ends:
+                raise TimeoutError("another rank's episodes have not ended in time")
+            await asyncio.sleep(POLL_SECONDS)
+            tick(len(queue.known))
+        tick(len(queue.known))
         await self.settle()
         everything = dict(self.ranks.all_gather(list(finished.items())))
         return [everything[place] for place in range(len(tasks))]
@@ -271,11 +296,16 @@ async def ended(running: Iterable[asyncio.Task]) -> set[asyncio.Task]:
     return done
 
 
-def expected_kept(results: Mapping[int, bool], claimed: int) -> float:
-    """Return how many of the claimed groups will be kept if the others go like those that have ended."""
+def in_flight(results: Mapping[int, bool], wanted: int, dynamic: bool) -> int:
+    """Return how many groups it takes to get those still wanted: with dynamic sampling if they go like those
+    that have ended, otherwise if all are kept.
+
+    >>> in_flight({}, 16, True), in_flight({0: True, 1: False}, 16, True), in_flight({0: True}, 16, False)
+    (22, 23, 15)
+    """
     kept = sum(results.values())
-    keep_rate = (kept + 3) / (len(results) + 4)  # a first guess of 3 in 4
-    return kept + (claimed - len(results)) * keep_rate
+    ended, good = (len(results) + 4, kept + 3) if dynamic else (1, 1)  # a first guess of 3 in 4
+    return -(-(wanted - kept) * ended // good)
 
 
 def accepted(results: Mapping[int, bool], wanted: int) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from minirl.config import LossConfig
+from minirl.console import say
 from minirl.context import answer_start
 from minirl.loss import turn_weights
 from minirl.model import Encoded, Preprocessor, encode, padded_inputs
@@ -86,6 +87,19 @@ def turn_rows(
         args = (prompt + response, len(prompt), turn.images, turn.logprobs, advantage, turn.shared, weights)
         rows.append(Row(*args))
     return tuple(rows)
+
+
+def that_fit(examples: list[TrajectoryRows], most: int, flag: str, name: str) -> list[TrajectoryRows]:
+    """Return the examples whose turns all have at most `most` tokens, which is `flag`; say how many have not.
+    ValueError if none has."""
+    longest = [max(len(row.ids) for row in example.rows) for example in examples]
+    fitting = [example for example, tokens in zip(examples, longest, strict=True) if tokens <= most]
+    if not fitting:
+        raise ValueError(f"no {name} has at most {flag} {most} tokens; the longest has {max(longest)}")
+    if left_out := len(examples) - len(fitting):
+        others = f"{left_out} {name}s were longer than {flag}, and were left out"
+        say(f"{others}, of {len(examples)}; the longest has {max(longest)} tokens")
+    return fitting
 
 
 def minibatches(trajectories: Sequence[TrajectoryRows], turns: int, seed: int) -> list[list[TrajectoryRows]]:

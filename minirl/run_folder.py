@@ -5,20 +5,26 @@
     trajectories/step_00012.jsonl, demos.jsonl    one trajectory per line; also eval_sft, ...
     screenshots/<hash>.png                        each distinct screenshot once
     checkpoints/, report.html                     of minirl/checkpoint.py and minirl/cli/report.py
+    lock                                          names the process that trains here
 
 Whole files are written beside their place and then renamed. A process that is killed may leave a torn last
-line in appended files: readers skip a line without its newline, and the next append removes it.
+line in appended files: readers skip a line without its newline, and the next append removes it. A folder may
+come from anybody: links and pipes in the place of its files are refused.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import platform
 import re
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -32,7 +38,8 @@ T = TypeVar("T")
 RUNNING_EPISODE_SECONDS = 3600.0  # `prune` keeps younger screenshots: an episode names its own when it ends
 TRAJECTORY = TypeAdapter(Trajectory)
 STEP_LABEL = re.compile(r"step_(\d+)")
-IMAGE_HASH = re.compile(rb'"([0-9a-f]{16})"')
+IMAGE_NAME = re.compile("[0-9a-f]{16}")
+QUOTED_IMAGE = re.compile(rb'"([0-9a-f]{16})"')
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -47,6 +54,13 @@ def write_atomic(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def own(path: Path) -> Path:
+    """Return a file's path. ValueError for a link, which may lead anywhere, or a pipe, which never ends."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ValueError(f"{path} is a link or no file at all; remove it")
+    return path
+
+
 def to_line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
@@ -54,7 +68,7 @@ def to_line(record: Mapping[str, Any]) -> bytes:
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one line in one write, after removing a torn last line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+b") as file:
+    with open(own(path), "a+b") as file:
         if end := file.seek(0, os.SEEK_END):
             file.seek(end - 1)
             if file.read(1) != b"\n":
@@ -63,17 +77,20 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
         file.write(to_line(record))
 
 
+def read_as(source: Path | bytes, adapter: TypeAdapter[T], problem: str) -> T:
+    """Return JSON, of a file or as it is, as a type. ValueError says `problem` and the reason in one line."""
+    try:  # pydantic's own parser would refuse the half characters that pages may hold
+        text = source if isinstance(source, bytes) else source.read_bytes()
+        return adapter.validate_python(json.loads(text))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{problem}: {' '.join(str(error).split())[:300]}") from None
+
+
 def read_records(path: Path, kind: type[T]) -> list[T]:
     """Return the lines of a file, which may be missing or torn. ValueError names one that is no `kind`."""
-    adapter, records = TypeAdapter(kind), []
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        try:  # pydantic's own parser would refuse the half characters that pages may hold
-            records.append(adapter.validate_python(json.loads(line)))
-        except ValueError as error:
-            place, reason = f"{path}, line {number},", " ".join(str(error).split())[:300]
-            raise ValueError(f"{place} cannot be read ({reason}); delete that line or the file") from None
-    return records
+    adapter, advice = TypeAdapter(kind), "cannot be read (delete that line, or the file)"
+    lines = own(path).read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [read_as(line, adapter, f"{path}, line {n}, {advice}") for n, line in enumerate(lines, start=1)]
 
 
 def to_record(trajectory: Trajectory) -> dict[str, Any]:
@@ -116,14 +133,16 @@ class ImageFolder:
         return name
 
     def get(self, name: str) -> bytes:
-        """Return a screenshot's PNG. ValueError if it is not there."""
+        """Return a screenshot's PNG. ValueError if it is not there, or not the name of one."""
         try:
-            return self.path(name).read_bytes()
+            return own(self.path(name)).read_bytes()
         except FileNotFoundError:
             problem = f"screenshot {name} is not in {self.folder}; its dump may have been pruned"
             raise ValueError(problem) from None
 
     def path(self, name: str) -> Path:
+        if not IMAGE_NAME.fullmatch(name):
+            raise ValueError(f"{name!r:.80} is no screenshot's name, which are 16 hex digits")
         return self.folder / f"{name}.png"
 
 
@@ -136,6 +155,28 @@ class Run:
         self.checkpoint_dir = self.root / "checkpoints"
         self.images = ImageFolder(self.root / "screenshots")
         self.report_path = self.root / "report.html"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from training in the folder while the block runs. ValueError names one that
+        does. The system frees what a dead process held; where files have no locks, nobody is kept out."""
+        if not self.records:
+            yield
+            return
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(own(self.root / "lock"), "a+") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    file.seek(0)
+                    holder = file.read(80) or "that is just starting"
+                    problem = f"{self.root} is in use by process {holder}; choose another --name, or end it"
+                    raise ValueError(problem) from None
+            file.truncate(0)
+            file.write(f"{os.getpid()} on {platform.node()}")
+            file.flush()
+            yield
 
     @staticmethod
     def step_label(step: int) -> str:
@@ -150,7 +191,7 @@ class Run:
 
     def config(self) -> dict[str, Any]:
         path = self.root / "config.json"
-        return json.loads(path.read_bytes()) if path.exists() else {}
+        return json.loads(own(path).read_bytes()) if path.exists() else {}
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.records:
@@ -204,7 +245,8 @@ class Run:
 
     def labels(self) -> list[str]:
         """Return the labels of all dumps, sorted, so that steps come in their order."""
-        return sorted(path.stem for path in (self.root / "trajectories").glob("*.jsonl"))
+        paths = (self.root / "trajectories").glob("*.jsonl")
+        return sorted(path.stem for path in paths if path.is_file() and not path.is_symlink())
 
     def step_labels(self) -> list[str]:
         """Return the labels of the dumped RL steps, in their order."""
@@ -235,7 +277,7 @@ class Run:
                 self.remove_dump(label)
         named = set[bytes]()  # with every quoted text that looks like one: at worst, too many are kept
         for label in self.labels():
-            named.update(IMAGE_HASH.findall(self.trajectory_path(label).read_bytes()))
+            named.update(QUOTED_IMAGE.findall(self.trajectory_path(label).read_bytes()))
         now = time.time()
         for path in (self.root / "screenshots").glob("*.png"):
             running = now - path.stat().st_mtime < RUNNING_EPISODE_SECONDS

@@ -9,9 +9,10 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, zip_longest
+from itertools import chain, groupby, zip_longest
 from operator import mul
 
 import torch
@@ -24,7 +25,7 @@ from minirl import rows as per_turn
 from minirl.config import Config, SftConfig
 from minirl.distributed import Ranks, full_tensor
 from minirl.loss import likelihood_loss, policy_loss, truncated_correction
-from minirl.model import Preprocessor, compute_dtype
+from minirl.model import Preprocessor, compute_dtype, load_preprocessor
 from minirl.policy import Policy, copy_weights, make_policy
 from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatches, weighted
 from minirl.types import ImageStore
@@ -59,9 +60,16 @@ class Trainer:
             adam.state[weight] = {"step": torch.zeros((), device=weight.device), **moments}
         return adam
 
+    @cached_property
+    def cloning_preprocessor(self) -> Preprocessor:
+        """Return the preprocessor of cloning, which scales screenshots down to --sft.max-pixels."""
+        most, model = self.config.sft.max_pixels if self.preprocessor.images else None, self.config.model
+        return load_preprocessor(replace(model, max_pixels=most)) if most else self.preprocessor
+
     def reset_optimizer(self) -> None:
-        """Forget the moments, as between cloning and reinforcement."""
-        vars(self).pop("optimizer", None)
+        """Forget the moments and cloning's screenshots, as between cloning and reinforcement."""
+        for name in ("optimizer", "cloning_preprocessor"):
+            vars(self).pop(name, None)
 
     def keep_reference(self) -> None:
         """Keep the weights as they are now as the reference of the KL term, if the loss has one."""
@@ -87,7 +95,8 @@ class Trainer:
             for minibatch in minibatches(trajectories, config.batch.minibatch_turns, seed + epoch):
                 steps.append(self._step(weighted(minibatch, config.loss, sizes), config.optim.lr))
             tick()
-        totals = add_up(steps)
+        totals, first = add_up(steps), steps[0]  # whose policy is still the one that was sampled from
+        own = {"mismatch_mean": first["gap"] / first["tokens"], "mismatch_max": first["gap_max"]}
         names = {"ratio_mean": "ratio", "clip_fraction": "clipped", "entropy": "entropy", "kl": "kl"}
         return {
             **{name: sum(step[name] for step in steps) / len(steps) for name in ("loss", "grad_norm")},
@@ -96,12 +105,12 @@ class Trainer:
             "updates": len(steps),
             "skipped": sum(not math.isfinite(step["loss"] + step["grad_norm"]) for step in steps),
             **{name: totals[key] / totals["tokens"] for name, key in names.items() if key in totals},
-            **mismatch,
+            **(mismatch or own),
         }
 
     def _with_scores(self, trajectories: Sequence[TrajectoryRows]) -> tuple[list[TrajectoryRows], Metrics]:
         """Return the trajectories with the reference's log-probs and the trainer's (with corrected weights,
-        in place of the sampler's) where the loss needs them; and how far the sampler was off."""
+        in place of the sampler's) where the loss needs them; and then how far the sampler was off."""
         config, metrics = self.config.loss, {}
         rows = [row for trajectory in trajectories for row in trajectory.rows]
         if config.kl:
@@ -135,8 +144,9 @@ class Trainer:
         scores = dict(self.ranks.all_gather(found))
         return [scores[i] for i in range(len(rows))]  # the dummy row's index is none of them
 
-    def clone(self, examples: list[TrajectoryRows], sft: SftConfig, seed: int) -> Iterator[float]:
+    def clone(self, examples: list[TrajectoryRows], seed: int) -> Iterator[float]:
         """Make the updates of `cloning_batches` at a rate that rises and falls; yield their losses."""
+        sft = self.config.sft
         batches = cloning_batches(examples, sft, seed)
         for i, batch in enumerate(batches):
             rows = [row for example in batch for row in example.rows]
@@ -147,16 +157,18 @@ class Trainer:
         tokens = sum(row.length for row in rows)
         self.policy.temperature = 1.0  # nothing was sampled
         rows = [replace(row, advantage=1.0, weights=(1 / tokens,) * row.length) for row in rows]
+        if self.cloning_preprocessor is not self.preprocessor:
+            rows = [resized(row, self.cloning_preprocessor, self.images) for row in rows]
         return self._step(rows, lr, cloning=True)["loss"]
 
     def _step(self, rows: Sequence[Row], lr: float, cloning: bool = False) -> Metrics:
         """Make one optimizer step on a minibatch; return its loss, gradient norm and metric sums, equal on
         all ranks. Without a finite gradient it changes nothing; ValueError after several in a row."""
         config, own = self.config, []
+        optim = config.sft if cloning else config.optim
         torch.set_num_threads(config.threads or cores())  # Chromium is idle now
         self.policy.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        for batch in self._batches(rows):
+        for batch in self._batches(rows, cloning):
             inputs, columns = (batch.sources_N, batch.targets_N), (batch.advantage_N, batch.weight_N)
             logprobs_N, entropy_N = self.policy(batch.inputs, *inputs, entropy=not cloning)
             loss, sums = likelihood_loss(logprobs_N, *columns), {}
@@ -167,35 +179,56 @@ class Trainer:
             (loss * self.ranks.world).backward()  # FSDP averages over ranks, and this is a sum
             own.append({name: float(value) for name, value in (sums | {"loss": loss.detach()}).items()})
         totals = add_up(self.ranks.all_gather(own))
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.optim.grad_clip)
+        if cloning and config.sft.freeze_vision and self.preprocessor.images:
+            for weight in self.policy.model.model.visual.parameters():
+                weight.grad = None  # requires_grad can't change once a weight is sharded
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), optim.grad_clip)
         loss, norm = totals["loss"], full_tensor(grad_norm).item()
         finite = math.isfinite(loss + norm)
         self.bad_steps = 0 if finite else self.bad_steps + 1
         if finite:
-            self.optimizer.param_groups[0]["lr"] = lr
+            self.optimizer.param_groups[0].update(lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
             self.optimizer.step()
         elif self.bad_steps >= MAX_BAD_STEPS:
             raise ValueError(f"{MAX_BAD_STEPS} updates in a row had no finite gradient; lower --optim.lr")
+        self.optimizer.zero_grad(set_to_none=True)  # rollouts have their memory
         return totals | {"grad_norm": norm}
 
-    def _batches(self, rows: Sequence[Row]) -> Iterator[Batch]:
-        """Yield this rank's share of a minibatch as forward passes, of which every rank has as many."""
+    def _batches(self, rows: Sequence[Row], cloning: bool = False) -> Iterator[Batch]:
+        """Yield this rank's share of a minibatch as forward passes, of which every rank has as many. The next
+        one's screenshots are prepared while the last is computed."""
         budget, cut, layout = self.config.batch.micro_tokens, per_turn.micro_batches, per_turn.collate
+        preprocessor = self.cloning_preprocessor if cloning else self.preprocessor
         if self.config.batch.layout == "tree":
-            cut = partial(prefix_tree.micro_batches, pad=self.preprocessor.pad, limit=budget)
+            cut = partial(prefix_tree.micro_batches, pad=preprocessor.pad, limit=budget)
             layout = prefix_tree.pack
         shares = balance(rows, budget, self.ranks.world, cut)
-        own, spare = [part.rows for part in shares[self.ranks.rank]], dummy_row(self.preprocessor)
+        own, spare = [part.rows for part in shares[self.ranks.rank]], dummy_row(preprocessor)
+        parts = []
         for _, part in zip_longest(range(max(map(len, shares))), own, fillvalue=[]):
-            if not part or (self.preprocessor.images and not any(row.images for row in part)):
+            if not part or (preprocessor.images and not any(row.images for row in part)):
                 part = [*part, spare]
-            yield layout(part, self.preprocessor, self.images, self.ranks.device)
+            parts.append((part, preprocessor, self.images, self.ranks.device))
+        with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
+            ready = thread.submit(layout, *parts[0])
+            for following in parts[1:]:
+                batch, ready = ready.result(), thread.submit(layout, *following)
+                yield batch
+            yield ready.result()
 
 
 def cloning_batches(examples: list[TrajectoryRows], sft: SftConfig, seed: int) -> list[list[TrajectoryRows]]:
     """Return the minibatches of every cloning update, shuffled anew in every epoch."""
     epochs = (minibatches(examples, sft.batch, seed + epoch) for epoch in range(sft.epochs))
     return [batch for epoch in epochs for batch in epoch][: sft.max_steps]
+
+
+def resized(row: Row, preprocessor: Preprocessor, images: ImageStore) -> Row:
+    """Return the row with as many pads for each screenshot as `preprocessor` makes of it."""
+    sizes, ids = map(preprocessor.image_tokens, map(images.get, row.images)), []
+    for is_pad, run in groupby(row.ids[: row.start], preprocessor.pad.__eq__):
+        ids += [preprocessor.pad] * next(sizes) if is_pad else run
+    return replace(row, ids=(*ids, *row.ids[row.start :]), start=len(ids))
 
 
 def cosine(update: int, total: int, warmup: float) -> float:

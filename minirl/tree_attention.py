@@ -1,9 +1,10 @@
 """Attention in a prefix tree: each chain sees its prefix and, causally, itself.
 
 Registered with transformers, so that the models' own code calls it. Two kernels compute the same thing:
-SegmentAttention, PyTorch's SDPA of each chain against a copy of all that it sees; and on a CPU
-JoinedAttention, in pieces that are joined by their log-sum-exp. A dense mask would be exact too, but computes
-all of L x L. Shape suffixes: L row length, A attention heads, D head size.
+JoinedAttention, in pieces that are joined by their log-sum-exp, and where no flash kernel takes the tensors
+(float32 on a GPU) SegmentAttention, PyTorch's SDPA of each chain against a copy of all that it sees. A dense
+mask would be exact too, but computes all of L x L. Shape suffixes: L row length, A attention heads, D head
+size, K heads of keys and values, S tokens of a piece.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -51,8 +53,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
 
 
 class SegmentAttention(torch.autograd.Function):
-    """Attention chain by chain. The backward pass computes it again and adds gradients in place: autograd on
-    slices would write a full-length one for every chain."""
+    """Attention chain by chain. The backward pass computes it again and adds gradients in place, in float32,
+    as a trunk's come from many chains: autograd on slices would write a full-length one for each."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tree: Tree, scale: float | None) -> Tensor:
@@ -67,45 +69,85 @@ class SegmentAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
-        dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+        dq = torch.empty_like(q)
+        dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
         for chain in ctx.tree:
             own = slice(chain.start, chain.end)
             inputs = [x.detach().requires_grad_() for x in (q[:, :, own], gather(k, chain), gather(v, chain))]
             with torch.enable_grad():
                 out = attend(inputs[0], inputs[1], inputs[2], ctx.scale)
             parts = torch.autograd.grad(out, inputs, grad[:, :, own])
-            dq[:, :, own] += parts[0]
+            dq[:, :, own] = parts[0]
             for total, part in zip((dk, dv), parts[1:], strict=True):
                 pieces = part.split([end - start for start, end in chain.seen], 2)
                 for (start, end), piece in zip(chain.seen, pieces, strict=True):
                     total[:, :, start:end] += piece
-        return dq, dk, dv, None, None
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
 # Attention that returns its log-sum-exps beside the outputs, and its backward pass, which takes them
-PIECE = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-PIECE_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention
+FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward
+Parts = tuple[Tensor, Tensor, Tensor]
+
+
+def piece(
+    q_1ALD: Tensor, k_1KSD: Tensor, v_1KSD: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return attention to one piece, (1, A, L, D), and its log-sum-exps, (1, A, L) in float32."""
+    if q_1ALD.is_cuda:  # its kernel knows heads that share a key head
+        return FLASH(q_1ALD, k_1KSD, v_1KSD, 0.0, causal, scale=scale)[:2]
+    heads, shared = k_1KSD.shape[1], q_1ALD.shape[1] // k_1KSD.shape[1]
+    if causal:
+        kv = [x.repeat_interleave(shared, 1) for x in (k_1KSD, v_1KSD)]
+        return FLASH_CPU(q_1ALD, *kv, 0.0, True, scale=scale)
+    out, sums = FLASH_CPU(fold(q_1ALD, heads), k_1KSD, v_1KSD, 0.0, False, scale=scale)
+    return unfold(out, shared), unfold(sums, shared)
+
+
+def piece_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    causal: bool,
+    scale: float | None,
+) -> Parts:
+    """Return a piece's gradients of q, k and v, given the outputs and log-sum-exps of all pieces together."""
+    if q.is_cuda:
+        sums = sums.contiguous()  # the kernel takes its strides for granted
+        unused = (None, None, q.shape[2], k.shape[2], 0.0, causal, *[q.new_empty(2, dtype=torch.uint64)] * 2)
+        return FLASH_BACKWARD(grad, q, k, v, out, sums, *unused, scale=scale)
+    heads, shared = k.shape[1], q.shape[1] // k.shape[1]
+    if causal:
+        kv = [x.repeat_interleave(shared, 1) for x in (k, v)]
+        dq, *dkv = FLASH_CPU_BACKWARD(grad, q, *kv, out, sums, 0.0, True, scale=scale)
+        dk, dv = (x.unflatten(1, (heads, shared)).sum(2) for x in dkv)
+        return dq, dk, dv
+    grad, q, out, sums = (fold(x, heads) for x in (grad, q, out, sums))
+    dq, dk, dv = FLASH_CPU_BACKWARD(grad, q, k, v, out, sums, 0.0, False, scale=scale)
+    return unfold(dq, shared), dk, dv
 
 
 class JoinedAttention(torch.autograd.Function):
     """Attention chain by chain in pieces: to the chain itself, causal, and to each range of its prefix,
-    joined by their softmax denominators' logarithms, which the kernel's backward pass takes. Towards the
-    prefix, query heads that share a key head are queries of one head (`fold`)."""
+    joined by their softmax denominators' logarithms, which the kernel's backward pass takes."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tree: Tree, scale: float | None) -> Tensor:
-        heads, shared = k.shape[1], q.shape[1] // k.shape[1]
         out, sums = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
         for chain in tree:
             own = slice(chain.start, chain.end)
-            own_kv = [x[:, :, own].repeat_interleave(shared, 1) for x in (k, v)]
-            pieces = [PIECE(q[:, :, own], *own_kv, 0.0, True, scale=scale)]
-            q_folded = fold(q[:, :, own], heads)
-            for start, end in chain.prefix:
-                piece = PIECE(q_folded, k[:, :, start:end], v[:, :, start:end], 0.0, False, scale=scale)
-                pieces.append(tuple(unfold(x, shared) for x in piece))
+            pieces = [
+                piece(q[:, :, own], k[:, :, start:end], v[:, :, start:end], start == chain.start, scale)
+                for start, end in chain.seen
+            ]
             total = torch.stack([piece_sums for _, piece_sums in pieces]).logsumexp(0)
-            out[:, :, own] = sum(o * (s - total).exp()[..., None].to(o.dtype) for o, s in pieces)
+            out[:, :, own] = sum(o * (s - total).exp()[..., None] for o, s in pieces)  # in float32
             sums[:, :, own] = total
         ctx.save_for_backward(q, k, v, out, sums)
         ctx.tree, ctx.scale = tree, scale
@@ -114,24 +156,17 @@ class JoinedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, sums = ctx.saved_tensors
-        heads, shared = k.shape[1], q.shape[1] // k.shape[1]
-        dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+        dq, dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v))
         for chain in ctx.tree:
             own = slice(chain.start, chain.end)
             g, own_q, o, s = (x[:, :, own] for x in (grad, q, out, sums))
-            own_kv = [x[:, :, own].repeat_interleave(shared, 1) for x in (k, v)]
-            parts = PIECE_BACKWARD(g, own_q, *own_kv, o, s, 0.0, True, scale=ctx.scale)
-            dq[:, :, own] += parts[0]
-            for total, part in zip((dk, dv), parts[1:], strict=True):
-                total[:, :, own] += part.unflatten(1, (heads, shared)).sum(2)
-            g, own_q, o, s = (fold(x, heads) for x in (g, own_q, o, s))
-            for start, end in chain.prefix:
+            for start, end in chain.seen:
                 seen = (k[:, :, start:end], v[:, :, start:end])
-                parts = PIECE_BACKWARD(g, own_q, *seen, o, s, 0.0, False, scale=ctx.scale)
-                dq[:, :, own] += unfold(parts[0], shared)
+                parts = piece_backward(g, own_q, *seen, o, s, start == chain.start, ctx.scale)
+                dq[:, :, own] += parts[0]
                 dk[:, :, start:end] += parts[1]
                 dv[:, :, start:end] += parts[2]
-        return dq, dk, dv, None, None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
 def fold(x: Tensor, heads: int) -> Tensor:
@@ -143,6 +178,13 @@ def unfold(x: Tensor, shared: int) -> Tensor:
     return x.unflatten(2, (shared, -1)).flatten(1, 2)
 
 
+def joinable(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return True if a kernel that returns log-sum-exps takes these tensors."""
+    if not q.is_cuda:
+        return True
+    return q.shape[-1] % 8 == 0 and can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, True, True))
+
+
 def tree_attention(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
@@ -151,7 +193,7 @@ def tree_attention(
     if tree is None:
         return sdpa_attention_forward(module, q, k, v, attention_mask, **kwargs)
     assert q.shape[0] == 1 and q.shape[2] == k.shape[2] == tree[-1].end, "one packed row, without a cache"
-    kernel = JoinedAttention if q.device.type == "cpu" else SegmentAttention
+    kernel = JoinedAttention if joinable(q, k, v) else SegmentAttention
     return kernel.apply(q, k, v, tree, kwargs.get("scaling")).transpose(1, 2).contiguous(), None
 
 
@@ -163,5 +205,6 @@ def enable(model: PreTrainedModel) -> None:
         raise ValueError("prefix trees need layers of full attention; use --batch.layout per-turn")
     AttentionInterface.register("tree", tree_attention)
     AttentionMaskInterface.register("tree", sdpa_mask)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new length, for up to a second
     vision = hasattr(model.config, "vision_config")
     model.set_attn_implementation({"text_config": "tree", "vision_config": "sdpa"} if vision else "tree")

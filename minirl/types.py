@@ -8,12 +8,13 @@ records can be compared, dumped and read back.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +32,7 @@ class Stop(Enum):
     SAMPLER_ERROR = "sampler_error"  # the sampler refused or failed this request
     ENV_ERROR = "env_error"  # the page or the renderer failed (crash, hang)
     SITE_ERROR = "site_error"  # the task's first page did not open
+    BLOCKED = "blocked"  # it failed, and the page that it ended on keeps visitors out
     INFRA_ERROR = "infra_error"  # the browser could not be had, or is gone
     JUDGE_ERROR = "judge_error"  # no verdict could be had
     CANCELLED = "cancelled"  # given up from outside
@@ -41,7 +43,8 @@ class Stop(Enum):
         return self in (Stop.DONE, Stop.MAX_STEPS, Stop.FORMAT_ERROR, Stop.REPEATED, Stop.LENGTH)
 
 
-BY_DONE = (Stop.DONE,)  # the endings after which an episode can succeed, mostly
+# The endings after which an episode can succeed, by `reward.after`
+GRADED = {"done": (Stop.DONE,), "any": tuple(stop for stop in Stop if stop.is_agent_fault)}
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,11 @@ class Task:
     start_url: str
     goal: Mapping[str, Any] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)  # benchmark, site, difficulty, ...
+
+    @property
+    def site(self) -> str:
+        """Return the site that the meta names, or the first page's host."""
+        return str(self.meta.get("site") or urlsplit(self.start_url).hostname or "")
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,7 @@ class Request:
     seed: int
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
+    seconds: float = 120.0  # the longest time that the response may take
 
 
 @dataclass(frozen=True)
@@ -205,6 +214,7 @@ class Trajectory:
     final_state: Mapping[str, Any] = field(default_factory=dict)  # the score's details
     verdict: Verdict | None = None  # the judge's, if one was asked
     final_image: str = ""  # hash of the screenshot after the last action
+    blocked: str = ""  # what shows that the last page keeps visitors out (minirl/browser/blocked.js)
     seconds: float = 0.0
     dollars: float = 0.0  # what served models have charged for it, a judge among them
     # of the browser: seconds to acquire it and to start, its uptime, MB of JavaScript, requests
@@ -302,6 +312,7 @@ class Session(Protocol):
     """An episode's tabs in one browser context, as far as the core uses it: minirl/browser/session.py."""
 
     async def start(self, url: str) -> None: ...
+    async def blocked(self) -> str: ...  # why the current page keeps visitors out, "" if it does not
     def diagnostics(self) -> dict[str, float]: ...
 
 
@@ -329,8 +340,8 @@ class Benchmark(Protocol):
     judged: bool  # the judge scores these tasks, and `score` is never asked
 
     def identity(self, task: Task) -> set[tuple[str, ...]]: ...  # two tasks that share a name are the same
-    def missing(self, tasks: Sequence[Task]) -> list[str]: ...  # unset environment variables they need
-    def places(self, tasks: Sequence[Task]) -> set[tuple[str, int]]: ...  # their hosts and ports
+    def missing(self, task: Task) -> list[str]: ...  # unset environment variables that it needs
+    def places(self, task: Task) -> set[tuple[str, int]]: ...  # hosts and ports of its own
     def needs_judge(self, task: Task) -> bool: ...  # if scoring takes a language model
     async def prepare(self, session: Any, task: Task) -> None: ...  # logs in, between first page and look
     async def score(self, task: Task, session: Any, answer: str) -> Score: ...  # by the page left, the answer

@@ -38,6 +38,13 @@ settings.register_profile("minirl", deadline=None)
 settings.load_profile("minirl")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests compare in float32 on the CPU, where on a GPU minirl computes in bfloat16. Only those marked
+    `gpu`, which are run on their own, see one; so do processes that they start."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 # The longest first: were they last, one process would still be at them when the others have ended.
 LONG = "train replay checkpoint distributed train_text hostile render eval resume openwebrl scripts"
 FIRST = [f"test_{name}.py" for name in LONG.split()]

@@ -10,6 +10,7 @@ import pytest
 from minirl.advantages import (
     advantages,
     assign_advantages,
+    excuse,
     gate,
     is_effective,
     make_group,
@@ -17,7 +18,7 @@ from minirl.advantages import (
     reward,
     shuffle_rewards,
 )
-from minirl.config import LossConfig
+from minirl.config import LossConfig, RewardConfig
 from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn, Verdict
 
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
@@ -45,6 +46,7 @@ GATE = {
     Stop.SAMPLER_ERROR: (0.0, 0.0, False),
     Stop.SITE_ERROR: (0.0, 0.0, False),
     Stop.ENV_ERROR: (0.0, 0.0, False),
+    Stop.BLOCKED: (0.0, 0.0, False),
     Stop.INFRA_ERROR: (0.0, 0.0, False),
     Stop.JUDGE_ERROR: (0.0, 0.0, False),
     Stop.CANCELLED: (0.0, 0.0, False),
@@ -56,6 +58,14 @@ def test_only_done_earns_and_only_format_errors_cost(stop):
     succeeded, failed, says_something = GATE[stop]
     assert (reward(stop, 1.0), reward(stop, 0.0)) == (succeeded, failed)
     assert episode(stop).valid is says_something
+
+
+@pytest.mark.parametrize("stop", Stop)
+def test_where_any_ending_is_graded_the_rules_alone_decide_and_format_errors_cost_failures(stop):
+    config = RewardConfig(after="any", format_error=-0.5)
+    *_, says_something = GATE[stop]
+    failed = -0.5 if stop is Stop.FORMAT_ERROR else 0.0
+    assert (reward(stop, 1.0, config), reward(stop, 0.0, config)) == (float(says_something), failed)
 
 
 def test_an_episode_without_a_turn_is_not_valid():
@@ -140,6 +150,29 @@ def test_a_verdict_changes_nothing_else():
     assert gate(denied) == denied
     again = replace(gate(said), verdict=NO)
     assert gate(again) == denied, "what was said before does not count"
+
+
+EXCUSED = (Stop.DONE, Stop.MAX_STEPS, Stop.REPEATED)
+
+
+@pytest.mark.parametrize("stop", Stop)
+def test_a_failure_before_a_page_that_keeps_visitors_out_is_nobodys_fault(stop):
+    failed = judged(READ, ENDS, stop=stop, error="why", blocked="it answered 403")
+    excused = replace(failed, stop=Stop.BLOCKED, error="blocked: it answered 403")
+    assert excuse(failed) == (excused if stop in EXCUSED else failed)
+    assert excuse(replace(failed, blocked="")) == replace(failed, blocked="")
+    assert not excused.valid and excuse(excused) == excused
+
+
+def test_a_success_before_such_a_page_stays_one_and_format_errors_still_cost():
+    won = replace(gate(judged(READ, ENDS, verdict=YES)), blocked="it answered 403")
+    assert excuse(won) == won and (won.success, won.reward) == (True, 1.0)
+    costly = gate(
+        judged(UNREAD, UNREAD, UNREAD, stop=Stop.FORMAT_ERROR, answer="", blocked="it answered 403")
+    )
+    assert excuse(costly).reward == -1.0
+    lost = excuse(gate(judged(READ, ENDS, verdict=NO, blocked="it answered 403")))
+    assert make_group([lost, won, replace(won, member=1)]).trajectories == (won, replace(won, member=1))
 
 
 # --- groups ----------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -10,10 +13,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peers import on_ranks
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from training import distance, equal, learn, make_groups, make_trainer, picture, rows_of, weights
 from transformers import AutoModelForImageTextToText, PreTrainedModel
@@ -149,7 +154,14 @@ def garble(path: Path) -> None:
     path.write_bytes(b"nothing")
 
 
+def holds(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text) and None
+
+
 DAMAGE = [
+    *(("state.json", holds(text)) for text in ("[]", "null", "3", "NaN", "{}", "[" * 90_000, "1" * 5000)),
+    *(("state.json", holds(f'{{"step": {n}}}')) for n in ("-5", '"a"', "NaN", "2.0", "true", "null")),
+    ("state.json", holds('{"step": 2, "cursor": -1}')),
     ("state.json", Path.unlink),
     ("state.json", cut_short),
     ("shards/*.distcp", cut_short),
@@ -186,6 +198,44 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(saved, part, da
     assert line.startswith(f"checkpoint {here.folder / 'step_00002'} can't be used: ")
     assert line.endswith("; trying the one before") and "\n" not in line
     assert names(here.folder) == ["step_00001"]
+
+
+class Payload:
+    """Pickled, it is a call that whoever unpickles it makes."""
+
+    def __init__(self, function: Callable, *args: Any):
+        self.call = function, args
+
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        return self.call
+
+
+# Each one alone, and in the place of one weight's record
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("function", [os.system, eval, torch.load, getattr])
+def test_code_in_a_strangers_shards_is_not_run(saved, tmp_path, within, function):
+    here, first = saved
+    path, proof = here.folder / "step_00002/shards/.metadata", tmp_path / "proof"
+    calls = {os.system: [f"touch {proof}"], eval: [f"open({str(proof)!r}, 'w')"]}
+    calls |= {torch.load: [str(proof)], getattr: ["", "join"]}
+    payload = Payload(function, *calls[function])
+    metadata = pickle.loads(path.read_bytes())
+    metadata.planner_data = payload
+    content = pickle.dumps(metadata if within else payload)
+    if function in (os.system, eval):  # the control: plainly read, it runs
+        pickle.loads(content)
+        proof.unlink()
+    path.write_bytes(content)
+    said: list[str] = []
+    assert here.resume(said.append) == {"step": 1} and equal(weights(here.trainer), first)
+    assert not proof.exists() and "which is code" in said[0]
+
+
+@pytest.mark.parametrize("index", [None, 3, [], {"a": 1}, torch.float32, torch.Size([2])])
+def test_shards_without_an_index(saved, index):
+    here, _ = saved
+    (here.folder / "step_00002/shards/.metadata").write_bytes(pickle.dumps(index))
+    assert here.resume(lambda _: None) == {"step": 1}
 
 
 def test_the_newest_checkpoint_is_used_if_it_can_be_read(saved):
@@ -252,6 +302,32 @@ def test_an_interrupted_save_leaves_the_one_before(saved, monkeypatch):
         here.save("step_00002", {"step": 99}, keep=5)  # over an old one
     assert names(here.folder) == ["step_00001", "step_00002"]
     assert here.resume(pytest.fail) == {"step": 2}
+
+
+@pytest.mark.parametrize("method", ["save", "export"])
+def test_a_disk_that_is_full_is_a_usual_error(saved, monkeypatch, method):
+    """What safetensors raises is none; a limit of files' sizes stands for the disk's end. The checkpoints
+    before are still there."""
+    here, _ = saved
+    before = names(here.folder)
+
+    def full(*args: Any, **how: Any) -> None:
+        usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, usual[1]))
+        try:
+            save_file(*args, **how)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+
+    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
+    with pytest.raises(OSError, match=r"step_00009\.part could not be written: .*File too large") as caught:
+        here.save("step_00009", {"step": 9}, 2) if method == "save" else here.export("step_00009", {})
+    assert "\n" not in str(caught.value) and not isinstance(caught.value, SafetensorError)
+    assert names(here.folder) == before
+    monkeypatch.undo()
+    here.save("step_00009", {"step": 9}, 1)
+    here.finish()
+    assert names(here.folder) == ["step_00009"]
 
 
 def test_a_save_replaces_what_was_there(saved):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import sft
 import train
 from minirl.cli.command_line import check, from_command_line
 from minirl.config import Config, to_json
@@ -51,6 +52,23 @@ def numbers(config: Config) -> dict[str, object]:
     }
 
 
+def cloning(config: Config) -> dict[str, object]:
+    """What papers, or the libraries that they clone with, state of SFT."""
+    sft = config.sft
+    return {
+        "lr, warm-up": (sft.lr, sft.warmup),
+        "epochs, batch": (sft.epochs, sft.batch),
+        "Adam": (sft.betas, sft.weight_decay, sft.grad_clip),
+        "vision": (sft.freeze_vision, sft.max_pixels),
+    }
+
+
+CLONING = {
+    "lr, warm-up": (1e-5, 0.1),
+    "epochs, batch": (3, 128),
+    "Adam": ((0.9, 0.999), 0.0, 1.0),
+    "vision": (False, None),
+}
 OPENWEBRL = {
     "lr": 1e-6,
     "betas": (0.9, 0.98),
@@ -76,7 +94,9 @@ def test_openwebrl_4b():
     assert config.optim.weight_decay == 0.1
     assert config.batch.minibatch_turns == 256
     assert config.loss.weighting == "openwebrl"
-    assert (config.sft.lr, config.sft.warmup, config.sft.epochs, config.sft.batch) == (1e-5, 0.1, 3, 128)
+    assert cloning(config) == CLONING | {"vision": (True, 512 * 512)}
+    assert config.batch.micro_tokens == 36_864  # a longer demonstration is left out
+    assert config.sampler.request_seconds == 120 and config.browser.episode_seconds == 600
     evaluation = config.eval
     assert (evaluation.max_steps, evaluation.response_tokens) == (30, 4096)
     assert (evaluation.temperature, evaluation.top_p, evaluation.top_k) == (0.6, 0.95, 20)
@@ -86,6 +106,7 @@ def test_openwebrl_8b_learns_at_half_the_rate():
     config = RECIPES["openwebrl_8b"]()
     assert config.model.path == "Qwen/Qwen3-VL-8B-Thinking"
     assert numbers(config) == OPENWEBRL | {"lr": 5e-7}
+    assert cloning(config) == cloning(RECIPES["openwebrl_4b"]())
 
 
 @pytest.mark.parametrize(
@@ -114,7 +135,8 @@ def test_webagent_r1(recipe, path):
         "viewport": (1280, 720),
     }
     assert config.agent.kind == "text" and config.loss.weighting == "webagent-r1"
-    assert (config.sft.lr, config.sft.warmup, config.sft.batch) == (5e-5, 0.05, 128)
+    assert cloning(config) == CLONING | {"lr, warm-up": (5e-5, 0.05)}
+    assert config.optim.weight_decay == 0.0
     assert (config.eval.max_steps, config.eval.temperature, config.eval.top_p) == (30, 1.0, 0.9)
 
 
@@ -129,10 +151,11 @@ def test_autowebworld(recipe, path):
     config = RECIPES[recipe]()
     assert (config.model.path, config.model.max_pixels) == (path, 12_845_056)
     stated = numbers(config)
-    for unstated in ("betas", "grad clip", "response, context"):
-        del stated[unstated]
+    del stated["response, context"]
     assert stated == {
         "lr": 1e-6,
+        "betas": (0.9, 0.999),
+        "grad clip": 1.0,
         "group": 8,
         "groups": 32,
         "dynamic": False,
@@ -143,8 +166,17 @@ def test_autowebworld(recipe, path):
         "temperature": 1.0,
         "viewport": (1280, 720),
     }
+    assert config.optim.weight_decay == 0.0
+    assert config.steps == 508 and config.steps == -(-16_253 // 32), "every sample once"
     assert config.agent.response_tokens == 256 and config.eval.max_steps == 15
     assert config.agent.kind == "autowebworld" and config.loss.weighting == "grpo"
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "tiny_text"])
+def test_the_laptops_recipes_clone_with_the_optimizer_that_they_reinforce_with(recipe):
+    config = RECIPES[recipe]()
+    assert (config.optim.betas, config.optim.weight_decay, config.optim.grad_clip) == ((0.9, 0.98), 0.1, 1.0)
+    assert cloning(config)["Adam"] == ((0.9, 0.98), 0.1, 1.0) and cloning(config)["vision"] == (False, None)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -265,6 +297,27 @@ def test_what_becomes_of_invalid_episodes_can_be_chosen():
 def test_recipes_that_are_built_pass(recipe):
     config = RECIPES[recipe]()
     assert check(config) is config
+
+
+@pytest.mark.parametrize("recipe", ["openwebrl_4b", "openwebrl-8b", "webagent-r1-3b", "webagent_r1_8b"])
+@pytest.mark.parametrize("script", [train, sft])
+def test_a_papers_recipe_does_not_train_on_the_toy_shop_unasked(script, recipe, monkeypatch):
+    class Opened(Exception):
+        pass
+
+    def opened(*_: object) -> None:
+        raise Opened
+
+    monkeypatch.setattr(script, "open_ranks", opened)
+    heldout = ["--task.heldout", "tasks.jsonl"]
+    for flags, missing in (([], "train"), (heldout, "train"), (["--task.train=tasks.jsonl"], "heldout")):
+        with pytest.raises(ValueError, match=rf"brings no tasks along: give --task.{missing} FILE \(or shop"):
+            script.run([recipe, *flags])
+    for flags in (["--task.train", "shop"], ["--task.train=tasks.jsonl"]):
+        with pytest.raises(Opened):
+            script.run([recipe, *flags, *heldout])
+    with pytest.raises(Opened):
+        script.run(["tiny", "--name", "never-made"])
 
 
 @pytest.mark.parametrize("recipe", ["autowebworld_3b", "autowebworld_7b"])

@@ -9,12 +9,51 @@ import pytest
 from rich.console import Console
 
 from minirl import console
-from minirl.console import Meter, duration, progress, say
+from minirl.cli.command_line import run_main
+from minirl.console import Meter, duration, new_table, printable, progress, say
 
 
 def test_say_prints_brackets_as_they_are(capsys):
     say("[bold] scores [1, 2] [/nothing] " + "x" * 200)
     assert capsys.readouterr().out == "[bold] scores [1, 2] [/nothing] " + "x" * 200 + "\n"
+
+
+HOSTILE = {
+    "clear": "\x1b[2J\x1b[H",
+    "title": "\x1b]0;mine\x07",
+    "clipboard": "\x1b]52;c;cm0gLXJmIH4K\x1b\\",
+    "C1": "\x9b2J\x9d0;mine\x9c",
+    "carriage": "overwritten\rby this",
+    "backspace": "a\x08b",
+    "direction": "\u202etxt.exe\u2066",
+    "half": "half a \ud83d",
+    "markup": "[/x] [red]a[/red] [link=http://x.test]b",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_what_others_say_can_not_give_orders_to_the_terminal(monkeypatch, text):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "CONSOLE", Console(file=screen, width=200, highlight=False))
+    rows = new_table(text, "[/y]")
+    rows.add_row(text, f"{text} 2")
+    say(f"said {text}")
+    say(Meter("a", note=text).line())
+    console.CONSOLE.print(rows)
+    shown = screen.getvalue()
+    assert not set(shown) & {chr(n) for n in (*range(10), *range(11, 32), *range(0x7F, 0xA0), 0x202E, 0x2066)}
+    assert shown.count(printable(text)) == 5 and len(printable(text)) == len(text)
+    shown.encode()
+
+
+def test_a_mistake_is_printed_without_orders_to_the_terminal(monkeypatch, capsys):
+    def mistaken(argv: list[str]) -> None:
+        raise ValueError("\x1b]52;c;cm0=\x07 is no recipe")
+
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    with pytest.raises(SystemExit):
+        run_main(mistaken)
+    assert capsys.readouterr().err == "train.py: ?]52;c;cm0=? is no recipe\n"
 
 
 def test_progress_away_from_a_terminal_is_plain_lines(capsys, monkeypatch):
@@ -58,6 +97,7 @@ def test_times_are_for_people():
     assert [duration(7.26), duration(83), duration(5025)] == ["7.3s", "1m23s", "1h23m"]
 
 
-def test_a_meter_with_unknown_total_counts():
-    meter = Meter("reading", done=10, started=time.monotonic() - 5)
+def test_a_meter_with_unknown_total_counts(monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: 105.0)
+    meter = Meter("reading", done=10, started=100.0)
     assert meter.line() == "reading: 10, 2/s, 5.0s elapsed"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import time
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -16,10 +19,10 @@ from training import distance, learn, make_groups, make_trainer, rows_of, save_t
 from workers import make_worker
 
 from minirl import prefix_tree
-from minirl.config import BrowserConfig, LossConfig, ModelConfig, RolloutConfig
+from minirl.config import BrowserConfig, Config, LossConfig, ModelConfig, RolloutConfig
 from minirl.distributed import Ranks, TaskQueue
 from minirl.model import load_model
-from minirl.recipes import tiny
+from minirl.recipes import RECIPES, tiny
 from minirl.rollout import Collected
 from minirl.rows import balance, micro_batches
 from minirl.types import Group, RunEnds, Task, Trajectory, Turn
@@ -34,9 +37,15 @@ SETTINGS = {
     "replicas": {"optim": {"replicas": 2}},
     "checkpointing": {"model": {"gradient_checkpointing": True}},
     "frozen": {"model": {"freeze_vision": True}},
+    "cloning's own": {
+        "sft": {"betas": (0.5, 0.9), "grad_clip": 0.01, "freeze_vision": True, "max_pixels": 64 * 64}
+    },
     "small micro-batches": {"micro_tokens": 60},
     "per turn": {"layout": "per-turn", "micro_tokens": 100},
 }
+
+
+LEARNS_OTHERWISE = ("frozen", "cloning's own")  # than the plain settings; all others give the same weights
 
 
 def blind(group: Group) -> Group:
@@ -90,6 +99,7 @@ CASES = [
     ("kl and recomputed", "replicas", False),
     ("openwebrl", "checkpointing", False),
     ("openwebrl", "frozen", False),
+    ("openwebrl", "cloning's own", False),
     ("openwebrl", "small micro-batches", False),
     ("openwebrl", "per turn", False),
     ("filtered-bc", "plain", False),
@@ -107,11 +117,15 @@ def on_two(tiny_folder, text_folder) -> list[dict]:
     return on_ranks(2, all_cases, tiny_folder, text_folder)
 
 
+def test_tests_compute_on_the_cpu(ranks):
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "" and ranks.device.type == "cpu"
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(map(str, case)))
 def test_two_ranks_train_as_one_does(tiny_folder, ranks, on_two, case):
     loss, settings, few = case
     start = load_model_weights(tiny_folder)
-    one = two_steps(ranks, tiny_folder, loss, SETTINGS["frozen"] if settings == "frozen" else {}, few)
+    one = two_steps(ranks, tiny_folder, loss, SETTINGS[settings] if settings in LEARNS_OTHERWISE else {}, few)
     for found in on_two:
         assert_same(found[case], one, start)
     still = {name for name, weight in one[0].items() if (torch.from_numpy(weight) == start[name]).all()}
@@ -164,11 +178,13 @@ def test_no_task_is_taken_twice_and_all_ranks_know_what_became_of_it():
     store = dist.HashStore()
     ranks = [Ranks(r, 3, torch.device("cpu"), store, None) for r in range(3)]
     boards = [TaskQueue(rank, "step 0") for rank in ranks]
-    assert [boards[i].claim() for i in (0, 1, 2, 1, 1)] == [0, 1, 2, 3, 4]
+    for n, owner in enumerate((0, 1, 2, 1, 1)):
+        assert boards[owner].claim(n) and [board.claimed() for board in boards] == [n + 1] * 3
+        assert not any(board.claim(n) for board in boards if board is not boards[owner]), "it is taken"
     boards[1].post(3, True)
     boards[0].post(0, False)
     assert all(board.results() == {0: False, 3: True} and board.claimed() == 5 for board in boards)
-    assert TaskQueue(ranks[0], "step 1").claim() == 0  # another step
+    assert TaskQueue(ranks[0], "step 1").claim(0)  # another step
 
 
 PLANS = [random.Random(i).choice([(0.0, 1.0), (0.0, 0.0), (1.0, 1.0)]) for i in range(60)]
@@ -177,10 +193,11 @@ PLANS = [random.Random(i).choice([(0.0, 1.0), (0.0, 0.0), (1.0, 1.0)]) for i in 
 class Stage:
     """Rollouts whose episodes end when they like, with rewards that the task alone decides."""
 
-    def __init__(self, ranks: Ranks, seed: int):
+    def __init__(self, ranks: Ranks, seed: int, config: Config | None = None):
         self.random, self.ran = random.Random(f"{seed} {ranks.rank}"), []
         rollout = RolloutConfig(group=2, groups=6, max_steps=(5,), max_oversample=5)
-        config = replace(tiny(), rollout=rollout, browser=BrowserConfig(episodes=4))
+        browser = BrowserConfig(episodes=4 * ranks.world)
+        config = config or replace(tiny(), rollout=rollout, browser=browser)
         self.failure = ""
         self.tasks = [self[n] for n in range(len(PLANS))]
         self.rollouts = make_worker(config, sampler=self, ranks=ranks)
@@ -209,6 +226,79 @@ def collected(ranks: Ranks, seed: int) -> tuple[list[str], int, list[str], list[
     kept = [group.task.id for step in (first, second) for group in step.groups]
     finished = [trajectory.task.id for step in (first, second) for trajectory in step.finished]
     return kept, second.next_cursor, finished, stage.ran
+
+
+EVEN = ["webagent_r1_3b", "openwebrl_4b"]
+
+
+def busiest(ranks: Ranks, recipe: str, late: bool) -> tuple[int, int, int]:
+    """The most episodes and the most browsers that a rank has at once in a step of a paper's size, and how
+    many episodes it begins; the others may come half a second after the first."""
+    stage = Stage(ranks, 0, RECIPES[recipe]())
+    worker, live, most, begun, own = stage.rollouts, set(), [0], [0], [0]
+
+    async def episode(task: Task, member: int, *_: object) -> Trajectory:
+        live.add((task.id, member))
+        most[0], begun[0] = max(most[0], len(live)), begun[0] + 1
+        try:
+            async with worker.slots:
+                own[0] = max(own[0], worker.share - worker.slots._value)
+                await asyncio.sleep(stage.random.uniform(0.8, 1.2))
+        finally:
+            live.remove((task.id, member))
+        return Trajectory(task, member, turns=(Turn(0, (1,), (2,), (-0.1,), ""),), reward=float(member % 2))
+
+    worker.episode = episode
+    ranks.barrier()
+    if late and ranks.rank:
+        time.sleep(0.5)
+    stage.collect(0)
+    return most[0], own[0], begun[0]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("recipe", EVEN)
+def test_a_steps_episodes_are_shared_evenly_among_the_ranks(recipe, late):
+    """Eight ranks, no one with more episodes than one and a half times its share in whole groups."""
+    config = RECIPES[recipe]()
+    total, group = config.browser.episodes, config.rollout.group
+    share = {"webagent_r1_3b": 8, "openwebrl_4b": 10}[recipe]
+    most = -(-3 * share // 2 // group) * group
+    assert (total, most) in ((64, 12), (80, 15))
+    found = on_ranks(8, busiest, recipe, late)
+    assert all(held <= most and browsers <= share and begun for held, browsers, begun in found), found
+    if recipe == "webagent_r1_3b":  # without dynamic sampling none is begun beyond those needed
+        assert sum(begun for *_, begun in found) == 64 and all(held <= 8 for held, *_ in found), found
+
+
+def evaluated(ranks: Ranks, config: Config, seconds: dict[int, float], wait: float) -> tuple[list, int, list]:
+    """An evaluation of twelve tasks on a rank that takes so long for each; its collective calls wait less."""
+    short = dist.new_group(backend="gloo", timeout=timedelta(seconds=wait))
+    stage = Stage(ranks, 0, config)
+    ticks: list[int] = []
+
+    async def episode(task: Task, member: int, *_: object) -> Trajectory:
+        stage.ran.append(task.id)
+        await asyncio.sleep(seconds[ranks.rank])
+        return Trajectory(task, member)
+
+    async def settle() -> None:
+        dist.barrier(short)
+
+    stage.rollouts.episode, stage.rollouts.settle = episode, settle
+    tasks = [stage[n] for n in range(12)]
+    done = asyncio.run(stage.rollouts.evaluate(tasks, "eval", 3, ticks.append))
+    return [(t.task.id, t.member) for t in done], len(stage.ran), ticks
+
+
+def test_ranks_take_an_evaluations_tasks_as_they_have_room_and_wait_for_the_slowest():
+    """One rank takes ten times as long as the other, and longer than a collective call waits."""
+    config = replace(tiny(), browser=BrowserConfig(episodes=2))
+    fast, slow = on_ranks(2, evaluated, config, {0: 0.3, 1: 5.0}, 2.0)
+    everything = [(f"task-{n}", n) for n in range(12)]
+    assert fast[0] == slow[0] == everything and fast[1] + slow[1] == 12
+    assert slow[1] == 2, "one in its slot, and one behind it"
+    assert fast[2][-1] == slow[2][-1] == 12 and fast[2] == sorted(fast[2])
 
 
 def one_dies(ranks: Ranks) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
@@ -22,13 +23,24 @@ from workers import make_worker
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
-from minirl.config import AgentConfig, BrowserConfig, Config
+from minirl.config import AgentConfig, BrowserConfig, Config, RewardConfig
+from minirl.console import CONSOLE, say
 from minirl.model import Preprocessor
 from minirl.recipes import tiny
 from minirl.rollout import RolloutWorker, TaskStream
 from minirl.rows import collate, turn_rows
 from minirl.run_folder import Run
-from minirl.types import Request, Sample, SamplerError, Sampling, Stop, Task, Trajectory
+from minirl.types import (
+    BrowserFault,
+    Request,
+    Sample,
+    SamplerError,
+    Sampling,
+    Stop,
+    Task,
+    ToolFailure,
+    Trajectory,
+)
 from minirl.worlds.render import SiteServer
 from minirl.worlds.shop import make_shop, make_tasks
 
@@ -177,6 +189,32 @@ async def test_past_reasoning_can_be_kept_from_the_model(play):
     assert [turn.response_ids for turn in t.turns] == [sample.ids for sample in script.samples]
 
 
+async def test_the_event_loop_goes_on_while_a_screenshot_is_prepared(play, preprocessor, monkeypatch):
+    images, beats, meanwhile = preprocessor.images, [], []
+    plain = images.processor
+
+    def slow(**given: Any) -> Any:
+        before = len(beats)
+        time.sleep(0.5)
+        meanwhile.append(len(beats) - before)
+        return plain(**given)
+
+    async def beat() -> None:
+        while True:
+            beats.append(1)
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(images, "processor", slow)
+    images.patches.cache_clear()
+    images.prepare.cache_clear()
+    async with play(saying(WAIT), saying(DONE)) as (worker, _, task):
+        ticking = asyncio.create_task(beat())
+        trajectory = await episode(worker, task)
+        ticking.cancel()
+    assert trajectory.stop == Stop.DONE
+    assert meanwhile and min(meanwhile) > 5
+
+
 async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play):
     """A step in which its first page failed makes the next one look elsewhere, and both count right."""
     browser = replace(BROWSER, host_failures=1)
@@ -203,13 +241,44 @@ async def test_only_done_is_verified(play):
     assert t.valid and t.final_state == {} and len(script.requests) == 3
 
 
-async def test_a_protocol_may_score_what_ran_out_of_turns(play):
-    """As WebArena-Lite's evaluation does, which asks the page and takes the answer as empty."""
+async def test_what_keeps_visitors_out_at_the_end_is_noted_after_the_turns(play, monkeypatch):
+    """Asked once, of the last page; the rules' success stays one, and a page that is never left is no reason
+    to ask more often. An episode that the browser spoiled is not asked about."""
+    asked = []
+
+    async def blocked(session: Session) -> str:
+        asked.append(session.page.url)
+        return "it answered 429"
+
+    monkeypatch.setattr(Session, "blocked", blocked)
+    async with play(saying(WAIT), saying(DONE)) as (worker, _, task):
+        won = await episode(worker, task)
+    assert (won.stop, won.success, won.blocked) == (Stop.DONE, True, "it answered 429")
     async with play(saying(WAIT)) as (worker, _, task):
-        worker.harness.succeeds_by = (Stop.DONE, Stop.MAX_STEPS)
+        lost = await episode(worker, task, max_steps=2)
+    assert (lost.stop, lost.success, lost.valid, len(lost.turns)) == (Stop.BLOCKED, False, False, 2)
+    assert lost.error == "blocked: it answered 429" and asked == [task.start_url] * 2
+    async with play(SamplerError("gone")) as (worker, _, task):
+        spoiled = await episode(worker, task)
+    assert (spoiled.stop, spoiled.blocked, len(asked)) == (Stop.SAMPLER_ERROR, "", 2)
+
+
+@pytest.mark.parametrize(
+    ("sayings", "stop"),
+    [
+        ([saying(WAIT)], Stop.MAX_STEPS),
+        (["hm"], Stop.FORMAT_ERROR),
+        ([SamplerError("no")], Stop.SAMPLER_ERROR),
+    ],
+)
+async def test_what_did_not_end_with_done_may_be_scored_too(play, sayings, stop):
+    """As in WebAgent-R1, which asks the page and takes the answer as empty."""
+    config = replace(CONFIG, reward=RewardConfig(after="any"))
+    async with play(*sayings, config=config) as (worker, _, task):
         (t,) = await worker.evaluate([task], "eval", 3, lambda done: None)
-    assert (t.stop, t.success, t.answer, t.final_state) == (Stop.MAX_STEPS, True, "", {"asked": True})
-    assert t.reward == 0.0, "training earns nothing so"
+    graded = stop.is_agent_fault
+    assert (t.stop, t.success, t.reward, t.answer) == (stop, graded, float(graded), "")
+    assert t.final_state == ({"asked": True} if graded else {})
 
 
 async def test_three_unparsable_responses_in_a_row_end_the_episode(play):
@@ -261,9 +330,12 @@ async def test_a_sampler_that_does_not_answer_or_fails_ends_the_episode(play):
     assert (t.stop, t.valid, len(t.turns)) == (Stop.SAMPLER_ERROR, False, 1) and "out of memory" in t.error
 
 
+@pytest.mark.parametrize("quiet", [False, True], ids=["rank 0", "another rank"])
 async def test_what_nobody_expects_is_an_infrastructure_error_and_its_first_traceback_is_shown(
-    play, monkeypatch, capsys
+    play, monkeypatch, capsys, quiet
 ):
+    monkeypatch.setattr(CONSOLE, "quiet", quiet)
+    say("a usual line")
     async with play(saying(WAIT)) as (worker, _, task):
 
         async def observe(session: Session) -> Any:
@@ -274,6 +346,7 @@ async def test_what_nobody_expects_is_an_infrastructure_error_and_its_first_trac
     assert [t.stop for t in ended] == [Stop.INFRA_ERROR] * 2 and "a bug of ours" in ended[1].error
     said = capsys.readouterr().out
     assert said.count("KeyError: 'a bug of ours'") == 1 and "test_episode.py" in said
+    assert ("a usual line" in said) is not quiet
 
 
 async def test_a_start_page_that_does_not_open_is_an_error_of_the_site(play):
@@ -309,6 +382,31 @@ async def test_a_page_that_crashes_ends_its_episode(play):
         worker.harness.agent = Looking(worker.harness.agent, observe)
         t = await episode(worker, task)
     assert (t.stop, t.valid) == (Stop.ENV_ERROR, False)
+
+
+@pytest.mark.parametrize("said", [DONE, WAIT])
+@pytest.mark.parametrize(
+    "fault",
+    [BrowserFault(Stop.ENV_ERROR, "it hangs"), BrowserFault(Stop.INFRA_ERROR, "gone"), ToolFailure("no")],
+)
+async def test_an_answer_counts_though_the_last_look_at_the_page_fails(play, fault, said):
+    """The control says something else than `done`."""
+    async with play(saying(said)) as (worker, _, task):
+        look, looks = worker.harness.agent.observe, []
+
+        async def observe(session: Session) -> Any:
+            looks.append(session)
+            if len(looks) > 1:
+                raise fault
+            return await look(session)
+
+        worker.harness.agent = Looking(worker.harness.agent, observe)
+        t = await episode(worker, task)
+    assert len(looks) == 2 and len(t.turns) == 1 and t.final_image == ""
+    if said is DONE:
+        assert (t.stop, t.answer, t.success, t.reward, t.valid) == (Stop.DONE, "it is done", True, 1.0, True)
+    else:
+        assert t.stop is getattr(fault, "stop", Stop.ENV_ERROR) and not t.valid and not t.success
 
 
 async def test_a_browser_that_is_killed_ends_only_its_own_episodes(play):

@@ -80,7 +80,8 @@ def test_the_loss_is_the_weighted_sum():
 def test_metrics_count_only_what_the_clip_changed():
     """Ratios 1.5 and 0.5 are outside on the harmless side for the last two tokens."""
     _, sums, _ = of_ratios([1.5, 0.5, 1.1, 1.5, 0.5], [1.0, -1.0, 1.0, -1.0, 1.0])
-    assert sums == pytest.approx({"tokens": 5, "ratio": 5.1, "ratio_max": 1.5, "clipped": 2})
+    gaps = {"gap": 2 * log(1.5) + 2 * log(2) + log(1.1), "gap_max": log(2)}  # of log-probs, either way
+    assert sums == pytest.approx({"tokens": 5, "ratio": 5.1, "ratio_max": 1.5, "clipped": 2, **gaps})
 
 
 # k3 = exp(d) - d - 1 with d = ref - logprob; its gradient with respect to the log-prob is 1 - exp(d).
@@ -136,7 +137,7 @@ def test_a_token_of_weight_0_is_in_no_statistic_and_has_no_gradient(kl):
 def test_a_micro_batch_of_such_tokens_alone_counts_for_nothing():
     loss, sums, gradient = of_ratios([1.5, 0.5], [1.0, 1.0], [0.0, 0.0], LossConfig(kl=0.1), [1.0, 1.0])
     assert loss == 0.0 and gradient == [0.0, 0.0]
-    assert sums == {"tokens": 0, "ratio": 0, "ratio_max": 0, "clipped": 0, "kl": 0}
+    assert sums == {"tokens": 0, "ratio": 0, "ratio_max": 0, "clipped": 0, "gap": 0, "gap_max": 0, "kl": 0}
 
 
 # Two groups. The first has a trajectory of one turn of 2 tokens and one of two turns, of 4 and 1 tokens;

@@ -24,7 +24,15 @@ from torch import nn
 from training import logprobs_of
 
 from minirl.config import ModelConfig
-from minirl.model import Images, check_checkpoint, image_starts, load_model, load_preprocessor, positions
+from minirl.model import (
+    Images,
+    blueprint,
+    check_checkpoint,
+    image_starts,
+    load_model,
+    load_preprocessor,
+    positions,
+)
 from minirl.policy import Policy
 from minirl.rows import Row, collate
 
@@ -211,6 +219,22 @@ def test_what_is_suppressed_and_what_ends_a_response(preprocessor, model):
     assert preprocessor.pad == model.config.image_token_id
 
 
+def test_every_end_token_of_the_generation_config_ends_a_response(preprocessor, tiny_folder, tmp_path):
+    """The chat's own first, none twice; an ordinary word, as a class's default may name one, is none."""
+    folder, tokenizer = shutil.copytree(tiny_folder, tmp_path / "model"), preprocessor.tokenizer
+    text, own = tokenizer.convert_tokens_to_ids("<|endoftext|>"), tokenizer.eos_token_id
+    assert text != own and tokenizer.decode([300]) not in tokenizer.get_added_vocab()
+    for named, ends in (([text, own, 300], (own, text)), (text, (own, text)), (None, (own,)), (own, (own,))):
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+        speaks = load_preprocessor(ModelConfig(path=str(folder)))
+        assert speaks.end == ends and not {*ends} & {*speaks.suppressed}
+        for end in ends:
+            assert speaks.text((*tokenizer("so it is")["input_ids"], end)) == "so it is"
+    assert speaks.text((300, text)) == tokenizer.decode([300, text]), "which is none of the last one's"
+    (folder / "generation_config.json").unlink()
+    assert load_preprocessor(ModelConfig(path=str(folder))).end == (own,)
+
+
 def test_rows_of_the_head_beyond_the_tokenizer_are_suppressed(preprocessor, tiny_folder, tmp_path):
     """Qwen's vocabularies are padded to a round number; those ids decode to nothing."""
     shutil.copytree(tiny_folder, tmp_path / "padded")
@@ -265,6 +289,35 @@ def test_json_that_is_cut_off_is_one_line(tiny_folder, tmp_path, name):
     assert_refused(load_preprocessor, folder)
 
 
+CODE = """
+from pathlib import Path
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+Path({ran!r}).touch()
+class Theirs(PreTrainedConfig): model_type = "theirs"
+class Tokens(PreTrainedTokenizerFast): pass
+"""
+
+
+def test_a_folder_with_code_of_its_own_is_one_line_and_no_question(tiny_folder, tmp_path, monkeypatch):
+    """Where there is a class of transformers' own for it, as for this tokenizer, that is used."""
+    folder, ran = shutil.copytree(tiny_folder, tmp_path / "theirs"), tmp_path / "ran"
+
+    def change(name: str, **changes: object) -> None:
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
+
+    (folder / "theirs.py").write_text(CODE.format(ran=str(ran)))
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "y")
+    change("tokenizer_config.json", auto_map={"AutoTokenizer": [None, "theirs.Tokens"]})
+    load_preprocessor(ModelConfig(path=str(folder)))
+    change("config.json", model_type="theirs", auto_map={"AutoConfig": "theirs.Theirs"})
+    assert_refused(load_preprocessor, folder)
+    assert_refused(check_checkpoint, folder)
+    assert_refused(lambda config: load_model(config, CPU), folder)
+    assert_refused(lambda config: blueprint(config.path), folder)
+    assert asked == [] and not ran.exists()
+
+
 def test_image_tokens_are_merged_patches(preprocessor, png):
     # 64 x 96 pixels: 4 x 6 patches of 16, so 2 x 3 of 2 x 2
     assert preprocessor.image_tokens(png(64, 96)) == 6
@@ -290,6 +343,26 @@ def test_a_damaged_picture_is_a_usual_error(preprocessor):
         preprocessor.images.prepare(file.getvalue()[: first + 100])
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}]
+)
+def test_pictures_are_to_the_bit_what_the_processor_makes_of_them(tiny_folder, tmp_path, png, settings):
+    """Scaled or not, and with another mean for each channel, as Qwen2.5-VL has it."""
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    for max_pixels, size in ((None, (64, 96)), (None, (75, 131)), (64 * 64, (160, 128))):
+        images, noise = Images(str(folder), max_pixels), io.BytesIO()
+        Image.effect_noise(size, 80).convert("RGB").save(noise, "PNG")
+        for picture in (png(*size), noise.getvalue()):
+            opened = Image.open(io.BytesIO(picture)).convert("RGB")
+            theirs = images.processor(images=[opened], size=images.size, return_tensors="pt")
+            pixels, grid = images.prepare(picture)
+            assert torch.equal(pixels, theirs["pixel_values"]) and len({*pixels.flatten().tolist()}) > 50
+            assert grid == tuple(theirs["image_grid_thw"][0].tolist())
+            assert 8 * images.patches(picture)[0].nbytes == pixels.nbytes
+
+
 def test_a_text_model_says_that_it_cannot_see(preprocessor):
     blind = replace(preprocessor, images=None)
     assert blind.pad == -1
@@ -311,7 +384,7 @@ def test_images_are_prepared_from_several_threads(tiny_folder, png):
     """The sampler's thread and the event loop share one memory, where either drops what the other wants."""
     images = Images(str(tiny_folder), max_pixels=None, capacity=1)
     pictures = [png(32, 32, seed) for seed in range(3)]
-    answer = images.processor(images=[Image.new("RGB", (32, 32))], return_tensors="pt")
+    answer = images.processor(images=[Image.new("RGB", (32, 32))], do_rescale=False, do_normalize=False)
     images.processor = lambda **_: answer  # at once, so that the threads meet in the memory
 
     def work(first: int) -> None:

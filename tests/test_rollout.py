@@ -131,6 +131,21 @@ async def test_without_dynamic_sampling_equal_groups_stay():
     assert names(collected) == ["task-0", "task-1"] and collected.dropped == 0
 
 
+async def test_without_dynamic_sampling_no_group_is_begun_beyond_those_needed_but_for_lost_ones():
+    """Sixteen wanted and room for all; the first guess of three in four kept would begin 22."""
+    plans = [Plan(delay=1)] * 30
+    theatre = Theatre(plans, groups=16, dynamic=False)
+    theatre.worker.share = 64
+    assert (await theatre.collect()).submitted == 16 and theatre.most == 32
+    plans[3] = plans[7] = Plan(stops=(Stop.DONE, Stop.ENV_ERROR))  # a group with one valid episode is lost
+    theatre = Theatre(plans, groups=16, dynamic=False)
+    collected = await theatre.collect()
+    assert (collected.submitted, collected.dropped, len(collected.groups)) == (18, 2, 16)
+    theatre = Theatre([Plan(delay=1)] * 30, groups=16)
+    theatre.worker.share = 64
+    assert (await theatre.collect()).submitted == 22, "with it, as before"
+
+
 async def test_what_was_cut_off_comes_again():
     theatre = Theatre([EQUAL, Plan(delay=3), Plan(delay=3), Plan(delay=50), Plan(delay=50)])
     collected = await theatre.collect()
@@ -153,8 +168,7 @@ async def test_a_later_group_that_finished_first_and_is_not_needed_comes_again()
 async def test_no_more_groups_are_in_flight_than_there_are_slots_for_and_one():
     """What waits behind full browsers would be thrown away when the step is full."""
     theatre = Theatre([EQUAL, *[Plan(delay=1)] * 9], groups=8)
-    browser = replace(CONFIG.browser, episodes=4)
-    theatre.worker.config = replace(theatre.worker.config, browser=browser)
+    theatre.worker.share = 4
     collected = await theatre.collect()
     assert len(collected.groups) == 8 and collected.submitted <= 10
     assert theatre.most == 6  # episodes of three groups
@@ -203,6 +217,21 @@ async def test_every_invalid_episode_is_in_a_group_or_beside_them(how):
     grouped = [t.member for group in collected.groups for t in group.trajectories]
     alone = [t.member for t in collected.in_no_group]
     assert (grouped, alone) == (([1, 2, 0, 1, 2], [0]) if how == "drop" else ([0, 1, 2] * 2, []))
+
+
+@pytest.mark.parametrize("dump_all", [False, True])
+async def test_dropped_groups_are_dumped_on_demand(dump_all):
+    """And each episode once, whatever ended it: two groups kept, one without a difference, one broken."""
+    broken = Plan((0.0, 1.0), (Stop.ENV_ERROR, Stop.DONE))
+    theatre = Theatre([Plan(), EQUAL, broken, Plan(), *[EQUAL] * 4])
+    theatre.worker.config = replace(
+        theatre.worker.config, rollout=replace(theatre.worker.config.rollout, dump_all=dump_all)
+    )
+    collected = await theatre.collect()
+    assert names(collected) == ["task-0", "task-3"] and collected.dropped == 2
+    alone = [(t.task.id, t.member) for t in collected.in_no_group]
+    everything = [("task-1", 0), ("task-1", 1), ("task-2", 0), ("task-2", 1)]
+    assert alone == (everything if dump_all else [("task-2", 0)])
 
 
 async def test_a_step_that_finds_too_little_keeps_it():
@@ -292,8 +321,9 @@ async def test_training_and_evaluation_sample_each_in_their_own_way():
         async def idle(self) -> None:
             pass
 
+    assert SamplerConfig().request_seconds == 120, "table 8's"
     how = EvalConfig(temperature=0.6, top_p=0.95, top_k=20, response_tokens=7)
-    config = replace(CONFIG, sampler=SamplerConfig(temperature=0.8), eval=how)
+    config = replace(CONFIG, sampler=SamplerConfig(temperature=0.8, request_seconds=119), eval=how)
     worker = make_worker(config, sampler=Sampler())
 
     async def episode(task: Task, member: int, policy: Any, *_: Any, **__: Any) -> Trajectory:
@@ -308,6 +338,7 @@ async def test_training_and_evaluation_sample_each_in_their_own_way():
     assert {request.sampling for request in trained} == {Sampling(0.8, 1.0, 0)}
     assert len({request.seed for request in asked}) == len(asked), "every request has a seed of its own"
     assert (evaluated.sampling, evaluated.max_tokens) == (Sampling(0.6, 0.95, 20), 7)
+    assert {request.seconds for request in asked} == {119}
 
 
 @pytest.mark.parametrize("recipe", ["tiny_text", "webagent_r1_3b", "webagent_r1_8b"])

@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 from training import CPU, TASK, logprobs_of
 
 from minirl.config import LossConfig
+from minirl.console import CONSOLE
 from minirl.context import answer_start
 from minirl.policy import Policy
 from minirl.rows import (
@@ -24,6 +25,7 @@ from minirl.rows import (
     make_rows,
     micro_batches,
     minibatches,
+    that_fit,
     turn_rows,
     weighted,
 )
@@ -76,6 +78,24 @@ def cut(groups: list[Group], turns: int, seed: int = 0) -> list[list[Row]]:
 
 def names(batches: list[list[Row]]) -> list[list[int]]:
     return [[row.ids[0] - 100 for row in rows] for rows in batches]
+
+
+def test_demonstrations_that_are_too_long_for_a_row_are_named_and_left_out():
+    def example(number: int, *lengths: int) -> TrajectoryRows:
+        return TrajectoryRows(number, tuple(Row((7,) * n, 1, (), (0.0,) * (n - 1), 1.0) for n in lengths))
+
+    examples = [example(0, 3, 9), example(1, 10), example(2, 4, 11, 2), example(3, 25), example(4, 2)]
+    with CONSOLE.capture() as said:
+        assert that_fit(examples, 25, "--batch.micro-tokens", "demonstration") == examples
+    assert not said.get()
+    with CONSOLE.capture() as said:
+        kept = that_fit(examples, 10, "--batch.micro-tokens", "demonstration")
+    assert [example.group for example in kept] == [0, 1, 4]
+    words = " ".join(said.get().split())
+    assert "2 demonstrations were longer than --batch.micro-tokens, and were left out, of 5" in words
+    assert "the longest has 25 tokens" in words
+    with pytest.raises(ValueError, match="no demonstration has at most --batch.micro-tokens 1 tokens; .* 25"):
+        that_fit(examples, 1, "--batch.micro-tokens", "demonstration")
 
 
 def test_minibatches_are_whole_trajectories_with_their_own_advantages():

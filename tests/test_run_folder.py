@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minirl import run_folder
+from minirl.cli.lifecycle import save
+from minirl.config import RolloutConfig
 from minirl.run_folder import TRAJECTORY, Run, differences, to_record
 from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn, Verdict
 
@@ -192,6 +198,18 @@ def test_pruning_removes_screenshots_that_nobody_names(tmp_path, monkeypatch):
     assert run.images.put(b"orphan") == orphan and run.images.get(orphan) == b"orphan"
 
 
+@pytest.mark.parametrize("dump_all", [False, True])
+def test_every_steps_dump_stays_on_demand(tmp_path, dump_all):
+    run, kept = Run(tmp_path), SimpleNamespace(saved=set, save=lambda *_: None)
+    rollout = RolloutConfig(dump_all=dump_all)
+    experiment = SimpleNamespace(run=run, checkpoints=kept, config=SimpleNamespace(keep=2, rollout=rollout))
+    for step in range(1, 14):
+        run.save_trajectories(Run.step_label(step), [episode()])
+    save(experiment, {"step": 13, "cursor": 0})
+    first = 1 if dump_all else 4
+    assert run.step_labels() == [Run.step_label(step) for step in range(first, 14)]
+
+
 def test_another_process_prunes_by_what_the_dumps_name(tmp_path):
     run = Run(tmp_path)
     kept = run.images.put(b"kept")
@@ -249,3 +267,77 @@ def test_only_the_first_rank_writes_a_runs_records(tmp_path):
     run.truncate_after(0)
     run.prune(keep_steps=1)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["../../secret", "/etc/passwd", "0" * 15, "0" * 17, "A" * 16, "", "0" * 16 + "\n"]
+)
+def test_a_screenshot_is_named_by_hex_digits_alone(tmp_path, name):
+    """A dump names its screenshots, and a judge is sent what they hold."""
+    run = Run(tmp_path / "runs/run")
+    (run.root / "screenshots").mkdir(parents=True)
+    for place in (tmp_path / "runs/secret.png", run.root / "screenshots/secret.png"):
+        place.write_bytes(b"secret")
+    with pytest.raises(ValueError, match="is no screenshot's name"):
+        run.images.get(name)
+    run.images.folder.joinpath("0123456789abcdef.png").symlink_to(tmp_path / "runs/secret.png")
+    with pytest.raises(ValueError, match="is a link"):
+        run.images.get("0123456789abcdef")
+    assert run.images.get(run.images.put(b"mine")) == b"mine"
+
+
+def test_links_in_a_folder_are_not_followed_and_pipes_not_waited_for(tmp_path):
+    run, outside = Run(tmp_path / "run"), tmp_path / "outside"
+    run.add_metrics(1, {"success": 0.1})
+    run.save_trajectories("step_00001", [episode()])
+    line = (run.root / "metrics.jsonl").read_bytes()
+    for name in ("metrics.jsonl", "evals.jsonl", "config.json", "trajectories/step_00002.jsonl"):
+        for make in (lambda path: path.symlink_to(outside), os.mkfifo):
+            outside.write_bytes(line)
+            path = run.root / name
+            path.unlink(missing_ok=True)
+            make(path)
+            acts = {
+                "metrics.jsonl": [run.metrics, lambda: run.add_metrics(2, {}), lambda: run.truncate_after(0)],
+                "evals.jsonl": [run.evals, lambda: run.truncate_after(0), lambda: run.add_eval("a", step=1)],
+                "config.json": [run.config],
+            }.get(name, [lambda: run.load_trajectories("step_00002")])
+            for act in acts:
+                with pytest.raises(ValueError, match=f"{path} is a link or no file at all; remove it"):
+                    act()
+            assert outside.read_bytes() == line and run.labels() == ["step_00001"]
+        (run.root / name).unlink()
+    run.prune(keep_steps=1)
+
+
+HOLD = "import sys, time; from pathlib import Path; from minirl.run_folder import Run\n"
+HOLD += "with Run(Path(sys.argv[1])).held(): print('held', flush=True); time.sleep(100)"
+
+
+def test_one_process_trains_in_a_folder_and_a_dead_one_does_not_keep_it(tmp_path):
+    run = Run(tmp_path / "run")
+    child = subprocess.Popen([sys.executable, "-c", HOLD, run.root], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "held\n"
+        with (
+            pytest.raises(ValueError, match=f"{run.root} is in use by process {child.pid} on .*; choose"),
+            run.held(),
+        ):
+            pass
+        with Run(run.root, records=False).held(), Run(tmp_path / "other").held():
+            pass  # another rank of the one that holds it, and another folder
+    finally:
+        child.kill()
+        child.wait(timeout=30)
+    for _ in range(2):
+        with run.held():
+            assert (run.root / "lock").read_text().split()[0] == str(os.getpid())
+
+
+def test_where_files_have_no_locks_nobody_is_kept_out(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("fcntl.lockf", refuse)
+    with Run(tmp_path).held():
+        pass

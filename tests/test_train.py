@@ -7,19 +7,21 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from test_scripts import ROOT, start
 
+import sft
 import train as script
-from minirl import lifecycle
 from minirl.checkpoint import checkpoints
+from minirl.cli import lifecycle
 from minirl.recipes import tiny
 from minirl.rollout import Collected
 from minirl.run_folder import Run
-from minirl.types import Task
+from minirl.types import Group, Task, Trajectory, Turn
 
 # Small in every number; not dynamic, because a model cloned for so few updates never succeeds.
 SMALL = {
@@ -131,8 +133,9 @@ def heeding_interrupts(command: list[str]) -> subprocess.Popen[str]:
         signal.signal(signal.SIGINT, usual)
 
 
-def test_interrupt_saves_and_can_be_resumed(finished, tmp_path):
-    out = tmp_path / "runs"
+def interrupted(out: Path, finished: Path, *causes: signal.Signals) -> tuple[dict, list[str]]:
+    """Starts a run from the finished one's cloned weights and sends the signals after its first step; returns
+    the state that it saved, and the flags to go on with. Before that it is tried to train there twice."""
     start = ["--warm-start", str(finished / "tiny/checkpoints/sft")]
     flags = small(out, "--steps", "1000", "--save-every", "1000", *start)
     child = heeding_interrupts([sys.executable, str(ROOT / "train.py"), *flags])
@@ -141,14 +144,29 @@ def test_interrupt_saves_and_can_be_resumed(finished, tmp_path):
     while not (metrics.exists() and metrics.read_text().count("\n") >= 1):
         assert time.monotonic() < deadline and child.poll() is None, child.communicate()[0]
         time.sleep(0.2)
-    child.send_signal(signal.SIGINT)
+    with pytest.raises(ValueError, match=f"{out / 'tiny'} is in use by process {child.pid} "):
+        script.run(small(out, "--steps", "1", "--resume", *start))
+    for cause in causes:
+        child.send_signal(cause)
     said, _ = child.communicate(timeout=60)
     assert child.returncode == 130, said
     assert "Traceback" not in said and "--resume" in said
     saved = checkpoints(out / "tiny/checkpoints")
     state = json.loads((saved[-1] / "state.json").read_text())
     assert state["step"] >= 1 and state["cursor"] > 0
+    return state, start
+
+
+def test_interrupt_saves_and_can_be_resumed(finished, tmp_path):
+    out = tmp_path / "runs"
+    state, start = interrupted(out, finished, signal.SIGINT)
     script.run(small(out, "--steps", str(state["step"]), "--resume", *start))
+
+
+# What schedulers send, and what a shell and the kernel send for a terminal that was lost
+@pytest.mark.parametrize("causes", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]])
+def test_what_schedulers_and_lost_terminals_send_saves_too(finished, tmp_path, causes):
+    interrupted(tmp_path / "runs", finished, *causes)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +180,79 @@ def test_interrupt_saves_and_can_be_resumed(finished, tmp_path):
 def test_bad_input_is_one_line_and_status_2(ended, tmp_path, flags, said):
     code, err = ended(script, *small(tmp_path, *flags))
     assert code == 2 and said in err and err.count("\n") == 1
+
+
+async def test_shuffled_rewards_are_what_is_learned(monkeypatch):
+    """The control of every claim: the same rewards, at other episodes of their groups."""
+    task, turn = Task("t", "Do it.", "http://shop-0.test/"), Turn(0, (1,), (2,), (-0.1,), "")
+    group = Group(task, tuple(Trajectory(task, m, turns=(turn,), reward=float(m)) for m in range(8)))
+    learned: dict[bool, list[tuple[float, ...]]] = {}
+
+    async def collect(*_: object) -> Collected:
+        return Collected([group], 0, [], submitted=1, dropped=0)
+
+    def end_step(experiment, state, collected, groups, metrics) -> None:
+        state["step"] += 1
+
+    monkeypatch.setattr(script, "end_step", end_step)
+    for shuffle in (False, True):
+        config = replace(tiny(), steps=3, shuffle_rewards=shuffle, eval_every=0)
+        rows = learned[shuffle] = []
+        trainer = SimpleNamespace(
+            update=lambda given, *_, rows=rows: rows.append(tuple(t.rows[0].advantage for t in given)) or {},
+            weights=lambda: iter(()),
+        )
+        worker = SimpleNamespace(collect=collect, sleep=lambda: None, sync=lambda _: None)
+        files = SimpleNamespace(finish=lambda: None)
+        tasks = SimpleNamespace(train=[task])
+        experiment = SimpleNamespace(
+            config=config, trainer=trainer, tasks=tasks, checkpoints=files, preprocessor=None
+        )
+        await script.train(experiment, worker, {"step": 0, "cursor": 0})
+    expected = tuple((m - 3.5) / 6**0.5 for m in range(8))  # the unbiased variance of 0 to 7 is 6
+    assert all(found == pytest.approx(expected, abs=1e-3) for found in learned[False])
+    for found in learned[True]:
+        assert sorted(found) == pytest.approx(expected, abs=1e-3) and list(found) != sorted(found)
+    assert len({*learned[True]}) == 3 and len(learned[False]) == 3, "every step is shuffled anew"
+
+
+@pytest.mark.parametrize(("reached", "updates"), [(None, 30), (0.75, 14), (1.0, 18), (1.1, 30)])
+async def test_cloning_stops_at_the_update_whose_validation_succeeds_often_enough(
+    monkeypatch, reached, updates
+):
+    """Validated after updates 10, 14, 18, ...; of four episodes so many succeed: 2, 3, 4, 4, ..."""
+    task = Task("t", "Do it.", "http://shop-0.test/")
+    demo = Trajectory(task, 0, turns=(Turn(0, (1,), (2,), (-0.1,), ""),))
+    made, tried, saved = [], [], []
+
+    async def evaluate(*_: object) -> None: ...
+
+    async def run_tasks(worker, tasks, label) -> list[Trajectory]:
+        tried.append((len(made), len(tasks), label))
+        return [replace(demo, success=i < len(tried) + 1) for i in range(len(tasks))]
+
+    async def demonstrate(_: object) -> list[Trajectory]:
+        return [demo]
+
+    monkeypatch.setattr(sft, "evaluate", evaluate)
+    monkeypatch.setattr(sft, "cloning_batches", lambda *_: range(30))
+    wanted = replace(
+        tiny().sft, stop_success=reached, eval_from=10, eval_every=4, eval_episodes=4, thoughts=False
+    )
+    experiment = SimpleNamespace(
+        config=replace(tiny(), sft=wanted),
+        trainer=SimpleNamespace(
+            clone=lambda *_: (made.append(n) or 0.5 for n in range(30)), weights=lambda: iter(())
+        ),
+        tasks=SimpleNamespace(heldout=[], validation=[task] * 9),
+        demonstrate=demonstrate,
+        run_tasks=run_tasks,
+        checkpoints=SimpleNamespace(export=lambda name, _: saved.append(name)),
+    )
+    await sft.warm_start(experiment, SimpleNamespace(sleep=lambda: None, sync=lambda _: None))
+    assert len(made) == updates and saved == ["sft"]
+    validated = range(10, updates + 1, 4) if reached else ()
+    assert tried == [(n, 4, "validation") for n in validated]
 
 
 async def test_a_run_that_finds_nothing_more_to_learn_from_keeps_what_it_has(monkeypatch):

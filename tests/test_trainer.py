@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 import torch
-from training import distance, equal, learn, make_trainer, rows_of, save_text_model, scored, weights
+from training import TASK, distance, equal, learn, make_trainer, rows_of, save_text_model, scored, weights
 
+from minirl import prefix_tree
 from minirl.config import LossConfig, SftConfig
 from minirl.distributed import full_tensor
-from minirl.rows import Row, TrajectoryRows, make_rows, turn_rows
-from minirl.trainer import Trainer, cloning_batches
-from minirl.types import Group, Trajectory
+from minirl.model import Images
+from minirl.rows import Row, TrajectoryRows, make_rows, minibatches, turn_rows
+from minirl.trainer import Trainer, cloning_batches, resized
+from minirl.types import Group, Trajectory, Turn
 
 
 def on_policy(trainer: Trainer, groups: list[Group]) -> list[Group]:
@@ -38,6 +42,15 @@ def test_the_loss_and_metrics_of_a_first_update_by_hand(new_trainer, groups):
     assert 0 < metrics["entropy"] < 6.8  # at most the logarithm of the vocabulary
 
 
+def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """What the optimizer is given, of its last step."""
+    found: dict[str, torch.Tensor] = {}
+    named = dict(trainer.policy.model.named_parameters())
+    note = lambda *_: found.update({n: w.grad.clone() for n, w in named.items()})  # noqa: E731
+    trainer.optimizer.register_step_pre_hook(note)
+    return found
+
+
 def test_good_episodes_become_more_likely_and_bad_ones_less(new_trainer, groups):
     trainer = new_trainer()
     groups = on_policy(trainer, groups)
@@ -55,10 +68,10 @@ def test_layout_and_micro_batches_change_nothing(new_trainer, groups, layout, mi
     gradient and the same weights."""
     whole = new_trainer(lr=1e-4, micro_tokens=10_000)
     cut = new_trainer(lr=1e-4, micro_tokens=micro_tokens, layout=layout)
-    start = weights(whole)
+    start, ours, theirs = weights(whole), gradients_of(cut), gradients_of(whole)
     results = [learn(trainer, groups, 0) for trainer in (whole, cut)]
     assert results[0] == pytest.approx(results[1], abs=1e-4)
-    ours, theirs = ({n: w.grad for n, w in t.policy.model.named_parameters()} for t in (cut, whole))
+    assert ours.keys() == dict(whole.policy.model.named_parameters()).keys()
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
     # Adam turns a gradient of rounding errors into a full step, so single weights may differ a little more
     after = weights(cut)
@@ -96,10 +109,21 @@ def test_every_epoch_goes_over_every_minibatch(new_trainer, groups):
 
 def test_without_advantages_there_is_no_gradient(new_trainer, groups):
     trainer = new_trainer()
+    gradients = gradients_of(trainer)
     metrics = learn(trainer, [replace(g, advantages=(0.0,) * 3) for g in groups])
-    assert metrics["loss"] == 0 and metrics["grad_norm"] == 0
-    for name, weight in trainer.policy.model.named_parameters():
-        assert weight.grad is None or not weight.grad.any(), name
+    assert metrics["loss"] == 0 and metrics["grad_norm"] == 0 and gradients
+    for name, gradient in gradients.items():
+        assert not gradient.any(), name
+
+
+def test_gradients_are_freed_after_a_step_whether_it_was_made_or_not(new_trainer, groups):
+    """They would take a quarter of the trainer's memory while the next episodes run."""
+    trainer = new_trainer()
+    gradients = gradients_of(trainer)
+    for given, made in ((poisoned(groups), False), (groups, True)):
+        learn(trainer, given)
+        assert bool(gradients) == made
+        assert all(weight.grad is None for weight in trainer.policy.parameters())
 
 
 def test_imitation_is_the_mean_over_tokens_however_it_is_cut(new_trainer, groups):
@@ -109,6 +133,19 @@ def test_imitation_is_the_mean_over_tokens_however_it_is_cut(new_trainer, groups
         expected = -torch.cat(scored(trainer, rows)).mean().item()
         assert trainer.sft_step(rows, lr=1e-3) == pytest.approx(expected, abs=1e-5)
         assert trainer.sft_step(rows, lr=1e-3) < expected
+
+
+def test_imitation_is_at_temperature_1_whatever_is_sampled_at(new_trainer, groups):
+    """Also after an update, whose ratios are at the sampler's temperature."""
+    losses = {}
+    for temperature in (1.0, 0.5):
+        trainer = new_trainer(lr=0.0)
+        sampler = replace(trainer.config.sampler, temperature=temperature)
+        trainer.config = replace(trainer.config, sampler=sampler)
+        metrics = learn(trainer, groups)
+        losses[temperature] = metrics["entropy"], trainer.sft_step(rows_of(groups), lr=0.0)
+    assert losses[0.5][1] == pytest.approx(losses[1.0][1], abs=1e-6)
+    assert losses[0.5][0] < losses[1.0][0] - 1e-3, "the temperature was not used at all"
 
 
 def test_imitation_uses_the_rate_it_is_given(new_trainer, groups):
@@ -128,13 +165,95 @@ def test_cloning_goes_over_whole_trajectories_at_rates_that_rise_and_fall(new_tr
     assert len(batches) > 4 and len(cloning_batches(examples, replace(sft, max_steps=4), 7)) == 4
     for epoch in (batches[: len(batches) // 2], batches[len(batches) // 2 :]):
         assert sorted(id(example) for batch in epoch for example in batch) == sorted(map(id, examples))
-    trainer, made = new_trainer(), []
+    trainer, made = new_trainer(sft={**vars(sft), "max_steps": 4}), []
     plain = trainer.sft_step
     monkeypatch.setattr(trainer, "sft_step", lambda rows, lr: made.append((rows, lr)) or plain(rows, lr))
-    losses = list(trainer.clone(examples, replace(sft, max_steps=4), seed=7))
+    losses = list(trainer.clone(examples, seed=7))
     assert [rows for rows, _ in made] == [[r for e in batch for r in e.rows] for batch in batches[:4]]
     assert [lr for _, lr in made] == pytest.approx([0.5e-3, 1e-3, 1e-3, 0.5e-3])
     assert len(losses) == 4 and losses[-1] < losses[0]
+
+
+def test_cloning_has_an_optimizer_of_its_own_and_reinforcement_gets_its_own_back(new_trainer, groups):
+    """Adam by hand: the first update of fresh moments is a step of the rate in the gradient's direction, and
+    weights shrink by rate x decay; the gradient has the clipped norm."""
+    sft = {"betas": (0.5, 0.75), "weight_decay": 0.4, "grad_clip": 1e-3}
+    trainer = new_trainer(lr=1e-3, optim={"grad_clip": 0.1}, sft=sft)
+    before, named = weights(trainer), dict(trainer.policy.model.named_parameters())
+    gradients = gradients_of(trainer)
+    trainer.sft_step(rows_of(groups), lr=1e-4)
+    cloned = {name: gradient.clone() for name, gradient in gradients.items()}
+    assert sum((g**2).sum().item() for g in cloned.values()) ** 0.5 == pytest.approx(1e-3, rel=1e-2)
+    after, moments = weights(trainer), {name: trainer.optimizer.state[w] for name, w in named.items()}
+    for name, g in cloned.items():
+        by_hand = before[name] * (1 - 1e-4 * 0.4) - 1e-4 * g / (g.abs() + 1e-8)
+        torch.testing.assert_close(after[name], by_hand, atol=2e-7, rtol=1e-6)
+        torch.testing.assert_close(moments[name]["exp_avg"], 0.5 * g, atol=1e-12, rtol=1e-4)
+        torch.testing.assert_close(moments[name]["exp_avg_sq"], 0.25 * g**2, atol=1e-30, rtol=1e-4)
+    learn(trainer, groups)
+    assert sum((g**2).sum().item() for g in gradients.values()) ** 0.5 == pytest.approx(0.1, rel=1e-2)
+    for name, g in gradients.items():
+        expected = 0.9 * 0.5 * cloned[name] + 0.1 * g
+        torch.testing.assert_close(moments[name]["exp_avg"], expected, atol=1e-8, rtol=1e-3)
+    (group,) = trainer.optimizer.param_groups
+    assert (group["lr"], group["betas"], group["weight_decay"]) == (1e-3, (0.9, 0.98), 0.1)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_vision_tower_that_is_frozen_in_cloning_learns_by_reinforcement(new_trainer, groups, frozen):
+    """Neither its weights nor their moments move, and decay leaves them alone, too."""
+    trainer = new_trainer(sft={"freeze_vision": frozen, "weight_decay": 0.4})
+    start, named = weights(trainer), dict(trainer.policy.model.named_parameters())
+    tower = {name for name in start if ".visual." in name}
+    trainer.sft_step(rows_of(groups), lr=1e-3)
+    cloned = weights(trainer)
+    assert ({name for name in start if torch.equal(start[name], cloned[name])} == tower) == frozen
+    assert any(trainer.optimizer.state[named[name]]["exp_avg"].any() for name in tower) != frozen
+    learn(trainer, groups)
+    reinforced = weights(trainer)
+    assert not all(torch.equal(cloned[name], reinforced[name]) for name in tower)
+
+
+def test_cloning_shows_smaller_screenshots_and_reinforcement_whole_ones(new_trainer, groups):
+    """A picture of 96 x 64 pixels has 3 x 2 pads; with at most 64 x 64 pixels it has 2 x 1. Cloning it is to
+    the bit what a model does whose own limit that is, with rows made for that one."""
+    trainer, small = new_trainer(sft={"max_pixels": 64 * 64}), new_trainer(model={"max_pixels": 64 * 64})
+    pad, by_hand = trainer.preprocessor.pad, []
+    for row in rows_of(groups):
+        at = row.ids.index(pad) if "wide" in row.images else len(row.ids)
+        fewer = {"ids": row.ids[: at + 2] + row.ids[at + 6 :], "start": row.start - 4}
+        by_hand.append(replace(row, **(fewer if "wide" in row.images else {})))
+    assert len({len(row.ids) for row in by_hand}) > 1 and by_hand != rows_of(groups)
+    expected = small.sft_step(by_hand, lr=1e-3)
+    assert new_trainer().sft_step(rows_of(groups), lr=1e-3) != expected, "the size of pictures is not seen"
+    assert trainer.sft_step(rows_of(groups), lr=1e-3) == expected
+    assert equal(weights(trainer), weights(small))
+    plain = new_trainer()
+    plain.sft_step(rows_of(groups), lr=0.0)
+    again = new_trainer(sft={"max_pixels": 64 * 64})
+    again.sft_step(rows_of(groups), lr=0.0)
+    for each in (plain, again):
+        each.reset_optimizer()
+    assert learn(plain, groups) == learn(again, groups) and equal(weights(plain), weights(again))
+
+
+def test_a_row_with_two_screenshots_is_resized_by_hand(new_trainer):
+    """Six pads and one become two and one; what was said stays, and so does the trunk."""
+    trainer = new_trainer(sft={"max_pixels": 64 * 64})
+    pad = trainer.preprocessor.pad
+    ids = (1, 2, *[pad] * 6, 3, pad, 4, 7, 8)
+    row = Row(ids, 11, ("wide", "small"), (-0.5, -0.25), 1.0, shared=2, weights=(1.0, 0.0))
+    found = resized(row, trainer.cloning_preprocessor, trainer.images)
+    assert found == replace(row, ids=(1, 2, pad, pad, 3, pad, 4, 7, 8), start=7)
+    assert resized(row, trainer.preprocessor, trainer.images) == row
+
+
+def test_a_text_model_has_nothing_to_freeze_or_to_resize(preprocessor, ranks, groups, tmp_path):
+    text = save_text_model(tmp_path / "text", preprocessor, "Llama")
+    rows = [replace(row, images=()) for row in rows_of(groups) if not row.images]
+    settings = ({}, {"freeze_vision": True, "max_pixels": 64 * 64})
+    losses = [make_trainer(text, ranks, sft=sft).sft_step(rows, lr=1e-3) for sft in settings]
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(70, [32, 38]), (90, [32, 32, 26])])
@@ -149,6 +268,21 @@ def test_cloning_batches_are_full_and_another_order_in_every_epoch(rows, sizes):
     assert all(sorted(epoch) == list(range(rows)) for epoch in epochs) and len(set(epochs)) == 3
     for most in (1, len(sizes) + 1, 100):
         assert cloning_batches(examples, replace(sft, max_steps=most), seed=7) == batches[:most]
+
+
+@pytest.mark.parametrize("old", ["sampler", "recompute"])
+def test_how_far_the_samplers_log_probs_are_from_the_trainers(new_trainer, groups, old):
+    """By hand: those of the first minibatch, before any update, or with recomputed ones those of all. What
+    later updates move has no part in it."""
+    trainer = new_trainer(lr=1e-2, epochs=3, minibatch_turns=6, loss=LossConfig(old=old))
+    episodes = make_rows(groups, LossConfig(), None)
+    first = [row for episode in minibatches(episodes, 6, seed=0)[0] for row in episode.rows]
+    rows = rows_of(groups) if old == "recompute" else first
+    gaps = (torch.cat(scored(trainer, rows)) + 6).abs()  # all of the sampler's are -6
+    metrics = learn(trainer, groups, seed=0)
+    found = [metrics[f"mismatch_{name}"] for name in ("mean", "max")]
+    assert found == pytest.approx([gaps.mean().item(), gaps.max().item()], abs=1e-4)
+    assert 0 < len(first) < 11 and metrics["updates"] == 6 and found[1] > found[0] > 0.01
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])
@@ -169,6 +303,64 @@ def test_answers_alone_are_trained_with_a_reference_and_recomputed_log_probs_too
         metrics.append((trainer.update(changed, 0, int), weights(trainer)))
     assert equal(metrics[0][1], metrics[1][1]) and metrics[0][0]["loss"] == metrics[1][0]["loss"]
     assert ("kl" in metrics[0][0]) == bool(kl)
+
+
+def test_the_loss_over_answers_alone_by_hand(new_trainer, preprocessor):
+    """Two turns of one episode with advantage 2 and one of -1, of which the tokens from `<answer>` on count,
+    with log-probs recomputed (so every ratio is 1) and a reference that is the model itself (k3 is 0):
+    the mean over turns of the mean over answer tokens of -A * min(p trainer / p sampler, 2)."""
+    tokenizer = preprocessor.tokenizer
+    texts = ("so <answer>red", "<answer>blue", "go <answer>a")
+    said = [tuple(tokenizer(text)["input_ids"]) for text in texts]
+    turns = [Turn(1, (40 + n,), ids, (-5.5 - n,) * len(ids), "") for n, ids in enumerate(said)]
+    episodes = (Trajectory(TASK, 0, (1,), tuple(turns[:2])), Trajectory(TASK, 1, (1,), (turns[2],)))
+    config = LossConfig(tokens="answer", old="recompute", kl=0.1)
+    trainer = new_trainer(loss=config)
+    trainer.keep_reference()
+    rows = [row for episode in episodes for row in turn_rows(episode, 0.0)]
+    parts = []
+    for row, logprobs, advantage in zip(rows, scored(trainer, rows), (2.0, 2.0, -1.0), strict=True):
+        text = [tokenizer.decode(row.ids[row.start + i :]) for i in range(row.length)]
+        first = max(i for i in range(row.length) if text[i].startswith("<answer>"))
+        factors = (logprobs - torch.tensor(row.old)).exp().clamp_max(2)[first:]
+        parts.append(-advantage * factors.mean().item())
+    metrics = learn(trainer, [Group(TASK, episodes, (2.0, -1.0))])
+    assert metrics["loss"] == pytest.approx(sum(parts) / 3, abs=1e-5) and len({*parts}) == 3
+    assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-5) and metrics["kl"] == pytest.approx(0, abs=1e-5)
+
+
+def test_each_screenshot_of_a_step_is_prepared_once(new_trainer, groups, tiny_folder):
+    """Two epochs, log-probs recomputed and a reference: four passes in many micro-batches, while the memory
+    for numbers holds one picture. The third, blank one stands in for a micro-batch without any."""
+    trainer = new_trainer(loss=LossConfig(old="recompute", kl=0.1), epochs=2, micro_tokens=30)
+    images = trainer.preprocessor.images = Images(
+        str(tiny_folder), trainer.config.model.max_pixels, capacity=1
+    )
+    prepared, plain = [], images.processor
+    images.processor = lambda images, **rest: prepared.append(images[0].tobytes()) or plain(images, **rest)
+    trainer.keep_reference()
+    metrics = [learn(trainer, groups), learn(new_trainer(epochs=2, micro_tokens=30), groups)]
+    assert len(prepared) == len({*prepared}) == 3
+    assert metrics[0]["updates"] == metrics[1]["updates"] == 2
+
+
+def test_the_next_micro_batch_is_prepared_while_one_is_computed(new_trainer, groups, monkeypatch):
+    """One ahead, not all at once, in a thread of its own."""
+    trainer, made, plain = new_trainer(micro_tokens=30), [], prefix_tree.pack
+
+    def pack(*given):
+        made.append(threading.current_thread() is threading.main_thread())
+        return plain(*given)
+
+    monkeypatch.setattr(prefix_tree, "pack", pack)
+    batches = trainer._batches(rows_of(groups))
+    next(batches)
+    deadline = time.monotonic() + 20
+    while len(made) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert made == [False, False]
+    assert len(list(batches)) == len(made) - 1 > 2
 
 
 def poisoned(groups: list[Group]) -> list[Group]:

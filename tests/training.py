@@ -44,6 +44,7 @@ def make_trainer(
     loss: LossConfig | None = None,
     model: dict | None = None,
     optim: dict | None = None,
+    sft: dict | None = None,
     **batch,
 ) -> Trainer:
     """A trainer on a fresh copy of a checkpoint; one update per step unless `batch` says otherwise."""
@@ -52,7 +53,7 @@ def make_trainer(
     optim_config = replace(config.optim, lr=lr, **(optim or {}))
     batch_config = replace(config.batch, **{"epochs": 1, "minibatch_turns": 1000} | batch)
     config = replace(config, threads=1, model=settings, optim=optim_config, batch=batch_config)
-    config = replace(config, loss=loss or LossConfig())
+    config = replace(config, loss=loss or LossConfig(), sft=replace(config.sft, **(sft or {})))
     images = {name: picture(name) for name in SIZES}
     open_model = partial(load_model, settings, CPU, "auto")
     return Trainer(open_model, load_preprocessor(settings), config, images, ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,10 +36,10 @@ class Scored:
     def identity(self, task: Task) -> set[tuple[str, ...]]:
         return {(task.id,)}
 
-    def missing(self, tasks: Sequence[Task]) -> list[str]:
+    def missing(self, task: Task) -> list[str]:
         return []
 
-    def places(self, tasks: Sequence[Task]) -> set[tuple[str, int]]:
+    def places(self, task: Task) -> set[tuple[str, int]]:
         return set()
 
     def needs_judge(self, task: Task) -> bool:

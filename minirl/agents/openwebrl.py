@@ -25,8 +25,8 @@ from minirl.types import Call, Observation, Parsed
 
 PROMPT = resources.files("minirl.agents").joinpath("prompts/openwebrl.md").read_text("utf-8").rstrip("\n")
 NO_THOUGHT = "no </think> in the response. Think, close with </think>, then call a tool."
-_POINT = re.compile(r"\s*[\[(]?\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*,\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*[\])]?\s*")
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_POINT = re.compile(r"[\[(]?\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*,\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*[\])]?")
+_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 
 
 class Tool:
@@ -90,8 +90,7 @@ def parse(text: str) -> Parsed:
     if not closed:
         return Parsed(error=f"Error: {NO_THOUGHT}")
     thought = thought.rpartition("<think>")[2].strip()
-    # Stop at the last closing tag: each opening tag behind it would be searched to the end, in quadratic time
-    blocks = _CALL.findall(rest[: rest.rfind("</tool_call>") + len("</tool_call>")])
+    blocks = [block for block, end in _CALL.findall(rest) if end]
     try:
         if not blocks:
             raise ValueError("no complete <tool_call>...</tool_call> after </think>.")
@@ -152,7 +151,7 @@ def _read(value: Any, kind: str, where: str) -> Any:
         case "integer" | "number", _:
             number = _number(value, where)
             return int(number) if kind == "integer" else number
-        case "point", str() if numbers := _POINT.fullmatch(value):
+        case "point", str() if numbers := _POINT.fullmatch(value.strip()):
             return [_number(number, where) for number in numbers.groups()]
         case ("point", [x, y]) | ("point", {"x": x, "y": y}) if len(value) == 2:
             return [_number(x, where), _number(y, where)]

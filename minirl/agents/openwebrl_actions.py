@@ -215,7 +215,7 @@ async def press_keys(session: Session, keys: Sequence[str], is_hotkey: bool = Fa
     presses = min(max(presses, 1), MOST_PRESSES)
     async with watched(session, quiet=True) as effect:
         for key in [key for key in keys for _ in range(presses)]:
-            await session.do(session.page.keyboard.press(key))
+            await session.press(key)
     times = f" {presses} times" if presses > 1 else ""
     return f"pressed {', '.join(keys)}{times}.{effect.notes}"
 

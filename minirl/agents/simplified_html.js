@@ -32,6 +32,9 @@
 
     const root = document.documentElement;
     const live = [root, ...root.querySelectorAll('*')];
+    // What is folded away, as in <details>, is laid out when its boxes are asked for, one level at a time
+    for (let before = -1, boxes = 0; before !== boxes;)
+      [before, boxes] = [boxes, live.filter(boxOf).length];
     const candidates = live.filter(e => clickable(e) && reached(e));
     const holders = new Set();
     for (const e of candidates)
@@ -48,8 +51,11 @@
       for (const name of ['bbox', 'text', 'value', 'status', 'label-id']) e.removeAttribute('data-' + name);
     live.forEach((e, i) => {
       const to = copied[i];
-      const r = boxOf(e);
-      if (r) to.setAttribute('data-bbox', [r.left, r.top, r.width, r.height].map(Math.round).join(','));
+      const box = boxOf(e);
+      if (box) {
+        const [left, top, right, bottom] = [box.left, box.top, box.right, box.bottom].map(Math.round);
+        to.setAttribute('data-bbox', [left, top, right - left, bottom - top].join(','));
+      }
       let text = [...e.childNodes].filter(n => n.nodeType === Node.TEXT_NODE)
         .map(n => n.textContent.trim()).filter(t => t).join(',');
       if (e.tagName === 'SELECT') {

@@ -6,7 +6,9 @@
 Paper: section 3.1; the format is that of its released code, element for element. Deviations: a copy of the
 page is annotated, the numbers are kept in the window; an element is within reach if it can be hit in the
 middle of the part of its first box that is in the window; any `jsaction` counts as a click's; a number means
-the element, wherever it has moved since; texts are escaped: nothing that a page says becomes markup.
+the element, wherever it has moved since; texts are escaped: nothing that a page says becomes markup; the root
+always stays, and so do a list's options in groups or alone; all chosen options are marked, a page's own
+data-value, data-text and data-status are not shown; all is read as UTF-8, with plain spaces for others.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@
 
 simplified_html.py shows the page, openwebrl_actions.py has the pointer and the keyboard. Paper: table 6 and
 section 3.1. Deviations from the released code: all 14 actions of the table exist (five were refused there);
-elements are acted on where they are now; a failed action is told to the model. An answer is never run.
+elements are acted on where they are now; a failed action is told to the model. Arguments may stand unnamed,
+not one too many; a decimal number is taken as written (0.10); of several calls the last counts, whatever
+stands around it, also where `<answer>` is not closed. None is run.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ WEBRL_WITH_SYSTEM = replace(WEBRL, **TABLES["webrl_with_system"])
 WEBRL_USER = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n"
 PROMPT = FILES.joinpath("prompts/webagent_r1.md").read_text("utf-8")
 LEFT_OUT = "** Simplified html **"  # stands for an earlier round's page
-SYNONYMS = {"Go Backward": "go_backward", "Go Forward": "go_forward"}  # as the released code has them
+NAMES = {name.lower(): name for name in ACTIONS}
+SYNONYMS = {"go backward": "go_backward", "go forward": "go_forward"}  # as the released code has them
 LONGEST_ANSWER, MOST_READ = 20_000, 400_000  # characters, of an answer and in all attempts to read its calls
 UNREADABLE = 'the call can\'t be read; write for example do(action="Click", element="3")'
 NO_CALL = "there is no do(...), exit(...), go_backward() or go_forward()"
@@ -122,12 +125,12 @@ def _checked(source: str, call: ast.Call) -> Call:
         raise ValueError(f"{name} has no {unknown[0][:40]}")
     if name != "do":
         return Call(name, {key: given.get(key, "") for key in takes})
-    action = given.get("action", "")
-    if action in SYNONYMS:
-        return Call(SYNONYMS[action])
-    if action not in ACTIONS:
-        raise ValueError(f"there is no action {action[:40]!r}; the actions are {', '.join(ACTIONS)}")
-    out = {}
+    said = given.get("action", "").lower()
+    if said in SYNONYMS:
+        return Call(SYNONYMS[said])
+    if said not in NAMES:
+        raise ValueError(f"there is no action {said[:40]!r}; the actions are {', '.join(ACTIONS)}")
+    action, out = NAMES[said], {}
     for key in ACTIONS[action]:
         if key not in given:
             raise ValueError(f"{action} needs {key}")
@@ -139,13 +142,13 @@ def _checked(source: str, call: ast.Call) -> Call:
 
 
 def _literal(source: str, key: str, node: ast.expr) -> str | None:
-    """Return a text's value, a number as it is written (0.10 is a price), or None. Else ValueError."""
+    """Return a text's value, a number as text (0.10 as it is written: a price), or None. Else ValueError."""
     with contextlib.suppress(ValueError, TypeError, RecursionError, MemoryError):
         value = ast.literal_eval(node)
         if value is None or isinstance(value, str):
             return value
         if type(value) in (int, float):
-            return ast.get_source_segment(source, node)
+            return str(value) if type(value) is int else ast.get_source_segment(source, node)
     raise ValueError(f"{key} must be a text in quotes")
 
 

@@ -71,15 +71,14 @@ class Format(Record):
         return Task(self.name, self.instruction, start, {}, meta)
 
 
-class WebVoyager(Format):
+class DeepShop(Format):
     name: Identifier = Field(alias="id")
     instruction: Text = Field(alias="ques")
     urls: Addresses = Field(alias="web")
+
+
+class WebVoyager(DeepShop):
     site: Text = Field(alias="web_name")
-
-
-class DeepShop(WebVoyager):
-    site: Text | None = Field(None, alias="web_name")
 
 
 class WebGym(Format):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from minirl.browser.session import Session
@@ -19,19 +18,22 @@ class JudgedBenchmark:
         names = {(host, task.instruction)}
         return names | {(host, json.dumps(task.goal, sort_keys=True))} if task.goal else names
 
-    def missing(self, tasks: Sequence[Task]) -> list[str]:
+    def missing(self, task: Task) -> list[str]:
         return []
 
-    def places(self, tasks: Sequence[Task]) -> set[tuple[str, int]]:
+    def places(self, task: Task) -> set[tuple[str, int]]:
         return set()
 
     def needs_judge(self, task: Task) -> bool:
         return self.judged
 
+    async def log_in(self, session: Session, task: Task) -> None: ...
+
     async def prepare(self, session: Session, task: Task) -> None:
-        """Open the pages in `meta["tabs"]` behind the first. Raises BrowserFault if one does not open."""
+        """Log in, and open the pages in `meta["tabs"]` behind the first. BrowserFault if that fails."""
         tabs = task.meta.get("tabs", ())
         try:
+            await self.log_in(session, task)
             for url in tabs:
                 await session.new_tab()
                 await session.goto(url)

@@ -29,7 +29,7 @@ Reward = Callable[[Task, Page, str], Awaitable[float | None]]
 
 
 def _in_a_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:300]
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.300}"
 
 
 @cache  # the user's file may do anything: it is run once

@@ -4,8 +4,9 @@
     NAME-without-aborted   greedy sampling and GPT-4.1 as the judge; aborted episodes are left out
 
 OpenWebRL, section 4 and appendices A.6 (table 8) and B; AutoWebWorld, section 5.1; WebAgent-R1, section 4.1
-and its released evaluation: protocols.toml has their figures. Deviation: OpenWebRL calls blocked pages
-aborted, too. Here how an episode ended (`Stop`) decides: an agent that gives up at a block page has failed.
+and its released evaluation: protocols.toml has their figures. As in OpenWebRL blocked pages are aborted: an
+episode that failed before one ends as `blocked`. How the paper tells them is not stated; here it is by what
+the last page is like (minirl/browser/blocked.js), never by what the agent says.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from minirl.config import Config, JudgeConfig
-from minirl.types import BY_DONE, Sampling, Stop, Task
+from minirl.types import Sampling, Stop, Task
 
 # What a judge's settings have from the benchmark; where it is served is the user's affair.
 JUDGE = ("model", "input", "parser", "screenshots", "temperature", "seconds", "response_tokens")
@@ -36,19 +37,18 @@ class Protocol:
     aborted: Literal["fail", "leave out"] = "fail"
     sites: tuple[str, ...] = ()  # only tasks of these; () is all
     average: Literal["micro", "macro"] = "micro"  # every episode weighs the same, or every site
-    succeeds_by: tuple[Stop, ...] = BY_DONE  # after any other ending there is no success
+    after: Literal["done", "any"] = "done"  # the endings that can be a success, as `reward.after`
     response_tokens: int = 4096
     context_tokens: int = 32768
     screenshots: int = 1  # the newest, in the agent's prompt
-    browsers: int = 16  # at once, of all ranks together
+    browsers: int = 16  # at once
     request_seconds: float = 120.0  # of one response of the agent
     episode_seconds: float = 600.0
 
     @property
     def rule(self) -> str:
         aborted = ", ".join(stop.value for stop in Stop if not stop.is_agent_fault)
-        by_done = self.succeeds_by == BY_DONE
-        who = "one that the agent ended with done" if by_done else "one that was not aborted"
+        who = "one that the agent ended with done" if self.after == "done" else "one that was not aborted"
         rule = f"Every episode counts, only {who} can succeed, and an aborted one ({aborted}) is a failure."
         if self.aborted == "leave out":
             rule = f"An aborted episode ({aborted}) is left out of successes and episodes, "
@@ -113,5 +113,6 @@ def apply(protocol: Protocol, config: Config) -> Config:
         endpoint=replace(config.endpoint, seconds=seconds),
         eval=replace(config.eval, **limits),
         judge=replace(config.judge, **judge),
+        reward=replace(config.reward, after=protocol.after),
         sampler=replace(config.sampler, request_seconds=seconds),
     )

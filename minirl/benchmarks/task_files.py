@@ -41,12 +41,17 @@ class Tabs(Record):
     tabs: list[str] = []  # in any task's meta: further pages, opened beside the first
 
 
+MOST_UNPACKED = 2**29  # bytes of a Parquet file's records
+MOST_LEVELS = 40  # of a task's goal and meta: what writes and shows them goes down one by one
+
+
 def load_tasks(path: Path, any_goal: bool = False) -> list[Task]:
     """Return a file's tasks. With `any_goal` goals of an unknown form pass, for a reward of the user's own.
     ValueError names the file, the line or record, the field and its fault."""
     tasks: dict[str, Task] = {}
     for place, record in _records(path):
         try:
+            check_depth(record)
             task = task_of(record, any_goal)
             if task.id in tasks:
                 raise ValueError(f"the id {task.id!r} occurs twice")
@@ -56,6 +61,14 @@ def load_tasks(path: Path, any_goal: bool = False) -> list[Task]:
     if not tasks:
         raise ValueError(f"task file {path} holds no tasks")
     return list(tasks.values())
+
+
+def check_depth(value: Any, levels: int = MOST_LEVELS) -> None:
+    """Raise ValueError for objects and lists within one another that are more than MOST_LEVELS deep."""
+    if not levels:
+        raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        check_depth(inner, levels - 1)
 
 
 def task_of(record: Any, any_goal: bool = False) -> Task:
@@ -119,8 +132,17 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         from pyarrow import parquet
     except ImportError:
         raise ValueError(f"{path} is Parquet, which needs pyarrow: pip install pyarrow") from None
+    rows, room = [], MOST_UNPACKED
     try:
-        rows = parquet.read_table(path, use_threads=False).to_pylist()
+        with parquet.ParquetFile(path) as file:
+            groups = map(file.metadata.row_group, range(file.num_row_groups))
+            room -= sum(group.total_byte_size for group in groups)  # in which what repeats counts once
+            for batch in file.iter_batches(4, use_threads=False) if room > 0 else ():
+                if (room := room - batch.nbytes) < 0:
+                    break
+                rows += batch.to_pylist()
+        if room < 0:
+            raise ValueError(f"task file {path} unpacks to more than {MOST_UNPACKED:,} bytes")
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"task file {path} can't be read: {str(error)!r:.200}") from None
     for number, row in enumerate(rows, 1):

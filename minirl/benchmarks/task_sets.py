@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from minirl.benchmarks.judged import JudgedBenchmark
@@ -25,27 +27,45 @@ class TaskSets:
     demos: list[Task]  # of `train`
     validation: list[Task]  # of `train`, and none of `demos` unless every training goal is demonstrated
     heldout: list[Task]  # shares no goal with the others
+    aside: list[Task] = field(default_factory=list)  # nor does this one, by which the best weights are chosen
 
     @property
     def all(self) -> list[Task]:
-        return self.train + self.heldout
+        return self.train + self.heldout + self.aside
 
 
 def make_task_sets(config: Config) -> TaskSets:
     """Return the config's tasks, generated or from files. ValueError if one is held out and trained on."""
     settings, benchmark_of = config.task, choose_benchmarks(config)
     shop, any_goal = make_shop(settings.seed), bool(settings.reward)
-    train, heldout = make_tasks(shop, settings.train_goals, config.eval.episodes, seed=settings.seed)
+    episodes, spare = config.eval.episodes, config.eval_size if config.eval_every else 0
+    train, others = make_tasks(shop, settings.train_goals, episodes + spare, seed=settings.seed)
+    heldout, aside = others[:episodes], others[episodes:]
     if settings.train != "shop":
         train = load_tasks(Path(settings.train), any_goal)
     if settings.heldout != "shop":
         heldout = load_tasks(Path(settings.heldout), any_goal)
-    trained = {name for task in train for name in benchmark_of(task).identity(task)}
-    leaked = [task.id for task in heldout if benchmark_of(task).identity(task) & trained]
+    clean = apart(heldout, train, benchmark_of)
+    leaked = [task.id for task in heldout if task not in clean]
     if leaked and config.sampler.kind != "remote":  # a served model trains nothing, and may teach
         raise ValueError(f"{len(leaked)} held-out tasks are also training tasks, {leaked[0]} for one")
+    if settings.train != "shop" and config.eval_every:
+        mixed = random.Random(f"aside {settings.seed}").sample(train, len(train))
+        aside = mixed[: math.ceil(settings.aside * len(train))]
+        train = apart(train, aside, benchmark_of)
+        if not train:
+            raise ValueError(f"--task.aside {settings.aside} of {settings.train} leaves no task to train on")
+    aside = apart(aside, heldout, benchmark_of)
     n = settings.demo_goals
-    return TaskSets(train, train[:n], train[n : n + config.sft.eval_episodes] or train, heldout)
+    return TaskSets(train, train[:n], train[n : n + config.sft.eval_episodes] or train, heldout, aside)
+
+
+def apart(
+    tasks: Sequence[Task], others: Sequence[Task], benchmark_of: Callable[[Task], Benchmark]
+) -> list[Task]:
+    """Return the tasks that share no goal with the others."""
+    known = {name for task in others for name in benchmark_of(task).identity(task)}
+    return [task for task in tasks if not benchmark_of(task).identity(task) & known]
 
 
 def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> Callable[[Task], Benchmark]:
@@ -76,5 +96,5 @@ def refuse_impossible(
             raise ValueError(f"task {task.id} has no goal to check: give --judge.model, or --judge.path")
         if not benchmark.judged and benchmark.needs_judge(task) and not judge.model:
             raise ValueError(f"task {task.id} wants an answer judged: give --judge.model and --judge.url")
-    if missing := {name for task in tasks for name in benchmark_of(task).missing([task])}:
+    if missing := {name for task in tasks for name in benchmark_of(task).missing(task)}:
         raise ValueError(f"set {', '.join(sorted(missing))} to the addresses of WebArena's sites")

@@ -12,7 +12,9 @@ import contextlib
 import re
 import socket
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from ipaddress import IPv4Address, ip_address, ip_network
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -20,6 +22,7 @@ from weakref import WeakValueDictionary
 from minirl.types import ToolFailure
 
 RESOLVE_SECONDS = 10.0
+LOOKUPS = 8  # of one guard at once; one that is given up holds its place until the system gives it up too
 PROXY_ERROR = "ERR_SOCKS_CONNECTION_FAILED"  # what Chromium says if the proxy did not connect it
 
 NAT64 = ip_network("64:ff9b::/96")
@@ -34,6 +37,12 @@ def is_address(url: str) -> bool:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     return False
+
+
+def place_of(url: str) -> tuple[str, int]:
+    """Return the host and the port that an address means: ("example.org", 443)."""
+    at = urlsplit(url)
+    return (at.hostname or "").removesuffix("."), at.port or (443 if at.scheme == "https" else 80)
 
 
 class Refused(ToolFailure):
@@ -54,6 +63,8 @@ class Guard:
     trusted: Collection[tuple[str, int]] = ()
     # By host; an entry lives as long as somebody waits for its lock or a timer holds it.
     turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    # Of this guard alone: `replace(guard)`, an episode's, shares the turns and waits for nobody else's names.
+    lookups: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, LOOKUPS), init=False)
 
     def __post_init__(self) -> None:
         self.allow, self.deny = [domain(name) for name in self.allow], [domain(name) for name in self.deny]
@@ -76,13 +87,19 @@ class Guard:
                 raise Refused(f"{name} is a private address")
         return name
 
+    def is_own(self, url: str) -> bool:
+        """Return True if an address is that of a generated site or of a trusted one."""
+        place = place_of(url)
+        return place[0] in self.sites or place in self.trusted
+
     async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
         """Return the (IP address, port) pairs that may be connected to. Raises Refused or OSError."""
         name = self.check_name(host, port)
         if name in self.sites:
             return [("127.0.0.1", self.sites[name])]
+        look_up = partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM)
         async with asyncio.timeout(RESOLVE_SECONDS):
-            found = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
+            found = await asyncio.get_running_loop().run_in_executor(self.lookups, look_up)
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         allowed = [(ip, port) for ip in addresses if self._reaches(ip, name, port)]
         if addresses and not allowed:
@@ -93,9 +110,8 @@ class Guard:
         """Raises Refused if `url` may not be opened. A name without an address is left to the browser."""
         if not is_address(url.strip()):
             raise Refused("only http and https addresses can be opened")
-        parts = urlsplit(url.strip())
         with contextlib.suppress(OSError):
-            await self.resolve(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+            await self.resolve(urlsplit(url.strip()).hostname or "", place_of(url.strip())[1])
 
     async def explain(self, url: str, error: str) -> str:
         """Return why the proxy did not reach the host of `url`, or Chromium's `error` if that says more."""

@@ -18,9 +18,6 @@ from typing import Any
 # episode in it takes about a seventh of the processor time that one in the full browser does.
 SHELLS = ("chromium-headless-shell", "chrome-headless-shell", "headless_shell")
 FULL = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-NO_CHROMIUM = (
-    "no Chromium that runs: `playwright install --with-deps chromium`, or set MINIRL_CHROMIUM to one"
-)
 FLAGS = tomllib.loads(resources.files("minirl.browser").joinpath("chromium_flags.toml").read_text())["flags"]
 
 
@@ -38,7 +35,8 @@ def executable() -> str:
             with contextlib.suppress(ValueError):  # Ubuntu's snap stub, or a download without its libraries
                 version(path)
                 return path
-    raise ValueError(NO_CHROMIUM)
+    fix = "`playwright install --with-deps chromium`, or set MINIRL_CHROMIUM to one"
+    raise ValueError(f"no Chromium that runs: {fix}")
 
 
 @functools.cache  # keeps answers, not exceptions: a browser that failed is asked again

@@ -23,7 +23,9 @@ def script(name: str) -> str:
     return f"argument => {{\n{helpers}\n{text}\nreturn {name}(argument);\n}}"
 
 
-ARM, SETTLE, FOCUS, CHOOSE, SCROLL = map(script, ("arm", "settle", "focus", "choose", "scroll"))
+SCRIPTS = ("arm", "settle", "focus", "choose", "scroll", "blocked", "paste")
+ARM, SETTLE, FOCUS, CHOOSE, SCROLL, BLOCKED, PASTE = map(script, SCRIPTS)
+COPIED_CHARS = 10_000
 
 
 # A page is free to answer anything: what has another type than expected is read as nothing
@@ -60,6 +62,7 @@ class Settled:
     revalued: bool = False
     focus: str = ""  # what has got the focus, if it is something else than before
     error: str = ""  # why the browser shows its own error page
+    copied: str = ""  # what the action has copied
     requests: int = 0
     heap: float = 0.0  # MB of JavaScript
     loaded: int = 0  # when the document began, in ms since 1970
@@ -67,4 +70,6 @@ class Settled:
     @classmethod
     def read(cls, answer: Any) -> Settled:
         answer = record(answer)
-        return cls(**{part.name: READERS[type(part.default)](answer.get(part.name)) for part in fields(cls)})
+        read: dict[str, Any] = {p.name: READERS[type(p.default)](answer.get(p.name)) for p in fields(cls)}
+        read["copied"] = text_of(answer.get("copied"), COPIED_CHARS)
+        return cls(**read)

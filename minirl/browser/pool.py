@@ -14,10 +14,10 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from playwright.async_api import Browser, BrowserType, Playwright, ViewportSize, async_playwright
+from playwright.async_api import Browser, BrowserType, Playwright, async_playwright
 from playwright.async_api import Error as PlaywrightError
 
 from minirl.browser import executable
@@ -25,10 +25,11 @@ from minirl.browser.access import Guard
 from minirl.browser.proxy import FLAGS, Proxy
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
-from minirl.console import say
+from minirl.console import first_line, say
 from minirl.types import BrowserFault, Stop
 
 CDP = "cdp:"  # before the address of a browser that speaks Chromium's protocol, not Playwright's
+NO_PROXY = "socks5://127.0.0.1:9"  # nobody listens there: a context without its own proxy reaches nothing
 CONNECT_PAUSE = 1.0  # seconds between attempts to reach a browser elsewhere
 
 
@@ -61,6 +62,7 @@ class BrowserPool:
     ending: set[asyncio.Task[None]] = field(default_factory=set)  # browsers that are being closed
     closing: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
     playwright: Playwright | None = None
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)  # of its driver
 
     def __post_init__(self) -> None:
         config, places = self.config, (self.sites, self.trusted)
@@ -69,13 +71,9 @@ class BrowserPool:
 
     async def __aenter__(self) -> BrowserPool:
         """Start the first browser: an error that all of them have is better told now than per episode."""
-        starter = async_playwright()
-        self.closing.push_async_callback(self._stop_driver, starter)
+        if not self.config.connect:
+            self._choose_options()
         try:
-            async with asyncio.timeout(self.config.start_seconds):
-                self.playwright = await starter.start()
-            if not self.config.connect:
-                await self._choose_options()
             await self._browser(self.places[0])
         except (PlaywrightError, TimeoutError, OSError) as error:
             await self.__aexit__()
@@ -85,8 +83,8 @@ class BrowserPool:
         self.closing.callback(checking.cancel)
         return self
 
-    async def _choose_options(self) -> None:
-        """Choose the options of Chromium's launch, and start the proxy if one is called for."""
+    def _choose_options(self) -> None:
+        """Choose the options of Chromium's launch; if they name a proxy, each context gets its own."""
         config = self.config
         if executable.sandbox_off() and not self.sealed:
             say("Chromium runs without its sandbox, which it must as root: other users are safer")
@@ -95,16 +93,25 @@ class BrowserPool:
             rules += ["MAP * ~NOTFOUND"] * self.sealed
             self.options = executable.launch_options([f"--host-resolver-rules={','.join(rules)}"])
             return
-        proxy = await self.closing.enter_async_context(Proxy(self.guard))
-        # by default Chromium goes past a proxy to what is on its own machine
-        how = {"server": proxy.address, "bypass": "<-loopback>"}
-        self.options = executable.launch_options(FLAGS) | {"proxy": how}
+        self.options = executable.launch_options(FLAGS) | {"proxy": through(NO_PROXY)}
 
     async def __aexit__(self, *_: object) -> None:
         for place in self.places:
             self._drop(place, place.browser)
         await asyncio.gather(*self.ending)
         await self.closing.aclose()
+
+    async def _driver(self) -> Playwright:
+        """Return Playwright. Its driver process is started if there is none, or if it died."""
+        async with self.starting, asyncio.timeout(self.config.start_seconds):
+            with contextlib.suppress(PlaywrightError):
+                if self.playwright is not None:
+                    await (await self.playwright.request.new_context()).dispose()  # it answers
+                    return self.playwright
+            starter = async_playwright()
+            self.closing.push_async_callback(self._stop_driver, starter)
+            self.playwright = await starter.start()
+            return self.playwright
 
     async def _stop_driver(self, starter: Any) -> None:
         with contextlib.suppress(TimeoutError):
@@ -116,13 +123,13 @@ class BrowserPool:
         async with place.lock:
             if place.browser is not None and place.browser.is_connected():
                 return place.browser
-            assert self.playwright is not None, "use `async with BrowserPool(...)`"
+            chromium = (await self._driver()).chromium
             if place.address:
-                browser = await self._connect(place, self.playwright.chromium)
+                browser = await self._connect(place, chromium)
             else:
                 # Playwright's own limit: it also ends the process that took too long
                 limit = 1000 * self.config.start_seconds
-                browser = await self.playwright.chromium.launch(**self.options, timeout=limit)
+                browser = await chromium.launch(**self.options, timeout=limit)
             place.browser, place.pid, place.born = browser, None, time.monotonic()
             self.launches += 1
             if not place.address:
@@ -187,7 +194,10 @@ class BrowserPool:
         try:
             try:
                 async with asyncio.timeout(self.config.acquire_seconds):
-                    session = await self._open(place, opened)
+                    try:
+                        session = await self._open(place, opened)
+                    except (PlaywrightError, TimeoutError):  # in another browser
+                        session = await self._open(place, opened)
             except (PlaywrightError, TimeoutError) as error:
                 raise BrowserFault(Stop.INFRA_ERROR, f"no browser: {first_line(error)}") from None
             yield session
@@ -203,9 +213,14 @@ class BrowserPool:
     async def _open(self, place: Place, opened: contextlib.AsyncExitStack) -> Session:
         """Return a session in a new context, which `opened` closes even if this is cancelled."""
         browser = await self._browser(place)
-        size = ViewportSize(width=self.config.width, height=self.config.height)
+        size = {"width": self.config.width, "height": self.config.height}
+        options: dict[str, Any] = {"viewport": size, "accept_downloads": False}
+        guard = replace(self.guard)
+        opened.callback(guard.lookups.shutdown, wait=False, cancel_futures=True)
+        if "proxy" in self.options:
+            options["proxy"] = through((await opened.enter_async_context(Proxy(guard))).address)
         # shielded: Chromium opens it even for an episode that is cancelled now, and it must be closed
-        opening = asyncio.ensure_future(browser.new_context(viewport=size, accept_downloads=False))
+        opening = asyncio.ensure_future(browser.new_context(**options))
 
         async def close() -> None:
             with contextlib.suppress(PlaywrightError, TimeoutError):
@@ -219,10 +234,15 @@ class BrowserPool:
                 context.set_default_timeout(1000 * self.config.action_seconds)
                 await context.grant_permissions([])  # all that a page asks for is refused at once
                 page = await context.new_page()
-        except TimeoutError:  # connected, but it hangs, and would with every later episode
+        except (PlaywrightError, TimeoutError):  # it hangs, or lost its driver, for every later episode, too
             self._drop(place, browser)
             raise
-        return Session(self.config, context, page, self.guard, place.born)
+        return Session(self.config, context, page, guard, place.born)
+
+
+def through(proxy: str) -> dict[str, str]:
+    # by default Chromium goes past a proxy to what is on its own machine
+    return {"server": proxy, "bypass": "<-loopback>"}
 
 
 async def ask(browser: Browser, question: str, seconds: float) -> dict[str, Any]:
@@ -231,7 +251,3 @@ async def ask(browser: Browser, question: str, seconds: float) -> dict[str, Any]
         answer = await cdp.send(question)
         await cdp.detach()
         return answer
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

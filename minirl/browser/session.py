@@ -24,7 +24,7 @@ from playwright.async_api import BrowserContext, Dialog, Download, Frame, Page
 from playwright.async_api import Error as PlaywrightError
 
 from minirl.browser.access import Guard, Refused, is_address
-from minirl.browser.page_scripts import ARM, Settled, number_of, record, text_of
+from minirl.browser.page_scripts import ARM, BLOCKED, FOCUS, PASTE, Settled, number_of, record, text_of
 from minirl.browser.readiness import PageHangs, Tab, wait_until_ready
 from minirl.config import BrowserConfig
 from minirl.types import BrowserFault, Stop, ToolFailure
@@ -41,6 +41,7 @@ CLOSING_SECONDS = 0.1  # for the news of what exactly has closed
 GOTO_SHARE = 2 / 3  # of an action's time, for a page that does not open; the rest is for recovering
 REVIVE_SECONDS = 12.0  # for all that may help a page that hangs
 TITLE_CHARS = 50
+BLOCKED_SECONDS = 3.0  # for a page to answer whether it keeps visitors out
 
 # What may help a page that hangs, for how many seconds, and what the agent is told then. While another
 # document is awaited the old one does not answer.
@@ -66,6 +67,7 @@ class Session:
     heap: float = 0.0  # the most JavaScript memory seen, in MB
     tabs_of: dict[Page, Tab] = field(default_factory=dict)
     crashed: set[Page] = field(default_factory=set)
+    clipboard: str = ""  # the browser's own is that of all its episodes, so nothing is ever pasted from it
 
     def __post_init__(self) -> None:
         self.context.on("page", self._opened)
@@ -217,6 +219,7 @@ class Session:
         where nothing stirs, as after typing, which pages like to answer late."""
         calm_ms = self.config.quiet_ms if quiet else self.config.calm_ms
         settled, self.armed = await wait_until_ready(self, calm_ms), None
+        self.clipboard = settled.copied or self.clipboard
         if self.config.connect and is_address(self.page.url):  # no proxy of ours is between
             try:
                 await self.guard.check(self.page.url)
@@ -224,6 +227,17 @@ class Session:
                 await self.do(self.page.goto("about:blank"))
                 raise
         return settled
+
+    async def press(self, key: str) -> None:
+        """Press a key, or several joined by +. Those that paste take what this episode has copied."""
+        names = set(key.split("+"))
+        with_control, with_shift = (any(n.startswith(held) for n in names) for held in ("Control", "Shift"))
+        if (with_control and names & {"v", "V", "KeyV"}) or (with_shift and names & {"Insert", "Numpad0"}):
+            frame, _ = await self.ask(FOCUS)
+            if await self.do(frame.evaluate(PASTE, [self.clipboard])) is True:
+                await self.do(self.page.keyboard.insert_text(self.clipboard))
+        else:
+            await self.do(self.page.keyboard.press(key))
 
     async def screenshot(self) -> bytes:
         """Return the viewport as PNG, straight from the renderer: Playwright's own waits for fonts. A page
@@ -244,6 +258,14 @@ class Session:
                 reason, refusals = str(failure), refusals + 1
                 await asyncio.sleep(SCREENSHOT_PAUSE)
         raise BrowserFault(Stop.ENV_ERROR, f"no screenshot: {reason}")
+
+    async def blocked(self) -> str:
+        """Return why the current page keeps visitors out; "" if it does not, is our own or can't be asked."""
+        if self.guard.is_own(self.page.url):
+            return ""
+        with contextlib.suppress(ToolFailure, BrowserFault):
+            return text_of(await self.do(self.page.evaluate(BLOCKED), BLOCKED_SECONDS))
+        return ""
 
     async def tabs(self) -> tuple[list[tuple[str, str]], int]:
         """Return (URL, title) of every tab, and the index of the current one."""

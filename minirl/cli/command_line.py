@@ -7,21 +7,25 @@ eval.py and judge.py have more settings and their own first screen of help.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import inspect
 import io
+import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 from pydantic import TypeAdapter, ValidationError
 
 from minirl.config import Config
+from minirl.console import printable
 from minirl.judges.rubrics import Question
 from minirl.recipes import RECIPES
 
@@ -77,10 +81,8 @@ def check_bounds(config: Config) -> None:
     except ValidationError as error:
         fault = error.errors()[0]
         flag = ".".join(str(name) for name in fault["loc"] if isinstance(name, str)).replace("_", "-")
-        bound = " ".join(
-            f"{BOUNDS.get(rule, rule)} {limit:g}" for rule, limit in fault.get("ctx", {}).items()
-        )
-        raise ValueError(f"--{flag} must be {bound}") from None
+        bounds = (f"{BOUNDS.get(rule, rule)} {limit:g}" for rule, limit in fault.get("ctx", {}).items())
+        raise ValueError(f"--{flag} must be {' '.join(bounds)}") from None
 
 
 def recipe_name(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]]) -> tuple[str, list[str]]:
@@ -127,13 +129,36 @@ def meaning(kind: type, field: str) -> str:
     return dict(MEANING.findall("\n".join(sources))).get(field, "")
 
 
+def run_async(work: Coroutine[Any, Any, None]) -> None:
+    """Run a script's coroutine. A scheduler's SIGTERM and a lost terminal's SIGHUP cancel it as Ctrl-C does;
+    what torchrun ends dies at once, or it would wait for ranks that are stuck."""
+    terminals = [number for number in (1, 2) if os.isatty(number)]
+
+    async def heeding() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def end(cause: signal.Signals) -> None:
+            for number in terminals if cause is signal.SIGHUP else []:  # writing to a lost one would fail
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            if not task.cancelling():  # a SIGHUP comes from the shell and from the kernel
+                task.cancel()
+
+        for cause in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(cause) is signal.SIG_DFL and "RANK" not in os.environ:  # nohup ignores one
+                loop.add_signal_handler(cause, end, cause)
+        await work
+
+    asyncio.run(heeding())
+
+
 def run_main(main: Callable[[Sequence[str]], None]) -> None:
     """Run a script's `main`; print a user's mistake in one line, and exit with status 2."""
     try:
         main(sys.argv[1:])
     except (ValueError, OSError) as problem:
-        print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: {printable(str(problem))}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         print("interrupted", file=sys.stderr)
         sys.exit(130)

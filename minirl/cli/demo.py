@@ -22,7 +22,7 @@ from rich.text import Text
 from minirl.agents.openwebrl import SCALE, TOOLS, OpenWebRLAgent, parse
 from minirl.cli.report import write_report
 from minirl.config import Config
-from minirl.console import CONSOLE, duration, say
+from minirl.console import CONSOLE, duration, printable, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.experiment import open_experiment
 from minirl.recipes import tiny
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         with open_ranks(config.browser.episode_seconds) as ranks:
             asyncio.run(play(options, config, ranks))
     except ValueError as problem:
-        print(f"minirl demo: {problem}", file=sys.stderr)
+        print(f"minirl demo: {printable(str(problem))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -111,7 +111,8 @@ async def play(options: Options, config: Config, ranks: Ranks) -> None:
 
 def row(label: str, text: str, style: str = "") -> None:
     """Print a short label and a text beside it; the terminal breaks it, so that a path can be clicked."""
-    CONSOLE.print(Text(f"{label:<11}", style="dim").append(text, style=f"not dim {style}"), soft_wrap=True)
+    shown = Text(f"{printable(label):<11}", style="dim").append(printable(text), style=f"not dim {style}")
+    CONSOLE.print(shown, soft_wrap=True)
 
 
 class Shown(OpenWebRLAgent):

@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from minirl.browser import executable
+from minirl.console import printable
 
 TORCH = "import sys, torch, transformers; print(torch.__version__, 'on Python', sys.version.split()[0])"
 PAGE = "from minirl.cli.doctor import open_page; open_page()"
@@ -42,10 +43,10 @@ def main(argv: Sequence[str]) -> int:
     table, missing = Table(*columns, title="minirl doctor", title_justify="left"), []
     for name, look, advice, needed in CHECKS:
         try:
-            table.add_row(name, Text("ok", "green"), Text(look()), "")
+            table.add_row(name, Text("ok", "green"), Text(printable(look())), "")
         except ValueError as problem:
             state = Text("MISSING", "bold red") if needed else Text("note", "yellow")
-            table.add_row(name, state, Text(str(problem)), Text(advice))
+            table.add_row(name, state, Text(printable(str(problem))), Text(advice))
             missing += [name] * needed
     Console().print(table)
     print(f"missing: {', '.join(missing)}" if missing else "everything that training needs is here")

@@ -1,6 +1,8 @@
-"""What a script refuses before anything is opened: two runs that would mix in one folder."""
+"""What a script refuses before anything is opened: two runs that would mix in one folder, the wrong tasks."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from minirl.checkpoint import checkpoints
 from minirl.config import Config, to_json
@@ -25,12 +27,20 @@ def check_folders(config: Config) -> None:
         raise ValueError(f"--resume: there is no run in {run.root}")
 
 
+def refuse_default_tasks(config: Config, argv: Sequence[str]) -> None:
+    """ValueError if a paper's recipe would train, or be measured, on the generated shop unasked."""
+    given = {word.partition("=")[0] for word in argv}
+    for flag in ("--task.train", "--task.heldout"):
+        if not (flag in given or config.recipe.startswith("tiny") or config.replay):
+            told = f"give {flag} FILE (or shop, for generated ones)"
+            raise ValueError(f"recipe {config.recipe} brings no tasks along: {told}")
+
+
 def refuse_remote(config: Config) -> None:
     """ValueError if a served model is to be trained."""
     if config.sampler.kind == "remote":
-        raise ValueError(
-            "--sampler remote: a served model's weights can't be trained; use eval.py, or --sft.demos"
-        )
+        fix = "use eval.py, or --sft.demos"
+        raise ValueError(f"--sampler remote: a served model's weights can't be trained; {fix}")
 
 
 def refuse_other_settings(config: Config) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from minirl.cli.report import write_report
 from minirl.console import duration, say
-from minirl.intervals import wilson
+from minirl.judges.intervals import wilson
 from minirl.run_folder import Run
 
 REPORT_SECONDS = 20.0  # between two rewritings of report.html, which read the whole run
@@ -47,14 +47,17 @@ class Logger:
         if time.monotonic() - self.reported >= REPORT_SECONDS:
             self.report()
 
-    def evaluation(self, label: str, step: int, successes: int, n: int) -> dict[str, Any]:
-        """Record and print a held-out evaluation; return its row for `final_table`."""
+    def evaluation(self, label: str, step: int, successes: int, n: int, aborted: int = 0) -> dict[str, Any]:
+        """Record and print an evaluation of `n` episodes, and how many more were aborted, which no
+        rate counts; return its row for `final_table`."""
         low, high = wilson(successes, n)
         row = {"step": step, "success": successes / max(n, 1), "low": low, "high": high, "n": n}
+        row["invalid"] = aborted
         self.run.add_eval(label, **row)
         if self.wandb:
             self.wandb.log({"eval/success": row["success"], "eval/low": low, "eval/high": high}, step=step)
-        say(f"{label}: {successes}/{n} held-out episodes succeed ({low:.1%} to {high:.1%})", "bold green")
+        line = f"{label}: {successes}/{n} episodes succeed ({low:.1%} to {high:.1%})"
+        say(line + left_out(aborted), "bold green")
         self.report()
         return {"label": label, **row}
 
@@ -73,7 +76,12 @@ class Logger:
     def final_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print the evaluations of the whole held-out set: rows of evals.jsonl, in their order."""
         for row in rows:
-            say("{label:>16}: {success:6.1%} ({low:.1%} to {high:.1%}) of {n} tasks".format(**row), "bold")
+            line = "{label:>16}: {success:6.1%} ({low:.1%} to {high:.1%}) of {n} tasks".format(**row)
+            say(line + left_out(row.get("invalid", 0)), "bold")
+
+
+def left_out(aborted: int) -> str:
+    return f"; {aborted} more were aborted" if aborted else ""
 
 
 def start_wandb(run: Run, project: str) -> Any:

@@ -3,8 +3,8 @@
 Stands behind `python train.py RECIPE --plan --gpus 8 --gpu-gb 80`. With P parameters sharded by FSDP2 over
 S = gpus / replicas, and e bytes in the compute dtype: weights and gradients are 4 P / S each, AdamW's moments
 8 P / S, a reference (with a KL term) 4 P / S. Gathered are the root and two layers, one of them prefetched,
-and their gradients, a layer's in float32 too. vLLM has e P and a KV cache, which it drops for the update; a
-judge of our own has e P. Fragmentation is not counted; a GB is 1e9 bytes.
+and their gradients, a layer's in float32 too. vLLM has e P and a KV cache, which it drops for the update, as
+gradients are dropped after it; a judge of our own has e P. Fragmentation is not counted; a GB is 1e9 bytes.
 """
 
 from __future__ import annotations
@@ -128,24 +128,25 @@ def plan(config: Config) -> Plan:
     (model, tower), e = meta_model(config.model.path), 4 if config.model.dtype == "float32" else 2
     parameters, trained = size(model), size(model) - size(tower if frozen else None)
     weights, gradients = (4 * count * replicas // gpus for count in (parameters, trained))
-    shards = {"weights": weights, "gradients": gradients, "AdamW moments": 2 * gradients}
+    shards = {"weights": weights, "AdamW moments": 2 * gradients}
     if config.loss.kl:
         shards["reference"] = weights
     cpu = 0
     if config.optim.offload:
-        cpu, shards = sum(shards.values()), {}
+        cpu, shards, gradients = sum(shards.values()) + gradients, {}, 0
     shards["CUDA, NCCL (assumed)"] = CUDA_BYTES
     if config.judge.path:
         shards["the judge's weights"] = e * size(meta_model(config.judge.path)[0])
 
     layers = model.get_decoder().layers
     context = 2 * e * len(layers) * layers[0].self_attn.k_proj.out_features * config.agent.context_tokens
-    cache = math.ceil(config.browser.episodes / EPISODES_PER_CONTEXT) * context
+    cache = math.ceil(config.browser.episodes / gpus / EPISODES_PER_CONTEXT) * context
     sampler = {"sampler weights": e * parameters, "KV cache, at least": cache, "vLLM (assumed)": VLLM_BYTES}
 
     units = [size(module) for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     (left, moment), root, unit = activations(config, e), parameters - sum(units), max(units)
-    update = {"gathered weights": e * (root + 2 * unit), "gathered gradients": e * root + (e + 4) * unit}
+    update = {"gradients": gradients, "gathered weights": e * (root + 2 * unit)}
+    update["gathered gradients"] = e * root + (e + 4) * unit
     update |= {"activations": left, "one layer or the head": moment}
     return Plan(config, shards, sampler, update, cpu)
 

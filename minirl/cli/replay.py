@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from minirl.checkpoint import prune
+from minirl.cli.lifecycle import State
 from minirl.console import say
 from minirl.experiment import Experiment
-from minirl.lifecycle import State
 from minirl.rollout import Collected, TaskStream
 from minirl.run_folder import Run
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import jinja2
 
-from minirl.lifecycle import REGULAR
+from minirl.cli.lifecycle import REGULAR
 from minirl.run_folder import STEP_LABEL, TRAJECTORY, Run, to_record, write_atomic
 from minirl.types import Trajectory
 
@@ -38,7 +38,12 @@ TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan"
 def write_report(run_root: Path) -> Path:
     """Make `report.html` in the run folder from the files that the run has so far. Returns its path."""
     run = Run(run_root)
-    labels, metrics, evals = run.labels(), run.metrics(), run.evals()
+    labels = run.labels()
+    # what has another type than expected is left out, so that the rest can be drawn
+    metrics = [{key: one for key, one in row.items() if is_number(one)} for row in run.metrics()]
+    metrics = [row for row in metrics if "step" in row]
+    evals = [row for row in run.evals() if isinstance(row.get("label"), str)]
+    evals = [row for row in evals if all(is_number(row.get(key)) for key in ("success", "low", "high", "n"))]
     chosen = choose_dumps(labels)
     dumps = [read_dump(path, path.stat().st_mtime_ns) for path in map(run.trajectory_path, chosen)]
     series = {key: [record.get(key) for record in metrics] for key in sorted(set().union(*metrics))}
@@ -49,7 +54,7 @@ def write_report(run_root: Path) -> Path:
     page = TEMPLATES.get_template("report.html.j2").render(
         name=run.root.resolve().name,
         config=run.config(),
-        time=timedelta(seconds=round(seconds)),
+        time=timedelta(seconds=min(round(seconds), 10**9)),
         now=f"{datetime.now():%Y-%m-%d %H:%M}",
         data=inert(data),
         evals=apart or evals[-1:],
@@ -57,6 +62,10 @@ def write_report(run_root: Path) -> Path:
     # A title may hold half a surrogate pair; it must not keep the report from being written.
     write_atomic(run.report_path, page.encode("utf-8", "replace"))
     return run.report_path
+
+
+def is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e15
 
 
 def inert(value: Any) -> Any:
@@ -101,7 +110,7 @@ def read_dump(path: Path, changed: int) -> dict[str, Any]:
                 record = json.loads(line)
                 shown.append(inert(episode(record, TRAJECTORY.validate_python(record))))
                 characters += len(json.dumps(shown[-1]))
-            except ValueError:
+            except (ValueError, RecursionError):
                 broken += 1
     return {"label": path.stem, "total": total, "broken": broken, "trajectories": shown}
 

@@ -6,7 +6,7 @@ const place = {dump: -1, episode: 0, turn: 0};
 // The turns, and the state in which the episode ended.
 const slides = episode => episode.turns.length + 1;
 const outcome = episode => !episode.valid ? "invalid" : episode.success ? "success" : "failure";
-const seconds = x => x < 60 ? x.toFixed(1) + " s" : `${Math.round(x / 60)} min`;
+const seconds = x => !known(x) ? "–" : x < 60 ? x.toFixed(1) + " s" : `${Math.round(x / 60)} min`;
 
 function browser() {
   const choice = make("select", {"aria-label": "dump", onchange: () => go(+choice.value, 0, 0)},

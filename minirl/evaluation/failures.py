@@ -67,6 +67,7 @@ def category_of(trajectory: Trajectory) -> str | None:
         (None, stop is Stop.CANCELLED),
         # no verdict; or, as above, the judge denies what the task's own rules affirm
         ("evaluation", stop is Stop.JUDGE_ERROR or (verdict is not None and verdict.success is None)),
+        ("blocked", stop is Stop.BLOCKED),  # the paper counts these pages under access
         # browser, site or sampler failed, or the agent's last words name a blocker
         ("access", not stop.is_agent_fault or PROXIES["blocker"].search(said)),
         ("form", stop in (Stop.FORMAT_ERROR, Stop.LENGTH)),  # the paper has no such category

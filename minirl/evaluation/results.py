@@ -12,22 +12,21 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from math import fsum, sqrt
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
-from pydantic import BaseModel, FiniteFloat
+from pydantic import BaseModel, FiniteFloat, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from minirl.benchmarks.protocols import Protocol
-from minirl.intervals import clustered_wilson
-from minirl.run_folder import write_atomic
-from minirl.types import Stop, Trajectory
+from minirl.judges.intervals import clustered_wilson
+from minirl.run_folder import read_as, write_atomic
+from minirl.types import GRADED, Stop, Trajectory
 
 PACKAGES = ("minirl", "torch", "transformers", "playwright", "openai", "vllm")  # those that shape a result
 LEVELS = {"easy": 0, "medium": 1, "hard": 2}
@@ -92,6 +91,7 @@ class Row(NamedTuple):
     all_tasks: Rate
     without_aborted: Rate
     success: Rate  # what the protocol reports: one of these
+    blocked: Rate  # the share of all episodes that failed before a page that keeps visitors out
 
 
 class Paired(NamedTuple):
@@ -119,7 +119,7 @@ def result_of(trajectory: Trajectory) -> Result:
         stop=trajectory.stop,
         success=trajectory.success,
         seed=trajectory.member,
-        site=str(task.meta.get("site") or urlsplit(task.start_url).hostname or ""),
+        site=task.site,
         difficulty=str(task.meta.get("difficulty", "")),
         steps=len(turns),
         prompt_tokens=sum(turn.shared + len(turn.branch) or turn.counted[0] for turn in turns),
@@ -143,7 +143,7 @@ def by_task(results: Sequence[Result], protocol: Protocol) -> dict[str, list[boo
     tasks: dict[str, list[bool]] = {}
     for r in sorted(results, key=lambda r: r.place):
         if protocol.counts(r.stop):
-            tasks.setdefault(r.task, []).append(r.success and r.stop in protocol.succeeds_by)
+            tasks.setdefault(r.task, []).append(r.success and r.stop in GRADED[protocol.after])
     return tasks
 
 
@@ -167,11 +167,10 @@ def paired(first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bo
     return Paired(n, *rates, fsum(d) / n, *interval, won, lost, len(first.keys() | second.keys()) - n)
 
 
-def micro_rate(results: Sequence[Result], protocol: Protocol) -> Rate:
-    """Return the rate over episodes; its interval is that of so many tasks."""
-    successes = sum(r.success and r.stop in protocol.succeeds_by for r in results)
-    n, tasks = len(results), len({r.task for r in results})
-    return Rate(successes / max(n, 1), *clustered_wilson(successes, n, tasks), successes, n)
+def rate_of(results: Sequence[Result], holds: Callable[[Result], bool]) -> Rate:
+    """Return the share of episodes of which something holds; its interval is that of so many tasks."""
+    count, n, tasks = sum(map(holds, results)), len(results), len({r.task for r in results})
+    return Rate(count / max(n, 1), *clustered_wilson(count, n, tasks), count, n)
 
 
 def macro_rate(rates: Sequence[Rate]) -> Rate:
@@ -186,9 +185,11 @@ def macro_rate(rates: Sequence[Rate]) -> Rate:
 
 
 def row_of(name: str, results: Sequence[Result], protocol: Protocol) -> Row:
-    everything = micro_rate(results, protocol)
-    valid = micro_rate([r for r in results if r.stop.is_agent_fault], protocol)
-    return Row(name, everything, valid, everything if protocol.aborted == "fail" else valid)
+    splits = results, [r for r in results if r.stop.is_agent_fault]
+    graded = GRADED[protocol.after]
+    everything, valid = (rate_of(some, lambda r: r.success and r.stop in graded) for some in splits)
+    blocked = rate_of(results, lambda r: r.stop is Stop.BLOCKED)
+    return Row(name, everything, valid, everything if protocol.aborted == "fail" else valid, blocked)
 
 
 def rows_by(field: str, results: Sequence[Result], protocol: Protocol) -> list[Row]:
@@ -219,9 +220,5 @@ def write_results(path: Path, evaluation: Evaluation, results: Sequence[Result])
 
 def read_results(path: Path) -> tuple[Evaluation, list[Result]]:
     """Return the evaluation, and its results by task and seed. ValueError says where a file is malformed."""
-    try:
-        # not pydantic's own parser, which refuses half a surrogate pair; a judge's reason may hold one
-        file = ResultsFile.model_validate(json.loads(path.read_bytes()))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"results {path} can't be read: {' '.join(str(error).split())[:300]}") from None
+    file = read_as(path, TypeAdapter(ResultsFile), f"results {path} can't be read")
     return file.evaluation, sorted(file.results, key=lambda r: r.place)

@@ -119,12 +119,6 @@ def select_tasks(config: EvalScriptConfig, tasks: Sequence[Task]) -> list[Task]:
     return list(tasks[: config.limit or None])
 
 
-def share_browsers(config: EvalScriptConfig, ranks: Ranks) -> EvalScriptConfig:
-    """Return the config with a rank's share of the protocol's browsers, if it has a protocol."""
-    episodes = max(1, config.browser.episodes // (ranks.world if config.protocol else 1))
-    return replace(config, browser=replace(config.browser, episodes=episodes))
-
-
 @dataclass(frozen=True)
 class Ledger:
     """The finished episodes of one evaluation, on disk; every rank has its own dump until `collect`."""

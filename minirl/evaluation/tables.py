@@ -9,14 +9,14 @@ aborted tasks as failures, and the one without them, always both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import fsum
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from minirl.benchmarks.protocols import GPT_41, Protocol, protocol_of
 from minirl.console import CONSOLE, new_table, say
@@ -30,16 +30,9 @@ RATE_COLUMNS = ("success", "95% interval", "n")
 UNNAMED = Protocol("", "", 0, aborted="leave out", sampling=Sampling(), judge=GPT_41, max_steps=0)
 
 
-def named(protocol: str) -> Protocol:
-    """Return the protocol of a name; "" counts without one."""
-    return protocol_of(protocol) if protocol else UNNAMED
-
-
-def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = new_table(*columns)
-    for first, *others in rows:
-        table.add_row(Text(first), *others)
-    return table
+def named(protocol: str, reward: Mapping[str, Any]) -> Protocol:
+    """Return the protocol of a name; "" counts without one, as the config's `reward` says."""
+    return protocol_of(protocol) if protocol else replace(UNNAMED, after=reward.get("after", "done"))
 
 
 def show(results: Sequence[Result], protocol: Protocol) -> Row:
@@ -53,13 +46,19 @@ def show(results: Sequence[Result], protocol: Protocol) -> Row:
         say(f"aborted: {r.task}: {r.stop.value}: {r.reason or 'no reason is known'}")
     if len(aborted) > NAMED:
         say(f"aborted: {len(aborted) - NAMED} more; the file of results has them")
-    cells = (("all, aborted as failures", *s.all_tasks.cells), ("without aborted", *s.without_aborted.cells))
-    CONSOLE.print(table_of(("", *RATE_COLUMNS), cells))
+    cells = [("all, aborted as failures", *s.all_tasks.cells), ("without aborted", *s.without_aborted.cells)]
+    if live := is_live(results, protocol):
+        cells.append(("blocked by its site", *s.blocked.cells))
+    CONSOLE.print(new_table("", *RATE_COLUMNS, rows=cells))
     difficulties = rows_by("difficulty", results, protocol)
     for kind, rows in (("site", sites if len(sites) > 1 else ()), ("difficulty", difficulties)):
         cells = [(row.name, *row.all_tasks.cells, *row.without_aborted.cells) for row in rows]
         if rows:
-            CONSOLE.print(table_of((kind, *RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:]), cells))
+            columns = (*RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:])
+            CONSOLE.print(new_table(kind, *columns, rows=cells))
+        if rows and live:
+            cells = [(row.name, *row.blocked.cells) for row in rows]
+            CONSOLE.print(new_table(kind, "blocked", *RATE_COLUMNS[1:], rows=cells))
     fields = ("steps", "prompt_tokens", "response_tokens")
     valid = [r for r in results if r.stop.is_agent_fault]
     steps, prompt, response = (mean([getattr(r, name) for r in valid] or [0]) for name in fields)
@@ -75,22 +74,28 @@ def show(results: Sequence[Result], protocol: Protocol) -> Row:
     return s
 
 
+def is_live(results: Sequence[Result], protocol: Protocol) -> bool:
+    """Return True if tables show the share of blocked episodes: where judges decide, or if there are any."""
+    judged = protocol is not UNNAMED and protocol.judge.input != "rules"
+    return judged or any(r.stop is Stop.BLOCKED for r in results)
+
+
 def curve(results: Sequence[Result], budgets: Sequence[int], protocol: Protocol) -> Table:
     """Return a table of the success within so many turns. The agent is not told its budget, so an episode of
     the largest one shows what it would have done with less."""
-    rows = []
+    rows, live = [], is_live(results, protocol)
     for most in sorted(set(budgets)):
-        known = results if most == max(budgets) else within(results, most)
-        rows.append((str(most), *summary(known, protocol).success.cells))
-    return table_of(("turns", *RATE_COLUMNS), rows)
+        s = summary(results if most == max(budgets) else within(results, most), protocol)
+        rows.append((str(most), *s.success.cells, *s.blocked.cells[:live]))
+    return new_table("turns", *RATE_COLUMNS, *("blocked",) * live, rows=rows)
 
 
 def within(results: Sequence[Result], turns: int) -> list[Result]:
     """Return the results as they would have been with a budget of so many turns. `steps` are finished turns:
-    an episode that was aborted, except by its judge, was aborted in the turn after these."""
+    an episode that was aborted, except by its judge or its site, was aborted in the turn after these."""
 
     def is_cut(r: Result) -> bool:
-        began_another = not r.stop.is_agent_fault and r.stop is not Stop.JUDGE_ERROR
+        began_another = not r.stop.is_agent_fault and r.stop not in (Stop.JUDGE_ERROR, Stop.BLOCKED)
         return r.steps + began_another > turns
 
     return [replace(r, success=False, stop=Stop.MAX_STEPS) if is_cut(r) else r for r in results]
@@ -99,7 +104,7 @@ def within(results: Sequence[Result], turns: int) -> list[Result]:
 def compare(first: Path, second: Path) -> Paired:
     """Print how much better the second file of results is than the first, task by task."""
     (one, ours), (two, theirs) = read_results(first), read_results(second)
-    protocol = named(one.protocol)
+    protocol = named(one.protocol, one.config.get("reward", {}))
     if {(one.protocol, one.rule), (two.protocol, two.rule)} != {(one.protocol, protocol.rule)}:
         raise ValueError(f"{first} and {second} were not counted by the same rule of today; evaluate again")
     p = paired(by_task(ours, protocol), by_task(theirs, protocol))

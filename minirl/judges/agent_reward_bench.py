@@ -10,7 +10,6 @@ before. Deviation: the benchmark's own script counts its test split, here all ro
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -18,9 +17,10 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from annotated_types import MinLen
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel, BeforeValidator, TypeAdapter
 
 from minirl.judges.labels import Example, Label
+from minirl.run_folder import read_as
 from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn
 
 LABELS = {"successful": True, "unsuccessful": False}
@@ -43,9 +43,7 @@ class Episode(BaseModel):
 
 
 class FolderImages:
-    put: Any = None  # screenshots, named by their paths in the folder, are only read
-
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path):  # in which screenshots are named by their paths
         self.folder = folder
 
     def get(self, name: str) -> bytes:
@@ -84,12 +82,7 @@ def read_agent_reward_bench(folder: Path) -> list[Example]:
 def read_episode(path: Path, benchmark: str) -> Trajectory:
     """Return an episode's file as a trajectory without token ids. Actions' arguments stay text; the answer is
     what was last sent to the user."""
-    try:
-        # not pydantic's own reader, which refuses the halves of surrogate pairs that pages may hold
-        episode = Episode.model_validate(json.loads(path.read_bytes()))
-    except (OSError, ValueError) as error:
-        problem = f"is no episode of AgentRewardBench: {' '.join(str(error).split())[:300]}"
-        raise ValueError(f"{path} {problem}") from None
+    episode = read_as(path, TypeAdapter(Episode), f"{path} is no episode of AgentRewardBench")
     turns, errors = [], [step.last_action_error for step in episode.steps[1:]]
     for step, error in zip(episode.steps, [*errors, ""], strict=True):
         action, shots = _ACTION.fullmatch(step.action), tuple(filter(None, [step.screenshot_path]))

@@ -13,13 +13,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from rich.box import SIMPLE
-from rich.text import Text
 
 from minirl.console import CONSOLE, new_table
-from minirl.intervals import clustered_wilson
+from minirl.judges.intervals import clustered_wilson
 from minirl.types import Trajectory, Verdict
 
 
@@ -38,11 +36,9 @@ class Pair:
 
 
 def pair_of(trajectory: Trajectory, truth: bool, verdict: Verdict, judge: str = "") -> Pair:
-    """Return a judged trajectory; a site that the task's meta does not name is its first page's host."""
-    task = trajectory.task
-    benchmark = str(task.meta.get("benchmark") or "")
-    site = str(task.meta.get("site") or urlsplit(task.start_url).hostname or "")
-    return Pair(truth, verdict.success, benchmark, site, task.id, judge, verdict.rationale, verdict.error)
+    """Return a judged trajectory."""
+    task, said = trajectory.task, (judge, verdict.rationale, verdict.error)
+    return Pair(truth, verdict.success, str(task.meta.get("benchmark") or ""), task.site, task.id, *said)
 
 
 class Row(NamedTuple):
@@ -91,7 +87,7 @@ def show(scores: Mapping[str, Sequence[Row]]) -> None:
     table = new_table("judge", *COLUMNS, title="Agreement", box=SIMPLE, pad_edge=False)
     for judge, (overall, *parts) in scores.items():
         for row in (overall._replace(name=judge), *parts):
-            name = Text(row.name if row.name == judge else f"  {row.name}")
+            name = row.name if row.name == judge else f"  {row.name}"
             table.add_row(name, *(cell(getattr(row, field)) for field in COLUMNS.values()))
     CONSOLE.print(table)
 

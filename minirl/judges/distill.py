@@ -33,7 +33,7 @@ from minirl.judges.labels import Example, RunsImages, target
 from minirl.judges.rubrics import Question
 from minirl.judges.settings import JudgeScriptConfig
 from minirl.model import Preprocessor, load_preprocessor
-from minirl.rows import Row, TrajectoryRows
+from minirl.rows import Row, TrajectoryRows, that_fit
 from minirl.run_folder import Run, to_line, write_atomic
 from minirl.trainer import Trainer, cloning_batches
 from minirl.types import ImageStore
@@ -74,7 +74,7 @@ async def distil(config: JudgeScriptConfig, ranks: Ranks, build_tiny: BuildModel
     rows = training_rows(train, question, images, preprocessor, config.agent.context_tokens)
     losses = []
     with progress("distilling", len(cloning_batches(rows, config.sft, config.seed))) as meter:
-        for loss in trainer.clone(rows, config.sft, config.seed):
+        for loss in trainer.clone(rows, config.seed):
             losses.append(loss)
             run.add_metrics(len(losses), {"loss": loss, "lr": trainer.optimizer.param_groups[0]["lr"]})
             meter.advance(note=f"loss {loss:.3f}")
@@ -89,12 +89,8 @@ def training_rows(
 ) -> list[TrajectoryRows]:
     """Return a row for each example that has at most `most` tokens. ValueError if none does."""
     rows = [training_row(example, question, images, preprocessor) for example in train]
-    fitting = [TrajectoryRows(n, (row,)) for n, row in enumerate(rows) if len(row.ids) <= most]
-    if not fitting:
-        raise ValueError(f"no question has at most --agent.context-tokens {most} tokens")
-    if left_out := len(rows) - len(fitting):
-        say(f"{left_out} questions were longer than --agent.context-tokens, and were left out")
-    return fitting
+    examples = [TrajectoryRows(n, (row,)) for n, row in enumerate(rows)]
+    return that_fit(examples, most, "--agent.context-tokens", "question")
 
 
 def training_row(example: Example, question: Question, images: ImageStore, preprocessor: Preprocessor) -> Row:

@@ -45,6 +45,8 @@ class ModelJudge:
     async def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict on an episode. A model or network that fails, a screenshot that is gone and an
         answer that was cut at its limit leave a Verdict without success, and raise nothing."""
+        if self.question.lacks_answer(trajectory):
+            return Verdict(False, "The agent ended the task without an answer; no model was asked.")
         try:
             text, finish = await self.answer(self.question.messages(trajectory, self.images))
         except (EndpointError, SamplerError, ValueError, OSError) as problem:
@@ -81,16 +83,14 @@ class LocalJudge(ModelJudge):
         self.preprocessor = load_preprocessor(model)
         weights = open_model(replace(config, model=model))
         weights = weights.to(ranks.device, compute_dtype(model, ranks.device))  # pyright: ignore[reportArgumentType]
-        settings = replace(config.sampler, request_seconds=config.judge.seconds)
-        self.sampler = HfSampler(weights, self.preprocessor, settings)
+        self.sampler = HfSampler(weights, self.preprocessor, config.sampler)
 
     async def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
         limit = BRIEF_TOKENS if self.question.rubric == "brief" else self.config.response_tokens
         sampling, prompt = Sampling(self.config.temperature or 0.0), prompt_of(self.preprocessor, messages)
-        sample = await self.sampler.generate(Request(prompt, SEED, limit, sampling))
-        tokenizer = self.preprocessor.tokenizer
-        text = str(tokenizer.decode(list(sample.ids), skip_special_tokens=False))
-        text = text.removesuffix(str(tokenizer.eos_token))
+        request = Request(prompt, SEED, limit, sampling, self.config.seconds)
+        sample = await self.sampler.generate(request)
+        text = self.preprocessor.text(sample.ids)
         if self.preprocessor.chat.opens_think and THINK_END not in text:  # it is still thought
             text = f"<think>\n{text}"
         return text, sample.finish

@@ -4,7 +4,7 @@
 
 An answer that can't be read with certainty is no verdict. Deviations: OpenWebRL's released code takes the
 first phrase that spells a verdict, even one in the reasons, WebVoyager's takes UNSUCCESSFUL for a SUCCESS, so
-does AgentTrek's; here a verdict stands alone. The first and the last of them count the rest as failures.
+does AgentTrek's; here it stands alone or ends the last line. The first and the last count others as failures.
 """
 
 from __future__ import annotations
@@ -27,6 +27,15 @@ _VERDICT_IS = re.compile(rf"{_VERDICT_NAME}(?:\s+is)?[{re.escape(MARKS)}]*[:=–
 _VERDICT = re.compile(r"(not[\s_*`-]+)?success(?:ful)?", re.IGNORECASE)
 # The end of a line whose sentence the next line continues, which then is no verdict
 _CONTINUES = re.compile(r"(?:\bnot|n['’]t|\bno)(?:\s+an?)?[\s*_`]*$", re.IGNORECASE)
+# How people end an answer that has no such line: "Result: SUCCESS", "..., so my verdict is: NOT SUCCESS."
+_SO = r"(?:therefore|thus|hence|so|overall|finally|accordingly|consequently|in (?:conclusion|summary|short))"
+_OWN, _NOUN = r"(?:(?:the|my|our|your|this|final|overall) )*", r"(?:verdict|judge?ment|decision|conclusion)"
+_IS = r"(?: is\b ?[:=–—-]?| ?[:=–—-]) ?"
+_SAID = r"(?P<quote>[\"'“‘])? ?(?P<no>not[ -](?:an? )?|un)?success(?:ful)?[.!]? ?(?(quote)[\"'”’])[.!]?"
+_ENDING = re.compile(
+    rf"(?i)(?:^(?:{_SO}[,:]? )?{_OWN}(?:{_NOUN}|result|outcome)"
+    rf"|(?:[.!;]|,(?= {_SO})) (?:{_SO},? )?{_OWN}{_NOUN}){_IS}{_SAID}$"
+)
 _PHRASE = re.compile(r"(?<![A-Za-z])(NOT[\s*_`~-]+(?:A[\s*_`~-]+)?)?SUCCESS")
 _FAILED = ("failure", "failed", "fail", "unsuccessful", "not success", "not successful")
 _STATUSES = {"success": True, "successful": True} | dict.fromkeys(_FAILED, False)
@@ -51,20 +60,24 @@ def parse(parser: Parser, text: str) -> Verdict:
 
 def parse_lines(answer: str) -> Verdict:
     """Return the verdict on a line of its own, OpenWebRL's and AutoWebWorld's; the other lines are the
-    rationale. Quotations ("> SUCCESS") and lists do not count, nor does a SUCCESS between other lines."""
+    rationale. Quotations ("> SUCCESS") and lists do not count, nor does a SUCCESS between other lines. Where
+    there is none, the last line may end in a sentence that says it."""
     lines = answer.splitlines()
     worded = [n for n, line in enumerate(lines) if _TAG.sub("", line).strip(MARKS)]
     reasons: list[str] = []
     verdicts: set[bool] = set()
     before, certain = "", False
     for n, line in enumerate(lines):
-        verdict = verdict_of_line(line)
+        verdict, is_named = verdict_of_line(line)
         if verdict is None:
             reasons.append(line)
         else:
             verdicts |= {True, False} if _CONTINUES.search(before) else {verdict}
-            certain |= n in (worded[0], worded[-1]) or bool(_VERDICT_IS.search(line))
+            certain |= n in (worded[0], worded[-1]) or is_named
         before = line if line.strip() else before
+    if not certain and worded and verdicts_at_end(lines[worded[-1]]):
+        verdicts.update(*map(verdicts_at_end, lines))
+        certain = not _CONTINUES.search("".join(lines[: worded[-1]]))
     if len(verdicts) > 1:
         raise ValueError("its verdicts contradict each other")
     if not certain:
@@ -72,16 +85,29 @@ def parse_lines(answer: str) -> Verdict:
     return Verdict(verdicts.pop(), "\n".join(reasons).strip())
 
 
-def verdict_of_line(line: str) -> bool | None:
-    """Return the verdict that a line like "**Verdict:** not success." consists of, or None."""
+def verdict_of_line(line: str) -> tuple[bool | None, bool]:
+    """Return the verdict that a line like "**Verdict:** not success." consists of, or None, and if the line
+    calls it a verdict."""
     line = _TAG.sub(" ", line).strip()
     words = _BULLET.sub("", line, count=1).strip(MARKS)
     label = _VERDICT_IS.match(words)
     if _BULLET.match(line) and not label:  # one of several that are listed
-        return None
+        return None, False
     words = words[label.end() :] if label else words
     found = _VERDICT.fullmatch(words.lstrip(MARKS + ".").rstrip(MARKS + ".!,;:"))
-    return not found[1] if found else None
+    return (not found[1] if found else None), label is not None
+
+
+def verdicts_at_end(line: str) -> set[bool]:
+    """Return the verdicts in a line's last sentence and the one before it, unless they are quoted."""
+    said: set[bool] = set()
+    words = " ".join(re.sub(r"</?verdict>|[*_`#]", " ", line, flags=re.IGNORECASE).split())
+    for _ in range(0 if line.startswith(">") or _BULLET.match(line) else 2):
+        if found := _ENDING.search(words):
+            words = words[: found.start()]
+            if words.count('"') % 2 == 0 and words.count("“") <= words.count("”"):
+                said.add(not found["no"])
+    return said
 
 
 def parse_phrase(answer: str) -> Verdict:

@@ -6,7 +6,7 @@ Each prompts/NAME.md has four parts: the system prompt, templates for the eviden
 what is asked below. OpenWebRL, section 4.3, appendices A.4 and B, and the released judges that it refers to;
 AutoWebWorld, section 5.1, which does not say what is in a trace. The criteria are theirs, the words our own.
 Deviations: the prompt asks for DeepShop's JSON, which its server enforces; AgentTrek's judge sees the answer
-by itself, too; a screenshot that did not change takes one place; the one after the last act is shown.
+by itself, too; long texts lose their middle; equal screenshots take one place; the last act's is shown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from itertools import groupby
 
 from minirl.agents.openwebrl import read_prompt
 from minirl.config import Input, JudgeConfig, Parser
-from minirl.types import ImageStore, Message, Trajectory, Turn
+from minirl.types import ImageStore, Message, Stop, Trajectory, Turn
 
 # Longest texts in characters; longer ones lose their middle
 ANSWER_CHARS = 6000
@@ -86,6 +86,11 @@ class Question:
     @property
     def rubric(self) -> str:
         return "brief" if self.brief and self.input == "openwebrl" else self.input
+
+    def lacks_answer(self, trajectory: Trajectory) -> bool:
+        """Return True if the agent ended without an answer, which the released code of these judges fails."""
+        is_silent = trajectory.stop is Stop.DONE and not trajectory.answer.strip()
+        return is_silent and self.input in ("openwebrl", "webvoyager", "deepshop")
 
     def screenshots_of(self, trajectory: Trajectory) -> list[tuple[str, str]]:
         """Return when the newest screenshots were taken ("before step 3") and their hashes, oldest first."""

@@ -53,7 +53,9 @@ class Endpoint:
     """One model behind one URL. Use inside a running event loop, and `close` it there."""
 
     def __init__(self, config: EndpointConfig):
-        import openai  # slow to import: only where there is an endpoint
+        import openai  # slow to import, as is the other: only where there is an endpoint
+
+        from minirl.samplers.endpoint_http import BoundedClient
 
         if not config.model:
             raise ValueError("--endpoint.model is missing: the model's name at the endpoint")
@@ -64,7 +66,11 @@ class Endpoint:
         self.usage: Counter[str] = Counter()  # requests and tokens
         self.slots = asyncio.Semaphore(config.concurrency)
         self.client = openai.AsyncOpenAI(
-            base_url=config.url, api_key=key or "none", timeout=config.seconds, max_retries=config.retries
+            base_url=config.url,
+            api_key=key or "none",
+            timeout=config.seconds,
+            max_retries=config.retries,
+            http_client=BoundedClient(),
         )
         self.close = self.client.close
 
@@ -107,6 +113,8 @@ class Endpoint:
             problem = f"can't be reached: {error.__cause__ or error}"
         except openai.APIStatusError as error:
             problem = f"answered {error.status_code}: {' '.join(error.message.split())[:300]}"
+        except openai.OpenAIError as error:
+            problem = str(error)
         raise EndpointError(f"{config.url} ({config.model}) {problem}")
 
     def _read(self, body: str) -> Reply:

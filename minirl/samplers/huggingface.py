@@ -36,13 +36,13 @@ class HfSampler:
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
 
     async def generate(self, request: Request) -> Sample:
-        """Return the response. SamplerError if decoding fails or takes longer than request_seconds."""
+        """Return the response. SamplerError if decoding fails or takes longer than it may."""
         future = asyncio.get_running_loop().create_future()
         self.waiting.append((request, future))
         if self.pump is None or self.pump.done():
             self.pump = asyncio.create_task(self._pump())
         try:
-            return await asyncio.wait_for(future, self.config.request_seconds)
+            return await asyncio.wait_for(future, request.seconds)
         except TimeoutError:
             raise SamplerError("the sampler did not answer in time") from None
 

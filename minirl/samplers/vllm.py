@@ -60,7 +60,7 @@ class VllmSampler:
         future = self.futures[name] = asyncio.get_running_loop().create_future()
         self._write(partial(self._add, name, request))
         try:
-            return await asyncio.wait_for(future, self.config.sampler.request_seconds)
+            return await asyncio.wait_for(future, request.seconds)
         except TimeoutError:
             raise SamplerError("the sampler did not answer in time") from None
         finally:
@@ -180,7 +180,7 @@ class VllmSampler:
         if self.asleep:
             torch.cuda.empty_cache()
             self.engine.wake_up(["weights"])
-            self.engine.collective_rpc(vllm_engine.clear_deepstack)
+            self.engine.collective_rpc(vllm_engine.clear_forgotten)
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         if self.ranks.device.type == "cpu":
             self.engine.collective_rpc(vllm_engine.pack_head)

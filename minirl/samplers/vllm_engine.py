@@ -46,9 +46,12 @@ def start_engine(config: Config, preprocessor: Preprocessor, ranks: Ranks) -> An
     with engine_environment(ranks):
         try:
             from vllm import EngineArgs, LLMEngine  # pyright: ignore[reportAttributeAccessIssue]
+            from vllm.usage.usage_lib import UsageContext
 
             args = EngineArgs(**engine_settings(config, preprocessor, ranks))
-            return LLMEngine.from_engine_args(args, enable_multiprocessing=False)
+            # by this name vLLM chooses how many tokens a step may have: as for its `LLM`, not an eighth of it
+            options = {"usage_context": UsageContext.LLM_CLASS, "enable_multiprocessing": False}
+            return LLMEngine.from_engine_args(args, **options)
         except ImportError as error:
             raise ValueError(f"--sampler vllm: {error}; pip install 'minirl[vllm]'") from None
         finally:
@@ -75,7 +78,7 @@ def engine_settings(config: Config, preprocessor: Preprocessor, ranks: Ranks) ->
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
         "max_model_len": agent.context_tokens,
-        "max_num_seqs": browser.episodes,
+        "max_num_seqs": ranks.share(browser.episodes),
         "distributed_executor_backend": "external_launcher",
         "seed": config.seed,
         "disable_log_stats": True,
@@ -148,7 +151,12 @@ def pack_head(worker: Any) -> None:
     head.quant_method.process_weights_after_loading(head)
 
 
-def clear_deepstack(worker: Any) -> None:
-    """Clear tensors of Qwen3-VL that waking does not restore: they are added to every hidden state."""
-    for left_over in getattr(worker.get_model(), "deepstack_input_embeds", None) or []:
-        left_over.zero_()
+def clear_forgotten(worker: Any) -> None:
+    """Clear the tensors beside weights that waking leaves with any content: Qwen3-VL's deepstack, added to
+    every hidden state; MRoPE's positions and the embeddings, of which graphs read more than a step has."""
+    state = getattr(worker.model_runner, "model_state", None)
+    owners = {"rope_state": "positions", "encoder_runner": "inputs_embeds"}
+    found = [getattr(getattr(state, owner, None), name, None) for owner, name in owners.items()]
+    for left_over in [*(getattr(worker.get_model(), "deepstack_input_embeds", None) or []), *found]:
+        if left_over is not None:
+            left_over.zero_()

@@ -28,6 +28,7 @@ from minirl.browser.pool import BrowserPool
 from minirl.config import Config
 from minirl.console import progress
 from minirl.experiment import make_agent
+from minirl.model import save_model
 from minirl.types import Task
 from minirl.worlds.render import SiteServer
 from minirl.worlds.scripted_agent import ScriptedPolicy
@@ -128,7 +129,7 @@ def build(
         model = Qwen3VLForConditionalGeneration(config)
     part = path.with_name(path.name + ".part")  # first, so that `path` is never half a checkpoint
     shutil.rmtree(part, ignore_errors=True)
-    model.save_pretrained(part)
+    save_model(model, part)
     tokenizer.save_pretrained(part)
     if kind != "text":  # AutoProcessor and vLLM tell a Qwen3-VL by these files
         for file in FOLDER.joinpath("processor").iterdir():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +17,14 @@ from typing import Any, Literal, TextIO
 import tyro
 
 from minirl.config import BrowserConfig
+from minirl.console import printable
 from minirl.worlds import lint
 from minirl.worlds.fsm_file import load_fsm, read_json
 from minirl.worlds.generate import PROFILES, THEMES, make_site
 from minirl.worlds.infer_bindings import world_of
 from minirl.worlds.render import load_world, save_world
 from minirl.worlds.replay import replay_sites, save_replays
-from minirl.worlds.search import explore, symbolic
+from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
 
 Difficulty = Literal["easy", "medium", "hard"]
 Folders = tyro.conf.Positional[tuple[Path, ...]]
@@ -48,7 +48,7 @@ def solve(file: File, plain: bool = False) -> int:
         plain: Do not answer interceptors such as cookie banners first, as the released search does.
     """
     fsm = load_fsm(file)
-    graph = explore(symbolic(fsm), plain=plain)
+    graph = explore(symbolic(fsm), plain=plain, seconds=SEARCH_SECONDS)
     reached = {node.state.page for node in graph.nodes.values()}
     answer: dict[str, Any] = {"states": len(graph.nodes), "complete": graph.is_complete}
     answer["unreached_pages"] = [page for page in fsm.pages if page not in reached]
@@ -110,7 +110,7 @@ def replay(
 
 def _say(line: str, file: TextIO | None = None) -> None:
     """Print a line without a terminal's control characters, which a file's strings may hold."""
-    print(re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", line), file=file)
+    print(printable(line).replace("\n", "?"), file=file)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ a page may have `defaults`, an effect may also be `toggle` or `remove`, and an a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from functools import cached_property
@@ -31,7 +32,9 @@ FieldPath = tuple[str, ...]  # "$.view.sort" is ("view", "sort")
 TYPE_DEFAULTS = {"string": "", "boolean": False, "integer": 0, "integer>=1": 1, "number": 0, "any": None}
 TYPE = "|".join([*TYPE_DEFAULTS, "object", r"array<\w+>"])
 # Names with two leading underscores mean something to JavaScript objects, so they are refused.
-PATH = r"\$(\.(?!__)[A-Za-z_][A-Za-z0-9_]*)+"
+PATH = r"\$(\.(?!__)[A-Za-z_][A-Za-z0-9_]*){1,16}"
+MOST_BYTES = 500_000  # of a file; released machines have about 50,000
+MOST_PAGES, MOST_ACTIONS = 300, 1000  # those have 20 and 80
 CONFIG = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
 
@@ -58,7 +61,7 @@ def _parse_path(text: Any) -> FieldPath:
 
 def _schema(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return TypeAdapter(Schema).validate_python(value)
+        return SCHEMA.validate_python(value)
     if not isinstance(value, str) or not re.fullmatch(rf"({TYPE})(\|null)?", value):
         raise ValueError(f"unknown type {brief(value)}: use {', '.join(TYPE_DEFAULTS)}, object or array<...>")
     return value
@@ -77,8 +80,9 @@ def _by_id(records: Any) -> dict[str, Any]:
     if not isinstance(records, list):
         raise ValueError(f"must be a list, not {brief(records)}")
     ids = [str(one.get("id") if isinstance(one, dict) else getattr(one, "id", one)) for one in records]
-    if len(set(ids)) < len(ids):
-        raise ValueError(f"there are two of the id {max(ids, key=ids.count)}")
+    ((often, times),) = Counter(ids).most_common(1) or [("", 1)]
+    if times > 1:
+        raise ValueError(f"there are two of the id {often:.80}")
     return dict(zip(ids, records, strict=True))
 
 
@@ -93,6 +97,7 @@ def _complete(page: Any) -> Any:
 FieldName = Annotated[str, AfterValidator(lambda name: ".".join(_parse_path(f"$.{name}")))]
 PathText = Annotated[str, AfterValidator(lambda path: path and dotted(_parse_path(path)))]
 Schema = dict[FieldName, Annotated[Any, BeforeValidator(_schema)]]
+SCHEMA = TypeAdapter(Schema)
 AsPath = Annotated[FieldPath, BeforeValidator(_parse_path), PlainSerializer(dotted)]
 Symbol = Annotated[str, Field(pattern=r"^\{[^{}]*\}$"), AfterValidator(lambda text: text[1:-1])]
 Reference = Annotated[Symbol, PlainSerializer(lambda name: f"{{{name}}}")]  # "{product}" in the file
@@ -220,13 +225,13 @@ class Goal:
 
 def load_goal(goal: Mapping[str, Any]) -> Goal:
     """Return the goal {"page": id, "where": [{"path": "$.a", "cond": "eq", "value": 1}, ...]}."""
-    return _validated("goal", Goal, goal)
+    return validated("goal", Goal, goal)
 
 
 def load_fsm(source: Path | Mapping[str, Any]) -> Fsm:
     """Return the machine in an fsm.json file, or in a mapping. ValueError names all faults."""
     name = str(source) if isinstance(source, Path) else "fsm"
-    fsm: Fsm = _validated(name, Fsm, read_json(source) if isinstance(source, Path) else source)
+    fsm: Fsm = validated(name, Fsm, read_json(source) if isinstance(source, Path) else source)
     ends = [("initial_page_id", fsm.initial_page), *(("terminal_pages", id) for id in fsm.terminal_pages)]
     ends += [(f"{action.id}: to", action.target) for action in fsm.actions]
     faults = [f"{place}: {id!r} is no page" for place, id in ends if id not in fsm.pages]
@@ -234,12 +239,15 @@ def load_fsm(source: Path | Mapping[str, Any]) -> Fsm:
         for action in page.actions.values():
             if action.source != page.id or not (action.is_navigation or action.target == page.id):
                 faults.append(f"{action.id}: begins on {page.id}, and must end there without 'is_navigation'")
+    if max(len(fsm.pages), len(fsm.terminal_pages)) > MOST_PAGES or len(fsm.actions) > MOST_ACTIONS:
+        faults = [f"more than {MOST_PAGES} pages or {MOST_ACTIONS} actions"]
     if faults:
         raise ValueError(f"{name}: {'; '.join(faults)}")
     return fsm
 
 
-def _validated(name: str, kind: type, document: Any) -> Any:
+def validated(name: str, kind: Any, document: Any) -> Any:
+    """Return a document of the file `name` as a `kind`. ValueError names all faults."""
     try:
         return TypeAdapter(kind).validate_python(document)
     except ValidationError as error:
@@ -257,6 +265,8 @@ def _describe(fault: Mapping[str, Any]) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. ValueError names the file."""
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
         document = from_json(path.read_bytes(), allow_inf_nan=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a readable JSON file: {error}") from None

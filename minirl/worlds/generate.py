@@ -88,9 +88,8 @@ class Plan:
             self._action("HOME", "ACCEPT", "Accept cookies", banner, gates=[unanswered], effects=[answer])
         for entity in self.entities:
             self._list(entity)
-            self._page(
-                entity.name.upper(), entity.name.capitalize(), entity.plural.upper(), _selected(entity)
-            )
+            one, many = entity.name, entity.plural.upper()
+            self._page(one.upper(), one.capitalize(), many, _selected(entity))
         for n in range(self.profile.terminals):
             length = self.rng.randint(*self.profile.hops) - self.has_cookie
             if n < self.profile.terminals - 1:
@@ -172,13 +171,9 @@ class Plan:
         """Add the rows that open an item that was `found` in this way, and forget how."""
         page, one = entity.plural.upper(), entity.name
         selector = f"{self._selector(page, 'LIST')} .{one}-row-{found.lower()}"
-        row, forget = (
-            control("row", selector, f"selected_{one}_id", rows),
-            [effect("clear", f) for f in cleared],
-        )
-        self._action(
-            page, f"OPEN_{found}", one.capitalize(), row, to=one.upper(), gates=gates, effects=forget
-        )
+        row = control("row", selector, f"selected_{one}_id", rows)
+        more: Json = {"to": one.upper(), "gates": gates, "effects": [effect("clear", f) for f in cleared]}
+        self._action(page, f"OPEN_{found}", one.capitalize(), row, **more)
 
     def _filters(self, entity: Any, page: str, rows: Json, done: list[Json]) -> None:
         """Add two to four of: a flag's box, a number's slider, an order, a kind; each effects `done`."""
@@ -216,9 +211,8 @@ class Plan:
             self._action(start, f"START_{n}", verb.capitalize(), to=here)
         review = steps >= 2 and self.rng.random() < 0.5
         gates += self._inputs(here, n, steps - review)
-        done = self._end(
-            f"{flow}_DONE", "Done", entity.done if is_first else f"{verb.capitalize()}: done.", carried
-        )
+        message = entity.done if is_first else f"{verb.capitalize()}: done."
+        done = self._end(f"{flow}_DONE", "Done", message, carried)
         if not review:
             self._action(here, f"FINISH_{n}", verb.capitalize(), to=done, gates=gates)
             return

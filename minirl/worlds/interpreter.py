@@ -52,9 +52,8 @@ class World:
         for collection, records in self.data.items():
             ids = [str(record.get("id", "")) for record in records]
             if len(set(ids)) < len(ids) or not all(re.fullmatch(r"[A-Za-z0-9_-]+", id) for id in ids):
-                raise ValueError(
-                    f"{self.name}: {collection}: ids must differ, and be of letters, digits, _ and -"
-                )
+                rule = "ids must differ, and be of letters, digits, _ and -"
+                raise ValueError(f"{self.name}: {collection}: {rule}")
         for action in self.fsm.actions:
             if action.bind and (wanted := action.bind.collection) not in {"", *self.data}:
                 raise ValueError(f"{self.name}: {action.id}: no collection {wanted!r} in data")

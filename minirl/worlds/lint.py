@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from minirl.worlds.fsm_file import Action, Condition, Fsm, Page, dotted, is_placeholder, load_fsm
 from minirl.worlds.interpreter import enabled, meets
-from minirl.worlds.search import Graph, explore, symbolic
+from minirl.worlds.search import SEARCH_SECONDS, Graph, explore, symbolic
 
 MAX_STATES = 20_000  # a site of a person's size has some hundreds
 WARNINGS = {"dead_end", "expression", "never_enabled", "no_effect", "no_procedure", "orphan_page"}
@@ -57,7 +57,7 @@ def check(source: Path | Mapping[str, Any], max_states: int = MAX_STATES) -> lis
 def check_fsm(fsm: Fsm, max_states: int = MAX_STATES) -> list[Finding]:
     """Return the findings on a machine, errors first."""
     world = symbolic(fsm)
-    fsm, graph = world.fsm, explore(world, max_states=max_states)
+    fsm, graph = world.fsm, explore(world, max_states=max_states, seconds=SEARCH_SECONDS)
     rules = list(_reach(fsm, graph))
     for page in fsm.pages.values():
         rules += _selectors(page)

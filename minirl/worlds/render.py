@@ -19,23 +19,42 @@ from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import Template
+from typing_extensions import TypedDict
 
 from minirl.run_folder import write_atomic
-from minirl.worlds.fsm_file import Action, document_of, load_fsm, read_json
+from minirl.worlds.fsm_file import Action, document_of, load_fsm, read_json, validated
 from minirl.worlds.interpreter import State, World
 from minirl.worlds.widgets import target_of, widget_of
 
 if TYPE_CHECKING:
     from playwright.async_api import Page as BrowserPage
 
+Records = dict[str, tuple[dict[str, Any], ...]]  # what data.json holds
 COLOURS = {"background": "#f4f5f7", "tile": "#ffffff", "text": "#22262b", "accent": "#2d5fa4"}
 # The drawings of pictures.js that a record may name
 SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
 SAME = ("target", "is_navigation", "parameters", "open_parameters")  # told as they are
 SHARED = {"row", "scroll", "menu", "hover"}  # kinds of which several may begin with the same element
+
+
+class Style(TypedDict, total=False):
+    """What style.json holds, see `World`."""
+
+    look: Literal["tiles", "pages"]
+    background: str
+    tile: str
+    text: str
+    accent: str
+    messages: dict[str, str]
+    brand: str
+    labels: dict[str, str]
+    facts: dict[str, dict[str, str]]
+    layout: str
+    corners: int
+    consent: str
 
 
 async def read_state(page: BrowserPage) -> State | None:
@@ -130,8 +149,9 @@ def load_world(folder: Path) -> World:
     """Return the site in a folder; data.json and style.json may be absent. Raises ValueError."""
     paths = (folder / "data.json", folder / "style.json")
     data, style = (read_json(path) if path.is_file() else {} for path in paths)
-    collections = {name: tuple(records) for name, records in data.items()}
-    return World(folder.name.lower(), load_fsm(folder / "fsm.json"), collections, style)
+    validated(str(paths[1]), Style, style)
+    records = validated(str(paths[0]), Records, data)
+    return World(folder.name.lower(), load_fsm(folder / "fsm.json"), records, style)
 
 
 class SiteServer(ThreadingHTTPServer):

@@ -10,8 +10,6 @@ and the page is believed to be where the trace says; here the page's state is re
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,7 +21,7 @@ from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
 from minirl.console import progress
-from minirl.run_folder import write_atomic
+from minirl.run_folder import ImageFolder, to_line, write_atomic
 from minirl.types import BrowserFault, Stop, ToolFailure
 from minirl.worlds.interpreter import State, World, apply, enabled, initial_state, parameter_values
 from minirl.worlds.render import SiteServer, read_state
@@ -191,12 +189,10 @@ async def replay_sites(
 
 def save_replays(replays: Mapping[tuple[str, str], Replay], folder: Path) -> None:
     """Write a line of steps.jsonl for every trajectory, and the pictures that it names by their hashes."""
-    lines = []
+    images, lines = ImageFolder(folder / "pictures"), []
     for (world, terminal), one in replays.items():
         line = {"world": world, "terminal": terminal, **asdict(one)}
         for step in line["grounded"]:
-            name = f"{hashlib.sha256(step['picture']).hexdigest()[:20]}.png"
-            write_atomic(folder / "pictures" / name, step["picture"])
-            step["picture"] = name
-        lines.append(json.dumps(line) + "\n")
-    write_atomic(folder / "steps.jsonl", "".join(lines).encode())
+            step["picture"] = f"{images.put(step['picture'])}.png"
+        lines.append(to_line(line))
+    write_atomic(folder / "steps.jsonl", b"".join(lines))

@@ -11,7 +11,9 @@ are known by their effects, in the released search by words in their fields' nam
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -23,6 +25,8 @@ from minirl.worlds.interpreter import State, World
 
 Alike = Callable[[Action, Any], Hashable]
 MAX_STATES = 100_000
+MAX_CHARACTERS = 50_000_000  # of all states' keys
+SEARCH_SECONDS = 10.0  # of this process, for a file that may come from anybody
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,15 @@ class Graph:
 
 
 def explore(
-    world: World, goal: Goal | None = None, plain: bool = True, max_states: int = MAX_STATES
+    world: World,
+    goal: Goal | None = None,
+    plain: bool = True,
+    max_states: int = MAX_STATES,
+    seconds: float = math.inf,
 ) -> Graph:
     """Return all states that can be reached, up to the first at `goal`. Unless `plain`, a visitor who can
     answer an interceptor does that first, as in the released search."""
+    ends, room = time.process_time() + seconds, MAX_CHARACTERS
     start = machine.initial_state(world.fsm)
     first = frozenset() if plain else interceptors(world.fsm)
     alike = _alike(world, goal) if goal else None
@@ -98,10 +107,12 @@ def explore(
         for step in [step for step in steps if step.action_id in first] or steps:
             after = machine.apply(world.fsm, node.state, step.action_id, step.params)
             after_key = after.key()
-            if after_key not in graph.nodes:
-                if len(graph.nodes) >= max_states:
-                    graph.is_complete = False
-                    return graph
+            is_new = after_key not in graph.nodes
+            room -= len(after_key) * is_new
+            if time.process_time() > ends or is_new and (len(graph.nodes) >= max_states or room < 0):
+                graph.is_complete = False
+                return graph
+            if is_new:
                 graph.nodes[after_key] = Node(after, node.depth + 1)
                 queue.append(after_key)
                 if goal and machine.holds(after, goal):

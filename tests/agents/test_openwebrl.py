@@ -300,10 +300,11 @@ def spoiled(text: str, chance: random.Random) -> str:
     return text
 
 
-def test_a_hundred_thousand_outputs():
+@pytest.mark.parametrize("count", [10_000, pytest.param(50_000, marks=pytest.mark.slow)])
+def test_many_outputs(count):
     """What follows the schema is accepted and comes back; whatever is done to it, nothing raises."""
     chance, ended = random.Random(0), Counter()
-    for n in range(50_000):
+    for n in range(count):
         calls = [random_call(chance) for _ in range(chance.randrange(1, 4))]
         blocks = (json.dumps(asdict(made), ensure_ascii=n % 2 == 0) for made in calls)
         text = "why</think>" + "".join(f"<tool_call>\n{block}\n</tool_call>" for block in blocks)
@@ -317,7 +318,7 @@ def test_a_hundred_thousand_outputs():
         parsed = parse(spoiled(text, chance))
         assert bool(parsed.calls) == (parsed.error is None)
         ended["calls" if parsed.calls else "error"] += 1
-    assert min(ended.values()) > 2000, ended  # both ends of the parser were seen
+    assert min(ended.values()) > count / 25, ended  # both ends of the parser were seen
 
 
 def test_feedback_is_one_line_with_its_head_and_its_tail():

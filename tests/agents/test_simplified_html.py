@@ -146,6 +146,27 @@ async def test_numbers_are_what_a_click_reaches(session, name):
     assert len(PAGES) >= 20
 
 
+FOLDED = {
+    "details in details": "<details><summary>A</summary>" * 3 + "<p>deep</p>" + "</details>" * 3,
+    "a row": '<details><summary>A</summary><div style="display:flex"><b>deep</b><i>x</i></div></details>',
+    "hidden until found": '<div hidden="until-found"><p>deep</p></div>',
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+async def test_what_is_folded_away_looks_alike_at_every_look(session, name):
+    """It is shown, as released; the first look had less, for nobody had asked for its layout."""
+    await session.page.goto(f"data:text/html,<!doctype html><body>{FOLDED[name]}")
+    looks = [await simplified_html.observe(session) for _ in range(3)]
+    assert looks[0] == looks[1] == looks[2] and "deep" in looks[0]
+
+
+async def test_a_box_ends_where_the_browser_draws_its_end(session):
+    """As released: round(10.4) to round(30.8) are 21 pixels, not round(20.4); 10 to 25 are 15, not 14."""
+    box = "position: absolute; margin: 0; left: 10.4px; width: 20.4px; top: 10.4px; height: 14.4px"
+    assert 'data-bbox="10,10,21,15"' in await show(session, f'<p style="{box}">A</p>')
+
+
 DEEP = """() => { let e = document.body;
   for (let i = 0; i < 2000; i++) e = e.appendChild(document.createElement('div'));
   e.innerHTML = '<button data-testid="b">B</button>'; }"""

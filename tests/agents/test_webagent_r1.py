@@ -56,6 +56,12 @@ READ = [
     ('do(something like do(action="Wait"))', Call("Wait")),
     ('do(action="Click", element="3", argument=None)', CLICK_3),
     ('first do(action="Click", element="1") then do(action="Click", element="2")', CLICK_2),
+    # names in any case, as released
+    ('do(action="click", element="3")', CLICK_3), ('do(action="CLICK", element="3")', CLICK_3),
+    ('do(action="go backward")', Call("go_backward")), ('do(action="GO FORWARD")', Call("go_forward")),
+    # whole numbers by their value, as released
+    ("exit(message=1_000)", said("1000")), ("exit(message=0x10)", said("16")), ("exit(+7)", said("7")),
+    ("do(action='click', element=0x2)", CLICK_2),
 ]  # fmt: skip
 
 
@@ -67,6 +73,7 @@ async def test_what_is_read(text, call):
 
 @pytest.mark.parametrize("name", ACTIONS)
 async def test_every_action_is_read_by_its_exact_name(name):
+    assert parse(f'do(action="{name.upper()}", argument="1", element="1")').calls[0].name == name
     given = {"action": name, **dict.fromkeys(ACTIONS[name], "1")}
     text = ", ".join(f'{key}="{value}"' for key, value in given.items())
     assert [call.name for call in parse(f"do({text})").calls] == [name]

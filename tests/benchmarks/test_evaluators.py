@@ -409,6 +409,21 @@ async def test_what_a_judge_reads_on_a_page(world, page):
 
 
 @browsing
+async def test_of_a_whole_page_a_judge_reads_what_stands_behind_its_long_head(page):
+    """As a shop's cart does, in four training tasks. Only a page that no model could read is cut."""
+    wanted, judge = task(**shows("last", "", fuzzy_match=["a red mug"])), Judge("correct", "incorrect")
+    head = f"<script>/*{'x' * 60_000}*/</script>"
+    for size in (1, 400_000):
+        await page.set_content(f"<head>{head}</head><p>{'y' * size}</p><p>one mug, red</p>")
+        found = await WebArenaBenchmark(judge=judge, environ=LOCAL).score(
+            wanted, SimpleNamespace(page=page), ""
+        )
+        assert found.value == (size == 1)
+    assert "one mug, red" in judge.asked[0] and head[9:-9] in judge.asked[0]
+    assert "one mug, red" not in judge.asked[1] and 300_000 < len(judge.asked[1]) < 301_000
+
+
+@browsing
 async def test_the_order_that_is_the_newest(world, session):
     wanted = published(117, world.sites)  # one whose item is a B01CTR3DLE
     await begin(session, world, wanted)
@@ -546,9 +561,10 @@ async def test_pages_that_fail_give_no_verdict(world, page, monkeypatch):
 @browsing
 async def test_a_site_that_is_down_gives_no_verdict(world, page):
     wanted = task(world.sites, **shows("__MAP__/x", "", must_include=["Results"]))
-    down = task(world.sites | {"MAP": "http://127.0.0.1:9"}, **shows("__MAP__/x", "", must_include=["x"]))
+    sites = world.sites | {"MAP": "http://127.0.0.1:9"}
+    down = task(sites, **shows("__MAP__/x", "", must_include=["x"]))
     with pytest.raises(NoVerdict, match="http://127.0.0.1:9/x did not open: .*ERR_"):
-        await judged(world, page, down)
+        await judged(world, page, down, environ=sites)
     assert (await judged(world, page, wanted))[0] == 1  # the error page does not get in the way
 
 
@@ -557,3 +573,64 @@ async def test_a_missing_page_is_a_failure_not_a_fault(world, page):
     wanted = task(world.sites, **shows("__SHOPPING__/no/such/page", "", must_include=["Welcome"]))
     result = await judged(world, page, wanted)
     assert result[0] == 0 and "Not found" in result[1]
+
+
+SECRET = "the secret of this machine"
+ELSEWHERE = [
+    "file://{file}",
+    "view-source:file://{file}",
+    "data:text/html," + SECRET,
+    "http://elsewhere.test/",
+]
+ELSEWHERE += [
+    "{map}@elsewhere.test/",
+    "http://elsewhere.test\\@{host}/",
+    "http://127.0.0.1:9/",
+    "about:blank",
+]
+
+
+@browsing
+@pytest.mark.parametrize("url", ELSEWHERE)
+async def test_rules_open_no_file_and_no_server_but_the_tasks_sites(world, page, tmp_path, url):
+    (tmp_path / "secret").write_text(SECRET)
+    at = {"file": tmp_path / "secret", "map": world.sites["MAP"]}
+    url = url.format(**at, host=world.sites["MAP"].removeprefix("http://"))
+    await page.goto(world.sites["MAP"])
+    before, judge = page.url, Judge(*["correct"] * 9)
+    rules = shows(f"func:reddit_get_post_url('{url}')", "", fuzzy_match=["x"])
+    for rule in ({"fuzzy_match": ["x"]}, {"must_include": ["secret"]}) if "\\" not in url else ():
+        rules["program_html"][0]["required_contents"] = rule
+        found = await judged(
+            world, page, Task("x", "?", before, rules | {"kind": "webarena"}, META), judge=judge
+        )
+        assert found[0] == 0 and found[1].endswith("found no page on the task's sites")
+    rules["program_html"][0]["url"] = url
+    with pytest.raises((NoVerdict, ValueError), match="on none of the task's sites|'program_html.*url'"):
+        await judged(world, page, Task("x", "?", before, rules | {"kind": "webarena"}, META), judge=judge)
+    assert page.url == before and judge.asked == []
+
+
+META = {"sites": ["map"], "tabs": [], "require_login": False, "storage_state": ""}
+
+
+@browsing
+async def test_an_agent_that_leaves_the_sites_fails(world, page):
+    """And does not escape the count with an episode that has no verdict."""
+    rules = shows("func:reddit_get_post_url('__last_url__')", "", must_include=["x"])
+    wanted = task(world.sites, "__REDDIT__", "reddit", **rules)
+    await page.goto("about:blank")
+    assert (await judged(world, page, wanted))[0] == 0
+
+
+def test_all_published_rules_open_their_tasks_sites():
+    webarena, opened = WebArenaBenchmark(environ=LOCAL), 0
+    for part in ("train", "test"):
+        path = Path(__file__).parents[1] / "data" / "webarena_lite" / f"{part}.json.gz"
+        for record in json.loads(gzip.decompress(path.read_bytes())):
+            own = task_of(record, LOCAL)
+            for target in own.goal.get("program_html") or []:
+                if target["url"].startswith("http"):
+                    assert webarena._is_own(own, target["url"]), own.id
+                    opened += 1
+    assert opened == 333

@@ -8,11 +8,13 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minirl.benchmarks import task_files
 from minirl.benchmarks.task_files import load_tasks, save_tasks, task_of
 from minirl.browser.access import is_address
 from minirl.types import Task
@@ -151,11 +153,11 @@ def test_what_is_broken_is_named_by_file_and_record(tmp_path, content, problem):
     assert "\n" not in str(caught.value) and "tasks" in str(caught.value)
 
 
-def write_parquet(path: Path, rows: list[dict]) -> None:
+def write_parquet(path: Path, rows: list[dict], **how: Any) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path, **how)
 
 
 def test_parquet_files(tmp_path):
@@ -182,6 +184,32 @@ def test_what_only_another_row_of_a_parquet_file_has_is_missing_in_this_one(tmp_
     one, two = load_tasks(tmp_path / "file")
     assert (one.goal, one.meta) == (first["goal"], first["meta"])
     assert (two.goal, two.meta) == ({}, {"parts": [{"a": 1}, {"b": 2}]})
+
+
+def test_a_small_parquet_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch):
+    """By what it says of itself, before it is read; what repeats says little, and is found while it is."""
+    pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{**MIND2WEB, "task_id": str(n), "notes": "x" * 1_000_000} for n in range(40)]
+    path, reading, read = tmp_path / "bomb", [], parquet.ParquetFile.iter_batches
+
+    def watched(*args, **how):
+        reading.append(1)
+        return read(*args, **how)
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", watched)
+    write_parquet(path, rows, compression="zstd", use_dictionary=False)
+    assert path.stat().st_size < 1_000_000 and len(load_tasks(path)) == 40 and reading
+    reading.clear()
+    monkeypatch.setattr(task_files, "MOST_UNPACKED", 10_000_000)
+    with pytest.raises(ValueError, match=r"^task file \S+bomb unpacks to more than 10,000,000 bytes$"):
+        load_tasks(path)
+    assert reading == []
+    write_parquet(path, rows, compression="zstd", use_dictionary=True)
+    with pytest.raises(ValueError, match=r"^task file \S+bomb unpacks to more than 10,000,000 bytes$"):
+        load_tasks(path)
+    assert reading
 
 
 def test_a_torn_parquet_file_is_named(tmp_path):

@@ -22,7 +22,7 @@ from minirl.benchmarks.task_files import load_tasks
 from minirl.cli.command_line import check
 from minirl.config import Config, JudgeConfig
 from minirl.recipes import openwebrl_4b, webagent_r1_3b
-from minirl.types import Sampling, Stop, Task
+from minirl.types import GRADED, Sampling, Stop, Task
 
 FARA = Path(__file__).parents[1] / "data" / "webvoyager" / "fara_595.jsonl"
 WITHOUT = protocol_of("webvoyager-without-aborted")
@@ -77,7 +77,8 @@ def test_autowebworlds_nine_sites_are_those_of_its_table():
 
 
 def test_rules_name_what_is_aborted_and_what_is_averaged():
-    aborted = "timeout, sampler_error, env_error, site_error, infra_error, judge_error, cancelled"
+    aborted = "timeout, sampler_error, env_error, site_error, blocked, infra_error"
+    aborted += ", judge_error, cancelled"
     assert WEBVOYAGER.rule == (
         "Every episode counts, only one that the agent ended with done can succeed, and an aborted one "
         f"({aborted}) is a failure."
@@ -108,8 +109,9 @@ def test_a_protocol_is_applied_to_a_config(protocol):
     assert config.sampler.request_seconds == config.endpoint.seconds == 120
     assert all(getattr(config.judge, name) == getattr(protocol.judge, name) for name in JUDGE)
     assert config.judge.response_tokens >= 16_000 or config.judge.model not in ("o4-mini", "gemini-3-flash")
+    assert config.reward.after == protocol.after == ("any" if "webarena" in protocol.name else "done")
     check(config)
-    changed = {"sampler", "endpoint", "judge", "eval"}
+    changed = {"endpoint", "judge", "eval", "reward"}
     context, screenshots = recipe.agent.context_tokens, recipe.agent.screenshots
     browser = {name: getattr(recipe.browser, name) for name in ("episode_seconds", "episodes")}
     undone = replace(
@@ -139,4 +141,4 @@ def test_which_endings_count_and_which_can_succeed(protocol, stop):
     by_agent = stop in (Stop.DONE, Stop.MAX_STEPS, Stop.FORMAT_ERROR, Stop.REPEATED, Stop.LENGTH)
     assert protocol.counts(stop) is (protocol.aborted == "fail" or by_agent)
     can = by_agent if protocol.benchmark == "webarena-lite" else stop is Stop.DONE
-    assert (stop in protocol.succeeds_by) is can
+    assert (stop in GRADED[protocol.after]) is can

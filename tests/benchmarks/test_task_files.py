@@ -31,6 +31,9 @@ PAGE_GOALS = [  # minirl/benchmarks/page_goals.py
     ('{"fields": {"a": 7}}', "the field 'fields.a' must be a valid string, not 7"),
     ('{"text": "a", "adress": "http://a.test/"}', "the field 'adress' is unknown"),
 ]
+WEBARENA = '{"sites": ["map"], "tabs": [], "require_login": true, "storage_state": %s}'
+TOO_DEEP = "it is nested more than 40 levels deep"
+STATE = "the field 'storage_state' must be a file's name alone, not '"
 
 
 def with_field(field: str) -> str:
@@ -123,6 +126,16 @@ def test_only_a_newline_ends_a_line(tmp_path):
             r"the field 'sites\[0\]' must be",
         ),
         *((with_field(f'"goal": {goal}'), problem) for goal, problem in PAGE_GOALS),
+        *(
+            (with_field(f'"{field}": ' + '{"a":' * n + "1" + "}" * n), TOO_DEEP)
+            for field in ("goal", "meta")
+            for n in (40, 500, 900)
+        ),
+        (with_field('"meta": {"a": ' + "[" * 500 + "]" * 500 + "}"), TOO_DEEP),
+        *(
+            (with_field(f'"goal": {{"kind": "webarena"}}, "meta": {WEBARENA % json.dumps(name)}'), STATE)
+            for name in ("../map_state.json", "/etc/map_state.json", "a/../map_state.json", "..", "x\n")
+        ),
     ],
     ids=lambda value: value[:30],
 )

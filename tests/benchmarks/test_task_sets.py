@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from minirl.benchmarks.own_reward import OwnReward
 from minirl.benchmarks.task_files import save_tasks
 from minirl.benchmarks.task_sets import choose_benchmarks, make_task_sets
+from minirl.cli import lifecycle
 from minirl.recipes import tiny
 from minirl.types import Task
 from minirl.worlds.shop import make_shop, make_tasks, shops_of
@@ -53,6 +56,62 @@ def test_task_files_take_the_place_of_generated_tasks(tmp_path):
     sets = make_task_sets(replace(config, task=replace(config.task, demo_goals=2, **files)))
     assert (sets.train, sets.heldout, sets.demos) == (train, heldout, train[:2])
     assert sets.validation == train[2:]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_chooses_the_best_weights_is_neither_trained_on_nor_held_out(seed):
+    """Other generated tasks, and the sets are otherwise what they are without it."""
+    config = tiny()
+    config = replace(config, task=replace(config.task, seed=seed))
+    plain, sets = make_task_sets(config), make_task_sets(replace(config, eval_every=5, eval_size=40))
+    assert plain.aside == [] and len(goals(sets.aside)) == len(sets.aside) == 40
+    assert not goals(sets.aside) & (goals(sets.train) | goals(sets.heldout))
+    assert replace(sets, aside=[]) == plain and sets.all == [*plain.all, *sets.aside]
+
+
+def test_a_share_of_a_file_is_set_aside_with_all_that_shares_its_goals(tmp_path):
+    """Of 20 tasks, each there twice under two names, a tenth of the names is 4: they and their twins are not
+    trained on. The same ones in every run, whatever is held out; and none without --eval-every."""
+    tasks, heldout = make_tasks(make_shop(1), 20, 3, seed=0)
+    twins = [replace(task, id=f"{task.id}-again") for task in tasks]
+    save_tasks(tmp_path / "train.jsonl", [*tasks, *twins])
+    save_tasks(tmp_path / "heldout.jsonl", heldout)
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "heldout")}
+    config = replace(tiny(), task=replace(tiny().task, **files))
+    assert make_task_sets(config).train == [*tasks, *twins] and make_task_sets(config).aside == []
+    config = replace(config, eval_every=5)
+    sets = make_task_sets(config)
+    assert len(sets.aside) == 4 and sets.heldout == heldout == make_task_sets(config).heldout
+    assert not goals(sets.aside) & goals(sets.train)
+    assert goals(sets.aside) | goals(sets.train) == goals(tasks)
+    assert [task for task in [*tasks, *twins] if task in sets.train] == sets.train  # in the file's order
+    assert make_task_sets(config).aside == sets.aside
+    most = replace(config, task=replace(config.task, aside=0.99))
+    with pytest.raises(ValueError, match="--task.aside 0.99 of .* leaves no task to train on"):
+        make_task_sets(most)
+
+
+async def test_evaluations_between_steps_leave_the_held_out_tasks_alone(monkeypatch):
+    tasks = make_task_sets(replace(tiny(), eval_every=2, eval_size=8))
+    asked, exported = [], []
+
+    async def evaluated(experiment, worker, tasks, label, step) -> float:
+        asked.append(tasks)
+        rows.append({"label": label, "success": 0.5})
+        return 0.5
+
+    monkeypatch.setattr(lifecycle, "evaluate", evaluated)
+    rows: list[dict] = []
+    experiment: Any = SimpleNamespace(
+        config=replace(tiny(), eval_every=2, eval_size=5),
+        tasks=tasks,
+        run=SimpleNamespace(evals=lambda: rows),
+        ranks=SimpleNamespace(broadcast=lambda value: value),
+        checkpoints=SimpleNamespace(export=lambda name, state: exported.append(name)),
+    )
+    for step in range(4):
+        await lifecycle.evaluate_if_due(experiment, cast(Any, None), {"step": step, "cursor": 0})
+    assert asked == [tasks.aside[:5]] and exported == ["best"]
 
 
 def test_a_users_reward_file_is_run_once(tmp_path):

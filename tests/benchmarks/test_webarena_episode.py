@@ -17,13 +17,16 @@ from peers import alone
 from playwright.async_api import Error as PlaywrightError
 from stand_in import World, record_of, serve
 
+from minirl.benchmarks.protocols import WEBARENA_LITE, WEBVOYAGER, apply
 from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.task_sets import TaskSets
 from minirl.benchmarks.webarena import benchmark, lookups
-from minirl.config import BrowserConfig, EndpointConfig, JudgeConfig, SamplerConfig
+from minirl.config import BrowserConfig, Config, EndpointConfig, JudgeConfig, SamplerConfig
+from minirl.evaluation.results import result_of, summary
+from minirl.evaluation.tables import named
 from minirl.experiment import Experiment
 from minirl.model import Preprocessor
-from minirl.recipes import tiny_text
+from minirl.recipes import openwebrl_4b, tiny_text, webagent_r1_3b
 from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
 from minirl.types import Sampling, Stop, Task, ToolFailure, Trajectory
@@ -56,14 +59,19 @@ def a_task(folder: Path, site: str, start: str, **rules: Any) -> Task:
 
 @asynccontextmanager
 async def opened(
-    task: Task, preprocessor: Preprocessor, folder: Path, said: Sequence[str], *judged: Act
+    task: Task,
+    preprocessor: Preprocessor,
+    folder: Path,
+    said: Sequence[str],
+    *judged: Act,
+    asked: Config = CONFIG,
 ) -> AsyncIterator[RolloutWorker]:
     """All the parts, where a served model and a judge say this in turn."""
     judged = judged or (status(400),)
     with endpoint_server.serve([*map(say, said)]) as model, endpoint_server.serve(judged) as judge:
         agent = EndpointConfig(url=model.url, model="agent", retries=0)
         judging = JudgeConfig(url=judge.url, model="judge", retries=0)
-        config = replace(CONFIG, endpoint=agent, judge=judging)
+        config = replace(asked, endpoint=agent, judge=judging)
         tasks, run = TaskSets([], [], [], [task]), Run(folder / "run")
         experiment = Experiment(config, run, None, tasks, preprocessor, None, None, alone())
         async with experiment.worker(rewarded=True) as worker:
@@ -99,6 +107,32 @@ async def test_a_post_after_a_login_earns_its_reward_and_another_post_none(world
     posts = [("nyc", f"Is a {what} needed?", "I live there.") for what in ("car", "bike")]
     assert world.posts == posts and len(right.turns) == len(wrong.turns) == 5
     assert sum("POST /login_check" in asked for asked in world.asked) == 2  # each episode has its own
+
+
+@pytest.mark.parametrize("found", ["boston", "nowhere"])
+@pytest.mark.parametrize("recipe", [webagent_r1_3b, openwebrl_4b])
+async def test_what_the_turn_limit_ends_counts_alike_in_training_evaluation_and_protocol(
+    world, preprocessor, tmp_path, recipe, found
+):
+    """The agent stops nowhere; the page that it is on at the end may be the wanted one. WebAgent-R1 grades
+    that, OpenWebRL does not."""
+    rules = {"eval_types": ["url_match"], "reference_url": "__MAP__/search?query=boston", "url_note": "EXACT"}
+    task = a_task(tmp_path, "map", f"__MAP__/search?query={found}", **rules)
+    task = replace(task, meta={**task.meta, "benchmark": WEBARENA_LITE.benchmark})
+    usual = replace(CONFIG, reward=recipe().reward, rollout=replace(CONFIG.rollout, group=2))
+    said = ['do(action="Scroll Down")']
+    async with opened(task, preprocessor, tmp_path, said, asked=usual) as worker:
+        trained = await worker.group(task, 0, 0, 3)
+        within = await worker.evaluate([task], "eval_step_00001", 3, lambda done: None)
+    protocol, browser = WEBARENA_LITE if recipe is webagent_r1_3b else WEBVOYAGER, usual.browser
+    official = replace(apply(protocol, usual), browser=browser, agent=usual.agent)
+    async with opened(task, preprocessor, tmp_path, said, asked=official) as worker:
+        evaluated = await worker.evaluate([task], "eval", 3, lambda done: None)
+    wanted = recipe is webagent_r1_3b and found == "boston"
+    for t in (*trained, *within, *evaluated):
+        assert (t.stop, t.success, t.reward) == (Stop.MAX_STEPS, wanted, float(wanted)), t.error
+    for counting in (protocol, named("", vars(usual.reward))):
+        assert summary([result_of(*evaluated)], counting).success.successes == wanted
 
 
 async def test_what_a_judge_decides_and_what_becomes_of_an_episode_without_its_verdict(

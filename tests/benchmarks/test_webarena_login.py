@@ -139,7 +139,7 @@ async def test_other_tasks_have_tabs_too_and_need_nothing_else(session, world):
     rows, current = await session.tabs()
     assert [url for url, _ in rows] == [first, second] and current == 0
     assert benchmark.needs_judge(task)
-    assert benchmark.missing([task]) == [] and benchmark.places([task]) == set()
+    assert benchmark.missing(task) == [] and benchmark.places(task) == set()
     assert benchmark.identity(task) == benchmark.identity(replace(task, id="b"))
     assert benchmark.identity(task).isdisjoint(benchmark.identity(replace(task, instruction="buy")))
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from stand_in import record_of
 
 from minirl.benchmarks.task_files import load_tasks
-from minirl.benchmarks.task_sets import make_task_sets
+from minirl.benchmarks.task_sets import choose_benchmarks, make_task_sets
 from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
 from minirl.benchmarks.webarena.locators import check_locator, check_press, post_address, read_helper
 from minirl.benchmarks.webarena.login import LOGINS, login_sites, logins_from_environment
@@ -291,24 +291,25 @@ def test_sites_come_from_the_environment_and_those_missing_are_named():
     assert sites["SHOPPING_ADMIN"] == "http://shopping-admin.webarena.test"
     task = task_of(GOOD | {"sites": ["gitlab", "reddit"], "start_url": "__MAP__/x"}, sites)
     assert task.start_url == "http://map.webarena.test/x"
-    other = Task("a", "buy", "http://shop.test/")
     incomplete = WebArenaBenchmark(environ={"GITLAB": "http://10.0.0.1:8023"})
-    assert incomplete.missing([other, task]) == ["MAP", "REDDIT"]
-    assert WebArenaBenchmark(environ=dict.fromkeys(SITES, "http://x.test")).missing([task]) == []
+    assert incomplete.missing(task) == ["MAP", "REDDIT"]
+    assert WebArenaBenchmark(environ=dict.fromkeys(SITES, "http://x.test")).missing(task) == []
     for wrong in ("10.0.0.1:8023", "file:///etc", "http://[", "http://x:99999999"):
         with pytest.raises(ValueError, match="the variable REDDIT is "):
             sites_from_environment({"REDDIT": wrong})
 
 
-def test_the_places_of_sites_are_those_that_are_set_and_named():
+def test_the_places_of_sites_are_those_that_are_set_and_named(monkeypatch):
     environ = {"GITLAB": "http://10.0.0.5:8023", "REDDIT": "https://Reddit.internal./"}
     environ["MAP"] = "http://10.0.0.7:3000"
     tabs = "__REDDIT__/f/books |AND| __WIKIPEDIA__ |AND| http://10.0.0.9/x"
     task = task_of(GOOD | {"start_url": tabs}, sites_from_environment(environ))
     benchmark, other = WebArenaBenchmark(environ=environ), Task("a", "buy", "http://10.0.0.5:8023/")
-    assert benchmark.places([task]) == {("10.0.0.5", 8023), ("reddit.internal", 443)}
-    for each in (benchmark, WebArenaBenchmark(environ={"MAP": "no address"})):
-        assert each.places([other]) == set()
+    assert benchmark.places(task) == {("10.0.0.5", 8023), ("reddit.internal", 443)}
+    for name, value in (environ | {"MAP": "no address"}).items():
+        monkeypatch.setenv(name, value)
+    chosen = choose_benchmarks(tiny())(other)  # WebArena's variables may be somebody else's
+    assert chosen.places(other) == set() and chosen.missing(other) == []
     assert benchmark.identity(task) == {("webarena", "webarena-1")}
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pages
+import psutil
 import pytest
 import yaml
 from pages import HEIGHT, WIDTH, do, observe, point
@@ -124,6 +125,34 @@ async def test_an_address_without_a_browser(site):
 
         assert await asyncio.gather(visit(0), visit(0), *map(visit, [1.0] * 5)) == [True, False, *[True] * 5]
         assert down.is_down and await asyncio.gather(visit(0), visit(0)) == [True, False]
+
+
+def drivers() -> list[psutil.Process]:
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if "run-driver" in child.cmdline()]
+
+
+async def test_a_driver_that_died_is_started_again_for_the_next_episode(site):
+    """Its browsers die with it, and nobody tells. Episodes that begin at the same time share the new one."""
+    async with BrowserPool(replace(CONFIG, browsers=2)) as pool:
+        async with pool.session() as session:
+            await session.start(f"{site}/")
+            (driver,) = drivers()
+            driver.kill()
+            with pytest.raises(BrowserFault):
+                await session.screenshot()
+
+        async def visit() -> str:
+            async with pool.session() as session:
+                await session.start(f"{site}/two")
+                return await session.page.title()
+
+        assert await asyncio.gather(*(visit() for _ in range(4))) == ["Two"] * 4
+        (second,) = drivers()
+        assert second.pid != driver.pid and pool.launches == 3
+        second.kill()
+        assert await visit() == "Two"
+    assert drivers() == []
 
 
 def test_the_manifest_is_of_this_playwright():

@@ -343,16 +343,16 @@ async def test_a_killed_browser_takes_only_its_own_sessions_and_is_replaced(site
         assert pool.launches == 3 and loads(pool) == [1, 0]
 
 
-async def test_a_browser_that_hangs_is_replaced_for_the_next_episode(site):
-    async with BrowserPool(replace(CONFIG, exit_seconds=2)) as pool:
+async def test_a_browser_that_hangs_is_replaced_for_the_episode_that_finds_it_so(site):
+    async with BrowserPool(replace(CONFIG, start_seconds=10, exit_seconds=0.5)) as pool:
         hung, pid, usual = pool.places[0].browser, pool.places[0].pid, pool.config
         os.kill(pid, signal.SIGSTOP)
         try:
-            pool.config = replace(usual, start_seconds=0.5, exit_seconds=0.5)
+            pool.config = replace(usual, acquire_seconds=0.5)
             with pytest.raises(BrowserFault, match="no browser: TimeoutError") as caught:
                 async with pool.session():
                     pass
-            assert caught.value.stop is Stop.INFRA_ERROR
+            assert caught.value.stop is Stop.INFRA_ERROR and pool.launches == 1
             pool.config = usual
             async with pool.session() as session:
                 await session.start(f"{site}/")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from minirl.cli import logger as logging
+from minirl.cli.lifecycle import evaluate
 from minirl.cli.logger import Logger, step_line
 from minirl.run_folder import Run
+from minirl.types import Stop, Task, Trajectory
 
 METRICS = {"success": 0.4375, "reward": 0.5, "groups_kept": 12.0, "groups_submitted": 20.0, "turns": 3.25}
 METRICS |= {"tokens_mean": 12_345.0, "ratio_mean": 1.0004, "clip_fraction": 0.0123, "entropy": 0.512}
@@ -38,8 +42,24 @@ def test_the_logger_writes_prints_and_reports(tmp_path, capsys):
     assert run.metrics() == [{"step": 1, **METRICS}]
     assert run.evals() == [row] and row["success"] == 0.3 and row["low"] < 0.3 < row["high"]
     out = capsys.readouterr().out
-    assert "step 1/10" in out and "3/10 held-out" in out and "report.html" in out
+    assert "step 1/10" in out and "3/10 episodes" in out and "report.html" in out
     assert "after RL" in run.report_path.read_text()
+
+
+async def test_what_was_aborted_is_told_beside_the_rate(tmp_path, capsys):
+    """An evaluation in training: of five episodes two had responses that took too long."""
+    stops = [Stop.DONE, Stop.SAMPLER_ERROR, Stop.MAX_STEPS, Stop.SAMPLER_ERROR, Stop.DONE]
+    done = [Trajectory(Task("t", "", ""), i, stop=stop, success=i == 0) for i, stop in enumerate(stops)]
+    run, nothing = Run(tmp_path), asyncio.sleep
+    logger = Logger(run)
+    parts = SimpleNamespace(log=logger, reset_sites=lambda: nothing(0), run_tasks=lambda *_: nothing(0, done))
+    assert await evaluate(parts, None, [], "after_rl", 7) == pytest.approx(1 / 3)
+    logger.final_table(run.evals())
+    out = capsys.readouterr().out
+    assert "after RL: 1/3 episodes succeed (6.1% to 79.2%); 2 more were aborted\n" in out
+    assert "of 3 tasks; 2 more were aborted\n" in out
+    (row,) = run.evals()
+    assert (row["n"], row["invalid"]) == (3, 2) and "aborted" in run.report_path.read_text()
 
 
 def test_the_report_is_not_made_after_every_short_step(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, sync_playwright
 from minirl.browser.executable import launch_options
 from minirl.cli import report
 from minirl.cli.report import TEMPLATES, choose_dumps, inert, write_report
-from minirl.intervals import wilson
+from minirl.judges.intervals import wilson
 from minirl.run_folder import Run
 from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn
 
@@ -286,6 +286,43 @@ def test_an_empty_run_has_a_report(page, tmp_path):
     write_report(tmp_path / "empty")
     open_report(page, Run(tmp_path / "empty"))
     assert "empty" in page.locator("h1").inner_text()
+
+
+def test_records_of_wrong_types_leave_the_rest_of_the_page(page, tmp_path):
+    """Whatever a file's lines hold, what can be drawn is drawn, without an error in the console."""
+    run = make_run(tmp_path / "odd", steps=2)
+    metrics = [{"step": "two", "success": 0.5}, {"success": 1}, {"step": None}, {"step": True}, {"step": [3]}]
+    metrics += [{"step": 3, "success": "high", "turns": [3], "stop/done": {}, "seconds/total": "long"}]
+    metrics += [{"step": 4, "success": 0.9, "turns": 10**400, "loss": float("inf"), "seconds/train": "x"}]
+    metrics += [{"step": 5, "turns": 2.5, "seconds/total": 1e14, "stop/max_steps": "x"}]
+    good = {"step": 4, "success": 0.5, "low": 0.3, "high": 0.7, "n": 8}
+    evals = [{**good, "label": 7}, good, {"label": "none"}]
+    evals += [{**good, "label": "bad", key: "x"} for key in good if key != "step"]
+    evals += [{**good, "label": "bad", "low": None}, {**good, "label": "bad", "success": float("nan")}]
+    odd = {"errors": 3, "proxies": [3, {"name": [], "rate": "x"}], "invalid": "2", "blocked": "x"}
+    more = {"errors": ["x", None], "proxies": True, "step": "x"}
+    evals += [{**good, "label": "odd", **odd}, {**good, "label": "odd too", **more}]
+    for name, rows in {"metrics": metrics, "evals": evals}.items():
+        with open(run.root / f"{name}.jsonl", "a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    path = run.trajectory_path("step_00002")
+    first, second, *rest = path.read_text().splitlines()
+    bad = json.dumps(json.loads(first) | {"seconds": float("nan"), "reward": float("nan"), "group": {"a": 1}})
+    bad = bad.replace('"seconds": {"sample": 0.8', '"seconds": {"sample": NaN')
+    deep = '"final_state":{"a":' + '{"a":' * 700 + "1" + "}" * 700 + ","
+    lost = ["3", "[]", "{}", second.replace('"turns":[', '"turns":[7,'), "[" * 100_000]
+    lost += [second.replace('"final_state":{', deep)]
+    path.write_text("\n".join([bad, *lost, *rest]) + "\n")
+    write_report(run.root)
+    open_report(page, run, "#step_00002/0/0")
+    labels = [row.split("\t")[0] for row in page.locator(".numbers").first.locator("tr").all_inner_texts()]
+    assert labels == ["phase", "before training", "after SFT", "after RL", "odd", "odd too"]
+    for title in ("Success", "Turns per episode", "Stops by kind", "Seconds by phase"):
+        assert "NaN" not in page.locator(f'[data-title="{title}"]').inner_html()
+    assert page.locator('[data-title="Turns per episode"]').inner_text().split()[-1] == "2.5"
+    assert f"{len(lost)} lines cannot be read" in page.inner_text("#trajectories")
+    assert "time –" in page.inner_text(".facts") and "sample –" in page.inner_text(".words")
+    assert page.locator(".members button").count() == 12 and mark_position(page)
 
 
 def test_a_pruned_screenshot_leaves_a_note(chromium, tmp_path):

@@ -105,6 +105,8 @@ WORKS = "click: clicked button at [1, 1]. Now at http://shop-0.test/."
         (episode(stop=Stop.JUDGE_ERROR), None, "evaluation"),
         (episode(), NONE, "evaluation"),
         (episode(stop=Stop.SITE_ERROR), None, "access"),
+        (episode(stop=Stop.BLOCKED), None, "blocked"),
+        (episode(answer="A CAPTCHA.", stop=Stop.BLOCKED), NO, "blocked"),
         (episode(stop=Stop.ENV_ERROR), None, "access"),
         (episode(stop=Stop.INFRA_ERROR), None, "access"),
         (episode(stop=Stop.TIMEOUT), None, "access"),
@@ -140,6 +142,8 @@ def test_categories_are_counted_beside_the_papers():
         dict(zip(ERROR, ("form", 1, 0.25, None), strict=True)),
         dict(zip(ERROR, ("reasoning", 1, 0.25, 0.27), strict=True)),
     ]
+    blocked = error_rows([episode(stop=Stop.BLOCKED), *failures[:1]])
+    assert [(row["category"], row["share"]) for row in blocked] == [("blocked", 0.5), ("access", 0.5)]
     judged = [episode(verdict=NONE), episode(success=True, verdict=NO), episode(stop=Stop.CANCELLED)]
     assert error_rows(judged) == [dict(zip(ERROR, ("evaluation", 2, 1.0, 0.09), strict=True))]
     assert error_rows([]) == []

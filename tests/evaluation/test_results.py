@@ -27,7 +27,7 @@ from minirl.evaluation.results import (
     versions,
     write_results,
 )
-from minirl.intervals import wilson
+from minirl.judges.intervals import wilson
 from minirl.types import Stop, Task, Trajectory, Turn, Verdict
 
 FARA = Path(__file__).parents[1] / "data" / "webvoyager" / "fara_595.jsonl"

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 from peers import alone, on_ranks
+from workers import make_worker
 
 from minirl.benchmarks.protocols import PROTOCOLS, protocol_of
 from minirl.config import TaskConfig
@@ -92,7 +93,7 @@ def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened
 
     def play(interrupt_at: int = 0) -> Cast:
         cast = Cast(preprocessor, interrupt_at)
-        monkeypatch.setattr(RolloutWorker, "policy", lambda self, *asked: cast.policy_of(self, *asked))
+        monkeypatch.setattr(RolloutWorker, "policy", lambda self, *asked, **_: cast.policy_of(self, *asked))
         eval_script.run(flags)
         return cast
 
@@ -322,12 +323,12 @@ def test_a_parser_that_cannot_read_the_answers_of_a_protocols_judge_is_refused(
     assert (config.judge.input, config.judge.parser) == ("deepshop", "structured")
 
 
-def test_a_protocols_browsers_are_those_of_all_ranks_and_others_each_ones(resolve):
+def test_browsers_are_those_of_all_ranks_with_a_protocol_and_without(resolve):
     config, usual = resolve("--protocol", "webvoyager-official"), resolve()
     assert config.browser.episodes == 16, "what is written down does not depend on the ranks"
-    for world, own in ((1, 16), (3, 5), (8, 2), (64, 1)):
-        assert resume.share_browsers(config, replace(alone(), world=world)).browser.episodes == own
-    assert resume.share_browsers(usual, replace(alone(), world=8)) == usual
+    for world, own in ((1, 16), (3, 6), (8, 2), (64, 1)):
+        for asked in (config, replace(usual, browser=config.browser)):
+            assert make_worker(asked, ranks=replace(alone(), world=world)).share == own
 
 
 def test_a_served_model_is_not_said_to_have_had_a_top_k(eval_script):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.evaluation.results import paired
-from minirl.intervals import clustered_wilson, wilson
+from minirl.judges.intervals import clustered_wilson, wilson
 
 
 @pytest.mark.parametrize(

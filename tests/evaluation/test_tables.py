@@ -19,7 +19,7 @@ from minirl.benchmarks.protocols import protocol_of
 from minirl.config import EndpointConfig
 from minirl.evaluation.results import Evaluation, Result, write_results
 from minirl.evaluation.tables import UNNAMED, compare, curve, show
-from minirl.intervals import wilson
+from minirl.judges.intervals import wilson
 from minirl.recipes import tiny
 from minirl.samplers.endpoint import Endpoint
 from minirl.types import Stop, Task, Trajectory, billed
@@ -65,6 +65,42 @@ def test_sites_and_difficulties_have_rows(capsys):
     assert "site" not in capsys.readouterr().out.partition("ended by")[2], "one site is no table"
 
 
+def test_the_share_that_sites_have_blocked_stands_in_every_table_of_a_live_benchmark(capsys):
+    """Of ten episodes two are blocked, both on site b, which leaves it one that counts: 2/10, 0/7 and 2/3.
+    Without a protocol and where a program decides, as on generated sites and WebArena, there is no column."""
+    results = [result(i, success=i < 4, site="a", difficulty="easy") for i in range(7)]
+    results += [result(i, Stop.BLOCKED, site="b", difficulty="hard") for i in (7, 8)]
+    results += [result(9, success=True, site="b", difficulty="hard")]
+    score = show(results, WITHOUT)
+    said = capsys.readouterr().out
+    low, high = wilson(2, 10)
+    assert re.search(rf"blocked by its site +│ +20.0% │ +{low:.1%} to {high:.1%} │ +10 ", said)
+    assert len(re.findall(r"│ blocked │ +95% interval", said.replace("┃", "│"))) == 2
+    for name, share, n in (("a", "0.0%", 7), ("easy", "0.0%", 7), ("b", "66.7%", 3), ("hard", "66.7%", 3)):
+        assert re.search(rf"{name} +│ +{share} │ [^│]*│ +{n} │\n", said)
+    assert (score.blocked.successes, score.blocked.episodes, score.success[3:]) == (2, 10, (5, 8))
+    assert show(results, WEBVOYAGER).success[3:] == (5, 10)
+    assert list(map(str, curve(results, (1, 2), WITHOUT).columns[4].cells)) == ["0.0%", "20.0%"]
+    capsys.readouterr()
+    for protocol, live in (
+        (UNNAMED, False),
+        (protocol_of("webarena-lite-official"), False),
+        (WEBVOYAGER, True),
+    ):
+        show(results[:7], protocol)
+        assert ("blocked by its site" in capsys.readouterr().out) is live
+        assert (len(curve(results[:7], (2,), protocol).columns) == 5) is live
+
+
+def test_a_mean_over_sites_has_the_mean_of_their_blocked_shares(capsys):
+    """1 of 2 on Apple and 0 of 4 on ArXiv: 25%, not 1 of 6."""
+    results = [result(0, Stop.BLOCKED, site="Apple"), result(1, site="Apple")]
+    score = show(
+        [*results, *(result(i, site="ArXiv") for i in range(2, 6))], protocol_of("autowebworld-official")
+    )
+    assert score.blocked.rate == 0.25 and "blocked by its site" in capsys.readouterr().out
+
+
 def test_only_some_aborted_episodes_are_named(capsys):
     show([result(i, Stop.ENV_ERROR) for i in range(20)], UNNAMED)
     said = capsys.readouterr().out
@@ -79,7 +115,7 @@ def test_success_within_so_many_turns():
     columns = [list(map(str, c.cells)) for c in curve(results, (6, 2, 4, 3), UNNAMED).columns]
     assert columns[0] == ["2", "3", "4", "6"] and columns[1] == ["25.0%", "25.0%", "50.0%", "75.0%"]
     assert columns[3] == ["4"] * 4
-    assert list(curve(results, (6,), WEBVOYAGER).columns[1].cells) == ["60.0%"]
+    assert list(map(str, curve(results, (6,), WEBVOYAGER).columns[1].cells)) == ["60.0%"]
 
 
 def test_what_was_aborted_late_had_used_up_a_smaller_budget():
@@ -88,7 +124,11 @@ def test_what_was_aborted_late_had_used_up_a_smaller_budget():
     results += [result(2, Stop.TIMEOUT, steps=5), result(3, Stop.TIMEOUT, steps=4)]
     results += [result(4, Stop.JUDGE_ERROR, steps=5), result(5, Stop.SITE_ERROR, steps=0)]
     table = curve(results, (5, 30), UNNAMED)
-    assert [list(table.columns[i].cells) for i in (1, 3)] == [["33.3%", "100.0%"], ["3", "1"]]
+    assert [list(map(str, table.columns[i].cells)) for i in (1, 3)] == [["33.3%", "100.0%"], ["3", "1"]]
+    late = curve(
+        [*results, result(6, Stop.BLOCKED, steps=5), result(7, Stop.BLOCKED, steps=6)], (5, 30), UNNAMED
+    )
+    assert list(map(str, late.columns[3].cells)) == ["4", "1"], "a blocked episode took all of its turns"
 
 
 def test_a_mean_over_sites_is_called_one(capsys):

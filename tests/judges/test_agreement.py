@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from minirl.intervals import wilson
 from minirl.judges import agreement
 from minirl.judges.agreement import Pair, pair_of, score, show
+from minirl.judges.intervals import wilson
 from minirl.types import Task, Trajectory, Verdict
 
 

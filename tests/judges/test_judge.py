@@ -8,17 +8,19 @@ from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import openai._base_client
 import pytest
 from endpoint_server import Act, body, completion, cut_off, drip, refuse, say, serve, slow, status
 from episodes import PNGS, TASK, Gone, episode, turn, words_of
 
-from minirl.advantages import gate, make_group
+from minirl.advantages import gate, make_group, needs_verdict
 from minirl.benchmarks import protocols
 from minirl.config import Config, JudgeConfig, ModelConfig, SamplerConfig
 from minirl.judges.judge import EndpointJudge, LocalJudge, open_judge, prompt_of
 from minirl.judges.rubrics import Question
+from minirl.rows import BLANK_PNG
 from minirl.samplers.endpoint import Endpoint
 from minirl.types import Request, Sample, SamplerError, Stop, Trajectory, Verdict
 
@@ -185,6 +187,28 @@ async def test_a_protocols_judge_is_asked_and_read(protocol, ranks):
 
 
 @each_protocol
+@pytest.mark.parametrize("answer", ["", " \n\u00a0"])
+async def test_done_without_an_answer_fails_unasked_where_released_code_says_so(protocol, ranks, answer):
+    """The server would say yes. AgentTrek's judge goes by the steps and is asked, and so is the trace's.
+    Where the agent did not end the episode itself, all are asked."""
+    silent, yes = replace(CLICKS, answer=answer), [say(YES[protocol.judge.parser])]
+    said, requests = await judged_by(protocol, yes, ranks, silent)
+    asked = protocol.judge.input in ("agenttrek", "trace")
+    assert (said.success, len(requests)) == (asked, int(asked)) and not said.error
+    assert needs_verdict(silent, "none") and gate(replace(silent, verdict=said), "none").success is asked
+    assert asked or "without an answer" in said.rationale
+    said, requests = await judged_by(protocol, yes, ranks, replace(silent, stop=Stop.MAX_STEPS))
+    assert (said.success, len(requests)) == (True, 1)
+
+
+async def test_the_other_metrics_judge_fails_an_empty_answer_too(ranks):
+    for name in ("webvoyager", "online-mind2web", "deepshop"):
+        protocol = protocols.protocol_of(f"{name}-without-aborted")
+        said, requests = await judged_by(protocol, [say("SUCCESS")], ranks, replace(CLICKS, answer=""))
+        assert said.success is False and requests == []
+
+
+@each_protocol
 async def test_what_is_no_verdict_masks_the_episode(protocol, ranks):
     yes = YES[protocol.judge.parser]
     other = YES["status"] if protocol.judge.parser != "status" else YES["structured"]
@@ -334,8 +358,16 @@ async def test_a_local_judge_runs_in_transformers_with_its_own_time_limit(tiny_f
     sampler = SamplerConfig(kind="vllm", request_seconds=5.0)
     judge = JudgeConfig(path=str(tiny_folder), seconds=77.0)
     config = Config("test", sampler=sampler, judge=judge)
-    async with open_judge(config, ranks, PNGS) as opened:
+    async with open_judge(config, ranks, SimpleNamespace(get=lambda _: BLANK_PNG.getvalue())) as opened:
         assert isinstance(opened, LocalJudge)
-        assert opened.sampler.config.request_seconds == 77, "the judge's, not the agent's"
+        asked: list[Request] = []
+
+        async def refuse(request: Request) -> Sample:
+            asked.append(request)
+            raise SamplerError("no")
+
+        monkeypatch.setattr(opened.sampler, "generate", refuse)
+        await opened(CLICKS)
+        assert [request.seconds for request in asked] == [77], "the judge's, not the agent's"
         assert opened.preprocessor.tokenizer.name_or_path == str(tiny_folder)
     assert opened.sampler.thread._shutdown

@@ -91,6 +91,24 @@ async def test_by_default_a_task_with_a_goal_asks_nobody(rollouts):
     assert judge_metrics(out) == {} and "judged_success" not in rollout_metrics(Collected([], 0, out, 1, 0))
 
 
+async def test_a_judge_is_asked_before_a_failure_is_blamed_on_the_site(rollouts):
+    """What the agent found before it met a page that keeps visitors out counts; what it did not find is
+    nobody's fault, and leaves the group."""
+    open_task = replace(TASK, goal={})
+    found = replace(shopping.episode(TASK, 0), task=open_task, blocked="it answered 403")
+    lost = replace(found, member=1)
+
+    async def says(trajectory: Trajectory) -> Verdict:
+        return Verdict(trajectory.member == 0, "So.")
+
+    made = rollouts(replace(BY_JUDGE, rollout=replace(tiny().rollout, group=2)), says, found, lost)
+    first, second = await made.group(open_task, 0, 0, 5)
+    assert (first.stop, first.success, first.reward, first.valid) == (Stop.DONE, True, 1.0, True)
+    assert (second.stop, second.success, second.reward, second.valid) == (Stop.BLOCKED, False, 0.0, False)
+    assert second.verdict == Verdict(False, "So.") and second.error == "blocked: it answered 403"
+    assert rollout_metrics(Collected([], 0, [first, second], 1, 0))["stop/blocked"] == 1
+
+
 async def test_evaluations_go_by_the_truth(rollouts):
     """They run episodes as they are; the control is the same judge in a group, above."""
     bad = shopping.episode(TASK, 0, colour="mauve")
@@ -115,7 +133,7 @@ async def test_the_gates_of_the_reward_are_not_those_of_an_evaluation(rollouts):
     trained = await made.group(open_task, 0, 0, 5)
     assert made.judge.asked == [] and [(t.success, t.reward) for t in trained] == [(False, 0.0)] * 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(made, "policy", lambda *_: None)
+        patch.setattr(made, "policy", lambda *_, **__: None)
         patch.setattr(made, "sampler", Idle())
         evaluated = await made.evaluate([open_task] * 2, "eval", 5, lambda done: None)
     assert sorted(made.judge.asked) == [0, 1] and all(t.success for t in evaluated)
@@ -136,6 +154,8 @@ def test_recipes_of_judges_are_not_those_of_policies():
         config = check(recipe())
         assert config.recipe == name and config.judge.brief == (name == "tiny_judge")
     assert (config.sft.lr, config.sft.epochs, config.sft.batch) == (1e-5, 3, 128)
+    policy = RECIPES["openwebrl_8b"]().sft
+    assert config.sft == replace(policy, max_pixels=None), "its policy's, with whole screenshots"
     assert config.model.path == "Qwen/Qwen3-VL-8B-Instruct" and config.judge.screenshots == 3
     with pytest.raises(ValueError, match="unknown recipe 'judge_8b'"):
         from_command_line(["judge_8b"], "train.py")

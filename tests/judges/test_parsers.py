@@ -39,7 +39,8 @@ CORPUS = [
         ANSWERS["rationales"], ANSWERS["endings"], ANSWERS["spellings"].items()
     )
 ]
-LINES = dict(CORPUS) | dict.fromkeys(ANSWERS["verdict-line"])
+ENDINGS = {text: said for said in (True, False, None) for text in ANSWERS["verdict-line-endings"][str(said)]}
+LINES = dict(CORPUS) | dict.fromkeys(ANSWERS["verdict-line"]) | ENDINGS
 CORPORA = {"not-success-first": PHRASES, "status": STATUSES, "structured": OBJECTS, "verdict-line": LINES}
 
 
@@ -59,6 +60,22 @@ def test_every_answer_of_a_corpus_is_read(parser):
     for verdict in found.values():
         assert verdict.error.startswith("the judge's answer") is (verdict.success is None)
         assert bool(verdict.error) is (verdict.success is None)
+
+
+def test_a_verdict_may_end_the_last_line_as_people_write_it():
+    """The traps are quotations, answers that are told again, lists, conditions and other results."""
+    assert len(ENDINGS) >= 70 and min(sum(v is kind for v in ENDINGS.values()) for kind in (True, False)) > 15
+    said = parse("verdict-line", "Two mugs.\nBoth are red, so my verdict is: SUCCESS")
+    assert said == Verdict(True, "Two mugs.\nBoth are red, so my verdict is: SUCCESS")
+    assert "contradict" in parse("verdict-line", "It said\nNOT SUCCESS\nthere.\nResult: SUCCESS").error
+
+
+@pytest.mark.parametrize("text", ["Therefore, my verdict is: ", "Result: "])
+def test_a_line_of_its_own_wins_over_a_sentence(text):
+    """An ending is only looked for where there is no verdict: nothing else is read otherwise than before."""
+    for alone, said in (("SUCCESS", True), ("NOT SUCCESS", False)):
+        for words in ("SUCCESS", "NOT SUCCESS"):
+            assert parse("verdict-line", f"{alone}\nThe mug: fine. {text}{words}").success is said
 
 
 def test_the_released_rules_would_get_some_wrong():
@@ -160,7 +177,12 @@ def test_a_failure_that_was_cut_off_is_never_a_success(parser, text):
 
 
 @pytest.mark.parametrize(
-    "text", ["Status" + " " * 300_000, ". " * 200_000 + "status", "NOT " * 100_000, "status:\n" * 50_000]
+    "text",
+    [
+        *("Status" + " " * 300_000, ". " * 200_000 + "status", "NOT " * 100_000, "status:\n" * 50_000),
+        *(". my verdict is " * 50_000, "so my verdict is:" + "*" * 300_000, "the my " * 50_000 + "verdict"),
+        ". My verdict is: success" * 20_000 + "?",
+    ],
 )
 def test_long_answers_do_not_hang_a_parser(text):
     assert [parse(parser, text).success for parser in PARSERS] == [None] * len(PARSERS)

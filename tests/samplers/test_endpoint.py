@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import json
 import re
+import tracemalloc
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import openai._base_client
 import pytest
 from endpoint_server import Act, Server, body, completion, cut_off, drip, refuse, say, serve, slow, status
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from minirl.config import EndpointConfig
+from minirl.samplers import endpoint_http
 from minirl.samplers.endpoint import Endpoint, EndpointError, RemoteSampler, Reply, open_endpoint
 
 ASKED = [("user", ("What is this?", b"png"))]
@@ -132,6 +140,95 @@ async def test_a_refusal_is_not_asked_again(act):
     (error,), endpoint, sent = await ask([act], response_price=1.0)
     assert isinstance(error, EndpointError) and "any refused: " in str(error) and len(sent) == 1
     assert endpoint.usage["response_tokens"] == 20 and endpoint.dollars > 0, "it is paid for"
+
+
+def answer(body: bytes, status: int = 200, **headers: str) -> Act:
+    """An act that answers with these headers."""
+
+    def act(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+        handler.send_response(status)
+        for name, value in ({"Content_Length": str(len(body))} | headers).items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return act
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_not_followed(code):
+    """Not even to the same server; a prompt goes to the address that the user gave and to no other."""
+    with serve([say("elsewhere")]) as elsewhere:
+        for location in (f"{elsewhere.url}/chat/completions", "/v1/chat/completions", "ftp://"):
+            (error,), _, sent = await ask([answer(b"", code, Location=location), say("here")])
+            assert isinstance(error, EndpointError) and f"answered {code}" in str(error)
+            assert len(sent) == 1 and elsewhere.requests == []
+
+
+async def test_a_compressed_answer_is_not_unpacked():
+    """It was not asked for, and a small one can be of any size."""
+    bomb = answer(gzip.compress(bytes(10**8)), Content_Encoding="gzip")
+    for act in (bomb, answer(gzip.compress(completion({"content": "hi"})), 400, Content_Encoding="gzip")):
+        tracemalloc.start()
+        try:
+            (error,), _, sent = await ask([act])
+            assert tracemalloc.get_traced_memory()[1] < 10**7
+        finally:
+            tracemalloc.stop()
+        assert isinstance(error, EndpointError) and "sent a compressed answer" in str(error)
+        assert len(sent) == 1
+
+
+@pytest.mark.parametrize("code", [200, 400, 500])
+async def test_an_endless_answer_is_left(code, monkeypatch):
+    monkeypatch.setattr(endpoint_http, "MOST_BYTES", 10**6)
+    sent = [0]
+
+    def pour(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+        answer(b"", code, Content_Length=str(10**12))(handler, request)
+        with contextlib.suppress(OSError):
+            while sent[0] < 10**9:
+                sent[0] += handler.wfile.write(bytes(10**5))
+        handler.close_connection = True
+
+    (error,), endpoint, asked = await ask([pour])
+    assert isinstance(error, EndpointError) and "sent more than 1000000 bytes" in str(error)
+    assert len(asked) == 1 and endpoint.usage["failed"] == 1 and sent[0] < 10**8
+
+
+async def test_an_answer_of_the_most_bytes_is_read(monkeypatch):
+    body = completion({"content": "hi"})
+    monkeypatch.setattr(endpoint_http, "MOST_BYTES", len(body))
+    (reply,), *_ = await ask([answer(body)])
+    assert reply.text == "hi"
+    (error,), *_ = await ask([answer(body + b" ")])
+    assert isinstance(error, EndpointError)
+
+
+@pytest.mark.parametrize("charset", ["base64", "nonsense", "rot13", "idna", "utf-7", "\u00e9", ""])
+@pytest.mark.parametrize("code", [200, 400])
+async def test_an_answer_is_utf_8_whatever_it_says(charset, code):
+    body = json.dumps({"error": {"message": "n\u00e9"}}, ensure_ascii=False).encode()
+    body = completion({"content": "n\u00e9"}) if code == 200 else body
+    (found,), *_ = await ask([answer(body, code, Content_Type=f"application/json; charset={charset}")])
+    assert found.text == "n\u00e9" if code == 200 else "n\u00e9" in str(found)
+    assert isinstance(found, Reply if code == 200 else EndpointError)
+
+
+@given(
+    st.binary() | st.builds(completion, st.dictionaries(st.text(), st.integers() | st.text()), st.text()),
+    st.sampled_from([200, 204, 206, 299, 304, 400, 418, 500]),
+    st.dictionaries(
+        st.sampled_from(
+            ["Content-Type", "Retry-After", "Content-Encoding", "Transfer-Encoding", "X-Should-Retry"]
+        ),
+        st.text("abcdefghijklmnopqrstuvwxyz0123456789-=/; ", max_size=20),
+    ),
+)
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_nothing_but_an_endpoint_error_leaves_the_client(body, code, headers):
+    (found,), *_ = asyncio.run(ask([answer(body, code, **headers)], retries=0, seconds=0.5))
+    assert isinstance(found, Reply | EndpointError)
 
 
 async def test_a_request_that_is_given_up_frees_its_place():

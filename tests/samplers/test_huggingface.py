@@ -25,9 +25,9 @@ def new_sampler(model, preprocessor):
     """`new_sampler(temperature=0.8)`; `end` replaces the ids that end a response."""
     made = []
 
-    def make(end=None, max_batch: int = 32, request_seconds: float = 30, **how) -> HfSampler:
+    def make(end=None, max_batch: int = 32, **how) -> HfSampler:
         speaks = preprocessor if end is None else replace(preprocessor, end=end)
-        config = SamplerConfig(max_batch=max_batch, request_seconds=request_seconds)
+        config = SamplerConfig(max_batch=max_batch)
         made.append(HfSampler(model, speaks, config))
         made[-1].how = Sampling(**how)  # what `sample_all` asks for
         return made[-1]
@@ -315,10 +315,10 @@ async def test_a_failure_reaches_everybody_in_the_batch_and_nobody_after(new_sam
 
 
 async def test_a_request_that_takes_too_long_is_given_up(new_sampler, prompts):
-    sampler = new_sampler(request_seconds=0.05)
+    sampler = new_sampler()
     gate = Gate(sampler)
     with pytest.raises(SamplerError, match="in time"):
-        await sampler.generate(Request(prompts[0], 1, 3))
+        await sampler.generate(Request(prompts[0], 1, 3, seconds=0.05))
     gate.opened.set()
 
 

@@ -83,7 +83,7 @@ def test_sleeping_and_waking_on_a_gpu(tiny_folder, model, monkeypatch):
     assert fake.told == [
         "sleep 2",
         "wake_up ['weights']",
-        "clear_deepstack 0",
+        "clear_forgotten 0",
         f"reload_weights {len(weights)}",
         "wake_up ['kv_cache']",
         *resets,
@@ -105,6 +105,42 @@ def test_an_engine_finds_its_rank_where_it_starts_and_leaves_the_environment_as_
         assert (os.environ["VLLM_LOGGING_LEVEL"], os.environ["VLLM_NO_USAGE_STATS"]) == ("DEBUG", "1")
         assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0", "the engine is in this process"
     assert dict(os.environ) == before
+
+
+def test_what_waking_forgets_is_cleared():
+    """A text model has no such tensors, nor has a CPU's worker."""
+    left_over = [torch.ones(3) for _ in range(4)]
+    state = SimpleNamespace(
+        rope_state=SimpleNamespace(positions=left_over[0]),
+        encoder_runner=SimpleNamespace(inputs_embeds=left_over[1]),
+    )
+    model = SimpleNamespace(deepstack_input_embeds=left_over[2:])
+    worker = SimpleNamespace(get_model=lambda: model, model_runner=SimpleNamespace(model_state=state))
+    vllm_engine.clear_forgotten(worker)
+    assert not any(tensor.any() for tensor in left_over)
+    state.rope_state, model.deepstack_input_embeds = None, None
+    vllm_engine.clear_forgotten(worker)
+    del worker.model_runner.model_state
+    vllm_engine.clear_forgotten(worker)
+
+
+@pytest.mark.vllm
+def test_a_step_has_as_many_tokens_as_one_of_llm(tiny_folder, preprocessor, monkeypatch):
+    """On a GPU nothing sets them, and by another name vLLM would take 2048: one screenshot at a time."""
+    from vllm import EngineArgs, LLMEngine
+    from vllm.platforms import current_platform
+
+    config = replace(tiny(), model=ModelConfig(path=str(tiny_folder)))
+    gpu = replace(alone(), device=torch.device("cuda", 0))
+    assert "max_num_batched_tokens" not in vllm_engine.engine_settings(config, preprocessor, gpu)
+    found = []
+    monkeypatch.setattr(LLMEngine, "from_engine_args", lambda args, **options: found.append(options))
+    vllm_engine.start_engine(config, preprocessor, alone())
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "get_device_total_memory", lambda *_: 150 << 30)
+    monkeypatch.setattr(type(current_platform), "get_device_name", lambda *_: "NVIDIA H200")
+    tokens, _ = EngineArgs.get_batch_defaults(1)
+    assert tokens[found[0]["usage_context"]] == 16384
 
 
 class Scripted(FakeEngine):
@@ -394,11 +430,8 @@ async def test_a_thousand_requests_a_third_of_them_cancelled(sampler, asked):
 
 @pytest.mark.vllm
 async def test_a_request_that_takes_too_long_is_freed(sampler, asked):
-    config = sampler.config
-    sampler.config = replace(config, sampler=replace(config.sampler, request_seconds=0.02))
     with pytest.raises(SamplerError, match="in time"):
-        await sampler.generate(Request(asked[0], 0, 200, HOT))
-    sampler.config = config
+        await sampler.generate(Request(asked[0], 0, 200, HOT, seconds=0.02))
     await sampler.idle()
     assert_empty(sampler)
 

@@ -42,8 +42,10 @@ def failed(replays: dict[tuple[str, str], Replay]) -> list[tuple[str, str, str]]
     return [(*place, replay.reason) for place, replay in replays.items() if replay.reason]
 
 
-async def test_twenty_sites_do_what_their_machines_say():
-    sites = {world.name: world for world in worlds(20)}
+@pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.slow)])
+async def test_sites_do_what_their_machines_say(count):
+    """Twenty have every widget."""
+    sites = {world.name: world for world in worlds(count)}
     outcomes = await replay_sites(list(sites.values()), CONFIG)
     assert len(outcomes) == sum(len(world.fsm.terminal_pages) for world in sites.values())
     assert failed(outcomes) == []
@@ -52,7 +54,7 @@ async def test_twenty_sites_do_what_their_machines_say():
         fsm = sites[name].fsm
         by_id = {action.id: action for action in fsm.actions}
         kinds |= {widget_of(by_id[step.action_id], fsm).kind for step in outcome.steps}
-    assert kinds == set(WIDGETS)
+    assert kinds == set(WIDGETS) if count == 20 else len(kinds) > len(WIDGETS) / 2
 
 
 @pytest.mark.slow
@@ -169,7 +171,7 @@ def mutate(description: Json, world: World, steps: list[Step], fault: str, rng: 
     return f"{fault} at {step.action_id}"
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 50))])
 async def test_faults_are_caught(monkeypatch, count):
     """Paths that can be followed on sound sites, on the same sites with something broken."""
     rng, broken, descriptions = random.Random(1), [], {}

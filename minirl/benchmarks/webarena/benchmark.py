@@ -2,7 +2,8 @@
 
 WebAgent-R1, section 4.1, whose scores are WebArena-Lite's. Deviations: nothing from a task is run as Python;
 in place of a fixed pause of 3 s a page has that long to show what is wanted; an empty answer is never put to
-the model; where a site, a page or the model fails there is no score, but `NoVerdict`.
+the model; presses go on after one that fails; what a locator does not find is no text, not "None"; where a
+site, a page or the model fails there is no score, but `NoVerdict`.
 """
 
 from __future__ import annotations
@@ -11,25 +12,24 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from playwright.async_api import Page
 
 from minirl.benchmarks.judged import JudgedBenchmark
+from minirl.benchmarks.page_goals import LATE_SECONDS, LOOK_SECONDS
 from minirl.benchmarks.webarena import lookups, tasks
 from minirl.benchmarks.webarena.login import log_in
+from minirl.benchmarks.webarena.lookups import NoVerdict
 from minirl.benchmarks.webarena.tasks import ProgramHtml, StringMatch, Target, UrlMatch, rules_of
 from minirl.benchmarks.webarena.text_match import clean, meets, url_matches
+from minirl.browser.access import is_address, place_of
 from minirl.browser.session import Session
 from minirl.samplers.endpoint import Endpoint
-from minirl.types import BrowserFault, Score, Stop, Task, ToolFailure
-
-LATE_SECONDS = 3.0  # for a page to show what is wanted
-LOOK_SECONDS = 0.25  # between two looks
+from minirl.types import Score, Task
 
 Outcome = tuple[bool, str]  # whether the rules are met, and the reason, for people
 
@@ -45,22 +45,18 @@ class WebArenaBenchmark(JudgedBenchmark):
         """Return the task's own number: many tasks share an answer, as "2", and some their wording."""
         return {("webarena", task.id)}
 
-    def missing(self, tasks: Sequence[Task]) -> list[str]:
-        return sorted(name for name in self._sites(tasks) if not self.environ.get(name))
+    def missing(self, task: Task) -> list[str]:
+        return sorted(name for name in self._sites(task) if not self.environ.get(name))
 
-    def places(self, tasks: Sequence[Task]) -> set[tuple[str, int]]:
+    def places(self, task: Task) -> set[tuple[str, int]]:
         # the browser's guard opens these, which may be private, and nothing else that tasks name
-        sites = self._sites(tasks)
-        known = [urlsplit(address) for name, address in sites.items() if self.environ.get(name)]
-        ports = {"http": 80, "https": 443}
-        return {((at.hostname or "").removesuffix("."), at.port or ports[at.scheme]) for at in known}
+        sites = self._sites(task)
+        return {place_of(address) for name, address in sites.items() if self.environ.get(name)}
 
-    def _sites(self, all_tasks: Sequence[Task]) -> dict[str, str]:
-        own = [task for task in all_tasks if tasks.is_webarena(task)]
-        # without tasks of WebArena the variables may be somebody else's
-        sites = tasks.sites_from_environment(self.environ) if own else {}
-        named = {site.upper() for task in own for site in task.meta["sites"]}
-        words = json.dumps([[task.start_url, task.goal, task.meta] for task in own])
+    def _sites(self, task: Task) -> dict[str, str]:
+        sites = tasks.sites_from_environment(self.environ)
+        named = {site.upper() for site in task.meta["sites"]}
+        words = json.dumps([task.start_url, task.goal, task.meta])
         return {name: address for name, address in sites.items() if name in named or address in words}
 
     def needs_judge(self, task: Task) -> bool:
@@ -72,12 +68,8 @@ class WebArenaBenchmark(JudgedBenchmark):
                 wanted += [target.required_contents.approaches[0] for target in rules.program_html]
         return any(rule == "fuzzy_match" for rule, _ in wanted)
 
-    async def prepare(self, session: Session, task: Task) -> None:
-        try:
-            await log_in(session, task, self.environ, self.states)
-        except ToolFailure as failure:
-            raise BrowserFault(Stop.SITE_ERROR, f"{task.id} could not be prepared: {failure}") from None
-        await super().prepare(session, task)
+    async def log_in(self, session: Session, task: Task) -> None:
+        await log_in(session, task, self.environ, self.states)
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         """Return the product of all rules, 0 or 1. Raises NoVerdict where a rule can't be checked."""
@@ -114,17 +106,24 @@ class WebArenaBenchmark(JudgedBenchmark):
     async def _check_pages(self, task: Task, rules: ProgramHtml, page: Page) -> Outcome:
         """Compare what the targets' locators find. Each starts where the one before has left the page."""
         for target in rules.program_html:
-            url = target.url
-            if url.startswith("func:"):
+            url, is_call = target.url, target.url.startswith("func:")
+            if is_call:
                 url = await lookups.call_helper(url, page, self.environ)
-            if url is None:
-                return False, f"{target.url} found no page"
             if url != "last":
+                if url is None or not self._is_own(task, url):
+                    if is_call:  # it begins where the agent has left the page, which may be anywhere
+                        return False, f"{target.url} found no page on the task's sites"
+                    raise NoVerdict(f"{url} is on none of the task's sites: mend it, or set their variables")
                 await lookups.open_page(page, url)
             met, why = await self._check_target(task, target, page)
             if not met:
                 return False, why
         return True, f"all {len(rules.program_html)} pages show what is wanted"
+
+    def _is_own(self, task: Task, url: str) -> bool:
+        """Return whether rules may open an address: no file, and no server but the task's sites."""
+        # a browser takes a backslash for /, where urlsplit sees no end of the host
+        return is_address(url) and "\\" not in url and place_of(url) in self.places(task)
 
     async def _check_target(self, task: Task, target: Target, page: Page) -> Outcome:
         """Look until the page shows what is wanted, or has had its time. The shop's server needs none."""
@@ -142,7 +141,8 @@ class WebArenaBenchmark(JudgedBenchmark):
                 break
             await asyncio.sleep(LOOK_SECONDS)
         if met and rule == "fuzzy_match":
-            met = await lookups.llm_fuzzy_match(self.judge, task.instruction, wanted, text or "")
+            shown, most = text or "", lookups.PAGE_CHARS
+            met = await lookups.llm_fuzzy_match(self.judge, task.instruction, wanted, shown, most)
         return met, _describe(met, f"{rule} of {target.locator or 'the page'} at {page.url}", wanted, text)
 
 

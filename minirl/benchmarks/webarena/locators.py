@@ -10,7 +10,7 @@ import re
 
 MOST_CHARS = 2000
 # A string, number, name or sign. A string has no escapes and no template: what is in it stays text.
-WORD = re.compile(r"""\s*('[^'\\\n]*'|"[^"\\\n]*"|\d+|[A-Za-z_$][\w$]*|=>|\?\.|\|\||\.\.\.|\S)""", re.ASCII)
+WORD = re.compile(r"""('[^'\\\n]*'|"[^"\\\n]*"|\d+|[A-Za-z_$][\w$]*|=>|\?\.|\|\||\.\.\.|\S)""", re.ASCII)
 SIGNS = {"=>", "?.", "||", "...", ".", ",", "+", "(", ")", "[", "]"}
 # The members that a script may use: those that find elements, those that read one, those that handle texts
 LOOKS = """
@@ -29,7 +29,7 @@ HELPERS = {
     "shopping_get_sku_latest_review_rating": (False, True),
     "gitlab_get_project_memeber_role": (True, True),
 }
-CALL = re.compile(r"""func:(\w+)\(\s*(__page__\s*,\s*)?(?:'([^'\\]*)'|"([^"\\]*)")?\s*\)""")
+CALL = re.compile(r"""func:(\w+)\(\s*+(__page__\s*+,\s*+)?(?:'([^'\\]*)'|"([^"\\]*)")?\s*+\)""")
 
 
 def read_helper(call: str) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """Facts for the rules of a task, read from a page, from the shop's server or from a language model.
 
 Everything here answers in time or raises NoVerdict, and no answer is run as Python: scripts run in the page,
-and a model reads data behind a fence. WebAgent-R1, section 4.1. Deviation: the questions to the model are our
-own; its possible answers and the order in which they are looked for are WebArena's.
+and a model reads data behind a fence. WebAgent-R1, section 4.1. Deviations: the questions to the model and
+the limits of length are our own; of its answers, WebArena's, "not correct" is a no, others are no verdict.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from minirl.types import BrowserFault, Stop
 OPEN_SECONDS = 60.0  # for a page to open
 REST_SECONDS = 3.0  # at most, for its network to come to rest after that
 CALL_SECONDS = 10.0  # for a page to answer a question
-JUDGE_CHARS = 6000  # of an answer or a page's text
+JUDGE_CHARS = 6000  # of an answer
+PAGE_CHARS = 300_000  # of a page that is read whole: what a cart holds stands behind a long head
 JUDGE_TOKENS = 768
 MEMBER_ROLE = FOLDER.joinpath("member_role.js").read_text()
 FUZZY_MATCH, UA_MATCH = (FOLDER.joinpath(f"{name}.md").read_text() for name in ("fuzzy_match", "ua_match"))
@@ -121,25 +122,24 @@ async def _fetch_json(url: str, data: Any = None, **headers: str) -> Any:
         raise NoVerdict(f"{url} gave no usable answer: {error!r}") from None
 
 
-async def llm_fuzzy_match(judge: Endpoint | None, question: str, references: list[str], text: str) -> bool:
-    data = {"question": question, "reference": ", ".join(references), "answer": text}
+async def llm_fuzzy_match(
+    judge: Endpoint | None, question: str, references: list[str], text: str, most: int = JUDGE_CHARS
+) -> bool:
+    data = {"question": question, "reference": ", ".join(references), "answer": text[:most]}
     return await _ask(judge, FUZZY_MATCH, data, "correct", r"partially|incorrect|not correct")
 
 
 async def llm_ua_match(judge: Endpoint | None, question: str, reason: str, report: str) -> bool:
     """Return whether a report gives the reason for which a task can't be done (is UnAchievable)."""
-    data = {"task": question, "reason": reason, "report": report}
+    data = {"task": question, "reason": reason, "report": report[:JUDGE_CHARS]}
     return bool(report.strip()) and await _ask(judge, UA_MATCH, data, "same", r"different|not the same")
 
 
 async def _ask(judge: Endpoint | None, prompt: str, data: Mapping[str, str], yes: str, no: str) -> bool:
     """Return False if the model's reply has the pattern `no`, True if it has the word `yes`."""
     assert judge is not None  # benchmark.py refuses such tasks
-    short = {
-        key: text if len(text) <= JUDGE_CHARS else f"{text[:JUDGE_CHARS]}..." for key, text in data.items()
-    }
     # no string of JSON's has a line of its own, to end the fence; no request can carry half a surrogate pair
-    fenced = json.dumps(short, indent=1, ensure_ascii=False).encode("utf-8", "replace").decode()
+    fenced = json.dumps(data, indent=1, ensure_ascii=False).encode("utf-8", "replace").decode()
     question = ("user", (prompt.format(data=fenced),))
     try:
         reply = (await judge.ask([question], max_tokens=JUDGE_TOKENS, temperature=0)).text

@@ -27,7 +27,8 @@ from minirl.types import Task
 
 SITES = ("SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "MAP", "WIKIPEDIA", "HOMEPAGE")
 PLACEHOLDER = re.compile(r"__([A-Z_]+?)__")
-STATE_FILE = re.compile(r"((.*/)?[a-z_]+(\.[a-z_]+)*_state\.json)?")
+STATE_NAME = r"[a-z_]{1,80}(\.[a-z_]{1,80})*_state\.json"
+STATE_FILE = re.compile(f"((.*/)?{STATE_NAME})?")
 HELPERS = ("reddit_get_post_url", "shopping_get_latest_order_url")
 
 HAS_ONE = must(lambda wanted: wanted.approaches, "have one of exact_match, must_include, fuzzy_match")
@@ -126,7 +127,7 @@ class Meta(Record):
     sites: list[str]
     tabs: list[str]
     require_login: bool
-    storage_state: str
+    storage_state: Annotated[str, must(re.compile(f"({STATE_NAME})?").fullmatch, "be a file's name alone")]
 
 
 def is_webarena(task: Task) -> bool:

@@ -2,7 +2,7 @@
 
 As WebArena-Lite does, and so WebAgent-R1; in time proportional to the texts' length, which can be megabytes.
 Deviation: in place of NLTK's word tokenizer, which needs data, one expression finds the same words, but for
-rare contractions ("cannot") and abbreviations in the middle of a text.
+contractions ("cannot"), abbreviations, and the quote or period that NLTK leaves on a word ("'6'", "6. They").
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def meets(approach: str, wanted: Any, text: str) -> bool:
 
 def url_matches(wanted: str, url: str, note: str | None) -> bool:
     """Return True if an address is, or with the note "GOLD in PRED" contains, one of the alternatives."""
-    url, *references = (
-        each.replace("localhost", "127.0.0.1").removesuffix("/") for each in (url, *wanted.split(OR))
-    )
+    urls = (url, *wanted.split(OR))
+    url, *references = (u.replace("localhost", "127.0.0.1").removesuffix("/") for u in urls)
     return any(reference in url if note == "GOLD in PRED" else reference == url for reference in references)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from minirl.console import say
+from minirl.evaluation.failures import step_metrics
 from minirl.experiment import Experiment
 from minirl.metrics import rollout_metrics
 from minirl.rollout import Collected, RolloutWorker
@@ -60,16 +61,15 @@ async def begin(experiment: Experiment, worker: RolloutWorker, warm_start: Calla
 async def evaluate(
     experiment: Experiment, worker: RolloutWorker, tasks: Sequence[Task], label: str, step: int
 ) -> float:
-    """Record the success on held-out tasks under `label`, and return it."""
+    """Record the success on tasks under `label`, and return it."""
     await experiment.reset_sites()
     trajectories = await experiment.run_tasks(worker, tasks, label)
     valid = [t for t in trajectories if t.stop.is_agent_fault]  # as eval.py counts, without aborted ones
-    if len(valid) < len(trajectories):
-        say(f"{label}: {len(trajectories) - len(valid)} episodes failed for reasons not the agent's")
     if not valid:
         raise ValueError(f"{label}: no episode counts; of the first one: {trajectories[0].error}")
-    successes = sum(t.success for t in valid)
-    return experiment.log.evaluation(PHASES.get(label, label), step, successes, len(valid))["success"]
+    successes, aborted = sum(t.success for t in valid), len(trajectories) - len(valid)
+    label = PHASES.get(label, label)
+    return experiment.log.evaluation(label, step, successes, len(valid), aborted)["success"]
 
 
 def evaluated(experiment: Experiment) -> dict[str, dict[str, Any]]:
@@ -78,12 +78,12 @@ def evaluated(experiment: Experiment) -> dict[str, dict[str, Any]]:
 
 
 async def evaluate_if_due(experiment: Experiment, worker: RolloutWorker, state: State) -> None:
-    """Every `eval_every` steps, evaluate some held-out tasks, and keep the best weights so far."""
-    config, step, label = experiment.config, state["step"], f"{REGULAR}{state['step']:05d}"
+    """Every `eval_every` steps, evaluate tasks set aside for that, and keep the best weights so far."""
+    config, step, label = experiment.config, state["step"], f"eval_{Run.step_label(state['step'])}"
     due = config.eval_every and step and step % config.eval_every == 0
     if not due or label in evaluated(experiment):  # it may have been made before --resume
         return
-    tasks = experiment.tasks.heldout[: config.eval_size]
+    tasks = experiment.tasks.aside[: config.eval_size]
     success = await evaluate(experiment, worker, tasks, label, step)
     regular = [row["success"] for name, row in evaluated(experiment).items() if name.startswith(REGULAR)]
     if success == max(regular):
@@ -98,7 +98,7 @@ def end_step(
     state |= {"step": step, "cursor": collected.next_cursor}
     if collected.finished:  # a replay has none, and leaves the dumps where they are
         experiment.run.save_trajectories(Run.step_label(step), [*groups, *collected.in_no_group])
-        metrics = {**metrics, **rollout_metrics(collected), **experiment.step_metrics(collected.finished)}
+        metrics = {**metrics, **rollout_metrics(collected), **step_metrics(collected.finished)}
     experiment.log.step(step, metrics)
     if step % experiment.config.save_every == 0:
         save(experiment, state)
@@ -109,7 +109,7 @@ def save(experiment: Experiment, state: State) -> None:
     name, kept = Run.step_label(state["step"]), experiment.checkpoints
     if state["step"] and name not in kept.saved():
         kept.save(name, state, experiment.config.keep)
-        experiment.run.prune(keep_steps=10)
+        experiment.run.prune(keep_steps=state["step"] if experiment.config.rollout.dump_all else 10)
 
 
 @contextmanager

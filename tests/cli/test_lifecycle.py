@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from peers import alone
 
-from minirl import lifecycle
+from minirl.cli import lifecycle
 from minirl.recipes import tiny
 from minirl.rollout import Collected
 from minirl.types import RunEnds, Stop, Task, Trajectory
@@ -50,8 +50,8 @@ class Log:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def evaluation(self, label: str, step: int, successes: int, n: int) -> dict:
-        self.told.append((label, step, successes, n))
+    def evaluation(self, label: str, step: int, successes: int, n: int, aborted: int) -> dict:
+        self.told.append((label, step, successes, n, aborted))
         return {"label": label, "success": successes / n}
 
     def step(self, step: int, metrics: dict) -> None:
@@ -81,7 +81,7 @@ def make_experiment(tmp_path, ends: list[Trajectory] = (), evals: list[dict] = (
     )
     experiment = SimpleNamespace(config=tiny(), ranks=alone(), trainer=trainer, run=run, noted=noted)
     vars(experiment).update(log=Log(), run_tasks=run_tasks, reset_sites=reset_sites)
-    vars(experiment).update(tasks=SimpleNamespace(heldout=[TASK] * 4), step_metrics=lambda finished: {})
+    vars(experiment).update(tasks=SimpleNamespace(heldout=[TASK] * 4, aside=[TASK] * 3))
     vars(experiment).update({"checkpoints": Checkpoints(tmp_path), **more})
     return experiment
 
@@ -90,12 +90,11 @@ def ended(stop: Stop = Stop.DONE, success: bool = False) -> Trajectory:
     return Trajectory(TASK, 0, stop=stop, success=success, error="the reason")
 
 
-async def test_a_rate_leaves_out_what_was_aborted_and_says_so(tmp_path, capsys):
+async def test_a_rate_leaves_out_what_was_aborted_and_says_so(tmp_path):
     ends = [ended(success=True), ended(), ended(Stop.SITE_ERROR), ended(Stop.MAX_STEPS)]
     experiment = make_experiment(tmp_path, ends)
     rate = await lifecycle.evaluate(experiment, None, [TASK] * 4, "after_sft", 0)
-    assert rate == 1 / 3 and experiment.log.told == [("after SFT", 0, 1, 3)]
-    assert "after_sft: 1 episodes failed for reasons not the agent's" in capsys.readouterr().out
+    assert rate == 1 / 3 and experiment.log.told == [("after SFT", 0, 1, 3, 1)]
 
 
 async def test_an_evaluation_of_aborted_episodes_alone_is_no_rate(tmp_path):
@@ -121,7 +120,7 @@ async def test_the_best_weights_so_far_are_kept(tmp_path, step, earlier, exporte
     experiment = make_experiment(tmp_path, [ended(success=True), ended()], rows)
     experiment.config = replace(experiment.config, eval_every=2, eval_size=2)
 
-    def evaluation(label: str, step: int, successes: int, n: int) -> dict:
+    def evaluation(label: str, step: int, successes: int, n: int, aborted: int) -> dict:
         rows.append({"label": label, "success": successes / n})
         return rows[-1]
 
@@ -200,4 +199,4 @@ async def test_where_a_run_begins(tmp_path, settings, saved, told, cloned, state
     assert experiment.checkpoints.told == told and len(clones) == cloned and len(synced) == 1
     assert "reference" in experiment.noted, "the KL term's reference is what the run starts from"
     label = "before training" if settings.get("zero") else "after SFT"
-    assert experiment.log.told == [(label, 0, 0, 4)]
+    assert experiment.log.told == [(label, 0, 0, 4, 0)]

@@ -1,0 +1,202 @@
+"""Episodes side by side, in real Chromium: what one page does is no other episode's trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import ThreadingHTTPServer
+from typing import Any
+
+import pages
+import pytest
+from pages import HEIGHT, WIDTH, do, point, running
+
+from minirl.browser import access
+from minirl.browser.access import Guard
+from minirl.browser.pool import BrowserPool
+from minirl.browser.session import Session
+from minirl.config import BrowserConfig
+from minirl.types import BrowserFault, Stop, ToolFailure
+
+CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=50, private=True, exit_seconds=5)
+PROXIED = replace(CONFIG, deny=("denied.test",))  # a list calls for the proxy
+PAGES = {
+    "/": "<!doctype html><title>Home</title>Hello",
+    "/names": """<!doctype html><title>Names</title><script>
+        let n = 0;
+        const ask = () => { for (let i = 0; i < 40; i++) new Image().src = `http://n${n++}.silent.test/`; };
+        setInterval(ask, 100);
+        </script>""",
+    "/copy": """<!doctype html><title>Copy</title>
+        <style>* { margin: 0 } body > * { position: absolute }</style>
+        <textarea style="left: 0; top: 0; width: 200px; height: 60px">a secret</textarea>
+        <button style="left: 0; top: 100px; width: 100px; height: 60px"
+          onclick="const t = document.querySelector('textarea'); t.focus(); t.select();
+                   document.title = document.execCommand('copy')">Copy</button>
+        <div style="left: 200px; top: 100px; width: 100px; height: 60px" tabindex="0"
+          oncopy="event.preventDefault();
+                  event.clipboardData.setData('text/plain', 'its own words')">Own</div>
+        <input style="left: 0; top: 200px; width: 200px; height: 60px"
+          onpaste="document.title = event.clipboardData.getData('text/plain')">
+        <input style="left: 250px; top: 200px; width: 200px; height: 60px"
+          onpaste="event.preventDefault(); this.value = 'kept ' + event.clipboardData.getData('text/plain')">
+        """,
+    "/fill": """<!doctype html><title>Fill</title><script>
+        const kept = [];
+        const fill = () => kept.push(Array.from({length: 1000000}, Math.random));
+        setInterval(fill, 10);
+        </script>""",
+}
+TEXT, BUTTON, OWN, FIELD, KEEPING = (
+    point(100, 30),
+    point(50, 130),
+    point(250, 130),
+    point(100, 230),
+    point(350, 230),
+)
+
+
+class Handler(pages.Handler):
+    def do_GET(self) -> None:
+        if self.path.startswith("/forged"):
+            said = {"X-minirl": self.path.partition("?")[2] + "\x1b]0;title\x07", "Proxy-Status": "refused"}
+            self.reply(b"<!doctype html><title>Forged</title>", status=502, **said)
+            return
+        page = PAGES.get(self.path, "")
+        self.reply(page.encode(), status=200 if page else 404)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield server.server_port
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """The names below silent.test that were looked up, and are not answered; all others are at 127.0.0.1."""
+    asked: set[str] = set()
+    end = threading.Event()
+
+    def lookup(host: str, port: int, *args: Any, **kwargs: Any) -> list[Any]:
+        if host.endswith("silent.test"):
+            asked.add(host)
+            end.wait(120)
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    monkeypatch.setattr(access, "RESOLVE_SECONDS", 3.0)
+    yield asked
+    end.set()
+
+
+async def test_names_that_never_answer_keep_no_other_episode_waiting(port, silent):
+    async with BrowserPool(PROXIED) as pool, pool.session() as first, pool.session() as second:
+        await first.start(f"http://first.test:{port}/names")
+        await first.page.wait_for_function("n > 400")
+        assert len(silent) == access.LOOKUPS
+        await second.start(f"http://second.test:{port}/")
+        assert await second.page.title() == "Home"
+
+
+async def test_an_episodes_guard_waits_for_its_own_names_only_and_shares_turns(silent):
+    """A name that waits for its turn has the same time limit; when the episode ends, it is not looked up."""
+    mine = Guard(private=True, rate=1.0)
+    other = replace(mine)
+    waiting = [asyncio.create_task(mine.resolve(f"n{n}.silent.test", 80)) for n in range(300)]
+    await asyncio.sleep(0.1)
+    assert len(silent) == access.LOOKUPS and mine.turns is other.turns
+    assert await other.resolve("a.test", 80) == [("127.0.0.1", 80)]
+    found = await asyncio.gather(*waiting, mine.resolve("late.test", 80), return_exceptions=True)
+    assert {type(error) for error in found} == {TimeoutError} and len(silent) == access.LOOKUPS
+
+
+async def keys(session: Session, *hotkey: str) -> None:
+    await do(session, "press_keys", keys=list(hotkey), is_hotkey=True)
+
+
+async def pasted(session: Session, *hotkey: str) -> str:
+    """What a hotkey puts into an empty field."""
+    await session.page.evaluate("document.querySelector('input').value = ''")
+    await do(session, "click", point_2d=FIELD)
+    await keys(session, *hotkey)
+    return await session.page.input_value("input")
+
+
+PASTE_KEYS = [
+    ("ctrl", "v"),
+    ("Control", "KeyV"),
+    ("Control", "Shift", "v"),
+    ("Shift", "Insert"),
+    ("Shift+Insert",),
+]
+
+
+async def test_what_is_copied_is_pasted_in_the_same_episode_and_in_no_other(port):
+    """At the same time, and by one that comes later in the same browser."""
+    address = f"http://127.0.0.1:{port}/copy"
+    async with BrowserPool(CONFIG) as pool:
+        async with pool.session() as first, pool.session() as second:
+            for session in (first, second):
+                await session.start(address)
+            await do(first, "click", point_2d=TEXT)
+            await keys(first, "Control", "a")
+            await keys(first, "Control", "c")
+            assert [await pasted(first, *hotkey) for hotkey in PASTE_KEYS] == ["a secret"] * len(PASTE_KEYS)
+            assert [await pasted(second, *hotkey) for hotkey in PASTE_KEYS] == [""] * len(PASTE_KEYS)
+            await do(second, "click", point_2d=FIELD, button="middle")
+            assert await second.page.input_value("input") == ""
+            await second.page.evaluate("document.querySelector('textarea').value = 'another'")
+            await do(second, "click", point_2d=BUTTON)
+            assert await second.page.title() == "true"
+            await first.goto(address)  # it outlives the page
+            assert await pasted(first, "Control", "v") == "a secret" == await first.page.title()
+            assert await pasted(second, "Control", "v") == "another"
+        async with pool.session() as third:
+            await third.start(address)
+            assert await pasted(third, "Control", "v") == ""
+        assert pool.launches == 1
+
+
+async def test_a_page_may_copy_and_paste_in_its_own_way(port):
+    async with BrowserPool(CONFIG) as pool, pool.session() as session:
+        await session.start(f"http://127.0.0.1:{port}/copy")
+        await do(session, "click", point_2d=OWN)
+        await keys(session, "Control", "c")
+        await do(session, "click", point_2d=KEEPING)
+        await keys(session, "Control", "v")
+        assert (
+            await session.page.evaluate("document.querySelectorAll('input')[1].value") == "kept its own words"
+        )
+        await do(session, "click", point_2d=TEXT)
+        await keys(session, "Control", "a")
+        await keys(session, "Control", "x")
+        assert await session.page.input_value("textarea") == ""
+        assert await pasted(session, "Control", "v") == "a secret"
+
+
+async def test_a_page_that_fills_its_memory_ends_at_its_limit(port):
+    async with BrowserPool(CONFIG) as pool, pool.session() as session:
+        await session.start(f"http://127.0.0.1:{port}/")
+        assert await session.page.evaluate("performance.memory.jsHeapSizeLimit") < 1.3 * 2**30
+        with contextlib.suppress(ToolFailure, BrowserFault):
+            await session.goto(f"http://127.0.0.1:{port}/fill")
+        async with asyncio.timeout(120):
+            while session.page not in session.crashed:
+                await asyncio.sleep(0.1)
+        with pytest.raises(BrowserFault) as caught:
+            await session.screenshot()
+        assert caught.value.stop is Stop.ENV_ERROR
+
+
+async def test_a_site_can_not_speak_as_the_proxy(port, silent):
+    """Nothing that a server sends makes an answer look like a refusal, or a fault of ours."""
+    async with BrowserPool(PROXIED) as pool, pool.session() as session:
+        for kind in ("refused", "unresolved", "failed"):
+            assert await session.goto(f"http://site.test:{port}/forged?{kind}") == 502
+            assert await session.page.title() == "Forged" and session.take_news() == []
