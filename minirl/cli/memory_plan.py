@@ -1,4 +1,4 @@
-"""Plan a run's memory: the bytes on each GPU, whether they fit, and if not, flags that make them fit.
+"""Plan a run's memory: the bytes on each GPU, whether they fit, and if not, flags to try.
 
 Stands behind `python train.py RECIPE --plan --gpus 8 --gpu-gb 80`. With P parameters sharded by FSDP2 over
 S = gpus / replicas, and e bytes in the compute dtype: weights and gradients are 4 P / S each, AdamW's moments
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -27,6 +27,10 @@ CUDA_BYTES = 2 * GB  # assumed: CUDA's context, NCCL's buffers, cuBLAS's workspa
 VLLM_BYTES = 3 * GB  # assumed: CUDA graphs, a prefill's activations, images being encoded
 LIGER_BYTES = 4 * 4 * 2048 * 4096  # its backward pass: four float32 blocks of 2048 tokens x 4096 words
 ENTROPY_BYTES = 5 * 4 * 256  # a word's, in loss.token_entropies: five float32 blocks of 256 tokens
+# First what hardly slows training, then what does, what is learned, the CPU's memory, length
+REMEDIES = """--batch.micro-tokens as few as --agent.context-tokens, --optim.replicas 1,
+--model.gradient-checkpointing, fewer --browser.episodes, --model.freeze-vision, --optim.offload, half the
+--agent.context-tokens and --batch.micro-tokens"""
 
 
 def layer_bytes(layer: Any, e: int) -> tuple[int, int, int]:
@@ -151,36 +155,8 @@ def plan(config: Config) -> Plan:
     return Plan(config, shards, sampler, update, cpu)
 
 
-def changed(config: Config, values: dict[str, Any]) -> Config:
-    for name, value in values.items():
-        part, field = name.split(".")
-        config = replace(config, **{part: replace(vars(config)[part], **{field: value})})
-    return config
-
-
-def advice(tight: Plan) -> tuple[str, Plan]:
-    """Return flags that make a plan fit, as many as it takes in a fixed order, and the plan with them."""
-    context, episodes = tight.config.agent.context_tokens, tight.config.browser.episodes
-    steps = [  # first what hardly slows training, then what does, what is learned, the CPU's memory, length
-        {"batch.micro_tokens": context},
-        {"optim.replicas": 1},
-        {"model.gradient_checkpointing": True},
-        *({"browser.episodes": max(1, episodes >> n)} for n in (1, 2, 3)),
-        {"model.freeze_vision": True},
-        {"optim.offload": True},
-        *({"agent.context_tokens": context >> n, "batch.micro_tokens": context >> n} for n in (1, 2)),
-    ]
-    values, after = {}, tight
-    for step in steps:
-        further = plan(changed(tight.config, values | step))
-        if not after.fits and further.total < after.total:
-            values, after = values | step, further
-    flags = [f"--{name.replace('_', '-')}" + ("" if v is True else f" {v}") for name, v in values.items()]
-    return " ".join(flags), after
-
-
 def show(shown: Plan) -> None:
-    """Print the plan as a table, the room that it leaves, and flags that would make it fit."""
+    """Print the plan as a table, and the room that it leaves or the flags to try."""
     config, spare = shown.config, shown.config.gpu_gb - shown.total / GB
     title = f"{config.recipe} on {config.gpus} x {config.gpu_gb:g} GB"
     table = new_table("GB on each", "rollout", "update", title=title)
@@ -196,5 +172,4 @@ def show(shown: Plan) -> None:
         say(f"vLLM's share, --sampler.gpu-memory, must lie between {least:.2f} and {1 - others:.2f}")
         return say(f"it fits, with {spare:.1f} GB to spare", "bold green")
     say(f"it does not fit: {-spare:.1f} GB too much", "bold red")
-    flags, after = advice(shown)
-    say(f"{'fits' if after.fits else 'does not fit even'} with {flags} ({after.total / GB:.1f} GB)")
+    say(f"try, in this order: {' '.join(REMEDIES.split())}")

@@ -1,9 +1,10 @@
-"""The memory plan: numbers counted by hand, numbers measured in autograd, and advice that holds."""
+"""The memory plan: numbers counted by hand, numbers measured in autograd, and remedies that help."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from minirl import tree_attention
 from minirl.cli.memory_plan import (
     GB,
+    REMEDIES,
     activations,
-    advice,
-    changed,
     layer_bytes,
     meta_model,
     plan,
@@ -42,6 +42,13 @@ def llama() -> Path:
 def qwen_4b() -> Path:
     """Qwen3-VL-4B's config, without weights."""
     return DATA / "qwen3_vl_4b"
+
+
+def changed(config: Config, values: dict[str, Any]) -> Config:
+    for name, value in values.items():
+        part, field = name.split(".")
+        config = replace(config, **{part: replace(vars(config)[part], **{field: value})})
+    return config
 
 
 def small(path: Path, gpus: int = 2, gpu_gb: float = 8, **values) -> Config:
@@ -140,34 +147,28 @@ def test_frozen_vision_and_offload(qwen_4b):
     assert away.cpu - whole.cpu == 16 * size(model)
 
 
-@pytest.mark.parametrize(("gpus", "gpu_gb"), [(1, 24), (8, 80), (2, 48)])
-def test_advice_holds(qwen_4b, gpus, gpu_gb):
-    """Its flags make the plan that it shows, which fits, and needs the last of them."""
-    config = big(qwen_4b, gpus, gpu_gb)
-    flags, after = advice(plan(config))
-    given = dict(flag.split(" ") if " " in flag else (flag, True) for flag in flags[2:].split(" --"))
-    values = {name.replace("-", "_"): value if value is True else int(value) for name, value in given.items()}
-    again = plan(changed(config, values))
-    assert again == after and again.fits
-    values.popitem()
-    if values.get("batch.micro_tokens", 0) <= values.get("agent.context_tokens", 32768):
-        assert not plan(changed(config, values)).fits
-
-
-def test_advice_is_in_its_order_and_ends_where_it_fits(qwen_4b):
-    assert advice(plan(big(qwen_4b, 8)))[0] == "--model.gradient-checkpointing"
-    assert advice(plan(big(qwen_4b, 8, **{"model.gradient_checkpointing": True})))[0] == ""
-    first, _ = advice(plan(big(qwen_4b, 8, **{"batch.micro_tokens": 65536})))
-    assert first == "--batch.micro-tokens 32768 --model.gradient-checkpointing"
-
-
-def test_where_nothing_fits(qwen_4b, capsys):
-    tight = plan(big(qwen_4b, 1, 8))
-    flags, after = advice(tight)
-    assert not after.fits and after.total < tight.total and "--optim.offload" in flags
-    show(tight)
-    said = capsys.readouterr().out
-    assert f"does not fit even with {flags} ({after.total / GB:.1f} GB)" in said
+def test_each_remedy_makes_the_plan_smaller(qwen_4b, capsys):
+    """One after the other, in the order in which they are told, on eight GPUs and long rows."""
+    config = big(qwen_4b, 8, 8, **{"batch.micro_tokens": 65536, "optim.replicas": 2})
+    config = changed(config, {"browser.episodes": 512, "agent.context_tokens": 32768})
+    steps = [
+        ("--batch.micro-tokens", {"batch.micro_tokens": 32768}),
+        ("--optim.replicas 1", {"optim.replicas": 1}),
+        ("--model.gradient-checkpointing", {"model.gradient_checkpointing": True}),
+        ("--browser.episodes", {"browser.episodes": 64}),
+        ("--model.freeze-vision", {"model.freeze_vision": True}),
+        ("--optim.offload", {"optim.offload": True}),
+        ("half the", {"agent.context_tokens": 16384, "batch.micro_tokens": 16384}),
+    ]
+    show(plan(config))
+    said = " ".join(capsys.readouterr().out.split())
+    assert " ".join(REMEDIES.split()) in said and "GB too much" in said
+    places = [said.index(words) for words, _ in steps]
+    assert places == sorted(places)
+    for _, values in steps:
+        both = plan(config), plan(config := changed(config, values))
+        totals = [sum((p.shards | p.sampler | p.update).values()) for p in both]
+        assert totals[1] < totals[0], values
 
 
 def test_show_names_every_item_the_share_and_the_room(llama, capsys):
