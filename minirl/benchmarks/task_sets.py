@@ -46,9 +46,9 @@ def make_task_sets(config: Config) -> TaskSets:
     if settings.heldout != "shop":
         heldout = load_tasks(Path(settings.heldout), any_goal)
     clean = apart(heldout, train, benchmark_of)
-    leaked = [task.id for task in heldout if task not in clean]
-    if leaked and config.sampler.kind != "remote":  # a served model trains nothing, and may teach
-        raise ValueError(f"{len(leaked)} held-out tasks are also training tasks, {leaked[0]} for one")
+    if (leaked := len(heldout) - len(clean)) and config.sampler.kind != "remote":  # which may be a teacher
+        first = next(task.id for task in heldout if task not in clean)
+        raise ValueError(f"{leaked} held-out tasks are also training tasks, {first} for one")
     if settings.train != "shop" and config.eval_every:
         mixed = random.Random(f"aside {settings.seed}").sample(train, len(train))
         aside = mixed[: math.ceil(settings.aside * len(train))]
