@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,6 +165,14 @@ def balance(
         open_shares = (share for share in shares if len(share) < most)
         min(open_shares, key=lambda share: sum(p.tokens for p in share)).append(part)
     return shares
+
+
+def resized(row: Row, preprocessor: Preprocessor, images: ImageStore) -> Row:
+    """Return the row with as many pads for each screenshot as `preprocessor` makes of it."""
+    sizes, ids = map(preprocessor.image_tokens, map(images.get, row.images)), []
+    for is_pad, run in groupby(row.ids[: row.start], preprocessor.pad.__eq__):
+        ids += [preprocessor.pad] * next(sizes) if is_pad else run
+    return replace(row, ids=(*ids, *row.ids[row.start :]), start=len(ids))
 
 
 def dummy_row(preprocessor: Preprocessor) -> Row:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, groupby, zip_longest
+from itertools import chain, zip_longest
 from operator import mul
 
 import torch
@@ -27,7 +27,7 @@ from minirl.distributed import Ranks, full_tensor
 from minirl.loss import likelihood_loss, policy_loss, truncated_correction
 from minirl.model import Preprocessor, compute_dtype, load_preprocessor
 from minirl.policy import Policy, copy_weights, make_policy
-from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatches, weighted
+from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatches, resized, weighted
 from minirl.types import ImageStore
 
 MAX_BAD_STEPS = 3  # consecutive updates without a finite gradient before training gives up
@@ -157,8 +157,6 @@ class Trainer:
         tokens = sum(row.length for row in rows)
         self.policy.temperature = 1.0  # nothing was sampled
         rows = [replace(row, advantage=1.0, weights=(1 / tokens,) * row.length) for row in rows]
-        if self.cloning_preprocessor is not self.preprocessor:
-            rows = [resized(row, self.cloning_preprocessor, self.images) for row in rows]
         return self._step(rows, lr, cloning=True)["loss"]
 
     def _step(self, rows: Sequence[Row], lr: float, cloning: bool = False) -> Metrics:
@@ -199,6 +197,8 @@ class Trainer:
         one's screenshots are prepared while the last is computed."""
         budget, cut, layout = self.config.batch.micro_tokens, per_turn.micro_batches, per_turn.collate
         preprocessor = self.cloning_preprocessor if cloning else self.preprocessor
+        if preprocessor is not self.preprocessor:
+            rows = [resized(row, preprocessor, self.images) for row in rows]
         if self.config.batch.layout == "tree":
             cut = partial(prefix_tree.micro_batches, pad=preprocessor.pad, limit=budget)
             layout = prefix_tree.pack
@@ -221,14 +221,6 @@ def cloning_batches(examples: list[TrajectoryRows], sft: SftConfig, seed: int) -
     """Return the minibatches of every cloning update, shuffled anew in every epoch."""
     epochs = (minibatches(examples, sft.batch, seed + epoch) for epoch in range(sft.epochs))
     return [batch for epoch in epochs for batch in epoch][: sft.max_steps]
-
-
-def resized(row: Row, preprocessor: Preprocessor, images: ImageStore) -> Row:
-    """Return the row with as many pads for each screenshot as `preprocessor` makes of it."""
-    sizes, ids = map(preprocessor.image_tokens, map(images.get, row.images)), []
-    for is_pad, run in groupby(row.ids[: row.start], preprocessor.pad.__eq__):
-        ids += [preprocessor.pad] * next(sizes) if is_pad else run
-    return replace(row, ids=(*ids, *row.ids[row.start :]), start=len(ids))
 
 
 def cosine(update: int, total: int, warmup: float) -> float:

@@ -14,8 +14,8 @@ from minirl import prefix_tree
 from minirl.config import LossConfig, SftConfig
 from minirl.distributed import full_tensor
 from minirl.model import Images
-from minirl.rows import Row, TrajectoryRows, make_rows, minibatches, turn_rows
-from minirl.trainer import Trainer, cloning_batches, resized
+from minirl.rows import Row, TrajectoryRows, make_rows, minibatches, resized, turn_rows
+from minirl.trainer import Trainer, cloning_batches
 from minirl.types import Group, Trajectory, Turn
 
 
