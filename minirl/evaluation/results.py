@@ -139,7 +139,7 @@ def summary(results: Sequence[Result], protocol: Protocol) -> Row:
 
 
 def by_task(results: Sequence[Result], protocol: Protocol) -> dict[str, list[bool]]:
-    """Return success per task and seed of the episodes that the protocol counts,."""
+    """Return success per task and seed of the episodes that the protocol counts."""
     tasks: dict[str, list[bool]] = {}
     for r in sorted(results, key=lambda r: r.place):
         if protocol.counts(r.stop):
