@@ -66,6 +66,15 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    """The address of a server with the pages of pages.py; a module with other pages has its own."""
+    import pages
+
+    with pages.serve() as address:
+        yield address
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def pool(request: pytest.FixtureRequest) -> AsyncIterator[BrowserPool]:
     """Browsers as the module's CONFIG says; a module with sites, or with more to check, has its own."""

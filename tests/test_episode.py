@@ -7,13 +7,12 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pages
 import pytest
 import pytest_asyncio
 import torch
@@ -99,12 +98,6 @@ def click(at: list[float]) -> str:
 DONE = '{"name": "done", "arguments": {"response": "it is done"}}'
 WAIT = '{"name": "wait", "arguments": {"seconds": 0}}'
 HANG, TIP = point(340, 25), point(380, 75)
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[str]:
-    with pages.serve() as address:
-        yield address
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -16,7 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote
 
-import pages
 import psutil
 import pytest
 import yaml
@@ -30,12 +29,6 @@ from minirl.types import BrowserFault, Stop, ToolFailure
 MANIFEST = Path(__file__).resolve().parents[2] / "docs/kubernetes.yaml"
 CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=50, private=True, exit_seconds=5)
 LINK = point(50, 25)
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[str]:
-    with pages.serve() as address:
-        yield address
 
 
 @contextmanager

@@ -8,13 +8,12 @@ import io
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
-import pages
 import pytest
 import pytest_asyncio
 from pages import HEIGHT, WIDTH, contexts, do, loads, observe, point, until
@@ -32,12 +31,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser for the who
 CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, action_seconds=10, quiet_ms=50, private=True)
 LINK, NEW_TAB, ASK, HANG = point(50, 25), point(140, 25), point(240, 25), point(340, 25)
 FIELD, AREA, TIP, NOTHING = point(80, 70), point(250, 110), point(380, 75), point(480, 380)
-
-
-@pytest.fixture(scope="module")
-def site() -> Iterator[str]:
-    with pages.serve() as address:
-        yield address
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
