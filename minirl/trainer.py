@@ -202,9 +202,8 @@ class Trainer:
         if self.config.batch.layout == "tree":
             cut = partial(prefix_tree.micro_batches, pad=preprocessor.pad, limit=budget)
             layout = prefix_tree.pack
-        shares = balance(rows, budget, self.ranks.world, cut)
+        shares, parts = balance(rows, budget, self.ranks.world, cut), []
         own, spare = [part.rows for part in shares[self.ranks.rank]], dummy_row(preprocessor)
-        parts = []
         for _, part in zip_longest(range(max(map(len, shares))), own, fillvalue=[]):
             if not part or (preprocessor.images and not any(row.images for row in part)):
                 part = [*part, spare]
