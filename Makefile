@@ -8,12 +8,14 @@
 #           the CUDA build of several GB; without a GPU, name PyTorch's CPU index:
 #           make setup TORCH="torch==2.13.0 --index-url URL"
 #   WORKERS how many files of quick tests run at a time; 0 for one after the other in one process
+#   RANKS   how many processes `make train` starts, each of which keeps a core busy
 #   ARGS    flags for `make train`, `make demo` and the tests
 
 VENV ?= .venv
 PYTHON ?= python3
 EXTRAS ?= test
 WORKERS ?= 2
+RANKS ?= $(if $(shell command -v nvidia-smi),1,2)
 ARGS ?=
 
 # The version that vLLM pins: another one would be downloaded for nothing.
@@ -68,7 +70,7 @@ test-vllm: ## the tests of the vLLM sampler, on the CPU
 	PYTHONPATH=tests/vllm_site .venv-vllm/bin/python -m pytest -m vllm $(ARGS)
 
 train: setup ## train; ARGS passes flags to train.py
-	$(PY) train.py $(ARGS)
+	$(PY) -m torch.distributed.run --standalone --nproc-per-node $(RANKS) train.py $(ARGS)
 
 demo: setup ## watch or play one episode on a generated site
 	$(PY) -m minirl demo $(ARGS)

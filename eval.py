@@ -37,6 +37,8 @@ def read_config(argv: Sequence[str]) -> resume.EvalScriptConfig:
     name, flags = recipe_name(argv, RECIPES)
     parse = partial(read_flags, flags=flags, prog=f"eval.py {name}", common=COMMON)
     config = resume.resolve_run(RECIPES[name](), parse)
+    if config.warm_start is not None:
+        raise ValueError(f"eval.py starts nothing: evaluate it with --model.path {config.warm_start}")
     if not config.compare:
         check(config)
     return config

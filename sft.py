@@ -1,10 +1,9 @@
-"""Warm start: behaviour cloning on demonstrations, up to the success rate from which RL can learn.
+"""Warm start: behaviour cloning on demonstrations, so that reinforcement has successes to compare.
 
     python sft.py tiny
 
-Loss on the response tokens only, cosine schedule with warm-up. It stops when validation episodes succeed
-often enough: a policy that never succeeds gives reinforcement nothing to compare, one cloned to the end
-leaves it little to learn. OpenWebRL section 3.3.
+Loss on the response tokens only, cosine schedule with warm-up. With demonstrations held back the weights that
+explain those best are kept: more cloning would learn the others by heart. OpenWebRL section 3.3.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from minirl.trainer import cloning_batches
 
 
 async def warm_start(experiment: Experiment, worker: RolloutWorker) -> None:
-    """Evaluate the model as it is, clone the demonstrations and save the checkpoint `sft`."""
+    """Evaluate the model as it is, briefly, clone the demonstrations and save the checkpoint `sft`."""
     config, sft, trainer = experiment.config, experiment.config.sft, experiment.trainer
-    await evaluate(experiment, worker, experiment.tasks.heldout, "before", 0)
+    await evaluate(experiment, worker, experiment.tasks.heldout[: config.eval_size], "before", 0)
     demos = await experiment.demonstrate(worker)
     if sft.thoughts:
         from minirl.agents.chain_of_thought import with_thoughts
@@ -42,19 +41,12 @@ async def warm_start(experiment: Experiment, worker: RolloutWorker) -> None:
     examples = that_fit(examples, config.batch.micro_tokens, "--batch.micro-tokens", "demonstration")
     worker.sleep()
     with progress("cloning demonstrations", len(cloning_batches(examples, sft, config.seed))) as meter:
-        for update, loss in enumerate(trainer.clone(examples, config.seed), 1):
-            meter.advance(note=f"loss {loss:.3f}")
+        for update, found in enumerate(trainer.clone(examples, config.seed), 1):
+            meter.advance(note=f"loss {found['loss']:.3f}")
             await asyncio.sleep(0)  # lets the loop see Ctrl-C
-            due = update >= sft.eval_from and (update - sft.eval_from) % sft.eval_every == 0
-            if sft.stop_success is not None and due:
-                worker.sync(trainer.weights())
-                tasks = experiment.tasks.validation[: sft.eval_episodes]
-                tried = await experiment.run_tasks(worker, tasks, "validation")
-                success = sum(t.success for t in tried) / len(tried)
-                say(f"cloning: update {update}, loss {loss:.3f}, validation success {success:.1%}")
-                if success >= sft.stop_success:
-                    break
-                worker.sleep()
+            if "validation" in found:
+                told = f"loss {found['loss']:.3f}, of those held back {found['validation']:.3f}"
+                say(f"cloning: update {update}, {told}")
     worker.sync(trainer.weights())
     experiment.checkpoints.export("sft", {"step": 0, "cursor": 0})
 

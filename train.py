@@ -64,7 +64,7 @@ async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: S
         # 4. Update: minibatches of whole trajectories, prefix trees, clipped loss, AdamW.
         worker.sleep()
         with progress(f"step {step + 1}: updating", config.batch.epochs) as meter:
-            metrics: dict[str, float] = trainer.update(rows, config.seed + 1000 * step, meter.advance)
+            metrics: dict[str, float] = trainer.update(rows, step, meter.advance)
 
         # 5. Sync: the next step's episodes are sampled from the new weights.
         worker.sync(trainer.weights())

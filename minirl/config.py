@@ -126,12 +126,14 @@ class JudgeConfig(EndpointConfig):
 
 @dataclass(frozen=True)
 class TaskConfig:
-    train: str = "shop"  # `shop`: generated tasks; or a JSONL file of tasks
-    heldout: str = "shop"  # the same, for evaluation
-    aside: Share = 0.1  # of a file's training tasks, for --eval-every alone to measure; the shop makes others
-    seed: int = 0  # which shop is generated
-    train_goals: Positive = 300  # how many goals reinforcement may see
+    train: str = "shops:400-699"  # generated shops by their numbers; or a JSONL file of tasks
+    heldout: str = "shops:90001-90064"  # the same, for evaluation; with @serif behind it in another typeface
+    validation: str = "shops:50001-50064"  # where --eval-every measures, if shops train
+    aside: Share = 0.1  # of a file's training tasks, for --eval-every alone to measure
+    train_goals: Positive = 300  # how many goals in shops reinforcement may see
     demo_goals: int = 100  # how many of the training goals are demonstrated
+    short: int = 0  # in shops: demonstrate goals of at most so many conditions, practise longer ones; 0: all
+    demo_long: Share = 0.12  # of the demonstrations that are of longer goals nevertheless
     logins: Path | None = None  # a folder of WebArena's stored logins; without, its accounts are logged in
     reward: str = ""  # your own: FILE.py:NAME, `async def NAME(task, page, answer) -> float | None`
     reset: str = ""  # address of a server that resets WebArena's sites: asked for that before each evaluation
@@ -157,6 +159,8 @@ class RewardConfig:
     """Which responses must be in the format for a judged episode to earn anything (last: released code)."""
     after: Literal["done", "any"] = "done"  # endings that rules may call a success; any: the turn limit, too
     format_error: float = -1.0  # the reward of an episode that failed by unparsable responses
+    partial: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """On generated sites, times the share of a goal's conditions that hold: what a failure is worth."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,8 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    lr: float = 1e-6  # learning rate of reinforcement, constant
+    lr: float = 1e-6  # learning rate of reinforcement
+    decay: bool = False  # let the rate fall linearly, from `lr` at the first step to 0 behind the last
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.1
     grad_clip: float = 1.0
@@ -211,10 +216,8 @@ class SftConfig:
     freeze_vision: bool = False  # leave the vision tower as it is while cloning
     max_pixels: int | None = None  # demonstrations' screenshots are scaled down to this; None: as the agent's
     warmup: float = 0.1  # share of the updates over which the rate rises; a cosine takes it down again
-    stop_success: float | None = None  # validate in the browser, and stop at this success rate
-    eval_from: int = 100  # the first update after which it is validated
-    eval_every: Positive = 20  # updates
-    eval_episodes: Positive = 64
+    held_back: Annotated[float, Ge(0), Lt(1)] = 0.0  # of the demonstrations; the least loss on these is kept
+    eval_every: Positive = 10  # updates between two looks at that loss
 
 
 @dataclass(frozen=True)
@@ -235,7 +238,7 @@ class Config:
     seed: int = 0  # of tasks, samples and batches
     steps: Positive = 140  # RL steps
     eval_every: int = 0  # evaluate every so many steps on tasks set aside, keep the best; 0: neither
-    eval_size: Positive = 64  # episodes of such an evaluation
+    eval_size: Positive = 64  # episodes of such an evaluation, and of that before cloning
     save_every: Positive = 10  # steps from checkpoint to checkpoint
     keep: Positive = 2  # checkpoints that stay, the best one apart; dumps: the last 10 steps and every 10th
     resume: bool = False  # go on from the run's last checkpoint

@@ -24,26 +24,29 @@ from minirl.config import (
     RolloutConfig,
     SamplerConfig,
     SftConfig,
+    TaskConfig,
 )
 
 
 def tiny() -> Config:
-    """A 1M-parameter Qwen3-VL on a generated shop: minutes on two CPU cores, every part real."""
+    """A 1M-parameter Qwen3-VL in generated shops: minutes on two CPU cores, every part real."""
     return Config(
         recipe="tiny",
-        steps=20,
+        steps=10,
         save_every=1,
-        model=ModelConfig(max_pixels=160 * 128),
-        agent=AgentConfig(brief=True, response_tokens=64, context_tokens=1024),
+        task=TaskConfig(short=3),  # imitation is shown short orders; long ones are left to reinforcement
+        model=ModelConfig(max_pixels=256 * 192, freeze_vision=True),
+        agent=AgentConfig(brief=True, response_tokens=96, context_tokens=1024),
         browser=BrowserConfig(
             width=480, height=360, episodes=24, action_seconds=15, episode_seconds=120, quiet_ms=0
         ),
         sampler=SamplerConfig(temperature=1.0, max_batch=12),
-        rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 6), stage_steps=(10,)),
-        optim=OptimConfig(lr=1e-4),
-        batch=BatchConfig(minibatch_turns=128, micro_tokens=2048),
-        sft=SftConfig(lr=2e-3, epochs=1000, max_steps=200, batch=32, stop_success=0.25, eval_from=120),
-        eval=EvalConfig(max_steps=6, temperature=1.0, top_p=1.0, top_k=0, response_tokens=64),
+        rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 6), stage_steps=(4,)),
+        reward=RewardConfig(partial=0.5),
+        optim=OptimConfig(lr=1.5e-4, decay=True),
+        batch=BatchConfig(minibatch_turns=128, micro_tokens=8192),
+        sft=SftConfig(lr=5e-4, epochs=1000, max_steps=60, batch=32, held_back=0.2),
+        eval=EvalConfig(max_steps=6, response_tokens=96),
         judge=JudgeConfig(brief=True),
     )
 
@@ -62,8 +65,8 @@ def tiny_text() -> Config:
         loss=LossConfig(weighting="webagent-r1", clip_high=0.2, kl=0.001, std_eps=1e-4),
         optim=replace(config.optim, lr=3e-4),
         batch=BatchConfig(epochs=1, minibatch_turns=256, micro_tokens=4096),
-        sft=replace(config.sft, max_steps=240, stop_success=0.3, eval_from=160, eval_every=10),
-        eval=replace(config.eval, max_steps=10, response_tokens=48),
+        sft=replace(config.sft, lr=2e-3, max_steps=240),
+        eval=EvalConfig(max_steps=10, temperature=1.0, top_p=0.9, top_k=0, response_tokens=48),
     )
 
 
@@ -141,7 +144,7 @@ def autowebworld_7b() -> Config:
         sampler=SamplerConfig(temperature=1.0),
         rollout=RolloutConfig(group=8, groups=32, dynamic=False, max_steps=(1,)),
         loss=LossConfig(weighting="grpo", clip_high=0.2, kl=0.04, std_eps=1e-4),  # code
-        optim=OptimConfig(lr=1e-6, betas=(0.9, 0.999), weight_decay=0.0),  # code, whose rate falls to 0
+        optim=OptimConfig(lr=1e-6, decay=True, betas=(0.9, 0.999), weight_decay=0.0),  # code
         batch=BatchConfig(epochs=1),  # 32 prompts x 8 responses of one turn: one update a step
         eval=EvalConfig(max_steps=15),  # sampling: ours
     )

@@ -85,15 +85,17 @@ class Trainer:
         for name, weight in self.policy.model.named_parameters():
             yield name, full_tensor(weight.detach().to(dtype))
 
-    def update(self, trajectories: Sequence[TrajectoryRows], seed: int, tick: Callable[[], None]) -> Metrics:
-        """Make all updates on one step's trajectories, `tick`ing after every epoch; return metrics."""
-        config, steps = self.config, []
+    def update(self, trajectories: Sequence[TrajectoryRows], step: int, tick: Callable[[], None]) -> Metrics:
+        """Make all updates on the trajectories of a step, counted from 0, `tick`ing after every epoch; return
+        metrics."""
+        config, steps, seed = self.config, [], self.config.seed + 1000 * step
+        lr = config.optim.lr * (1 - step / config.steps if config.optim.decay else 1)
         trajectories, mismatch = self._with_scores(trajectories)
         self.policy.temperature = config.sampler.temperature
         sizes = Counter(trajectory.group for trajectory in trajectories)
         for epoch in range(config.batch.epochs):
             for minibatch in minibatches(trajectories, config.batch.minibatch_turns, seed + epoch):
-                steps.append(self._step(weighted(minibatch, config.loss, sizes), config.optim.lr))
+                steps.append(self._step(weighted(minibatch, config.loss, sizes), lr))
             tick()
         totals, first = add_up(steps), steps[0]  # whose policy is still the one that was sampled from
         own = {"mismatch_mean": first["gap"] / first["tokens"], "mismatch_max": first["gap_max"]}
@@ -101,7 +103,7 @@ class Trainer:
         return {
             **{name: sum(step[name] for step in steps) / len(steps) for name in ("loss", "grad_norm")},
             "ratio_max": totals["ratio_max"],
-            "lr": config.optim.lr,
+            "lr": lr,
             "updates": len(steps),
             "skipped": sum(not math.isfinite(step["loss"] + step["grad_norm"]) for step in steps),
             **{name: totals[key] / totals["tokens"] for name, key in names.items() if key in totals},
@@ -129,11 +131,13 @@ class Trainer:
         return [replace(t, rows=tuple(next(each) for _ in t.rows)) for t in trajectories], metrics
 
     @torch.no_grad()
-    def _score(self, policy: Policy, rows: Sequence[Row]) -> list[tuple[float, ...]]:
+    def _score(
+        self, policy: Policy, rows: Sequence[Row], temperature: float | None = None
+    ) -> list[tuple[float, ...]]:
         """Return the log-probs of every row's response, of which each rank computes a share."""
         torch.set_num_threads(self.config.threads or cores())
         policy.eval()
-        policy.temperature = self.config.sampler.temperature
+        policy.temperature = temperature or self.config.sampler.temperature
         found: list[tuple[int, tuple[float, ...]]] = []
         for batch in self._batches([replace(row, index=i) for i, row in enumerate(rows)]):
             logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
@@ -144,13 +148,25 @@ class Trainer:
         scores = dict(self.ranks.all_gather(found))
         return [scores[i] for i in range(len(rows))]  # the dummy row's index is none of them
 
-    def clone(self, examples: list[TrajectoryRows], seed: int) -> Iterator[float]:
-        """Make the updates of `cloning_batches` at a rate that rises and falls; yield their losses."""
-        sft = self.config.sft
+    def clone(self, examples: list[TrajectoryRows], seed: int) -> Iterator[Metrics]:
+        """Make the updates of `cloning_batches` at a rate that rises and falls; yield the `loss` of each and,
+        every --sft.eval-every, that of the examples held back, with whose least the weights end."""
+        sft, best, kept = self.config.sft, math.inf, []
+        held = [row for example in held_back(examples, sft) for row in example.rows]
         batches = cloning_batches(examples, sft, seed)
-        for i, batch in enumerate(batches):
+        for i, batch in enumerate(batches, 1):
             rows = [row for example in batch for row in example.rows]
-            yield self.sft_step(rows, sft.lr * cosine(i, len(batches), sft.warmup))
+            found = {"loss": self.sft_step(rows, sft.lr * cosine(i - 1, len(batches), sft.warmup))}
+            if held and (i % sft.eval_every == 0 or i == len(batches)):
+                scores = list(chain(*self._score(self.policy, held, temperature=1.0)))
+                found["validation"] = -sum(scores) / len(scores)
+                if found["validation"] < best:
+                    best = found["validation"]
+                    kept = [weight.detach().clone() for weight in self.policy.parameters()]
+            yield found
+        with torch.no_grad():
+            for weight, was in zip(self.policy.parameters(), kept, strict=bool(kept)):
+                weight.copy_(was)
 
     def sft_step(self, rows: Sequence[Row], lr: float) -> float:
         """Make one update that clones the rows' responses; return the loss per response token."""
@@ -218,8 +234,14 @@ class Trainer:
 
 def cloning_batches(examples: list[TrajectoryRows], sft: SftConfig, seed: int) -> list[list[TrajectoryRows]]:
     """Return the minibatches of every cloning update, shuffled anew in every epoch."""
+    examples = examples[len(held_back(examples, sft)) :]
     epochs = (minibatches(examples, sft.batch, seed + epoch) for epoch in range(sft.epochs))
     return [batch for epoch in epochs for batch in epoch][: sft.max_steps]
+
+
+def held_back(examples: list[TrajectoryRows], sft: SftConfig) -> list[TrajectoryRows]:
+    """Return the examples that are not cloned, but tell when to stop."""
+    return examples[: round(sft.held_back * len(examples))]
 
 
 def cosine(update: int, total: int, warmup: float) -> float:

@@ -1,8 +1,9 @@
-"""Episodes in the generated shop as a browser would have told them, made without one: for tests."""
+"""A generated shop, its parts by name, and episodes in it as a browser would have told them: for tests."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,19 +12,32 @@ from PIL import Image
 
 from minirl.run_folder import Run
 from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn
+from minirl.worlds.search import Step
 from minirl.worlds.shop import CHOICES, make_shop, make_tasks
 
-WORLD = make_shop(0)
-TITLES = {record["id"]: record["title"] for records in WORLD.data.values() for record in records}
-NAMES = [name for name, _ in CHOICES]
+# It asks all five things, on three pages with a button each; shop 28 has pages that go on by themselves.
+SHOP = make_shop(7)
+PAGES = ["PRODUCT_CATEGORY", "COLOUR_SIZE", "QUANTITY", "DONE"]
+TITLES = {record["id"]: record["title"] for records in SHOP.data.values() for record in records}
 
 
 def tasks(number: int) -> list[Task]:
-    return make_tasks(WORLD, number, 0, seed=0)[0]
+    return make_tasks(SHOP, number)
 
 
 def wanted(task: Task) -> dict[str, str]:
-    return {name: condition["value"] for name, condition in zip(NAMES, task.goal["where"], strict=True)}
+    return {one["path"].removeprefix("$."): one["value"] for one in task.goal["where"]}
+
+
+def press(page: str, role: str = "next") -> Step:
+    return Step(f"{page}_{role}")
+
+
+def choose(**chosen: str) -> list[Step]:
+    """The steps that choose these words, on the pages that ask for them: choose(colour="red")."""
+    actions = [one for page in SHOP.fsm.pages.values() for one in page.actions.values() if one.bind]
+    fields = {one.bind.param: one.id for one in actions}
+    return [Step(id, {field: chosen[field]}) for field, id in fields.items() if field in chosen]
 
 
 def episode(task: Task, member: int = 0, image: str = "", **wrong: str) -> Trajectory:
@@ -34,13 +48,12 @@ def episode(task: Task, member: int = 0, image: str = "", **wrong: str) -> Traje
         where = f" Now at {task.start_url}#{page}." if page else ""
         return f'click: clicked button "{label}" at [500, 500].{where}'
 
-    titles = {name: TITLES.get(chosen[name], chosen[name]) for name in NAMES}
-    reports = [
-        (clicked(titles["category"], "CATEGORY"),),
-        (clicked(titles["product"], "PRODUCT"),),
-        (clicked(titles["colour"]), clicked(titles["size"]), clicked("Continue", "CHECKOUT")),
-        (clicked(titles["quantity"]), clicked("Place order", "DONE"), "done: task ended."),
-    ]
+    reports = []
+    for page, then in itertools.pairwise(PAGES):
+        words = [chosen[field.lower()] for field in page.split("_")]
+        label = SHOP.style["labels"][f"{page}_{'order' if then == 'DONE' else 'next'}"]
+        reports.append((*(clicked(TITLES.get(word, word)) for word in words), clicked(label, then)))
+    reports[-1] += ("done: task ended.",)
     turns = []
     for lines in reports:
         names = [line.partition(":")[0] for line in lines]
@@ -63,10 +76,10 @@ def episode(task: Task, member: int = 0, image: str = "", **wrong: str) -> Traje
 
 def missed(task: Task, rng: random.Random) -> dict[str, str]:
     """One choice that is not the task's."""
-    name, collection = rng.choice(CHOICES)
-    others = [record["id"] for record in WORLD.data[collection]]
-    others.remove(wanted(task)[name])
-    return {name: rng.choice(others)}
+    field = rng.choice(list(CHOICES))
+    others = [record["id"] for record in SHOP.data[CHOICES[field]["collection"]]]
+    others.remove(wanted(task)[field])
+    return {field: rng.choice(others)}
 
 
 def picture(shade: int) -> bytes:

@@ -120,7 +120,8 @@ def test_a_checkpoint_is_a_folder_for_plain_transformers(new_trainer, groups, pr
     theirs = AutoModelForImageTextToText.from_pretrained(tmp_path / "best", dtype=torch.float32)
     loaded = load_preprocessor(ModelConfig(path=str(tmp_path / "best")))
     out = logits(theirs, loaded)
-    torch.testing.assert_close(out, logits(trainer.policy.model, preprocessor), atol=1e-6, rtol=0)
+    # patches are a matrix product here and a convolution there
+    torch.testing.assert_close(out, logits(trainer.policy.model, preprocessor), atol=1e-5, rtol=0)
     assert (out - before).abs().max() > 1e-3
     for part in ("chat", "suppressed", "end"):
         assert getattr(loaded, part) == getattr(preprocessor, part)

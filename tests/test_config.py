@@ -266,7 +266,7 @@ def test_the_first_screen_of_help_shows_the_settings_that_people_change(capsys):
         "--name", "--steps", "--seed", "--resume", "--model.path", "--task.train", "--task.heldout",
         "--rollout.group", "--rollout.groups", "--optim.lr",
     ]  # fmt: skip
-    assert "[20] RL steps" in said and "--help-all" in said and len(said.splitlines()) <= 24
+    assert "[10] RL steps" in said and "--help-all" in said and len(said.splitlines()) <= 24
 
 
 def test_all_settings_are_a_flag_away_and_only_those_of_the_script(capsys):
@@ -311,9 +311,11 @@ def test_a_papers_recipe_does_not_train_on_the_toy_shop_unasked(script, recipe, 
     monkeypatch.setattr(script, "open_ranks", opened)
     heldout = ["--task.heldout", "tasks.jsonl"]
     for flags, missing in (([], "train"), (heldout, "train"), (["--task.train=tasks.jsonl"], "heldout")):
-        with pytest.raises(ValueError, match=rf"brings no tasks along: give --task.{missing} FILE \(or shop"):
+        with pytest.raises(
+            ValueError, match=rf"brings no tasks along: give --task.{missing} FILE \(or shops:"
+        ):
             script.run([recipe, *flags])
-    for flags in (["--task.train", "shop"], ["--task.train=tasks.jsonl"]):
+    for flags in (["--task.train", "shops:0-9"], ["--task.train=tasks.jsonl"]):
         with pytest.raises(Opened):
             script.run([recipe, *flags, *heldout])
     with pytest.raises(Opened):
@@ -345,6 +347,8 @@ COUNTS = (
         ("--loss.method filtered-bc", "learns from a fixed batch: add --rollout.no-dynamic"),
         ("--loss.method awr --loss.kl 0.1", "--loss.method awr has neither --loss.kl nor --loss.old"),
         ("--loss.method awr --loss.old recompute", "--loss.method awr has neither --loss.kl nor"),
+        ("--sft.held-back -0.1", "--sft.held-back must be at least 0"),
+        ("--sft.held-back 1", "--sft.held-back must be below 1"),
         ("--loss.kl -0.1", "--loss.kl must be at least 0"),
         ("--zero --warm-start x", "--zero starts from the model itself"),
         ("--loss.tokens answer", "are the text agent's"),

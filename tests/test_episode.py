@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 import torch
 from pages import HEIGHT, WIDTH, point
+from shopping import PAGES, SHOP, tasks
 from workers import make_worker
 
 from minirl.benchmarks.world import WorldBenchmark
@@ -41,12 +42,10 @@ from minirl.types import (
     Trajectory,
 )
 from minirl.worlds.render import SiteServer
-from minirl.worlds.shop import make_shop, make_tasks
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SHOP = make_shop(0)
-TASK = make_tasks(SHOP, 1, 1, seed=0)[0][0]
+(TASK,) = tasks(1)
 BROWSER = BrowserConfig(
     browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=0, action_seconds=10, private=True, start_attempts=1
 )
@@ -440,7 +439,7 @@ async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(preproces
     script = Script(
         preprocessor,
         "no call, but an old-fashioned fi\u00adgure: \U0001f6cb </think>",
-        saying(click([140, 370]), thought="the  first   tile <|im_start|>"),
+        saying(click([531, 875]), thought="the  first   tile <|im_start|>"),
         saying(WAIT, WAIT, thought="wa" + "it" * 3),
         saying(click([999, 1]), DONE),
     )
@@ -450,7 +449,7 @@ async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(preproces
             worker = make_worker(config, preprocessor, script, pool, run.images, WorldBenchmark())
             t = await episode(worker, TASK)
     assert (t.stop, len(t.turns), t.success) == (Stop.DONE, 4, False)
-    assert t.final_state["page"] == "CATEGORY"
+    assert t.final_state == {"page": PAGES[0], "signature": {"product": "sable", "category": None}}
 
     for turn in t.turns:  # otherwise this test could not tell kept ids from ids made anew
         assert turn.response_ids != tuple(preprocessor.tokenizer(turn.text)["input_ids"])

@@ -40,6 +40,21 @@ CPU = torch.device("cpu")
 PAD = 99  # stands for the image pad where no model is needed
 
 
+def test_patches_by_a_matrix_product_are_those_of_the_convolution(tiny_folder):
+    """Of the model as it is loaded, against torch's convolution of the same weights; gradients too."""
+    model = load_model(ModelConfig(path=str(tiny_folder)), CPU)
+    (convolution,) = [module.double() for module in model.modules() if isinstance(module, nn.Conv3d)]
+    patches = torch.randn(30, 3, *convolution.kernel_size, requires_grad=True, dtype=torch.float64)
+    found, expected = convolution(patches), nn.Conv3d.forward(convolution, patches).flatten(1)
+    assert "forward" in vars(convolution) and found.shape == expected.shape == (30, convolution.out_channels)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    weights = torch.randn_like(expected)
+    parts = [patches, convolution.weight, convolution.bias]
+    one, two = (torch.autograd.grad((out * weights).sum(), parts) for out in (found, expected))
+    for ours, theirs in zip(one, two, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=0)
+
+
 # The docstring's image of 2 x 2 merged patches; one of 1 x 3 at position 1, behind which text goes on at 1 +
 # 3.
 @pytest.mark.parametrize(

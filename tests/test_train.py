@@ -32,7 +32,6 @@ SMALL = {
     "task.demo-goals": 4,
     "sft.max-steps": 24,  # until some responses end by themselves, and rewards differ
     "sft.batch": 8,
-    "sft.stop-success": None,
     "rollout.group": 3,
     "rollout.groups": 2,
     "browser.episodes": 6,
@@ -69,7 +68,7 @@ def test_a_run_leaves_metrics_evaluations_dumps_and_a_report(finished):
         assert key in metrics[0], key
     assert any(key.startswith("stop/") for key in metrics[0])
     labels = ["before training", "after SFT", "eval_step_00001", "after RL"]
-    assert [(row["label"], row["n"]) for row in run.evals()] == list(zip(labels, (4, 4, 2, 4), strict=True))
+    assert [(row["label"], row["n"]) for row in run.evals()] == list(zip(labels, (2, 4, 2, 4), strict=True))
     best = json.loads((run.checkpoint_dir / "best/state.json").read_text())
     assert best["step"] == 1
     assert {"before", "after_sft", "after_rl", "demos", "step_00001", "step_00002"} <= set(run.labels())
@@ -216,43 +215,36 @@ async def test_shuffled_rewards_are_what_is_learned(monkeypatch):
     assert len({*learned[True]}) == 3 and len(learned[False]) == 3, "every step is shuffled anew"
 
 
-@pytest.mark.parametrize(("reached", "updates"), [(None, 30), (0.75, 14), (1.0, 18), (1.1, 30)])
-async def test_cloning_stops_at_the_update_whose_validation_succeeds_often_enough(
-    monkeypatch, reached, updates
+async def test_a_warm_start_clones_what_was_demonstrated_and_says_how_what_was_held_back_fares(
+    monkeypatch, capsys
 ):
-    """Validated after updates 10, 14, 18, ...; of four episodes so many succeed: 2, 3, 4, 4, ..."""
     task = Task("t", "Do it.", "http://shop-0.test/")
     demo = Trajectory(task, 0, turns=(Turn(0, (1,), (2,), (-0.1,), ""),))
-    made, tried, saved = [], [], []
+    done = []
 
     async def evaluate(*_: object) -> None: ...
 
-    async def run_tasks(worker, tasks, label) -> list[Trajectory]:
-        tried.append((len(made), len(tasks), label))
-        return [replace(demo, success=i < len(tried) + 1) for i in range(len(tasks))]
-
     async def demonstrate(_: object) -> list[Trajectory]:
-        return [demo]
+        return [demo] * 5
+
+    def clone(examples, seed):
+        done.append((len(examples), seed))
+        yield from ({"loss": 3.0}, {"loss": 2.0, "validation": 2.5}, {"loss": 1.0})
+        done.append("cloned")
 
     monkeypatch.setattr(sft, "evaluate", evaluate)
-    monkeypatch.setattr(sft, "cloning_batches", lambda *_: range(30))
-    wanted = replace(
-        tiny().sft, stop_success=reached, eval_from=10, eval_every=4, eval_episodes=4, thoughts=False
-    )
+    wanted = replace(tiny().sft, batch=2, epochs=1, max_steps=3, held_back=0.2)
     experiment = SimpleNamespace(
-        config=replace(tiny(), sft=wanted),
-        trainer=SimpleNamespace(
-            clone=lambda *_: (made.append(n) or 0.5 for n in range(30)), weights=lambda: iter(())
-        ),
-        tasks=SimpleNamespace(heldout=[], validation=[task] * 9),
+        config=replace(tiny(), sft=wanted, seed=7),
+        trainer=SimpleNamespace(clone=clone, weights=lambda: "the best"),
+        tasks=SimpleNamespace(heldout=[]),
         demonstrate=demonstrate,
-        run_tasks=run_tasks,
-        checkpoints=SimpleNamespace(export=lambda name, _: saved.append(name)),
+        checkpoints=SimpleNamespace(export=lambda name, _: done.append(name)),
     )
-    await sft.warm_start(experiment, SimpleNamespace(sleep=lambda: None, sync=lambda _: None))
-    assert len(made) == updates and saved == ["sft"]
-    validated = range(10, updates + 1, 4) if reached else ()
-    assert tried == [(n, 4, "validation") for n in validated]
+    await sft.warm_start(experiment, SimpleNamespace(sleep=lambda: None, sync=done.append))
+    assert done == [(5, 7), "cloned", "the best", "sft"], "the best weights are put back first"
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cloning: ")]
+    assert said == ["cloning: update 2, loss 2.000, of those held back 2.500"]
 
 
 async def test_a_run_that_finds_nothing_more_to_learn_from_keeps_what_it_has(monkeypatch):
@@ -281,7 +273,7 @@ def test_no_chromium_is_one_line_and_status_2(ended, tmp_path, monkeypatch):
     ("flags", "said"),
     [
         (["--steps", "3"], "go on with --resume, or choose another --name"),
-        (["--resume", "--task.seed", "1"], "was made with task.seed 0, not 1; choose another --name"),
+        (["--resume", "--task.train", "shops:1-9"], "was made with task.train shops:400-699, not shops:1-9;"),
         (["--replay", "{run}"], "give the new run another --name"),
         (["--resume", "--name", "tinny"], "--resume: there is no run in"),
     ],

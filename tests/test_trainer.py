@@ -42,6 +42,14 @@ def test_the_loss_and_metrics_of_a_first_update_by_hand(new_trainer, groups):
     assert 0 < metrics["entropy"] < 6.8  # at most the logarithm of the vocabulary
 
 
+def test_the_rate_of_reinforcement_falls_to_zero_behind_the_last_step(new_trainer, groups):
+    for falls, rates in ((False, [1e-3, 1e-3, 1e-3]), (True, [1e-3, 7.5e-4, 2.5e-4])):
+        trainer = new_trainer(optim={"decay": falls})
+        trainer.config = replace(trainer.config, steps=4)
+        assert [learn(trainer, groups, step)["lr"] for step in (0, 1, 3)] == pytest.approx(rates)
+        assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(rates[-1])
+
+
 def gradients_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     """What the optimizer is given, of its last step."""
     found: dict[str, torch.Tensor] = {}
@@ -168,10 +176,39 @@ def test_cloning_goes_over_whole_trajectories_at_rates_that_rise_and_fall(new_tr
     trainer, made = new_trainer(sft={**vars(sft), "max_steps": 4}), []
     plain = trainer.sft_step
     monkeypatch.setattr(trainer, "sft_step", lambda rows, lr: made.append((rows, lr)) or plain(rows, lr))
-    losses = list(trainer.clone(examples, seed=7))
+    losses = [found["loss"] for found in trainer.clone(examples, seed=7)]
     assert [rows for rows, _ in made] == [[r for e in batch for r in e.rows] for batch in batches[:4]]
     assert [lr for _, lr in made] == pytest.approx([0.5e-3, 1e-3, 1e-3, 0.5e-3])
     assert len(losses) == 4 and losses[-1] < losses[0]
+
+
+def test_cloning_ends_with_the_weights_that_explain_best_what_was_held_back(new_trainer, groups, monkeypatch):
+    """A third of six episodes is held back: the first two. Their loss is looked at after updates 2, 4 and 5,
+    the last of which is made to undo the others: the second look is the best."""
+    examples = make_rows(groups, LossConfig(), None)
+    sft = {"batch": 4, "epochs": 9, "max_steps": 5, "lr": 1e-3, "held_back": 0.34, "eval_every": 2}
+    cloned = [e for batch in cloning_batches(examples, SftConfig(**sft), 7) for e in batch]
+    assert {id(e) for e in cloned} == set(map(id, examples[2:])) and len(examples) == 6
+    trainer, made = new_trainer(sft=sft), []
+    sampler = replace(trainer.config.sampler, temperature=0.5)  # at which no loss is measured
+    trainer.config = replace(trainer.config, sampler=sampler)
+    held = [row for example in examples[:2] for row in example.rows]
+    by_hand, plain = [], trainer.sft_step
+    rates = iter([1e-3, 1e-3, 1e-3, 1e-3, -4e-3])
+
+    def step(rows, lr):
+        loss = plain(rows, next(rates))
+        by_hand.append(-torch.cat(scored(trainer, held)).mean().item())
+        made.append(weights(trainer))
+        return loss
+
+    monkeypatch.setattr(trainer, "sft_step", step)
+    found = list(trainer.clone(examples, seed=7))
+    looked = {n: one["validation"] for n, one in enumerate(found, 1) if "validation" in one}
+    assert list(looked) == [2, 4, 5] and len(found) == 5
+    assert list(looked.values()) == pytest.approx([by_hand[n - 1] for n in looked], abs=1e-5)
+    assert looked[4] < looked[2] and looked[4] < looked[5], "another look is the best: nothing is tested"
+    assert equal(weights(trainer), made[3]) and not equal(made[3], made[4])
 
 
 def test_cloning_has_an_optimizer_of_its_own_and_reinforcement_gets_its_own_back(new_trainer, groups):
@@ -279,7 +316,7 @@ def test_how_far_the_samplers_log_probs_are_from_the_trainers(new_trainer, group
     first = [row for episode in minibatches(episodes, 6, seed=0)[0] for row in episode.rows]
     rows = rows_of(groups) if old == "recompute" else first
     gaps = (torch.cat(scored(trainer, rows)) + 6).abs()  # all of the sampler's are -6
-    metrics = learn(trainer, groups, seed=0)
+    metrics = learn(trainer, groups)
     found = [metrics[f"mismatch_{name}"] for name in ("mean", "max")]
     assert found == pytest.approx([gaps.mean().item(), gaps.max().item()], abs=1e-4)
     assert 0 < len(first) < 11 and metrics["updates"] == 6 and found[1] > found[0] > 0.01

@@ -110,9 +110,9 @@ def scored(trainer: Trainer, rows: list[Row]) -> list[torch.Tensor]:
     return list(logprobs_N.split([len(row.old) for row in rows]))
 
 
-def learn(trainer: Trainer, groups: list[Group], seed: int = 0, tick: Callable[[], None] = int) -> dict:
+def learn(trainer: Trainer, groups: list[Group], step: int = 0, tick: Callable[[], None] = int) -> dict:
     """Updates on groups, as train.py makes them."""
-    return trainer.update(make_rows(groups, trainer.config.loss, trainer.preprocessor), seed, tick)
+    return trainer.update(make_rows(groups, trainer.config.loss, trainer.preprocessor), step, tick)
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -87,11 +87,12 @@ def read_call(answer: str) -> Call:
     if len(answer) > LONGEST_ANSWER:
         raise ValueError("the answer is too long")
     last, position, unread, room = None, 0, 0, MOST_READ
+    end = answer.rfind(")") + 1  # a search behind it for each "do(" would take quadratic time
     while start := _START.search(answer, position):
         if unread and _TEXT.search(answer, unread, start.start()):
             raise ValueError(UNREADABLE)
         position = unread = start.end()
-        for bracket in _CLOSING.finditer(answer, start.end()):
+        for bracket in _CLOSING.finditer(answer, start.end(), end):
             source = answer[start.start() : bracket.end()]
             room -= len(source)
             if room < 0:

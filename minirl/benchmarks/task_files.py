@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from minirl.benchmarks.webarena import tasks as webarena
 from minirl.run_folder import write_atomic
 from minirl.types import Task
 from minirl.worlds.fsm_file import load_goal
+from minirl.worlds.shop import HOST
 
 
 class OwnTask(Record):
@@ -87,7 +87,7 @@ def task_of(record: Any, any_goal: bool = False) -> Task:
 def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     task = Task(**dict(read(OwnTask, record)))
     read(Tabs, task.meta)
-    if re.match(r"http://shop-\d+\.test(/|$)", task.start_url):  # a generated shop
+    if HOST.match(task.start_url):  # a generated shop
         load_goal(task.goal)
     elif webarena.is_webarena(task):
         read(webarena.Meta, task.meta)

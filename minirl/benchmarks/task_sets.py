@@ -15,49 +15,66 @@ from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
 from minirl.benchmarks.webarena.tasks import is_webarena
 from minirl.benchmarks.world import WorldBenchmark
-from minirl.config import Config, JudgeConfig
+from minirl.config import Config, JudgeConfig, TaskConfig
 from minirl.samplers.endpoint import Endpoint
 from minirl.types import Benchmark, Task
-from minirl.worlds.shop import make_shop, make_tasks
+from minirl.worlds.shop import NAMED, shops_named, tasks_of
 
 
 @dataclass(frozen=True)
 class TaskSets:
     train: list[Task]
-    demos: list[Task]  # of `train`
-    validation: list[Task]  # of `train`, and none of `demos` unless every training goal is demonstrated
+    demos: list[Task]
     heldout: list[Task]  # shares no goal with the others
-    aside: list[Task] = field(default_factory=list)  # nor does this one, by which the best weights are chosen
+    aside: list[Task] = field(default_factory=list)  # nor does this one, of shops of its own or part of a
+    # file: the best weights are chosen by it
 
     @property
     def all(self) -> list[Task]:
-        return self.train + self.heldout + self.aside
+        return self.train + self.demos + self.heldout + self.aside
 
 
 def make_task_sets(config: Config) -> TaskSets:
     """Return the config's tasks, generated or from files. ValueError if one is held out and trained on."""
     settings, benchmark_of = config.task, choose_benchmarks(config)
-    shop, any_goal = make_shop(settings.seed), bool(settings.reward)
-    episodes, spare = config.eval.episodes, config.eval_size if config.eval_every else 0
-    train, others = make_tasks(shop, settings.train_goals, episodes + spare, seed=settings.seed)
-    heldout, aside = others[:episodes], others[episodes:]
-    if settings.train != "shop":
-        train = load_tasks(Path(settings.train), any_goal)
-    if settings.heldout != "shop":
-        heldout = load_tasks(Path(settings.heldout), any_goal)
+    spare = config.eval_size if config.eval_every else 0
+    train = _tasks(settings.train, settings.train_goals, config)
+    heldout = _tasks(settings.heldout, config.eval.episodes, config)
+    in_shops = NAMED.fullmatch(settings.train) is not None
+    aside = _tasks(settings.validation, spare, config) if in_shops and spare else []
     clean = apart(heldout, train, benchmark_of)
     if (leaked := len(heldout) - len(clean)) and config.sampler.kind != "remote":  # which may be a teacher
         first = next(task.id for task in heldout if task not in clean)
         raise ValueError(f"{leaked} held-out tasks are also training tasks, {first} for one")
-    if settings.train != "shop" and config.eval_every:
-        mixed = random.Random(f"aside {settings.seed}").sample(train, len(train))
+    if not in_shops and config.eval_every:
+        mixed = random.Random("aside").sample(train, len(train))
         aside = mixed[: math.ceil(settings.aside * len(train))]
         train = apart(train, aside, benchmark_of)
         if not train:
             raise ValueError(f"--task.aside {settings.aside} of {settings.train} leaves no task to train on")
-    aside = apart(aside, heldout, benchmark_of)
-    n = settings.demo_goals
-    return TaskSets(train, train[:n], train[n : n + config.sft.eval_episodes] or train, heldout, aside)
+    demos = train[: settings.demo_goals]
+    if in_shops and settings.short:
+        train, demos = divide(train, settings)
+    return TaskSets(train, demos, heldout, apart(aside, heldout, benchmark_of))
+
+
+def divide(tasks: list[Task], settings: TaskConfig) -> tuple[list[Task], list[Task]]:
+    """Return the tasks to practise, those with more than --task.short conditions, and those to demonstrate,
+    the others and a few of these."""
+    short, long = list[Task](), list[Task]()
+    for task in tasks:
+        (long if len(task.goal["where"]) > settings.short else short).append(task)
+    few = round(settings.demo_long * settings.demo_goals)
+    demos = [*long[:few], *short, *long[few:]][: settings.demo_goals]
+    random.Random("demos").shuffle(demos)  # the first ones are held back, which should be of either kind
+    return long, demos
+
+
+def _tasks(source: str, count: int, config: Config) -> list[Task]:
+    """Return `count` tasks in the shops that a setting names, or a file's."""
+    if shops := shops_named(source):
+        return tasks_of(shops, count)
+    return load_tasks(Path(source), bool(config.task.reward))
 
 
 def apart(
@@ -72,7 +89,7 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> Calla
     """Return the function that finds a task's benchmark. WebArena's may ask the model at `endpoint`."""
     own = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
     webarena = WebArenaBenchmark(config.task.logins, endpoint)
-    page_goals, world, judged = PageGoalBenchmark(), WorldBenchmark(), JudgedBenchmark()
+    page_goals, world, judged = PageGoalBenchmark(), WorldBenchmark(config.reward.partial), JudgedBenchmark()
 
     def benchmark_of(task: Task) -> Benchmark:
         if own is not None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.browser.session import Session
 from minirl.types import Score, Task
-from minirl.worlds.interpreter import holds
+from minirl.worlds.interpreter import share_met
 from minirl.worlds.render import read_state
 
 
+@dataclass
 class WorldBenchmark(JudgedBenchmark):
+    partial: float = 0.0  # of the reward for the share of the goal that holds, where not all of it does
     judged = False
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
@@ -17,4 +21,5 @@ class WorldBenchmark(JudgedBenchmark):
         if state is None:
             return Score(0.0)
         details = {"page": state.page, "signature": dict(state.signature)}
-        return Score(float(holds(state, task.goal)), details)
+        share = share_met(state, task.goal)
+        return Score(share if share == 1 else self.partial * share, details)

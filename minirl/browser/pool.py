@@ -44,14 +44,15 @@ class Place:
     load: int = 0  # episodes
     is_down: bool = False  # the address did not answer when it was asked last
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    idle: list[tuple[Session, contextlib.AsyncExitStack]] = field(default_factory=list)  # of a sealed pool
 
 
 @dataclass
 class BrowserPool:
     """`config.browsers` Chromium processes, or those at `config.connect`: `async with BrowserPool(config,
     sites) as pool`, then `async with pool.session() as session`. `sites` and `trusted` are the guard's. If
-    `sealed`, browsers here reach nothing but the sites; if not, all goes through the proxy that the config's
-    lists call for."""
+    `sealed`, browsers here reach nothing but the sites, which store nothing, and so the next episode may have
+    a context that is left in order; if not, all goes through the proxy that the config's lists call for."""
 
     config: BrowserConfig
     sites: Mapping[str, int] = field(default_factory=dict)
@@ -91,7 +92,11 @@ class BrowserPool:
         if self.sealed or (config.private and not config.allow and not config.deny):
             rules = [f"MAP {host} 127.0.0.1:{port}" for host, port in self.guard.sites.items()]
             rules += ["MAP * ~NOTFOUND"] * self.sealed
-            self.options = executable.launch_options([f"--host-resolver-rules={','.join(rules)}"])
+            flags = [f"--host-resolver-rules={','.join(rules)}"]
+            if self.sealed:
+                # our own sites may share processes: one for each would cost a tenth of an episode
+                flags += ["--disable-site-isolation-trials", f"--renderer-process-limit={os.cpu_count()}"]
+            self.options = executable.launch_options(flags)
             return
         self.options = executable.launch_options(FLAGS) | {"proxy": through(NO_PROXY)}
 
@@ -201,6 +206,8 @@ class BrowserPool:
             except (PlaywrightError, TimeoutError) as error:
                 raise BrowserFault(Stop.INFRA_ERROR, f"no browser: {first_line(error)}") from None
             yield session
+            if self.sealed and await session.renewed():
+                place.idle.append((session, opened.pop_all()))
         finally:
             place.load -= 1
             closing = asyncio.ensure_future(opened.aclose())
@@ -211,8 +218,13 @@ class BrowserPool:
                 raise
 
     async def _open(self, place: Place, opened: contextlib.AsyncExitStack) -> Session:
-        """Return a session in a new context, which `opened` closes even if this is cancelled."""
+        """Return a session in a new or an idle context, which `opened` closes even if this is cancelled."""
         browser = await self._browser(place)
+        while place.idle:
+            session, owner = place.idle.pop()
+            opened.push_async_callback(owner.aclose)
+            if session.context.browser is browser:
+                return session
         size = {"width": self.config.width, "height": self.config.height}
         options: dict[str, Any] = {"viewport": size, "accept_downloads": False}
         guard = replace(self.guard)

@@ -114,6 +114,19 @@ class Session:
             self.tabs_of[page] = tab
         return self.tabs_of[page]
 
+    async def renewed(self) -> bool:
+        """Leave the page and forget the episode; return True if another one may have this context. Nothing
+        is behind an empty page: who goes back from the next one's first page stays there."""
+        if self.context.pages != [self.page] or self.page in self.crashed:
+            return False
+        try:
+            await self.do(self.page.goto("about:blank"))
+            await (await self.tab()).forget(self)
+        except (ToolFailure, BrowserFault):
+            return False
+        self.news, self.armed, self.documents, self.heap, self.clipboard = [], None, {}, 0.0, ""
+        return True
+
     async def revive(self) -> None:
         """Stop the script of a page that hangs, or replace its tab by an empty one. Raises BrowserFault."""
         try:

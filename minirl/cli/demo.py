@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -20,6 +21,7 @@ import tyro
 from rich.text import Text
 
 from minirl.agents.openwebrl import SCALE, TOOLS, OpenWebRLAgent, parse
+from minirl.checkpoint import checkpoints
 from minirl.cli.report import write_report
 from minirl.config import Config
 from minirl.console import CONSOLE, duration, printable, say
@@ -29,8 +31,9 @@ from minirl.recipes import tiny
 from minirl.run_folder import Run
 from minirl.types import BrowserFault, Observation, Parsed, Prompt, Sample, Sampling, Stop, Trajectory
 from minirl.worlds.scripted_agent import ScriptedPolicy
-from minirl.worlds.shop import make_shop
+from minirl.worlds.shop import shops_of
 
+NEW = 4 * 10**8  # shops from here on are the clock's
 LOOK = (resources.files("minirl.cli") / "look.js").read_text()
 USAGE = f"""a call is a tool with its arguments as JSON: click {{"point_2d": [500, 120]}}
 points run from [0, 0] at the top left to [{SCALE}, {SCALE}]; an empty line gives up
@@ -41,10 +44,11 @@ points run from [0, 0] at the top left to [{SCALE}, {SCALE}]; an empty line give
 class Options:
     """Watch one episode on a generated shop: what is seen, thought and done, and what comes of it."""
 
-    task: int = 0
-    """Which of the shop's held-out orders, counted from 0."""
+    shop: int | None = None
+    """Which shop, by its number; by default the clock draws one that did not exist until then."""
     checkpoint: Path | None = None
-    """A folder with a model that the tiny recipe trained. Without one, a script acts that knows the way."""
+    """A folder with a model that the tiny recipe trained, by default the newest of runs/tiny. Where there is
+    none yet, a script acts that knows the way."""
     by_hand: bool = False
     """Act yourself, at the keyboard."""
     out: Path = Path("runs/demo")
@@ -68,20 +72,24 @@ def main(argv: Sequence[str]) -> int:
 
 def settings(options: Options) -> Config:
     """Return the tiny recipe for one browser and one episode, without limits that a person would meet."""
-    config = tiny()
+    config, shop = tiny(), NEW + int(time.time()) % NEW if options.shop is None else options.shop
     if options.by_hand and options.checkpoint is not None:
         raise ValueError("--by-hand and --checkpoint: who is to act? Give one of them")
     if (options.out / "metrics.jsonl").exists() or (options.out / "checkpoints").exists():
         raise ValueError(f"{options.out} holds a training run; choose another folder with --out")
-    if not 0 <= options.task < config.eval.episodes:
-        raise ValueError(f"--task must lie between 0 and {config.eval.episodes - 1}, not {options.task}")
+    if not 0 <= shop < 2 * NEW:
+        raise ValueError(f"--shop must lie between 0 and {2 * NEW - 1}, not {shop}")
+    found = [] if options.by_hand else checkpoints(config.run_dir / "checkpoints")
+    path = options.checkpoint or (found[-1] if found else config.model.path)
     config = replace(
         config,
         out=options.out,
         name=".",  # the folder itself
         sampler=replace(config.sampler, kind="hf"),  # vLLM would take longer to start than an episode
         browser=replace(config.browser, browsers=1),
-        model=replace(config.model, path=str(options.checkpoint or config.model.path)),
+        model=replace(config.model, path=str(path)),
+        task=replace(config.task, heldout=f"shops:{shop}-{shop}"),
+        eval=replace(config.eval, episodes=1),
     )
     if not options.by_hand:
         return config
@@ -92,14 +100,14 @@ def settings(options: Options) -> Config:
 async def play(options: Options, config: Config, ranks: Ranks) -> None:
     """Show the episode while it runs, then save it with a report."""
     experiment = open_experiment(config, ranks)
-    run, task, limits = experiment.run, experiment.tasks.heldout[options.task], config.eval
+    run, task, limits = experiment.run, experiment.tasks.heldout[0], config.eval
     row("task", task.instruction, "bold")
     async with experiment.worker() as worker:
-        world = make_shop(config.task.seed)
-        label, policy = "scripted", ScriptedPolicy(world, task, worker.harness.preprocessor)
+        (shop,) = shops_of([task])
+        label, policy = "scripted", ScriptedPolicy(shop, task, worker.harness.preprocessor)
         if options.by_hand:
             label, policy = "by-hand", ask_person
-        elif options.checkpoint is not None:
+        elif config.model.path != "tiny":
             sampling = Sampling(limits.temperature, limits.top_p, limits.top_k)
             label, policy = "checkpoint", worker.policy(sampling, limits.response_tokens, "demo", task.id)
         worker.harness.agent = Shown(config, run)

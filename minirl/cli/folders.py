@@ -28,11 +28,11 @@ def check_folders(config: Config) -> None:
 
 
 def refuse_default_tasks(config: Config, argv: Sequence[str]) -> None:
-    """ValueError if a paper's recipe would train, or be measured, on the generated shop unasked."""
+    """ValueError if a paper's recipe would train, or be measured, on generated shops unasked."""
     given = {word.partition("=")[0] for word in argv}
     for flag in ("--task.train", "--task.heldout"):
         if not (flag in given or config.recipe.startswith("tiny") or config.replay):
-            told = f"give {flag} FILE (or shop, for generated ones)"
+            told = f"give {flag} FILE (or shops:0-299, for generated ones)"
             raise ValueError(f"recipe {config.recipe} brings no tasks along: {told}")
 
 

@@ -83,8 +83,6 @@ def resolve_run(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptCo
         model = replace(model, path=default.model.path)  # in place of "tiny", which has no weights
     if asked.tasks is not None:
         task = replace(task, heldout=str(asked.tasks))
-    elif not has_tasks and task.seed != default.task.seed:
-        task = replace(task, heldout=recipe.task.heldout)  # another shop than the run's is asked for
     top_k = 0 if is_remote else how.top_k  # a served model's API has no such parameter
     how = replace(how, max_steps=max(asked.success_within, default=how.max_steps), top_k=top_k)
     limit = asked.limit or asked.eval.episodes  # fewer than a file holds

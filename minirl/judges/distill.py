@@ -74,8 +74,8 @@ async def distil(config: JudgeScriptConfig, ranks: Ranks, build_tiny: BuildModel
     rows = training_rows(train, question, images, preprocessor, config.agent.context_tokens)
     losses = []
     with progress("distilling", len(cloning_batches(rows, config.sft, config.seed))) as meter:
-        for loss in trainer.clone(rows, config.seed):
-            losses.append(loss)
+        for found in trainer.clone(rows, config.seed):
+            losses.append(loss := found["loss"])
             run.add_metrics(len(losses), {"loss": loss, "lr": trainer.optimizer.param_groups[0]["lr"]})
             meter.advance(note=f"loss {loss:.3f}")
             await asyncio.sleep(0)  # lets the loop see Ctrl-C

@@ -8,6 +8,7 @@ world, or a text agent's attributes, are single tokens, which keeps responses sh
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import tomllib
@@ -31,12 +32,13 @@ from minirl.experiment import make_agent
 from minirl.model import save_model
 from minirl.types import Task
 from minirl.worlds.render import SiteServer
-from minirl.worlds.scripted_agent import ScriptedPolicy
-from minirl.worlds.shop import shops_of
+from minirl.worlds.scripted_agent import GRID, ScriptedPolicy
+from minirl.worlds.shop import CHOICES, SHOP, shops_of
 
 PAGES_OF = 24  # tasks whose pages a small tokenizer learns from
 
 FOLDER = files("minirl.tiny")
+BASE = Path(__file__).parent / "base"  # made by `python -m minirl.tiny.seeing`
 # ChatML as Qwen3-VL-Thinking's template writes it: the assistant's turn opens inside <think>
 CHAT_TEMPLATE = FOLDER.joinpath("chat_template.jinja").read_text(encoding="utf-8").removesuffix("\n")
 TEXT_TEMPLATE = CHAT_TEMPLATE.replace("<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n")
@@ -44,16 +46,14 @@ SETTINGS = tomllib.loads(FOLDER.joinpath("checkpoints.toml").read_text(encoding=
 
 
 def build_tiny(path: Path, config: Config, tasks: Sequence[Task]) -> Path:
-    """Write a checkpoint whose tokenizer knows the words of the tasks' shops, or a text agent's pages of
-    them. Return its folder."""
-    if config.agent.kind == "text":
-        # in a thread, because the caller may be inside an event loop
-        with progress("reading pages for the tokenizer"), ThreadPoolExecutor(1) as thread:
-            texts = thread.submit(asyncio.run, scripted_texts(config, tasks[:PAGES_OF])).result()
-        return build_text(path, texts, config.seed)
-    records = [row for world in shops_of(tasks) for rows in world.data.values() for row in rows]
-    texts = corpus([word for row in records for word in (row["id"], row["title"])], tasks[0].start_url)
-    return build(path, texts + ["choose choose " + task.instruction for task in tasks[:20]], config.seed)
+    """Write the checkpoint that a run starts from: a visual agent's base model, or for a text agent random
+    weights and a tokenizer that knows its pages of the tasks. Return its folder."""
+    if config.agent.kind != "text":
+        return shutil.copytree(BASE, path, dirs_exist_ok=True)
+    # in a thread, because the caller may be inside an event loop
+    with progress("reading pages for the tokenizer"), ThreadPoolExecutor(1) as thread:
+        texts = thread.submit(asyncio.run, scripted_texts(config, tasks[:PAGES_OF])).result()
+    return build_text(path, texts, config.seed)
 
 
 async def scripted_texts(config: Config, tasks: Sequence[Task]) -> list[str]:
@@ -75,19 +75,34 @@ async def scripted_texts(config: Config, tasks: Sequence[Task]) -> list[str]:
     return texts
 
 
-def corpus(words: Iterable[str], url: str) -> list[str]:
+def corpus(said: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[str]:
     """Return texts of the form that the tiny agent reads and writes."""
-    tens = "".join(f"[{n}, {n}]" for n in range(0, SCALE + 1, 10))
-    texts = [system_prompt(brief=True), tens]
-    for word in words:
-        texts += [f"{word} {word}, {word}.", f'clicked button "{word}" at [500, 500].']
-    for page in ("Home", "Category", "Product", "Checkout", "Done"):
-        texts.append(SETTINGS["message"].format(page=page, url=f"{url}#{page.upper()}"))
-    texts += [f'clicked button "{label}" at [500, 500].' for label in ("Continue", "Place order", "Back")]
+    texts = [system_prompt(brief=True), "".join(f"[{n}, {n}][ {n}, {n}]" for n in range(0, SCALE + 1, GRID))]
+    for word in said:
+        texts += [f"choose {word} {word}, {word}.", f'clicked button "{word}" at [500, 500].']
+    for page in (*pages, "Done"):
+        place = f"{url}#{page.upper().replace(' ', '_')}"
+        texts.append(SETTINGS["message"].format(page=page, url=place))
     for name, tool in TOOLS.items():
         values = {a: [0, 0] if kind == "point" else usual for a, (kind, usual) in tool.arguments.items()}
         texts.append(json.dumps({"name": name, "arguments": values}, default=str))
-    return texts
+    done = {"name": "done", "arguments": {"response": "done"}}
+    return [*texts, json.dumps(done), "system\n", "assistant\n"]
+
+
+def words() -> list[str]:
+    """Return the words of the controls that any shop may have, as an agent names them."""
+    offered = [word for choice in CHOICES.values() for word in choice["words"]]
+    return [*offered, *map(str.lower, SHOP["buttons"].values())]
+
+
+def vocabulary() -> list[str]:
+    """Return texts with all that any shop's pages and orders say."""
+    asked = [" ".join(fields) for n in (1, 2) for fields in itertools.combinations(CHOICES, n)]
+    phrases = [choice["phrase"].format("") for choice in CHOICES.values()]
+    pages = [name.capitalize() for name in asked]
+    said = [*words(), *SHOP["buttons"].values(), *map(str, range(1, 10))]
+    return corpus(said, "http://shop-10.test/", pages) + ["Click a, b. choose a no", *phrases]
 
 
 def build_tokenizer(texts: Iterable[str], kind: str = "visual") -> PreTrainedTokenizerFast:
@@ -114,7 +129,7 @@ def build(
     """Write the checkpoint folder of a visual agent, or another `kind`, with random weights from `seed`.
     Return the folder."""
     tokenizer = build_tokenizer(texts, kind)
-    sizes: dict[str, Any] = {"hidden_size": hidden, "intermediate_size": 3 * hidden}
+    sizes: dict[str, Any] = {"hidden_size": hidden, "intermediate_size": 2 * hidden}
     sizes |= {"num_hidden_layers": layers, "vocab_size": len(tokenizer)}
     sizes |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     torch.manual_seed(seed)

@@ -77,7 +77,7 @@ class Plan:
             numbers = {number.name: f"{number.name} {number.unit}" for number in entity.numbers}
             facts[entity.plural] = {"kind": "{}", **numbers, **dict.fromkeys(entity.flags, "{}")}
         words = {"brand": self.brand, "labels": self.labels, "messages": self.messages, "facts": facts}
-        return World(name, fsm, data, _style(self.rng) | words | {"look": "pages"})
+        return World(name, fsm, data, draw_style(self.rng) | words | {"look": "pages"})
 
     def fsm(self) -> Json:
         self._page("HOME", self.brand)
@@ -314,7 +314,7 @@ def _things(entity: Any, rng: Random) -> tuple[Json, ...]:
     return tuple(out)
 
 
-def _style(rng: Random) -> Json:
+def draw_style(rng: Random) -> Json:
     """Return colours around one hue, and a layout."""
     hue, dark = rng.random(), rng.random() < 0.2
 
@@ -326,7 +326,7 @@ def _style(rng: Random) -> Json:
         "background": colour(0, 0.15, 0.13 if dark else 0.96),
         "tile": colour(0, 0.12, 0.2 if dark else 1.0),
         "text": colour(0, 0.25, 0.92 if dark else 0.14),
-        "accent": colour(rng.choice((0.0, 0.08, 0.5)), 0.55, 0.45),
+        "accent": colour(rng.choice((0.0, 0.08, 0.5)), 0.55, 0.35),
         "layout": rng.choice(("side", "top")),
         "consent": rng.choice(("banner", "modal")),
         "corners": rng.choice((0, 4, 10)),

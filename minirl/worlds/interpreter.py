@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,8 +96,19 @@ def apply(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> 
 
 
 def holds(state: State, goal: Goal | Mapping[str, Any]) -> bool:
+    return all(_met(state, goal))
+
+
+def share_met(state: State, goal: Goal | Mapping[str, Any]) -> float:
+    """Return how much of the goal holds: the share of its conditions, one of which is the page."""
+    met = list(_met(state, goal))
+    return sum(met) / len(met)
+
+
+def _met(state: State, goal: Goal | Mapping[str, Any]) -> Iterator[bool]:
     goal = goal if isinstance(goal, Goal) else load_goal(goal)
-    return state.page == goal.page and all(meets(state.signature, condition) for condition in goal.where)
+    yield state.page == goal.page
+    yield from (meets(state.signature, condition) for condition in goal.where)
 
 
 def meets(signature: Signature, condition: Condition) -> bool:

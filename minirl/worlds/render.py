@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 Records = dict[str, tuple[dict[str, Any], ...]]  # what data.json holds
 COLOURS = {"background": "#f4f5f7", "tile": "#ffffff", "text": "#22262b", "accent": "#2d5fa4"}
+FONTS = {
+    "sans": '"Helvetica Neue", Helvetica, Arial, "Liberation Sans", "DejaVu Sans", sans-serif',
+    "serif": '"Times New Roman", "Liberation Serif", "DejaVu Serif", serif',
+}
 # The drawings of pictures.js that a record may name
 SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
 SAME = ("target", "is_navigation", "parameters", "open_parameters")  # told as they are
@@ -54,6 +58,9 @@ class Style(TypedDict, total=False):
     facts: dict[str, dict[str, str]]
     layout: str
     corners: int
+    letters: int
+    font: Literal["sans", "serif"]
+    places: dict[str, dict[str, tuple[float, float, float, float]]]
     consent: str
 
 
@@ -102,7 +109,10 @@ def describe(world: World) -> dict[str, Any]:
         "initial_page": world.fsm.initial_page,
         "pages": pages,
         "data": data,
-        "style": colours | {"corners": f"{int(style.get('corners', 4))}px"},
+        "style": colours
+        | {"corners": f"{int(style.get('corners', 4))}px", "letters": f"{int(style.get('letters', 15))}px"}
+        | {"font": FONTS[style.get("font", "sans")]},
+        "places": style.get("places", {}),
         "brand": str(style.get("brand", world.fsm.meta.get("app", ""))),
         "layout": "top" if style.get("layout") == "top" else "side",
         "consent": "modal" if style.get("consent") == "modal" else "banner",

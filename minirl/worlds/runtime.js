@@ -184,7 +184,7 @@ function given(action, value) {
 Object.defineProperty(window, "minirl", {
   value: Object.freeze({ state: () => JSON.parse(JSON.stringify(state)), dispatch }),
 });
-for (const name of ["background", "tile", "text", "accent", "corners"]) {
-  document.documentElement.style.setProperty("--" + name, world.style[name]);
+for (const [name, value] of Object.entries(world.style)) {
+  document.documentElement.style.setProperty("--" + name, value);
 }
 history.replaceState(state, "", "#" + state.page); // also after a reload: a visit starts afresh

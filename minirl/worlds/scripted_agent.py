@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minirl.agents import simplified_html
@@ -23,10 +23,11 @@ from minirl.types import Prompt, Sample, Task, Trajectory
 from minirl.worlds.interpreter import World, apply, initial_state
 from minirl.worlds.replay import compare, measure
 from minirl.worlds.search import Step, solve
-from minirl.worlds.shop import shops_of
+from minirl.worlds.shop import SHOP, shops_of
 from minirl.worlds.widgets import gui_steps
 
 VISUAL = AgentConfig()
+GRID = 20  # of the coordinates that it says, from 0 to SCALE
 
 
 class ScriptedPolicy:
@@ -42,6 +43,8 @@ class ScriptedPolicy:
         if steps is None:
             raise ValueError(f"task {task.id} has no solution in {world.name}")
         self.steps = steps  # that are left
+        asked = [str(condition["value"]) for condition in task.goal.get("where", [])]
+        self.looked_for = [*asked, *(SHOP["buttons"][role].lower() for role in ("next", "order"))]
 
     async def __call__(self, t: int, prompt: Prompt, session: Any) -> Sample:
         assert self.preprocessor is not None
@@ -76,28 +79,46 @@ class ScriptedPolicy:
         return thinking if self.agent.thinking else action
 
     async def _calls(self, session: Session) -> str:
-        calls, words, page = [], [], self.state.page
+        points, page = dict[str, list[int] | None].fromkeys(self.looked_for), self.state.page
         while self.steps and self.state.page == page:
             step, operations = self._next()
-            calls += [await self._click(session, operation["selector"]) for operation in operations]
-            words += [str(value) for value in step.params.values()]
+            for selector in (operation["selector"] for operation in operations):
+                box = await measure(session, "box", selector)
+                words = " ".join(str(value) for value in step.params.values())
+                words = words or str(await session.do(session.page.inner_text(selector))).strip().lower()
+                points[words] = middle(box, session.width, session.height)
         self.ended = not self.steps
-        if self.ended:
-            calls.append({"name": "done", "arguments": {"response": "done"}})
-        blocks = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
-        opening = "" if self.preprocessor and self.preprocessor.chat.opens_think else "<think>\n"
-        return f"{opening}choose {' '.join(words)}</think>{blocks}"
+        opens_think = self.preprocessor is not None and self.preprocessor.chat.opens_think
+        return ("" if opens_think else "<think>\n") + spoken(points, self.ended)
 
-    async def _click(self, session: Session, selector: str) -> dict[str, Any]:
-        """Return a click on the element's centre, rounded to a multiple of 10 if that is inside too, because
-        round coordinates are single tokens for a small vocabulary."""
-        left, top, right, bottom = await measure(session, "box", selector)
-        point = []
-        for low, high, size in ((left, right, session.width), (top, bottom, session.height)):
-            exact = (low + high) / 2 * SCALE / size
-            tens = round(exact / 10) * 10
-            point.append(tens if low < tens * size / SCALE < high else round(exact))
-        return {"name": "click", "arguments": {"point_2d": point}}
+
+def middle(box: Sequence[float], width: float, height: float) -> list[int]:
+    """Return the middle of left, top, right and bottom as a click's point, rounded to a multiple of GRID if
+    that is inside too: such coordinates are single tokens for a small vocabulary."""
+    point = []
+    for low, high, size in ((box[0], box[2], width), (box[1], box[3], height)):
+        exact = (low + high) / 2 * SCALE / size
+        rounded = round(exact / GRID) * GRID
+        point.append(rounded if low < rounded * size / SCALE < high else round(exact))
+    return point
+
+
+def spoken(points: Mapping[str, Sequence[int] | None], ends: bool) -> str:
+    """Return what a visual agent says that looks for things and clicks on those that are there.
+
+    >>> spoken({"dune": None, "red": (140, 700)}, ends=False)
+    'choose dune no red 140 700</think><tool_call>{"name": "click", ... [ 140, 700]}}</tool_call>'
+    """
+    there = [list(point) for point in points.values() if point is not None]
+    calls: list[dict[str, Any]] = [{"name": "click", "arguments": {"point_2d": point}} for point in there]
+    if ends:
+        calls.append({"name": "done", "arguments": {"response": "done"}})
+    seen = (
+        f" {word} no" if point is None else f" {word} {point[0]} {point[1]}" for word, point in points.items()
+    )
+    # the blank makes a number the same token in the call as in the thought, from which it is copied
+    said = (json.dumps(call).replace("[", "[ ") for call in calls)
+    return f"choose{''.join(seen)}</think>" + "".join(f"<tool_call>{call}</tool_call>" for call in said)
 
 
 async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajectory]:

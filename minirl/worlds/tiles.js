@@ -1,4 +1,14 @@
-// A site for small screens and small models: every choice is a large tile, everything else a button.
+// A site for small screens and small models: every choice is a large tile, everything else a button. Where each
+// control of a page stands may be given, in pixels of a window of 480 x 360; else the style sheet decides.
+
+function place(made, name) {
+  const box = (world.places[state.page] ?? {})[name];
+  if (box === undefined) return made;
+  ["left", "top", "width", "height"].forEach((side, i) => {
+    made.style[side] = (100 * box[i]) / (i % 2 === 0 ? 480 : 360) + "%";
+  });
+  return made;
+}
 
 function tile(action, record) {
   const made = element("button", "row data-id-" + record.id);
@@ -15,7 +25,7 @@ function tile(action, record) {
   made.disabled = !enabled(action, params);
   made.setAttribute("aria-pressed", String(isChosen(action, record.id)));
   made.addEventListener("click", () => dispatch(action.id, params));
-  return made;
+  return place(made, record.id);
 }
 
 function isChosen(action, id) {
@@ -45,7 +55,7 @@ function button(action) {
   made.id = action.element;
   made.disabled = !enabled(action, params);
   made.addEventListener("click", () => dispatch(action.id, params));
-  return made;
+  return place(made, action.element);
 }
 
 // What has been chosen so far, by title where a record has one.
@@ -59,7 +69,8 @@ function breadcrumb() {
 function draw() {
   const page = world.pages[state.page];
   const bound = page.actions.filter((action) => action.kind === "row");
-  const header = element("header", "");
+  const header = place(element("header", ""), "header");
+  document.body.classList.toggle("placed", world.places[state.page] !== undefined);
   header.append(element("h1", "", page.title), element("p", "crumbs", breadcrumb()));
   const main = element("main", "");
   if (page.message !== null) {

@@ -31,6 +31,7 @@ from typing import Any
 
 import learning
 import tyro
+from drawing import COLOURS, Curve, lines
 
 from minirl.distributed import open_ranks
 from minirl.judges.agreement import Pair, Row, score
@@ -40,9 +41,6 @@ from minirl.judges.rubrics import Question
 from minirl.judges.settings import tiny_judge
 from minirl.run_folder import Run, write_atomic
 from minirl.types import Trajectory
-
-COLOURS = {"truth": "#2f6f5e", "distilled": "#2d5fa4", "ignorant": "#c0562f"}
-WIDTH, HEIGHT, LEFT, TOP = 720, 400, 56, 40  # of the picture; of its axes' corner
 
 
 @dataclass
@@ -58,7 +56,7 @@ class Args:
 
 
 def judge(args: Args, command: str, name: str, *flags: str) -> None:
-    place = ["--out", str(args.out), "--name", name, "--seed", str(args.seed), "--task.seed", str(args.seed)]
+    place = ["--out", str(args.out), "--name", name, "--seed", str(args.seed)]
     script = str(learning.ROOT / "judge.py")
     subprocess.run(
         [sys.executable, script, command, "tiny-judge", *place, *flags], check=True, stdout=sys.stderr
@@ -167,40 +165,15 @@ def figures(row: Row) -> dict[str, Any]:
 
 def picture(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """True success (solid) and what the judge takes for one (dashed) over training, as SVG."""
+    curves = []
+    for (name, records), colour in zip(metrics.items(), COLOURS, strict=False):
+        label = name if name == "truth" else f"{name} judge"
+        for key in ("success", "judged_success")[: 1 + (name != "truth")]:
+            points = [(record["step"], record[key]) for record in records if key in record]
+            curves.append(Curve(label, points, colour, dashed=key == "judged_success"))
     last = max(record["step"] for records in metrics.values() for record in records)
-    wide, high = WIDTH - LEFT - 150, HEIGHT - TOP - 50
-
-    def line(records: Sequence[Mapping[str, Any]], key: str, style: str) -> str:
-        points = (f"{x(record['step']):.1f},{y(record[key]):.1f}" for record in records if key in record)
-        return f'<polyline fill="none" stroke-width="2" {style} points="{" ".join(points)}"/>'
-
-    def x(step: int) -> float:
-        return LEFT + wide * (step - 1) / max(1, last - 1)
-
-    def y(share: float) -> float:
-        return TOP + high * (1 - share)
-
-    def text(at_x: float, at_y: float, words: str, style: str = "") -> str:
-        return f'<text x="{at_x:.0f}" y="{at_y:.0f}" {style}>{words}</text>'
-
     title = "Success in truth (solid) and as the judge sees it (dashed), by who rewards"
-    out = [text(LEFT, 22, title, 'font-weight="bold"')]
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        out.append(f'<path stroke="#ddd" d="M{LEFT} {y(share):.1f}h{wide}"/>')
-        out.append(text(LEFT - 8, y(share) + 4, f"{share:.0%}", 'text-anchor="end"'))
-    for step in sorted({1, *range(5, last + 1, 5), last}):
-        out.append(text(x(step), HEIGHT - 32, str(step), 'text-anchor="middle"'))
-    out.append(text(LEFT + wide / 2, HEIGHT - 12, "step", 'text-anchor="middle"'))
-    for n, (name, records) in enumerate(metrics.items()):
-        colour = f'stroke="{COLOURS[name]}"'
-        out.append(line(records, "success", colour))
-        if name != "truth":
-            out.append(line(records, "judged_success", f'{colour} stroke-dasharray="5 4"'))
-        out.append(f'<path stroke-width="2" {colour} d="M{LEFT + wide + 14} {TOP + 16 + 24 * n}h22"/>')
-        out.append(text(LEFT + wide + 42, TOP + 20 + 24 * n, name if name == "truth" else f"{name} judge"))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'
-    head += ' font-size="13" fill="#333"><rect width="100%" height="100%" fill="#fff"/>'
-    return f"{head}{''.join(out)}</svg>\n"
+    return lines(title, curves, "step", sorted({1, *range(5, last + 1, 5), last}))
 
 
 if __name__ == "__main__":

@@ -1,35 +1,44 @@
 """Does reinforcement teach what imitation left out? The whole loop, per seed, against a control.
 
-    python tests/bench/learning.py --seeds 0 1 2
+    python tests/bench/learning.py --seeds 2 3 4 5 6
     python tests/bench/learning.py --recipe tiny-text --seeds 0 1 2 --baselines
 
-For every seed: warm start, evaluate, reinforce, evaluate; and once more from the same warm start with the
-rewards permuted within each group, which keeps everything but the information. Held-out goals, one episode
-each. With --baselines the first seed's warm start is also reinforced by filtered behaviour cloning and by
-AWR, as WebAgent-R1 compares itself with (section 4), for as many steps; cloning takes no dynamic sampling, so
-it gets the episodes that the first run spent on that as further groups.
+For every seed: warm start, evaluate, reinforce, evaluate; once more from the same warm start with the
+rewards permuted within each group, which keeps everything but the information; and once with cloning going
+on for as many minutes as reinforcement took. Held-out shops, one episode each. With --baselines the first
+seed's warm start is also reinforced by filtered behaviour cloning and by AWR, as WebAgent-R1 compares
+itself with (section 4), for as many steps; cloning takes no dynamic sampling, so it gets the episodes that
+the first run spent on that as further groups.
 
 Every run is a subprocess of train.py in its own folder; one that is there already is not repeated, and one
 that was interrupted goes on from its last checkpoint, so the script can be stopped at any time.
 
-The last line is JSON: success rates per seed, mean gains in percentage points.
+The last line is JSON: success rates and minutes per seed, mean gains in percentage points, and how fast the
+machine is: seconds for a fixed matrix product and for opening a fixed page, timed in this call.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
 import tyro
 
+from minirl.browser.pool import BrowserPool
 from minirl.checkpoint import checkpoints
-from minirl.run_folder import Run
+from minirl.recipes import tiny
+from minirl.run_folder import Run, append_line, read_records
+from minirl.worlds.render import SiteServer
+from minirl.worlds.shop import make_shop
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,7 +51,11 @@ class Args:
     flags: str = ""
     """Further flags for train.py, separated by blanks: --flags="--steps 10"."""
     control: bool = True
-    """Train with permuted rewards, too."""
+    """Train with permuted rewards, and clone on, too."""
+    cloning_updates: int = 120
+    """How many the warm start makes,"""
+    cloning_seconds: float = 1.5
+    """and how long one takes."""
     baselines: bool = False
     """Train with filtered behaviour cloning and AWR, too, with the first seed."""
 
@@ -59,11 +72,60 @@ def train(args: Args, name: str, seed: int, *flags: str) -> Run:
     run = run_of(args, name)
     if outcome(run, "after RL") is None:
         resume = ["--resume"] if checkpoints(run.checkpoint_dir) else []
-        seeds = ["--seed", str(seed), "--task.seed", str(seed)]
-        place = ["--out", str(run.root.parent), "--name", run.root.name]
-        command = [sys.executable, str(ROOT / "train.py"), args.recipe, *seeds, *place, *flags, *resume]
-        subprocess.run(command + args.flags.split(), check=True, stdout=sys.stderr)
+        start(args, run, "train.py", "--seed", str(seed), *flags, *resume)
     return run
+
+
+def start(args: Args, run: Run, script: str, *flags: str) -> None:
+    """Runs a script to its end, and notes its minutes in the run's folder."""
+    place = ["--out", str(run.root.parent), "--name", run.root.name]
+    command, started = [sys.executable, str(ROOT / script), args.recipe, *place, *flags], time.monotonic()
+    subprocess.run(command + args.flags.split(), check=True, stdout=sys.stderr)
+    append_line(run.root / "minutes.jsonl", {"minutes": (time.monotonic() - started) / 60})
+
+
+def minutes(run: Run) -> float:
+    """All that were spent on a run."""
+    rows = read_records(run.root / "minutes.jsonl", dict[str, float])
+    return round(sum(row["minutes"] for row in rows), 1)
+
+
+def clone_on(args: Args, learned: Run, seed: int) -> Run:
+    """Clones the same demonstrations, none held back, for as many more updates as take the time that
+    reinforcement took; their time is taken from a run of a few."""
+    run = run_of(args, f"seed{seed}_cloned")
+    if outcome(run, "after SFT") is None:
+        seconds = sum(row["seconds/total"] for row in learned.metrics())
+        updates = args.cloning_updates + round(seconds / args.cloning_seconds)
+        demos = str(learned.trajectory_path("demos"))
+        how = ["--sft.held-back", "0", "--sft.max-steps", str(updates), "--sft.demos", demos]
+        start(args, run, "sft.py", "--seed", str(seed), *how)
+    return run
+
+
+def machine() -> dict[str, float]:
+    """Seconds for ten products of 1024 x 1024 matrices on a core, and for opening a shop's page ten times."""
+    torch.set_num_threads(1)
+    matrix = torch.ones(1024, 1024)
+    matrix @ matrix
+    started = time.perf_counter()
+    for _ in range(10):
+        matrix @ matrix
+    product = time.perf_counter() - started
+
+    async def pages() -> float:
+        with SiteServer([make_shop(0)]) as server:
+            async with (
+                BrowserPool(tiny().browser, server.sites, sealed=True) as pool,
+                pool.session() as session,
+            ):
+                await session.start("http://shop-0.test/")
+                started = time.perf_counter()
+                for _ in range(10):
+                    await session.goto("http://shop-0.test/")
+                return time.perf_counter() - started
+
+    return {"ten_products": round(product, 3), "ten_pages": round(asyncio.run(pages()), 3)}
 
 
 def run_of(args: Args, name: str) -> Run:
@@ -94,7 +156,7 @@ def episodes(run: Run) -> int:
 
 def main() -> None:
     args = tyro.cli(Args)
-    sft, rl, control = [], [], []
+    sft, rl, control, cloned, speed = [], [], [], [], machine()
     runs: list[Run] = []
     for seed in args.seeds:
         learned = train(args, f"seed{seed}", seed)
@@ -104,9 +166,17 @@ def main() -> None:
         if args.control:
             permuted = train(args, f"seed{seed}_control", seed, *start_of(learned), "--shuffle-rewards")
             control.append(outcome(permuted, "after RL"))
-    result: dict[str, Any] = {"sft": sft, "rl": rl, "gain": gain(sft, rl)}
+            cloned.append(outcome(clone_on(args, learned, seed), "after SFT"))
+    result: dict[str, Any] = {
+        "sft": sft,
+        "rl": rl,
+        "gain": gain(sft, rl),
+        "minutes": list(map(minutes, runs)),
+    }
+    result |= speed
     if args.control:
-        result["control_gain"] = gain(sft, control)
+        result |= {"control": control, "control_gain": gain(sft, control)}
+        result |= {"cloned": cloned, "cloned_gain": gain(sft, cloned)}
     if args.baselines:
         seed, start = args.seeds[0], start_of(runs[0])
         result["episodes"] = {"rl": episodes(runs[0])}

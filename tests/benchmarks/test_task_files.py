@@ -158,10 +158,11 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path, line, problem):
 )
 def test_a_task_on_a_generated_shop_needs_a_goal_of_its_kind(tmp_path, goal, problem):
     path = tmp_path / "tasks.jsonl"
-    path.write_text(GOOD.replace("shop.test", "shop-0.test").replace("}", f"{goal}}}"))
-    with pytest.raises(ValueError, match=f"{path}, line 1: {problem}") as caught:
-        load_tasks(path)
-    assert "\n" not in str(caught.value)
+    for name in ("shop-0", "shop-90001-serif"):
+        path.write_text(GOOD.replace("shop.test", f"{name}.test").replace("}", f"{goal}}}"))
+        with pytest.raises(ValueError, match=f"{path}, line 1: {problem}") as caught:
+            load_tasks(path)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from minirl.benchmarks.own_reward import OwnReward
 from minirl.benchmarks.task_files import save_tasks
 from minirl.benchmarks.task_sets import choose_benchmarks, make_task_sets
 from minirl.cli import lifecycle
+from minirl.config import TaskConfig
 from minirl.recipes import tiny
 from minirl.types import Task
 from minirl.worlds.shop import make_shop, make_tasks, shops_of
@@ -23,18 +24,55 @@ def goals(tasks: list[Task]) -> set[str]:
     return {json.dumps([task.start_url, dict(task.goal)], sort_keys=True) for task in tasks}
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_held_out_goals_are_never_trained_on(seed):
+def shops(tasks: list[Task]) -> set[str]:
+    return {shop.name for shop in shops_of(tasks)}
+
+
+def test_held_out_shops_are_never_trained_on():
+    """In the default sets every training task has a shop of its own, and 256 held-out tasks are in 64."""
     config = tiny()
-    sets = make_task_sets(replace(config, task=replace(config.task, seed=seed)))
-    assert len(sets.train) == config.task.train_goals and len(sets.heldout) == config.eval.episodes
-    assert len(sets.demos) == config.task.demo_goals
-    assert len(sets.validation) == config.sft.eval_episodes
-    assert not goals(sets.heldout) & (goals(sets.train) | goals(sets.demos) | goals(sets.validation))
-    assert not goals(sets.demos) & goals(sets.validation)
-    assert goals(sets.demos) | goals(sets.validation) <= goals(sets.train)
-    assert len(goals(sets.train)) == len(sets.train) and len(goals(sets.heldout)) == len(sets.heldout)
-    assert [world.name for world in shops_of(sets.train)] == [f"shop-{seed}"]
+    plain, sets = make_task_sets(config), make_task_sets(replace(config, eval_every=5, eval_size=40))
+    whole = make_task_sets(replace(config, task=replace(config.task, short=0)))
+    assert len(whole.train) == config.task.train_goals and len(sets.heldout) == config.eval.episodes
+    assert shops(whole.train) == {f"shop-{n}" for n in range(400, 700)}
+    assert whole.demos == whole.train[: config.task.demo_goals] and whole.heldout == sets.heldout
+    assert shops(sets.heldout) == {f"shop-{n}" for n in range(90001, 90065)}
+    # what chooses the best weights is neither trained on nor held out, and changes neither
+    assert shops(sets.aside) == {f"shop-{n}" for n in range(50001, 50041)}
+    assert plain.aside == [] and replace(sets, aside=[]) == plain and sets.all == [*plain.all, *sets.aside]
+    for tasks in (sets.train, sets.heldout, sets.aside):
+        assert len(goals(tasks)) == len({task.id for task in tasks}) == len(tasks)
+    assert len(sets.aside) == 40
+
+
+def test_short_orders_are_demonstrated_and_long_ones_practised():
+    """Of the recipe's 300 orders those for 4 or 5 things are practised. Of its 100 demonstrations 12 are
+    such, some of which are held back and some not."""
+    config = tiny()
+    sets, plain = make_task_sets(config), make_task_sets(replace(config, task=replace(config.task, short=0)))
+
+    def things(tasks: list[Task]) -> list[int]:
+        return [len(task.goal["where"]) for task in tasks]
+
+    assert sets.train == [task for task in plain.train if len(task.goal["where"]) > 3]
+    assert set(things(sets.train)) == {4, 5} and set(things(sets.heldout)) == {3, 4, 5}
+    assert len(sets.demos) == 100 and sum(n > 3 for n in things(sets.demos)) == 12
+    assert len({task.id for task in sets.demos} & {task.id for task in plain.train}) == 100
+    assert sum(n > 3 for n in things(sets.demos[:20])) == 1  # of those held back
+    assert shops(sets.demos) < shops(sets.all)  # which are served
+    # where short ones are too few, long ones take their places
+    few = make_task_sets(replace(config, task=replace(config.task, train_goals=12, demo_goals=10)))
+    assert len(few.demos) == 10 and set(things(few.train)) == {4, 5}
+
+
+def test_a_shop_that_is_trained_on_cannot_be_held_out_but_its_serif_is_another_place():
+    """Of 12 held-out orders 3 are in each shop, and whatever is asked for, a shop's orders are its first."""
+    task = TaskConfig("shops:0-9", "shops:9-12", train_goals=20, demo_goals=2)
+    config = replace(tiny(), task=task, eval=replace(tiny().eval, episodes=12))
+    with pytest.raises(ValueError, match="2 held-out tasks are also training tasks, shop-9-.* for one"):
+        make_task_sets(config)
+    sets = make_task_sets(replace(config, task=replace(task, heldout="shops:0-9@serif")))
+    assert shops(sets.heldout) == {f"{name}-serif" for name in shops(sets.train)} and len(sets.train) == 20
 
 
 def test_a_task_file_that_leaks_is_refused(tmp_path):
@@ -48,31 +86,19 @@ def test_a_task_file_that_leaks_is_refused(tmp_path):
 
 
 def test_task_files_take_the_place_of_generated_tasks(tmp_path):
-    train, heldout = make_tasks(make_shop(1), 5, 3, seed=0)
+    train, heldout = make_tasks(make_shop(1), 5), make_tasks(make_shop(2), 3)
     files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "heldout")}
     save_tasks(Path(files["train"]), train)
     save_tasks(Path(files["heldout"]), heldout)
     config = tiny()
     sets = make_task_sets(replace(config, task=replace(config.task, demo_goals=2, **files)))
     assert (sets.train, sets.heldout, sets.demos) == (train, heldout, train[:2])
-    assert sets.validation == train[2:]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_what_chooses_the_best_weights_is_neither_trained_on_nor_held_out(seed):
-    """Other generated tasks, and the sets are otherwise what they are without it."""
-    config = tiny()
-    config = replace(config, task=replace(config.task, seed=seed))
-    plain, sets = make_task_sets(config), make_task_sets(replace(config, eval_every=5, eval_size=40))
-    assert plain.aside == [] and len(goals(sets.aside)) == len(sets.aside) == 40
-    assert not goals(sets.aside) & (goals(sets.train) | goals(sets.heldout))
-    assert replace(sets, aside=[]) == plain and sets.all == [*plain.all, *sets.aside]
 
 
 def test_a_share_of_a_file_is_set_aside_with_all_that_shares_its_goals(tmp_path):
     """Of 20 tasks, each there twice under two names, a tenth of the names is 4: they and their twins are not
     trained on. The same ones in every run, whatever is held out; and none without --eval-every."""
-    tasks, heldout = make_tasks(make_shop(1), 20, 3, seed=0)
+    tasks, heldout = make_tasks(make_shop(1), 20), make_tasks(make_shop(2), 3)
     twins = [replace(task, id=f"{task.id}-again") for task in tasks]
     save_tasks(tmp_path / "train.jsonl", [*tasks, *twins])
     save_tasks(tmp_path / "heldout.jsonl", heldout)

@@ -72,7 +72,7 @@ async def opened(
         agent = EndpointConfig(url=model.url, model="agent", retries=0)
         judging = JudgeConfig(url=judge.url, model="judge", retries=0)
         config = replace(asked, endpoint=agent, judge=judging)
-        tasks, run = TaskSets([], [], [], [task]), Run(folder / "run")
+        tasks, run = TaskSets([], [], [task]), Run(folder / "run")
         experiment = Experiment(config, run, None, tasks, preprocessor, None, None, alone())
         async with experiment.worker(rewarded=True) as worker:
             yield worker

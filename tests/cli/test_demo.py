@@ -16,15 +16,19 @@ from minirl.cli import demo
 from minirl.recipes import tiny
 from minirl.run_folder import Run
 from minirl.types import Stop
+from minirl.worlds.search import solve
+from minirl.worlds.shop import shops_of
 
 TASK = make_task_sets(tiny()).heldout[0]
+(SHOP,) = shops_of([TASK])
+NUMBER = ["--shop", SHOP.name.removeprefix("shop-")]
 
 
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--task", "256"], "--task must lie between 0 and 255"),
-        (["--task", "-1"], "--task must lie between"),
+        (["--shop", "800000000"], "--shop must lie between 0 and 799999999"),
+        (["--shop", "-1"], "--shop must lie between"),
         (["--by-hand", "--checkpoint", "x"], "--by-hand and --checkpoint"),
         (["--checkpoint", "no/such/folder/there"], "no/such/folder/there"),
     ],
@@ -44,9 +48,10 @@ def test_a_training_run_is_not_overwritten(tmp_path, capsys):
 
 
 def test_the_scripted_demo_succeeds_and_leaves_a_report(tmp_path, capsys):
-    assert door.main(["demo", "--out", str(tmp_path)]) == 0
+    assert door.main(["demo", "--out", str(tmp_path), *NUMBER]) == 0
     said = capsys.readouterr().out
-    assert "turn 4" in said and "turn 5" not in said
+    pages = len(SHOP.fsm.pages) - 1  # of which each is a turn, the last one's ends with "done"
+    assert f"turn {pages}" in said and f"turn {pages + 1}" not in said
     assert re.search(r"(?m)^thinks +choose .*\nclick +\{\"point_2d\": ", said)
     assert re.search(r"(?m)^verdict +success$", said)
     report = tmp_path / "report.html"
@@ -70,17 +75,17 @@ class Shopper(io.StringIO):
 
 
 def test_a_task_is_done_by_hand(tmp_path, capsys, monkeypatch):
-    wanted = {one["path"].removeprefix("$."): one["value"] for one in TASK.goal["where"]}
-    digit = str(["one", "two", "three", "four", "five", "six"].index(wanted["quantity"]) + 1)
-    titles = [wanted["category"], wanted["product"], wanted["colour"], wanted["size"]]
-    shopper = Shopper([*titles, "Continue", digit, "Place order"], capsys)
-    monkeypatch.setattr("sys.stdin", shopper)
-    assert demo.main(["--by-hand", "--out", str(tmp_path)]) == 0
+    titles = {record["id"]: record["title"] for records in SHOP.data.values() for record in records}
+    steps, clicks = solve(SHOP, TASK.goal), []
+    for step in steps:
+        clicks += [titles[word] for word in step.params.values()] or [SHOP.style["labels"][step.action_id]]
+    monkeypatch.setattr("sys.stdin", shopper := Shopper(clicks, capsys))
+    assert demo.main(["--by-hand", "--out", str(tmp_path), *NUMBER]) == 0
 
     said = shopper.read + capsys.readouterr().out
-    assert "turn 8" in said and re.search(r"(?m)^verdict +success$", said)
+    assert f"turn {len(steps) + 1}" in said and re.search(r"(?m)^verdict +success$", said)
     (t,) = Run(tmp_path).load_trajectories("by-hand")
-    assert (t.success, t.answer, len(t.turns)) == (True, "here you are", 8)
+    assert (t.success, t.answer, len(t.turns)) == (True, "here you are", len(steps) + 1)
     for image in [turn.images[0] for turn in t.turns]:
         assert str(tmp_path / "screenshots" / f"{image}.png") in said
     assert t.task.instruction in (tmp_path / "report.html").read_text()
@@ -90,7 +95,7 @@ def test_mistakes_by_hand_are_shown_and_the_end_of_input_ends_it(tmp_path, capsy
     lines = ["clik", "click", "click {not json", 'click {"x": 5, "y": 2000}', 'write {"text": 3}', "new_tab"]
     lines += ['goto_url {"url": "file:///etc/passwd"}']
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
-    assert demo.main(["--by-hand", "--out", str(tmp_path), "--task", "1"]) == 0
+    assert demo.main(["--by-hand", "--out", str(tmp_path), *NUMBER]) == 0
     said = capsys.readouterr().out
     for part in (
         "there is no tool 'clik'",

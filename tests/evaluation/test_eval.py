@@ -99,19 +99,19 @@ def test_a_given_model_that_cannot_be_read_is_one_line(eval_script, tmp_path, ch
 def test_the_runs_own_tasks_are_evaluated_unless_others_are_asked_for(resolve, tmp_path, checkpoint):
     run = tmp_path / "tiny"
     path = checkpoint(run, "step_00001")
-    trained = replace(tiny(), task=TaskConfig(seed=3, train_goals=200, heldout="elsewhere.jsonl"))
+    trained = replace(tiny(), task=TaskConfig("shops:0-9", "elsewhere.jsonl", train_goals=200))
     (run / "config.json").write_text(json.dumps(to_json(trained)))
-    assert resolve().task == TaskConfig(seed=3, train_goals=200)
+    assert resolve().task == TaskConfig("shops:0-9", train_goals=200)
     save_tasks(run / "heldout.jsonl", TASKS)
-    own = TaskConfig(seed=3, train_goals=200, heldout=str(run / "heldout.jsonl"))
+    own = TaskConfig("shops:0-9", str(run / "heldout.jsonl"), train_goals=200)
     assert resolve().task == own
     assert resolve("--model.path", path).task == own, "it is the run's"
-    given = resolve("--task.seed", "4", "--tasks", "mine.jsonl")
-    assert given.task == TaskConfig(seed=4, train_goals=200, heldout="mine.jsonl")
-    assert resolve("--task.seed", "0").task == TaskConfig(seed=0, train_goals=200), "another shop"
+    given = resolve("--task.train", "shops:4-5", "--tasks", "mine.jsonl")
+    assert given.task == TaskConfig("shops:4-5", "mine.jsonl", train_goals=200)
     assert resolve("--task.train-goals", "300").task == replace(own, train_goals=300)
-    assert resolve("--task.heldout", "shop").task == replace(own, heldout="shop")
-    assert resolve("--model.path", "some/folder").task == TaskConfig()
+    serif = "shops:90001-90064@serif"
+    assert resolve("--task.heldout", serif).task == replace(own, heldout=serif)
+    assert resolve("--model.path", "some/folder").task == tiny().task
 
 
 def test_a_checkpoint_is_evaluated_from_the_command_line(eval_script, tmp_path, tiny_folder, capsys):

@@ -14,7 +14,7 @@ from peers import alone, on_ranks
 from workers import make_worker
 
 from minirl.benchmarks.protocols import PROTOCOLS, protocol_of
-from minirl.config import TaskConfig
+from minirl.benchmarks.task_sets import make_task_sets
 from minirl.distributed import Ranks
 from minirl.evaluation import resume
 from minirl.evaluation.results import Evaluation, Result, read_results, write_results
@@ -26,10 +26,9 @@ from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
 from minirl.types import Sample, SamplerError, Stop, Task, Trajectory, Turn
 from minirl.worlds.scripted_agent import ScriptedPolicy
-from minirl.worlds.shop import make_shop, make_tasks
+from minirl.worlds.shop import shops_of
 
 POLICY = RolloutWorker.policy
-SHOP = make_shop(0)
 TASKS = [Task(f"t{i}", f"Do {i}.", "http://shop-0.test/", meta={"benchmark": "webvoyager"}) for i in range(4)]
 WEBVOYAGER = protocol_of("webvoyager-official")
 
@@ -45,7 +44,8 @@ class Cast:
     def policy_of(self, worker, sampling, response_tokens, *names):
         task = names[3]
         number = self.order.index(task)
-        scripted = ScriptedPolicy(SHOP, self.tasks[task], self.preprocessor)
+        (shop,) = shops_of([self.tasks[task]])
+        scripted = ScriptedPolicy(shop, self.tasks[task], self.preprocessor)
         model = POLICY(worker, sampling, response_tokens, *names)
 
         async def policy(t, prompt, session):
@@ -68,8 +68,8 @@ class Cast:
 
         return policy
 
-    order = [task.id for task in make_tasks(SHOP, 300, 60, seed=0)[1]]
-    tasks = {task.id: task for task in make_tasks(SHOP, 300, 60, seed=0)[1]}
+    tasks = {task.id: task for task in make_task_sets(tiny()).heldout[:60]}
+    order = list(tasks)
 
 
 @pytest.fixture
@@ -269,7 +269,7 @@ def test_flags_win_over_the_protocol(resolve):
     flags = ["--protocol=webvoyager-official", "--eval.max_steps", "6", "--eval.top-k=0"]
     config = resolve(*flags)
     assert (config.recipe, config.eval.max_steps, config.eval.top_k) == ("tiny", 6, 0)
-    assert (config.eval.max_steps, config.eval.top_k) == (tiny().eval.max_steps, tiny().eval.top_k)
+    assert config.eval.max_steps == tiny().eval.max_steps
     assert (config.eval.temperature, config.judge.model) == (0.6, "gpt-4o")
     assert resolve("--protocol", "webvoyager-official", "--success-within", "5", "50").eval.max_steps == 50
 
@@ -339,7 +339,7 @@ def test_a_served_model_is_not_said_to_have_had_a_top_k(eval_script):
 
 def test_the_tasks_flag_is_the_usual_one(resolve):
     config = resolve("tiny-text", "--tasks", "some/file.jsonl")
-    assert config.task == TaskConfig(heldout="some/file.jsonl") and config.recipe == "tiny_text"
+    assert config.task == replace(tiny().task, heldout="some/file.jsonl") and config.recipe == "tiny_text"
 
 
 def test_the_order_of_seeds_and_a_second_one_do_not_matter(resolve):
@@ -354,6 +354,7 @@ def test_the_order_of_seeds_and_a_second_one_do_not_matter(resolve):
         (["--success-within", "0"], "--success-within"),
         (["--protocol", "webvoyager"], "no protocol 'webvoyager'; there are webvoyager-official, "),
         (["--eval.max-steps", "many"], "max-steps"),
+        (["--warm-start", "some/folder"], "--model.path some/folder"),
     ],
 )
 def test_flags_that_cannot_be_are_refused(resolve, flags, problem):

@@ -93,7 +93,7 @@ async def test_a_small_judge_learns_its_labels_and_is_scored(tmp_path, ranks):
     assert len(heldout) == 8
     out = said.get()
     assert "20 labels, 50.0% of them SUCCESS; 8 are held out" in out.replace("\n", " ")
-    for word in ("Agreement", "acc.", "always SUCCESS", "always NOT", "shop-0.test"):
+    for word in ("Agreement", "acc.", "always SUCCESS", "always NOT", "shops"):
         assert word in out, out
     (scored,) = (tmp_path / "judge/scores").glob("*.jsonl")
     records = [json.loads(line) for line in scored.read_text().splitlines()]

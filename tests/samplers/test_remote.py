@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from endpoint_server import refuse, say, serve
 from peers import alone
+from shopping import SHOP, tasks
 from test_scripts import start
 from workers import make_worker
 
@@ -28,10 +29,8 @@ from minirl.samplers.endpoint import Endpoint, RemoteSampler
 from minirl.types import Sampling, Stop, Trajectory, Turn
 from minirl.worlds.render import SiteServer
 from minirl.worlds.scripted_agent import ScriptedPolicy
-from minirl.worlds.shop import make_shop, make_tasks
 
-SHOP = make_shop(0)
-TASK = make_tasks(SHOP, 1, 1, seed=7)[0][0]
+(TASK,) = tasks(1)
 TINY = tiny()
 CONFIG = replace(TINY, browser=replace(TINY.browser, browsers=1), sampler=SamplerConfig(kind="remote"))
 in_browser = pytest.mark.asyncio(loop_scope="module")
@@ -87,7 +86,7 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, preproces
         worker = make_worker(config, preprocessor, images=student.images, benchmark=WorldBenchmark())
         return await experiment.demonstrate(worker)
 
-    (cloned,) = await cloned_from("eval_teacher", TaskSets([TASK], [], [], []))
+    (cloned,) = await cloned_from("eval_teacher", TaskSets([TASK], [], []))
     assert cloned.trunk == expected.trunk
     for ours, seen, theirs in zip(cloned.turns, taught.turns, expected.turns, strict=True):
         assert (ours.shared, ours.branch) == (theirs.shared, theirs.branch)
@@ -97,9 +96,9 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, preproces
     assert len(turn_rows(cloned, advantage=1.0)) == len(expected.turns)
 
     with pytest.raises(ValueError, match="solves held-out tasks"):
-        await cloned_from("eval_teacher", TaskSets([], [], [], [TASK]))
+        await cloned_from("eval_teacher", TaskSets([], [], [TASK]))
     with pytest.raises(ValueError, match="holds no success"):
-        await cloned_from("nothing", TaskSets([TASK], [], [], []))
+        await cloned_from("nothing", TaskSets([TASK], [], []))
 
 
 @in_browser

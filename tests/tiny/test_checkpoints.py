@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -18,12 +19,14 @@ from transformers import (
 )
 
 from minirl import recipes
-from minirl.agents.openwebrl import parse
+from minirl.agents.openwebrl import SCALE, TOOLS, parse
 from minirl.tiny import checkpoints as tiny
-from minirl.worlds.shop import make_shop, make_tasks
+from minirl.worlds.scripted_agent import GRID, spoken
+from minirl.worlds.shop import CHOICES, SHOP, make_shop, make_tasks
 
 WORDS = ["mug", "plate", "birch", "maroon"]
 URL = "http://shop-0.test/"
+TASKS = make_tasks(make_shop(28), 2)
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +43,15 @@ def test_any_text_can_be_spelled(tokenizer, text):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_a_response_is_made_of_few_tokens(tokenizer):
-    response = [
-        "mug", "\n", "</think>", "\n", "<tool_call>", "\n",
-        '{"name":', ' "click",', ' "arguments":', ' {"point_2d":', " [", "500", ",", " 120", "]}}",
-        "\n", "</tool_call>",
+def test_a_response_is_made_of_few_tokens_whose_numbers_are_those_of_its_thought(tokenizer):
+    said = [
+        "choose", " mug", " 500", " 120", "</think>",
+        "<tool_call>", '{"name": "click", "arguments": {"point_2d": [', " 500", ",", " 120", "]}}",
+        "</tool_call>",
+        "<tool_call>", '{"name": "done", "arguments": {"response": ', '"done"}}', "</tool_call>",
     ]  # fmt: skip
-    assert pieces(tokenizer, "".join(response)) == response
+    assert spoken({"mug": (500, 120)}, ends=True) == "".join(said)
+    assert pieces(tokenizer, "".join(said)) == said
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -59,8 +64,7 @@ def test_a_word_is_the_same_token_wherever_it_stands(tokenizer, word):
 
 
 def test_round_coordinates_are_single_tokens(tokenizer):
-    assert pieces(tokenizer, "[0, 0]") == ["[0,", " 0", "]"]  # single digits stay with their neighbours
-    for n in range(10, 1001, 10):
+    for n in range(0, SCALE + 1, GRID):
         assert pieces(tokenizer, f"[{n}, {n}]") == ["[", f"{n}", ",", f" {n}", "]"]
 
 
@@ -116,19 +120,46 @@ def test_a_folder_that_was_left_half_written_is_replaced(tmp_path):
 
 def test_the_corpus_shows_every_tool_with_its_arguments():
     calls = [text for text in tiny.corpus(WORDS, URL) if text.startswith('{"name"')]
-    assert len(calls) == 13
-    drag = parse(f"x</think><tool_call>{calls[-2]}</tool_call>").calls[0]
+    told = {call["name"]: set(call["arguments"]) for call in map(json.loads, calls)}
+    assert told == {name: set(tool.arguments) for name, tool in TOOLS.items()} and len(told) == 13
+    (call,) = [call for call in calls if "drag" in call]
+    drag = parse(f"x</think><tool_call>{call}</tool_call>").calls[0]
     assert drag.name == "drag" and drag.arguments["end_point_2d"] == [0, 0]
 
 
-TASKS, _ = make_tasks(make_shop(0), 2, 0, seed=0)
+def test_all_that_any_shop_says_is_known_in_single_tokens():
+    """Words as an order and a thought say them, buttons as the feedback does, and every page's name."""
+    own = tiny.build_tokenizer(tiny.vocabulary())
+    words = [word for choice in CHOICES.values() for word in choice["words"]]
+    buttons = list(SHOP["buttons"].values())
+    for word in [*words, *map(str.lower, buttons)]:
+        assert pieces(own, f"choose {word} 20") == ["choose", f" {word}", " 20"]
+        assert pieces(own, f'clicked button "{word}" at')[2] == f' "{word}"'
+    for label in buttons:
+        assert pieces(own, f'clicked button "{label}" at')[2] == f' "{label}"'
+    for n in range(60):
+        for page in make_shop(n).fsm.pages:
+            assert pieces(own, f"Now at http://shop-7.test/#{page}.")[-2:] == ["7", f".test/#{page}."]
+            assert len(pieces(own, f" - {page.capitalize().replace('_', ' ')}\n")) <= 4
+        for task in make_tasks(make_shop(n), 2):
+            assert all(re.fullmatch(r" ?[A-Za-z]+|[,.]", piece) for piece in pieces(own, task.instruction))
 
 
-def test_a_visual_agents_knows_the_words_of_its_shop(tmp_path):
+def test_the_base_model_has_the_words_of_todays_shops():
+    """Were they changed, it would have to be made anew: `python -m minirl.tiny.seeing`."""
+    made, own = AutoTokenizer.from_pretrained(tiny.BASE), tiny.build_tokenizer(tiny.vocabulary())
+    assert made.get_vocab() == own.get_vocab() and made.chat_template == own.chat_template
+    text = AutoConfig.from_pretrained(tiny.BASE).text_config
+    assert (text.vocab_size, text.eos_token_id) == (len(own), own.eos_token_id)
+
+
+def test_a_visual_agent_begins_with_a_copy_of_the_base_model(tmp_path, tiny_folder, monkeypatch):
+    monkeypatch.setattr(tiny, "BASE", tiny_folder)
+    (tmp_path / "model").mkdir()  # left by a run that was interrupted
     path = tiny.build_tiny(tmp_path / "model", recipes.tiny(), TASKS)
-    own = AutoTokenizer.from_pretrained(path)
-    for records in make_shop(0).data.values():
-        assert all(own.convert_tokens_to_ids("Ġ" + record["id"]) is not None for record in records)
+    assert path == tmp_path / "model"
+    copied, base = ({file.name: file.read_bytes() for file in at.iterdir()} for at in (path, tiny_folder))
+    assert copied == base and "model.safetensors" in base
 
 
 async def test_a_text_agents_knows_its_pages_and_is_built_inside_a_loop_too(tmp_path, monkeypatch):

@@ -74,7 +74,7 @@ def test_sites_differ_in_more_than_words():
 
 
 def test_a_machine_survives_being_written_down():
-    for world in (make_site("forum", 2, "medium"), make_shop(0)):
+    for world in (make_site("forum", 2, "medium"), make_shop(0), make_shop(28)):
         again = load_fsm(json.loads(json.dumps(document_of(world.fsm))))
         for page, ours in zip(again.pages.values(), world.fsm.pages.values(), strict=True):
             assert (page.id, page.actions, page.defaults) == (ours.id, ours.actions, ours.defaults)

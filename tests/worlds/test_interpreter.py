@@ -21,6 +21,7 @@ from minirl.worlds.interpreter import (
     meets,
     parameter_values,
     same,
+    share_met,
 )
 
 LIBRARY = Path(__file__).parents[1] / "data" / "lending_library.fsm.json"
@@ -204,6 +205,8 @@ def test_goals_use_the_same_conditions():
     assert holds(State("B", {"view": {"sort": "year"}}), load_goal(goal))
     assert not holds(State("A", {"view": {"sort": "year"}}), goal)
     assert not holds(State("B", {"view": {"sort": "name"}}), goal)
+    states = State("B", {"view": {"sort": "year"}}), State("B", {}), State("A", {})
+    assert [share_met(state, goal) for state in states] == [1, 0.5, 0]
     with pytest.raises(ValueError, match="goal: where: 0: cond: Input should be 'eq'"):
         holds(State("B", {}), {"page": "B", "where": [{"path": "$.x", "cond": "like"}]})
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Page, async_playwright
+from shopping import PAGES, SHOP, choose, press
 
 from minirl.browser.executable import launch_options
 from minirl.worlds.fsm_file import Fsm, load_fsm
@@ -29,14 +30,14 @@ LIBRARY = Path(__file__).parents[1] / "data" / "lending_library.fsm.json"
 
 
 @asynccontextmanager
-async def visit(world: World) -> AsyncIterator[Page]:
-    """A tab in a fresh browser, on the world's first page."""
-    with SiteServer([world]) as server:
+async def visit(*worlds: World) -> AsyncIterator[Page]:
+    """A tab in a fresh browser, on the first world's first page."""
+    with SiteServer(worlds) as server:
         async with async_playwright() as playwright:
             rules = f"--host-resolver-rules=MAP *.test 127.0.0.1:{server.server_port}"
             browser = await playwright.chromium.launch(**launch_options([rules, "--no-proxy-server"]))
             page = await browser.new_page(viewport={"width": 480, "height": 360})
-            await page.goto(f"http://{world.name}.test/")
+            await page.goto(f"http://{worlds[0].name}.test/")
             yield page
             await browser.close()
 
@@ -51,9 +52,8 @@ def step(id: str, **params: str) -> Step:
     return Step(action_id=id, params=params)
 
 
-SHOP = make_shop(0)
-OPENED = [step("HOME_OPEN_CATEGORY", category="vases"), step("CATEGORY_OPEN_PRODUCT", product="grove")]
-RED, BLUE = (step("PRODUCT_CHOOSE_COLOUR", colour=colour) for colour in ("red", "blue"))
+OPENED = [*choose(product="cedar", category="mugs"), press("PRODUCT_CATEGORY")]
+RED, BLACK = (step("COLOUR_SIZE_CHOOSE_COLOUR", colour=colour) for colour in ("red", "black"))
 
 
 def one_page(*actions: Json, **schema: str) -> Fsm:
@@ -181,16 +181,16 @@ async def test_the_page_is_the_interpreter(world: World, walks: int, length: int
 
 
 async def test_a_task_is_done_with_the_mouse():
-    world = make_shop(1)
-    task = make_tasks(world, 1, 0, seed=4)[0][0]
+    world = make_shop(28)  # two of its pages go on by themselves
+    task = make_tasks(world, 1)[0]
     state = initial_state(world.fsm)
     async with visit(world) as page:
         for one in solve(world, task.goal) or []:
             await do(page, world, one)
             state = apply(world.fsm, state, one.action_id, one.params)
             assert await read_state(page) == state
-            assert await page.title() == state.page.capitalize()
-            assert page.url == f"http://shop-1.test/#{state.page}"
+            assert await page.title() == state.page.capitalize().replace("_", " ")
+            assert page.url == f"http://shop-28.test/#{state.page}"
         assert state.page == "DONE"
         assert "Thank you" in await page.inner_text("main")
 
@@ -198,15 +198,15 @@ async def test_a_task_is_done_with_the_mouse():
 async def test_disabled_buttons_do_nothing_and_choices_can_be_changed():
     async with visit(SHOP) as page:
         await do(page, SHOP, *OPENED)
-        await page.click("#product-continue", force=True)
-        assert (await read_state(page)).page == "PRODUCT"
-        await do(page, SHOP, RED, BLUE)
+        await page.click("#colour-size-next", force=True)
+        assert (await read_state(page)).page == "COLOUR_SIZE"
+        await do(page, SHOP, RED, BLACK)
         names = "tiles => tiles.map(t => t.className)"
-        assert await page.eval_on_selector_all("[aria-pressed=true]", names) == ["row data-id-blue"]
-        await page.click("#product-continue", force=True)
-        assert (await read_state(page)).page == "PRODUCT"
-        await do(page, SHOP, step("PRODUCT_CHOOSE_SIZE", size="giant"), step("PRODUCT_CONTINUE"))
-        assert (await read_state(page)).signature["colour"] == "blue"
+        assert await page.eval_on_selector_all("[aria-pressed=true]", names) == ["row data-id-black"]
+        await page.click("#colour-size-next", force=True)
+        assert (await read_state(page)).page == "COLOUR_SIZE"
+        await do(page, SHOP, *choose(size="tall"), press("COLOUR_SIZE"))
+        assert (await read_state(page)).signature["colour"] == "black"
 
 
 async def test_history_reload_and_a_hand_written_hash():
@@ -214,56 +214,60 @@ async def test_history_reload_and_a_hand_written_hash():
         await do(page, SHOP, *OPENED, RED)
         there = await read_state(page)
         await page.evaluate("location.hash = 'DONE'")
-        await page.wait_for_url("**/#PRODUCT")
+        await page.wait_for_url("**/#COLOUR_SIZE")
         assert await read_state(page) == there
-        await page.goto("http://shop-0.test/#CHECKOUT")  # the same document, so only its hash changes
-        assert (await read_state(page)).page == "PRODUCT"
+        await page.goto("http://shop-7.test/#QUANTITY")  # the same document, so only its hash changes
+        assert (await read_state(page)).page == "COLOUR_SIZE"
         for _ in range(3):  # two entries for the two hashes above, and one for the step
             await page.go_back()
-        assert await read_state(page) == State("CATEGORY", {"category": "vases", "product": None})
-        assert await page.title() == "Category"
+        assert await read_state(page) == State(PAGES[0], {"product": "cedar", "category": "mugs"})
+        assert await page.title() == "Product category"
         await page.go_forward()
         assert await read_state(page) == there  # with the colour that was chosen in place
         await page.reload()
         assert await read_state(page) == initial_state(SHOP.fsm)
-        assert page.url.endswith("#HOME")
+        assert page.url.endswith("#PRODUCT_CATEGORY")
 
 
 LAYOUT = Path(__file__).with_name("layout.js").read_text(encoding="utf-8")
 
 
-async def test_every_page_fits_its_window_and_nothing_ever_moves():
-    world = make_shop(2)
-    tasks, _ = make_tasks(world, 2, 0, seed=0)
-    layouts: dict[str, dict[str, Any]] = {}
-    async with visit(world) as page:
-        for task in tasks:
+@pytest.mark.parametrize("serif", [False, True])
+async def test_every_page_fits_its_window_no_word_is_cut_off_and_nothing_ever_moves(serif):
+    """Shops for training and others, each walked along its first order."""
+    shops = [make_shop(n, serif) for n in (*range(6), 28, *range(50001, 50004), *range(90001, 90004))]
+    letters = set()
+    async with visit(*shops) as page:
+        for shop in shops:
+            (task,), layouts = make_tasks(shop, 1), {}
             await page.goto(task.start_url)
-            await page.reload()
-            for todo in [[], *([one] for one in solve(world, task.goal) or [])]:
-                await do(page, world, *todo)
-                layout = await page.evaluate(LAYOUT)
+            for todo in [[], *([one] for one in solve(shop, task.goal) or [])]:
+                await do(page, shop, *todo)
+                layout, name = await page.evaluate(LAYOUT), (await read_state(page)).page
                 assert layout["page"] == [480, 360]
-                assert layout["cut"] == []
+                assert layout["cut"] == [], (shop.name, name)
                 for x, y, width, height in layout["boxes"].values():
                     assert x >= 0 and y >= 0 and x + width <= 480 and y + height <= 360
                 for inner, outer in layout["inner"]:
                     assert inner[0] >= outer[0] and inner[0] + inner[2] <= outer[0] + outer[2]
                     assert inner[1] >= outer[1] and inner[1] + inner[3] <= outer[1] + outer[3]
-                name = (await read_state(page)).page
                 seen = layouts.setdefault(name, layout)
                 assert (layout["boxes"], layout["inner"]) == (seen["boxes"], seen["inner"]), name
-    assert len(layouts) == 5
-    tiles = [box for layout in layouts.values() for name, box in layout["boxes"].items() if "data-id" in name]
-    assert min(min(width, height) for _, _, width, height in tiles) > 60
+                for control, box in shop.style["places"].get(name, {}).items():
+                    names = {control, f"data-id-{control}", control.upper()}
+                    (found,) = [box for key, box in layout["boxes"].items() if names & {*key.split()}]
+                    assert found == pytest.approx(box, abs=0.1), (shop.name, control)
+                letters.add(layout["font"])
+            assert list(layouts) == list(shop.fsm.pages)
+    assert len(letters) == 1 and ("Serif" in letters.pop().split(",")[1]) == serif
 
 
 async def test_one_state_is_one_picture():
     pictures = set()
     async with visit(SHOP) as page:
-        for detour in ([], [RED], [RED, BLUE, step("PRODUCT_BACK"), OPENED[1]]):
+        for detour in ([], [RED], [RED, BLACK, press("COLOUR_SIZE", "back"), OPENED[-1]]):
             await page.reload()
-            await do(page, SHOP, *OPENED, *detour, BLUE)
+            await do(page, SHOP, *OPENED, *detour, BLACK)
             pictures.add(await page.screenshot())
         await page.mouse.move(240, 150)
         assert pictures == {await page.screenshot()}
@@ -319,14 +323,14 @@ REFUSED = "cannot serve on 127.0.0.1:{} .*: choose another --browser.site-port, 
 
 
 def test_the_server_answers_by_host():
-    worlds = [SHOP, make_shop(1)]
+    worlds = [SHOP, make_shop(1, serif=True)]
     with SiteServer(worlds) as server:
         port = server.server_port
-        assert server.sites == {"shop-0.test": port, "shop-1.test": port}
-        assert ask(port, "shop-0.test") == (200, render(worlds[0]))
-        assert ask(port, "SHOP-1.test:80", "/?q=1") == (200, render(worlds[1]))
-        assert ask(port, "shop-0.test", "/favicon.ico")[0] == 204
-        assert ask(port, "shop-0.test", "/etc/passwd")[0] == ask(port, "127.0.0.1")[0] == 404
+        assert server.sites == {"shop-7.test": port, "shop-1-serif.test": port}
+        assert ask(port, "shop-7.test") == (200, render(worlds[0]))
+        assert ask(port, "SHOP-1-serif.test:80", "/?q=1") == (200, render(worlds[1]))
+        assert ask(port, "shop-7.test", "/favicon.ico")[0] == 204
+        assert ask(port, "shop-7.test", "/etc/passwd")[0] == ask(port, "127.0.0.1")[0] == 404
         with pytest.raises(ValueError, match=REFUSED.format(port)):
             SiteServer(worlds, port=port)
     with SiteServer(worlds, port=port):  # free again
@@ -348,8 +352,8 @@ async def test_other_pages_have_no_state():
 
 
 def test_steps_become_selectors():
-    mugs, place = step("HOME_OPEN_CATEGORY", category="mugs"), step("CHECKOUT_PLACE_ORDER")
-    expected = {"HOME": (mugs, "#categories .row.data-id-mugs"), "CHECKOUT": (place, "#checkout-place")}
+    (mugs,), order = choose(category="mugs"), press("QUANTITY", "order")
+    expected = {PAGES[0]: (mugs, "#categories .row.data-id-mugs"), "QUANTITY": (order, "#quantity-order")}
     for page, (one, selector) in expected.items():
         assert gui_steps(SHOP, State(page, {}), one) == [{"op": "click", "selector": selector}]
 
@@ -378,6 +382,6 @@ def test_a_client_that_hangs_up_is_no_news(capfd):
     with SiteServer([SHOP]) as server:
         for _ in range(50):
             with socket.create_connection(("127.0.0.1", server.server_port)) as client:
-                client.sendall(b"GET / HTTP/1.1\r\nHost: shop-0.test\r\n\r\n")
+                client.sendall(b"GET / HTTP/1.1\r\nHost: shop-7.test\r\n\r\n")
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset
     assert capfd.readouterr().err == ""

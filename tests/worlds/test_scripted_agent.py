@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from shopping import PAGES, SHOP, choose
 from workers import make_worker
 
 from minirl.benchmarks.world import WorldBenchmark
@@ -23,13 +26,14 @@ from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
 from minirl.types import BrowserFault, Prompt, Sample, Score, Stop, Task, ToolFailure
 from minirl.worlds.render import SiteServer
-from minirl.worlds.scripted_agent import ScriptedPolicy
+from minirl.worlds.scripted_agent import ScriptedPolicy, middle, spoken
+from minirl.worlds.search import solve
 from minirl.worlds.shop import make_shop, make_tasks
 
 in_browser = pytest.mark.asyncio(loop_scope="module")  # one for the whole module
 
-SHOPS = [make_shop(0), make_shop(1)]
-TASKS = [task for shop in SHOPS for task in make_tasks(shop, 3, 1, seed=7)[0]]
+SHOPS = [SHOP, make_shop(28, serif=True)]  # the second has pages that go on by themselves
+TASKS = [task for shop in SHOPS for task in make_tasks(shop, 3)]
 CONFIG = replace(tiny(), browser=replace(tiny().browser, browsers=1))
 BENCHMARK = WorldBenchmark()
 
@@ -50,6 +54,12 @@ def script(task: Task, preprocessor: Preprocessor) -> ScriptedPolicy:
     return ScriptedPolicy(SHOPS[TASKS.index(task) // 3], task, preprocessor)
 
 
+def inside(point: list[int], box: Any) -> bool:
+    """Whether a click is in a control's place, in pixels of 480 x 360."""
+    x, y = point[0] * 0.48, point[1] * 0.36
+    return box[0] < x < box[0] + box[2] and box[1] < y < box[1] + box[3]
+
+
 @in_browser
 async def test_every_demonstration_is_verified(worker, preprocessor):
     runs = [worker.episode(task, 0, script(task, preprocessor), 6) for task in TASKS]
@@ -59,11 +69,16 @@ async def test_every_demonstration_is_verified(worker, preprocessor):
         assert t.final_state == {"page": "DONE", "signature": wanted}
         for turn in t.turns:  # what is cloned is something that the agent can say, and that worked
             assert turn.parsed.error is None and turn.parsed.thought.startswith("choose ")
+            clicks = [call.arguments["point_2d"] for call in turn.parsed.calls if call.name == "click"]
+            said = [int(number) for number in re.findall(r" (\d+)", turn.parsed.thought)]
+            assert said == [number for point in clicks for number in point]
+            shown = SHOPS[t.task.start_url == TASKS[3].start_url].style["places"].values()
+            assert all(any(inside(p, box) for page in shown for box in page.values()) for p in clicks)
             assert turn.response_ids[-1] == preprocessor.tokenizer.eos_token_id
             assert not any("fail" in line or "not executed" in line for line in turn.feedback)
 
 
-@pytest.mark.parametrize("call", ["'CATEGORY_BACK'", "'CATEGORY_OPEN_PRODUCT', {product: 'acorn'}"])
+@pytest.mark.parametrize("call", ["'COLOUR_SIZE_back'", "'COLOUR_SIZE_CHOOSE_SIZE', {size: 'tiny'}"])
 @in_browser
 async def test_a_page_that_is_not_in_the_predicted_state_ends_the_demonstration(worker, preprocessor, call):
     policy = script(TASKS[0], preprocessor)
@@ -75,7 +90,25 @@ async def test_a_page_that_is_not_in_the_predicted_state_ends_the_demonstration(
 
     t = await worker.episode(TASKS[0], 0, meddled, 6)
     assert (t.stop, t.success, t.valid, len(t.turns)) == (Stop.ENV_ERROR, False, False, 1)
-    assert t.error.startswith("the page shows ") and "CATEGORY" in t.error
+    assert t.error.startswith("the page shows ") and "COLOUR_SIZE" in t.error
+
+
+def test_a_click_is_in_the_middle_at_round_numbers_where_those_are_inside_too():
+    """Of a window of 480 x 360: 100 pixels across are 208.3 of 1000, and 100 down are 277.8."""
+    assert middle((60, 80, 140, 120), 480, 360) == [200, 280]
+    assert middle((98, 80, 102, 120), 480, 360) == [208, 280], "200 is at 96 pixels, outside"
+    assert middle((96, 79.2, 96.4, 79.6), 480, 360) == [200, 221], "nor is an edge inside"
+
+
+def test_what_is_said_of_clicks_and_of_the_end():
+    said = spoken({"dune": None, "red": [140, 700], "next": [820, 940]}, ends=True)
+    thought, _, calls = said.partition("</think>")
+    assert thought == "choose dune no red 140 700 next 820 940"
+    assert [json.loads(call) for call in re.findall("<tool_call>(.*?)</tool_call>", calls)] == [
+        {"name": "click", "arguments": {"point_2d": [140, 700]}},
+        {"name": "click", "arguments": {"point_2d": [820, 940]}},
+        {"name": "done", "arguments": {"response": "done"}},
+    ]
 
 
 @in_browser
@@ -86,9 +119,9 @@ async def test_a_page_that_is_no_world_has_no_state(pool, preprocessor):
 
 
 def test_a_task_without_a_solution_is_refused(preprocessor):
-    where = [{"path": "$.size", "cond": "eq", "value": "tiny"}]  # no size of this shop
+    where = [{"path": "$.size", "cond": "eq", "value": "giant"}]  # no size of this shop
     task = replace(TASKS[0], goal={"page": "DONE", "where": where})
-    with pytest.raises(ValueError, match="has no solution in shop-0"):
+    with pytest.raises(ValueError, match="has no solution in shop-7"):
         ScriptedPolicy(SHOPS[0], task, preprocessor)
 
 
@@ -105,13 +138,13 @@ async def test_the_score_is_not_fooled_by_other_pages(pool):
         assert await BENCHMARK.score(TASKS[0], session, "") == Score(0.0)  # about:blank
         await session.start(TASKS[0].start_url)
         score = await BENCHMARK.score(TASKS[0], session, "")
-        assert (score.value, score.details["page"]) == (0.0, "HOME")
-        await session.page.evaluate("minirl.dispatch('HOME_OPEN_CATEGORY', {category: 'mugs'})")
+        assert (score.value, score.details["page"]) == (0.0, PAGES[0])
+        (step,) = choose(category="mugs")
+        await session.page.evaluate("step => minirl.dispatch(...step)", [step.action_id, dict(step.params)])
         where = [{"path": "$.category", "cond": "eq", "value": "mugs"}]
-        mugs = replace(TASKS[0], goal={"page": "CATEGORY", "where": where})
-        signature = {"category": "mugs", "product": None}
+        mugs = replace(TASKS[0], goal={"page": PAGES[0], "where": where})
         found = await BENCHMARK.score(mugs, session, "")
-        assert found == Score(1.0, {"page": "CATEGORY", "signature": signature})
+        assert found == Score(1.0, {"page": PAGES[0], "signature": {"product": None, "category": "mugs"}})
 
 
 @in_browser
@@ -128,14 +161,14 @@ async def test_a_page_that_hangs_while_it_is_scored_is_nobodys_failure(pool):
 
 @in_browser
 async def test_further_tabs_are_opened_behind_the_first(pool):
-    tabs = ["http://shop-1.test/", "http://shop-0.test/#CATEGORY"]
+    tabs = ["http://shop-28-serif.test/", "http://shop-7.test/#COLOUR_SIZE"]
     async with pool.session() as session:
         await session.start(TASKS[0].start_url)
         await BENCHMARK.prepare(session, TASKS[0])
         assert len((await session.tabs())[0]) == 1
         await BENCHMARK.prepare(session, replace(TASKS[0], meta={"tabs": tabs}))
         opened, active = await session.tabs()
-        urls = [TASKS[0].start_url, "http://shop-1.test/", "http://shop-0.test/"]
+        urls = [TASKS[0].start_url, "http://shop-28-serif.test/", "http://shop-7.test/"]
         assert ([url.partition("#")[0] for url, _ in opened], active) == (urls, 0)
         with pytest.raises(BrowserFault, match=f"{TASKS[0].id} could not be prepared") as fault:
             await BENCHMARK.prepare(session, replace(TASKS[0], meta={"tabs": ["http://other.test/"]}))
@@ -145,7 +178,7 @@ async def test_further_tabs_are_opened_behind_the_first(pool):
 def test_tasks_are_the_same_by_site_with_wording_or_goal():
     one, two = TASKS[:2]
     names = BENCHMARK.identity(one)
-    assert names & BENCHMARK.identity(replace(one, goal={})) == {("shop-0.test", one.instruction)}
+    assert names & BENCHMARK.identity(replace(one, goal={})) == {("shop-7.test", one.instruction)}
     assert len(names & BENCHMARK.identity(replace(one, id="another", instruction="Buy it."))) == 1
     assert not names & BENCHMARK.identity(two)
     assert not names & BENCHMARK.identity(replace(one, start_url="http://shop-1.test/"))
@@ -181,3 +214,16 @@ async def test_a_task_of_another_site_cannot_be_demonstrated(worker, tmp_path):
     task = Task("foreign", "Find it.", "https://example.org/")
     with pytest.raises(ValueError, match="foreign has no scripted solution"):
         await demonstrate([task], worker, tmp_path)
+
+
+@in_browser
+async def test_a_failure_may_be_worth_the_share_of_its_goal(pool):
+    shop, task = SHOPS[0], TASKS[0]
+    first = solve(shop, task.goal)[0]
+    async with pool.session() as session:
+        await session.start(task.start_url)
+        taken = [first.action_id, dict(first.params)]
+        await session.page.evaluate("(step) => minirl.dispatch(...step)", taken)
+        conditions = 1 + len(task.goal["where"])
+        assert (await WorldBenchmark(0.5).score(task, session, "")).value == 0.5 / conditions
+        assert (await BENCHMARK.score(task, session, "")).value == 0

@@ -19,8 +19,8 @@ def test_reasons_are_the_goals_conditions_one_by_one():
     told = world_rationale(shopping.episode(TASK, colour="mauve"))
     category, product, colour = wanted["category"], wanted["product"], wanted["colour"]
     assert told == (
-        f"The page should be DONE, is DONE. The category should be {category}, is {category}. The product "
-        f"should be {product}, is {product}. The colour should be {colour}, is mauve, which is wrong. The "
+        f"The page should be DONE, is DONE. The product should be {product}, is {product}. The category "
+        f"should be {category}, is {category}. The colour should be {colour}, is mauve, which is wrong. The "
         f"size should be {wanted['size']}, is {wanted['size']}. The quantity should be {wanted['quantity']}, "
         f"is {wanted['quantity']}."
     )

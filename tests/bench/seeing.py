@@ -1,0 +1,127 @@
+"""Does a visual run's agent look? Its newest checkpoint on sites it never met, and with other screenshots.
+
+    python tests/bench/seeing.py --run runs/tiny            about three minutes
+    python tests/bench/seeing.py --run runs/tiny --n 256    for a table
+    python tests/bench/seeing.py --run runs/tiny --heldout shops:90001-90064@serif
+
+Four evaluations, each a bar in the run's report: tasks that the run held out; tasks that it trained on; the
+held-out ones once more with screenshots of another task's site, and with blank ones. An agent that has
+learned where things usually are succeeds as often without its own screenshots. The last line is JSON: the
+success rates, and how many points reinforcement gained, by the run's own evaluations (null before its end).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import tyro
+from PIL import Image
+from pydantic import TypeAdapter
+
+from minirl.agents.openwebrl import OpenWebRLAgent
+from minirl.checkpoint import checkpoints
+from minirl.cli.report import write_report
+from minirl.config import Config
+from minirl.distributed import open_ranks
+from minirl.experiment import Experiment, open_experiment
+from minirl.judges.intervals import wilson
+from minirl.rollout import RolloutWorker
+from minirl.run_folder import Run
+from minirl.types import Observation, Task
+
+NAMES = ("unseen_sites", "seen_sites", "other_screenshot", "blank")
+
+
+@dataclass
+class Args:
+    run: Path
+    n: int = 96
+    """Episodes of each evaluation."""
+    heldout: str = ""
+    """Other sites than the run held out, as --task.heldout takes them."""
+
+
+class Shown(OpenWebRLAgent):
+    """The agent, with other screenshots: `instead` makes them of the site's host and the right one."""
+
+    def __init__(self, config: Config, instead: Callable[[str, bytes], bytes]):
+        super().__init__(config.agent)
+        self.instead = instead
+
+    async def observe(self, session: Any) -> Observation:
+        seen = await super().observe(session)
+        host = urlsplit(session.page.url).hostname or ""
+        return replace(seen, image=self.instead(host, seen.image)) if seen.image else seen
+
+
+def blank(picture: bytes) -> bytes:
+    """Return a white picture of the same size."""
+    out = io.BytesIO()
+    Image.new("RGB", Image.open(io.BytesIO(picture)).size, "white").save(out, "PNG")
+    return out.getvalue()
+
+
+async def measure(experiment: Experiment, n: int) -> dict[str, float]:
+    config, tasks, rates = experiment.config, experiment.tasks, dict[str, float]()
+    seen: dict[str, list[bytes]] = {}  # every site's screenshots
+    rng = random.Random(0)
+
+    def keep(host: str, picture: bytes) -> bytes:
+        seen.setdefault(host, []).append(picture)
+        return picture
+
+    def other(host: str, _: bytes) -> bytes:
+        return rng.choice(seen[rng.choice([name for name in seen if name != host])])
+
+    async def rate(worker: RolloutWorker, name: str, tasks: Sequence[Task], instead: Any) -> None:
+        worker.harness.agent = Shown(config, instead)
+        tried = await experiment.run_tasks(worker, tasks[:n], name)
+        valid = [t for t in tried if t.stop.is_agent_fault]
+        rates[name] = sum(t.success for t in valid) / len(valid)
+
+    async with experiment.worker() as worker:
+        await rate(worker, "unseen_sites", tasks.heldout, keep)
+        await rate(worker, "seen_sites", tasks.train, lambda _, picture: picture)
+        await rate(worker, "other_screenshot", tasks.heldout, other)
+        await rate(worker, "blank", tasks.heldout, lambda _, picture: blank(picture))
+    return rates
+
+
+def main(args: Args) -> None:
+    source, folder = Run(args.run), Path(tempfile.mkdtemp(prefix="seeing-"))
+    config = TypeAdapter(Config).validate_python(source.config())
+    found = [*checkpoints(source.checkpoint_dir)] or [source.checkpoint_dir / "sft"]
+    model, task = replace(config.model, path=str(found[-1])), config.task
+    # seen sites ask for as much as unseen ones
+    task = replace(task, heldout=args.heldout or task.heldout, short=0)
+    config = replace(config, out=folder, name="run", model=model, task=task)
+    config = replace(config, eval=replace(config.eval, episodes=args.n))
+    try:
+        with open_ranks() as ranks:
+            rates: dict[str, Any] = asyncio.run(measure(open_experiment(config, ranks), args.n))
+    finally:
+        shutil.rmtree(folder)
+    font = "@serif" * args.heldout.endswith("@serif")
+    for name in NAMES:
+        low, high = wilson(round(rates[name] * args.n), args.n)
+        label = name.replace("_", " ") + font
+        source.add_eval(label, success=rates[name], low=low, high=high, n=args.n, checkpoint=str(found[-1]))
+    write_report(args.run)
+    own = {row["label"]: row["success"] for row in source.evals()}
+    before, after = own.get("after SFT"), own.get("after RL")
+    rates["gain"] = None if before is None or after is None else round(100 * (after - before), 1)
+    print(json.dumps(rates))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
