@@ -90,10 +90,14 @@ async def watched(
     """Mark the page, run the block's action at `point` (CSS pixels), wait until the page is ready (`quiet`:
     the full time, as after typing). Yields the target's `name` and, of a list, `options`; then `notes` are
     the changes as sentences, each after a blank, and `fresh` tells if the page is another than before."""
-    old_url, old_tabs = session.page.url, len(session.context.pages)
+    page, old_url, old_tabs = session.page, session.page.url, len(session.context.pages)
     target = await session.arm(point)
     name, options = text_of(target.get("target")) or "something", names_of(target.get("options"))
-    yield (effect := SimpleNamespace(name=name, options=options))
+    try:
+        yield (effect := SimpleNamespace(name=name, options=options))
+    except ToolFailure:  # what closes its own tab may do so before the browser has answered
+        if not page.is_closed():
+            raise
     found = await session.settle(quiet=quiet)
     url, tabs = session.page.url, len(session.context.pages)
     place = (

@@ -133,6 +133,22 @@ async def test_nothing_is_waited_for_that_will_not_come(pool, site, path, spot, 
             assert asyncio.get_running_loop().time() - begun < seconds
 
 
+async def test_a_tab_that_closes_before_the_browser_has_answered_was_clicked_all_the_same(pool, site):
+    async with pool.session() as session:
+        await session.start(site + "/popup")
+        await carry_out(session, made("click popup-close"))
+        closing, click = session.page, session.page.mouse.click
+
+        async def click_and_lose(*args: Any, **options: Any) -> None:
+            await click(*args, **options)
+            await closing.close()
+            await closing.title()  # raises, as the click does where the browser is slow to answer
+
+        session.page.mouse.click = click_and_lose
+        line = await carry_out(session, made("click close"))
+        assert "The tab closed; the current one is at" in str(line)
+
+
 async def test_scrolling_in_a_frame_leaves_the_page_around_it(pool, site):
     async with pool.session() as session:
         await session.start(f"{site}/frame-scroll")
