@@ -1,16 +1,16 @@
 """Read demonstrations to clone: a teacher's dump, or public records, which are recognised by their fields.
 
-    turns, stop, ...                    a dump in a run's trajectories folder
-    conversations: from, value          WebRL's policy set (ShareGPT), a step in each record
-    prompt, response, metadata          OpenWebRL's SFT trajectories, a turn in each record
-    messages, images                    the form of TRL and prime-rl, in which writers.py publishes
+    turns, stop, ...                a dump in a run's trajectories folder
+    conversations: from, value      WebRL's policy set (ShareGPT), a step in each record
+    prompt, response, metadata      OpenWebRL's SFT trajectories, a turn in each record
+    messages, images                the form of TRL and prime-rl, in which writers.py publishes
 
     file --load--> what a served model has said --tokenised--> our agent's prompts, the record's responses
 
-Stands before sft.py, which clones nothing but responses. OpenWebRL section 3.3, WebAgent-R1 section 4.1 (where
-9,460 steps are called trajectories). A record is told again by our agent, with its system prompt, because that
-is what reinforcement goes on with. Only turns whose page the record shows are cloned: of a step or turn that
-brings its history along, the last one. Deviation: a response that the agent can't read is not cloned.
+Stands before sft.py. OpenWebRL section 3.3; WebAgent-R1 section 4.1, whose 9,460 "trajectories" are steps. Our
+agent tells a record again, with its own system prompt, as reinforcement will. Only turns whose page the record
+shows are cloned: of a step or a turn that brings its history along, the last one. A response that the agent
+can't read is not cloned.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from pydantic import Field
 
 from minirl.agents.webagent_r1 import LEFT_OUT, WEBRL, WEBRL_USER
-from minirl.benchmarks.fields import Record, Text, read
 from minirl.benchmarks.task_files import records, task_of
 from minirl.console import say
 from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN
@@ -38,47 +36,13 @@ from minirl.episode import Harness
 from minirl.run_folder import Run
 from minirl.types import Observation, Task, Trajectory, Turn
 
-PICTURE = VISION_OPEN + IMAGE_PAD + VISION_CLOSE  # stands for a screenshot in a message's text
+PICTURE = VISION_OPEN + IMAGE_PAD + VISION_CLOSE  # stands for a screenshot in a message
 MOST_UNPACKED = 2**36  # bytes of a Parquet file's records, which are read four at a time
 ROUND = re.compile(r"(?:Task Instruction: (.*?)\n\n)?Round \d+\n\n", re.DOTALL)
 WEBRL_ROUND = re.compile(r"Round (\d+)\n\n" + re.escape(WEBRL_USER))
-TASK_FIELDS = ("task_id", "intent", "start_url", "benchmark_name", "domain", "subdomain", "difficulty")
+TASK_FIELDS = {"task_id", "intent", "start_url", "benchmark_name", "domain", "subdomain", "difficulty"}
 
 Said = tuple[str, str]  # a message: its role, and its text
-
-
-class Speech(Record):
-    speaker: str = Field(alias="from")
-    value: str
-
-
-class WebRL(Record):
-    conversations: list[Speech]
-
-
-class Images(Record):
-    images: list[str]
-
-
-class OpenWebRL(Record):
-    prompt: Text
-    response: Text
-    metadata: dict[str, Any]
-    rollout_idx: int = 0
-    reward: float = 1.0
-
-
-class Message(Record):
-    role: str
-    content: str | list[dict[str, Any]]
-
-
-class Chat(Record):
-    messages: list[Message]
-    images: list[str | dict[str, Any]] = []
-    task: str = ""  # as JSON, in files of ours
-    member: int = 0
-    success: bool = True
 
 
 def load(path: Path, harness: Harness) -> list[Trajectory]:
@@ -87,18 +51,22 @@ def load(path: Path, harness: Harness) -> list[Trajectory]:
     found, left_out = list[Trajectory](), 0
     for place, record in records(path, MOST_UNPACKED, as_address):
         if isinstance(record, dict) and "turns" in record:
-            found = load_dump(path, harness)
+            source = Run(path.resolve().parents[1])
+            found = [t for t in source.load_trajectories(path.stem) if t.success and t.valid]
+            for name in {image for t in found for turn in t.turns for image in turn.images}:
+                harness.images.put(source.images.get(name))
+            found = [t if t.trunk else tokenised(t, harness) for t in found]
             break
         try:
             told = trajectory_of(record, f"{path.stem}, {place}", harness)
         except ValueError as problem:
             raise ValueError(f"{path}, {place}: {problem}") from None
-        shown = [turn.images or turn.page_text for turn in told.turns]
+        is_shown = [bool(turn.images or turn.page_text) for turn in told.turns]
         told = tokenised(told, harness)
-        readable = tuple(turn for turn in compress(told.turns, shown) if not turn.parsed.error)
-        left_out += sum(map(bool, shown)) - len(readable)
-        if told.success and readable:
-            found.append(replace(told, turns=readable))
+        shown = list(compress(told.turns, is_shown))
+        told = replace(told, turns=tuple(t for t in shown if not t.parsed.error))
+        left_out += len(shown) - len(told.turns)
+        found += [told] * (told.success and bool(told.turns))
     if not found:
         raise ValueError(f"--sft.demos {path} holds no success to clone")
     responses = sum(len(trajectory.turns) for trajectory in found)
@@ -106,53 +74,39 @@ def load(path: Path, harness: Harness) -> list[Trajectory]:
     return found
 
 
-def load_dump(path: Path, harness: Harness) -> list[Trajectory]:
-    """Return the successes of a file in a run's trajectories folder."""
-    source = Run(path.resolve().parents[1])
-    found = [t for t in source.load_trajectories(path.stem) if t.success and t.valid]
-    for name in {image for trajectory in found for turn in trajectory.turns for image in turn.images}:
-        harness.images.put(source.images.get(name))
-    return [t if t.trunk else tokenised(t, harness) for t in found]
-
-
 def trajectory_of(record: Any, name: str, harness: Harness) -> Trajectory:
     """Return a public record as what a served model leaves. ValueError says what is wrong with it."""
-    task, pictures, member, success = None, list[str](), 0, True
+    task, others, pictures = None, {}, list[Any]()
     match record:
-        case {"conversations": _}:
-            said = webrl_messages(read(WebRL, record))
-        case {"prompt": _, "response": _, "metadata": _}:
-            row = read(OpenWebRL, record)
-            said, pictures = [*chatml_messages(row.prompt), ("assistant", row.response)], []
-            pictures = read(Images, row.metadata).images
-            task = task_of({"metadata": {k: row.metadata[k] for k in TASK_FIELDS if k in row.metadata}})
-            member, success = row.rollout_idx, row.reward > 0
-        case {"messages": _}:
-            chat = read(Chat, record)
-            said, pictures = chat_messages(chat)
-            task, member, success = chat.task and task_of(json.loads(chat.task)), chat.member, chat.success
+        case {"conversations": [{"from": "human", "value": str(asked)}, {"from": "gpt", "value": str(said)}]}:
+            messages = webrl_messages(asked, said)
+        case {"prompt": str(asked), "response": str(said), "metadata": {"images": [*pictures], **facts}}:
+            messages = [*chatml_messages(asked), ("assistant", said)]
+            task = task_of({"metadata": {key: facts[key] for key in facts.keys() & TASK_FIELDS}})
+            others = {"member": record.get("rollout_idx", 0), "success": record.get("reward", 1) == 1}
+        case {"messages": [*messages], **others}:
+            messages, pictures = chat_messages(messages, others.get("images"))
+            task = task_of(json.loads(str(others["task"]))) if "task" in others else None
         case _:
             fields = ", ".join(record) if isinstance(record, dict) else "none"
-            raise ValueError(f"unknown format: its fields are {fields:.200}")
-    instruction, turns = turns_of(said, pictures, harness)
-    task = task or Task(name, instruction, "")
-    return Trajectory(task, member, turns=turns, success=success)
+            raise ValueError(f"none of the forms in minirl/data/readers.py; its fields are {fields:.200}")
+    instruction, turns = turns_of(messages, pictures, harness)
+    member, success = int(str(others.get("member", 0))), others.get("success", True) is True
+    return Trajectory(task or Task(name, instruction, ""), member, turns=turns, success=success)
 
 
-def webrl_messages(record: WebRL) -> list[Said]:
+def webrl_messages(asked: str, answer: str) -> list[Said]:
     """Return a step as a chat. Its past rounds show no page, the first one the task in its place."""
-    if [speech.speaker for speech in record.conversations] != ["human", "gpt"]:
-        raise ValueError("a record must have one message from human, and one from gpt")
-    asked, answer = (speech.value for speech in record.conversations)
     opening, *rest = WEBRL_ROUND.split(asked)
     rounds = [body.partition(WEBRL.to_assistant) for body in rest[1::2]]
     if not rounds or rest[::2] != [str(n) for n in range(len(rounds))]:
         raise ValueError("its rounds must be numbered from 0 on")
+    pages = [LEFT_OUT] * (len(rounds) - 1) + [rounds[-1][0]]
+    actions = [action.removesuffix(WEBRL.close) for _, _, action in rounds[:-1]] + [answer]
     said = list[Said]()
-    for n, (_, _, action) in enumerate(rounds):
-        head = opening * (n == 0) + f"Round {n}\n\n"
-        said += [("user", head + LEFT_OUT), ("assistant", action.removesuffix(WEBRL.close))]
-    return [*said[:-2], ("user", head + rounds[-1][0]), ("assistant", answer)]
+    for n, (page, action) in enumerate(zip(pages, actions, strict=True)):
+        said += [("user", f"{'' if n else opening}Round {n}\n\n{page}"), ("assistant", action)]
+    return said
 
 
 def chatml_messages(prompt: str) -> list[Said]:
@@ -161,48 +115,53 @@ def chatml_messages(prompt: str) -> list[Said]:
     return [(role, text.rstrip().removesuffix("<|im_end|>")) for role, _, text in parts]
 
 
-def chat_messages(chat: Chat) -> tuple[list[Said], list[str]]:
+def chat_messages(messages: Sequence[Any], cells: Any) -> tuple[list[Said], list[Any]]:
     """Return the messages with PICTURE where a screenshot is, and the screenshots in their order."""
-    pictures = [cell if isinstance(cell, str) else str(cell.get("bytes", "")) for cell in chat.images]
-    said, inline = list[Said](), list[str]()
-    for message in chat.messages:
-        text, parts = "", message.content
-        for part in [{"type": "text", "text": parts}] if isinstance(parts, str) else parts:
+    cells, said = cells if isinstance(cells, list) else [], list[Said]()
+    pictures = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
+    for message in messages:
+        match message:
+            case {"role": str(role), "content": str(words)}:
+                parts: list[Any] = [{"type": "text", "text": words.replace("<image>", PICTURE)}]
+            case {"role": str(role), "content": [*parts]}:
+                pass
+            case _:
+                raise ValueError(f"a message needs a role and a content, not {message!r:.60}")
+        text = ""
+        for part in parts:
             match part:
                 case {"type": "text", "text": str(words)}:
-                    text += words.replace("<image>", PICTURE) if pictures and isinstance(parts, str) else words
+                    text += words
                 case {"type": "image"}:
                     text += PICTURE
-                case {"type": "image_url", "image_url": {"url": str(address)}}:
-                    text += PICTURE
-                    inline.append(address)
+                case {"type": "image_url", "image_url": {"url": address}}:
+                    text, pictures = text + PICTURE, [*pictures, address]
                 case _:
-                    raise ValueError(f"a part of a message has the unknown type {part.get('type')!r:.40}")
-        said.append((message.role, text))
-    return said, pictures or inline
+                    raise ValueError(f"a part of a message is neither text nor image: {part!r:.60}")
+        said.append((role, text))
+    return said, pictures
 
 
-def turns_of(said: Sequence[Said], pictures: Sequence[str], harness: Harness) -> tuple[str, tuple[Turn, ...]]:
+def turns_of(said: Sequence[Said], pictures: Sequence[Any], harness: Harness) -> tuple[str, tuple[Turn, ...]]:
     """Return the instruction and the turns of a conversation, which the configured agent has had."""
-    agent, config = harness.agent, harness.config.agent
+    agent, config, turns, instruction = harness.agent, harness.config.agent, list[Turn](), ""
     said = said[1:] if said and said[0][0] == "system" else said
     if not said or [role for role, _ in said] != ["user", "assistant"] * (len(said) // 2):
         raise ValueError("user and assistant must take turns, and the assistant say the last word")
     if (places := sum(text.count(PICTURE) for _, text in said[::2])) != len(pictures):
         raise ValueError(f"its messages show {places} screenshots, and it has {len(pictures)}")
-    names = iter([harness.images.put(picture(address)) for address in pictures])
-    instruction, turns = "", list[Turn]()
+    names = iter([harness.images.put(picture(cell)) for cell in pictures])
     for (_, asked), (_, text) in zip(said[::2], said[1::2], strict=True):
         task, lines, seen = (in_tags if config.kind == "visual" else in_rounds)(asked)
         if asked.count(PICTURE) > 1 or IMAGE_PAD in text:
             raise ValueError("a screenshot must be in a user's message, with no other beside it")
-        images = tuple(next(names) for _ in range(asked.count(PICTURE)))
         instruction = instruction or task
         turns[-1:] = [replace(turn, feedback=lines) for turn in turns[-1:]]
         text = text.rstrip().removesuffix("<|im_end|>")
         text = as_answer(text) if config.kind == "text" and config.thinking else whole(text)
-        facts = {"images": images, "observation": seen.text, "page_text": seen.page_text}
-        turns.append(Turn(0, (), (), (), text, parsed=agent.parse(text), **facts))
+        facts = {"observation": seen.text, "page_text": seen.page_text, "parsed": agent.parse(text)}
+        images = tuple(next(names) for _ in range(asked.count(PICTURE)))
+        turns.append(Turn(0, (), (), (), text, images=images, **facts))
     return instruction, tuple(turns)
 
 
@@ -231,12 +190,11 @@ def in_rounds(text: str) -> tuple[str, tuple[str, ...], Observation]:
 
 def as_answer(text: str) -> str:
     """Return WebRL's comments and action as WebAgent-R1's thought and answer; other responses as they are."""
-    if "<answer>" in text:
-        return text
     lines = text.strip().splitlines()
     comments = list(takewhile(lambda line: line.startswith("#"), lines))
     action = "\n".join(lines[len(comments) :])
-    return f"<think> {' '.join(comments)} </think> <answer> {action} </answer>"
+    said = f"<think> {' '.join(comments)} </think> <answer> {action} </answer>"
+    return text if "<answer>" in text else said
 
 
 def whole(text: str) -> str:
@@ -251,10 +209,10 @@ def as_address(cell: Any) -> str:
     return "data:;base64," + b64encode(cell).decode()
 
 
-def picture(address: str) -> bytes:
+def picture(address: Any) -> bytes:
     """Return the bytes of a data: address, or of base64. ValueError if they are no picture."""
     try:
-        content = b64decode(address.rpartition(",")[2], validate=True)
+        content = b64decode(str(address).rpartition(",")[2], validate=True)
         Image.open(BytesIO(content)).verify()
     except (ValueError, OSError, SyntaxError, Image.DecompressionBombError):
         raise ValueError(f"{address!r:.60} is no picture in base64") from None

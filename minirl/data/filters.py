@@ -1,0 +1,139 @@
+"""Filter a pool of tasks: what an evaluation asks, parts of other tasks, bad sites, near-duplicates.
+
+    tasks --filter_tasks--> kept | removed, each with the filter's name and the reason
+
+Stands before teacher rollouts and reinforcement. OpenWebRL section 4.2: 292K tasks of WebGym become 15,601 to
+demonstrate and, with a stricter threshold, about 2.2K to practise. Deviations: the paper says neither where the
+long tail begins (here: sites with few tasks) nor which sites are unstable (here: those of a list, or on which
+most episodes were aborted); what is nearly an evaluation's task goes, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from minirl.benchmarks.task_sets import apart, choose_benchmarks
+from minirl.console import progress, say
+from minirl.evaluation.results import read_results
+from minirl.recipes import openwebrl_4b
+from minirl.types import Task
+
+SFT, RL = 0.99, 0.95  # OpenWebRL's thresholds, for cosines of Qwen3-Embedding-8B
+BLOCK = 4096  # rows that are compared at a time
+MOST_ABORTED = 0.5  # share of a site's episodes; above, it is unstable
+
+Reasons = dict[str, str]  # by the id of a task that is to go
+
+
+class Removed(NamedTuple):
+    task: Task
+    filter: str
+    reason: str
+
+
+def filter_tasks(
+    tasks: Sequence[Task],
+    evaluation: Sequence[Task] = (),
+    unstable: Mapping[str, str] | None = None,  # the reason, by site
+    least: int = 0,  # tasks on a site
+    embeddings_NE: np.ndarray | None = None,  # of the tasks, then of the evaluation's
+    threshold: float = SFT,
+) -> tuple[list[Task], list[Removed]]:
+    """Return the tasks that stay, in their order, and those removed; say how many each filter has removed."""
+    row_of = {task.id: n for n, task in enumerate(tasks)}
+
+    def evaluated(some: Sequence[Task]) -> Reasons:
+        clean = {task.id for task in apart(some, evaluation, choose_benchmarks(openwebrl_4b()))}
+        return {task.id: "an evaluation has it" for task in some if task.id not in clean}
+
+    def decomposed(some: Sequence[Task]) -> Reasons:
+        parents = {task.id: task.meta.get("task_id_decomposed_from") for task in some}  # WebGym's field
+        return {name: f"part of {parent}" for name, parent in parents.items() if parent}
+
+    def on_unstable_sites(some: Sequence[Task]) -> Reasons:
+        return {task.id: why for task in some if (why := (unstable or {}).get(task.site))}
+
+    def in_long_tail(some: Sequence[Task]) -> Reasons:
+        counts = Counter(task.site for task in some)
+        return {t.id: f"one of {n} on {t.site}" for t in some if (n := counts[t.site]) < least}
+
+    def near_duplicates(some: Sequence[Task]) -> Reasons:
+        if embeddings_NE is None:
+            return {}
+        known = len(evaluation)
+        rows = [*range(len(tasks), len(tasks) + known), *(row_of[task.id] for task in some)]
+        everything, found = [*evaluation, *some], duplicates(embeddings_NE[rows], threshold, known)
+        return {everything[n].id: f"{cosine:.3f} like {everything[m].id}" for n, (m, cosine) in found.items()}
+
+    kept, removed = list(tasks), list[Removed]()
+    filters: list[Callable[[Sequence[Task]], Reasons]]
+    filters = [evaluated, decomposed, on_unstable_sites, in_long_tail, near_duplicates]
+    for find in filters:
+        reasons, name = find(kept), find.__name__.replace("_", " ")
+        removed += [Removed(task, name, reasons[task.id]) for task in kept if task.id in reasons]
+        kept = [task for task in kept if task.id not in reasons]
+        say(f"{name}: {len(reasons)} removed, {len(kept)} left")
+    return kept, removed
+
+
+def unstable_sites(hosts: Path | None, results: Sequence[Path]) -> dict[str, str]:
+    """Return the sites of a list, a host a line, and those on which most episodes in an evaluation's files of
+    results were aborted, each with the reason."""
+    listed = hosts.read_text(encoding="utf-8").split() if hosts else []
+    found = {host.lower().removeprefix("www."): "its site is listed" for host in listed}
+    ends: dict[str, list[bool]] = defaultdict(list)
+    for result in (result for path in results for result in read_results(path)[1]):
+        ends[result.site].append(not result.stop.is_agent_fault)
+    most = {site: aborted for site, aborted in ends.items() if sum(aborted) > MOST_ABORTED * len(aborted)}
+    return found | {site: f"{sum(n)} of {len(n)} episodes on its site aborted" for site, n in most.items()}
+
+
+def duplicates(
+    vectors_NE: np.ndarray, threshold: float, first: int = 0, block: int = BLOCK
+) -> dict[int, tuple[int, float]]:
+    """Compare rows greedily, from the first to the last: one goes if it is at least `threshold` like one that
+    stays. Return those that go, each with the row before it that it is most like, and the cosine. The `first`
+    rows all stay. Beside the vectors it takes a copy of them and some blocks: 292K of 1,024 numbers, 2.6 GB.
+
+    >>> duplicates(np.array([[1.0, 0], [0, 1], [2, 0], [1, 0.1]]), 0.99)
+    {2: (0, 1.0), 3: (0, 0.9950371980667114)}
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    given_NE = torch.from_numpy(np.asarray(vectors_NE, dtype=np.float32)).to(device)
+    unit_NE, stays_N = torch.nn.functional.normalize(given_NE, dim=1), torch.ones(len(given_NE), dtype=torch.bool)
+    found: dict[int, tuple[int, float]] = {}
+    with progress("comparing tasks", len(unit_NE)) as meter:
+        for at in range(first, len(unit_NE), block):
+            new_BE = unit_NE[at : at + block]
+            best_B, like_B = torch.full((len(new_BE),), -2.0), torch.zeros(len(new_BE), dtype=torch.long)
+            for past in range(0, at, block):
+                cosines_BP = (new_BE @ unit_NE[past : min(past + block, at)].T).cpu()
+                cosines_BP[:, ~stays_N[past : min(past + block, at)]] = -2.0
+                cosine_B, place_B = cosines_BP.max(dim=1)
+                like_B = torch.where(cosine_B > best_B, past + place_B, like_B)
+                best_B = torch.maximum(best_B, cosine_B)
+            cosines_BB = (new_BE @ new_BE.T).cpu()
+            for n in range(len(new_BE)):
+                if best_B[n] >= threshold:
+                    stays_N[at + n] = False
+                    found[at + n] = (int(like_B[n]), float(best_B[n]))
+                else:
+                    like_B = torch.where(cosines_BB[n] > best_B, at + n, like_B)
+                    best_B = torch.maximum(best_B, cosines_BB[n])
+            meter.reach(at + len(new_BE))
+    return found
+
+
+def embed(tasks: Sequence[Task], model: str) -> np.ndarray:
+    """Return the embeddings (N, E) of the tasks' wordings by a sentence-transformers model, a name or a folder."""
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        raise ValueError("--model needs sentence-transformers: pip install sentence-transformers") from None
+    return SentenceTransformer(model).encode([task.instruction for task in tasks], show_progress_bar=True)
