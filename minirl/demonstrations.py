@@ -1,8 +1,8 @@
 """Demonstrations: what somebody else has said becomes what our model would have read and said.
 
-Stands between readers of demonstrations (minirl/data/readers.py) and the warm start (sft.py). OpenWebRL
-section 3.3. Only here is a response tokenised: what a served model has said is told again through the `Context` that episodes use, so a cloned
-turn has exactly the prompt that the model will see. Its log-probs are zeros: no policy of ours sampled it.
+Stands between the readers (minirl/data/readers.py) and the warm start (sft.py). OpenWebRL section 3.3. Only
+here is a response tokenised: it is told again through the `Context` that episodes use, so a cloned turn has
+exactly the prompt that the model will see. Its log-probs are zeros: no policy of ours sampled it.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ class Experiment:
         return trajectories
 
     async def demonstrate(self, worker: RolloutWorker) -> list[Trajectory]:
-        """Return the successes of the file that the config names, but those on held-out tasks, or the shortest
-        solutions of the demonstrated goals, acted out and confirmed by the task's rules."""
+        """Return the successes of the file that the config names, without those on held-out tasks, or the
+        shortest solutions of the demonstrated goals, acted out and confirmed by the task's rules."""
         from minirl.benchmarks.task_sets import apart
         from minirl.data.readers import load
         from minirl.worlds.scripted_agent import act_out

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ["samplers", "browser", "agents", "judges", "worlds", "benchmarks", "evaluation", "data", "tiny", "cli"]
+ROOMS = "samplers browser agents judges worlds benchmarks evaluation data tiny cli".split()
 
 
 def imported(file: Path) -> set[str]:

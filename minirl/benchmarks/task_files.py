@@ -100,9 +100,11 @@ def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     return task
 
 
-def records(path: Path, most: int = 0, as_json: Callable[[Any], Any] | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield every record of a file with its place there: "line 3", "record 3". Of a Parquet file's cells, which
-    may have `most` bytes, `as_json` converts those that JSON lacks. ValueError names what can't be read."""
+def records(
+    path: Path, most: int = 0, as_json: Callable[[Any], Any] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield every record of a file with its place there: "line 3", "record 3". A Parquet file may have `most`
+    bytes, and `as_json` converts cells that JSON lacks. ValueError names what can't be read."""
     try:
         with path.open("rb") as file:
             head = file.read(4096).removeprefix(codecs.BOM_UTF8)

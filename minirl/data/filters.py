@@ -2,18 +2,19 @@
 
     tasks --filter_tasks--> kept | removed, each with the filter's name and the reason
 
-Stands before teacher rollouts and reinforcement. OpenWebRL section 4.2: 292K tasks of WebGym become 15,601 to
-demonstrate and, with a stricter threshold, about 2.2K to practise. Deviations: the paper says neither where the
-long tail begins (here: sites with few tasks) nor which sites are unstable (here: those of a list, or on which
-most episodes were aborted); what is nearly an evaluation's task goes, too.
+Stands before teacher rollouts and reinforcement. OpenWebRL section 4.2: 292K tasks of WebGym become 15,601
+to demonstrate and, with a stricter threshold, about 2.2K to practise. Deviations: the paper says neither
+where the long tail begins (here: sites with few tasks) nor which sites are unstable (here: those of a list,
+or on which most episodes were aborted); what is nearly an evaluation's task goes, too.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,12 +32,6 @@ MOST_ABORTED = 0.5  # share of a site's episodes; above, it is unstable
 Reasons = dict[str, str]  # by the id of a task that is to go
 
 
-class Removed(NamedTuple):
-    task: Task
-    filter: str
-    reason: str
-
-
 def filter_tasks(
     tasks: Sequence[Task],
     evaluation: Sequence[Task] = (),
@@ -44,9 +39,9 @@ def filter_tasks(
     least: int = 0,  # tasks on a site
     embeddings_NE: np.ndarray | None = None,  # of the tasks, then of the evaluation's
     threshold: float = SFT,
-) -> tuple[list[Task], list[Removed]]:
-    """Return the tasks that stay, in their order, and those removed; say how many each filter has removed."""
-    row_of = {task.id: n for n, task in enumerate(tasks)}
+) -> tuple[list[Task], list[dict[str, Any]]]:
+    """Return the tasks that stay, in their order, and a record of each that goes: the filter, the reason and
+    the task. Say how many each filter has removed."""
 
     def evaluated(some: Sequence[Task]) -> Reasons:
         clean = {task.id for task in apart(some, evaluation, choose_benchmarks(openwebrl_4b()))}
@@ -64,21 +59,19 @@ def filter_tasks(
         return {t.id: f"one of {n} on {t.site}" for t in some if (n := counts[t.site]) < least}
 
     def near_duplicates(some: Sequence[Task]) -> Reasons:
-        if embeddings_NE is None:
-            return {}
-        known = len(evaluation)
+        row_of = {task.id: n for n, task in enumerate(tasks)}
+        known, ordered = len(evaluation), [*evaluation, *some]
         rows = [*range(len(tasks), len(tasks) + known), *(row_of[task.id] for task in some)]
-        everything, found = [*evaluation, *some], duplicates(embeddings_NE[rows], threshold, known)
-        return {everything[n].id: f"{cosine:.3f} like {everything[m].id}" for n, (m, cosine) in found.items()}
+        found = {} if embeddings_NE is None else duplicates(embeddings_NE[rows], threshold, known)
+        return {ordered[n].id: f"{cosine:.3f} like {ordered[m].id}" for n, (m, cosine) in found.items()}
 
-    kept, removed = list(tasks), list[Removed]()
-    filters: list[Callable[[Sequence[Task]], Reasons]]
-    filters = [evaluated, decomposed, on_unstable_sites, in_long_tail, near_duplicates]
-    for find in filters:
+    kept, removed = list(tasks), list[dict[str, Any]]()
+    for find in (evaluated, decomposed, on_unstable_sites, in_long_tail, near_duplicates):
         reasons, name = find(kept), find.__name__.replace("_", " ")
-        removed += [Removed(task, name, reasons[task.id]) for task in kept if task.id in reasons]
+        gone = [task for task in kept if task.id in reasons]
+        removed += [{"filter": name, "reason": reasons[task.id], "task": asdict(task)} for task in gone]
         kept = [task for task in kept if task.id not in reasons]
-        say(f"{name}: {len(reasons)} removed, {len(kept)} left")
+        say(f"{name}: {len(gone)} removed, {len(kept)} left")
     return kept, removed
 
 
@@ -106,7 +99,10 @@ def duplicates(
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     given_NE = torch.from_numpy(np.asarray(vectors_NE, dtype=np.float32)).to(device)
-    unit_NE, stays_N = torch.nn.functional.normalize(given_NE, dim=1), torch.ones(len(given_NE), dtype=torch.bool)
+    unit_NE, stays_N = (
+        torch.nn.functional.normalize(given_NE, dim=1),
+        torch.ones(len(given_NE), dtype=torch.bool),
+    )
     found: dict[int, tuple[int, float]] = {}
     with progress("comparing tasks", len(unit_NE)) as meter:
         for at in range(first, len(unit_NE), block):
@@ -131,7 +127,7 @@ def duplicates(
 
 
 def embed(tasks: Sequence[Task], model: str) -> np.ndarray:
-    """Return the embeddings (N, E) of the tasks' wordings by a sentence-transformers model, a name or a folder."""
+    """Return the embeddings (N, E) of the tasks' wordings by a sentence-transformers model."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError:

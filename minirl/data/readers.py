@@ -7,10 +7,10 @@
 
     file --load--> what a served model has said --tokenised--> our agent's prompts, the record's responses
 
-Stands before sft.py. OpenWebRL section 3.3; WebAgent-R1 section 4.1, whose 9,460 "trajectories" are steps. Our
-agent tells a record again, with its own system prompt, as reinforcement will. Only turns whose page the record
-shows are cloned: of a step or a turn that brings its history along, the last one. A response that the agent
-can't read is not cloned.
+Stands before sft.py. OpenWebRL section 3.3; WebAgent-R1 section 4.1, whose 9,460 "trajectories" are steps.
+Our agent tells a record again, with its own system prompt, as reinforcement will. Only turns whose page the
+record shows are cloned: of a step or a turn that brings its history along, the last one. A response that the
+agent can't read is not cloned.
 """
 
 from __future__ import annotations

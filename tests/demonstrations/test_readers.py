@@ -127,7 +127,11 @@ BROKEN = [
     ("visual", changed(TURNS[0], "metadata", "task_id", to=None), "the field 'metadata.task_id' must"),
     ("visual", changed(TURNS[0], "response", to="<|image_pad|>"), "a screenshot must be in a user's message"),
     ("visual", changed(CHAT, "messages", 4, "role", to="tool"), "user and assistant must take turns"),
-    ("visual", changed(CHAT, "messages", 1, "content", to=[{"type": "video"}]), "neither text nor image: {'type': 'video'}"),
+    (
+        "visual",
+        changed(CHAT, "messages", 1, "content", to=[{"type": "video"}]),
+        "neither text nor image: .*video",
+    ),
     ("visual", {"text": "x", "audio": 1}, "none of the forms in .*; its fields are text, audio"),
     ("visual", ["x"], "its fields are none"),
 ]
@@ -207,4 +211,6 @@ async def test_a_record_that_solves_a_held_out_task_is_left_out(preprocessor, tm
     assert await demonstrated("Search for oak shelves") == 2
     assert "1 demonstrations solve held-out tasks, and were left out" in capsys.readouterr().out
     with pytest.raises(ValueError, match="solves held-out tasks alone"):
-        await demonstrated("Search for oak shelves", STEPS[0]["conversations"][0]["value"].splitlines()[0][18:])
+        await demonstrated(
+            "Search for oak shelves", STEPS[0]["conversations"][0]["value"].splitlines()[0][18:]
+        )
