@@ -94,12 +94,9 @@ def write(dump: File, out: Path, license: str, source: str, successes: bool = Fa
     run = Run(dump.resolve().parents[1])
     found = [t for t in run.load_trajectories(dump.stem) if t.success or not successes]
     settings = TypeAdapter(AgentConfig).validate_python(run.config().get("agent", {}))
-    agent, command = (
-        make_agent(Config("", agent=settings)),
-        shlex.join(["python", "-m", "minirl.data", *sys.argv[1:]]),
-    )
-    facts = {"title": out.resolve().name, "source": source, "license": license, "command": command}
-    writers.write_dataset(found, agent, run.images, out, **facts)
+    facts = {"title": out.resolve().name, "source": source, "license": license}
+    facts["command"] = shlex.join(["python", "-m", "minirl.data", *sys.argv[1:]])
+    writers.write_dataset(found, make_agent(Config("", agent=settings)), run.images, out, **facts)
     say(f"{out}: {len(found)} trajectories")
 
 

@@ -92,37 +92,37 @@ def duplicates(
 ) -> dict[int, tuple[int, float]]:
     """Compare rows greedily, from the first to the last: one goes if it is at least `threshold` like one that
     stays. Return those that go, each with the row before it that it is most like, and the cosine. The `first`
-    rows all stay. Beside the vectors it takes a copy of them and some blocks: 292K of 1,024 numbers, 2.6 GB.
+    rows all stay. Beside the vectors, memory holds a copy of them as they are compared, and a few blocks.
 
     >>> duplicates(np.array([[1.0, 0], [0, 1], [2, 0], [1, 0.1]]), 0.99)
     {2: (0, 1.0), 3: (0, 0.9950371980667114)}
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    given_NE = torch.from_numpy(np.asarray(vectors_NE, dtype=np.float32)).to(device)
-    unit_NE, stays_N = (
-        torch.nn.functional.normalize(given_NE, dim=1),
-        torch.ones(len(given_NE), dtype=torch.bool),
-    )
+    unit_NE = torch.from_numpy(np.asarray(vectors_NE, dtype=np.float32)).to(device)
+    unit_NE = torch.nn.functional.normalize(unit_NE, dim=1)
+    # of each row, how like it is to the most like of those before it that stay, and which that is
+    best_N, like_N = torch.full((len(unit_NE),), -2.0), torch.zeros(len(unit_NE), dtype=torch.long)
     found: dict[int, tuple[int, float]] = {}
+
+    def note(rows: slice, cosine_B: torch.Tensor, like_B: torch.Tensor) -> None:
+        like_N[rows] = torch.where(cosine_B > best_N[rows], like_B, like_N[rows])
+        best_N[rows] = torch.maximum(cosine_B, best_N[rows])
+
     with progress("comparing tasks", len(unit_NE)) as meter:
-        for at in range(first, len(unit_NE), block):
-            new_BE = unit_NE[at : at + block]
-            best_B, like_B = torch.full((len(new_BE),), -2.0), torch.zeros(len(new_BE), dtype=torch.long)
-            for past in range(0, at, block):
-                cosines_BP = (new_BE @ unit_NE[past : min(past + block, at)].T).cpu()
-                cosines_BP[:, ~stays_N[past : min(past + block, at)]] = -2.0
-                cosine_B, place_B = cosines_BP.max(dim=1)
-                like_B = torch.where(cosine_B > best_B, past + place_B, like_B)
-                best_B = torch.maximum(best_B, cosine_B)
-            cosines_BB = (new_BE @ new_BE.T).cpu()
-            for n in range(len(new_BE)):
-                if best_B[n] >= threshold:
-                    stays_N[at + n] = False
-                    found[at + n] = (int(like_B[n]), float(best_B[n]))
+        for at in range(0, len(unit_NE), block):
+            here, stay = slice(at, at + block), list[int]()
+            for n, cosine_B in enumerate((unit_NE[here] @ unit_NE[here].T).cpu(), at):
+                if n >= first and best_N[n] >= threshold:
+                    found[n] = (int(like_N[n]), float(best_N[n]))
                 else:
-                    like_B = torch.where(cosines_BB[n] > best_B, at + n, like_B)
-                    best_B = torch.maximum(best_B, cosines_BB[n])
-            meter.reach(at + len(new_BE))
+                    stay.append(n)
+                    note(here, cosine_B, torch.tensor(n))
+            staying_BE, places_B = unit_NE[stay], torch.tensor(stay)
+            for later in range(at + block, len(unit_NE) if stay else 0, block):
+                there = slice(later, later + block)
+                cosine_B, place_B = (unit_NE[there] @ staying_BE.T).cpu().max(dim=1)
+                note(there, cosine_B, places_B[place_B])
+            meter.reach(at + block)
     return found
 
 

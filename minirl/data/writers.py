@@ -1,9 +1,9 @@
-"""Publish trajectories: a Parquet data set of `messages` and `images`, which other trainers read, with a card.
+"""Publish trajectories: a Parquet data set of `messages` and `images` for any trainer, with a card.
 
     trajectories --write_dataset--> data/train.parquet + README.md --push--> the Hub
 
 A row is a trajectory: each user's message shows the screenshot or the page of its turn, and the assistant
-says what the model has said, reasoning included. OpenWebRL publishes a row per turn, in its model's chat form.
+says what the model has said, reasoning included. OpenWebRL publishes a row per turn, as its model's text.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from minirl.console import first_line
 from minirl.data.readers import whole
 from minirl.evaluation.results import versions
 from minirl.run_folder import write_atomic
@@ -81,9 +82,10 @@ def write_dataset(
             file.write_table(pyarrow.Table.from_pylist(rows, schema))
     os.replace(path.with_suffix(".tmp"), path)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    tasks = {trajectory.task.id: trajectory.task.site for trajectory in trajectories}
     facts |= {
         "trajectories": f"{len(trajectories)}, of which {sum(t.success for t in trajectories)} succeeded",
-        "tasks": f"{len({t.task.id for t in trajectories})} on {len({t.task.site for t in trajectories})} sites",
+        "tasks": f"{len(tasks)} on {len(set(tasks.values()))} sites",
         "turns": f"{len(turns)}, {sum(bool(turn.images) for turn in turns)} with a screenshot",
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "commit": commit(),
@@ -101,14 +103,18 @@ def commit() -> str:
 
 
 def push(folder: Path, repository: str, private: bool = True) -> str:
-    """Upload a data set's folder to the Hub; return its address there. ValueError without a token."""
+    """Upload a data set's folder to the Hub; return its address there. ValueError if it can't be done."""
     from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HfHubHTTPError
 
     if not (folder / "README.md").is_file():
         raise ValueError(f"{folder} holds no data set: make one with python -m minirl.data write")
     if not get_token():
         raise ValueError("push needs a token: set HF_TOKEN, or log in with hf auth login")
     hub, kind, patterns = HfApi(), "dataset", ["README.md", "data/*.parquet"]
-    url = hub.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
-    hub.upload_folder(repo_id=repository, repo_type=kind, folder_path=folder, allow_patterns=patterns)
+    try:
+        url = hub.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=repository, repo_type=kind, folder_path=folder, allow_patterns=patterns)
+    except HfHubHTTPError.__bases__ as error:  # those of its HTTP client, and OSError
+        raise ValueError(f"the Hub did not take it: {first_line(error)}") from None
     return str(url)
