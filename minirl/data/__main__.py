@@ -63,36 +63,29 @@ def filter(
     say(f"{out / 'tasks.jsonl'}: {len(kept)} of {len(pool)} tasks")
 
 
-def curate(
-    run: File,
-    dumps: tuple[str, ...],
-    preset: Literal["412", "912", "1.9k"] = "412",
-    name: str = "demos",
-) -> None:
-    """The shortest success of each task, evenly over sites, as a dump of the same RUN, for --sft.demos.
+def curate(run: File, dumps: tuple[str, ...], preset: Literal["412", "912", "1.9k"] = "412") -> None:
+    """The shortest success of each task, evenly over sites, as RUN/trajectories/demos.jsonl.
 
     Args:
         run: The folder in which eval.py has left a teacher's rollouts.
         dumps: Which of its dumps, such as eval_MODEL.
         preset: OpenWebRL's 412 for the 4B model, 912 for the 8B, or the 1.9k of section 5.5.
-        name: Of the new dump.
     """
     folder = Run(run)
     found = [trajectory for label in dumps for trajectory in folder.load_trajectories(label)]
-    folder.save_trajectories(name, curation.curate(found, curation.PRESETS[preset]))
-    say(f"--sft.demos {folder.trajectory_path(name)}")
+    folder.save_trajectories("demos", curation.curate(found, curation.PRESETS[preset]))
+    say(f"--sft.demos {folder.trajectory_path('demos')}")
 
 
-def write(dump: File, out: Path, license: str, source: str, successes: bool = False) -> None:
+def write(dump: File, out: Path, license: str, source: str) -> None:
     """A dump in a run's trajectories folder as a Parquet data set of messages and images, with a card.
 
     Args:
         license: Under which the data set is published: apache-2.0, cc-by-4.0, ...
         source: Where tasks and model are from, in words.
-        successes: Leave out what did not succeed.
     """
     run = Run(dump.resolve().parents[1])
-    found = [t for t in run.load_trajectories(dump.stem) if t.success or not successes]
+    found = run.load_trajectories(dump.stem)
     settings = TypeAdapter(AgentConfig).validate_python(run.config().get("agent", {}))
     facts = {"title": out.resolve().name, "source": source, "license": license}
     facts["command"] = shlex.join(["python", "-m", "minirl.data", *sys.argv[1:]])

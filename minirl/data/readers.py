@@ -81,7 +81,9 @@ def trajectory_of(record: Any, name: str, harness: Harness) -> Trajectory:
         case {"conversations": [{"from": "human", "value": str(asked)}, {"from": "gpt", "value": str(said)}]}:
             messages = webrl_messages(asked, said)
         case {"prompt": str(asked), "response": str(said), "metadata": {"images": [*pictures], **facts}}:
-            messages = [*chatml_messages(asked), ("assistant", said)]
+            parts = [part.partition("\n") for part in asked.split("<|im_start|>")[1:-1]]  # ChatML
+            messages = [(role, text.rstrip().removesuffix("<|im_end|>")) for role, _, text in parts]
+            messages.append(("assistant", said))
             task = task_of({"metadata": {key: facts[key] for key in facts.keys() & TASK_FIELDS}})
             others = {"member": record.get("rollout_idx", 0), "success": record.get("reward", 1) == 1}
         case {"messages": [*messages], **others}:
@@ -107,12 +109,6 @@ def webrl_messages(asked: str, answer: str) -> list[Said]:
     for n, (page, action) in enumerate(zip(pages, actions, strict=True)):
         said += [("user", f"{'' if n else opening}Round {n}\n\n{page}"), ("assistant", action)]
     return said
-
-
-def chatml_messages(prompt: str) -> list[Said]:
-    """Return the messages of a prompt in ChatML, without the assistant's opening at its end."""
-    parts = [part.partition("\n") for part in prompt.split("<|im_start|>")[1:-1]]
-    return [(role, text.rstrip().removesuffix("<|im_end|>")) for role, _, text in parts]
 
 
 def chat_messages(messages: Sequence[Any], cells: Any) -> tuple[list[Said], list[Any]]:

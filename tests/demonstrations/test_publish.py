@@ -153,10 +153,11 @@ def hub() -> Iterator[tuple[str, Hub]]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            here = f"http://{self.headers['Host']}/datasets/me/set"
             got.tokens.add(self.headers["Authorization"])
             if self.path.startswith("/api/repos/create"):
                 got.created.append(json.loads(body))
-                answer: dict = {"url": f"http://{self.headers['Host']}/datasets/me/set"}
+                answer: dict = {"url": here}
             elif "/preupload/" in self.path:
                 names = [file["path"] for file in json.loads(body)["files"]]
                 answer = {
@@ -166,7 +167,7 @@ def hub() -> Iterator[tuple[str, Hub]]:
                 for line in map(json.loads, body.splitlines()):
                     if line["key"] == "file":
                         got.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                answer = {"success": True, "commitOid": "0" * 40, "commitUrl": "http://hub.test/commit"}
+                answer = {"success": True, "commitOid": "0" * 40, "commitUrl": f"{here}/commit/0"}
             else:
                 answer = {"errors": [], "warnings": []}  # of the card's front matter
             send(self, json.dumps(answer).encode())
