@@ -21,7 +21,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
-from itertools import compress, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ Said = tuple[str, str]  # a message: its role, and its text
 def load(path: Path, harness: Harness) -> list[Trajectory]:
     """Return a file's successes with the ids that our model would have read and said; their screenshots are
     put where the harness's are. ValueError names a broken record, or says that there is no success."""
-    found, left_out = list[Trajectory](), 0
+    found, unreadable = list[Trajectory](), 0
     for place, record in records(path, MOST_UNPACKED, as_address):
         if isinstance(record, dict) and "turns" in record:
             source = Run(path.resolve().parents[1])
@@ -61,16 +61,13 @@ def load(path: Path, harness: Harness) -> list[Trajectory]:
             told = trajectory_of(record, f"{path.stem}, {place}", harness)
         except ValueError as problem:
             raise ValueError(f"{path}, {place}: {problem}") from None
-        is_shown = [bool(turn.images or turn.page_text) for turn in told.turns]
-        told = tokenised(told, harness)
-        shown = list(compress(told.turns, is_shown))
-        told = replace(told, turns=tuple(t for t in shown if not t.parsed.error))
-        left_out += len(shown) - len(told.turns)
-        found += [told] * (told.success and bool(told.turns))
+        unreadable += sum(not turn.trained and is_shown(turn) for turn in told.turns)
+        if told.success and any(turn.trained for turn in told.turns):
+            found.append(tokenised(told, harness))
     if not found:
         raise ValueError(f"--sft.demos {path} holds no success to clone")
-    responses = sum(len(trajectory.turns) for trajectory in found)
-    say(f"{path}: {len(found)} demonstrations, {responses} responses to clone; {left_out} were unreadable")
+    responses = sum(turn.trained for trajectory in found for turn in trajectory.turns)
+    say(f"{path}: {len(found)} demonstrations, {responses} responses to clone; {unreadable} were unreadable")
     return found
 
 
@@ -157,8 +154,13 @@ def turns_of(said: Sequence[Said], pictures: Sequence[Any], harness: Harness) ->
         text = as_answer(text) if config.kind == "text" and config.thinking else whole(text)
         facts = {"observation": seen.text, "page_text": seen.page_text, "parsed": agent.parse(text)}
         images = tuple(next(names) for _ in range(asked.count(PICTURE)))
-        turns.append(Turn(0, (), (), (), text, images=images, **facts))
+        turn = Turn(0, (), (), (), text, images=images, **facts)
+        turns.append(replace(turn, trained=is_shown(turn) and not turn.parsed.error))
     return instruction, tuple(turns)
+
+
+def is_shown(turn: Turn) -> bool:
+    return bool(turn.images or turn.page_text)
 
 
 def in_tags(text: str) -> tuple[str, tuple[str, ...], Observation]:
@@ -178,7 +180,7 @@ def in_rounds(text: str) -> tuple[str, tuple[str, ...], Observation]:
     head = ROUND.match(text)
     if not head:
         raise ValueError("a user's message does not begin with Round 0, 1, ..., as the text agent's do")
-    parts = text[head.end() :].split("\n\n")
+    parts = [part for part in text[head.end() :].split("\n\n") if part]
     lines = tuple(takewhile(lambda part: not part.startswith(("<", "Tabs: ", LEFT_OUT)), parts))
     page = "\n\n".join(parts[len(lines) :])
     return head[1] or "", lines, Observation("", page_text="" if page == LEFT_OUT else page)

@@ -80,10 +80,6 @@ def published(request, preprocessor, tmp_path_factory) -> tuple[Path, Run, list[
     found = load(
         PUBLIC / {"visual": "messages.jsonl", "text": "webrl_policy.json"}[request.param], worker.harness
     )
-    if request.param == "text":  # a step and its history are a trajectory whose first page is not known
-        found = [
-            t for t in found if len(t.turns) == 1 and "Round 1" not in rows_as_text(t, preprocessor)[0][0]
-        ]
     found = [
         replace(t, task=Task(f"t{n}", t.task.instruction, "http://a.test/")) for n, t in enumerate(found)
     ]

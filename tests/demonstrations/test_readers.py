@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from endpoint_server import say, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from workers import make_worker
 
+from minirl.agents.chain_of_thought import with_thoughts
 from minirl.benchmarks.task_sets import TaskSets
+from minirl.config import EndpointConfig
 from minirl.data.readers import load
 from minirl.episode import Harness
 from minirl.experiment import Experiment
@@ -49,8 +52,9 @@ def rows_as_text(trajectory: Trajectory, preprocessor: Any) -> list[tuple[str, s
 
 def test_the_counts_of_the_fixtures(harness):
     """Three steps and two turns, each a demonstration of one response; a conversation of two."""
-    counts = {name: [len(t.turns) for t in load(PUBLIC / name, harness("visual"))] for name in OPENWEBRL}
-    counts["webrl_policy.json"] = [len(t.turns) for t in load(PUBLIC / "webrl_policy.json", harness("text"))]
+    kinds = {**dict.fromkeys(OPENWEBRL, "visual"), "webrl_policy.json": "text"}
+    demos = {name: load(PUBLIC / name, harness(kind)) for name, kind in kinds.items()}
+    counts = {name: [len(turn_rows(t, 1.0)) for t in found] for name, found in demos.items()}
     assert counts == {
         "openwebrl_sft.jsonl": [1, 1],
         "messages.jsonl": [2],
@@ -75,7 +79,7 @@ def test_webagent_r1_thinks_what_webrl_comments(harness, preprocessor):
     assert said == f'{opening} # Note: 12 reviews </think> <answer> exit(message="12") </answer>{end}'
     assert prompt.count("** Simplified html **") == 1 and "Round 2 of 9" in prompt
     assert f"{opening} # Element: the link of the blue lamp </think> <answer> do(" in prompt
-    assert [t.turns[0].parsed.calls[0].name for t in trajectories] == ["Click", "exit", "Search"]
+    assert [t.turns[-1].parsed.calls[0].name for t in trajectories] == ["Click", "exit", "Search"]
     assert {t.task.instruction for t in trajectories[:2]} == {"How many reviews does the blue lamp have?"}
 
 
@@ -102,7 +106,7 @@ def test_turn_rows_know_their_task_and_screenshot(harness, png):
     assert (first.task.id, first.task.site, first.member) == ("252667", "library.example", 1)
     assert first.task.meta["benchmark"] == "pae-webvoyager" and "images" not in first.task.meta
     (name,), images = first.turns[0].images, harness("visual").images
-    assert images.get(name).startswith(b"\x89PNG") and (name,) != second.turns[0].images
+    assert images.get(name).startswith(b"\x89PNG") and (name,) != second.turns[1].images
 
 
 def changed(record: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
@@ -193,6 +197,18 @@ def test_any_field_of_any_kind_gives_demonstrations_or_one_line(which, data, har
         load(path, harness("text" if which is STEPS[1] else "visual"))
     except ValueError as problem:
         assert "\n" not in str(problem) and str(path) in str(problem)
+
+
+async def test_new_thoughts_are_written_for_what_is_cloned_alone(preprocessor, tmp_path):
+    """R1-CoT of public steps: one question for each, and a history as the record tells it."""
+    with serve([say("It is so.")]) as server:
+        endpoint = EndpointConfig(url=server.url, model="thinker", retries=0)
+        config = replace(webagent_r1_3b(), endpoint=endpoint)
+        given_by = make_worker(config, preprocessor, images=Run(tmp_path).images).harness
+        new = await with_thoughts(load(PUBLIC / "webrl_policy.json", given_by), given_by)
+    assert len(server.requests) == len(new) == 3
+    ((prompt, said),) = rows_as_text(new[1], preprocessor)
+    assert "It is so. </think> <answer> exit(" in said and "# Element: the link of the blue lamp" in prompt
 
 
 async def test_a_record_that_solves_a_held_out_task_is_left_out(preprocessor, tmp_path, capsys):
