@@ -32,6 +32,6 @@ def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:
         context.respond(ids, turn.text)
         branch, zeros = prompt.ids[prompt.shared :], (0.0,) * len(ids)
         turn = replace(turn, shared=prompt.shared, branch=branch, response_ids=ids, logprobs=zeros, text=text)
-        turns.append(replace(turn, images=tuple(map(harness.images.put, prompt.images))))
+        turns.append(replace(turn, images=tuple(harness.images.put(image) for image in prompt.images)))
         feedback = agent.visible_feedback(turn.parsed, turn.feedback)
     return replace(trajectory, trunk=tuple(context.trunk), turns=tuple(turns))

@@ -115,7 +115,8 @@ def chat_messages(messages: Sequence[Any], cells: Any) -> tuple[list[Said], list
     for message in messages:
         match message:
             case {"role": str(role), "content": str(words)}:
-                parts: list[Any] = [{"type": "text", "text": words.replace("<image>", PICTURE)}]
+                words = words.replace("<image>", PICTURE) if pictures else words
+                parts: list[Any] = [{"type": "text", "text": words}]
             case {"role": str(role), "content": [*parts]}:
                 pass
             case _:
