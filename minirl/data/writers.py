@@ -115,6 +115,7 @@ def push(folder: Path, repository: str, private: bool = True) -> str:
     try:
         url = hub.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
         hub.upload_folder(repo_id=repository, repo_type=kind, folder_path=folder, allow_patterns=patterns)
-    except HfHubHTTPError.__bases__ as error:  # those of its HTTP client, and OSError
+    # the errors of its HTTP client, and OSError
+    except HfHubHTTPError.__bases__ as error:  # pyright: ignore[reportGeneralTypeIssues]
         raise ValueError(f"the Hub did not take it: {first_line(error)}") from None
     return str(url)
