@@ -203,7 +203,8 @@ class BatchConfig:
 @dataclass(frozen=True)
 class SftConfig:
     demos: Path | None = None
-    """Clone the successes of this file in a run's trajectories folder; by default scripted solutions."""
+    """Clone the successes of this file: a run's dump, or public records (docs/data.md); by default scripted
+    solutions."""
     thoughts: bool = False  # the model at --endpoint.url writes the text agent's thoughts (R1-CoT)
     thought_tokens: Positive = 4096  # longest answer with such a thought, hidden reasoning included
     lr: float = 1e-5

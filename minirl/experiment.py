@@ -22,8 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from minirl.checkpoint import Checkpoints
 from minirl.config import Config, to_json
-from minirl.console import CONSOLE, progress
-from minirl.demonstrations import load_demonstrations
+from minirl.console import CONSOLE, progress, say
 from minirl.distributed import Ranks
 from minirl.episode import Harness
 from minirl.model import Preprocessor, load_model, load_preprocessor
@@ -118,20 +117,27 @@ class Experiment:
         return trajectories
 
     async def demonstrate(self, worker: RolloutWorker) -> list[Trajectory]:
-        """Return the successes of the dump that the config names, or the shortest solutions of the
-        demonstrated goals, acted out and confirmed by the task's rules."""
+        """Return the successes of the file that the config names, without those on held-out tasks, or the
+        shortest solutions of the demonstrated goals, acted out and confirmed by the task's rules."""
+        from minirl.benchmarks.task_sets import apart
+        from minirl.data.readers import load
         from minirl.worlds.scripted_agent import act_out
 
-        demos, benchmark_of = self.config.sft.demos, worker.harness.benchmark_of
+        demos, heldout = self.config.sft.demos, self.tasks.heldout
         if demos is None:
             found = await act_out(self.tasks.demos, worker)
             self.run.save_trajectories("demos", found)
             return found
-        found = load_demonstrations(demos, self.run, worker.harness)
-        heldout = {name for task in self.tasks.heldout for name in benchmark_of(task).identity(task)}
-        if leaked := [t.task.id for t in found if benchmark_of(t.task).identity(t.task) & heldout]:
-            raise ValueError(f"--sft.demos {demos} solves held-out tasks, {leaked[0]} for one")
-        return found
+        found = load(demos, worker.harness)
+        wordings = {task.instruction for task in heldout}  # of a public record, whose site may not be told
+        clean = {task.id for task in apart([t.task for t in found], heldout, worker.harness.benchmark_of)}
+        named = [t for t in found if t.task.start_url or t.task.instruction not in wordings]
+        kept = [t for t in named if t.task.id in clean]
+        if not kept:
+            raise ValueError(f"--sft.demos {demos} solves held-out tasks alone, {found[0].task.id} for one")
+        if len(kept) < len(found):
+            say(f"{len(found) - len(kept)} demonstrations solve held-out tasks, and were left out")
+        return kept
 
     async def reset_sites(self) -> None:
         """Have WebArena's sites put back to how they were, if the config names a server for that."""

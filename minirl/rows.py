@@ -76,12 +76,14 @@ def make_rows(groups: list[Group], config: LossConfig, preprocessor: Preprocesso
 def turn_rows(
     trajectory: Trajectory, advantage: float, tokenizer: Tokenizer | None = None
 ) -> tuple[Row, ...]:
-    """Return a row for every turn, with weight 1 for response tokens, but with a tokenizer 0 before
+    """Return a row for every trained turn, with weight 1 for response tokens, but with a tokenizer 0 before
     `<answer>`. ValueError if a served model said them, which gives no ids."""
     if any(turn.text and not turn.response_ids for turn in trajectory.turns):
         raise ValueError(f"{trajectory.task.id} was said by a served model: clone it, with --sft.demos")
     rows = []
     for t, turn in enumerate(trajectory.turns):
+        if not turn.trained:
+            continue
         prompt, response = trajectory.prompt_ids(t), turn.response_ids
         untrained = answer_start(tokenizer, response) if tokenizer else 0
         weights = (0.0,) * untrained + (1.0,) * (len(response) - untrained)

@@ -179,6 +179,7 @@ class Turn:
     cached: int = 0
     counted: tuple[int, int] = (0, 0)
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: sample, act, observe
+    trained: bool = True  # False: only told, as part of a public record's history
 
 
 @dataclass(frozen=True)

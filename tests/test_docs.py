@@ -15,6 +15,7 @@ import tyro
 from minirl.cli import demo
 from minirl.cli.command_line import check, from_command_line, read_flags, recipe_name
 from minirl.config import Config
+from minirl.data import __main__ as data
 from minirl.judges import settings as judges
 from minirl.worlds import __main__ as worlds
 
@@ -58,7 +59,8 @@ def parse(script: str, argv: Sequence[str], eval_script: ModuleType) -> Config:
 
 def test_the_documents_have_commands_of_every_kind():
     kinds = {COMMAND.match(f"python {command}")[1] for command in commands()}
-    assert kinds == {"train.py", "eval.py", "sft.py", "judge.py", "-m minirl", "-m minirl.worlds"}
+    scripts = {"train.py", "eval.py", "sft.py", "judge.py"}
+    assert kinds == scripts | {"-m minirl", "-m minirl.data", "-m minirl.worlds"}
     assert len(commands()) >= 25
 
 
@@ -98,3 +100,14 @@ def test_the_verbs_of_worlds_are_run_on_one_site(place, capsys):
         worlds.main(["replay", *verbs["replay"], "--no-such-flag"])
     assert stop.value.code == 2, "the control: flags are read"
     assert worlds.main(["replay", *verbs["replay"]]) == 2, "sites/* is the shell's to fill in"
+
+
+def test_the_verbs_of_data_are_understood(place, capsys):
+    """Their files are the reader's to fill in, and not there; flags would be refused before."""
+    lines = [shlex.split(command)[2:] for command in commands() if command.startswith("-m minirl.data")]
+    assert {verb for verb, *_ in lines} == {"filter", "curate", "write", "push"}
+    for argv in lines:
+        assert data.main(argv) == 2
+        with pytest.raises(SystemExit) as stop:
+            data.main([*argv, "--no-such-flag"])
+        assert stop.value.code == 2

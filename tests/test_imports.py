@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ["samplers", "browser", "agents", "judges", "worlds", "benchmarks", "evaluation", "tiny", "cli"]
+ROOMS = ["samplers", "browser", "agents", "judges", "worlds", "benchmarks", "evaluation"]
+ROOMS += ["data", "tiny", "cli"]
 
 
 def imported(file: Path) -> set[str]:

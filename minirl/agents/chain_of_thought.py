@@ -30,6 +30,8 @@ async def with_thoughts(demos: Sequence[Trajectory], harness: Harness) -> list[T
 
     async def rewrite(demo: Trajectory, n: int) -> Turn:
         turn, text, task = demo.turns[n], demo.turns[n].text, demo.task
+        if not turn.trained:
+            return turn
         history = "\n".join(spelled(earlier.text) for earlier in demo.turns[:n]) or "nothing"
         facts = {"task": task.instruction, "history": history, "page": turn.page_text}
         question = PROMPT.rstrip("\n").format(**facts, action=spelled(text))
@@ -43,12 +45,13 @@ async def with_thoughts(demos: Sequence[Trajectory], harness: Harness) -> list[T
         is_usable = text != turn.text and parsed.calls == turn.parsed.calls  # the action is as it was
         return replace(turn, text=text, parsed=parsed) if is_usable else turn
 
-    total = sum(len(demo.turns) for demo in demos)
+    total = sum(turn.trained for demo in demos for turn in demo.turns)
     async with open_endpoint(served) as endpoint:
         with progress("writing thoughts", total) as meter:
             work = [[rewrite(demo, n) for n in range(len(demo.turns))] for demo in demos]
             new = await asyncio.gather(*(asyncio.gather(*turns) for turns in work))
-    kept = sum(turn in demo.turns for demo, turns in zip(demos, new, strict=True) for turn in turns)
+    told = [(turn, demo) for demo, turns in zip(demos, new, strict=True) for turn in turns if turn.trained]
+    kept = sum(turn in demo.turns for turn, demo in told)
     line = f"{kept} of {total} turns keep the thoughts that they had"
     if 2 * kept > total:
         advice = f"see that --endpoint.url {served.url} answers, or raise --sft.thought-tokens ({tokens})"

@@ -14,8 +14,8 @@ class JudgedBenchmark:
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:
         """Return the site with the wording, and the site with the goal, if the task has one."""
-        host = urlsplit(task.start_url).netloc
-        names = {(host, task.instruction)}
+        host = urlsplit(task.start_url).netloc.removeprefix("www.")
+        names = {(host, " ".join(task.instruction.casefold().split()))}  # benchmarks copy from one another
         return names | {(host, json.dumps(task.goal, sort_keys=True))} if task.goal else names
 
     def missing(self, task: Task) -> list[str]:

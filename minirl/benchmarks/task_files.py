@@ -10,9 +10,10 @@ holds one JSON object per line, or one JSON array, or is Parquet; its first byte
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def load_tasks(path: Path, any_goal: bool = False) -> list[Task]:
     """Return a file's tasks. With `any_goal` goals of an unknown form pass, for a reward of the user's own.
     ValueError names the file, the line or record, the field and its fault."""
     tasks: dict[str, Task] = {}
-    for place, record in _records(path):
+    for place, record in records(path):
         try:
             check_depth(record)
             task = task_of(record, any_goal)
@@ -99,40 +100,46 @@ def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     return task
 
 
-def _records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield every record with its place in the file: "line 3", "record 3"."""
+def records(
+    path: Path, most: int = 0, as_json: Callable[[Any], Any] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield every record of a file with its place there: "line 3", "record 3". A Parquet file may have `most`
+    bytes, and `as_json` converts cells that JSON lacks. ValueError names what can't be read."""
     try:
-        content = path.read_bytes()
-        is_parquet = content.startswith(b"PAR1")
-        text = "" if is_parquet else content.decode("utf-8-sig")
+        with path.open("rb") as file:
+            head = file.read(4096).removeprefix(codecs.BOM_UTF8)
+            file.seek(0)
+            if head.startswith(b"PAR1"):
+                yield from _parquet_records(path, most or MOST_UNPACKED, as_json)
+            elif head.lstrip().startswith(b"["):
+                for number, record in enumerate(_parse(file.read(), str(path)), 1):
+                    yield f"record {number}", record
+            else:
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        yield f"line {number}", _parse(line.rstrip(), f"{path}, line {number}")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"task file {path} can't be read: {error}") from None
-    if is_parquet:
-        yield from _parquet_records(path)
-    elif text.lstrip().startswith("["):
-        for number, record in enumerate(_parse(text, str(path)), 1):
-            yield f"record {number}", record
-    else:
-        for number, line in enumerate(text.split("\n"), 1):  # splitlines() would also cut within strings
-            if line.strip():
-                yield f"line {number}", _parse(line, f"{path}, line {number}")
 
 
-def _parse(text: str, place: str) -> Any:
+def _parse(text: bytes, place: str) -> Any:
+    words = text.decode("utf-8-sig")
     try:
-        return json.loads(text)
+        return json.loads(words)
     except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         raise ValueError(f"{place}: not valid JSON ({error})") from None
 
 
-def _parquet_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_records(
+    path: Path, room: int, as_json: Callable[[Any], Any] | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a record for each row. An empty cell is a missing field: a row can't leave out a column."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise ValueError(f"{path} is Parquet, which needs pyarrow: pip install pyarrow") from None
-    rows, room = [], MOST_UNPACKED
+    number, most = 0, room
     try:
         with parquet.ParquetFile(path) as file:
             groups = map(file.metadata.row_group, range(file.num_row_groups))
@@ -140,18 +147,21 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             for batch in file.iter_batches(4, use_threads=False) if room > 0 else ():
                 if (room := room - batch.nbytes) < 0:
                     break
-                rows += batch.to_pylist()
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"record {number}", _without_empty_cells(row, as_json, f"{path}, record {number}")
         if room < 0:
-            raise ValueError(f"task file {path} unpacks to more than {MOST_UNPACKED:,} bytes")
+            raise ValueError(f"task file {path} unpacks to more than {most:,} bytes")
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"task file {path} can't be read: {str(error)!r:.200}") from None
-    for number, row in enumerate(rows, 1):
-        try:
-            text = json.dumps(row)
-        except (TypeError, ValueError) as error:  # dates and bytes
-            raise ValueError(f"{path}, record {number}: {error}") from None
-        filled = json.loads(text, object_hook=lambda d: {k: v for k, v in d.items() if v is not None})
-        yield f"record {number}", filled
+
+
+def _without_empty_cells(row: Any, as_json: Callable[[Any], Any] | None, place: str) -> dict[str, Any]:
+    try:
+        text = json.dumps(row, default=as_json)
+    except (TypeError, ValueError) as error:  # dates and bytes
+        raise ValueError(f"{place}: {error}") from None
+    return json.loads(text, object_hook=lambda d: {k: v for k, v in d.items() if v is not None})
 
 
 def save_tasks(path: Path, tasks: Sequence[Task]) -> None:

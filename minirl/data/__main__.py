@@ -1,0 +1,113 @@
+"""`python -m minirl.data VERB`: pools of tasks filtered, demonstrations curated, trajectories published.
+
+Exit status 0: fine; 2: the command line or a file is of no use.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import tyro
+from pydantic import TypeAdapter
+
+from minirl.benchmarks.task_files import load_tasks, save_tasks
+from minirl.config import AgentConfig, Config
+from minirl.console import printable, say
+from minirl.data import curate as curation
+from minirl.data import filters, writers
+from minirl.experiment import make_agent
+from minirl.run_folder import Run, to_line, write_atomic
+
+File = tyro.conf.Positional[Path]
+
+
+def filter(
+    tasks: File,
+    out: Path,
+    evaluation: tuple[Path, ...] = (),
+    threshold: float = filters.SFT,
+    model: str = "",
+    embeddings: Path | None = None,
+    least: int = 10,
+    unstable: Path | None = None,
+    results: tuple[Path, ...] = (),
+) -> None:
+    """A pool's tasks that are worth a rollout, as OUT/tasks.jsonl; OUT/removed.jsonl says why others are not.
+
+    Args:
+        evaluation: Files of tasks that must stay unseen.
+        threshold: Cosine from which a task is a near-duplicate: 0.99 to demonstrate, 0.95 to practise.
+        model: A sentence-transformers model, which embeds the wordings; kept as OUT/embeddings.npy.
+        embeddings: Such a file in place of the model: rows for TASKS, then for the evaluation's.
+        least: Sites with fewer tasks are the long tail.
+        unstable: A list of sites to leave out, a host a line.
+        results: Files of results of evaluations, whose aborted episodes tell unstable sites.
+    """
+    pool, unseen = load_tasks(tasks), [task for path in evaluation for task in load_tasks(path)]
+    vectors_NE = np.load(embeddings, mmap_mode="r") if embeddings else None
+    if model and vectors_NE is None:
+        vectors_NE = filters.embed([*pool, *unseen], model)
+        out.mkdir(parents=True, exist_ok=True)
+        np.save(out / "embeddings.npy", vectors_NE)
+    if vectors_NE is not None and (vectors_NE.ndim, len(vectors_NE)) != (2, len(pool) + len(unseen)):
+        raise ValueError(f"there are {len(pool)} + {len(unseen)} tasks, and embeddings of {vectors_NE.shape}")
+    sites = filters.unstable_sites(unstable, results)
+    kept, removed = filters.filter_tasks(pool, unseen, sites, least, vectors_NE, threshold)
+    save_tasks(out / "tasks.jsonl", kept)
+    write_atomic(out / "removed.jsonl", b"".join(map(to_line, removed)))
+    say(f"{out / 'tasks.jsonl'}: {len(kept)} of {len(pool)} tasks")
+
+
+def curate(run: File, dumps: tuple[str, ...], preset: Literal["412", "912", "1.9k"] = "412") -> None:
+    """The shortest success of each task, evenly over sites, as RUN/trajectories/demos.jsonl.
+
+    Args:
+        run: The folder in which eval.py has left a teacher's rollouts.
+        dumps: Which of its dumps, such as eval_MODEL.
+        preset: OpenWebRL's 412 for the 4B model, 912 for the 8B, or the 1.9k of section 5.5.
+    """
+    folder = Run(run)
+    found = [trajectory for label in dumps for trajectory in folder.load_trajectories(label)]
+    folder.save_trajectories("demos", curation.curate(found, curation.PRESETS[preset]))
+    say(f"--sft.demos {folder.trajectory_path('demos')}")
+
+
+def write(dump: File, out: Path, license: str, source: str) -> None:
+    """A dump in a run's trajectories folder as a Parquet data set of messages and images, with a card.
+
+    Args:
+        license: Under which the data set is published: apache-2.0, cc-by-4.0, ...
+        source: Where tasks and model are from, in words.
+    """
+    run = Run(dump.resolve().parents[1])
+    found = run.load_trajectories(dump.stem)
+    settings = TypeAdapter(AgentConfig).validate_python(run.config().get("agent", {}))
+    facts = {"title": out.resolve().name, "source": source, "license": license}
+    facts["command"] = shlex.join(["python", "-m", "minirl.data", *sys.argv[1:]])
+    writers.write_dataset(found, make_agent(Config("", agent=settings)), run.images, out, **facts)
+    say(f"{out}: {len(found)} trajectories")
+
+
+def push(folder: File, repository: tyro.conf.Positional[str], public: bool = False) -> None:
+    """A data set's folder to the Hub, as USER/NAME; it needs a token."""
+    say(writers.push(folder, repository, private=not public))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one verb and return the exit status."""
+    verbs = {"filter": filter, "curate": curate, "write": write, "push": push}
+    try:
+        tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.data", args=list(argv))
+        return 0
+    except (ValueError, OSError) as error:
+        print(printable(f"minirl.data: {error}").replace("\n", "?"), file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

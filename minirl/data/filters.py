@@ -1,0 +1,135 @@
+"""Filter a pool of tasks: what an evaluation asks, parts of other tasks, bad sites, near-duplicates.
+
+    tasks --filter_tasks--> kept | removed, each with the filter's name and the reason
+
+Stands before teacher rollouts and reinforcement. OpenWebRL section 4.2: 292K tasks of WebGym become 15,601
+to demonstrate and, with a stricter threshold, about 2.2K to practise. Deviations: the paper says neither
+where the long tail begins (here: sites with few tasks) nor which sites are unstable (here: those of a list,
+or on which most episodes were aborted); what is nearly an evaluation's task goes, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from minirl.benchmarks.task_sets import apart, choose_benchmarks
+from minirl.console import progress, say
+from minirl.evaluation.results import read_results
+from minirl.recipes import openwebrl_4b
+from minirl.types import Task
+
+SFT, RL = 0.99, 0.95  # OpenWebRL's thresholds, for cosines of Qwen3-Embedding-8B
+BLOCK = 4096  # rows that are compared at a time
+MOST_ABORTED = 0.5  # share of a site's episodes; above, it is unstable
+
+Reasons = dict[str, str]  # by the id of a task that is to go
+
+
+def filter_tasks(
+    tasks: Sequence[Task],
+    evaluation: Sequence[Task] = (),
+    unstable: Mapping[str, str] | None = None,  # the reason, by site
+    least: int = 0,  # tasks on a site
+    embeddings_NE: np.ndarray | None = None,  # of the tasks, then of the evaluation's
+    threshold: float = SFT,
+) -> tuple[list[Task], list[dict[str, Any]]]:
+    """Return the tasks that stay, in their order, and a record of each that goes: the filter, the reason and
+    the task. Say how many each filter has removed."""
+
+    def evaluated(some: Sequence[Task]) -> Reasons:
+        clean = {task.id for task in apart(some, evaluation, choose_benchmarks(openwebrl_4b()))}
+        return {task.id: "an evaluation has it" for task in some if task.id not in clean}
+
+    def decomposed(some: Sequence[Task]) -> Reasons:
+        parents = {task.id: task.meta.get("task_id_decomposed_from") for task in some}  # WebGym's field
+        return {name: f"part of {parent}" for name, parent in parents.items() if parent}
+
+    def on_unstable_sites(some: Sequence[Task]) -> Reasons:
+        return {task.id: why for task in some if (why := (unstable or {}).get(task.site))}
+
+    def in_long_tail(some: Sequence[Task]) -> Reasons:
+        counts = Counter(task.site for task in some)
+        return {t.id: f"one of {n} on {t.site}" for t in some if (n := counts[t.site]) < least}
+
+    def near_duplicates(some: Sequence[Task]) -> Reasons:
+        row_of = {task.id: n for n, task in enumerate(tasks)}
+        known, ordered = len(evaluation), [*evaluation, *some]
+        rows = [*range(len(tasks), len(tasks) + known), *(row_of[task.id] for task in some)]
+        found = {} if embeddings_NE is None else duplicates(embeddings_NE[rows], threshold, known)
+        return {ordered[n].id: f"{cosine:.3f} like {ordered[m].id}" for n, (m, cosine) in found.items()}
+
+    kept, removed = list(tasks), list[dict[str, Any]]()
+    for find in (evaluated, decomposed, on_unstable_sites, in_long_tail, near_duplicates):
+        reasons, name = find(kept), find.__name__.replace("_", " ")
+        gone = [task for task in kept if task.id in reasons]
+        removed += [{"filter": name, "reason": reasons[task.id], "task": asdict(task)} for task in gone]
+        kept = [task for task in kept if task.id not in reasons]
+        say(f"{name}: {len(gone)} removed, {len(kept)} left")
+    return kept, removed
+
+
+def unstable_sites(hosts: Path | None, results: Sequence[Path]) -> dict[str, str]:
+    """Return the sites of a list, a host a line, and those on which most episodes in an evaluation's files of
+    results were aborted, each with the reason."""
+    listed = hosts.read_text(encoding="utf-8").split() if hosts else []
+    found = {host.lower().removeprefix("www."): "its site is listed" for host in listed}
+    ends: dict[str, list[bool]] = defaultdict(list)
+    for result in (result for path in results for result in read_results(path)[1]):
+        ends[result.site].append(not result.stop.is_agent_fault)
+    most = {site: aborted for site, aborted in ends.items() if sum(aborted) > MOST_ABORTED * len(aborted)}
+    return found | {site: f"{sum(n)} of {len(n)} episodes on its site aborted" for site, n in most.items()}
+
+
+def duplicates(
+    vectors_NE: np.ndarray, threshold: float, first: int = 0, block: int = BLOCK
+) -> dict[int, tuple[int, float]]:
+    """Compare rows greedily, from the first to the last: one goes if it is at least `threshold` like one that
+    stays. Return those that go, each with the row before it that it is most like, and the cosine. The `first`
+    rows all stay. Beside the vectors, memory holds a copy of them as they are compared, and a few blocks.
+
+    >>> duplicates(np.array([[1.0, 0], [0, 1], [2, 0], [1, 0.1]]), 0.99)
+    {2: (0, 1.0), 3: (0, 0.9950371980667114)}
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    unit_NE = torch.from_numpy(np.asarray(vectors_NE, dtype=np.float32)).to(device)
+    unit_NE = torch.nn.functional.normalize(unit_NE, dim=1)
+    # of each row, how like it is to the most like of those before it that stay, and which that is
+    best_N, like_N = torch.full((len(unit_NE),), -2.0), torch.zeros(len(unit_NE), dtype=torch.long)
+    found: dict[int, tuple[int, float]] = {}
+
+    def note(rows: slice, cosine_B: torch.Tensor, like_B: torch.Tensor) -> None:
+        like_N[rows] = torch.where(cosine_B > best_N[rows], like_B, like_N[rows])
+        best_N[rows] = torch.maximum(cosine_B, best_N[rows])
+
+    with progress("comparing tasks", len(unit_NE)) as meter:
+        for at in range(0, len(unit_NE), block):
+            here, stay = slice(at, at + block), list[int]()
+            for n, cosine_B in enumerate((unit_NE[here] @ unit_NE[here].T).cpu(), at):
+                if n >= first and best_N[n] >= threshold:
+                    found[n] = (int(like_N[n]), float(best_N[n]))
+                else:
+                    stay.append(n)
+                    note(here, cosine_B, torch.tensor(n))
+            staying_BE, places_B = unit_NE[stay], torch.tensor(stay)
+            for later in range(at + block, len(unit_NE) if stay else 0, block):
+                there = slice(later, later + block)
+                cosine_B, place_B = (unit_NE[there] @ staying_BE.T).cpu().max(dim=1)
+                note(there, cosine_B, places_B[place_B])
+            meter.reach(at + block)
+    return found
+
+
+def embed(tasks: Sequence[Task], model: str) -> np.ndarray:
+    """Return the embeddings (N, E) of the tasks' wordings by a sentence-transformers model."""
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        raise ValueError("--model needs sentence-transformers: pip install sentence-transformers") from None
+    return SentenceTransformer(model).encode([task.instruction for task in tasks], show_progress_bar=True)

@@ -1,0 +1,170 @@
+"""Pools of tasks: each filter removes what it says, and near-duplicates are those of a brute-force search."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from minirl.benchmarks.task_files import load_tasks, save_tasks
+from minirl.data import __main__ as script
+from minirl.data.filters import RL, SFT, duplicates
+from minirl.evaluation.results import Evaluation, Result, write_results
+from minirl.types import Stop, Task
+
+PUBLIC = Path(__file__).parents[1] / "data" / "public"
+POOL = PUBLIC / "webgym.jsonl"
+# Cosines to the first task's vector: of the second 0.97, of the others far less
+VECTORS = np.zeros((9, 10), np.float32)
+VECTORS[range(9), range(9)] = 1
+VECTORS[1, :2] = 0.97, (1 - 0.97**2) ** 0.5
+
+
+def greedy(vectors: np.ndarray, threshold: float, first: int) -> dict[int, tuple[int, float]]:
+    """The definition, pair by pair."""
+    kept, found = list(range(first)), {}
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    for n in range(first, len(unit)):
+        cosine, like = max(((float(unit[n] @ unit[m]), -m) for m in kept), default=(-2.0, 0))
+        if cosine >= threshold:
+            found[n] = (-like, cosine)
+        else:
+            kept.append(n)
+    return found
+
+
+# Of sixteen ones and minus ones each, so that cosines are eighths and sums are exact in any order
+signs = st.integers(0, 40).flatmap(
+    lambda n: arrays.arrays(np.float32, (n, 16), elements=st.sampled_from([-1.0, 1.0]))
+)
+
+
+@settings(max_examples=40)
+@given(signs, st.sampled_from([0.25, 0.5, 0.75, 0.95]), st.integers(1, 9), st.data())
+def test_near_duplicates_are_those_of_a_search_through_all_pairs(vectors, threshold, block, data):
+    first = data.draw(st.integers(0, len(vectors)))
+    assert duplicates(vectors, threshold, first, block) == greedy(vectors, threshold, first)
+
+
+def test_near_duplicates_of_real_numbers_too():
+    """300 noisy copies of 60 vectors, in blocks that are no divisor of either."""
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(60, 32))[rng.integers(0, 60, 300)] + rng.normal(size=(300, 32)) * 0.15
+    expected = greedy(vectors, SFT - 0.02, 20)
+    found = duplicates(vectors, SFT - 0.02, 20, 64)
+    assert {n: like for n, (like, _) in found.items()} == {n: like for n, (like, _) in expected.items()}
+    assert 30 < len(found) < 250 and max(found[n][1] - expected[n][1] for n in found) < 1e-5
+
+
+def test_one_that_goes_takes_none_along():
+    """The second is like the first, the third like the second alone: it stays, as greedily as published."""
+    angles = np.array([0.0, 0.2, 0.4])
+    vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    assert list(duplicates(vectors, 0.97)) == [1] and list(duplicates(vectors[1:], 0.97)) == [1]
+
+
+@pytest.fixture
+def evaluation(tmp_path) -> Path:
+    """The museum's question in other spelling, on the site without www."""
+    task = Task("e", "when does  the museum open?", "https://museum.example/")
+    save_tasks(tmp_path / "evaluation.jsonl", [task])
+    return tmp_path / "evaluation.jsonl"
+
+
+@pytest.fixture
+def results(tmp_path) -> Path:
+    """Of two episodes on one site both were aborted, of two on another one."""
+    ends = {"captcha.example": [Stop.BLOCKED, Stop.SITE_ERROR], "museum.example": [Stop.DONE, Stop.TIMEOUT]}
+    rows = [
+        Result(f"{site} {n}", stop, False, site=site) for site, s in ends.items() for n, stop in enumerate(s)
+    ]
+    write_results(tmp_path / "results.json", Evaluation("", "", {}, {}), rows)
+    return tmp_path / "results.json"
+
+
+def run(tmp_path: Path, *flags: object) -> tuple[list[str], dict[str, str]]:
+    """The ids that are kept, and of the others the filter with its reason."""
+    out = tmp_path / "out"
+    assert script.main(["filter", str(POOL), "--out", str(out), *map(str, flags)]) == 0
+    removed = [json.loads(line) for line in (out / "removed.jsonl").read_text().splitlines()]
+    assert all(Task(**row["task"]) in load_tasks(POOL) for row in removed)
+    reasons = {row["task"]["id"]: f"{row['filter']}: {row['reason']}" for row in removed}
+    return [task.id for task in load_tasks(out / "tasks.jsonl")], reasons
+
+
+def test_every_filter_says_what_it_removes_and_why(tmp_path, evaluation, results, capsys):
+    vectors = np.concatenate([VECTORS, VECTORS[5:6] + 0.01])  # the evaluation's task is nearly the sixth
+    np.save(tmp_path / "vectors.npy", vectors)
+    flags = ["--evaluation", evaluation, "--results", results, "--embeddings", tmp_path / "vectors.npy"]
+    kept, reasons = run(tmp_path, *flags, "--least", 2, "--threshold", RL)
+    assert kept == ["1", "4"]
+    assert reasons == {
+        "5": "evaluated: an evaluation has it",
+        "3": "decomposed: part of 1",
+        "8": "on unstable sites: 2 of 2 episodes on its site aborted",
+        "9": "on unstable sites: 2 of 2 episodes on its site aborted",
+        "7": "in long tail: one of 1 on fences.example",
+        "2": "near duplicates: 0.970 like 1",
+        "6": "near duplicates: 1.000 like e",
+    }
+    said = capsys.readouterr().out
+    for line in ("evaluated: 1 removed, 8 left", "near duplicates: 2 removed, 2 left", "2 of 9 tasks"):
+        assert line in said
+
+
+def test_without_their_settings_filters_remove_nothing(tmp_path):
+    """The controls: only what is part of another task goes; 0.97 is not 0.99."""
+    assert run(tmp_path, "--least", 0) == (list("12456789"), {"3": "decomposed: part of 1"})
+    np.save(tmp_path / "vectors.npy", VECTORS)
+    assert run(tmp_path, "--least", 0, "--embeddings", tmp_path / "vectors.npy")[0] == list("12456789")
+    (tmp_path / "hosts").write_text("www.Museum.example\nelsewhere.example\n")
+    assert run(tmp_path, "--least", 0, "--unstable", tmp_path / "hosts")[0] == list("12789")
+
+
+def test_a_model_embeds_the_wordings_once(tmp_path, evaluation, monkeypatch):
+    """A stand-in for sentence-transformers counts letters. What it says is kept for other runs."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+
+    class Model:
+        def __init__(self, name: str):
+            assert name == "letters"
+
+        def encode(self, texts: list[str], **how: object) -> np.ndarray:
+            return np.array([[t.lower().count(c) for c in letters] for t in texts], np.float32)
+
+    module = types.ModuleType("sentence_transformers")
+    module.SentenceTransformer = Model
+    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
+    flags = ["--least", 0, "--threshold", RL, "--evaluation", evaluation]
+    first = run(tmp_path, *flags, "--model", "letters")
+    assert first[1]["2"].startswith("near duplicates: 0.951") and first[0] == list("146789")
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    assert run(tmp_path, *flags, "--embeddings", tmp_path / "out" / "embeddings.npy") == first
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--model", "any"], "pip install sentence-transformers"),
+        (["--embeddings", "short.npy"], r"9 \+ 0 tasks, and embeddings of \(2, 3\)"),
+        (["--embeddings", "pickled.npy"], "Python objects in dtype"),
+        (["--evaluation", "missing.jsonl"], "missing.jsonl can't be read"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(flags, problem, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    np.save("short.npy", np.zeros((2, 3)))
+    np.save("pickled.npy", np.array([object()], dtype=object), allow_pickle=True)
+    assert script.main(["filter", str(POOL), "--out", "out", *flags]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("minirl.data: ") and said.count("\n") == 1
+    assert re.search(problem, said), said

@@ -1,0 +1,202 @@
+"""From a teacher's rollouts to a published data set that others read, and back."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pages
+import pytest
+from endpoint_server import send
+from test_readers import PUBLIC, rows_as_text
+from workers import make_worker
+
+from minirl.config import to_json
+from minirl.data import __main__ as script
+from minirl.data.curate import PRESETS, curate
+from minirl.data.readers import load
+from minirl.recipes import openwebrl_4b, webagent_r1_3b
+from minirl.run_folder import Run
+from minirl.types import Stop, Task, Trajectory, Turn
+
+
+def attempt(task: str, site: str, turns: int, tokens: int = 10, **how: object) -> Trajectory:
+    """An episode of so many turns, the last of which a served model has counted so many tokens in."""
+    made = [Turn(0, (), (), (), "x", counted=(5, tokens if n == turns - 1 else 1)) for n in range(turns)]
+    meta = {"site": site, "benchmark": how.pop("part", "pae-webvoyager")}
+    how = {"success": True, "stop": Stop.DONE} | how
+    return Trajectory(Task(task, "Do.", f"https://{site}/", meta=meta), 0, turns=tuple(made), **how)
+
+
+def test_the_shortest_judged_success_of_each_task_is_taken():
+    """Turns decide, then response tokens; what failed or was aborted does not count, however short."""
+    episodes = [
+        attempt("a", "one.example", 3),
+        attempt("a", "one.example", 2, 30),
+        attempt("a", "one.example", 2, 20),
+        attempt("a", "one.example", 1, success=False),
+        attempt("a", "one.example", 1, stop=Stop.JUDGE_ERROR),
+        attempt("b", "one.example", 4),
+    ]
+    chosen = curate(episodes, {"": 10})
+    assert {t.task.id: (len(t.turns), t.turns[-1].counted[1]) for t in chosen} == {"a": (2, 20), "b": (4, 10)}
+
+
+def test_sites_are_served_in_turn(capsys):
+    """Of 9 tasks on one site, 2 on another and 1 on a third, 6: the cap is 3, the least that gives six."""
+    sizes = {"many.example": 9, "few.example": 2, "one.example": 1}
+    episodes = [attempt(f"{site} {n}", site, 1) for site, most in sizes.items() for n in range(most)]
+    chosen = curate(episodes, {"pae-webvoyager": 6})
+    assert Counter(t.task.site for t in chosen) == {"many.example": 3, "few.example": 2, "one.example": 1}
+    assert "pae-webvoyager: 6 of 6 on 3 sites, at most 3 on each" in capsys.readouterr().out
+    assert {t.task.id for t in chosen} < {t.task.id for t in curate(episodes, {"": 8})}, "more changes none"
+
+
+def test_the_papers_sizes():
+    """Of 1,000 successes of each part; 1.9k are of any part."""
+    parts = [(n, part) for n in range(1000) for part in ("pae-webvoyager", "insta-v3")]
+    episodes = [attempt(f"{part} {n}", f"s{n % 80}.example", 1, part=part) for n, part in parts]
+    for preset, sizes in {"412": [412], "912": [412, 500]}.items():
+        counts = Counter(t.task.meta["benchmark"] for t in curate(episodes, PRESETS[preset]))
+        assert list(counts.values()) == sizes
+    assert len(curate(episodes, PRESETS["1.9k"])) == 1900
+
+
+@pytest.fixture(params=["visual", "text"], scope="module")
+def published(request, preprocessor, tmp_path_factory) -> tuple[Path, Run, list[Trajectory]]:
+    """The folder of a data set, the run that it is of, and the run's demonstrations: public ones, so that it
+    is known which words they were made of, and a failure."""
+    config = openwebrl_4b() if request.param == "visual" else webagent_r1_3b()
+    tmp_path = tmp_path_factory.mktemp(request.param)
+    run = Run(tmp_path / "run")
+    run.write_config(to_json(config))
+    worker = make_worker(config, preprocessor, images=run.images)
+    found = load(
+        PUBLIC / {"visual": "messages.jsonl", "text": "webrl_policy.json"}[request.param], worker.harness
+    )
+    found = [
+        replace(t, task=Task(f"t{n}", t.task.instruction, "http://a.test/")) for n, t in enumerate(found)
+    ]
+    run.save_trajectories("demos", [*found, replace(found[0], member=1, success=False)])
+    flags = ["--license", "cc0-1.0", "--source", "made up", "--out", str(tmp_path / "out")]
+    assert script.main(["write", str(run.trajectory_path("demos")), *flags]) == 0
+    return tmp_path / "out", run, found
+
+
+def test_a_published_data_set_is_cloned_like_the_run_it_is_of(published, preprocessor, tmp_path):
+    """Its successes: the same prompts, the same responses, the same screenshots."""
+    folder, run, found = published
+    config = openwebrl_4b() if found[0].turns[0].images else webagent_r1_3b()
+    harness = make_worker(config, preprocessor, images=Run(tmp_path / "other").images).harness
+    again = load(folder / "data" / "train.parquet", harness)
+    assert [t.task for t in again] == [t.task for t in found]
+    assert [rows_as_text(t, preprocessor) for t in again] == [rows_as_text(t, preprocessor) for t in found]
+    for one, other in zip(again, found, strict=True):
+        assert [t.images for t in one.turns] == [t.images for t in other.turns]
+        for name in (name for turn in one.turns for name in turn.images):
+            assert harness.images.get(name) == run.images.get(name)
+
+
+def test_the_card_tells_source_counts_licence_commit_and_command(published):
+    folder, _, found = published
+    card, n = (folder / "README.md").read_text(), len(found)
+    assert card.startswith("---\nlicense: cc0-1.0\n") and "| source | made up |" in card
+    assert f"| trajectories | {n + 1}, of which {n} succeeded |" in card
+    assert f"| tasks | {n} on 1 sites |" in card and "| commit | " in card and "-m minirl.data" in card
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_datasets_and_trl_read_what_is_published(published, preprocessor, tmp_path):
+    """Without our code: rows with pictures, rendered by the model's own chat template with a place for each
+    picture, and every response as it was said."""
+    datasets = pytest.importorskip("datasets")
+    trl = pytest.importorskip("trl.data_utils")
+    folder, _, found = published
+    rows = datasets.load_dataset(str(folder), split="train", cache_dir=str(tmp_path))
+    assert len(rows) == len(found) + 1 and rows.column_names[:2] == ["messages", "images"]
+    for row, trajectory in zip(rows, found, strict=False):
+        assert [image.size for image in row["images"]] == [(64, 64) for t in trajectory.turns if t.images]
+        messages = trl.prepare_multimodal_messages(row["messages"], images=row["images"])
+        text = preprocessor.tokenizer.apply_chat_template(messages, tokenize=False)
+        assert text.count("<|image_pad|>") == len(row["images"]) and trajectory.task.instruction in text
+        assert all(turn.text in text for turn in trajectory.turns)
+
+
+@dataclass
+class Hub:
+    """What a stand-in for the Hub has been given."""
+
+    created: list[dict] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+    tokens: set[str] = field(default_factory=set)
+
+
+@contextmanager
+def hub() -> Iterator[tuple[str, Hub]]:
+    got = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            send(self, b'{"siblings": []}')
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            here = f"http://{self.headers['Host']}/datasets/me/set"
+            got.tokens.add(self.headers["Authorization"])
+            if self.path.startswith("/api/repos/create"):
+                got.created.append(json.loads(body))
+                answer: dict = {"url": here}
+            elif "/preupload/" in self.path:
+                names = [file["path"] for file in json.loads(body)["files"]]
+                answer = {
+                    "files": [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]
+                }
+            elif "/commit/" in self.path:
+                for line in map(json.loads, body.splitlines()):
+                    if line["key"] == "file":
+                        got.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                answer = {"success": True, "commitOid": "0" * 40, "commitUrl": f"{here}/commit/0"}
+            else:
+                answer = {"errors": [], "warnings": []}  # of the card's front matter
+            send(self, json.dumps(answer).encode())
+
+        def log_message(self, *args: object) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with pages.running(server):
+        yield f"http://127.0.0.1:{server.server_port}", got
+
+
+def test_push_uploads_the_data_and_its_card_where_there_is_a_token(published, monkeypatch, capsys):
+    constants = pytest.importorskip("huggingface_hub").constants
+    folder, *_ = published
+    (folder / "notes.txt").write_text("not for others")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no-token"))
+    assert script.main(["push", str(folder), "me/set"]) == 2
+    assert "push needs a token" in capsys.readouterr().err
+    monkeypatch.setenv("HF_TOKEN", "hf_made_up")
+    with hub() as (address, got):
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", address)
+        assert script.main(["push", str(folder), "me/set"]) == 0, capsys.readouterr().err
+    assert got.tokens == {"Bearer hf_made_up"}
+    (repo,) = got.created
+    assert repo == {"name": "set", "organization": "me", "type": "dataset", "visibility": "private"}
+    names = ["README.md", "data/train.parquet"]
+    assert got.files == {name: (folder / name).read_bytes() for name in names}
+    monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody is there
+    assert script.main(["push", str(folder), "me/set"]) == 2
+    assert "minirl.data: the Hub did not take it: " in capsys.readouterr().err
+    assert script.main(["push", str(folder / "data"), "me/set"]) == 2
+    assert "holds no data set" in capsys.readouterr().err

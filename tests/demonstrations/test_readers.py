@@ -1,0 +1,232 @@
+"""Public demonstrations: each form is recognised, only responses are cloned, and a broken record is named."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from endpoint_server import say, serve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from workers import make_worker
+
+from minirl.agents.chain_of_thought import with_thoughts
+from minirl.benchmarks.task_sets import TaskSets
+from minirl.config import EndpointConfig
+from minirl.data.readers import load
+from minirl.episode import Harness
+from minirl.experiment import Experiment
+from minirl.recipes import openwebrl_4b, webagent_r1_3b, webagent_r1_8b
+from minirl.rows import turn_rows
+from minirl.run_folder import Run
+from minirl.types import Task, Trajectory
+
+PUBLIC = Path(__file__).parents[1] / "data" / "public"
+RECIPES = {"visual": openwebrl_4b, "text": webagent_r1_3b, "webrl": webagent_r1_8b}
+STEPS = json.loads((PUBLIC / "webrl_policy.json").read_text())
+TURNS = [json.loads(line) for line in (PUBLIC / "openwebrl_sft.jsonl").read_text().splitlines()]
+OPENWEBRL = ["openwebrl_sft.jsonl", "messages.jsonl", "messages_images.jsonl"]
+
+
+@pytest.fixture
+def harness(preprocessor, tmp_path) -> Callable[[str], Harness]:
+    """What demonstrations need of a run with a recipe's agent."""
+    return lambda kind: make_worker(RECIPES[kind](), preprocessor, images=Run(tmp_path).images).harness
+
+
+def rows_as_text(trajectory: Trajectory, preprocessor: Any) -> list[tuple[str, str]]:
+    """Of each row its prompt and what is trained, as text; pads count as one."""
+    decode, pad, out = preprocessor.tokenizer.decode, preprocessor.pad, []
+    for row in turn_rows(trajectory, advantage=1.0):
+        assert row.weights == (1.0,) * row.length and pad not in row.ids[row.start :]
+        ids = [i for n, i in enumerate(row.ids) if i != pad or row.ids[n - 1] != pad]
+        start = len(ids) - row.length
+        out.append((decode(ids[:start]), decode(ids[start:])))
+    return out
+
+
+def test_the_counts_of_the_fixtures(harness):
+    """Three steps and two turns, each a demonstration of one response; a conversation of two."""
+    kinds = {**dict.fromkeys(OPENWEBRL, "visual"), "webrl_policy.json": "text"}
+    demos = {name: load(PUBLIC / name, harness(kind)) for name, kind in kinds.items()}
+    counts = {name: [len(turn_rows(t, 1.0)) for t in found] for name, found in demos.items()}
+    assert counts == {
+        "openwebrl_sft.jsonl": [1, 1],
+        "messages.jsonl": [2],
+        "messages_images.jsonl": [2],
+        "webrl_policy.json": [1, 1, 1],
+    }
+
+
+def test_of_a_webrl_step_the_last_action_is_cloned_from_the_very_prompt_of_the_record(harness, preprocessor):
+    """With WebRL's own history; what precedes the record is the token that begins every text."""
+    end = preprocessor.tokenizer.eos_token
+    for trajectory, record in zip(load(PUBLIC / "webrl_policy.json", harness("webrl")), STEPS, strict=True):
+        asked, said = (speech["value"] for speech in record["conversations"])
+        assert rows_as_text(trajectory, preprocessor) == [("<|begin_of_text|>" + asked, said + end)]
+
+
+def test_webagent_r1_thinks_what_webrl_comments(harness, preprocessor):
+    trajectories = load(PUBLIC / "webrl_policy.json", harness("text"))
+    ((prompt, said),) = rows_as_text(trajectories[1], preprocessor)
+    end = preprocessor.tokenizer.eos_token
+    opening = "" if preprocessor.chat.opens_think else "<think>"  # else it is the prompt's
+    assert said == f'{opening} # Note: 12 reviews </think> <answer> exit(message="12") </answer>{end}'
+    assert prompt.count("** Simplified html **") == 1 and "Round 2 of 9" in prompt
+    assert f"{opening} # Element: the link of the blue lamp </think> <answer> do(" in prompt
+    assert [t.turns[-1].parsed.calls[0].name for t in trajectories] == ["Click", "exit", "Search"]
+    assert {t.task.instruction for t in trajectories[:2]} == {"How many reviews does the blue lamp have?"}
+
+
+@pytest.mark.parametrize("name", OPENWEBRL)
+def test_the_same_responses_are_cloned_from_turns_and_from_conversations(name, harness, preprocessor):
+    """From equal prompts, too, in which the newest screenshot alone is shown."""
+    given_by = harness("visual")
+    rows = [row for t in load(PUBLIC / name, given_by) for row in rows_as_text(t, preprocessor)]
+    end = preprocessor.tokenizer.eos_token
+    expected = [row["response"].replace("<|im_end|>", end) for row in TURNS]
+    opening = "" if preprocessor.chat.opens_think else "<think>\n"
+    assert [said for _, said in rows] == [opening + said for said in expected]
+    assert rows == [
+        row for t in load(PUBLIC / OPENWEBRL[0], given_by) for row in rows_as_text(t, preprocessor)
+    ]
+    first, second = (prompt for prompt, _ in rows)
+    assert [prompt.count("<|image_pad|>") for prompt in (first, second)] == [1, 1]
+    assert "You are in a browser." not in first and given_by.agent.system in first
+    assert expected[0] in second and "clicked the link 'Visit'" in second and "screenshot:\n\n" not in second
+
+
+def test_turn_rows_know_their_task_and_screenshot(harness, png):
+    first, second = load(PUBLIC / "openwebrl_sft.jsonl", harness("visual"))
+    assert (first.task.id, first.task.site, first.member) == ("252667", "library.example", 1)
+    assert first.task.meta["benchmark"] == "pae-webvoyager" and "images" not in first.task.meta
+    (name,), images = first.turns[0].images, harness("visual").images
+    assert images.get(name).startswith(b"\x89PNG") and (name,) != second.turns[1].images
+
+
+def changed(record: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
+    record = copy.deepcopy(record)
+    inner = record
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = to
+    return record
+
+
+CHAT = json.loads((PUBLIC / "messages_images.jsonl").read_text())
+ASKED = ("conversations", 0, "value")
+BROKEN = [
+    ("text", changed(STEPS[1], "conversations", 0, "from", to="user"), "its fields are conversations"),
+    ("text", changed(STEPS[1], *ASKED, to="Task Instruction: x"), "its rounds must be numbered from 0 on"),
+    ("text", changed(STEPS[1], "conversations", 1, "value", to=7), "its fields are conversations"),
+    ("visual", STEPS[0], "a user's message has no <observation>"),
+    ("text", CHAT, "it has 2|does not begin with Round 0"),
+    ("visual", changed(TURNS[0], "metadata", "images", to=[]), "show 1 screenshots, and it has 0"),
+    ("visual", changed(TURNS[0], "metadata", "images", to=["data:,x"]), "'data:,x' is no picture in base64"),
+    ("visual", changed(TURNS[0], "metadata", "task_id", to=None), "the field 'metadata.task_id' must"),
+    ("visual", changed(TURNS[0], "response", to="<|image_pad|>"), "a screenshot must be in a user's message"),
+    ("visual", changed(CHAT, "messages", 4, "role", to="tool"), "user and assistant must take turns"),
+    (
+        "visual",
+        changed(CHAT, "messages", 1, "content", to=[{"type": "video"}]),
+        "neither text nor image: .*video",
+    ),
+    ("visual", {"text": "x", "audio": 1}, "none of the forms in .*; its fields are text, audio"),
+    ("visual", ["x"], "its fields are none"),
+]
+
+
+@pytest.mark.parametrize(("kind", "record", "problem"), BROKEN)
+def test_a_broken_record_is_named_by_file_and_number(kind, record, problem, harness, tmp_path):
+    good = STEPS[0] if kind == "text" and "conversations" in record else CHAT
+    path = tmp_path / "public.jsonl"
+    if kind == "visual":
+        path.write_text(json.dumps(good) + "\n" + json.dumps(record) + "\n")
+        place = "line 2"
+    else:
+        path.write_text(json.dumps([record]))
+        place = "record 1"
+    with pytest.raises(ValueError, match=f"{path}, {place}: .*({problem})") as caught:
+        load(path, harness(kind))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_agent_cannot_read_is_not_cloned_and_said(harness, tmp_path, capsys):
+    path = tmp_path / "public.json"
+    path.write_text(json.dumps([STEPS[0], changed(STEPS[1], "conversations", 1, "value", to="jump()")]))
+    assert len(load(path, harness("text"))) == 1
+    assert "1 demonstrations, 1 responses to clone; 1 were unreadable" in capsys.readouterr().out
+    path.write_text(json.dumps([changed(STEPS[1], "conversations", 1, "value", to="jump()")]))
+    with pytest.raises(ValueError, match="holds no success to clone"):
+        load(path, harness("text"))
+
+
+def test_parquet_cells_hold_pictures_as_bytes(harness, tmp_path, png):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    shots = [{"bytes": png(64, 64, seed=n), "path": None} for n in range(2)]
+    parquet.write_table(pyarrow.Table.from_pylist([CHAT | {"images": shots}]), tmp_path / "rows.parquet")
+    (found,) = load(tmp_path / "rows.parquet", harness("visual"))
+    names = [turn.images[0] for turn in found.turns]
+    assert [harness("visual").images.get(name) for name in names] == [shot["bytes"] for shot in shots]
+
+
+words = st.text(st.characters(blacklist_categories=["Cs"]), max_size=40)
+values = st.recursive(words | st.none() | st.integers(), lambda inner: st.lists(inner, max_size=2))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(which=st.sampled_from([STEPS[1], CHAT, TURNS[1]]), data=st.data())
+def test_any_field_of_any_kind_gives_demonstrations_or_one_line(which, data, harness, tmp_path):
+    record, inner = copy.deepcopy(which), None
+    inner = record
+    while isinstance(inner, dict | list) and inner:
+        keys = sorted(inner) if isinstance(inner, dict) else list(range(len(inner)))
+        key, holder = data.draw(st.sampled_from(keys)), inner
+        inner = inner[key]
+    holder[key] = data.draw(values)
+    path = tmp_path / "public.json"
+    path.write_text(json.dumps([record]))
+    try:
+        load(path, harness("text" if which is STEPS[1] else "visual"))
+    except ValueError as problem:
+        assert "\n" not in str(problem) and str(path) in str(problem)
+
+
+async def test_new_thoughts_are_written_for_what_is_cloned_alone(preprocessor, tmp_path):
+    """R1-CoT of public steps: one question for each, and a history as the record tells it."""
+    with serve([say("It is so.")]) as server:
+        endpoint = EndpointConfig(url=server.url, model="thinker", retries=0)
+        config = replace(webagent_r1_3b(), endpoint=endpoint)
+        given_by = make_worker(config, preprocessor, images=Run(tmp_path).images).harness
+        new = await with_thoughts(load(PUBLIC / "webrl_policy.json", given_by), given_by)
+    assert len(server.requests) == len(new) == 3
+    ((prompt, said),) = rows_as_text(new[1], preprocessor)
+    assert "It is so. </think> <answer> exit(" in said and "# Element: the link of the blue lamp" in prompt
+
+
+async def test_a_record_that_solves_a_held_out_task_is_left_out(preprocessor, tmp_path, capsys):
+    """By its wording, as it names no site; the control is a task that is not in the file."""
+    config = webagent_r1_3b()
+    config = replace(config, sft=replace(config.sft, demos=PUBLIC / "webrl_policy.json"))
+    worker = make_worker(config, preprocessor, images=Run(tmp_path).images)
+
+    async def demonstrated(*wordings: str) -> int:
+        heldout = [Task(str(n), words, "http://shop.test/") for n, words in enumerate(wordings)]
+        parts = (None, TaskSets([], [], heldout), preprocessor, None, None, None)
+        return len(await Experiment(config, None, *parts).demonstrate(worker))
+
+    assert await demonstrated("Buy a chair") == 3
+    assert "left out" not in capsys.readouterr().out
+    assert await demonstrated("Search for oak shelves") == 2
+    assert "1 demonstrations solve held-out tasks, and were left out" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="solves held-out tasks alone"):
+        await demonstrated(
+            "Search for oak shelves", STEPS[0]["conversations"][0]["value"].splitlines()[0][18:]
+        )
