@@ -159,6 +159,8 @@ class RewardConfig:
     """Which responses must be in the format for a judged episode to earn anything (last: released code)."""
     after: Literal["done", "any"] = "done"  # endings that rules may call a success; any: the turn limit, too
     format_error: float = -1.0  # the reward of an episode that failed by unparsable responses
+    contents: bool = False
+    """Of recorded steps check texts, directions, keys and ends of drags, too, as released code does not."""
     partial: Annotated[float, Ge(0), Lt(1)] = 0.0
     """On generated sites, times the share of a goal's conditions that hold: what a failure is worth."""
 
