@@ -142,7 +142,8 @@ def autowebworld_7b() -> Config:
         model=ModelConfig(path, max_pixels=max_pixels, gradient_checkpointing=True),
         # responses: code; context: ours; neither paper nor code tells what an action did
         agent=AgentConfig(kind="autowebworld", feedback=False, response_tokens=256, context_tokens=16384),
-        browser=BrowserConfig(width=1280, height=720),  # code
+        # size: code; episodes: ours, a whole step at once, which takes no browser
+        browser=BrowserConfig(width=1280, height=720, episodes=256),
         sampler=SamplerConfig(temperature=1.0),
         rollout=RolloutConfig(group=8, groups=32, dynamic=False, max_steps=(1,)),
         reward=RewardConfig(after="any", format_error=0.0),  # each response by the rules alone

@@ -137,10 +137,8 @@ def record(
     """
     shops = shops_named(tasks)
     wanted = tasks_of(shops, count) if shops else read_records(Path(tasks), Task)
-    if not wanted or not 0 <= grounding < 1:
-        raise ValueError(
-            f"{tasks} holds no tasks" if not wanted else "--grounding must be at least 0, below 1"
-        )
+    if not wanted:
+        raise ValueError(f"{tasks} holds no tasks: name a JSONL file of them, or shops as shops:400-499")
     worlds = {world.name: world for world in (*shops_of(wanted), *map(load_world, sites))}
     config = BrowserConfig(browsers=browsers, episodes=workers, width=width, height=height)
     asyncio.run(save_steps(wanted, worlds, out, config, endpoint, grounding, seed))

@@ -37,8 +37,8 @@ PATHS, VALUES = 20, 5  # how many paths, and how many values of each step, are t
 @dataclass(frozen=True)
 class Grounded:
     """One operation of mouse or keyboard: `box` is left, top, right and bottom in CSS pixels, `text` what was
-    typed, the key, or the way that a list went, `picture` the screenshot before it (PNG), `words` those of the
-    element. A drag's `ends` are two x and one y. The last one of a path is the `answer` to its end."""
+    typed, the key, or the way that a list went, `picture` the screenshot before it (PNG), `words` those of
+    the element. A drag's `ends` are two x and one y. With pictures a path ends in an `answer`."""
 
     action_id: str
     op: str
