@@ -14,6 +14,7 @@ from recorded import qwen_preprocessor, save_qwen2_5_vl
 
 from minirl.agents.autowebworld import ACTIONS, AutoWebWorldAgent, action_of, parse
 from minirl.config import AgentConfig, BrowserConfig, ModelConfig
+from minirl.context import ids_with_pictures
 from minirl.model import encode, load_model, padded_inputs
 from minirl.types import Call, ToolFailure
 
