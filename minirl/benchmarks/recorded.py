@@ -8,7 +8,7 @@ Ours say further what a response must hold (`text`, `value`, or `to`, the box in
 
 Paper: AutoWebWorld, section 4.3 and appendix D.4. Deviations: a reward is the mean of the three, not their
 sum, so that 1 is a success; history that is not "Step 1: <think>...</action>" and so on stands behind the
-instruction, as there.
+instruction, as there. ScreenSpot-V2 and -Pro (section 5.2.2) are read from their files, too.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from PIL import Image, UnidentifiedImageError
-from pydantic import model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from minirl.agents.autowebworld import ACTION, ACTIONS, action_of, parse
 from minirl.agents.openwebrl_actions import normal
@@ -37,6 +37,7 @@ from minirl.episode import Harness
 from minirl.types import BrowserFault, Score, Stop, Task, Trajectory, Turn
 
 ENDS = {"from": "bbox", "to": "to"}  # of a drag, and the boxes that they lie in
+PLATFORMS = {"windows": "desktop", "macos": "desktop", "ios": "mobile", "android": "mobile"}  # else the web
 AIMED = ("click", "hover")  # the actions of which the released code checks the point
 QUOTED, BARE = re.compile(r"'action':\s*'(\w+)'"), re.compile(r"'action':\s*(\w+)")
 POINT = re.compile(r"\[(\d+),\s*(\d+)]")
@@ -70,11 +71,31 @@ class Row(Goal):
     img_filename: Text
     history: str = ""
     thought: str = ""
+    benchmark: str = "recorded"
+    site: str = ""
+    difficulty: str = ""
+
+
+class ScreenSpot(Record):
+    bbox: Annotated[list[float], Field(min_length=4, max_length=4)]
+    kind: str = Field(validation_alias=AliasChoices("data_type", "ui_type"))  # text or icon
+    source: str = Field(validation_alias=AliasChoices("data_source", "platform"))
+
+
+def with_click(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record of ScreenSpot as a row: a click, by platform and kind. Boxes of V2 are left, top, width
+    and height, those of Pro left, top, right and bottom. ValueError names the wrong field."""
+    found, is_pro = read(ScreenSpot, record), "ui_type" in record
+    left, top, a, b = map(round, found.bbox)
+    box = [left, top, a, b] if is_pro else [left, top, left + a, top + b]
+    site = found.source if is_pro else PLATFORMS.get(found.source, "web")
+    names = {"benchmark": "screenspot-pro" if is_pro else "screenspot-v2", "site": site}
+    return {**record, "action": "click", "bbox": box, "difficulty": found.kind, **names}
 
 
 def task_of(record: Any, folder: Path, id: str) -> Task:
     """Return a row of a file in `folder` as a task. ValueError names the wrong field, or the picture."""
-    row = read(Row, record)
+    row = read(Row, record if {"data_type", "ui_type"}.isdisjoint(record) else with_click(record))
     path = (folder / row.img_filename).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise ValueError(f"the picture {row.img_filename!r:.80} must be in the file's folder")
@@ -89,7 +110,8 @@ def task_of(record: Any, folder: Path, id: str) -> Task:
     if STEP.sub("", row.history).strip() or not all(step.calls for step in past):
         past, instruction = [], f"{instruction}\n\nHISTORY:\n{row.history}"
     steps = [[step.thought, {"action": c.name, **c.arguments}] for step in past for c in step.calls]
-    meta = {"benchmark": "recorded", "size": list(size), "past": steps, "thought": row.thought}
+    meta = {"size": list(size), "past": steps, "thought": row.thought, "benchmark": row.benchmark}
+    meta |= {name: value for name in ("site", "difficulty") if (value := getattr(row, name))}
     return Task(id, instruction, path.as_uri(), goal, meta)
 
 
@@ -191,9 +213,10 @@ class RecordedBenchmark(JudgedBenchmark):
         return {(task.start_url, task.instruction)}
 
     async def score(self, task: Task, session: Any, answer: str) -> Score:
-        """Return how right a response is, which is all of what was said."""
+        """Return how right a whole response is; of ScreenSpot only the point counts."""
         found = rewards(session.opening + answer, task.goal, session.scale, self.contents)
-        return Score(mean(found.values()), {"rewards": found})
+        is_step = task.meta["benchmark"] == "recorded"
+        return Score(mean(found.values()) if is_step else found["coordinate"], {"rewards": found})
 
 
 def picture_of(task: Task) -> Path:

@@ -143,6 +143,23 @@ def test_our_rows_and_the_released_ones_are_read_and_survive_being_saved(tmp_pat
     assert load_tasks(tmp_path / "saved.jsonl") == tasks
 
 
+def test_screenspot_is_read_by_platform_and_kind(tmp_path, png):
+    """V2 has width and height, Pro right and bottom; V2's sources are five platforms and many sites."""
+    v2 = {"bbox": [10, 20, 30, 40], "data_type": "icon", "data_source": "macos"}
+    pro = {"bbox": [10, 20, 30, 40], "ui_type": "text", "platform": "linux", "application": "blender"}
+    rows = [v2, v2 | {"data_source": "android"}, v2 | {"data_source": "gitlab", "data_type": "text"}, pro]
+    tasks = load_tasks(write_steps(tmp_path, png, rows))
+    assert [task.goal["bbox"] for task in tasks] == [[10, 20, 40, 60]] * 3 + [[10, 20, 30, 40]]
+    assert {task.goal["action"] for task in tasks} == {"click"}
+    places = [(task.meta["benchmark"], task.meta["site"], task.meta["difficulty"]) for task in tasks]
+    v2_places = [("desktop", "icon"), ("mobile", "icon"), ("web", "text")]
+    assert places == [("screenspot-v2", *place) for place in v2_places] + [
+        ("screenspot-pro", "linux", "text")
+    ]
+    with pytest.raises(ValueError, match="record 1: the field 'bbox' "):
+        load_tasks(write_steps(tmp_path, png, [v2 | {"bbox": [1, 2, 3]}]))
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
@@ -232,6 +249,15 @@ async def test_a_recorded_step_is_an_episode_of_one_turn(seeing, tmp_path, png, 
     assert (len(done.turns), done.stop, done.error) == (1, stop, "")
     assert done.final_state == {"rewards": dict(zip(("action", "coordinate", "format"), found, strict=True))}
     assert done.reward == pytest.approx(sum(found) / 3) and done.success == (sum(found) == 3)
+
+
+@pytest.mark.parametrize("said", ["so " + RIGHT, RIGHT.replace("click", "hover"), RIGHT.replace("35", "55")])
+async def test_of_screenspot_only_the_point_of_a_click_counts(seeing, tmp_path, png, said):
+    row = {"bbox": [20, 10, 40, 20], "data_type": "icon", "data_source": "ios"}
+    (task,) = load_tasks(write_steps(tmp_path, png, [row]))
+    worker = worker_of(seeing, Script(seeing, said), tmp_path)
+    done = await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 15)
+    assert done.success == (said == "so " + RIGHT) and len(done.turns) == 1
 
 
 async def test_the_advantages_are_those_of_the_released_sum(seeing, tmp_path, png):
