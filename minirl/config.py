@@ -36,7 +36,8 @@ class ModelConfig:
 @dataclass(frozen=True)
 class AgentConfig:
     kind: Literal["visual", "text", "autowebworld"] = "visual"
-    """What the agent sees and says: screenshots and 13 tools, simplified HTML and one action, or one step."""
+    """What the agent sees and says: screenshots and 13 tools, simplified HTML and one action, or
+    screenshots and one action."""
     brief: bool = False  # a one-line system prompt without tool schemas, for models too small to read them
     prompt: Annotated[Path | None, arg(name="prompt", prefix_name=False)] = None
     """A file with the system prompt; `{tools}` in it becomes the tools' schemas. By default our own."""

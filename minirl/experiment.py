@@ -131,6 +131,8 @@ class Experiment:
         if demos is None:
             recorded = [task for task in self.tasks.demos if benchmark_of(task).recorded]
             live = [task for task in self.tasks.demos if not benchmark_of(task).recorded]
+            if live and self.config.agent.kind == "autowebworld":
+                raise ValueError("clone this agent's tasks as recorded steps: python -m minirl.worlds record")
             found = demonstrations(recorded, worker.harness) + await act_out(live, worker)
             self.run.save_trajectories("demos", found)
             return found

@@ -28,17 +28,20 @@ from minirl.types import Call, Observation, Parsed, Task, ToolFailure
 
 PROMPT = resources.files("minirl.agents").joinpath("prompts/autowebworld.md").read_text("utf-8").rstrip("\n")
 POINTS = ("coordinate", "from", "to")  # arguments that are points; the others are texts
-ACTIONS: dict[str, tuple[str, ...]] = {  # and what each takes
-    "click": ("coordinate",),
-    "hover": ("coordinate",),
-    "drag": ("from", "to"),
-    "type_text": ("text",),
-    "press_enter": (),
-    "scroll": ("value",),
-    "hotkey": ("value",),
-    "wait": (),
-    "answer": ("text",),
+TOOLS: dict[
+    str, tuple[str, dict[str, str]]
+] = {  # each action's tool, and what its arguments are called there
+    "click": ("click", {"coordinate": "point_2d"}),
+    "hover": ("hover", {"coordinate": "point_2d"}),
+    "drag": ("drag", {"from": "start_point_2d", "to": "end_point_2d"}),
+    "type_text": ("write", {"text": "message"}),
+    "press_enter": ("press_keys", {}),
+    "scroll": ("scroll", {"value": "direction"}),
+    "hotkey": ("press_keys", {"value": "keys"}),
+    "wait": ("wait", {}),
+    "answer": ("done", {"text": "response"}),
 }
+ACTIONS = {name: tuple(names) for name, (_, names) in TOOLS.items()}  # and what each takes
 LONGEST_ACTION = 20_000  # characters
 ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
@@ -148,28 +151,18 @@ class AutoWebWorldAgent:
     def tool_call(self, call: Call, width: int, height: int) -> Call:
         """Return the tool that does an action on a page of this size: of 1280 x 720, which Qwen2.5-VL sees as
         1288 x 728, `[644, 182]` is 500 and 250 of 1000. ToolFailure for a point beside the picture."""
-        across, down = self.resized(width, height)
-        points, given = {}, call.arguments
-        for name in filter(given.__contains__, POINTS):
-            x, y = given[name]
-            if x > across or y > down:
-                raise ToolFailure(f"the picture ends at [{across}, {down}]")
-            points[name] = [x * tools.SCALE / across, y * tools.SCALE / down]
-        match call.name:
-            case "click" | "hover":
-                return Call(call.name, {"point_2d": points["coordinate"]})
-            case "drag":
-                return Call("drag", {"start_point_2d": points["from"], "end_point_2d": points["to"]})
-            case "type_text":
-                return Call("write", {"message": given["text"]})
-            case "press_enter":
-                return Call("press_keys", {"keys": ["Enter"]})
-            case "scroll":
-                return Call("scroll", {"direction": given["value"]})
-            case "hotkey":
-                keys = [key.strip() for key in given["value"].split("+")]
-                return Call("press_keys", {"keys": keys, "is_hotkey": True})
-        return Call("wait") if call.name == "wait" else Call("done", {"response": given["text"]})
+        (tool, names), (across, down) = TOOLS[call.name], self.resized(width, height)
+        given: dict[str, Any] = {"keys": ["Enter"]} if call.name == "press_enter" else {}
+        for name, value in call.arguments.items():
+            if name in POINTS:
+                x, y = value
+                if x > across or y > down:
+                    raise ToolFailure(f"the picture ends at [{across}, {down}]")
+                value = [x * tools.SCALE / across, y * tools.SCALE / down]
+            given[names[name]] = value
+        if call.name == "hotkey":
+            given |= {"keys": [key.strip() for key in given["keys"].split("+")], "is_hotkey": True}
+        return Call(tool, given)
 
     def say(self, thought: str, action: Mapping[str, Any], size: Sequence[int]) -> str:
         """Return the response that takes an action whose points are pixels of a screenshot of this size."""

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from endpoint_server import say, serve, status
+from recorded import qwen_preprocessor, save_qwen2_5_vl
+from workers import make_worker
 
-from minirl.agents.autowebworld import ACTIONS
+from minirl.agents.autowebworld import ACTIONS, action_of
 from minirl.benchmarks.recorded import rewards
 from minirl.benchmarks.task_files import load_tasks, save_tasks
-from minirl.types import Task
+from minirl.benchmarks.world import WorldBenchmark
+from minirl.browser.pool import BrowserPool
+from minirl.config import BrowserConfig
+from minirl.recipes import RECIPES
+from minirl.run_folder import Run
+from minirl.types import Sample, Stop, Task
 from minirl.worlds.__main__ import main
 from minirl.worlds.generate import make_site
-from minirl.worlds.render import save_world
-from minirl.worlds.replay import Grounded
+from minirl.worlds.render import SiteServer, save_world
+from minirl.worlds.replay import Grounded, replay
+from minirl.worlds.search import solve
+from minirl.worlds.shop import make_shop, make_tasks
 from minirl.worlds.steps import mixed, move_of, one_of_each
 
 
@@ -28,7 +38,7 @@ def recorded(out: Path, tasks: str, *flags: str) -> list[dict]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> tuple[Path, Path]:
     """A generated site, and a file of tasks on it: one for each terminal page, the first one twice."""
-    world, folder = make_site("shop", 11, "medium"), tmp_path_factory.mktemp("site")
+    world, folder = make_site("shop", 11, "easy"), tmp_path_factory.mktemp("site")
     save_world(world, folder / world.name)
     pages = [*world.fsm.terminal_pages, world.fsm.terminal_pages[0]]
     tasks = [
@@ -62,6 +72,37 @@ def test_a_sites_solutions_become_rows_that_the_reward_calls_right(site, tmp_pat
             thought, action = one.meta["past"][done]
             said = f"<think>{thought}</think><action>{action}</action>"
             assert set(rewards(said, task.goal, (1, 1), contents=True).values()) == {1.0}, (said, task.goal)
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor, tmp_path, left_out):
+    """Turn by turn in the model's pixels, with the state machine as the verifier; control: not without the
+    last click."""
+    seeing = qwen_preprocessor(save_qwen2_5_vl(tmp_path / "qwen", tiny_folder, preprocessor), 28 * 28 * 60)
+    shop, size = make_shop(400), (480, 360)
+    (task,) = make_tasks(shop, 1)
+    browser = BrowserConfig(browsers=1, width=480, height=360, quiet_ms=0)
+    config = replace(RECIPES["autowebworld_3b"](), browser=browser)
+    with SiteServer([shop]) as server:
+        async with BrowserPool(browser, server.sites, sealed=True) as pool:
+            worker = make_worker(config, seeing, None, pool, Run(tmp_path).images, WorldBenchmark())
+            async with pool.session() as session:
+                await session.start(task.start_url)
+                solved = await replay(session, shop, solve(shop, task.goal), pictures=True)
+            actions = [action_of(move_of(one)) for one in solved.grounded]
+            actions = [*actions[: len(actions) - 1 - left_out], actions[-1]]  # the last is the answer
+            sayings = [worker.harness.agent.say("so", action, size) for action in actions]
+
+            async def policy(t, prompt, session) -> Sample:
+                ids = seeing.said(sayings[t])[1]
+                return Sample(ids, (0.0,) * len(ids), "stop")
+
+            done = await worker.episode(task, 0, policy, 15)
+    assert (done.stop, done.error, done.answer) == (Stop.DONE, "", "done")
+    assert (done.success, len(done.turns)) == (left_out == 0, len(actions)) and len(actions) > 3
+    prompt = seeing.tokenizer.decode(done.prompt_ids(len(actions) - 1))
+    assert all(said in prompt for said in sayings[:-1]), "all thoughts and actions stay"
+    assert prompt.count("<|vision_start|>") == 1, "of the screenshots the newest"
 
 
 def test_a_served_model_writes_thoughts_and_its_cost_is_told(tmp_path, capsys):
