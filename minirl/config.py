@@ -36,7 +36,8 @@ class ModelConfig:
 @dataclass(frozen=True)
 class AgentConfig:
     kind: Literal["visual", "text", "autowebworld"] = "visual"
-    """What the agent sees and says: screenshots and 13 tools, simplified HTML and one action, or one step."""
+    """What the agent sees and says: screenshots and 13 tools, simplified HTML and one action, or
+    screenshots and one action."""
     brief: bool = False  # a one-line system prompt without tool schemas, for models too small to read them
     prompt: Annotated[Path | None, arg(name="prompt", prefix_name=False)] = None
     """A file with the system prompt; `{tools}` in it becomes the tools' schemas. By default our own."""
@@ -159,6 +160,8 @@ class RewardConfig:
     """Which responses must be in the format for a judged episode to earn anything (last: released code)."""
     after: Literal["done", "any"] = "done"  # endings that rules may call a success; any: the turn limit, too
     format_error: float = -1.0  # the reward of an episode that failed by unparsable responses
+    contents: bool = False
+    """Of recorded steps check texts, directions, keys and ends of drags, too, as released code does not."""
     partial: Annotated[float, Ge(0), Lt(1)] = 0.0
     """On generated sites, times the share of a goal's conditions that hold: what a failure is worth."""
 

@@ -16,7 +16,6 @@ from minirl.types import Observation, Trajectory
 def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:
     """Return the trajectory with the ids that our model would have read and said."""
     preprocessor, agent = harness.preprocessor, harness.agent
-    tokenizer, chat = preprocessor.tokenizer, preprocessor.chat
     context = conversation(agent, harness.config.agent, preprocessor, trajectory.task)
     feedback: tuple[str, ...] = ()
     turns = []
@@ -24,11 +23,7 @@ def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:
         screenshot = harness.images.get(turn.images[-1]) if turn.images else None
         seen = Observation(turn.observation, screenshot, turn.page_text, url=turn.url)
         prompt = context.observe(seen, feedback)
-        text = turn.text
-        if chat.opens_think:  # the template has written the tag already
-            text = text.removeprefix("<think>").removeprefix("\n")
-        end = tokenizer.eos_token if turn.finish == "stop" else ""
-        ids = tuple(tokenizer(text + end, add_special_tokens=False)["input_ids"])
+        text, ids = preprocessor.said(turn.text, turn.finish == "stop")
         context.respond(ids, turn.text)
         branch, zeros = prompt.ids[prompt.shared :], (0.0,) * len(ids)
         turn = replace(turn, shared=prompt.shared, branch=branch, response_ids=ids, logprobs=zeros, text=text)

@@ -66,11 +66,16 @@ class Harness:
 
 
 def conversation(agent: Agent, config: AgentConfig, preprocessor: Preprocessor, task: Task) -> Context:
-    """Return a task's conversation, still empty, with the recipe's rules of what stays in it."""
+    """Return a task's conversation, with the recipe's rules of what stays in it; it is still empty, but for
+    what was said before a recorded step."""
     tokenizer, image_tokens = preprocessor.tokenizer, preprocessor.image_tokens
     chat, keep = agent.message_format or preprocessor.chat, config.screenshots
     texts, kept = (agent.system, task.instruction), (keep, config.reasoning, preprocessor.end)
-    return Context(tokenizer, chat, *texts, image_tokens, agent.words, *kept)
+    context = Context(tokenizer, chat, *texts, image_tokens, agent.words, *kept)
+    for said in agent.past(task):
+        context.observe(Observation(""))
+        context.respond(preprocessor.said(said)[1], said)
+    return context
 
 
 @dataclass
@@ -93,6 +98,7 @@ class Episode:
 
     def __post_init__(self) -> None:
         config, preprocessor = self.harness.config.agent, self.harness.preprocessor
+        self.benchmark = self.harness.benchmark_of(self.task)
         self.context = conversation(self.harness.agent, config, preprocessor, self.task)
 
     async def run(self) -> Trajectory:
@@ -133,8 +139,8 @@ class Episode:
 
     async def _browse(self, start: float) -> None:
         """Open the task, take turns and score the result, all in one browser context."""
-        benchmark = self.harness.benchmark_of(self.task)
-        async with self.harness.browsers.session() as session:
+        benchmark = self.benchmark
+        async with benchmark.session(self.harness, self.task) as session:
             acquired, ready = time.monotonic(), None
             try:
                 async with asyncio.timeout(self.harness.config.browser.episode_seconds):
@@ -143,7 +149,8 @@ class Episode:
                     ready = time.monotonic()
                     await self._take_turns(session)
                     if self.stop in GRADED[self.harness.config.reward.after] and not benchmark.judged:
-                        self.score = await benchmark.score(self.task, session, self.answer or "")
+                        said = self.turns[-1].text if benchmark.recorded and self.turns else self.answer
+                        self.score = await benchmark.score(self.task, session, said or "")
                 self.blocked = await session.blocked()
             finally:
                 starting = (ready or time.monotonic()) - acquired
@@ -154,7 +161,7 @@ class Episode:
         agent, config, images = self.harness.agent, self.harness.config, self.harness.images
         observation, feedback = await agent.observe(session), ()
         pictures = self.harness.preprocessor.images
-        for t in range(self.max_steps):
+        for t in range(1 if self.benchmark.recorded else self.max_steps):
             if observation.image and pictures:  # kept from now on: it takes a tenth of a second
                 await asyncio.to_thread(pictures.prepare, observation.image)
             prompt, seen = self.context.observe(observation, feedback), observation
@@ -216,8 +223,8 @@ class Episode:
 
     async def _act(self, session: Session, parsed: Parsed) -> tuple[str, ...]:
         """Run the calls up to the first failure or final answer; return a line of feedback for each."""
-        if parsed.error:
-            return (parsed.error,)
+        if parsed.error or self.benchmark.recorded:
+            return (parsed.error,) if parsed.error else ()
         agent, lines, ended = self.harness.agent, [], False
         for call in parsed.calls:
             if ended:

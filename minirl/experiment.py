@@ -65,19 +65,23 @@ class Experiment:
         config, browser, run, tasks = self.config, self.config.browser, self.run, self.tasks.all
         benchmark_of = choose_benchmarks(config)
         refuse_impossible(config.judge, tasks, benchmark_of, rewarded)
+        live = [task for task in tasks if not benchmark_of(task).recorded]
+        if len(live) < len(tasks) and config.agent.kind != "autowebworld":
+            raise ValueError("recorded steps are AutoWebWorld's: add --agent.kind autowebworld")
         trusted = {place for task in tasks for place in benchmark_of(task).places(task)}
         hosts = HostBackoff(browser.host_failures, 60 * browser.host_minutes)
         with SiteServer(shops_of(tasks), browser.site_port) as server:
             # then browsers need to reach nothing else
-            sealed = {urlsplit(task.start_url).hostname for task in tasks} <= set(server.sites)
+            sealed = {urlsplit(task.start_url).hostname for task in live} <= set(server.sites)
+            pool = BrowserPool(browser, server.sites, sealed, trusted)
             async with (
-                BrowserPool(browser, server.sites, sealed, trusted) as pool,
+                pool if live else contextlib.nullcontext(),
                 self.sampler() as sampler,
                 open_judge(config, self.ranks, run.images) as judge,
             ):
                 endpoint = judge.endpoint if isinstance(judge, EndpointJudge) else None
                 benchmarks = choose_benchmarks(config, endpoint)
-                agent = make_agent(config)
+                agent = make_agent(config, self.preprocessor)
                 harness = Harness(config, self.preprocessor, agent, pool, run.images, benchmarks)
                 yield RolloutWorker(harness, sampler, self.ranks, hosts, judge)
 
@@ -119,18 +123,23 @@ class Experiment:
     async def demonstrate(self, worker: RolloutWorker) -> list[Trajectory]:
         """Return the successes of the file that the config names, without those on held-out tasks, or the
         shortest solutions of the demonstrated goals, acted out and confirmed by the task's rules."""
+        from minirl.benchmarks.recorded import demonstrations
         from minirl.benchmarks.task_sets import apart
         from minirl.data.readers import load
         from minirl.worlds.scripted_agent import act_out
 
-        demos, heldout = self.config.sft.demos, self.tasks.heldout
+        demos, heldout, benchmark_of = self.config.sft.demos, self.tasks.heldout, worker.harness.benchmark_of
         if demos is None:
-            found = await act_out(self.tasks.demos, worker)
+            recorded = [task for task in self.tasks.demos if benchmark_of(task).recorded]
+            live = [task for task in self.tasks.demos if not benchmark_of(task).recorded]
+            if live and self.config.agent.kind == "autowebworld":
+                raise ValueError("clone this agent's tasks as recorded steps: python -m minirl.worlds record")
+            found = demonstrations(recorded, worker.harness) + await act_out(live, worker)
             self.run.save_trajectories("demos", found)
             return found
         found = load(demos, worker.harness)
         wordings = {task.instruction for task in heldout}  # of a public record, whose site may not be told
-        clean = {task.id for task in apart([t.task for t in found], heldout, worker.harness.benchmark_of)}
+        clean = {task.id for task in apart([t.task for t in found], heldout, benchmark_of)}
         named = [t for t in found if t.task.start_url or t.task.instruction not in wordings]
         kept = [t for t in named if t.task.id in clean]
         if not kept:
@@ -149,11 +158,14 @@ class Experiment:
         self.ranks.barrier()
 
 
-def make_agent(config: Config) -> Agent:
-    """Return the agent that the config names."""
+def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agent:
+    """Return the agent that the config names; AutoWebWorld's speaks of its model's pixels."""
+    from minirl.agents.autowebworld import AutoWebWorldAgent
     from minirl.agents.openwebrl import OpenWebRLAgent
     from minirl.agents.webagent_r1 import WebAgentR1Agent
 
+    if config.agent.kind == "autowebworld":
+        return AutoWebWorldAgent(config.agent, preprocessor)
     return (OpenWebRLAgent if config.agent.kind == "visual" else WebAgentR1Agent)(config.agent)
 
 

@@ -57,9 +57,12 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
             "turns": mean(len(t.turns) for t in valid),
             "prefix_hits": sum(cached for _, cached in asked) / sum(prompt for prompt, _ in asked),
         }
+    parts = [t.final_state["rewards"] for t in valid if "rewards" in t.final_state]  # of recorded steps
+    for name in parts[0] if parts else ():
+        means[f"reward/{name}"] = mean(part[name] for part in parts)
     browsers = [t.diagnostics for t in collected.finished if t.diagnostics]
     for name in browsers[0] if browsers else ():
-        means[f"browser/{name}"] = mean(browser[name] for browser in browsers)
+        means[f"browser/{name}"] = mean(browser[name] for browser in browsers if name in browser)
     stops = Counter(t.stop.value for t in collected.finished)
     return {
         **means,

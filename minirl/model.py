@@ -23,6 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from minirl.config import ModelConfig
 from minirl.console import first_line
@@ -50,14 +51,20 @@ class Images:
         # PIL rather than torchvision: the same pixels on every machine, whatever else is installed
         own = self.processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil", **NO_CODE)
         self.size, self.merge, self.frames = dict(own.size), own.merge_size, own.temporal_patch_size
+        self.unit = own.patch_size * self.merge
         if max_pixels is not None:
-            unit = own.patch_size * self.merge
-            self.size = {"shortest_edge": unit * unit, "longest_edge": max_pixels}
+            self.size = {"shortest_edge": self.unit * self.unit, "longest_edge": max_pixels}
         every_byte = np.tile(np.arange(256, dtype=np.uint8), (3, 1, 1))  # in each channel of a row of pixels
         normal = own.normalize(own.rescale(every_byte, own.rescale_factor), own.image_mean, own.image_std)
         self.numbers = np.asarray(normal, np.float32)[:, 0]  # by channel and byte
         self.patches = functools.lru_cache(most)(self._patches)
         self.prepare = functools.lru_cache(capacity)(self._prepare)
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """Return the width and the height that a picture of this size is scaled to."""
+        limits = self.size["shortest_edge"], self.size["longest_edge"]
+        down, across = smart_resize(height, width, self.unit, *limits)
+        return across, down
 
     def _patches(self, png: bytes) -> tuple[np.ndarray, Grid]:
         """Return the bytes of a screenshot's patches (n, 3, patch^2), scaled to `size`, and their grid.
@@ -101,6 +108,13 @@ class Preprocessor:
         if self.images is None:
             raise ValueError("this model can't see; use a vision-language model for the visual agent")
         return len(self.images.patches(png)[0]) // self.images.merge**2
+
+    def said(self, text: str, ended: bool = True) -> tuple[str, tuple[int, ...]]:
+        """Return a response as this model would have said it, text and ids with the token that ends it."""
+        if self.chat.opens_think:  # the template has written the tag already
+            text = text.removeprefix("<think>").removeprefix("\n")
+        end = self.tokenizer.eos_token if ended else ""
+        return text, tuple(self.tokenizer(text + end, add_special_tokens=False)["input_ids"])
 
     def text(self, ids: Sequence[int]) -> str:
         """Return a response as text, without the token that ended it."""

@@ -139,13 +139,19 @@ def autowebworld_7b() -> Config:
     return Config(
         recipe="autowebworld_7b",
         steps=508,  # 16,253 samples once, 32 a step
+        zero=True,  # from Qwen's own weights
         model=ModelConfig(path, max_pixels=max_pixels, gradient_checkpointing=True),
-        agent=AgentConfig(kind="autowebworld", response_tokens=256, context_tokens=16384),  # code; ours
-        browser=BrowserConfig(width=1280, height=720),  # code
+        # responses: code; context: ours; neither paper nor code tells what an action did
+        agent=AgentConfig(kind="autowebworld", feedback=False, response_tokens=256, context_tokens=16384),
+        # size: code; episodes: ours, a whole step at once, which takes no browser
+        browser=BrowserConfig(width=1280, height=720, episodes=256),
         sampler=SamplerConfig(temperature=1.0),
         rollout=RolloutConfig(group=8, groups=32, dynamic=False, max_steps=(1,)),
-        loss=LossConfig(weighting="grpo", clip_high=0.2, kl=0.04, std_eps=1e-4),  # code
-        optim=OptimConfig(lr=1e-6, decay=True, betas=(0.9, 0.999), weight_decay=0.0),  # code
+        reward=RewardConfig(after="any", format_error=0.0),  # each response by the rules alone
+        # all three: code; 1e-4 of a reward from 0 to 3, which here is their mean, from 0 to 1
+        loss=LossConfig(weighting="grpo", clip_high=0.2, kl=0.04, std_eps=1e-4 / 3),
+        # rate: code's GRPOConfig; the linear fall, Adam's and the clipping: what its trainer does unasked
+        optim=OptimConfig(lr=1e-6, decay=True, betas=(0.9, 0.999), weight_decay=0.0, grad_clip=1.0),
         batch=BatchConfig(epochs=1),  # 32 prompts x 8 responses of one turn: one update a step
         eval=EvalConfig(max_steps=15),  # sampling: ours
     )

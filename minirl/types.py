@@ -8,7 +8,7 @@ records can be compared, dumped and read back.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -331,6 +331,7 @@ class Agent(Protocol):
     async def observe(self, session: Any) -> Observation: ...
     def parse(self, text: str) -> Parsed: ...
     async def act(self, session: Any, call: Call) -> str: ...  # returns a line of feedback
+    def past(self, task: Task) -> Sequence[str]: ...  # what was said before a recorded step
     def final_answer(self, call: Call) -> str | None: ...  # None unless the call ends the episode
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]: ...
 
@@ -339,10 +340,12 @@ class Benchmark(Protocol):
     """What a family of tasks brings along: how an episode begins, and what it was worth."""
 
     judged: bool  # the judge scores these tasks, and `score` is never asked
+    recorded: bool  # an episode is one turn, nothing is carried out, and `score` reads the whole response
 
     def identity(self, task: Task) -> set[tuple[str, ...]]: ...  # two tasks that share a name are the same
     def missing(self, task: Task) -> list[str]: ...  # unset environment variables that it needs
     def places(self, task: Task) -> set[tuple[str, int]]: ...  # hosts and ports of its own
     def needs_judge(self, task: Task) -> bool: ...  # if scoring takes a language model
+    def session(self, harness: Any, task: Task) -> AbstractAsyncContextManager[Any]: ...
     async def prepare(self, session: Any, task: Task) -> None: ...  # logs in, between first page and look
     async def score(self, task: Task, session: Any, answer: str) -> Score: ...  # by the page left, the answer

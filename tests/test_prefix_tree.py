@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from training import TEXT_SIZES
+from training import TEXT_SIZES, qwen2_5_vl
 
 from minirl import prefix_tree, tree_attention
 from minirl.agents.openwebrl import OpenWebRLAgent
@@ -229,30 +229,7 @@ def test_text_models(preprocessor, kind):
 @pytest.mark.parametrize("keep", [1, 2])
 def test_qwen2_5_vl(tiny_folder, preprocessor, png, keep):
     """Another vision tower (windows, no deepstack), and no norms on queries and keys."""
-    ids = {name: preprocessor.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in
-           ("image_pad", "video_pad", "vision_start", "vision_end")}  # fmt: skip
-    torch.manual_seed(0)
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
-    words = len(preprocessor.tokenizer)
-    config = transformers.Qwen2_5_VLConfig(
-        text_config={"vocab_size": words, **TEXT_SIZES, "rope_parameters": rope},
-        vision_config={
-            "depth": 2,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "window_size": 64,
-            "fullatt_block_indexes": [1],
-        },
-        image_token_id=ids["image_pad"],
-        video_token_id=ids["video_pad"],
-        vision_start_token_id=ids["vision_start"],
-        vision_end_token_id=ids["vision_end"],
-    )
-    model = transformers.Qwen2_5_VLForConditionalGeneration(config).train()
+    model = qwen2_5_vl(preprocessor).train()
     model.set_attn_implementation("sdpa")
     tree_attention.enable(model)
     album = Album()

@@ -69,6 +69,34 @@ def save_text_model(path: Path, preprocessor: Preprocessor, kind: str, **setting
     return path
 
 
+def qwen2_5_vl(preprocessor: Preprocessor, patch: int = 16) -> transformers.PreTrainedModel:
+    """A small Qwen2.5-VL with random weights, for the words of the tiny model."""
+    ids = {name: preprocessor.tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in
+           ("image_pad", "video_pad", "vision_start", "vision_end")}  # fmt: skip
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+    words = len(preprocessor.tokenizer)
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={"vocab_size": words, **TEXT_SIZES, "rope_parameters": rope},
+        vision_config={
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "patch_size": patch,
+            "spatial_merge_size": 2,
+            "window_size": 64,
+            "fullatt_block_indexes": [1],
+        },
+        image_token_id=ids["image_pad"],
+        video_token_id=ids["video_pad"],
+        vision_start_token_id=ids["vision_start"],
+        vision_end_token_id=ids["vision_end"],
+    )
+    return transformers.Qwen2_5_VLForConditionalGeneration(config)
+
+
 def make_groups(preprocessor: Preprocessor) -> list[Group]:
     """Two tasks with three episodes of one to three turns, some with a screenshot; old log-probs of -6
     are near what an untrained model says of a vocabulary of e^6.7."""

@@ -28,6 +28,7 @@ class Scored:
 
     by: ScoreFn | None = always
     prepared: list[str] = field(default_factory=list)
+    recorded = False
 
     @property
     def judged(self) -> bool:
@@ -44,6 +45,9 @@ class Scored:
 
     def needs_judge(self, task: Task) -> bool:
         return False
+
+    def session(self, harness: Any, task: Task) -> Any:
+        return harness.browsers.session()
 
     async def prepare(self, session: Any, task: Task) -> None:
         self.prepared.append(task.id)
@@ -65,6 +69,7 @@ def make_worker(
 ) -> RolloutWorker:
     """Whatever a test does not need may be left out."""
     benchmark = benchmark or Scored()
-    harness = Harness(config, preprocessor, make_agent(config), browsers, images, lambda task: benchmark)
+    agent = make_agent(config, preprocessor)
+    harness = Harness(config, preprocessor, agent, browsers, images, lambda task: benchmark)
     hosts = HostBackoff(config.browser.host_failures, 60 * config.browser.host_minutes)
     return RolloutWorker(harness, sampler, ranks or alone(), hosts, judge)

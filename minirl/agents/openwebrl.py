@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from minirl.agents import openwebrl_actions
 from minirl.agents.openwebrl_actions import SCALE, TABLES, TOOL_FUNCTIONS
 from minirl.config import AgentConfig
 from minirl.context import Words
-from minirl.types import Call, Observation, Parsed
+from minirl.types import Call, Observation, Parsed, Task
 
 PROMPT = resources.files("minirl.agents").joinpath("prompts/openwebrl.md").read_text("utf-8").rstrip("\n")
 NO_THOUGHT = "no </think> in the response. Think, close with </think>, then call a tool."
@@ -193,6 +193,9 @@ class OpenWebRLAgent:
             lines = "".join(line + "\n" for line in feedback) + "\n" * bool(feedback)
             head, tail = f"<tool_response>\n{lines}", "</observation>\n</tool_response>"
         return Words(f"{head}<observation>\n{seen.text}\n", seen.page_text and seen.page_text + "\n", tail)
+
+    def past(self, task: Task) -> Sequence[str]:
+        return ()
 
     def final_answer(self, call: Call) -> str | None:
         return str(call.arguments["response"]) if call.name == "done" else None

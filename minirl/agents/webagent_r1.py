@@ -16,6 +16,7 @@ import contextlib
 import re
 import tomllib
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from importlib import resources
@@ -30,7 +31,7 @@ from minirl.agents.openwebrl import read_prompt
 from minirl.browser.session import PageHangs, Session
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, Words
-from minirl.types import Call, Observation, Parsed, ToolFailure
+from minirl.types import Call, Observation, Parsed, Task, ToolFailure
 
 FILES = resources.files("minirl.agents")
 TABLES = tomllib.loads(FILES.joinpath("webagent_r1.toml").read_text("utf-8"))
@@ -239,6 +240,9 @@ class WebAgentR1Agent:
         lines = "".join(line + "\n\n" for line in feedback)
         head = f"{opening}Round {n}\n\n{WEBRL_USER if self.is_webrl else ''}{lines}"
         return Words(head, seen.page_text, "", instruction if self.is_webrl and n == 0 else LEFT_OUT)
+
+    def past(self, task: Task) -> Sequence[str]:
+        return ()
 
     def final_answer(self, call: Call) -> str | None:
         return str(call.arguments["message"]) if call.name == "exit" else None

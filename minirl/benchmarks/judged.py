@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 from urllib.parse import urlsplit
 
 from minirl.browser.session import Session
+from minirl.episode import Harness
 from minirl.types import BrowserFault, Score, Stop, Task, ToolFailure
 
 
 class JudgedBenchmark:
-    judged = True
+    judged, recorded = True, False
+
+    def session(self, harness: Harness, task: Task) -> AbstractAsyncContextManager[Any]:
+        """Open a browser's context for an episode."""
+        return harness.browsers.session()
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:
         """Return the site with the wording, and the site with the goal, if the task has one."""

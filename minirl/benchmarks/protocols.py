@@ -87,7 +87,7 @@ def _without_aborted(official: Protocol) -> Protocol:
 _DATA = tomllib.loads(files("minirl.benchmarks").joinpath("protocols.toml").read_text())
 _OFFICIAL = TypeAdapter(tuple[Protocol, ...]).validate_python(_DATA["protocols"])
 PROTOCOLS = tuple(protocol for official in _OFFICIAL for protocol in (official, _without_aborted(official)))
-WEBVOYAGER, ONLINE_MIND2WEB, DEEPSHOP, WEBARENA_LITE, AUTOWEBWORLD = _OFFICIAL
+WEBVOYAGER, ONLINE_MIND2WEB, DEEPSHOP, WEBARENA_LITE, AUTOWEBWORLD, AUTOWEBWORLD_MIND2WEB = _OFFICIAL
 
 
 def protocol_of(name: str) -> Protocol:

@@ -15,13 +15,14 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import ConfigDict
 
-from minirl.benchmarks import formats, page_goals
-from minirl.benchmarks.fields import Address, Record, read
+from minirl.benchmarks import formats, page_goals, recorded
+from minirl.benchmarks.fields import AN_ADDRESS, Record, must, read
 from minirl.benchmarks.webarena import tasks as webarena
+from minirl.browser.access import is_address
 from minirl.run_folder import write_atomic
 from minirl.types import Task
 from minirl.worlds.fsm_file import load_goal
@@ -33,7 +34,7 @@ class OwnTask(Record):
 
     id: str
     instruction: str
-    start_url: Address
+    start_url: Annotated[str, must(lambda url: is_address(url) or url.startswith("file:///"), AN_ADDRESS)]
     goal: dict[str, Any] = {}
     meta: dict[str, Any] = {}
 
@@ -53,7 +54,10 @@ def load_tasks(path: Path, any_goal: bool = False) -> list[Task]:
     for place, record in records(path):
         try:
             check_depth(record)
-            task = task_of(record, any_goal)
+            if isinstance(record, dict) and "img_filename" in record:
+                task = recorded.task_of(record, path.parent, f"{path.stem}-{place.split()[-1]}")
+            else:
+                task = task_of(record, any_goal)
             if task.id in tasks:
                 raise ValueError(f"the id {task.id!r} occurs twice")
         except (ValueError, RecursionError) as problem:
@@ -88,6 +92,9 @@ def task_of(record: Any, any_goal: bool = False) -> Task:
 def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     task = Task(**dict(read(OwnTask, record)))
     read(Tabs, task.meta)
+    if recorded.is_recorded(task):
+        read(recorded.Goal, task.goal)
+        return task
     if HOST.match(task.start_url):  # a generated shop
         load_goal(task.goal)
     elif webarena.is_webarena(task):

@@ -11,6 +11,7 @@ from pathlib import Path
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.benchmarks.own_reward import OwnReward, load_reward
 from minirl.benchmarks.page_goals import PageGoalBenchmark, is_page_goal
+from minirl.benchmarks.recorded import RecordedBenchmark, is_recorded
 from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
 from minirl.benchmarks.webarena.tasks import is_webarena
@@ -90,8 +91,11 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> Calla
     own = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
     webarena = WebArenaBenchmark(config.task.logins, endpoint)
     page_goals, world, judged = PageGoalBenchmark(), WorldBenchmark(config.reward.partial), JudgedBenchmark()
+    recorded = RecordedBenchmark(config.reward.contents)
 
     def benchmark_of(task: Task) -> Benchmark:
+        if is_recorded(task):
+            return recorded
         if own is not None:
             return own
         if is_webarena(task):

@@ -49,8 +49,6 @@ def check(config: C) -> C:
     check_bounds(config)
     Question.of(config.judge)
     agent, judge, loss, rollout = config.agent, config.judge, config.loss, config.rollout
-    if agent.kind == "autowebworld" and not config.plan:
-        raise ValueError(f"recipe {config.recipe}: the {agent.kind} agent is not built yet")
     if config.reward.by == "judge" and not (judge.model or judge.path):
         raise ValueError("--reward.by judge needs one: give --judge.path, or --judge.model")
     if loss.method == "filtered-bc" and rollout.dynamic:

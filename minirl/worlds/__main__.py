@@ -16,8 +16,10 @@ from typing import Any, Literal, TextIO
 
 import tyro
 
-from minirl.config import BrowserConfig
+from minirl.config import BrowserConfig, EndpointConfig
 from minirl.console import printable
+from minirl.run_folder import read_records
+from minirl.types import Task
 from minirl.worlds import lint
 from minirl.worlds.fsm_file import load_fsm, read_json
 from minirl.worlds.generate import PROFILES, THEMES, make_site
@@ -25,7 +27,10 @@ from minirl.worlds.infer_bindings import world_of
 from minirl.worlds.render import load_world, save_world
 from minirl.worlds.replay import replay_sites, save_replays
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
+from minirl.worlds.shop import shops_named, shops_of, tasks_of
+from minirl.worlds.steps import GROUNDING, save_steps
 
+TEMPLATE = EndpointConfig()  # which serves nobody
 Difficulty = Literal["easy", "medium", "hard"]
 Folders = tyro.conf.Positional[tuple[Path, ...]]
 File = tyro.conf.Positional[Path]
@@ -108,6 +113,38 @@ def replay(
     return int(len(kept) < len(replays))
 
 
+def record(
+    tasks: tyro.conf.Positional[str],
+    out: Path,
+    sites: tuple[Path, ...] = (),
+    count: int = 100,
+    grounding: float = GROUNDING,
+    seed: int = 0,
+    width: int = 1280,
+    height: int = 720,
+    workers: int = 8,
+    browsers: int = 2,
+    endpoint: EndpointConfig = TEMPLATE,
+) -> int:
+    """Recorded steps of AutoWebWorld's form: shortest solutions of tasks, acted out, in OUT/steps.json.
+
+    Args:
+        tasks: A file of tasks on the sites, or shops as `shops:400-499`.
+        sites: The folders of these sites.
+        count: How many orders in shops.
+        grounding: The share of rows that are one step with an instruction of its own.
+        endpoint: Its --endpoint.model writes the thoughts; without, a template does.
+    """
+    shops = shops_named(tasks)
+    wanted = tasks_of(shops, count) if shops else read_records(Path(tasks), Task)
+    if not wanted:
+        raise ValueError(f"{tasks} holds no tasks: name a JSONL file of them, or shops as shops:400-499")
+    worlds = {world.name: world for world in (*shops_of(wanted), *map(load_world, sites))}
+    config = BrowserConfig(browsers=browsers, episodes=workers, width=width, height=height)
+    asyncio.run(save_steps(wanted, worlds, out, config, endpoint, grounding, seed))
+    return 0
+
+
 def _say(line: str, file: TextIO | None = None) -> None:
     """Print a line without a terminal's control characters, which a file's strings may hold."""
     print(printable(line).replace("\n", "?"), file=file)
@@ -115,7 +152,7 @@ def _say(line: str, file: TextIO | None = None) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run one verb and return the exit status."""
-    verbs = {"make": make, "check": check, "solve": solve, "render": render, "replay": replay}
+    verbs = {f.__name__: f for f in (make, check, solve, render, replay, record)}
     try:
         return tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.worlds", args=list(argv))
     except (ValueError, OSError, OverflowError) as error:  # the last: for an integer larger than any float

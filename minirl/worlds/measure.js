@@ -10,6 +10,13 @@
       const r = e.getBoundingClientRect();
       return r.width > 0 && r.height > 0 ? [r.left, r.top, r.right, r.bottom] : null;
     },
+    // What stands on an element, or beside a field; at most so much as a person would quote.
+    words(selector) {
+      const e = document.querySelector(selector), label = e && e.labels && e.labels[0];
+      const said = e && (e.innerText || e.getAttribute("aria-label") || (label && label.innerText)
+        || e.getAttribute("placeholder"));
+      return (said || "").trim().replace(/\s+/g, " ").slice(0, 80);
+    },
     // How far a list is to be scrolled for a row to be its first.
     distance(list, row) {
       const box = document.querySelector(list), e = box && box.querySelector(row);

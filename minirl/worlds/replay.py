@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
@@ -28,6 +28,7 @@ from minirl.worlds.render import SiteServer, read_state
 from minirl.worlds.search import Step, explore, symbolic
 from minirl.worlds.widgets import gui_steps, widget_of
 
+K = TypeVar("K")
 MEASURE = files("minirl.worlds").joinpath("measure.js").read_text(encoding="utf-8")
 ROWS_SEEN = 4  # of a list that begins where it was scrolled to, on a page 720 pixels high
 PATHS, VALUES = 20, 5  # how many paths, and how many values of each step, are tried for one solution
@@ -35,8 +36,9 @@ PATHS, VALUES = 20, 5  # how many paths, and how many values of each step, are t
 
 @dataclass(frozen=True)
 class Grounded:
-    """One operation of mouse or keyboard: `box` is left, top, right and bottom in CSS pixels, `picture` the
-    screenshot before it (PNG)."""
+    """One operation of mouse or keyboard: `box` is left, top, right and bottom in CSS pixels, `text` what was
+    typed, the key, or the way that a list went, `picture` the screenshot before it (PNG), `words` those of
+    the element. A drag's `ends` are two x and one y. With pictures a path ends in an `answer`."""
 
     action_id: str
     op: str
@@ -44,6 +46,8 @@ class Grounded:
     box: tuple[float, ...] | None
     text: str = ""
     picture: bytes = b""
+    words: str = ""
+    ends: tuple[float, ...] = ()
 
 
 @dataclass
@@ -107,6 +111,8 @@ async def replay(session: Session, world: World, steps: Sequence[Step], pictures
             state = apply(world.fsm, state, step.action_id, step.params)
             await measure(session, "frames")  # scrolling tells the page only with the next frame
             await compare(session, state)
+        if pictures:
+            grounded.append(Grounded("", "answer", "", None, picture=await session.screenshot()))
     except (ToolFailure, BrowserFault) as failure:
         reason = f"{place}: {str(failure) or type(failure).__name__}"
     return Replay(steps, grounded, reason)
@@ -131,10 +137,12 @@ async def measure(session: Session, name: str, *given: Any) -> Any:
 async def _act(session: Session, action_id: str, gui: Mapping[str, Any], pictures: bool) -> Grounded:
     """Do one of `gui_steps` with mouse or keyboard. BrowserFault if its element is not there."""
     mouse, keyboard = session.page.mouse, session.page.keyboard
-    op, selector = gui["op"], gui.get("selector", "")
+    op, selector, text = gui["op"], gui.get("selector", ""), gui.get("text", gui.get("key", ""))
+    ends: tuple[float, ...] = ()
     box = tuple(await measure(session, "box", selector)) if selector else None
     x, y = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2) if box else (0.0, 0.0)
     picture = await session.screenshot() if pictures else b""
+    words = await measure(session, "words", selector) if pictures and selector else ""
     match op:
         case "click":
             await session.do(mouse.click(x, y))
@@ -146,7 +154,7 @@ async def _act(session: Session, action_id: str, gui: Mapping[str, Any], picture
         case "key_press":
             await session.do(keyboard.press(gui["key"]))
         case "drag":
-            start, end, height = await measure(session, "thumb", selector, gui["to"])
+            ends = start, end, height = tuple(await measure(session, "thumb", selector, gui["to"]))
             await session.do(mouse.move(start, height))
             await session.do(mouse.down())
             await session.do(mouse.move(end, height, steps=4))
@@ -155,18 +163,30 @@ async def _act(session: Session, action_id: str, gui: Mapping[str, Any], picture
             await session.do(mouse.move(x, y))
             distance = await measure(session, "distance", selector, gui["to"].split()[-1])
             await session.do(mouse.wheel(0, distance))
-    return Grounded(action_id, op, selector, box, gui.get("text", ""), picture)
+            text = "up" if distance < 0 else "down"
+    return Grounded(action_id, op, selector, box, text, picture, words, ends)
 
 
 async def replay_sites(
     worlds: Sequence[World], config: BrowserConfig, seed: int = 0, pictures: bool = False
 ) -> dict[tuple[str, str], Replay]:
-    """Return a solution, acted out, for every site and each of its terminal pages; `config.episodes` run at a
-    time. A page without a solution has a Replay too."""
-    places, ways = asyncio.Semaphore(config.episodes), {}
+    """Return a solution, acted out, for every site and each of its terminal pages. A page without a solution
+    has a Replay too."""
+    ways = {}
     for world in worlds:
         solved = dict.fromkeys(world.fsm.terminal_pages) | solutions(world, seed)
         ways |= {(world.name, page): (world, path) for page, path in solved.items()}
+    return await replay_ways(worlds, ways, config, pictures)
+
+
+async def replay_ways(
+    worlds: Sequence[World],
+    ways: Mapping[K, tuple[World, list[Step] | None]],
+    config: BrowserConfig,
+    pictures: bool = False,
+) -> dict[K, Replay]:
+    """Return what became of each path on its site; `config.episodes` are acted out at a time."""
+    places = asyncio.Semaphore(config.episodes)
 
     async def visit(world: World, steps: list[Step] | None) -> Replay:
         if steps is None:

@@ -9,6 +9,7 @@ import pytest
 
 from minirl.benchmarks.protocols import (
     AUTOWEBWORLD,
+    AUTOWEBWORLD_MIND2WEB,
     DEEPSHOP,
     JUDGE,
     ONLINE_MIND2WEB,
@@ -31,6 +32,7 @@ WITHOUT = protocol_of("webvoyager-without-aborted")
 def test_every_benchmark_has_two_protocols():
     names = [p.name for p in PROTOCOLS]
     benchmarks = ["webvoyager", "online-mind2web", "deepshop", "webarena-lite", "autowebworld"]
+    benchmarks += ["autowebworld-mind2web"]
     assert names == [f"{b}-{kind}" for b in benchmarks for kind in ("official", "without-aborted")]
     assert [protocol_of(name) for name in names] == list(PROTOCOLS)
     with pytest.raises(ValueError, match="no protocol 'webvoyager'; there are webvoyager-official, "):
@@ -62,6 +64,18 @@ def test_a_program_judges_webarena_under_both_protocols():
     without = protocol_of("webarena-lite-without-aborted")
     assert {p.judge.input for p in (WEBARENA_LITE, without)} == {"rules"}
     assert (WEBARENA_LITE.tasks, without.judge.model) == (165, "gpt-4.1")
+
+
+def test_autowebworld_evaluates_online_mind2web_as_webvoyager():
+    """But for the nine sites; figure 4's rates are whole numbers of 164 tasks."""
+    names = {"name", "benchmark", "tasks", "sites", "average"}
+    one, other = (
+        {name: value for name, value in vars(p).items() if name not in names}
+        for p in (AUTOWEBWORLD, AUTOWEBWORLD_MIND2WEB)
+    )
+    assert one == other and AUTOWEBWORLD_MIND2WEB.benchmark == "online-mind2web"
+    for rate in (1.22, 7.32, 7.93, 14.02):
+        assert round(100 * round(rate * 1.64) / 164, 2) == rate
 
 
 def test_autowebworlds_nine_sites_are_those_of_its_table():

@@ -1,0 +1,186 @@
+"""AutoWebWorld's agent: it sees a screenshot, and answers with a thought and one action.
+
+    <think> why </think><action>{'action': 'click', 'coordinate': [412, 96]}</action>
+
+Points are pixels of the picture as the model's processor has scaled it, by another factor in x than in y.
+openwebrl_actions.py carries the actions out. Paper: appendix D.2 and section 5.1 (all thoughts and actions
+stay, of the screenshots the newest). Deviations: the history is the conversation itself, as it was sampled,
+not a text in the newest message; `type_text` replaces what the field holds; where the page itself can't
+scroll, its largest list does; of several actions the first counts. None is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from minirl.agents import openwebrl_actions as tools
+from minirl.agents.openwebrl import read_prompt
+from minirl.browser.session import Session
+from minirl.config import AgentConfig
+from minirl.context import Words
+from minirl.model import Preprocessor
+from minirl.types import Call, Observation, Parsed, Task, ToolFailure
+
+PROMPT = resources.files("minirl.agents").joinpath("prompts/autowebworld.md").read_text("utf-8").rstrip("\n")
+POINTS = ("coordinate", "from", "to")  # arguments that are points; the others are texts
+TOOLS: dict[
+    str, tuple[str, dict[str, str]]
+] = {  # each action's tool, and what its arguments are called there
+    "click": ("click", {"coordinate": "point_2d"}),
+    "hover": ("hover", {"coordinate": "point_2d"}),
+    "drag": ("drag", {"from": "start_point_2d", "to": "end_point_2d"}),
+    "type_text": ("write", {"text": "message"}),
+    "press_enter": ("press_keys", {}),
+    "scroll": ("scroll", {"value": "direction"}),
+    "hotkey": ("press_keys", {"value": "keys"}),
+    "wait": ("wait", {}),
+    "answer": ("done", {"text": "response"}),
+}
+ACTIONS = {name: tuple(names) for name, (_, names) in TOOLS.items()}  # and what each takes
+LONGEST_ACTION = 20_000  # characters
+ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+
+
+def parse(text: str) -> Parsed:
+    """Read the first `<action>` of a response and the thought before it; never raises.
+
+    >>> parse("<think>on</think><action>{'action': 'scroll', 'value': down}</action>").calls
+    (Call(name='scroll', arguments={'value': 'down'}),)
+    """
+    thought = text.partition("</think>")[0].rpartition("<think>")[2].strip() if "</think>" in text else ""
+    try:
+        if (found := ACTION.search(text)) is None:
+            raise ValueError("there is no <action>...</action>")
+        inside = found[1].rpartition("<action>")[2]  # a thought may have named the tag
+        return Parsed(thought, (read_call(inside.strip()),))
+    except ValueError as problem:
+        return Parsed(thought, error=f"Error: invalid action, {problem}")
+
+
+def read_call(source: str) -> Call:
+    """Return an action's dictionary as a call, the first one of several. ValueError with the fault. Words
+    without quotation marks are read as texts, as in the paper's list; nothing is evaluated."""
+    given = _literal(source)
+    name = given.get("action")
+    if not isinstance(name, str) or name not in ACTIONS:
+        raise ValueError(f"there is no {str(name)[:40]!r}; the actions are {', '.join(ACTIONS)}")
+    arguments = {}
+    for key in ACTIONS[name]:
+        value = given.get(key)
+        if key in POINTS:
+            if not (isinstance(value, list) and len(value) == 2 and all(map(_is_length, value))):
+                raise ValueError(f"{name} needs {key} as [x, y], two numbers of pixels")
+        elif value is None or isinstance(value, list | dict):
+            raise ValueError(f"{name} needs {key} as a text")
+        arguments[key] = value if key in POINTS else str(value)
+    return Call(name, arguments)
+
+
+def _is_length(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e6  # refuses NaN
+
+
+def _literal(source: str) -> dict[str, Any]:
+    """Return the dictionary that a Python literal, or JSON, spells out; of a list of them the first."""
+    try:
+        if len(source) > LONGEST_ACTION:
+            raise ValueError
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's own, about a model's backslashes
+            node = ast.parse(source, mode="eval").body
+        while isinstance(node, ast.List | ast.Tuple) and node.elts:
+            node = node.elts[0]
+        if not isinstance(node, ast.Dict) or None in node.keys:
+            raise ValueError
+        words = [v.id if isinstance(v, ast.Name) else ast.literal_eval(v) for v in node.values]
+        return {ast.literal_eval(key): word for key, word in zip(node.keys, words, strict=True) if key}
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        raise ValueError("it can't be read; write it like {'action': 'press_enter'}") from None
+
+
+def action_of(goal: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the action that does what a recorded step tells, its points the middles of the boxes; None where
+    the record lacks something, as the released ones do texts.
+
+    >>> action_of({"action": "click", "bbox": [10, 20, 30, 40]})
+    {'action': 'click', 'coordinate': [20, 30]}
+    """
+    known = {"text": "done"} | dict(goal) if goal["action"] == "answer" else dict(goal)
+    for point, name in (("coordinate", "bbox"), ("from", "bbox"), ("to", "to")):
+        if box := goal.get(name):
+            known[point] = [(box[0] + box[2]) // 2, (box[1] + box[3]) // 2]
+    wanted = ("action", *ACTIONS[goal["action"]])
+    return {name: known[name] for name in wanted} if known.keys() >= set(wanted) else None
+
+
+def spell(thought: str, action: Mapping[str, Any]) -> str:
+    return f"<think>{thought}</think><action>{dict(action)}</action>"
+
+
+class AutoWebWorldAgent:
+    """The agent, as `types.Agent`. ValueError if the model can't see, or `config.prompt` can't be read."""
+
+    message_format = None  # the model's own chat template
+    parse = staticmethod(parse)
+
+    def __init__(self, config: AgentConfig, preprocessor: Preprocessor | None):
+        if preprocessor is None or preprocessor.images is None:
+            raise ValueError("this model can't see; use a vision-language model for AutoWebWorld's agent")
+        self.config, self.resized = config, preprocessor.images.resized
+        usual = "Use the browser, one action at a time." if config.brief else PROMPT
+        self.system = read_prompt(config.prompt) if config.prompt else usual
+
+    async def observe(self, session: Session) -> Observation:
+        tabs, active = await session.tabs()
+        url, title = tabs[active]
+        return Observation("", image=await session.screenshot(), url=url, title=title)
+
+    def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Words:
+        told = f"Task: {instruction}\n\n" if n == 0 else ""
+        return Words("".join([told, *(line + "\n" for line in feedback), f"Step {n + 1}\n"]), "", "")
+
+    async def act(self, session: Session, call: Call) -> str:
+        """Carry out one action; return what it did. Raises as openwebrl_actions.act does."""
+        return await tools.act(session, self.tool_call(call, session.width, session.height))
+
+    def tool_call(self, call: Call, width: int, height: int) -> Call:
+        """Return the tool that does an action on a page of this size: of 1280 x 720, which Qwen2.5-VL sees as
+        1288 x 728, `[644, 182]` is 500 and 250 of 1000. ToolFailure for a point beside the picture."""
+        (tool, names), (across, down) = TOOLS[call.name], self.resized(width, height)
+        given: dict[str, Any] = {"keys": ["Enter"]} if call.name == "press_enter" else {}
+        for name, value in call.arguments.items():
+            if name in POINTS:
+                x, y = value
+                if x > across or y > down:
+                    raise ToolFailure(f"the picture ends at [{across}, {down}]")
+                value = [x * tools.SCALE / across, y * tools.SCALE / down]
+            given[names[name]] = value
+        if call.name == "hotkey":
+            given |= {"keys": [key.strip() for key in given["keys"].split("+")], "is_hotkey": True}
+        return Call(tool, given)
+
+    def say(self, thought: str, action: Mapping[str, Any], size: Sequence[int]) -> str:
+        """Return the response that takes an action whose points are pixels of a screenshot of this size."""
+        scales = [to / of for to, of in zip(self.resized(*size), size, strict=True)]
+        spelled = {
+            key: [round(a * s) for a, s in zip(value, scales, strict=True)] if key in POINTS else value
+            for key, value in action.items()
+        }
+        return spell(thought, spelled)
+
+    def past(self, task: Task) -> list[str]:
+        """Return what the agent would have said on the way to a recorded step."""
+        steps = task.meta.get("past", ())
+        return [self.say(thought, action, task.meta["size"]) for thought, action in steps]
+
+    def final_answer(self, call: Call) -> str | None:
+        return str(call.arguments["text"]) if call.name == "answer" else None
+
+    def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
+        told = self.config.feedback or parsed.error
+        return tuple(line for line in feedback if told or tools.FAILED in line)

@@ -1,0 +1,344 @@
+"""Recorded steps: the released reward to the letter, the content-aware one, and rows read and refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from peers import on_ranks
+from recorded import STEPS, qwen_preprocessor, save_qwen2_5_vl, write_steps
+from workers import make_worker
+
+from minirl.advantages import assign_advantages, make_group
+from minirl.agents.autowebworld import ACTIONS
+from minirl.benchmarks.recorded import RecordedBenchmark, RecordedPage, demonstrations, rewards
+from minirl.benchmarks.task_files import load_tasks, save_tasks
+from minirl.config import Config
+from minirl.distributed import Ranks
+from minirl.episode import conversation
+from minirl.model import Preprocessor
+from minirl.recipes import RECIPES
+from minirl.rollout import TaskStream
+from minirl.rows import make_rows
+from minirl.run_folder import Run
+from minirl.types import Request, Sample, Sampling, Stop, Task
+
+FIXTURE = Path(__file__).parents[1] / "data/autowebworld_rewards.jsonl"
+PAIRS = [json.loads(line) for line in FIXTURE.read_text().splitlines()]
+SOLUTION = re.compile(r"<action>\[\{'action': '(\w+)'(?:, 'coordinate': (\[.*\]))?\}\]</action>")
+
+
+def goal_of(solution: str) -> dict:
+    action, box = SOLUTION.fullmatch(solution).groups()
+    return {"action": action} | ({"bbox": json.loads(box)} if box else {})
+
+
+# --- the reward ------------------------------------------------------------------------------------
+
+
+def test_the_reward_is_the_released_one_on_every_pair():
+    assert len(PAIRS) == 300
+    for pair in PAIRS:
+        found = rewards(pair["prediction"], goal_of(pair["solution"]), pair["scale"], contents=False)
+        assert found == {name: pair[name] for name in ("action", "coordinate", "format")}, pair
+    for name in ("action", "coordinate", "format"):
+        assert {pair[name] for pair in PAIRS} == {0.0, 1.0}, "a reward that never changes tests nothing"
+
+
+def test_where_only_a_drags_box_is_told_the_rewards_differ_for_drags_that_begin_beside_it():
+    """All that the released rows tell of contents."""
+    differ = 0
+    for pair in PAIRS:
+        goal, scale = goal_of(pair["solution"]), pair["scale"]
+        plain, aware = (rewards(pair["prediction"], goal, scale, contents) for contents in (False, True))
+        if plain == aware:
+            continue
+        differ += 1
+        assert goal["action"] == "drag" and (plain["coordinate"], aware["coordinate"]) == (1, 0), pair
+        if start := re.search(r"'from': \[(\d+), (\d+)\]", pair["prediction"]):
+            x, y = (int(int(n) * by) for n, by in zip(start.groups(), scale, strict=True))
+            left, top, right, bottom = goal["bbox"]
+            assert not (left <= x <= right and top <= y <= bottom), pair
+    assert differ == 9
+
+
+@pytest.mark.parametrize(
+    ("goal", "said", "is_right"),
+    [
+        ({"action": "type_text", "text": "Blue mug"}, "{'action': 'type_text', 'text': ' blue  MUG'}", True),
+        ({"action": "type_text", "text": "Blue mug"}, "{'action': 'type_text', 'text': 'red mug'}", False),
+        ({"action": "answer", "text": "42"}, "{'action': 'answer', 'text': 42}", True),
+        ({"action": "answer", "text": "42"}, "{'action': 'answer', 'text': '24'}", False),
+        ({"action": "answer"}, "{'action': 'answer', 'text': 'whatever'}", True),
+        ({"action": "scroll"}, "{'action': 'scroll'}", True),
+        ({"action": "scroll", "value": "down"}, "{'action': 'scroll', 'value': down}", True),
+        ({"action": "scroll", "value": "down"}, "{'action': 'scroll', 'value': 'up'}", False),
+        ({"action": "hotkey", "value": "Control + A"}, "{'action': 'hotkey', 'value': 'ctrl+a'}", True),
+        ({"action": "hotkey", "value": "Delete"}, "{'action': 'hotkey', 'value': 'Enter'}", False),
+        ({"action": "press_enter"}, "{'action': 'press_enter'}", True),
+        ({"action": "wait"}, "{'action': 'wait', 'time': 3}", True),
+    ],
+)
+def test_contents_are_checked_where_the_record_tells_them(goal, said, is_right):
+    said = f"<think>so</think><action>{said}</action>"
+    assert rewards(said, goal, (1, 1), contents=False) == {"action": 1, "coordinate": 1, "format": 1}
+    assert rewards(said, goal, (1, 1), contents=True) == {"action": 1, "coordinate": is_right, "format": 1}
+
+
+def test_drags_are_checked_at_both_ends_in_the_records_pixels():
+    """Of a picture that the model sees at half its width and a third of its height."""
+    goal, scale = {"action": "drag", "bbox": [10, 30, 20, 39], "to": [100, 30, 104, 39]}, (2.0, 3.0)
+
+    def checked(start: list, end: list) -> float:
+        said = f"<think>so</think><action>{{'action': 'drag', 'from': {start}, 'to': {end}}}</action>"
+        assert rewards(said, goal, scale, contents=False)["coordinate"] == 1
+        return rewards(said, goal, scale, contents=True)["coordinate"]
+
+    assert checked([5, 10], [50, 13]) == checked([10, 13], [52, 10]) == 1
+    assert checked([11, 10], [50, 13]) == checked([5, 14], [50, 13]) == 0, "begins beside its box"
+    assert checked([5, 10], [53, 13]) == checked([5, 10], [49, 13]) == 0, "ends beside its box"
+
+
+@given(st.text(max_size=60), st.sampled_from(sorted(ACTIONS)), st.booleans())
+def test_nothing_that_is_said_raises(text, action, contents):
+    full = {"text": "a", "value": "b", "to": [1, 2, 3, 4]}
+    goal = {"action": action, "bbox": [1, 2, 3, 4]} | {
+        key: full[key] for key in full if key in ACTIONS[action]
+    }
+    for said in (text, f"<action>{{'action': '{action}', {text}}}</action>"):
+        assert set(rewards(said, goal, (1.5, 2), contents).values()) <= {0.0, 1.0}
+
+
+def test_a_number_of_thousands_of_digits_is_no_place():
+    said = f"<action>{{'action': 'click', 'coordinate': [{'9' * 5000}, 1]}}</action>"
+    assert rewards(said, {"action": "click", "bbox": [0, 0, 9, 9]}, (1, 1), False)["coordinate"] == 0
+
+
+# --- rows --------------------------------------------------------------------------------------------
+
+
+def test_our_rows_and_the_released_ones_are_read_and_survive_being_saved(tmp_path, png):
+    past = "Step 1: <think>a</think><action>{'action': 'wait'}</action>\nStep 2: <think>b\nc</think> <action>"
+    past += "{'action': 'click', 'coordinate': [3, 4]}</action>"
+    rows = [*STEPS, {"action": "press_enter", "history": past}]
+    rows.append({"action": "press_enter", "history": "clicked on search"})
+    tasks = load_tasks(write_steps(tmp_path, png, rows))
+    assert [task.goal["action"] for task in tasks] == [row["action"] for row in rows]
+    assert tasks[0].goal == STEPS[0] and tasks[0].start_url == (tmp_path / "0.png").as_uri()
+    assert tasks[2].goal == {"action": "type_text", "text": "blue mug"} and tasks[2].meta["size"] == [96, 64]
+    steps = [["a", {"action": "wait"}], ["b\nc", {"action": "click", "coordinate": [3, 4]}]]
+    assert tasks[-2].meta["past"] == steps and tasks[-2].instruction == "Do thing 9."
+    assert (
+        tasks[-1].instruction == "Do thing 10.\n\nHISTORY:\nclicked on search" and not tasks[-1].meta["past"]
+    )
+    assert len({task.id for task in tasks}) == len(tasks)
+    save_tasks(tmp_path / "saved.jsonl", tasks)
+    assert load_tasks(tmp_path / "saved.jsonl") == tasks
+
+
+def test_screenspot_is_read_by_platform_and_kind(tmp_path, png):
+    """V2 has width and height, Pro right and bottom; V2's sources are five platforms and many sites."""
+    v2 = {"bbox": [10, 20, 30, 40], "data_type": "icon", "data_source": "macos"}
+    pro = {"bbox": [10, 20, 30, 40], "ui_type": "text", "platform": "linux", "application": "blender"}
+    rows = [v2, v2 | {"data_source": "android"}, v2 | {"data_source": "gitlab", "data_type": "text"}, pro]
+    tasks = load_tasks(write_steps(tmp_path, png, rows))
+    assert [task.goal["bbox"] for task in tasks] == [[10, 20, 40, 60]] * 3 + [[10, 20, 30, 40]]
+    assert {task.goal["action"] for task in tasks} == {"click"}
+    places = [(task.meta["benchmark"], task.meta["site"], task.meta["difficulty"]) for task in tasks]
+    v2_places = [("desktop", "icon"), ("mobile", "icon"), ("web", "text")]
+    assert places == [("screenspot-v2", *place) for place in v2_places] + [
+        ("screenspot-pro", "linux", "text")
+    ]
+    with pytest.raises(ValueError, match="record 1: the field 'bbox' "):
+        load_tasks(write_steps(tmp_path, png, [v2 | {"bbox": [1, 2, 3]}]))
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"action": "clik"}, "there is no action 'clik'"),
+        ({"action": "click"}, "click needs a bbox"),
+        ({"action": "click", "bbox": [1, 2, 3]}, "bbox must be left, top, right and bottom"),
+        ({"action": "click", "bbox": [9, 2, 3, 4]}, "bbox must be left, top, right and bottom"),
+        ({"action": "click", "bbox": [1, 2, 3, 4.5]}, r"'bbox\[3\]'"),
+        ({"action": "drag", "to": [1]}, "to must be left, top, right and bottom"),
+        ({"action": "wait", "img_filename": "none.png"}, "the picture can't be read: .*none.png"),
+        ({"action": "wait", "img_filename": "broken.png"}, "the picture can't be read"),
+        ({"action": "wait", "img_filename": "../0.png"}, "must be in the file's folder"),
+        ({"action": "wait", "instruction": " "}, "'instruction' must not be empty"),
+        ({"action": "wait", "history": ["a"]}, "'history'"),
+    ],
+)
+def test_a_broken_record_is_named_by_file_and_number(tmp_path, png, row, problem):
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n")
+    path = write_steps(tmp_path, png, [{"action": "wait"}, row])
+    with pytest.raises(ValueError, match=rf"steps.json, record 2: .*{problem}"):
+        load_tasks(path)
+
+
+# --- episodes without a browser ----------------------------------------------------------------------
+
+
+class Script:
+    """A sampler that says one of some texts, by the request's seed, and keeps the prompts."""
+
+    failure = ""
+
+    def __init__(self, preprocessor, *sayings: str, seconds: float = 0):
+        self.preprocessor, self.sayings, self.seconds, self.prompts = preprocessor, sayings, seconds, []
+
+    async def generate(self, request: Request) -> Sample:
+        self.prompts.append(request.prompt)
+        await asyncio.sleep(self.seconds)
+        _, ids = self.preprocessor.said(self.sayings[request.seed % len(self.sayings)])
+        most = request.max_tokens
+        return Sample(ids[:most], (-1.0,) * len(ids[:most]), "stop" if len(ids) <= most else "length")
+
+    async def idle(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def seeing(tiny_folder, preprocessor, tmp_path_factory) -> Preprocessor:
+    """Of a Qwen2.5-VL, which sees 96 x 64 as 84 x 56."""
+    folder = save_qwen2_5_vl(tmp_path_factory.mktemp("qwen") / "model", tiny_folder, preprocessor)
+    return qwen_preprocessor(folder)
+
+
+def config_of(**changes) -> Config:
+    config = RECIPES["autowebworld_3b"]()
+    return replace(config, rollout=replace(config.rollout, group=4, groups=3), **changes)
+
+
+def worker_of(preprocessor, script, folder: Path, ranks: Ranks | None = None, contents: bool = False):
+    images, benchmark = Run(folder / "run").images, RecordedBenchmark(contents)
+    return make_worker(config_of(), preprocessor, script, None, images, benchmark, ranks=ranks)
+
+
+RIGHT = "<think>so</think><action>{'action': 'click', 'coordinate': [35, 18]}</action>"  # 40, 20 there
+
+
+@pytest.mark.parametrize(
+    ("said", "found", "stop"),
+    [
+        (RIGHT, (1, 1, 1), Stop.MAX_STEPS),
+        ("so " + RIGHT, (1, 1, 0), Stop.MAX_STEPS),
+        (
+            "<think>so</think><action>{'action': 'click', 'coordinate': [55, 20]}</action>",
+            (1, 0, 1),
+            Stop.MAX_STEPS,
+        ),
+        ("<think>so</think><action>{'action': 'answer', 'text': ''}</action>", (0, 0, 1), Stop.MAX_STEPS),
+        ("nothing", (0, 0, 0), Stop.MAX_STEPS),
+        (RIGHT + " and" * 300, (1, 1, 0), Stop.LENGTH),  # cut off behind an action that can be read
+    ],
+)
+async def test_a_recorded_step_is_an_episode_of_one_turn(seeing, tmp_path, png, said, found, stop):
+    """Where there is no browser; 55, 20 would be in the box if it were not scaled."""
+    task, worker = (
+        load_tasks(write_steps(tmp_path, png))[0],
+        worker_of(seeing, Script(seeing, said), tmp_path),
+    )
+    done = await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 15)
+    assert (len(done.turns), done.stop, done.error) == (1, stop, "")
+    assert done.final_state == {"rewards": dict(zip(("action", "coordinate", "format"), found, strict=True))}
+    assert done.reward == pytest.approx(sum(found) / 3) and done.success == (sum(found) == 3)
+
+
+@pytest.mark.parametrize("said", ["so " + RIGHT, RIGHT.replace("click", "hover"), RIGHT.replace("35", "55")])
+async def test_of_screenspot_only_the_point_of_a_click_counts(seeing, tmp_path, png, said):
+    row = {"bbox": [20, 10, 40, 20], "data_type": "icon", "data_source": "ios"}
+    (task,) = load_tasks(write_steps(tmp_path, png, [row]))
+    worker = worker_of(seeing, Script(seeing, said), tmp_path)
+    done = await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 15)
+    assert done.success == (said == "so " + RIGHT) and len(done.turns) == 1
+
+
+async def test_the_advantages_are_those_of_the_released_sum(seeing, tmp_path, png):
+    """(r - mean) / (std + 1e-4) of rewards from 0 to 3."""
+    sayings = (RIGHT, "nothing", "so " + RIGHT, RIGHT.replace("click", "hover"))
+    task, worker = (
+        load_tasks(write_steps(tmp_path, png))[0],
+        worker_of(seeing, Script(seeing, *sayings), tmp_path),
+    )
+    episodes = await worker.group(task, 0, 0, 1)
+    sums = [sum(t.final_state["rewards"].values()) for t in episodes]
+    assert len(set(sums)) > 1
+    (group,) = assign_advantages([make_group(episodes)], config_of().loss)
+    expected = [(s - mean(sums)) / (stdev(sums) + 1e-4) for s in sums]
+    assert group.advantages == pytest.approx(expected, rel=1e-9)
+    rows = make_rows([group], config_of().loss, seeing)
+    assert [len(trajectory.rows) for trajectory in rows] == [1] * 4, "the same rows as any trajectory's"
+
+
+async def test_a_recorded_steps_prompt_is_the_one_that_the_agent_would_have_there(seeing, tmp_path, png):
+    """The live conversation, in the model's pixels, and the record, in the picture's."""
+    first = "<think>a</think><action>{'action': 'click', 'coordinate': [35, 18]}</action>"
+    second = "<think>b</think><action>{'action': 'press_enter'}</action>"
+    history = f"Step 1: {first}\nStep 2: {second}".replace("[35, 18]", "[40, 20]")
+    rows = [{"action": "wait", "history": history, "instruction": "Go."}]
+    (task,) = load_tasks(write_steps(tmp_path, png, rows))
+    script = Script(seeing, "nothing")
+    worker = worker_of(seeing, script, tmp_path)
+    await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 1)
+    agent = worker.harness.agent
+    live = conversation(agent, worker.config.agent, seeing, Task("live", "Go.", "http://a.test/"))
+    for n, said in enumerate((first, second)):
+        live.observe(await agent.observe(RecordedPage("http://a.test/", png(96, 64, seed=n + 5), (1, 1), "")))
+        live.respond(seeing.said(said)[1], said)
+    picture = (tmp_path / "0.png").read_bytes()
+    expected = live.observe(await agent.observe(RecordedPage("http://a.test/", picture, (1, 1), "")))
+    assert script.prompts[0] == expected
+    text = seeing.tokenizer.decode(expected.ids)
+    assert first in text and second in text and text.count("Go.") == 1 and text.count("<|vision_start|>") == 1
+
+
+async def test_demonstrations_say_what_is_right_and_leave_out_what_is_not_told(seeing, tmp_path, png, capsys):
+    rows = [*STEPS, {"action": "type_text"}, {"action": "scroll"}, {"action": "drag", "bbox": [0, 0, 8, 8]}]
+    tasks = load_tasks(write_steps(tmp_path, png, rows))
+    worker = worker_of(seeing, Script(seeing, ""), tmp_path)
+    demos = demonstrations(tasks, worker.harness)
+    assert len(demos) == len(STEPS) and "3 of 12 recorded steps can't be cloned" in capsys.readouterr().out
+    assert {t.task.goal["action"] for t in demos} == set(ACTIONS), "each of the nine"
+    scale = (96 / 84, 64 / 56)
+    for demo in demos:
+        (turn,) = demo.turns
+        assert set(rewards(turn.text, demo.task.goal, scale, contents=True).values()) == {1.0}, turn.text
+        assert seeing.text(turn.response_ids) == turn.text and demo.prompt_ids(0)
+
+
+async def test_a_picture_that_is_gone_is_nobodys_fault(seeing, tmp_path, png):
+    task, worker = (
+        load_tasks(write_steps(tmp_path, png))[0],
+        worker_of(seeing, Script(seeing, RIGHT), tmp_path),
+    )
+    (tmp_path / "0.png").unlink()
+    done = await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 1)
+    assert done.stop is Stop.SITE_ERROR and not done.valid
+
+
+def shared(ranks: Ranks, folder: str, model: str) -> tuple[int, list[str], list[float]]:
+    """How many responses this rank samples in a step, the step's tasks, and their rewards."""
+    preprocessor, path = qwen_preprocessor(Path(model)), Path(folder)
+    script, tasks = Script(preprocessor, RIGHT, "nothing", seconds=4), load_tasks(path / "steps.json")
+    worker = worker_of(preprocessor, script, path, ranks)
+    worker.config = replace(worker.config, rollout=replace(worker.config.rollout, group=4, groups=32))
+    ranks.barrier()
+    collected = asyncio.run(worker.collect(TaskStream(tasks, 0), 0, 0, lambda n: None))
+    rewards = [t.reward for group in collected.groups for t in group.trajectories]
+    return len(script.prompts), [group.task.id for group in collected.groups], rewards
+
+
+def test_eight_ranks_share_recorded_steps_evenly(seeing, tiny_folder, preprocessor, tmp_path, png):
+    """32 prompts with 4 responses each, as in a step of the recipe: 4 prompts on each of eight ranks."""
+    model = save_qwen2_5_vl(tmp_path / "model", tiny_folder, preprocessor)
+    write_steps(tmp_path, png, [STEPS[0]] * 40)
+    found = on_ranks(8, shared, str(tmp_path), str(model))
+    assert [sampled for sampled, *_ in found] == [16] * 8
+    assert all(rest == found[0][1:] for rest in (one[1:] for one in found))

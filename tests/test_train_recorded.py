@@ -1,0 +1,70 @@
+"""AutoWebWorld's recipe on recorded steps, as a user runs it: a random Qwen2.5-VL, and no Chromium at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from recorded import STEPS, save_qwen2_5_vl, write_steps
+
+import sft
+import train
+from minirl.run_folder import Run
+
+SMALL = {
+    "agent.response-tokens": 32,
+    "agent.context-tokens": 1500,
+    "batch.micro-tokens": 4096,
+    "eval.episodes": 3,
+    "eval.response-tokens": 8,
+    "eval-size": 2,
+    "rollout.group": 4,
+    "rollout.groups": 3,
+    "sft.epochs": 1,
+    "sft.batch": 4,
+    "threads": 1,
+    "steps": 2,
+}
+
+
+@pytest.fixture
+def argv(tiny_folder, preprocessor, tmp_path, png, monkeypatch) -> list[str]:
+    monkeypatch.setenv("MINIRL_CHROMIUM", "/nowhere")
+    model = save_qwen2_5_vl(tmp_path / "qwen", tiny_folder, preprocessor)
+    past = {"history": "Step 1: <think>a</think><action>{'action': 'wait'}</action>"}
+    for name, rows in (("train", [row | past for row in STEPS]), ("heldout", STEPS[:3])):
+        (tmp_path / name).mkdir()
+        write_steps(tmp_path / name, png, rows)
+    flags = {"model.path": model, "out": tmp_path / "runs", **SMALL}
+    flags |= {f"task.{name}": tmp_path / name / "steps.json" for name in ("train", "heldout")}
+    return ["autowebworld-3b", "--agent.brief", *(f"--{name}={value}" for name, value in flags.items())]
+
+
+def test_step_wise_grpo_and_cloning_run_without_a_browser(argv, tmp_path):
+    train.run([*argv, "--optim.lr", "1e-2"])
+    run = Run(tmp_path / "runs/autowebworld_3b")
+    first, second = run.metrics()
+    assert (first["lr"], second["lr"]) == (1e-2, 5e-3), "a linear fall to 0 behind the last step"
+    assert first["episodes"] == 12 and first["turns"] == 1 and first["updates"] == 1
+    for name in ("action", "coordinate", "format"):
+        assert first[f"reward/{name}"] == 0, "random weights say nothing that can be read"
+    assert first["ratio_mean"] == pytest.approx(1, abs=1e-3), "what was sampled is what is trained"
+    assert [row["label"] for row in run.evals()] == ["before training", "after RL"]
+
+    sft.run([*argv, "--name", "cloned", "--sft.lr", "1e-2"])
+    cloned = Run(tmp_path / "runs/cloned")
+    assert len(cloned.load_trajectories("demos")) == len(STEPS)
+    assert (cloned.checkpoint_dir / "sft/config.json").is_file()
+
+
+def test_a_broken_record_ends_the_script_in_one_line(argv, tmp_path, ended):
+    file = Path(tmp_path / "train/steps.json")
+    file.write_text(file.read_text().replace('"hover"', '"hoover"'))
+    code, said = ended(train, *argv)
+    (line,) = [line for line in said.splitlines() if "record" in line]
+    assert code == 2 and "steps.json, record 2: " in line and "there is no action 'hoover'" in line
+
+
+def test_another_agent_is_told_that_it_cannot(argv, ended):
+    code, said = ended(train, *argv, "--agent.kind", "visual")
+    assert code == 2 and "recorded steps are AutoWebWorld's: add --agent.kind autowebworld" in said

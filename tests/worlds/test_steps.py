@@ -1,0 +1,175 @@
+"""Recorded steps: what is written of solutions acted out in Chromium, and what is mixed in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from endpoint_server import say, serve, status
+from recorded import qwen_preprocessor, save_qwen2_5_vl
+from workers import make_worker
+
+from minirl.agents.autowebworld import ACTIONS, action_of
+from minirl.benchmarks.recorded import rewards
+from minirl.benchmarks.task_files import load_tasks, save_tasks
+from minirl.benchmarks.world import WorldBenchmark
+from minirl.browser.pool import BrowserPool
+from minirl.config import BrowserConfig
+from minirl.recipes import RECIPES
+from minirl.run_folder import Run
+from minirl.types import Sample, Stop, Task
+from minirl.worlds.__main__ import main
+from minirl.worlds.generate import make_site
+from minirl.worlds.render import SiteServer, save_world
+from minirl.worlds.replay import Grounded, replay
+from minirl.worlds.search import solve
+from minirl.worlds.shop import make_shop, make_tasks
+from minirl.worlds.steps import mixed, move_of, one_of_each
+
+
+def recorded(out: Path, tasks: str, *flags: str) -> list[dict]:
+    argv = ["record", tasks, "--out", str(out), "--workers", "3", "--browsers", "1", *flags]
+    assert main(argv) == 0
+    return json.loads((out / "steps.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> tuple[Path, Path]:
+    """A generated site, and a file of tasks on it: one for each terminal page, the first one twice."""
+    world, folder = make_site("shop", 11, "easy"), tmp_path_factory.mktemp("site")
+    save_world(world, folder / world.name)
+    pages = [*world.fsm.terminal_pages, world.fsm.terminal_pages[0]]
+    tasks = [
+        Task(f"t{n}", f"Reach {page}.", f"http://{world.name}.test/", {"page": page}, {"world": world.name})
+        for n, page in enumerate(pages)
+    ]
+    save_tasks(folder / "tasks.jsonl", tasks)
+    return folder / world.name, folder / "tasks.jsonl"
+
+
+def test_a_sites_solutions_become_rows_that_the_reward_calls_right(site, tmp_path, capsys):
+    """As the released loader reads them, and ours."""
+    folder, tasks = site
+    rows = recorded(tmp_path, str(tasks), "--sites", str(folder), "--grounding", "0")
+    released = {"instruction", "img_filename", "action", "bbox", "history"}
+    assert all(released <= row.keys() <= released | {"thought", "text", "value", "to"} for row in rows)
+    loaded = load_tasks(tmp_path / "steps.json")
+    assert {tuple(task.meta["size"]) for task in loaded} == {(1280, 720)}
+    kinds = {row["action"] for row in rows}
+    assert {"click", "answer"} < kinds <= set(ACTIONS)
+    starts = [row for row in rows if not row["history"]]
+    distinct = len(load_tasks(tasks)) - 1
+    assert len(starts) == distinct and sum(row["action"] == "answer" for row in rows) == distinct
+    for task, row in zip(loaded, rows, strict=True):
+        done = len(task.meta["past"])
+        assert row["history"].count("Step ") == done and task.instruction == row["instruction"]
+        # what the next row of the trajectory tells as said here is right here
+        after = [t for t in loaded if t.instruction == task.instruction and len(t.meta["past"]) == done + 1]
+        for one in after:
+            assert one.meta["past"][:done] == task.meta["past"]
+            thought, action = one.meta["past"][done]
+            said = f"<think>{thought}</think><action>{action}</action>"
+            assert set(rewards(said, task.goal, (1, 1), contents=True).values()) == {1.0}, (said, task.goal)
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor, tmp_path, left_out):
+    """Turn by turn in the model's pixels, with the state machine as the verifier; control: not without the
+    last click."""
+    seeing = qwen_preprocessor(save_qwen2_5_vl(tmp_path / "qwen", tiny_folder, preprocessor), 28 * 28 * 60)
+    shop, size = make_shop(400), (480, 360)
+    (task,) = make_tasks(shop, 1)
+    browser = BrowserConfig(browsers=1, width=480, height=360, quiet_ms=0)
+    config = replace(RECIPES["autowebworld_3b"](), browser=browser)
+    with SiteServer([shop]) as server:
+        async with BrowserPool(browser, server.sites, sealed=True) as pool:
+            worker = make_worker(config, seeing, None, pool, Run(tmp_path).images, WorldBenchmark())
+            async with pool.session() as session:
+                await session.start(task.start_url)
+                solved = await replay(session, shop, solve(shop, task.goal), pictures=True)
+            actions = [action_of(move_of(one)) for one in solved.grounded]
+            actions = [*actions[: len(actions) - 1 - left_out], actions[-1]]  # the last is the answer
+            sayings = [worker.harness.agent.say("so", action, size) for action in actions]
+
+            async def policy(t, prompt, session) -> Sample:
+                ids = seeing.said(sayings[t])[1]
+                return Sample(ids, (0.0,) * len(ids), "stop")
+
+            done = await worker.episode(task, 0, policy, 15)
+    assert (done.stop, done.error, done.answer) == (Stop.DONE, "", "done")
+    assert (done.success, len(done.turns)) == (left_out == 0, len(actions)) and len(actions) > 3
+    prompt = seeing.tokenizer.decode(done.prompt_ids(len(actions) - 1))
+    assert all(said in prompt for said in sayings[:-1]), "all thoughts and actions stay"
+    assert prompt.count("<|vision_start|>") == 1, "of the screenshots the newest"
+
+
+def test_a_served_model_writes_thoughts_and_its_cost_is_told(tmp_path, capsys):
+    """One that fails leaves the template's; one that would close itself can't."""
+    acts = [say("I <think>look</think> first."), status(400), say("More.")]
+    with serve(acts) as server:
+        flags = ("--endpoint.url", server.url, "--endpoint.model", "m", "--endpoint.response-price", "1000")
+        flags += ("--endpoint.concurrency", "1", "--endpoint.retries", "0")
+        rows = recorded(
+            tmp_path, "shops:400-401", "--count", "2", "--width", "480", "--height", "360", *flags
+        )
+        asked = len(server.requests)
+    assert any(part["type"] == "image_url" for part in server.requests[0]["messages"][0]["content"])
+    steps = [row for row in rows if row["thought"][:5] != "I see"]
+    alone = len(rows) - len(steps)
+    assert asked == len(steps) and alone == round(len(steps) / 4), "2 to 8"
+    thoughts = [row["thought"] for row in steps]
+    assert thoughts.count("I look first.") == 1 and thoughts.count("More.") == asked - 2
+    said = capsys.readouterr().out
+    # 20 tokens for each answer, at a tenth of a cent for a token
+    assert f"${0.02 * (asked - 1):.2f}" in said and "has the template's thought: " in said
+    assert load_tasks(tmp_path / "steps.json")
+
+
+def test_one_of_each_set_of_tasks_with_the_same_goal():
+    tasks = [Task(str(n), "x", f"http://{site}.test/", {"page": page}) for n, (site, page) in
+             enumerate([("a", "P"), ("a", "P"), ("a", "Q"), ("b", "P"), ("a", "P")])]  # fmt: skip
+    chosen = one_of_each(tasks, seed=0)
+    assert [task.goal["page"] for task in chosen] == ["P", "Q", "P"] and len({t.id for t in chosen}) == 3
+    assert {one_of_each(tasks, seed)[0].id for seed in range(20)} == {"0", "1", "4"}
+
+
+def test_operations_as_moves():
+    box = (9.6, 20.2, 30.0, 40.0)
+    click = move_of(Grounded("A", "click", "#a", box, words="Go"))
+    assert click == {"action": "click", "bbox": [10, 20, 30, 40], "words": "Go"}
+    assert move_of(Grounded("A", "key_press", "", None, "Enter")) == {"action": "press_enter", "bbox": []}
+    assert move_of(Grounded("A", "key_press", "", None, "Tab"))["action"] == "hotkey"
+    assert move_of(Grounded("A", "scroll", "#l", box, "up")) == {
+        "action": "scroll",
+        "bbox": [],
+        "value": "up",
+    }
+    drag = move_of(Grounded("A", "drag", "#s", box, words="Price", ends=(18.0, 80.4, 30.0)))
+    assert (drag["bbox"], drag["to"]) == ([10, 20, 26, 40], [76, 20, 84, 40])
+
+
+def test_grounding_rows_are_two_in_ten_and_stand_alone():
+    row = {
+        "instruction": "Buy it.",
+        "action": "click",
+        "bbox": [1, 2, 3, 4],
+        "history": "Step 1: x",
+        "thought": "y",
+    }
+    rows = [row | {"img_filename": f"{n}.png", "words": f"B</think>{n}" if n < 60 else ""} for n in range(80)]
+    found = mixed(rows, 0.2, seed=0)
+    alone = [row for row in found if row["instruction"] != "Buy it."]
+    assert (len(found), len(alone)) == (100, 20) and all(not row["history"] for row in alone)
+    assert {row["instruction"] for row in alone} <= {f'Click on "B</think>{n}".' for n in range(60)}
+    assert all("</think>" not in row["thought"] and "words" not in row for row in alone)
+    assert mixed(rows, 0.2, seed=0) == found != mixed(rows, 0.2, seed=1)
+    assert len(mixed(rows, 0, seed=0)) == 80 and len(mixed(rows, 0.9, seed=0)) == 140, "as many as there are"
+
+
+def test_mistakes_are_told_in_one_line(tmp_path, site, capsys):
+    for argv in (["record", str(tmp_path / "none.jsonl")], ["record", str(site[1])]):
+        assert main([*argv, "--out", str(tmp_path)]) == 2
+    none, missing = capsys.readouterr().err.splitlines()
+    assert "holds no tasks" in none and "is on no site that is given: name its folder with --sites" in missing
