@@ -138,6 +138,7 @@ def test_imitation_is_the_mean_over_tokens_however_it_is_cut(new_trainer, groups
     rows = rows_of(groups)
     for layout, micro_tokens in (("tree", 10_000), ("per-turn", 10_000), ("per-turn", 1)):
         trainer = new_trainer(micro_tokens=micro_tokens, layout=layout)
+        trainer.policy.temperature = 1.0
         expected = -torch.cat(scored(trainer, rows)).mean().item()
         assert trainer.sft_step(rows, lr=1e-3) == pytest.approx(expected, abs=1e-5)
         assert trainer.sft_step(rows, lr=1e-3) < expected

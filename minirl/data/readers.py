@@ -38,7 +38,7 @@ from minirl.types import Observation, Task, Trajectory, Turn
 
 PICTURE = VISION_OPEN + IMAGE_PAD + VISION_CLOSE  # stands for a screenshot in a message
 MOST_UNPACKED = 2**36  # bytes of a Parquet file's records, which are read four at a time
-ROUND = re.compile(r"(?:Task Instruction: (.*?)\n\n)?Round \d+\n\n", re.DOTALL)
+TASK_AND_ROUND = re.compile(r"(?:Task Instruction: (.*?)\n\n)?Round \d+\n\n", re.DOTALL)
 WEBRL_ROUND = re.compile(r"Round (\d+)\n\n" + re.escape(WEBRL_USER))
 TASK_FIELDS = {"task_id", "intent", "start_url", "benchmark_name", "domain", "subdomain", "difficulty"}
 
@@ -178,7 +178,7 @@ def in_tags(text: str) -> tuple[str, tuple[str, ...], Observation]:
 
 def in_rounds(text: str) -> tuple[str, tuple[str, ...], Observation]:
     """Return the task, the feedback and the page in a message to the text agent."""
-    head = ROUND.match(text)
+    head = TASK_AND_ROUND.match(text)
     if not head:
         raise ValueError("a user's message does not begin with Round 0, 1, ..., as the text agent's do")
     parts = [part for part in text[head.end() :].split("\n\n") if part]

@@ -191,7 +191,7 @@ def test_generated_sites_need_nothing_from_outside():
 
 async def demonstrate(tasks: list[Task], worker: RolloutWorker, folder: Path) -> Any:
     """With as much of an Experiment as demonstrations need: no weights."""
-    one = SimpleNamespace(config=CONFIG, tasks=SimpleNamespace(demos=tasks), run=Run(folder))
+    one = SimpleNamespace(config=CONFIG, tasks=SimpleNamespace(demos=tasks, heldout=[]), run=Run(folder))
     return await Experiment.demonstrate(one, worker)
 
 
