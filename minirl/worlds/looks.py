@@ -1,0 +1,74 @@
+"""What generated sites look like: a skin, colours and words, all drawn from the seed.
+
+A skin (skins.toml, skins/*.css) decides how pages are laid out, and leaves some lengths open. Names, places and
+sentences stand in texts.toml. `generate` draws looks apart from a site's machine, so that each can be held out.
+
+Paper: AutoWebWorld, section 3.3, where a language model writes each site's front end and an image model paints.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import tomllib
+from importlib.resources import files
+from random import Random
+from typing import Any
+
+Json = dict[str, Any]
+SKINS: Json = tomllib.loads(files("minirl.worlds").joinpath("skins.toml").read_text(encoding="utf-8"))
+TEXTS: Json = tomllib.loads(files("minirl.worlds").joinpath("texts.toml").read_text(encoding="utf-8"))
+QUESTIONS = (
+    "May this site remember that you were here?",
+    "We keep a cookie so that you stay signed in.",
+    "Before you go on: this site stores what you do here.",
+)
+DARK = 0.2  # the share of sites with light words on a dark ground
+
+
+def draw_looks(rng: Random, skin: str = "") -> Json:
+    """Return a site's skin, by default any, with all that the skin leaves open, and its colours."""
+    drawn = rng.choice(list(SKINS))  # in any case, so that a given skin changes nothing else
+    skin, hue, dark = skin or drawn, rng.random(), rng.random() < DARK
+
+    def colour(turn: float, saturation: float, lightness: float) -> str:
+        parts = colorsys.hls_to_rgb((hue + turn) % 1, lightness, saturation)
+        return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
+
+    turn = rng.choice((0.0, 0.08, 0.5))
+    return {
+        "background": colour(0, 0.15, 0.13 if dark else 0.97),
+        "tile": colour(0, 0.12, 0.19 if dark else 1.0),
+        "text": colour(0, 0.25, 0.92 if dark else 0.14),
+        "accent": colour(turn, 0.55, 0.33),
+        "link": colour(turn, 0.6, 0.72 if dark else 0.33),
+        "consent": rng.choice(("banner", "modal")),
+        "question": rng.choice(QUESTIONS),
+        "complains": rng.random() < 0.5,
+        "paging": {"kind": rng.choice(("all", "pages", "more")), "size": rng.choice((8, 10, 12))},
+        "corners": rng.choice((0, 4, 10)),
+        "skin": skin,
+        "filters": rng.choice(SKINS[skin]["filters"]),
+        "knobs": {name: rng.choice(values) for name, values in SKINS[skin]["knobs"].items()},
+    }
+
+
+def draw_words(rng: Random, category: str) -> Json:
+    """Return what a site of a category says about itself in head, foot and margins."""
+    about, people = TEXTS["about"][category], rng.sample(TEXTS["people"], 4)
+    links = rng.sample(list(TEXTS["links"].items()), 14)
+    return {
+        "motto": rng.choice(about["mottos"]),
+        "steps": about["steps"],
+        "reviews": list(zip(people, rng.sample(TEXTS["reviews"], 4), strict=True)),
+        "links": links,
+        "towns": rng.sample(TEXTS["towns"], 4),
+    }
+
+
+def tell(record: Json, category: str, rng: Random) -> Json:
+    """Return what a record's page says besides its facts: who is behind it, where, since when, and a text."""
+    about = TEXTS["about"][category]
+    names = {"by": rng.choice(TEXTS["people"]), "place": rng.choice(TEXTS["towns"])}
+    parts = [rng.choice(sentences) for sentences in (about["openings"], about["middles"], TEXTS["closings"])]
+    date = f"2026-{rng.randint(1, 4):02}-{rng.randint(1, 28):02}"
+    return {**names, "date": date, "text": " ".join(parts).format(**names, **record)}
