@@ -134,7 +134,9 @@ def _writes(action: Action, page: Page, fsm: Fsm) -> OnAction:
         yield "undeclared_write", not kind, f"writes {path}, which {page.id} does not declare"
         text = f"{path} is to be {brief(effect.expr)}; nobody computes that, so it stays as it is"
         yield "expression", effect.expr is not None, text
-        is_literal = effect.op == "set" and effect.ref is None
+        unknown = effect.source is not None and not _kind(page, effect.source)
+        yield "undeclared_read", unknown, f"copies {dotted(effect.source or ())}, which {page.id} lacks"
+        is_literal = effect.op == "set" and effect.ref is None and effect.source is None
         fits = _fits(kind, effect.value) if is_literal else kind.startswith(NEEDS.get(effect.op, ""))
         text = f"{effect.op} {brief(effect.value)} does not fit {path}, which is a {kind}"
         yield "type_mismatch", kind and effect.expr is None and not fits, text
@@ -157,7 +159,7 @@ def _can_hold(condition: Condition, fsm: Fsm) -> bool:
         return True
     test = replace(condition, path=("it",))
     return any(
-        effect.op != "set" or effect.ref is not None or meets({"it": effect.value}, test)
+        effect.op != "set" or effect.ref or effect.source or meets({"it": effect.value}, test)
         for action in fsm.actions
         for effect in action.effects
         if effect.path == condition.path and effect.expr is None and effect.op != "clear"
