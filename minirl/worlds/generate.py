@@ -12,7 +12,6 @@ is drawn again if its paths do not have the profile's length.
 
 from __future__ import annotations
 
-import colorsys
 import itertools
 import json
 import tomllib
@@ -24,6 +23,7 @@ from typing import Any
 
 from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.interpreter import World
+from minirl.worlds.looks import draw_looks, draw_words, tell
 from minirl.worlds.render import SHAPES
 from minirl.worlds.search import explore, symbolic
 from minirl.worlds.widgets import Json, Offered, action, condition, control, effect
@@ -39,13 +39,14 @@ def _records(table: str) -> Any:
 THEMES, PROFILES = {theme.name: theme for theme in _records("themes")}, vars(_records("profiles"))
 
 
-def make_site(theme: str, seed: int, difficulty: str = "medium") -> World:
-    """Return the site `<theme>-<difficulty>-<seed>`: the same arguments give the same site."""
+def make_site(theme: str, seed: int, difficulty: str = "medium", skin: str = "") -> World:
+    """Return the site `<theme>-<difficulty>-<seed>`: the same arguments give the same site. Another `skin` than
+    the one that the seed draws changes the looks alone."""
     if theme not in THEMES:
         raise ValueError(f"there is no theme {theme!r}; there are: {', '.join(THEMES)}")
     profile = PROFILES[difficulty]
     for draw in range(200):
-        plan = Plan(THEMES[theme], profile, Random(f"{theme} {difficulty} {seed} {draw}"))
+        plan = Plan(THEMES[theme], profile, Random(f"{theme} {difficulty} {seed} {draw}"), skin)
         world = plan.world(f"{theme}-{difficulty}-{seed}")
         graph = explore(symbolic(world.fsm), plain=False)
         hops = [graph.hops(page) or 0 for page in world.fsm.terminal_pages]
@@ -58,13 +59,13 @@ def make_site(theme: str, seed: int, difficulty: str = "medium") -> World:
 class Plan:
     """One draw: pages and actions in the form of an fsm.json, and the words that go with them."""
 
-    def __init__(self, theme: Any, profile: Any, rng: Random):
-        self.theme, self.profile, self.rng = theme, profile, rng
+    def __init__(self, theme: Any, profile: Any, rng: Random, skin: str = ""):
+        self.theme, self.profile, self.rng, self.skin = theme, profile, rng, skin
         self.pages: dict[str, Json] = {}
         self.labels: dict[str, str] = {}  # of pages and actions
         self.messages: dict[str, str] = {}  # of terminal pages
         self.brand = rng.choice(theme.brands)
-        self.data = {entity.plural: _things(entity, rng) for entity in theme.entities}
+        self.data = {entity.plural: _things(entity, theme.category, rng) for entity in theme.entities}
         self.has_cookie = rng.random() < 0.7
         self.id_style = rng.choice(VOCABULARY["id_styles"])
         self.entities = theme.entities if profile.terminals > 3 else theme.entities[:1]
@@ -77,7 +78,9 @@ class Plan:
             numbers = {number.name: f"{number.name} {number.unit}" for number in entity.numbers}
             facts[entity.plural] = {"kind": "{}", **numbers, **dict.fromkeys(entity.flags, "{}")}
         words = {"brand": self.brand, "labels": self.labels, "messages": self.messages, "facts": facts}
-        return World(name, fsm, data, draw_style(self.rng) | words | {"look": "pages"})
+        looks = draw_looks(Random(f"looks {name}"), self.skin)
+        words["words"] = draw_words(Random(f"words {name}"), self.theme.category)
+        return World(name, fsm, data, looks | words | {"look": "pages"})
 
     def fsm(self) -> Json:
         self._page("HOME", self.brand)
@@ -291,7 +294,7 @@ def _selected(entity: Any) -> dict[str, str]:
     return {f"selected_{entity.name}_id": "string|null"}
 
 
-def _things(entity: Any, rng: Random) -> tuple[Json, ...]:
+def _things(entity: Any, category: str, rng: Random) -> tuple[Json, ...]:
     """Return 12 to 24 things, with unique titles and pictures."""
     titles = [f"{adjective} {noun}" for adjective in entity.adjectives for noun in entity.nouns]
     fills = VOCABULARY["fills"]
@@ -309,25 +312,7 @@ def _things(entity: Any, rng: Random) -> tuple[Json, ...]:
     for i, (title, (shape, colour)) in enumerate(zip(titles, pictures, strict=True)):
         record: Json = {"id": f"{entity.name}-{i + 1}", "title": title, "shape": shape, "fill": fills[colour]}
         record |= {name: column[i] for name, column in columns.items()}
-        out.append(record | {"colour": colour, "kind": entity.kinds[i % len(entity.kinds)]})
+        record |= {"colour": colour, "kind": entity.kinds[i % len(entity.kinds)]}
+        out.append(record | tell(record, category, Random(f"{title} {i}")))
     rng.shuffle(out)
     return tuple(out)
-
-
-def draw_style(rng: Random) -> Json:
-    """Return colours around one hue, and a layout."""
-    hue, dark = rng.random(), rng.random() < 0.2
-
-    def colour(turn: float, saturation: float, lightness: float) -> str:
-        parts = colorsys.hls_to_rgb((hue + turn) % 1, lightness, saturation)
-        return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
-
-    return {
-        "background": colour(0, 0.15, 0.13 if dark else 0.96),
-        "tile": colour(0, 0.12, 0.2 if dark else 1.0),
-        "text": colour(0, 0.25, 0.92 if dark else 0.14),
-        "accent": colour(rng.choice((0.0, 0.08, 0.5)), 0.55, 0.35),
-        "layout": rng.choice(("side", "top")),
-        "consent": rng.choice(("banner", "modal")),
-        "corners": rng.choice((0, 4, 10)),
-    }

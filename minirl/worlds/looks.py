@@ -22,33 +22,41 @@ QUESTIONS = (
     "We keep a cookie so that you stay signed in.",
     "Before you go on: this site stores what you do here.",
 )
-DARK = 0.2  # the share of sites with light words on a dark ground
 
 
-def draw_looks(rng: Random, skin: str = "") -> Json:
-    """Return a site's skin, by default any, with all that the skin leaves open, and its colours."""
-    drawn = rng.choice(list(SKINS))  # in any case, so that a given skin changes nothing else
-    skin, hue, dark = skin or drawn, rng.random(), rng.random() < DARK
+def draw_style(rng: Random) -> Json:
+    """Return colours around one hue, and how corners and questions look."""
+    hue, dark = rng.random(), rng.random() < 0.2
 
     def colour(turn: float, saturation: float, lightness: float) -> str:
         parts = colorsys.hls_to_rgb((hue + turn) % 1, lightness, saturation)
         return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
 
     turn = rng.choice((0.0, 0.08, 0.5))
+    link = colour(turn, 0.6, 0.72 if dark else 0.33)
     return {
-        "background": colour(0, 0.15, 0.13 if dark else 0.97),
-        "tile": colour(0, 0.12, 0.19 if dark else 1.0),
+        "background": colour(0, 0.15, 0.13 if dark else 0.96),
+        "tile": colour(0, 0.12, 0.2 if dark else 1.0),
         "text": colour(0, 0.25, 0.92 if dark else 0.14),
-        "accent": colour(turn, 0.55, 0.33),
-        "link": colour(turn, 0.6, 0.72 if dark else 0.33),
+        "accent": colour(turn, 0.55, 0.35),
+        "link": link,
+        "layout": rng.choice(("side", "top")),
         "consent": rng.choice(("banner", "modal")),
+        "corners": rng.choice((0, 4, 10)),
+    }
+
+
+def draw_looks(rng: Random, skin: str = "") -> Json:
+    """Return a site's colours, and a skin, by default any, with all that it leaves open."""
+    drawn = rng.choice(list(SKINS))  # in any case, so that a given skin changes nothing else
+    plan = SKINS[skin or drawn]
+    return draw_style(rng) | {
         "question": rng.choice(QUESTIONS),
         "complains": rng.random() < 0.5,
         "paging": {"kind": rng.choice(("all", "pages", "more")), "size": rng.choice((8, 10, 12))},
-        "corners": rng.choice((0, 4, 10)),
-        "skin": skin,
-        "filters": rng.choice(SKINS[skin]["filters"]),
-        "knobs": {name: rng.choice(values) for name, values in SKINS[skin]["knobs"].items()},
+        "skin": skin or drawn,
+        "filters": rng.choice(plan["filters"]),
+        "knobs": {name: rng.choice(values) for name, values in plan["knobs"].items()},
     }
 
 

@@ -16,7 +16,10 @@ function nodeOf(tag, className, ...children) {
 
 function partsOf(record) {
   const facts = Object.entries(world.facts[record.collection] ?? {}).filter(([name]) => record[name] != null);
-  const said = (name, unit) => unit.replace("{}", String(record[name]));
+  const said = (name, unit) => { // without the name that some begin with, which stands beside it
+    const text = unit.replace("{}", String(record[name]));
+    return text.startsWith(name + " ") ? text.slice(name.length + 1) : text;
+  };
   const isNumber = ([name]) => typeof record[name] === "number";
   const isFlag = ([name]) => typeof record[name] === "boolean";
   return {
@@ -28,11 +31,14 @@ function partsOf(record) {
 
 const flag = ([name, isOn]) => isOn ? element("b", "flag on", name) : element("s", "flag off", name);
 const words = (parts) => parts.words.map(([, text]) => element("em", "kind", text));
-const number = ([name, text]) => nodeOf("span", "number", element("small", "", name + " "), element("strong", "", text));
+// "price 40 crowns", but "7 votes"
+const named = ([name, text]) => text.includes(name) ? text : `${name} ${text}`;
+const number = ([name, text]) => nodeOf("span", "number", text.includes(name) ? null : element("small", "", name + " "),
+  element("strong", "", text));
 const titleOf = (record) => Object.assign(element("a", "title", record.title), { href: "#" });
 const by = (record) => record.by ? nodeOf("cite", "by", record.by, ", ", element("i", "", record.place)) : null;
 const when = (record) => record.date ? Object.assign(element("time", "", record.date), { dateTime: record.date }) : null;
-const short = (record) => record.text ? element("p", "text", record.text.split(". ")[0].replace(/\.?$/, ".")) : null;
+const short = (record) => record.text ? element("p", "text", record.text.split(". ")[0] + ".") : null;
 
 // The share of a record's first number in the largest one of its kind.
 function shareOf(record, [name]) {
@@ -77,7 +83,7 @@ const ITEMS = {
     nodeOf("dl", "", ...p.numbers.flatMap(([name, text]) => [element("dt", "", name), element("dd", "", text)]),
       ...p.flags.flatMap(([name, isOn]) => [element("dt", "", name), element("dd", "", isOn ? "yes" : "no")]))]],
   compact: ["ol", "li", (r, p) => [
-    scene(r), titleOf(r), nodeOf("small", "", ...words(p), ...p.numbers.map(([name, text]) => ` | ${name} ${text}`),
+    scene(r), titleOf(r), nodeOf("small", "", ...words(p), ...p.numbers.map((fact) => ` | ${named(fact)}`),
       ...p.flags.map(([name, isOn]) => ` | ${isOn ? "" : "not "}${name}`), r.by ? ` | ${r.by}` : null)]],
 };
 
@@ -283,7 +289,7 @@ function top(page, ways) {
 }
 
 function hero() {
-  const pictures = samples(0, 3).map(scene);
+  const pictures = samples(0, 3).slice(0, 3).map(scene);
   return nodeOf("section", "hero", nodeOf("div", "words", element("h1", "", world.brand), element("p", "", world.words.motto),
     element("p", "extra", `In short: ${Object.keys(world.data).join(", ")}.`)), nodeOf("div", "strip", ...pictures));
 }
@@ -349,6 +355,7 @@ function build(page) {
       body.append(made(cards()), ...nodes.list);
       if (nodes.action.length > 0) body.append(nodeOf("p", "actions", ...nodes.action));
     } else if (nodes.entry.length > 0) {
+      body.classList.add("fills");
       body.append(form(page.title, nodes.entry, nodes.action), made(cards()));
     } else {
       body.append(nodeOf("p", "actions", ...nodes.action), made(cards()), made(summary()));

@@ -3,9 +3,10 @@
 The browser visits `http://<world>.test/`, which `SiteServer` answers with `render`'s page. It follows the
 machine by itself (runtime.js, a transcript of interpreter.py), and `read_state` reads its state, by which an
 episode is judged. Paper: AutoWebWorld, section 3.3. Deviation: there, a language model writes a front end per
-site; here one runtime draws all, as "tiles" (done by one click each, for small models) or as "pages".
+site; here one runtime draws all, as "tiles" (done by one click each, for small models) or as "pages" in one of
+several skins (looks.py).
 
-A record shows its `title`, next to its `swatch` (a colour) or its `shape` in the colour `fill`.
+A record shows its `title`, next to its `swatch` (a colour) or a scene with its `shape` in the colour `fill`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
@@ -27,17 +29,19 @@ from typing_extensions import TypedDict
 from minirl.run_folder import write_atomic
 from minirl.worlds.fsm_file import Action, document_of, load_fsm, read_json, validated
 from minirl.worlds.interpreter import State, World
+from minirl.worlds.looks import SKINS
 from minirl.worlds.widgets import target_of, widget_of
 
 if TYPE_CHECKING:
     from playwright.async_api import Page as BrowserPage
 
 Records = dict[str, tuple[dict[str, Any], ...]]  # what data.json holds
-COLOURS = {"background": "#f4f5f7", "tile": "#ffffff", "text": "#22262b", "accent": "#2d5fa4"}
+COLOURS = {"background": "#f4f5f7", "tile": "#ffffff", "text": "#22262b", "accent": "#2d5fa4", "link": "#2d5fa4"}
 FONTS = {
     "sans": '"Helvetica Neue", Helvetica, Arial, "Liberation Sans", "DejaVu Sans", sans-serif',
     "serif": '"Times New Roman", "Liberation Serif", "DejaVu Serif", serif',
 }
+EMPTY = {"motto": "", "steps": [], "reviews": [], "links": [], "towns": []}  # words of a site that has none
 # The drawings of pictures.js that a record may name
 SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
 SAME = ("target", "is_navigation", "parameters", "open_parameters")  # told as they are
@@ -56,7 +60,14 @@ class Style(TypedDict, total=False):
     brand: str
     labels: dict[str, str]
     facts: dict[str, dict[str, str]]
-    layout: str
+    skin: str
+    link: str
+    filters: str
+    knobs: dict[str, str]
+    words: dict[str, Any]
+    paging: dict[str, Any]
+    question: str
+    complains: bool
     corners: int
     letters: int
     font: Literal["sans", "serif"]
@@ -73,15 +84,35 @@ async def read_state(page: BrowserPage) -> State | None:
 def render(world: World) -> bytes:
     """Return the whole site as one HTML document that needs nothing else. ValueError if it can't be drawn."""
     look = world.style.get("look", "tiles")
-    names = ("page.html.j2", f"{look}.css", "runtime.js", "pictures.js", f"{look}.js")
-    folder = files("minirl.worlds")
-    template, css, *scripts = (folder.joinpath(name).read_text(encoding="utf-8") for name in names)
+    sheets, scripts = [f"{look}.css"], ["runtime.js", "pictures.js", f"{look}.js"]
+    if look == "pages":
+        sheets += [f"skins/{plan_of(world)['skin']}.css"]
+        scripts[2:2] = ["scenes.js", "widgets.js"]
+    template = _text("page.html.j2")
+    css, script = ("".join(map(_text, names)) for names in (sheets, scripts))
     text = json.dumps(describe(world), ensure_ascii=False, allow_nan=False)
     # Inside <script> only these could end the element early or be read as markup.
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    html = Template(template, keep_trailing_newline=True).render(css=css, world=text, script="".join(scripts))
+    html = Template(template, keep_trailing_newline=True).render(css=css, world=text, script=script)
     return html.encode("utf-8", errors="replace")  # a lone surrogate in a title becomes "?"
+
+
+@cache
+def _text(name: str) -> str:
+    return files("minirl.worlds").joinpath(name).read_text(encoding="utf-8")
+
+
+def plan_of(world: World) -> dict[str, Any]:
+    """Return what the site's skin puts where; what it leaves open is the site's, or the first of the possible.
+    ValueError for a skin that is not there."""
+    style = world.style
+    skin = str(style.get("skin", next(iter(SKINS))))
+    if skin not in SKINS:
+        raise ValueError(f"{world.name}: there is no skin {skin!r}; there are: {', '.join(SKINS)}")
+    knobs = {name: values[0] for name, values in SKINS[skin]["knobs"].items()} | style.get("knobs", {})
+    filters = style.get("filters", SKINS[skin]["filters"][0])
+    return SKINS[skin] | {"skin": skin, "knobs": knobs, "filters": filters}
 
 
 def describe(world: World) -> dict[str, Any]:
@@ -114,9 +145,11 @@ def describe(world: World) -> dict[str, Any]:
         | {"font": FONTS[style.get("font", "sans")]},
         "places": style.get("places", {}),
         "brand": str(style.get("brand", world.fsm.meta.get("app", ""))),
-        "layout": "top" if style.get("layout") == "top" else "side",
-        "consent": "modal" if style.get("consent") == "modal" else "banner",
+        "plan": plan_of(world) if style.get("look") == "pages" else {},
         "facts": style.get("facts", {}),
+        "words": EMPTY | style.get("words", {}),
+        "paging": style.get("paging", {"kind": "all", "size": 1}),
+        **{name: style.get(name) for name in ("consent", "question", "complains")},
     }
 
 

@@ -19,8 +19,9 @@ from random import Random
 
 from minirl.types import Task
 from minirl.worlds.fsm_file import Action, Fsm, load_fsm
-from minirl.worlds.generate import VOCABULARY, draw_style
+from minirl.worlds.generate import VOCABULARY
 from minirl.worlds.interpreter import World
+from minirl.worlds.looks import draw_style
 from minirl.worlds.render import SHAPES
 from minirl.worlds.widgets import Json, action, condition, control
 
