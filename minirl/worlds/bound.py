@@ -79,7 +79,9 @@ class Bound:
         fact = self.facts[key] = Fact(condition)
         fresh = [page.defaults for page in self.world.fsm.pages.values()]
         fact.is_free = any(meets(defaults, condition) for defaults in fresh)
-        ways = [(action, effect) for action in self.world.fsm.actions for effect in self._brings(action, fact)]
+        ways = [
+            (action, effect) for action in self.world.fsm.actions for effect in self._brings(action, fact)
+        ]
         fact.is_possible = bool(ways)
         if fact.is_free or not ways:
             return fact
@@ -87,7 +89,7 @@ class Bound:
         if not any(action.is_navigation for action in actions):
             fact.work = frozenset(action.id for action in actions)
             steps = {effect.by if effect.op == "inc" else math.inf for _, effect in ways}
-            is_counted = condition.cond in ("eq", "gte") and is_number(condition.value) and min(steps) > 0
+            is_counted = condition.cond in ("eq", "gte") and is_number(condition.value) and max(steps) > 0
             fact.by = max(steps) if is_counted else math.inf
             begun = [value for one in fresh if is_number(value := value_at(one, condition.path))]
             fact.least = max(begun, default=0)
@@ -124,7 +126,9 @@ class Bound:
             return [action.parameters[effect.ref]]
         return [one["id"] for one in self.world.data[bind.collection]] if bind.collection else [*bind.values]
 
-    def _before(self, action: Action, effect: Effect, wanted: Condition) -> dict[tuple[object, ...], Condition]:
+    def _before(
+        self, action: Action, effect: Effect, wanted: Condition
+    ) -> dict[tuple[object, ...], Condition]:
         """Return the conditions that hold whenever the action's effect makes `wanted` true, by their keys."""
         before = list(action.preconditions)
         written = {one.path[0] for one in action.effects if one is not effect}

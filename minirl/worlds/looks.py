@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import colorsys
 import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
 from random import Random
 from typing import Any
+
+from minirl.worlds.interpreter import World
 
 Json = dict[str, Any]
 SKINS: Json = tomllib.loads(files("minirl.worlds").joinpath("skins.toml").read_text(encoding="utf-8"))
@@ -60,6 +64,14 @@ def draw_looks(rng: Random, skin: str = "") -> Json:
     }
 
 
+def dress(world: World, category: str, skin: str = "") -> World:
+    """Return a site with looks, and with words around its records, as its name draws them."""
+    looks, words = Random(f"looks {world.name}"), Random(f"words {world.name}")
+    data = {many: tuple(_told(one, category, words) for one in records) for many, records in world.data.items()}
+    style = {**draw_looks(looks, skin), "words": draw_words(words, category), **world.style}
+    return replace(world, data=data, style=style)
+
+
 def draw_words(rng: Random, category: str) -> Json:
     """Return what a site of a category says about itself in head, foot and margins."""
     about, people = TEXTS["about"][category], rng.sample(TEXTS["people"], 4)
@@ -73,10 +85,10 @@ def draw_words(rng: Random, category: str) -> Json:
     }
 
 
-def tell(record: Json, category: str, rng: Random) -> Json:
-    """Return what a record's page says besides its facts: who is behind it, where, since when, and a text."""
+def _told(record: Mapping[str, Any], category: str, rng: Random) -> Json:
+    """Return a record with what its page says besides its facts: who is behind it, where, when, and a text."""
     about = TEXTS["about"][category]
     names = {"by": rng.choice(TEXTS["people"]), "place": rng.choice(TEXTS["towns"])}
     parts = [rng.choice(sentences) for sentences in (about["openings"], about["middles"], TEXTS["closings"])]
     date = f"2026-{rng.randint(1, 4):02}-{rng.randint(1, 28):02}"
-    return {**names, "date": date, "text": " ".join(parts).format(**names, **record)}
+    return {**record, **names, "date": date, "text": " ".join(parts).format(**names, **record)}
