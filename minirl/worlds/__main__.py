@@ -22,7 +22,7 @@ from minirl.worlds import lint
 from minirl.worlds.fsm_file import load_fsm, read_json
 from minirl.worlds.generate import PROFILES, THEMES, make_site
 from minirl.worlds.infer_bindings import world_of
-from minirl.worlds.render import load_world, save_world
+from minirl.worlds.render import load_world, name_of, save_world
 from minirl.worlds.replay import replay_sites, save_replays
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
 
@@ -75,7 +75,7 @@ def make(
 def render(file: File, out: Path, data: Path | None = None) -> int:
     """A released fsm.json as a site in the folder OUT. DATA is its records, a JSON object of lists of them;
     otherwise some are invented."""
-    world, guesses = world_of(out.name.lower(), load_fsm(file), read_json(data) if data else {})
+    world, guesses = world_of(name_of(out), load_fsm(file), read_json(data) if data else {})
     for guess in guesses:
         _say(f"guessed: {guess}")
     save_world(world, out)

@@ -172,16 +172,27 @@ function list(id, opens, scrolls) {
 
 // --- blocks of a page -----------------------------------------------------------------------------------
 
-// The items that the page knows of, by the ids in its signature.
-function cards() {
-  const node = element("div", "cards");
+// A node whose children are made anew only when what they show has changed.
+function showing(node, find, make) {
+  let last = "[]";
   const update = () => {
-    const ids = Object.entries(state.signature).filter(([name, id]) => name.startsWith("selected_") && id);
-    const records = Object.values(world.data).flat();
-    const found = ids.map(([, id]) => records.find((record) => record.id === id)).filter((one) => one);
-    node.replaceChildren(...found.map(detail));
+    const found = find();
+    if (JSON.stringify(found) === last) return;
+    last = JSON.stringify(found);
+    node.replaceChildren(...found.flatMap(make));
   };
   return { node, update };
+}
+
+// The items that the page knows of: what is selected, and what its actions wait for in the session's notes.
+function cards() {
+  const records = Object.values(world.data).flat();
+  const waits = world.pages[state.page].actions.flatMap((one) => one.preconditions.map(({ path }) => path));
+  const paths = [...Object.keys(state.signature).filter((name) => name.startsWith("selected_")).map((name) => [name]),
+    ...waits.filter((path) => path.length > 1 && path.at(-1) === "item")];
+  const find = () => [...new Set(paths.map((path) => read(state.signature, path)))]
+    .map((id) => records.find((record) => record.id === id)).filter((one) => one);
+  return showing(element("div", "cards"), find, detail);
 }
 
 function detail(record) {
@@ -198,18 +209,13 @@ function detail(record) {
 
 // What a review shows: everything that has been filled in.
 function summary() {
-  const node = element("dl", "summary");
-  const update = () => {
-    const filled = Object.entries(state.signature)
-      .filter(([name, value]) => !/^(selected|matched)_|_(id|applied|searched|order|kind)$/.test(name) &&
-        value !== null && value !== "" && value !== false && typeof value !== "object");
-    node.replaceChildren(...filled.flatMap(([name, value]) => [
-      element("dt", "", name.replace(/_\d+$/, "").replaceAll("_", " ")),
-      element("dd", "", value === true ? "yes" : String(value)),
-    ]));
-    node.hidden = filled.length === 0;
-  };
-  return { node, update };
+  const find = () => Object.entries(state.signature)
+    .filter(([name, value]) => !/^(selected|matched)_|_(id|applied|searched|order|kind)$/.test(name) &&
+      value !== null && value !== "" && value !== false && typeof value !== "object");
+  return showing(element("dl", "summary"), find, ([name, value]) => [
+    element("dt", "", name.replace(/_\d+$/, "").replaceAll("_", " ")),
+    element("dd", "", value === true ? "yes" : String(value)),
+  ]);
 }
 
 const samples = (from, to) => Object.values(world.data).flatMap((records) => records.slice(from, to));

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -165,7 +166,8 @@ def _describe_action(action: Action, world: World) -> dict[str, Any]:
         "id": action.id,
         "label": label,
         **widget,
-        "options": [{"text": str(o["value"]), "item": target_of(str(o["selector"]))} for o in options],
+        "options": [{"text": str(o["value"]), "item": target_of(str(o["selector"]).split()[-1])} for o in options],
+        "opener": world.style.get("labels", {}).get(f"#{widget['element']}"),
         "is_quiet": label in {"Back", "Home", "Cancel"},
         **{name: getattr(action, name) for name in SAME},
         "preconditions": [asdict(condition) for condition in action.preconditions],
@@ -188,13 +190,21 @@ def save_world(world: World, folder: Path) -> None:
     write_atomic(folder / "index.html", render(world))
 
 
+def name_of(folder: Path) -> str:
+    """Return the name of the site in a folder, "my-site" for "My_site". ValueError if nothing is left of it."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
+    if not name:
+        raise ValueError(f"{folder}: a site's name is its folder's: use letters or digits")
+    return name
+
+
 def load_world(folder: Path) -> World:
     """Return the site in a folder; data.json and style.json may be absent. Raises ValueError."""
     paths = (folder / "data.json", folder / "style.json")
     data, style = (read_json(path) if path.is_file() else {} for path in paths)
     validated(str(paths[1]), Style, style)
     records = validated(str(paths[0]), Records, data)
-    return World(folder.name.lower(), load_fsm(folder / "fsm.json"), records, style)
+    return World(name_of(folder), load_fsm(folder / "fsm.json"), records, style)
 
 
 class SiteServer(ThreadingHTTPServer):

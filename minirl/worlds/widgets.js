@@ -34,6 +34,12 @@ function sayValue(value) {
   return direction === "desc" ? name + ", highest first" : name;
 }
 
+// A value in words, which for a record's id is its title.
+function nameOf(action, value) {
+  const record = action.bind.collection && world.data[action.bind.collection].find((one) => one.id === value);
+  return record ? record.title : value;
+}
+
 function closeAll(but) {
   for (const other of document.querySelectorAll(".options")) if (other !== but) other.hidden = true;
 }
@@ -153,9 +159,9 @@ function popup(id, text, entries, opensUnderPointer) {
 
 // A node for each value that an action offers, with what happens on a click.
 function offered(action, tag, className) {
-  return action.bind.values.map((value, index) => {
+  return choices(action).map((value, index) => {
     const node = control(tag, "", className);
-    node.append(sayValue(value));
+    node.append(sayValue(nameOf(action, value)));
     node.dataset.index = String(index);
     return { node, value, run: () => take(action, value) };
   });
@@ -166,7 +172,7 @@ function choice(action) {
   const { node, opener } = popup(action.element, action.label, entries, false);
   const update = () => {
     const value = written(action);
-    opener.lastChild.textContent = value === null ? "any" : sayValue(value);
+    opener.lastChild.textContent = value === null || value === "" ? "any" : sayValue(nameOf(action, value));
     for (const entry of entries) {
       entry.node.disabled = !can(action, entry.value);
       entry.node.setAttribute("aria-selected", String(same(entry.value, value)));
@@ -181,7 +187,7 @@ function select(action) {
   const list = element("div", "options"), entries = offered(action, "button", "option");
   list.id = action.element + "-options";
   list.hidden = true;
-  box.append(...[["", "any"], ...action.bind.values.map((value, i) => [String(i), sayValue(value)])]
+  box.append(...[["", "any"], ...entries.map(({ value }, i) => [String(i), sayValue(nameOf(action, value))])]
     .map(([value, text]) => Object.assign(element("option", "", text), { value })));
   for (const { node: entry, run } of entries) entry.addEventListener("click", () => { list.hidden = true; run(); });
   list.append(...entries.map((entry) => entry.node));
@@ -198,9 +204,9 @@ function select(action) {
   list.addEventListener("click", (event) => event.preventDefault()); // a label's click is its field's
   node.append(label(action), box, list);
   const update = () => {
-    const at = action.bind.values.findIndex((value) => same(value, written(action)));
+    const at = entries.findIndex(({ value }) => same(value, written(action)));
     box.value = at < 0 ? "" : String(at);
-    box.disabled = !can(action, action.bind.values[0]);
+    box.disabled = !can(action, choices(action)[0]);
   };
   return { node, update };
 }
@@ -248,7 +254,7 @@ function upload(action) {
   list.prepend(element("p", "", "Files on this computer"));
   const update = () => {
     opener.lastChild.textContent = written(action) ?? "Choose a file";
-    opener.disabled = !can(action, action.bind.values[0]);
+    opener.disabled = !can(action, choices(action)[0]);
   };
   return { node, update };
 }
@@ -266,7 +272,7 @@ function autocomplete(action) {
   });
   const update = () => {
     if (document.activeElement !== box) box.value = written(action) ?? "";
-    box.disabled = !can(action, action.bind.values[0]);
+    box.disabled = !can(action, choices(action)[0]);
   };
   for (const { node: entry, run } of entries) {
     entry.addEventListener("click", (event) => { event.preventDefault(); list.hidden = true; run(); update(); });
@@ -317,7 +323,7 @@ function menu(actions) {
     entries.push({ node, action: null, run: () => {} });
   }
   const isHover = actions[0].kind === "hover";
-  const { node } = popup(actions[0].element, isHover ? "Explore" : "Menu", entries, isHover);
+  const { node } = popup(actions[0].element, actions[0].opener ?? (isHover ? "Explore" : "Menu"), entries, isHover);
   const update = () => {
     for (const entry of entries) if (entry.action !== null) entry.node.disabled = !can(entry.action);
   };
