@@ -209,6 +209,8 @@ class Reader:
         page = {*words_in(action.source), *words_in(collection)}
         left = [word for word in said if word not in NOISE]
         left = [word for word in left if word not in page] or left
+        if kind == "menu" and action.open_parameters:
+            return _said([word for word in words_in(action.open_parameters[0]) if word != "id"])
         if kind == "search":
             return f"Search {collection.replace('_', ' ')}"
         return _said(left or [w for w in words_in(action.id) if w not in NOISE] or words_in(action.target))

@@ -135,7 +135,7 @@ function list(id, opens, scrolls) {
       if (id !== undefined && id !== written(action) && can(action, id)) take(action, id);
     });
   }
-  const { size, kind } = scrolls.length > 0 ? { size: Infinity } : world.paging;
+  const { size, kind } = scrolls.length > 0 || world.paging.kind === "all" ? { size: Infinity } : world.paging;
   const pager = element("nav", "pager");
   const show = (records, page) => {
     const pages = Math.ceil(records.length / size);
@@ -387,4 +387,9 @@ function draw() {
 
 for (const [name, value] of Object.entries(world.plan.knobs)) document.documentElement.style.setProperty("--" + name, value);
 document.documentElement.dataset.filters = world.plan.filters;
+if (sessionStorage.getItem("minirl") !== null) { // left by the window that has opened this one
+  state = JSON.parse(sessionStorage.getItem("minirl"));
+  sessionStorage.removeItem("minirl");
+  history.replaceState(state, "", "#" + state.page);
+}
 draw();

@@ -138,6 +138,10 @@ async def _act(session: Session, action_id: str, gui: Mapping[str, Any], picture
     match op:
         case "click":
             await session.do(mouse.click(x, y))
+        case "open":
+            async with session.page.context.expect_page(timeout=10_000) as opened:
+                await session.do(mouse.click(x, y))
+            await (await opened.value).wait_for_load_state("domcontentloaded")
         case "hover":
             await session.do(mouse.move(x, y))
         case "type_text":
@@ -146,10 +150,15 @@ async def _act(session: Session, action_id: str, gui: Mapping[str, Any], picture
         case "key_press":
             await session.do(keyboard.press(gui["key"]))
         case "drag":
-            start, end, height = await measure(session, "thumb", selector, gui["to"])
+            if "onto" in gui:
+                left, top, right, bottom = await measure(session, "box", gui["onto"])
+                start, end, height, low = x, (left + right) / 2, y, (top + bottom) / 2
+            else:
+                start, end, height = await measure(session, "thumb", selector, gui["to"])
+                low = height
             await session.do(mouse.move(start, height))
             await session.do(mouse.down())
-            await session.do(mouse.move(end, height, steps=4))
+            await session.do(mouse.move(end, low, steps=4))
             await session.do(mouse.up())
         case "scroll":
             await session.do(mouse.move(x, y))

@@ -80,7 +80,8 @@ function banner(action) {
   accept.append(label(action));
   accept.addEventListener("click", () => take(action));
   node.setAttribute("role", isToast ? "status" : "dialog");
-  node.append(element("p", "", isToast ? "There is a voucher for you." : world.question), accept);
+  const asks = /location/i.test(action.label) ? "This site would like to know where you are." : world.question;
+  node.append(element("p", "", isToast ? "There is a voucher for you." : asks), accept);
   return { node, update: () => { node.hidden = !can(action); } };
 }
 
