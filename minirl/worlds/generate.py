@@ -91,6 +91,7 @@ class Plan:
         for page in self.pages.values():
             page["signature_schema"]["done"] = self.done
         meta = {"app": self.brand, "initial_page_id": "HOME", "terminal_pages": list(self.messages)}
+        meta |= {"theme": self.theme.name, "level": self.level.name, "steps": self.level.steps}
         return {"meta": meta | {"lists": self.lists, "flows": self.flows}, "pages": list(self.pages.values())}
 
     def _page(self, id: str, label: str, back: str = "", schema: Mapping[str, str] | None = None) -> None:
@@ -188,7 +189,8 @@ class Plan:
 
     def _item_flows(self) -> None:
         """Add what can be done with an item: the theme's own verb, and others."""
-        verbs = self.rng.sample(VOCABULARY["verbs"], len(VOCABULARY["verbs"]))
+        verbs = [verb for verb in VOCABULARY["verbs"] if all(verb != one.verb for one in self.entities)]
+        self.rng.shuffle(verbs)
         for n in range(self.level.flows):
             entity = self.entities[n % len(self.entities)]
             is_first = n < len(self.entities)  # of its kind of item, whose own verb it takes

@@ -16,6 +16,7 @@ import itertools
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jinja2 import Template
 from typing_extensions import TypedDict
 
+from minirl.console import printable
 from minirl.run_folder import write_atomic
 from minirl.worlds.fsm_file import Action, document_of, load_fsm, read_json, validated
 from minirl.worlds.interpreter import State, World
@@ -190,6 +192,10 @@ def save_world(world: World, folder: Path) -> None:
     write_atomic(folder / "index.html", render(world))
 
 
+def _name(site: World | Path) -> str:
+    return site.name if isinstance(site, World) else name_of(site)
+
+
 def name_of(folder: Path) -> str:
     """Return the name of the site in a folder, "my-site" for "My_site". ValueError if nothing is left of it."""
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
@@ -208,19 +214,32 @@ def load_world(folder: Path) -> World:
 
 
 class SiteServer(ThreadingHTTPServer):
-    """Serves worlds on 127.0.0.1 while a `with` block runs. `sites` tells a browser each host's port, as
-    {"shop-0.test": 40313}. ValueError if the port can't be had, or two worlds share a name."""
+    """Serves worlds, or the folders in which they are, on 127.0.0.1 while a `with` block runs; each is drawn
+    when it is first visited. `sites` tells a browser each host's port, as {"shop-0.test": 40313}. ValueError if
+    the port can't be had, or two have the same name."""
 
-    def __init__(self, worlds: Sequence[World], port: int = 0) -> None:
-        self.pages = {f"{world.name}.test": render(world) for world in worlds}
-        if len(self.pages) < len(worlds):
-            raise ValueError(f"two worlds have the same name: {sorted(world.name for world in worlds)}")
+    def __init__(self, sites: Sequence[World | Path], port: int = 0) -> None:
+        self.places = {f"{_name(site)}.test": site for site in sites}
+        self.pages: dict[str, bytes] = {}
+        if len(self.places) < len(sites):
+            often = [name for name, times in Counter(site.name for site in sites).items() if times > 1]
+            raise ValueError(f"two sites have the same name, {often[0]} for one")
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:  # in use, or no port number at all
             hint = "choose another --browser.site-port, or 0 for any free one"
             raise ValueError(f"cannot serve on 127.0.0.1:{port} ({error}): {hint}") from error
-        self.sites = dict.fromkeys(self.pages, self.server_port)
+        self.sites = dict.fromkeys(self.places, self.server_port)
+
+    def page(self, host: str) -> tuple[int, bytes]:
+        """Return a site's page with status 200, or 500 and why it can't be drawn."""
+        if host not in self.pages:
+            site = self.places[host]
+            try:
+                self.pages[host] = render(site if isinstance(site, World) else load_world(site))
+            except (OSError, ValueError) as error:
+                return 500, f"{printable(str(error))}\n".encode(errors="replace")
+        return 200, self.pages[host]
 
     def __enter__(self) -> SiteServer:
         threading.Thread(target=self.serve_forever, name="sites", daemon=True).start()
@@ -240,8 +259,9 @@ class _Handler(BaseHTTPRequestHandler):
         status, kind, body = 404, "text/plain", b"There is no such site or page.\n"
         if path == "/favicon.ico":
             status, kind, body = 204, "text/html", b""
-        elif path == "/" and host in self.server.pages:
-            status, kind, body = 200, "text/html", self.server.pages[host]
+        elif path == "/" and host in self.server.places:
+            status, body = self.server.page(host)
+            kind = "text/html" if status == 200 else kind
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import math
 import random
 import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 from minirl.worlds import interpreter as machine
 from minirl.worlds.bound import Bound
-from minirl.worlds.fsm_file import Action, FieldPath, Fsm, Goal, load_goal
+from minirl.worlds.fsm_file import Action, Condition, FieldPath, Fsm, Goal, load_goal
 from minirl.worlds.interpreter import State, World
 
 MAX_STATES, MAX_EXPANDED = 100_000, 20_000
@@ -148,7 +146,8 @@ def solve(
         if machine.holds(state, goal):
             return _path(came, here)
         expanded += 1
-        if expanded > max_states or room < 0 or time.process_time() > ends:
+        is_late = expanded % 64 == 0 and time.process_time() > ends
+        if expanded > max_states or room < 0 or is_late:
             raise ValueError(f"{world.name}: {max_states} states and no answer: raise max_states")
         for step in choices.steps(state):
             after = machine.apply(world.fsm, state, step.action_id, step.params)
@@ -178,7 +177,11 @@ class Choices:
     values that nothing tells apart one. That loses no shortest path."""
 
     def __init__(self, world: World, goal: Goal):
-        self.world, self.noticed = world, cache(self._noticed)
+        self.world, self.kinds, self.tests_of = (
+            world,
+            dict[tuple[str, str], Hashable](),
+            dict[str, list[Condition]](),
+        )
         read = {condition.path for condition in goal.where}
         self.tests, useful, size = list(goal.where), list[Action](), -1
         while size != len(useful):  # what is read by something useful makes what writes it useful
@@ -195,6 +198,9 @@ class Choices:
         self.tests += [condition for action in useful for condition in action.preconditions]
         self.limits = {path for action in useful for path in self._limits(action, all_filters=True)}
         self.copies = [(e.source, e.path) for a in useful for e in a.effects if e.source]
+        in_place = [action for action in useful if not action.is_navigation]
+        gates = {condition.path for action in in_place for condition in action.preconditions}
+        self.asked = gates.union(*(self._limits(action, all_filters=True) for action in in_place))
 
     def steps(self, state: State) -> Iterator[Step]:
         """Yield what can be done in a state, and may be part of a shortest path."""
@@ -205,8 +211,8 @@ class Choices:
                 continue
             seen = set()
             for params in machine.parameter_values(self.world, state, action.id):
-                kind = self._kind(action, params[action.bind.param]) if action.bind else len(seen)
-                if kind not in seen:
+                kind = self.kind(action, params[action.bind.param]) if action.bind else len(seen)
+                if kind is not None and kind not in seen:
                     seen.add(kind)
                     yield Step(action.id, params)
 
@@ -222,26 +228,42 @@ class Choices:
                 out.add(path)
         return out
 
+    def kind(self, action: Action, value: Any) -> Hashable:
+        key = (action.id, repr(value))
+        if key not in self.kinds:
+            self.kinds[key] = self._kind(action, value)
+        return self.kinds[key]
+
     def _kind(self, action: Action, value: Any) -> Hashable:
-        """Return the same for values between which nothing on the way to the goal makes a difference."""
+        """Return the same for values between which nothing on the way to the goal makes a difference, and None
+        for one that only takes rows away: a filter that is asked for when the page is left, and then only if it
+        holds this value, is as good as not set."""
         assert action.bind is not None
         mine = [effect for effect in action.effects if effect.ref == action.bind.param]
         is_counted = any(effect.op != "set" for effect in mine)  # what is appended always differs
-        if is_counted or any(overlaps(effect.path, self.limits) for effect in mine):
+        paths = [effect.path for effect in action.effects]
+        if not is_counted and mine and all(path in self.limits - self.asked for path in paths):
+            default = [page.defaults.get(path[0]) for page in self.world.fsm.pages.values() for path in paths]
+            told, unset = self._noticed(action, value), self._noticed(action, None)
+            if not any(default) and not any(
+                mine and not plain for mine, plain in zip(told, unset, strict=True)
+            ):
+                return None
+        if is_counted or any(overlaps(path, self.limits) for path in paths):
             return machine.canonical(value)
-        return self.noticed(action.id, machine.canonical(value))
+        return self._noticed(action, value)
 
-    def _noticed(self, id: str, text: str) -> Hashable:
+    def _noticed(self, action: Action, value: Any) -> tuple[bool, ...]:
         """Return which conditions hold for a value, wherever it may be copied to."""
-        (action,) = (action for action in self.world.fsm.actions if action.id == id)
-        assert action.bind is not None
-        paths, size = {e.path for e in action.effects if e.ref == action.bind.param}, 0
-        while size != len(paths):
-            size = len(paths)
-            paths |= {target for source, target in self.copies if overlaps(source, paths)}
-        value = json.loads(text)
-        tests = (test for test in self.tests if overlaps(test.path, paths))
-        return tuple(machine.meets({"it": value}, replace(test, path=("it",))) for test in tests)
+        if action.id not in self.tests_of:
+            assert action.bind is not None
+            paths, size = {e.path for e in action.effects if e.ref == action.bind.param}, 0
+            while size != len(paths):
+                size = len(paths)
+                paths |= {target for source, target in self.copies if overlaps(source, paths)}
+            tests = [test for test in self.tests if overlaps(test.path, paths)]
+            self.tests_of[action.id] = [replace(test, path=("it",)) for test in tests]
+        return tuple(machine.meets({"it": value}, test) for test in self.tests_of[action.id])
 
 
 def symbolic(fsm: Fsm) -> World:
