@@ -58,6 +58,7 @@ class Plan:
         self.lists: list[Json] = []  # what tasks.py is told of the lists
         self.flows: list[Json] = []  # and of what can be done
         self.done: dict[str, Json] = {}  # the types of the fields in which the session notes all that
+        self.faces = Random(repr(rng.getstate()))  # which of several widgets that do the same
         self.brand = rng.choice(theme.brands)
         self.entities = theme.entities[: level.entities]
         self.data = {entity.plural: _things(entity, rng) for entity in self.entities}
@@ -203,7 +204,7 @@ class Plan:
     def _draw_asks(self, count: int) -> list[str]:
         """Return what a form asks: texts, a date, an option, a tick or a number of pieces, by their names."""
         texts = self.rng.sample(self.theme.fields, min(count, len(self.theme.fields)))
-        return self.rng.sample(["date", "option", "agreed", "pieces", *texts], count)
+        return self.rng.sample(["date", "option", "agreed", "pieces", "file", *texts], count)
 
     def _end(self, flow: str, message: str) -> str:
         """Add a terminal page, and return its id."""
@@ -223,7 +224,8 @@ class Plan:
         if len(asks) > 1 and (of or "." in item):
             here = f"{role}_FORM"
             self._page(here, verb.capitalize(), start, carried)
-            self._action(start, f"START_{role}", verb.capitalize(), to=here)
+            opener = self._press(start, f"START_{role}", "window")
+            self._action(start, f"START_{role}", verb.capitalize(), opener, to=here)
         filled = [self._ask(here, name, n) for name in asks]
         gates = [condition(item, "length_gt", 0)] if item else []
         gates += [gate for gate in filled if id != "settings"]  # switches may stay as they are
@@ -241,7 +243,8 @@ class Plan:
         notes = [
             effect("set", f"done.{id}.{name}", value_from=f"$.{field}") for name, field in fields.items()
         ]
-        self._action(here, f"FINISH_{role}", verb.capitalize(), to=end, gates=gates, effects=notes)
+        closer = self._press(here, f"FINISH_{role}", "confirm")
+        self._action(here, f"FINISH_{role}", verb.capitalize(), closer, to=end, gates=gates, effects=notes)
         after = [gate["path"].split(".")[2] for gate in gates if gate["path"].startswith("$.done.")]
         offered = {name: self._offered(name) for name in asks}
         self.flows.append({"id": id, "verb": verb, "list": of, "asks": offered, "after": after})
@@ -257,8 +260,14 @@ class Plan:
             return condition(field, "gte", 1)
         kinds = {"date": "date", "option": "choice", "payment": "choice"}
         kind = kinds.get(name, "field" if name in VOCABULARY["words"] else "checkbox")
+        kind = self.faces.choice(VOCABULARY["faces"].get(name) or [kind])
         label = "I agree to the terms" if name == "agreed" else label
         return self._input(page, kind, role, label, field, self._offered(name) if kind != "checkbox" else ())
+
+    def _press(self, page: str, role: str, other: str) -> Json:
+        """Return a button, or by chance the `other` widget that does what a button does."""
+        kind = self.faces.choices((other, "button"), (1, 3))[0]
+        return control(kind, self._selector(page, role))
 
     def _offered(self, name: str) -> list[Any]:
         """Return the values that an input may be given in a task."""
