@@ -20,7 +20,7 @@ from minirl.config import BrowserConfig
 from minirl.console import printable
 from minirl.worlds import lint
 from minirl.worlds.fsm_file import load_fsm, read_json
-from minirl.worlds.generate import PROFILES, THEMES, make_site
+from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.infer_bindings import world_of
 from minirl.worlds.render import load_world, name_of, save_world
 from minirl.worlds.replay import replay_sites, save_replays
@@ -63,7 +63,7 @@ def make(
     out: Path, theme: str = "", seed: int = 0, count: int = 1, difficulty: Difficulty | None = None
 ) -> int:
     """Sites, each in a folder in OUT: all themes, then the next difficulty, then the next seed."""
-    levels = [difficulty] if difficulty else list(PROFILES) if count > 1 else ["medium"]
+    levels = [difficulty] if difficulty else list(LEVELS) if count > 1 else ["medium"]
     cases = itertools.product(range(seed, seed + count), levels, [theme] if theme else THEMES)
     for later, level, name in itertools.islice(cases, count):
         world = make_site(name, later, level)

@@ -4,7 +4,8 @@ Where it stands: `python -m minirl.worlds render` turns an fsm.json, with or wit
 
 A released machine says that a filter was applied, not what it filters. Each list gets a collection, each filter a
 field of its records, and the machine fields of its own that hold what was filtered, ordered or searched; texts get
-words to type. No action, page or condition is added or lost, so the ways to the terminal pages are as long.
+words to type. A question in the way, such as a cookie banner, is to be answered before anything else on its page,
+as in the released search, so that the ways to the terminal pages are as long as there.
 
 Paper: AutoWebWorld's released code infers the same from names, anew in every stage and without a report.
 """
@@ -17,7 +18,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from minirl.worlds.fsm_file import Action, Bind, Effect, Fsm, Page, is_number
+from minirl.worlds.fsm_file import Action, Bind, Condition, Effect, Fsm, Page, is_number
 from minirl.worlds.interpreter import World
 from minirl.worlds.looks import TEXTS, dress
 from minirl.worlds.render import SHAPES
@@ -103,6 +104,10 @@ class Reader:
                 self.labels[str(action.gui_procedure[0]["selector"])] = "Sort"
             if IN_THE_WAY & {*words_in(action.id)} and action.id not in self.asked:
                 self._guess(action, "is named like a question in the way, and drawn as what its procedure says")
+        asked = [one for one in page.actions.values() if one.id in self.asked]
+        answered = tuple(Condition(one.effects[0].path, "eq", True) for one in asked)
+        for id in made.keys() - {one.id for one in asked}:
+            made[id] = replace(made[id], preconditions=(*made[id].preconditions, *answered))
         return replace(page, schema=schema, actions=[made[id] for id in page.actions])
 
     def _guess(self, action: Action, what: str) -> None:

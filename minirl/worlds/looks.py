@@ -57,7 +57,7 @@ def draw_looks(rng: Random, skin: str = "") -> Json:
     return draw_style(rng) | {
         "question": rng.choice(QUESTIONS),
         "complains": rng.random() < 0.5,
-        "paging": {"kind": rng.choice(("all", "pages", "more")), "size": rng.choice((8, 10, 12))},
+        "paging": {"kind": rng.choice(("all", "pages", "more", "endless")), "size": rng.choice((8, 10, 12))},
         "skin": skin or drawn,
         "filters": rng.choice(plan["filters"]),
         "knobs": {name: rng.choice(values) for name, values in plan["knobs"].items()},

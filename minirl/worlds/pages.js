@@ -106,8 +106,9 @@ function frameOf(records) {
 }
 
 // A list of records with all actions that open one of them, the first possible one counting, and with the
-// action, if there is one, that notes which row a scrolled list begins with. A long list is shown page by page,
-// or as far as "more" was asked for, and from its beginning again as soon as anything changes.
+// action, if there is one, that notes which row a scrolled list begins with. A long list is shown page by page, as
+// far as "more" was asked for, or as far as the window was scrolled ("endless"), and from its beginning again as
+// soon as anything changes.
 function list(id, opens, scrolls) {
   const bind = (opens[0] ?? scrolls[0]).bind;
   const all = bind === null ? [] : world.data[bind.collection];
@@ -137,6 +138,10 @@ function list(id, opens, scrolls) {
   }
   const { size, kind } = scrolls.length > 0 || world.paging.kind === "all" ? { size: Infinity } : world.paging;
   const pager = element("nav", "pager");
+  if (kind === "endless") pager.append(Object.assign(element("span", "page", "That is all."), { id: `${id}-end` }));
+  let grow = () => {}; // shows more while the list's end is in the window
+  const scrolled = () => node.isConnected ? grow() : removeEventListener("scroll", scrolled);
+  if (kind === "endless") addEventListener("scroll", scrolled);
   const show = (records, page) => {
     const pages = Math.ceil(records.length / size);
     const seen = records.slice(kind === "pages" ? page * size : 0, (page + 1) * size);
@@ -156,6 +161,11 @@ function list(id, opens, scrolls) {
       pager.replaceChildren(...[...Array(pages).keys()].map((to) => turn(`page-${to}`, String(to + 1), to)));
     }
     pager.hidden = pages < 2;
+    if (kind !== "endless") return;
+    grow = () => {
+      if (pager.getBoundingClientRect().top < innerHeight && page + 1 < pages) show(records, page + 1);
+    };
+    grow();
   };
   const update = () => {
     const records = bind === null ? [] : boundRecords(bind);

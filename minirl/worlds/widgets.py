@@ -151,6 +151,9 @@ def _turns(world: World, action: Action, number: int) -> list[dict[str, Any]]:
     page = number // paging["size"]
     if world.style.get("look") != "pages" or paging["kind"] == "all" or Widget("scroll", element) in kinds:
         return []
-    more, turn = f"#{element}-more", f"#{element}-page-{page}"
-    selectors = [more] * page if paging["kind"] == "more" else [turn] * (page > 0)
-    return [{"op": "click", "selector": selector} for selector in selectors]
+    op, name, times = {
+        "pages": ("click", f"page-{page}", min(page, 1)),
+        "more": ("click", "more", page),
+        "endless": ("hover", "end", min(page, 1)),  # it is scrolled to, and what is shown grows on the way
+    }[paging["kind"]]
+    return [{"op": op, "selector": f"#{element}-{name}"}] * times
