@@ -1,4 +1,4 @@
-"""Where the sites of tasks are: shops by numbers, and folders that `python -m minirl.worlds make` has written.
+"""Where the sites of tasks are: shops by numbers, and folders that `python -m minirl.worlds make` wrote.
 
     sites/train/hotels-easy-3/{fsm,data,style}.json, tasks.jsonl --> tasks --sites_of--> SiteServer
 
