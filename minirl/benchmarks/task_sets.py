@@ -75,8 +75,8 @@ def divide(tasks: list[Task], settings: TaskConfig) -> tuple[list[Task], list[Ta
 
 
 def _tasks(source: str, count: int, config: Config) -> list[Task]:
-    """Return `count` tasks in the shops that a setting names, at most `count` of the sites in a folder, of those
-    that the agent has the means for, or a file's."""
+    """Return `count` tasks in the shops that a setting names, at most `count` of those of the sites in a
+    folder that the agent has the means for, or a file's."""
     if shops := shops_named(source):
         return tasks_of(shops, count)
     path, any_goal, sites = Path(source), bool(config.task.reward), list[list[Task]]()

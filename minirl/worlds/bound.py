@@ -3,9 +3,9 @@
     goal condition --which actions bring it about?--> their page, their own conditions --> ...
 
 A condition that does not hold is followed back through all actions that could make it true. If these stay on
-their page, one of them is to be taken; if they are all on one page, that page is to be visited. What is to be
-taken in place is counted, and added to the shortest walk through the pages to be visited. Nothing is counted
-that a solution could do without, so that no shorter solution is overlooked (an admissible bound, as A* needs).
+their page, one of them is to be taken; if they are all on one page, that page is to be visited. What is to
+be taken in place is counted, and added to the shortest walk through the pages to be visited. Nothing counts
+that a solution could do without, so no shorter one is overlooked (the bound is admissible, as A* needs it).
 Not in a paper: AutoWebWorld searches breadth-first.
 """
 

@@ -217,9 +217,9 @@ class Plan:
     def _flow(
         self, id: str, verb: str, asks: Sequence[str], start: str, end: str, item: str = "", of: str = ""
     ) -> None:
-        """Add what leads from one page to another: inputs, on a page of their own or where it starts, perhaps a
-        review, and an action that notes in `done` what was asked, and the `item`, a field that must be set. It
-        is one of the collection `of`."""
+        """Add what leads from one page to another: inputs, on a page of their own or where it starts, perhaps
+        a review, and an action that notes in `done` what was asked, and the `item`, a field that must be set.
+        It is one of the collection `of`."""
         n, here, role, carried = len(self.flows), start, id.upper(), {item: "string|null"} if of else {}
         if len(asks) > 1 and (of or "." in item):
             here = f"{role}_FORM"
@@ -286,7 +286,7 @@ class Plan:
         self._flow("login", "log in", ["user", "password"], "LOGIN", "HOME")
 
     def _cart(self) -> None:
-        """Add a cart for the first kind of thing, and its checkout, for which one may have to be logged in."""
+        """Add a cart for the first kind of thing, and its checkout, which may want a login."""
         entity = self.entities[0]
         self._page("CART", "Cart", "HOME")
         self._from_home("CART", "Cart")

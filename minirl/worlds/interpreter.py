@@ -102,7 +102,7 @@ def holds(state: State, goal: Goal | Mapping[str, Any]) -> bool:
 
 
 def share_met(state: State, goal: Goal | Mapping[str, Any], answer: str = "") -> float:
-    """Return how much of the goal holds: the share of its conditions, of which page and answer are one each."""
+    """Return how much of the goal holds: the share of its conditions; page and answer are one each."""
     goal = goal if isinstance(goal, Goal) else load_goal(goal)
     met = list(_met(state, goal))
     if goal.answer:

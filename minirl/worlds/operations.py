@@ -2,8 +2,8 @@
 
     gui_steps --> {"op": "click", "selector": "#buy"} --find--> Target --> Operation.act | call | action
 
-`OPERATIONS` has for each what mouse and keyboard do, the visual agent's tool call and the text agent's action.
-What is not in the window is scrolled to first, as an agent has to, with the operation "scroll".
+`OPERATIONS` has for each what mouse and keyboard do, the visual agent's tool call and the text agent's
+action. What is not in the window is scrolled to first, as an agent has to, with the operation "scroll".
 """
 
 from __future__ import annotations

@@ -215,8 +215,8 @@ def load_world(folder: Path) -> World:
 
 class SiteServer(ThreadingHTTPServer):
     """Serves worlds, or the folders in which they are, on 127.0.0.1 while a `with` block runs; each is drawn
-    when it is first visited. `sites` tells a browser each host's port, as {"shop-0.test": 40313}. ValueError if
-    the port can't be had, or two have the same name."""
+    when it is first visited. `sites` tells a browser each host's port, as {"shop-0.test": 40313}. ValueError
+    if the port can't be had, or two have the same name."""
 
     def __init__(self, sites: Sequence[World | Path], port: int = 0) -> None:
         self.places = {f"{_name(site)}.test": site for site in sites}

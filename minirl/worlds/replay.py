@@ -89,7 +89,7 @@ async def compare(session: Session, expected: State) -> None:
 async def replay_sites(
     worlds: Sequence[World], config: BrowserConfig, tasks: Sequence[Task] = (), pictures: bool = False
 ) -> dict[tuple[str, str], Replay]:
-    """Return a shortest solution, acted out, of every task, or of every terminal page of a site that has none;
+    """Return a shortest solution, acted out, of every task, or of every terminal page of a site without any;
     `config.episodes` run at a time. What has no solution has a Replay too."""
     places, ways = asyncio.Semaphore(config.episodes), {}
     for world in worlds:

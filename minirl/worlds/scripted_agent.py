@@ -71,8 +71,8 @@ class ScriptedPolicy:
         return self.left
 
     async def _did(self, session: Session, gui: Mapping[str, Any]) -> str:
-        """Note that an operation is being said, and predict the state behind its step's last one. Return words
-        for it."""
+        """Note that an operation is being said, and predict the state behind its step's last one. Return
+        words for it."""
         step, selector = self.steps[0], gui.get("selector", "")
         words = " ".join(str(value) for value in step.params.values())
         self.left, self.scrolls = self.left[1:], 0

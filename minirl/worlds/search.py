@@ -14,7 +14,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import random
 import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -71,20 +70,6 @@ class Graph:
             steps.append(step)
         return steps[::-1]
 
-    def sample(self, page: str, count: int, seed: int) -> list[list[Step]]:
-        """Return `count` shortest paths to a page, all equally likely, drawn with replacement; [] if none."""
-        rng, out = random.Random(seed), []
-        ends = [(key, None) for key in self.nearest(page)]
-        for _ in range(count if ends else 0):
-            steps: list[Any] = []
-            choices: list[tuple[str, Any]] = ends
-            while choices:
-                ((key, step),) = rng.choices(choices, [self.nodes[key].ways for key, _ in choices])
-                steps.append(step)
-                choices = self.nodes[key].parents
-            out.append(steps[:0:-1])  # without the end, which has no step
-        return out
-
 
 def explore(
     world: World,
@@ -92,7 +77,7 @@ def explore(
     max_states: int = MAX_STATES,
     seconds: float = math.inf,
 ) -> Graph:
-    """Return all states that can be reached. Unless `plain`, a visitor who can answer an interceptor does that
+    """Return all states that can be reached. Unless `plain`, a visitor who can answer an interceptor does so
     first, as in the released search."""
     ends, room = time.process_time() + seconds, MAX_CHARACTERS
     start = machine.initial_state(world.fsm)
@@ -235,9 +220,9 @@ class Choices:
         return self.kinds[key]
 
     def _kind(self, action: Action, value: Any) -> Hashable:
-        """Return the same for values between which nothing on the way to the goal makes a difference, and None
-        for one that only takes rows away: a filter that is asked for when the page is left, and then only if it
-        holds this value, is as good as not set."""
+        """Return the same for values between which nothing on the way to the goal makes a difference, and
+        None for one that only takes rows away: a filter that is read when its page is left, and makes no
+        condition true, is as good as not set."""
         assert action.bind is not None
         mine = [effect for effect in action.effects if effect.ref == action.bind.param]
         is_counted = any(effect.op != "set" for effect in mine)  # what is appended always differs

@@ -1,6 +1,6 @@
-"""Where the sites of tasks are: shops by their numbers, and folders that `python -m minirl.worlds make` wrote.
+"""Where the sites of tasks are: shops by numbers, and folders that `python -m minirl.worlds make` wrote.
 
-    sites/train/hotels-easy-3/{fsm,data,style}.json, tasks.jsonl --load_folder--> tasks --sites_of--> SiteServer
+    sites/train/hotels-easy-3/{fsm,data,style}.json, tasks.jsonl --> tasks --sites_of--> SiteServer
 
 A folder's tasks name it in their meta, and it is read when it is first asked for: a run may have thousands.
 """

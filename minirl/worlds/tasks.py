@@ -3,8 +3,8 @@
     an item, told by family and mode, + what to do with it, + what else the level asks --> Task
 
 `make_tasks` draws them; the machine's search says how long each takes, and only those of the level's length
-stay. An item is told so that of all records that the list then shows exactly one fits (`fitting`), and all that
-the instruction names is a condition of the goal, on what the session has noted in `done`.
+stay. An item is told so that of all records that the list then shows exactly one fits (`fitting`), and all
+that the instruction names is a condition of the goal, on what the session has noted in `done`.
 
 Paper: AutoWebWorld, section 3.4: three families of queries (from solutions, by what is seen, questions about
 the last screenshot) in five modes of access (search, scrolling, slider, order, checkbox). Deviations: there a
@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from random import Random
 from typing import Any
@@ -33,14 +33,16 @@ COUNT, TRIES = 8, 60  # tasks of a site, and how many are drawn for them
 
 
 def make_tasks(world: World, count: int = COUNT) -> list[Task]:
-    """Return up to `count` tasks of the length of the site's level, of as many families and modes as there can
-    be, which visit as much of the site as they can. The same site gives the same tasks."""
+    """Return up to `count` tasks of the length of the site's level, of as many families and modes as there
+    can be, which visit as much of the site as they can. The same site gives the same tasks."""
     rng, used, tasks = Random(f"tasks of {world.name}"), Counter[str](), dict[str, Task]()
     low, high = world.fsm.meta["steps"]
     cells = rng.sample([*itertools.product(FAMILIES, MODES)], len(FAMILIES) * len(MODES))
     for family, mode in itertools.islice(itertools.cycle(cells), TRIES):
         draft = Draft(world, rng, used)
-        if len(tasks) == count or not draft.main(family, mode):
+        if len(tasks) == count:
+            break
+        if not draft.main(family, mode):
             continue
         draft.extend(low)
         goal = {"where": draft.where} | ({"answer": draft.answer} if draft.answer else {})
