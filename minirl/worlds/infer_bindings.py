@@ -198,7 +198,7 @@ class Reader:
     def _label(self, action: Action, kind: str, collection: str) -> str:
         """Return an action's words for people, from the selector that names it best."""
         selectors = [str(step["selector"]) for step in action.gui_procedure if "selector" in step]
-        said = words_in(selectors[-1] if selectors else action.id)
+        said = words_in(selectors[-1].split()[-1] if selectors else action.id)
         options = {
             str(option["selector"]): str(option["value"])
             for step in action.gui_procedure

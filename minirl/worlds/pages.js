@@ -202,7 +202,7 @@ function cards() {
     ...waits.filter((path) => path.length > 1 && path.at(-1) === "item")];
   const find = () => [...new Set(paths.map((path) => read(state.signature, path)))]
     .map((id) => records.find((record) => record.id === id)).filter((one) => one);
-  return showing(element("div", "cards"), find, detail);
+  return showing(element("div", paths.some((path) => path.length > 1) ? "cards waits" : "cards"), find, detail);
 }
 
 function detail(record) {
@@ -217,11 +217,11 @@ function detail(record) {
       record.text ? element("p", "text", record.text) : null, table, record.text ? more : null));
 }
 
-// What a review shows: everything that has been filled in.
-function summary() {
+// What a review shows: everything that has been filled in, or only the `amounts`.
+function summary(amounts = false) {
   const find = () => Object.entries(state.signature)
     .filter(([name, value]) => !/^(selected|matched)_|_(id|applied|searched|order|kind)$/.test(name) &&
-      value !== null && value !== "" && value !== false && typeof value !== "object");
+      value !== null && value !== "" && value !== false && (amounts ? typeof value === "number" : typeof value !== "object"));
   return showing(element("dl", "summary"), find, ([name, value]) => [
     element("dt", "", name.replace(/_\d+$/, "").replaceAll("_", " ")),
     element("dd", "", value === true ? "yes" : String(value)),
@@ -372,7 +372,7 @@ function build(page) {
       if (nodes.action.length > 0) body.append(nodeOf("p", "actions", ...nodes.action));
     } else if (nodes.entry.length > 0) {
       body.classList.add("fills");
-      body.append(form(page.title, nodes.entry, nodes.action), made(cards()));
+      body.append(form(page.title, [...nodes.entry, made(summary(true))], nodes.action), made(cards()));
     } else {
       body.append(nodeOf("p", "actions", ...nodes.action), made(cards()), made(summary()));
     }

@@ -40,12 +40,12 @@ function* numbers(text) {
   }
 }
 
-function picture(inner, width, height, alt) {
+function picture(inner, width, height, fit = "xMidYMid slice") {
   const made = element("img", "");
-  const head = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 400 300" preserveAspectRatio="xMidYMid slice">`;
+  const head = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 400 300" preserveAspectRatio="${fit}">`;
   made.decoding = "sync"; // a screenshot never shows a page without its pictures
   made.src = "data:image/svg+xml," + encodeURIComponent(head + inner + "</svg>");
-  made.alt = alt;
+  made.alt = "";
   made.draggable = false;
   return made;
 }
@@ -74,19 +74,19 @@ function scene(record) {
   const size = 4 + r(), x = 200 - 20 * size + 40 * (r() - 0.5), y = 150 - 20 * size + 20 * (r() - 0.5);
   const shape = SHAPES[record.shape] ?? SHAPES.circle;
   return picture(`${background}<path transform="translate(${x} ${y}) scale(${size})" fill="${fill}" stroke="#fff"
-    stroke-width="1.4" d="${shape}"/>`, 400, 300, "");
+    stroke-width="1.4" d="${shape}"/>`, 400, 300);
 }
 
 function face(name) {
   const next = numbers(name);
   const hue = Math.floor(360 * next.next().value), width = 60 + 40 * next.next().value;
   return picture(`<path fill="hsl(${hue} 40% 80%)" d="M0 0h400v300h-400z"/><ellipse fill="hsl(${hue} 35% 45%)" cx="200"
-    cy="300" rx="${width + 50}" ry="90"/><circle fill="hsl(${hue} 30% 62%)" cx="200" cy="130" r="${width - 5}"/>`, 300, 300, "");
+    cy="300" rx="${width + 50}" ry="90"/><circle fill="hsl(${hue} 30% 62%)" cx="200" cy="130" r="${width - 5}"/>`, 300, 300);
 }
 
 // Bars of the given heights, from 0 to 1.
 function bars(values) {
   const width = 400 / values.length;
   const one = (value, i) => `<path d="M${i * width + 4} 300v-${20 + 260 * value}h${width - 8}v${20 + 260 * value}z"/>`;
-  return picture(`<g fill="${world.style.accent}">${values.map(one).join("")}</g>`, 400, 300, "");
+  return picture(`<g fill="${world.style.accent}">${values.map(one).join("")}</g>`, 400, 300, "none");
 }

@@ -2,9 +2,9 @@
 
     python tests/bench/looks.py [--sites 60] [--out PICTURES]
 
-Each skin, theme and seed is drawn as `make` draws it. A list page is compared with every other one by the
+Themes, levels and skins take turns. A list page is compared with every other one by the
 correlation of their edge maps: grey at 1280 x 720, the differences of neighbours, means of blocks of 4 x 4.
-Elements, characters and tags are counted on every page on the way to each site's ends. --out keeps a picture of
+Elements, characters and tags are counted on every page. --out keeps a picture of
 each list page, and of all of them a contact sheet. The last line is JSON.
 """
 
@@ -26,11 +26,10 @@ from PIL import Image
 from playwright.async_api import Page, async_playwright
 
 from minirl.browser.executable import launch_options
-from minirl.worlds.generate import THEMES, make_site
+from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.interpreter import World, apply, initial_state
 from minirl.worlds.looks import SKINS
 from minirl.worlds.render import SiteServer
-from minirl.worlds.replay import solutions
 from minirl.worlds.search import Step, solve
 
 BLOCK, COLUMNS = 4, 5
@@ -78,10 +77,10 @@ async def visit(worlds: Sequence[World]) -> list[tuple[bytes, dict[str, Any]]]:
             page = await browser.new_page(viewport={"width": 1280, "height": 720})
             for world in worlds:
                 seen: dict[str, Any] = {}
-                for path in solutions(world, 0).values():
-                    await walk(page, world, path, seen)
                 wanted = next(iter(world.data)).upper()
-                await walk(page, world, solve(world, {"page": wanted}) or [], seen)
+                for id in [*(id for id in world.fsm.pages if id != wanted), wanted]:
+                    if id == wanted or id not in seen:
+                        await walk(page, world, solve(world, {"page": id}) or [], seen)
                 out.append((await page.screenshot(), seen))
             await browser.close()
     return out
@@ -102,8 +101,8 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=60)
     parser.add_argument("--out", type=Path)
     flags = parser.parse_args()
-    themes, skins = list(THEMES), list(SKINS)
-    worlds = [make_site(themes[n % len(themes)], n, skin=skins[n % len(skins)]) for n in range(flags.sites)]
+    drawn = zip(*map(itertools.cycle, (THEMES, LEVELS, SKINS)), range(flags.sites), strict=False)
+    worlds = [make_site(theme, n, level, skin) for theme, level, skin, n in drawn]
     found = asyncio.run(visit(worlds))
     maps = np.corrcoef(np.stack([edges(png) for png, _ in found]))
     pairs: dict[bool, list[float]] = {True: [], False: []}
