@@ -59,9 +59,10 @@ def solve(file: File, plain: bool = False) -> int:
     reached = {node.state.page for node in graph.nodes.values()}
     answer: dict[str, Any] = {"states": len(graph.nodes), "complete": graph.is_complete}
     answer["unreached_pages"] = [page for page in fsm.pages if page not in reached]
-    answer["hops"] = {page: graph.hops(page) for page in fsm.terminal_pages}
-    nearest = {page: graph.nearest(page)[0] for page in fsm.terminal_pages if page in reached}
+    nearest = {page: key for page in fsm.terminal_pages if (key := graph.nearest(page))}
     answer["paths"] = {page: [step.action_id for step in graph.path(key)] for page, key in nearest.items()}
+    hops = {page: len(path) for page, path in answer["paths"].items()}
+    answer["hops"] = {page: hops.get(page) for page in fsm.terminal_pages}
     print(json.dumps(answer, indent=1))
     return 0
 
