@@ -32,7 +32,7 @@ from minirl.worlds.render import load_world, save_world
 from minirl.worlds.replay import replay_sites, save_replays
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
 
-Level = Literal["easy", "medium", "hard"]
+Level = Literal["first", "easy", "medium", "hard"]
 SPLITS = ("train", "heldout", "train", "validation", "train")
 Folders = tyro.conf.Positional[tuple[Path, ...]]
 File = tyro.conf.Positional[Path]
@@ -79,7 +79,8 @@ def make(
     All levels and themes take turns, then comes the next seed. OUT/index.html shows what there is.
 
     Args:
-        level: How many steps a task takes: easy 5 to 8, medium 10 to 15, hard 20 to 40.
+        level: How many steps a task takes: first 3 to 5 (clicks on large tiles, for small models), easy 5 to
+            8, medium 10 to 15, hard 20 to 40.
         tasks: How many tasks a site is to have.
     """
     levels, themes = [level] if level else list(LEVELS), [theme] if theme else list(THEMES)
