@@ -33,7 +33,7 @@ from minirl.worlds.render import load_world, name_of, save_world
 from minirl.worlds.replay import replay_sites, save_replays
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
 
-Level = Literal["easy", "medium", "hard"]
+Level = Literal["first", "easy", "medium", "hard"]
 SPLITS = ("train", "heldout", "train", "validation", "train")
 Folders = tyro.conf.Positional[tuple[Path, ...]]
 File = tyro.conf.Positional[Path]
@@ -60,9 +60,10 @@ def solve(file: File, plain: bool = False) -> int:
     reached = {node.state.page for node in graph.nodes.values()}
     answer: dict[str, Any] = {"states": len(graph.nodes), "complete": graph.is_complete}
     answer["unreached_pages"] = [page for page in fsm.pages if page not in reached]
-    answer["hops"] = {page: graph.hops(page) for page in fsm.terminal_pages}
-    nearest = {page: graph.nearest(page)[0] for page in fsm.terminal_pages if page in reached}
+    nearest = {page: key for page in fsm.terminal_pages if (key := graph.nearest(page))}
     answer["paths"] = {page: [step.action_id for step in graph.path(key)] for page, key in nearest.items()}
+    hops = {page: len(path) for page, path in answer["paths"].items()}
+    answer["hops"] = {page: hops.get(page) for page in fsm.terminal_pages}
     print(json.dumps(answer, indent=1))
     return 0
 
@@ -83,7 +84,8 @@ def make(
         themes: What the sites are about, by default all there is.
         skins: What they look like, by default whatever each seed draws. Theme, skin and machine are drawn apart,
             so that any of them can be held out: --skins grid table rows for training, --skins magazine for tests.
-        level: How many steps a task takes: easy 5 to 8, medium 10 to 15, hard 20 to 40.
+        level: How many steps a task takes: first 3 to 5 (clicks on large tiles, for small models), easy 5 to
+            8, medium 10 to 15, hard 20 to 40.
         tasks: How many tasks a site is to have.
     """
     levels, themes = [level] if level else list(LEVELS), themes or tuple(THEMES)

@@ -21,10 +21,11 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from minirl.worlds.fsm_file import load_fsm
+from minirl.worlds.fsm_file import Fsm, load_fsm
 from minirl.worlds.interpreter import World
-from minirl.worlds.looks import dress
+from minirl.worlds.looks import draw_style, dress
 from minirl.worlds.render import SHAPES
+from minirl.worlds.tiles import controls_of, places_of
 from minirl.worlds.widgets import Json, Offered, action, condition, control, effect
 
 DAYS = [f"2026-{month:02}-{day:02}" for month in (5, 6, 7) for day in range(1, 29)]
@@ -44,7 +45,8 @@ def make_site(theme: str, seed: int, level: str = "medium", skin: str = "") -> W
     if theme not in THEMES:
         raise ValueError(f"there is no theme {theme!r}; there are: {', '.join(THEMES)}")
     plan = Plan(THEMES[theme], LEVELS[level], Random(f"{theme} {level} {seed}"))
-    return dress(plan.world(f"{theme}-{level}-{seed}"), THEMES[theme].category, skin)
+    world = plan.world(f"{theme}-{level}-{seed}")
+    return world if plan.is_tiles else dress(world, THEMES[theme].category, skin)
 
 
 class Plan:
@@ -61,8 +63,9 @@ class Plan:
         self.faces = Random(repr(rng.getstate()))  # which of several widgets that do the same
         self.brand = rng.choice(theme.brands)
         self.entities = theme.entities[: level.entities]
-        self.data = {entity.plural: _things(entity, rng) for entity in self.entities}
-        self.has_cookie = rng.random() < 0.7
+        self.is_tiles = level.look == "tiles"
+        self.data = {entity.plural: _things(entity, self.is_tiles, rng) for entity in self.entities}
+        self.has_cookie = not self.is_tiles and rng.random() < 0.7
         self.id_style = rng.choice(VOCABULARY["id_styles"])
 
     def world(self, name: str) -> World:
@@ -72,7 +75,19 @@ class Plan:
             numbers = {number.name: f"{number.name} {number.unit}" for number in entity.numbers}
             facts[entity.plural] = {"kind": "{}", **numbers, **dict.fromkeys(entity.flags, "{}")}
         words = {"brand": self.brand, "labels": self.labels, "messages": self.messages, "facts": facts}
-        return World(name, fsm, self.data, words | {"look": "pages"})
+        style = words | {"look": self.level.look}
+        if self.is_tiles:
+            style |= draw_style(self.rng) | {"letters": self.rng.randint(18, 22), "places": self._places(fsm)}
+        return World(name, fsm, self.data, style)
+
+    def _places(self, fsm: Fsm) -> Json:
+        """Return where the tiles of each page are; the last ones, which have none, are left out."""
+        bar, gap, is_below = self.rng.choice((1, 1, 2)), self.rng.randint(3, 6), self.rng.random() < 0.3
+        out = {}
+        for page in fsm.pages.values():
+            if groups := [controls_of(one, self.data) for one in page.actions.values()]:
+                out[page.id] = places_of(groups, bar, gap, is_below, self.rng)
+        return out
 
     def fsm(self) -> Json:
         self._page("HOME", self.brand)
@@ -82,10 +97,8 @@ class Plan:
             answer = effect("set", "cookie_accepted", value=True)
             self._action("HOME", "ACCEPT", "Accept cookies", banner, gates=[unanswered], effects=[answer])
         for entity in self.entities:
-            self._list(entity)
-            self._page(
-                entity.name.upper(), entity.name.capitalize(), entity.plural.upper(), _selected(entity)
-            )
+            page = self._shelf(entity) if self.is_tiles else self._list(entity)
+            self._page(entity.name.upper(), entity.name.capitalize(), page, _selected(entity))
         self._item_flows()
         for extra in self.level.extras:
             getattr(self, f"_{extra}")()
@@ -137,9 +150,20 @@ class Plan:
             widget["gui_procedure"] = [{"op": op, "selector": opener}, choosing]
         self._action("HOME", role, label, widget, to=to, gates=gates)
 
-    def _list(self, entity: Any) -> None:
+    def _shelf(self, entity: Any) -> str:
+        """Make the first page a list of a few large tiles."""
+        one, many = entity.name, entity.plural
+        row = control("row", f"#{many} .row", f"selected_{one}_id", {"param": one, "collection": many})
+        self.pages["HOME"]["signature_schema"] |= _selected(entity)
+        self.done[many] = {"item": "string|null"}
+        kept = [effect("set", f"done.{many}.item", value_ref=f"{{{one}}}")]
+        self._action("HOME", "OPEN", many.capitalize(), row, to=one.upper(), effects=kept)
+        self.lists.append({"id": many, "one": one, "page": "HOME", "ways": {}})
+        return "HOME"
+
+    def _list(self, entity: Any) -> str:
         """Add the page that lists a kind of thing, with two or more ways to find one of them. Opening a row
-        notes which it is and how the list was set then."""
+        notes which it is and how the list was set then. Return the page's id."""
         page, one, many = entity.plural.upper(), entity.name, entity.plural
         self._page(page, many.capitalize(), "HOME", _selected(entity))
         self._from_home(page, many.capitalize())
@@ -179,7 +203,8 @@ class Plan:
         kept.append(effect("set", f"done.{many}.item", value_ref=f"{{{one}}}"))
         self._action(page, "OPEN", one.capitalize(), row, to=one.upper(), effects=kept)
         names = {way: inputs[way][0] for way in drawn}
-        self.lists.append({"id": many, "one": one, "verb": entity.verb, "page": page, "ways": names})
+        self.lists.append({"id": many, "one": one, "page": page, "ways": names})
+        return page
 
     def _numbers(self, entity: Any) -> list[str]:
         return self.rng.choices([number.name for number in entity.numbers], k=2)
@@ -204,14 +229,16 @@ class Plan:
     def _draw_asks(self, count: int) -> list[str]:
         """Return what a form asks: texts, a date, an option, a tick or a number of pieces, by their names."""
         texts = self.rng.sample(self.theme.fields, min(count, len(self.theme.fields)))
-        return self.rng.sample(["date", "option", "agreed", "pieces", "file", *texts], count)
+        others = ["payment", "city"] if self.is_tiles else ["date", "agreed", "pieces", "file", *texts]
+        return self.rng.sample(["option", *others], count)
 
     def _end(self, flow: str, message: str) -> str:
         """Add a terminal page, and return its id."""
         page = f"{flow.upper()}_DONE"
         self._page(page, "Done")
         self.messages[page] = message
-        self._action(page, "HOME", "Home", to="HOME")
+        if not self.is_tiles:
+            self._action(page, "HOME", "Home", to="HOME")
         return page
 
     def _flow(
@@ -246,12 +273,19 @@ class Plan:
         closer = self._press(here, f"FINISH_{role}", "confirm")
         self._action(here, f"FINISH_{role}", verb.capitalize(), closer, to=end, gates=gates, effects=notes)
         after = [gate["path"].split(".")[2] for gate in gates if gate["path"].startswith("$.done.")]
-        offered = {name: self._offered(name) for name in asks}
+        shown = {name: self.data.get(fields[name]) for name in asks}
+        offered = {n: [one["id"] for one in some] if some else self._offered(n) for n, some in shown.items()}
         self.flows.append({"id": id, "verb": verb, "list": of, "asks": offered, "after": after})
 
     def _ask(self, page: str, name: str, n: int) -> Json:
         """Add the nth flow's input of this name to a page. Return the condition that it is filled in."""
         field, role, label = f"{name}_{n}", f"{name.upper()}_{n}", name.replace("_", " ").capitalize()
+        if self.is_tiles:
+            self.data[field] = tuple({"id": one, "title": one} for one in self._offered(name)[:3])
+            row = control("row", f"#{field} .row", field, {"param": name, "collection": field})
+            self.pages[page]["signature_schema"][field] = "string|null"
+            self._action(page, role, label, row)
+            return condition(field, "length_gt", 0)
         if name == "pieces":
             self.pages[page]["signature_schema"][field] = "integer"
             for role, label, gate, by in (("MORE", "One more", "lt", 1), ("FEWER", "One less", "gt", -1)):
@@ -266,7 +300,7 @@ class Plan:
 
     def _press(self, page: str, role: str, other: str) -> Json:
         """Return a button, or by chance the `other` widget that does what a button does."""
-        kind = self.faces.choices((other, "button"), (1, 3))[0]
+        kind = self.faces.choices((other, "button"), (0 if self.is_tiles else 1, 3))[0]
         return control(kind, self._selector(page, role))
 
     def _offered(self, name: str) -> list[Any]:
@@ -308,12 +342,13 @@ def _selected(entity: Any) -> dict[str, str]:
     return {f"selected_{entity.name}_id": "string|null"}
 
 
-def _things(entity: Any, rng: Random) -> tuple[Json, ...]:
-    """Return 12 to 24 things, with unique titles and pictures."""
+def _things(entity: Any, few: bool, rng: Random) -> tuple[Json, ...]:
+    """Return 12 to 24 things, or a few with short titles; titles and pictures are unique."""
     titles = [f"{adjective} {noun}" for adjective in entity.adjectives for noun in entity.nouns]
+    titles = entity.nouns if few else titles
     fills = VOCABULARY["fills"]
     pictures = list(itertools.product(SHAPES, fills))
-    count = rng.randint(12, 24)
+    count = rng.randint(3, min(8, len(titles))) if few else rng.randint(12, 24)
     titles, pictures = rng.sample(titles, count), rng.sample(pictures, count)
     columns = {}
     for number in entity.numbers:  # all different where there are enough, so that an order has no ties
@@ -324,7 +359,8 @@ def _things(entity: Any, rng: Random) -> tuple[Json, ...]:
         columns[flag] = [(i + k) % 2 == 0 if i < 2 else rng.random() < 0.5 for i in range(count)]
     out: list[Json] = []
     for i, (title, (shape, colour)) in enumerate(zip(titles, pictures, strict=True)):
-        record: Json = {"id": f"{entity.name}-{i + 1}", "title": title, "shape": shape, "fill": fills[colour]}
+        id = title.lower() if few else f"{entity.name}-{i + 1}"
+        record: Json = {"id": id, "title": title, "shape": shape, "fill": fills[colour]}
         record |= {name: column[i] for name, column in columns.items()}
         out.append(record | {"colour": colour, "kind": entity.kinds[i % len(entity.kinds)]})
     rng.shuffle(out)

@@ -50,8 +50,9 @@ class ScriptedPolicy:
         self.answer = next(iter(load_goal(task.goal).answer), "done")
         self.is_tiles, self.scrolls = world.style.get("look", "tiles") == "tiles", 0
         asked = [str(condition["value"]) for condition in task.goal.get("where", [])]
-        buttons = [SHOP["buttons"][role].lower() for role in ("next", "order")]
-        self.looked_for = [*asked, *buttons] if self.is_tiles else []
+        if task.meta.get("site") == "shops":
+            asked += [SHOP["buttons"][role].lower() for role in ("next", "order")]
+        self.looked_for = asked if self.is_tiles else []
 
     async def __call__(self, t: int, prompt: Prompt, session: Any) -> Sample:
         assert self.preprocessor is not None

@@ -1,12 +1,12 @@
-"""Breadth-first search over a site's states: what can be reached, how soon, and by which steps.
+"""Search over a site's states: what can be reached, how soon, and by which steps.
 
-Where it stands: a generator asks how many steps a task takes, a demonstration for the steps themselves, and
-`lint` for the pages out of reach. `widgets.gui_steps` turns a step into mouse and keyboard work.
+Where it stands: tasks ask how many steps they take, demonstrations for the steps themselves, and `lint` for
+the pages out of reach. `widgets.gui_steps` turns a step into mouse and keyboard work.
 
-Paper: AutoWebWorld, section 3.2 and appendix A.2 (breadth-first search over page and signature). Deviations:
-a state counts as the target when it is generated, not only when it leaves the queue; bound parameters range
-over real records, where the paper keeps one symbol; `interceptors` (the cookie banner, a permission prompt)
-are known by their effects, in the released search by words in their fields' names.
+Paper: AutoWebWorld, section 3.2 and appendix A.2 (breadth-first search over page and signature), `explore`.
+Deviations: `solve` goes straight to one goal instead (A* with the bound of bound.py), and finds paths of the
+same length; bound parameters range over real records, where the paper keeps one symbol; `interceptors` (the
+cookie banner, a permission prompt) are known by their effects, in the released search by their fields' names.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Step:
 
 @dataclass
 class Node:
-    """A state that was reached, the smallest number of actions to it, and every last step of such a way."""
+    """A state that was reached, the smallest number of actions to it, the first one's key and last step."""
 
     state: State
-    depth: int
-    ways: int = 0  # how many paths have that number
-    parents: list[tuple[str, Step]] = field(default_factory=list)  # key of the state before, and the step
+    depth: int = 0
+    before: str = ""
+    step: Step | None = None
 
 
 @dataclass
@@ -54,35 +54,28 @@ class Graph:
     nodes: dict[str, Node]
     is_complete: bool = True  # False if the limit left something out
 
-    def hops(self, page: str) -> int | None:
-        """Return the smallest number of actions to a page, if it was reached."""
-        return next((node.depth for node in self.nodes.values() if node.state.page == page), None)
-
-    def nearest(self, page: str) -> list[str]:
-        hops = self.hops(page)
-        return [key for key, node in self.nodes.items() if node.state.page == page and node.depth == hops]
+    def nearest(self, page: str) -> str | None:
+        """Return the key of the first state on a page, which is a nearest one."""
+        return next((key for key, node in self.nodes.items() if node.state.page == page), None)
 
     def path(self, key: str) -> list[Step]:
-        """Return one shortest path to a state, the first in the order of the file."""
-        steps: list[Step] = []
-        while parents := self.nodes[key].parents:
-            key, step = parents[0]
-            steps.append(step)
+        """Return a shortest path to a state, the first in the order of the file."""
+        steps = []
+        while (node := self.nodes[key]).step is not None:
+            steps.append(node.step)
+            key = node.before
         return steps[::-1]
 
 
 def explore(
-    world: World,
-    plain: bool = True,
-    max_states: int = MAX_STATES,
-    seconds: float = math.inf,
+    world: World, plain: bool = True, max_states: int = MAX_STATES, seconds: float = math.inf
 ) -> Graph:
-    """Return all states that can be reached. Unless `plain`, a visitor who can answer an interceptor does so
-    first, as in the released search."""
+    """Return all states that can be reached, breadth-first. Unless `plain`, a visitor who can answer an
+    interceptor does so first, as in the released search."""
     ends, room = time.process_time() + seconds, MAX_CHARACTERS
     start = machine.initial_state(world.fsm)
     first = frozenset() if plain else interceptors(world.fsm)
-    queue, graph = [start.key()], Graph({start.key(): Node(start, 0, 1)})
+    queue, graph = [start.key()], Graph({start.key(): Node(start)})
     for key in queue:  # which grows meanwhile
         node = graph.nodes[key]
         steps = list(_steps(world, node.state))
@@ -95,12 +88,8 @@ def explore(
                 graph.is_complete = False
                 return graph
             if is_new:
-                graph.nodes[after_key] = Node(after, node.depth + 1)
+                graph.nodes[after_key] = Node(after, node.depth + 1, key, step)
                 queue.append(after_key)
-            child = graph.nodes[after_key]
-            if child.depth == node.depth + 1:
-                child.parents.append((key, step))
-                child.ways += node.ways
     return graph
 
 
@@ -121,15 +110,15 @@ def solve(
     ends, room = time.process_time() + seconds, MAX_CHARACTERS
     bound, choices = Bound(world, goal), Choices(world, goal)
     state = start or machine.initial_state(world.fsm)
-    came: dict[str, tuple[int, str, Step | None]] = {str(state): (0, "", None)}  # how soon, and from where
+    graph = Graph({str(state): Node(state)})
     heap, expanded, turn = [(bound(state), 0, 0, state)], 0, itertools.count(1)
     while heap and heap[0][0] < math.inf:
         _, minus, _, state = heapq.heappop(heap)
         here = str(state)
-        if came[here][0] < -minus:
+        if graph.nodes[here].depth < -minus:
             continue  # a shorter way here was found meanwhile
         if machine.holds(state, goal):
-            return _path(came, here)
+            return graph.path(here)
         expanded += 1
         is_late = expanded % 64 == 0 and time.process_time() > ends
         if expanded > max_states or room < 0 or is_late:
@@ -137,19 +126,11 @@ def solve(
         for step in choices.steps(state):
             after = machine.apply(world.fsm, state, step.action_id, step.params)
             key, soon = str(after), 1 - minus
-            if key not in came or soon < came[key][0]:
-                room -= len(key) * (key not in came)
-                came[key] = (soon, here, step)
+            if key not in graph.nodes or soon < graph.nodes[key].depth:
+                room -= len(key) * (key not in graph.nodes)
+                graph.nodes[key] = Node(after, soon, here, step)
                 heapq.heappush(heap, (soon + bound(after), -soon, next(turn), after))
     return None
-
-
-def _path(came: Mapping[str, tuple[int, str, Step | None]], key: str) -> list[Step]:
-    steps = []
-    while (step := came[key][2]) is not None:
-        steps.append(step)
-        key = came[key][1]
-    return steps[::-1]
 
 
 def overlaps(path: FieldPath, others: Iterable[FieldPath]) -> bool:

@@ -37,7 +37,10 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
     can be, which visit as much of the site as they can. The same site gives the same tasks."""
     rng, used, tasks = Random(f"tasks of {world.name}"), Counter[str](), dict[str, Task]()
     low, high = world.fsm.meta["steps"]
-    cells = rng.sample([*itertools.product(FAMILIES, MODES)], len(FAMILIES) * len(MODES))
+    cells = [*itertools.product(FAMILIES, MODES)]
+    if world.style["look"] == "tiles":  # on which nothing but pictures and titles is to be seen
+        cells = [("solution", "plain"), ("visual", "plain")]
+    rng.shuffle(cells)
     for family, mode in itertools.islice(itertools.cycle(cells), TRIES):
         draft = Draft(world, rng, used)
         if len(tasks) == count:
@@ -111,7 +114,7 @@ class Draft:
 
     def main(self, family: str, mode: str) -> bool:
         """Add the part that the task is named after. Return False if the site has nothing like it."""
-        lists = [one for one in self.lists.values() if mode == "scroll" or mode in one["ways"]]
+        lists = [one for one in self.lists.values() if mode in ("scroll", "plain") or mode in one["ways"]]
         if not lists:
             return False
         of = self._least_used(lists)

@@ -16,6 +16,7 @@ from minirl.worlds.lint import check, check_fsm
 from minirl.worlds.render import load_world, save_world
 from minirl.worlds.shop import make_shop
 from minirl.worlds.tasks import make_tasks
+from minirl.worlds.tiles import controls_of
 from minirl.worlds.widgets import action, control, widget_of
 
 SITES = [(theme, level) for theme in THEMES for level in LEVELS]
@@ -37,8 +38,28 @@ def test_sites_have_no_findings_and_their_sessions_are_carried_everywhere(level)
             assert page.schema["done"] == world.fsm.pages["HOME"].schema["done"]
             assert all(a.effects or a.is_navigation for a in page.actions.values())
         flows = {flow["id"]: flow for flow in world.fsm.meta["flows"]}
-        assert set(world.fsm.pages["HOME"].defaults["done"]) == {*flows, *world.data}
+        lists = {of["id"] for of in world.fsm.meta["lists"]}
+        assert set(world.fsm.pages["HOME"].defaults["done"]) == {*flows, *lists}
         assert {"login", "cart", "change"} <= set(flows) or level != "hard"
+
+
+def test_the_first_level_is_of_few_large_tiles_that_stand_anywhere():
+    """At most 12 controls on 480 x 360, none smaller than on shops; number and places vary."""
+    numbers, places = set(), set()
+    for seed, theme in enumerate(THEMES):
+        world = make_site(theme, seed, "first")
+        for page in world.fsm.pages.values():
+            boxes = dict(world.style["places"].get(page.id, {}))
+            boxes.pop("header", None)
+            shown = [one for action in page.actions.values() for one in controls_of(action, world.data)]
+            assert set(boxes) == set(shown) and len(boxes) == len(shown) <= 12
+            assert all(
+                w >= 108 and h >= 48 and x + w <= 480 and y + h <= 360 for x, y, w, h in boxes.values()
+            )
+            numbers.add(len(boxes))
+            places |= {tuple(box) for box in boxes.values()}
+        assert make_tasks(world)
+    assert len(numbers) >= 6 and len(places) >= 100
 
 
 def test_rows_open_on_any_click():
@@ -57,8 +78,9 @@ def test_the_same_arguments_give_the_same_site():
 
 def test_titles_and_pictures_are_unique():
     """Else "the red circle" or a title could mean two things."""
-    for theme, level in SITES[::4]:
-        for records in make_site(theme, 5, level).data.values():
+    for theme, level in SITES[::3]:
+        world = make_site(theme, 5, level)
+        for records in (world.data[of["id"]] for of in world.fsm.meta["lists"]):
             for fields in (("title",), ("shape", "colour"), ("id",)):
                 values = [tuple(record[field] for field in fields) for record in records]
                 assert len(set(values)) == len(values)

@@ -18,7 +18,7 @@ from minirl.worlds.tasks import FAMILIES, MODES, WORDS, fitting, make_tasks, ope
 
 
 def sites(count: int) -> list[World]:
-    levels, themes = list(LEVELS), list(THEMES)
+    levels, themes = list(LEVELS)[1:], list(THEMES)  # the first one has no words but titles
     return [make_site(themes[n % len(themes)], n, levels[n % len(levels)]) for n in range(count)]
 
 
