@@ -82,8 +82,8 @@ def make(
 
     Args:
         themes: What the sites are about, by default all there is.
-        skins: What they look like, by default whatever each seed draws. Theme, skin and machine are drawn apart,
-            so that any of them can be held out: --skins grid table rows for training, --skins magazine for tests.
+        skins: What they look like, by default whatever each seed draws. Theme, skin and machine are drawn
+            apart, so that each can be held out: --skins grid table for training, --skins magazine for tests.
         level: How many steps a task takes: first 3 to 5 (clicks on large tiles, for small models), easy 5 to
             8, medium 10 to 15, hard 20 to 40.
         tasks: How many tasks a site is to have.

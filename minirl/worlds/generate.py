@@ -40,8 +40,8 @@ THEMES, LEVELS = {theme.name: theme for theme in _records("themes")}, vars(_reco
 
 
 def make_site(theme: str, seed: int, level: str = "medium", skin: str = "") -> World:
-    """Return the site `<theme>-<level>-<seed>`: the same arguments give the same site. Another `skin` than the
-    one that the seed draws changes the looks alone."""
+    """Return the site `<theme>-<level>-<seed>`: the same arguments give the same site. Another `skin` than
+    the one that the seed draws changes the looks alone."""
     if theme not in THEMES:
         raise ValueError(f"there is no theme {theme!r}; there are: {', '.join(THEMES)}")
     plan = Plan(THEMES[theme], LEVELS[level], Random(f"{theme} {level} {seed}"))

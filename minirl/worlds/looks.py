@@ -1,9 +1,10 @@
 """What generated sites look like: a skin, colours and words, all drawn from the seed.
 
-A skin (skins.toml, skins/*.css) decides how pages are laid out, and leaves some lengths open. Names, places and
-sentences stand in texts.toml. `generate` draws looks apart from a site's machine, so that each can be held out.
+A skin (skins.toml, skins/*.css) decides how pages are laid out, and leaves some lengths open. Names, places
+and sentences stand in texts.toml. `generate` draws looks apart from a site's machine, so that each can be held
+out.
 
-Paper: AutoWebWorld, section 3.3, where a language model writes each site's front end and an image model paints.
+Paper: AutoWebWorld, section 3.3. Deviation: there a language model writes each site's front end.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def draw_looks(rng: Random, skin: str = "") -> Json:
 def dress(world: World, category: str, skin: str = "") -> World:
     """Return a site with looks, and with words around its records, as its name draws them."""
     looks, words = Random(f"looks {world.name}"), Random(f"words {world.name}")
-    data = {many: tuple(_told(one, category, words) for one in records) for many, records in world.data.items()}
+    data = {
+        many: tuple(_told(one, category, words) for one in records) for many, records in world.data.items()
+    }
     style = {**draw_looks(looks, skin), "words": draw_words(words, category), **world.style}
     return replace(world, data=data, style=style)
 
@@ -88,7 +91,7 @@ def draw_words(rng: Random, category: str) -> Json:
 
 
 def _told(record: Mapping[str, Any], category: str, rng: Random) -> Json:
-    """Return a record with what its page says besides its facts: who is behind it, where, when, and a text."""
+    """Return a record with what its page says besides its facts: by whom, where, when, and a text."""
     about = TEXTS["about"][category]
     names = {"by": rng.choice(TEXTS["people"]), "place": rng.choice(TEXTS["towns"])}
     parts = [rng.choice(sentences) for sentences in (about["openings"], about["middles"], TEXTS["closings"])]

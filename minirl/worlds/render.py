@@ -3,8 +3,8 @@
 The browser visits `http://<world>.test/`, which `SiteServer` answers with `render`'s page. It follows the
 machine by itself (runtime.js, a transcript of interpreter.py), and `read_state` reads its state, by which an
 episode is judged. Paper: AutoWebWorld, section 3.3. Deviation: there, a language model writes a front end per
-site; here one runtime draws all, as "tiles" (done by one click each, for small models) or as "pages" in one of
-several skins (looks.py).
+site; here one runtime draws all, as "tiles" (done by one click each, for small models) or as "pages" in one
+of several skins (looks.py).
 
 A record shows its `title`, next to its `swatch` (a colour) or a scene with its `shape` in the colour `fill`.
 """
@@ -39,7 +39,13 @@ if TYPE_CHECKING:
     from playwright.async_api import Page as BrowserPage
 
 Records = dict[str, tuple[dict[str, Any], ...]]  # what data.json holds
-COLOURS = {"background": "#f4f5f7", "tile": "#ffffff", "text": "#22262b", "accent": "#2d5fa4", "link": "#2d5fa4"}
+COLOURS = {
+    "background": "#f4f5f7",
+    "tile": "#ffffff",
+    "text": "#22262b",
+    "accent": "#2d5fa4",
+    "link": "#2d5fa4",
+}
 FONTS = {
     "sans": '"Helvetica Neue", Helvetica, Arial, "Liberation Sans", "DejaVu Sans", sans-serif',
     "serif": '"Times New Roman", "Liberation Serif", "DejaVu Serif", serif',
@@ -107,7 +113,7 @@ def _text(name: str) -> str:
 
 
 def plan_of(world: World) -> dict[str, Any]:
-    """Return what the site's skin puts where; what it leaves open is the site's, or the first of the possible.
+    """Return what the site's skin puts where; what it leaves open is the site's, or the first possible value.
     ValueError for a skin that is not there."""
     style = world.style
     skin = str(style.get("skin", next(iter(SKINS))))
@@ -168,7 +174,9 @@ def _describe_action(action: Action, world: World) -> dict[str, Any]:
         "id": action.id,
         "label": label,
         **widget,
-        "options": [{"text": str(o["value"]), "item": target_of(str(o["selector"]).split()[-1])} for o in options],
+        "options": [
+            {"text": str(o["value"]), "item": target_of(str(o["selector"]).split()[-1])} for o in options
+        ],
         "opener": world.style.get("labels", {}).get(f"#{widget['element']}"),
         "is_quiet": label in {"Back", "Home", "Cancel"},
         **{name: getattr(action, name) for name in SAME},
@@ -197,7 +205,7 @@ def _name(site: World | Path) -> str:
 
 
 def name_of(folder: Path) -> str:
-    """Return the name of the site in a folder, "my-site" for "My_site". ValueError if nothing is left of it."""
+    """Return the name of the site in a folder, "my-site" for "My_site". ValueError if nothing is left."""
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
     if not name:
         raise ValueError(f"{folder}: a site's name is its folder's: use letters or digits")

@@ -84,7 +84,10 @@ async def test_classes_references_and_lists_that_are_only_scrolled():
     assert "STALL_TYPE_REMARK: the expression {input_text} is the parameter" in said
     assert "STALL_TYPE_DAYS: keeps the text that is typed, in place of 'typed'" in said
     assert "HOME_CLOSE_POPUP: is named like a question in the way" in said
-    ways = {page: world.style["labels"][page] for page in ("STALLS_SEARCH", "STALL_RENT", "HOME_GO_NEWS", "STALLS_BACK")}
+    ways = {
+        page: world.style["labels"][page]
+        for page in ("STALLS_SEARCH", "STALL_RENT", "HOME_GO_NEWS", "STALLS_BACK")
+    }
     assert list(ways.values()) == ["Search stalls", "Rent", "News", "Back"]
 
 
@@ -111,10 +114,14 @@ def test_searches_filters_and_orders_change_the_list(steps, shown):
 
 def test_a_filter_for_the_opposite_of_a_field():
     document = json.loads((DATA / "market.fsm.json").read_text())
-    box = next(one for page in document["pages"] for one in page["actions"] if one["id"] == "STALLS_FILTER_CHECKBOX")
+    box = next(
+        one for page in document["pages"] for one in page["actions"] if one["id"] == "STALLS_FILTER_CHECKBOX"
+    )
     box["gui_procedure"][0]["selector"] = "#filter-uncovered-checkbox"
     world, _ = world_of("market", load_fsm(document), json.loads((DATA / "market.data.json").read_text()))
-    state = apply(world.fsm, State("STALLS", world.fsm.pages["STALLS"].defaults), "STALLS_FILTER_CHECKBOX", {})
+    state = apply(
+        world.fsm, State("STALLS", world.fsm.pages["STALLS"].defaults), "STALLS_FILTER_CHECKBOX", {}
+    )
     shown = parameter_values(world, state, "STALLS_OPEN_FILTERED")
     assert [params["stall_id"] for params in shown] == ["st-2", "st-4"]
 

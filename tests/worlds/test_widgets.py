@@ -14,13 +14,12 @@ from minirl.browser.pool import BrowserPool
 from minirl.config import BrowserConfig
 from minirl.worlds import render
 from minirl.worlds.fsm_file import load_fsm
-from minirl.worlds.interpreter import World
+from minirl.worlds.interpreter import World, initial_state
 from minirl.worlds.looks import SKINS
 from minirl.worlds.render import SiteServer
 from minirl.worlds.replay import Replay, replay
 from minirl.worlds.search import Step
 from minirl.worlds.widgets import action, condition, control, effect, gui_steps, widget_of
-from minirl.worlds.interpreter import initial_state
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -29,7 +28,9 @@ CONFIG = BrowserConfig(browsers=1, episodes=2, width=1280, height=720)
 VALUES = ["alpha", "beta", "gamma", "delta"]
 CHOICES = ["choice", "select", "radio", "tabs", "upload", "autocomplete", "drop"]
 OTHERS = ["field", "textarea", "password", "date", "checkbox", "confirm", "window", "toast"]
-THINGS = tuple({"id": f"thing-{n}", "title": f"Thing {n}", "shape": "ring", "fill": "#4a7fc1"} for n in range(20))
+THINGS = tuple(
+    {"id": f"thing-{n}", "title": f"Thing {n}", "shape": "ring", "fill": "#4a7fc1"} for n in range(20)
+)
 
 
 def site(kind: str, **style: Any) -> World:
@@ -37,14 +38,22 @@ def site(kind: str, **style: Any) -> World:
     offered = {"field": ["some words"], "textarea": ["a longer text"], "password": ["secret"]}
     offered["date"] = ["2026-05-03", "2026-06-09"]
     element = {"checkbox": "#it-checkbox"}.get(kind, "#it")
-    made, gate, target = control(kind, element, "it", offered.get(kind, VALUES)), condition("it", "length_gt", 0), ""
+    made, gate, target = (
+        control(kind, element, "it", offered.get(kind, VALUES)),
+        condition("it", "length_gt", 0),
+        "",
+    )
     effects, gates = [], []
     if kind == "checkbox":
         gate = condition("it", "eq", True)
     if kind in ("confirm", "window"):
         gate, target, effects = condition("it", "eq", True), "END", [effect("set", "it", value=True)]
     if kind == "toast":
-        gate, gates, effects = condition("it", "eq", True), [condition("it", "eq", None)], [effect("set", "it", value=True)]
+        gate, gates, effects = (
+            condition("it", "eq", True),
+            [condition("it", "eq", None)],
+            [effect("set", "it", value=True)],
+        )
     schema = {"it": "any|null"}
     actions = [action("USE", "START", made, target, gates, effects)]
     actions.append(action("GO", "START", control("button", "#go"), "END", [gate]))
@@ -61,7 +70,10 @@ def shelf(paging: str, scrolls: bool = False) -> World:
     if scrolls:
         actions.append(action("SCROLL", "START", control("scroll", "#list", "seen", bind)))
     schema = {"it": "string|null", "seen": "string|null"}
-    pages = [{"id": id, "signature_schema": schema, "actions": given} for id, given in (("START", actions), ("END", []))]
+    pages = [
+        {"id": id, "signature_schema": schema, "actions": given}
+        for id, given in (("START", actions), ("END", []))
+    ]
     fsm = load_fsm({"meta": {"initial_page_id": "START", "terminal_pages": ["END"]}, "pages": pages})
     style = {"look": "pages", "paging": {"kind": paging, "size": 8}, "facts": {"things": {}}}
     return World(f"list-{paging}{'-scrolls' * scrolls}", fsm, {"things": THINGS}, style)
