@@ -95,7 +95,7 @@ class Reader:
             made[action.id] = replace(whole, preconditions=(*whole.preconditions, *gates))
             self.labels[action.id] = self._label(action, kind, listing.collection)
             if kind == "menu" and action in filters:
-                self.labels[str(action.gui_procedure[0]["selector"])] = "Sort"
+                self.labels[str(action.gui_procedure[0].get("selector"))] = "Sort"
             if {*WORDS["in_the_way"]} & {*words_in(action.id)} and action not in asked:
                 self._guess(action, "is named like a question in the way, and drawn by its procedure")
         return replace(page, schema=listing.schema, actions=[made[id] for id in page.actions])
@@ -112,7 +112,7 @@ class Reader:
             return action
         listing.used |= {name} - {RANK}
         if kind == "menu":
-            rises = name == RANK or {*WORDS["rising"]} & {*words_in(str(last["selector"]))}
+            rises = name == RANK or {*WORDS["rising"]} & {*words_in(str(last.get("selector")))}
             path, value, of = (
                 f"{action.source.lower()}_order",
                 f"{name}:{'asc' if rises else 'desc'}",
@@ -132,7 +132,7 @@ class Reader:
             values = sorted({one[name] for one in self.records[many]})[1:] or [0]
             bind = Bind("number", values=tuple(values[:: -(-len(values) // STEPS)]))
             action = replace(action, bind=bind, parameters={**action.parameters, "number": "{NUMBER}"})
-            effect = Effect(op="set", path=(path,), ref="{number}")
+            effect = Effect(op="set", path=(path,), value_ref="{number}")
             self._guess(action, f"shows {many} with {name} at {side} so much")
         listing.schema[path] = f"{of}|null"
         return replace(action, effects=(*action.effects, effect))

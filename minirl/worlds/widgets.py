@@ -143,8 +143,8 @@ def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
 
 
 def _turns(world: World, action: Action, number: int) -> list[dict[str, Any]]:
-    """Return the operations that bring a list's row of this number to sight, where lists are shown in parts. A
-    list is at its beginning whenever something has changed."""
+    """Return the operations that bring a list's row of this number to sight, where lists are shown in parts.
+    A list is at its beginning whenever something has changed."""
     element, others = widget_of(action, world.fsm).element, world.fsm.pages[action.source].actions.values()
     kinds = {widget_of(one, world.fsm) for one in others}
     paging = world.style.get("paging", {"kind": "all", "size": 1})
