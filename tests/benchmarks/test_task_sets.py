@@ -183,7 +183,7 @@ def test_folders_of_sites_serve_all_sets(tmp_path):
     assert [task.id for task in text.train] == ["hotels-easy-0-1", "hotels-easy-1-1"]
     assert [site.name for site in sites_of(sets.all)] == [f"hotels-easy-{n}" for n in (2, 0, 1, 3)]
     (tmp_path / "train/hotels-easy-0/fsm.json").unlink()
-    with pytest.raises(ValueError, match="hotels-easy-0-0: there is no site in .*; make it again"):
+    with pytest.raises(ValueError, match="hotels-easy-0-1: there is no site in .*; make it again"):
         sites_of(sets.all)
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="holds no sites with tasks; make some: python -m minirl.worlds"):
