@@ -1,25 +1,26 @@
 """What a hand does on a page, operation by operation: done by `replay`, said by `scripted_agent`.
 
-    gui_steps --> {"op": "click", "selector": "#buy"} --find--> Target --> Operation.act | call | action
+    gui_steps --> {"op": "click", "selector": "#buy"} --find--> Target --> act | call | action
 
-`OPERATIONS` has for each what mouse and keyboard do, the visual agent's tool call and the text agent's
-action. What is not in the window is scrolled to first, as an agent has to, with the operation "scroll".
+`act` moves mouse and keyboard, `call` is the visual agent's tool call and `action` the text agent's action,
+by the table operations.toml. What is not in the window is scrolled to first, as an agent has to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
-
-from playwright.async_api import Page
 
 from minirl.agents.openwebrl import SCALE
 from minirl.browser.session import Session
 from minirl.types import BrowserFault, Stop
 
-MEASURE = files("minirl.worlds").joinpath("measure.js").read_text(encoding="utf-8")
+FOLDER = files("minirl.worlds")
+MEASURE = FOLDER.joinpath("measure.js").read_text(encoding="utf-8")
+OPERATIONS = tomllib.loads(FOLDER.joinpath("operations.toml").read_text(encoding="utf-8"))
 WINDOW_MS = 10_000  # for a window to open
 GRID = 20  # of the coordinates that a visual agent says, from 0 to SCALE
 Gui = Mapping[str, Any]
@@ -39,87 +40,6 @@ class Target:
     def point(self) -> tuple[float, float]:
         box = self.box or (0.0, 0.0, 0.0, 0.0)
         return self.at or ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One kind of operation. `tool` and `arguments` make the visual agent's call, from the operation and the
-    points that it touches; `action` is the text agent's, which has no way to do what "" stands for."""
-
-    act: Callable[[Page, Gui, Target], Awaitable[None]]
-    tool: str
-    arguments: Callable[[Gui, Sequence[Any]], dict[str, Any]]
-    action: str
-
-
-async def _type(page: Page, gui: Gui, target: Target) -> None:
-    await page.keyboard.press("ControlOrMeta+A")  # in place of what is there
-    await page.keyboard.type(gui["text"])
-
-
-async def _drag(page: Page, gui: Gui, target: Target) -> None:
-    assert target.to is not None
-    await page.mouse.move(*target.point)
-    await page.mouse.down()
-    await page.mouse.move(*target.to, steps=4)
-    await page.mouse.up()
-
-
-async def _open(page: Page, gui: Gui, target: Target) -> None:
-    async with page.context.expect_page(timeout=WINDOW_MS) as opened:
-        await page.mouse.click(*target.point)
-    await (await opened.value).wait_for_load_state("domcontentloaded")
-
-
-async def _scroll(page: Page, gui: Gui, target: Target) -> None:
-    await page.mouse.move(*target.point)
-    await page.mouse.wheel(0, target.distance)
-
-
-OPERATIONS = {
-    "click": Operation(
-        lambda page, gui, target: page.mouse.click(*target.point),
-        "click",
-        lambda gui, points: {"point_2d": points[0]},
-        'do(action="Click", element="{number}")',
-    ),
-    "open": Operation(  # a click that opens another window
-        _open,
-        "click",
-        lambda gui, points: {"point_2d": points[0]},
-        'do(action="Click", element="{number}")',
-    ),
-    "hover": Operation(
-        lambda page, gui, target: page.mouse.move(*target.point),
-        "hover",
-        lambda gui, points: {"point_2d": points[0]},
-        'do(action="Hover", element="{number}")',
-    ),
-    "type_text": Operation(
-        _type,
-        "write",
-        lambda gui, points: {"message": gui["text"]},
-        'do(action="Type", argument={text}, element="{number}")',
-    ),
-    "key_press": Operation(
-        lambda page, gui, target: page.keyboard.press(gui["key"]),
-        "press_keys",
-        lambda gui, points: {"keys": [gui["key"]]},
-        'do(action="Press Enter")',
-    ),
-    "drag": Operation(
-        _drag,
-        "drag",
-        lambda gui, points: {"start_point_2d": points[0], "end_point_2d": points[1]},
-        "",
-    ),
-    "scroll": Operation(
-        _scroll,
-        "scroll",
-        lambda gui, points: {"direction": gui["to"], "amount": gui["amount"], "point_2d": points[0]},
-        'do(action="Scroll {direction}")',
-    ),
-}
 
 
 async def measure(session: Session, name: str, *given: Any) -> Any:
@@ -143,9 +63,8 @@ async def find(session: Session, gui: Gui) -> tuple[Gui, Target]:
         way = {"op": "scroll", "selector": selector, "to": "down" if distance > 0 else "up", "amount": share}
         return way, Target(box, at=(x, y), distance=distance)
     if "onto" in gui:
-        left, top, right, bottom, *_ = await measure(session, "box", gui["onto"])
-        middle = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
-        return gui, Target(box, to=((left + right) / 2, (top + bottom) / 2), at=middle)
+        onto = await measure(session, "box", gui["onto"])
+        return gui, Target(box, to=Target(tuple(onto[:4])).point, at=Target(box).point)
     if gui["op"] == "drag":
         start, end, height = await measure(session, "thumb", selector, gui["to"])
         return gui, Target(box, to=(end, height), at=(start, height))
@@ -164,22 +83,48 @@ async def is_visible(session: Session, gui: Gui) -> bool:
     return found is not None and not found[-1]
 
 
+async def act(session: Session, gui: Gui, target: Target) -> None:
+    """Do an operation with mouse and keyboard."""
+    mouse, keyboard = session.page.mouse, session.page.keyboard
+    match gui["op"]:
+        case "click":
+            await session.do(mouse.click(*target.point))
+        case "open":  # a click that opens another window, which becomes the page
+            async with session.page.context.expect_page(timeout=WINDOW_MS) as opened:
+                await session.do(mouse.click(*target.point))
+            await session.do((await opened.value).wait_for_load_state("domcontentloaded"))
+        case "hover":
+            await session.do(mouse.move(*target.point))
+        case "type_text":  # in place of what is there
+            await session.do(keyboard.press("ControlOrMeta+A"))
+            await session.do(keyboard.type(gui["text"]))
+        case "key_press":
+            await session.do(keyboard.press(gui["key"]))
+        case "drag":
+            assert target.to is not None
+            await session.do(mouse.move(*target.point))
+            await session.do(mouse.down())
+            await session.do(mouse.move(*target.to, steps=4))
+            await session.do(mouse.up())
+        case "scroll":
+            await session.do(mouse.move(*target.point))
+            await session.do(mouse.wheel(0, target.distance))
+
+
 def call(gui: Gui, target: Target, width: float, height: float) -> dict[str, Any]:
     """Return the visual agent's call that does an operation, in its own frame of 0 to SCALE."""
-    points = []
+    places = (target.at or target.point, target.to or target.point)
+    point, end = ([round(x * SCALE / width), round(y * SCALE / height)] for x, y in places)
     if target.at is None and target.box is not None:
-        points.append(middle(target.box, width, height))
-    points += [
-        [round(x * SCALE / width), round(y * SCALE / height)] for x, y in filter(None, (target.at, target.to))
-    ]
-    operation = OPERATIONS[gui["op"]]
-    return {"name": operation.tool, "arguments": operation.arguments(gui, points)}
+        point = middle(target.box, width, height)
+    said, told = OPERATIONS[gui["op"]], {**gui, "point": point, "end": end, "keys": [gui.get("key")]}
+    return {"name": said["tool"], "arguments": {name: told[what] for name, what in said["arguments"].items()}}
 
 
 def action(gui: Gui, number: int | None) -> str:
     """Return the text agent's action that does an operation on a numbered element."""
-    way = str(gui.get("to", "")).capitalize()
-    return OPERATIONS[gui["op"]].action.format(number=number, text=repr(gui.get("text", "")), direction=way)
+    told = {"to": str(gui.get("to", "")).capitalize(), "text": repr(gui.get("text", "")), "number": number}
+    return str(OPERATIONS[gui["op"]]["action"]).format(**told)
 
 
 def middle(box: Sequence[float], width: float, height: float) -> list[int]:

@@ -21,7 +21,7 @@ from minirl.console import progress
 from minirl.run_folder import ImageFolder, to_line, write_atomic
 from minirl.types import BrowserFault, Stop, Task, ToolFailure
 from minirl.worlds.interpreter import State, World, apply, initial_state
-from minirl.worlds.operations import OPERATIONS, find, measure
+from minirl.worlds.operations import act, find, measure
 from minirl.worlds.render import SiteServer, read_state
 from minirl.worlds.search import Step, solve
 from minirl.worlds.widgets import gui_steps
@@ -62,7 +62,7 @@ async def replay(session: Session, world: World, steps: Sequence[Step], pictures
                 for _ in range(MOST_SCROLLS):
                     gui, target = await find(session, wanted)
                     picture = await session.screenshot() if pictures else b""
-                    await session.do(OPERATIONS[gui["op"]].act(session.page, gui, target))
+                    await act(session, gui, target)
                     told = (gui.get("selector", ""), target.box, gui.get("text", ""))
                     grounded.append(Grounded(place, gui["op"], *told, picture))
                     if gui["op"] != "scroll":

@@ -93,7 +93,7 @@ class ScriptedPolicy:
         if not self.ended:
             wanted, *later = self._operations()
             if later and later[0]["op"] == "type_text" and later[0]["selector"] == wanted["selector"]:
-                wanted = self.left.pop(0) and self.left[0]  # the agent's "Type" clicks by itself
+                wanted, self.left = later[0], later  # the agent's "Type" clicks by itself
             gui, _ = await find(session, wanted)
             if gui["op"] != wanted["op"]:
                 self._scrolled()

@@ -98,18 +98,17 @@ def solve(
     goal: Goal | Mapping[str, Any],
     max_states: int = MAX_EXPANDED,
     seconds: float = math.inf,
-    start: State | None = None,
 ) -> list[Step] | None:
-    """Return a shortest path from `start`, by default the initial state, to `goal`, or None if there is none.
+    """Return a shortest path from the initial state to `goal`, or None if there is none.
     ValueError for a malformed goal, or if `max_states` or `seconds` are not enough.
 
-    A*: of all states seen, one of those that a shortest path may still go through by their bound is expanded
-    next, the farthest first.
+    A*: of all states seen, the one is expanded next through which a path may be shortest by the bound, and of
+    several the farthest.
     """
     goal = goal if isinstance(goal, Goal) else load_goal(goal)
     ends, room = time.process_time() + seconds, MAX_CHARACTERS
     bound, choices = Bound(world, goal), Choices(world, goal)
-    state = start or machine.initial_state(world.fsm)
+    state = machine.initial_state(world.fsm)
     graph = Graph({str(state): Node(state)})
     heap, expanded, turn = [(bound(state), 0, 0, state)], 0, itertools.count(1)
     while heap and heap[0][0] < math.inf:
@@ -143,11 +142,8 @@ class Choices:
     values that nothing tells apart one. That loses no shortest path."""
 
     def __init__(self, world: World, goal: Goal):
-        self.world, self.kinds, self.tests_of = (
-            world,
-            dict[tuple[str, str], Hashable](),
-            dict[str, list[Condition]](),
-        )
+        self.world, self.tests_of = world, dict[str, list[Condition]]()
+        self.kinds = dict[tuple[str, str], Hashable]()
         read = {condition.path for condition in goal.where}
         self.tests, useful, size = list(goal.where), list[Action](), -1
         while size != len(useful):  # what is read by something useful makes what writes it useful
@@ -210,10 +206,8 @@ class Choices:
         paths = [effect.path for effect in action.effects]
         if not is_counted and mine and all(path in self.limits - self.asked for path in paths):
             default = [page.defaults.get(path[0]) for page in self.world.fsm.pages.values() for path in paths]
-            told, unset = self._noticed(action, value), self._noticed(action, None)
-            if not any(default) and not any(
-                mine and not plain for mine, plain in zip(told, unset, strict=True)
-            ):
+            told = zip(self._noticed(action, value), self._noticed(action, None), strict=True)
+            if not any(default) and not any(holds and not unset for holds, unset in told):
                 return None
         if is_counted or any(overlaps(path, self.limits) for path in paths):
             return machine.canonical(value)
