@@ -138,7 +138,11 @@ function list(id, opens, scrolls) {
   }
   const { size, kind } = scrolls.length > 0 || world.paging.kind === "all" ? { size: Infinity } : world.paging;
   const pager = element("nav", "pager");
-  if (kind === "endless") pager.append(Object.assign(element("span", "page", "That is all."), { id: `${id}-end` }));
+  if (kind === "endless") {
+    const end = Object.assign(control("button", `${id}-end`, "page"), { textContent: "Back to the top" });
+    end.addEventListener("click", () => scrollTo(0, 0));
+    pager.append(end);
+  }
   let grow = () => {}; // shows more while the list's end is in the window
   const scrolled = () => node.isConnected ? grow() : removeEventListener("scroll", scrolled);
   if (kind === "endless") addEventListener("scroll", scrolled);

@@ -101,7 +101,8 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=60)
     parser.add_argument("--out", type=Path)
     flags = parser.parse_args()
-    drawn = zip(*map(itertools.cycle, (THEMES, LEVELS, SKINS)), range(flags.sites), strict=False)
+    levels = [name for name, level in LEVELS.items() if level.look == "pages"]
+    drawn = zip(*map(itertools.cycle, (THEMES, levels, SKINS)), range(flags.sites), strict=False)
     worlds = [make_site(theme, n, level, skin) for theme, level, skin, n in drawn]
     found = asyncio.run(visit(worlds))
     maps = np.corrcoef(np.stack([edges(png) for png, _ in found]))

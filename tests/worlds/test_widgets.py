@@ -34,12 +34,13 @@ THINGS = tuple(
 )
 
 
-def world_of(name: str, fields: list[str], actions: list[Json], **style: Any) -> World:
-    """Two pages of the same fields; the actions are the first one's."""
+def world_of(name: str, fields: list[str], actions: list[Json], before: Any = (), **style: Any) -> World:
+    """Two pages of the same fields; START has the actions, and is the first unless END has some `before`."""
     schema = dict.fromkeys(fields, "any|null")
     pages = [{"id": "START", "signature_schema": schema, "actions": actions}]
-    pages.append({"id": "END", "signature_schema": schema, "actions": []})
-    fsm = load_fsm({"meta": {"initial_page_id": "START", "terminal_pages": ["END"]}, "pages": pages})
+    pages.append({"id": "END", "signature_schema": schema, "actions": [*before]})
+    meta = {"initial_page_id": "END" if before else "START", "terminal_pages": ["END"]}
+    fsm = load_fsm({"meta": meta, "pages": pages})
     return World(name, fsm, {"things": THINGS}, {"look": "pages", "facts": {"things": {}}, **style})
 
 
@@ -153,11 +154,13 @@ async def test_what_scrolls_is_never_shown_in_parts():
 async def test_a_button_that_is_pressed_too_early_says_what_is_missing():
     used = action("TYPE", "START", control("field", "#it", "it", ["words"]))
     goes = action("GO", "START", control("button", "#go"), "END", [condition("it", "length_gt", 0)])
-    world = world_of("complains", ["it"], [used, goes], complains=True)
+    begin = action("BEGIN", "END", control("button", "#begin"), "START")
+    world = world_of("complains", ["it"], [used, goes], [begin], complains=True)
     with SiteServer([world]) as server:
         async with BrowserPool(CONFIG, server.sites, sealed=True) as pool, pool.session() as session:
             await session.start("http://complains.test/")
             page = session.page
+            await page.click("#begin")
             await page.click("#go")
             assert await page.locator(".error").inner_text() == "This is still missing."
             assert (await render.read_state(page)).page == "START"
