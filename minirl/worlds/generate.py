@@ -28,6 +28,7 @@ from minirl.worlds.render import SHAPES
 from minirl.worlds.tiles import controls_of, places_of
 from minirl.worlds.widgets import Json, Offered, action, condition, control, effect
 
+TILES = ("option", "payment", "city", "user")  # what tiles can ask
 DAYS = [f"2026-{month:02}-{day:02}" for month in (5, 6, 7) for day in range(1, 29)]
 VOCABULARY = tomllib.loads(files("minirl.worlds").joinpath("themes.toml").read_text(encoding="utf-8"))
 
@@ -228,9 +229,11 @@ class Plan:
 
     def _draw_asks(self, count: int) -> list[str]:
         """Return what a form asks: texts, a date, an option, a tick or a number of pieces, by their names."""
+        if self.is_tiles:  # which mean one thing on all pages
+            known = {name for flow in self.flows for name in flow["asks"]}
+            return self.rng.sample([one for one in TILES if one not in known], count)
         texts = self.rng.sample(self.theme.fields, min(count, len(self.theme.fields)))
-        others = ["payment", "city"] if self.is_tiles else ["date", "agreed", "pieces", "file", *texts]
-        return self.rng.sample(["option", *others], count)
+        return self.rng.sample(["date", "option", "agreed", "pieces", "file", *texts], count)
 
     def _end(self, flow: str, message: str) -> str:
         """Add a terminal page, and return its id."""
