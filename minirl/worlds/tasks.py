@@ -157,7 +157,7 @@ class Draft:
     def _find(self, of: Json, family: str, mode: str) -> tuple[str, Json] | None:
         """Return a sentence by which one record of a list is to be opened, and the record; None if no such
         sentence means one record alone."""
-        records = list(self.world.data[of["id"]])
+        records: list[Json] = [dict(one) for one in self.world.data[of["id"]]]
         record = self.rng.choice(records[OUT_OF_SIGHT:] if mode == "scroll" else records)
         words: Json = {"many": of["id"], "one": of["one"], "title": record["title"]}
         words |= {"colour": record.get("colour"), "shape": record.get("shape")}

@@ -136,7 +136,7 @@ def trimmed(world: World) -> World:
 def reached_within(world: World, most: int) -> list[tuple[int, State]]:
     """All states up to some depth, with their depths, by trying everything breadth-first."""
     seen, layers = set[str](), [[initial_state(world.fsm)]]
-    while sum(map(len, layers)) < most:
+    while layers[-1] and sum(map(len, layers)) < most:
         layers.append([])
         for state in layers[-2]:
             for id in world.fsm.pages[state.page].actions:
