@@ -127,9 +127,9 @@ class JudgeConfig(EndpointConfig):
 
 @dataclass(frozen=True)
 class TaskConfig:
-    train: str = "shops:400-699"  # generated shops by their numbers; or a JSONL file of tasks
+    train: str = "shops:400-699"  # generated shops by number; a folder of sites; or a JSONL file of tasks
     heldout: str = "shops:90001-90064"  # the same, for evaluation; with @serif behind it in another typeface
-    validation: str = "shops:50001-50064"  # where --eval-every measures, if shops train
+    validation: str = "shops:50001-50064"  # where --eval-every measures, if shops train; or a folder of sites
     aside: Share = 0.1  # of a file's training tasks, for --eval-every alone to measure
     train_goals: Positive = 300  # how many goals in shops reinforcement may see
     demo_goals: int = 100  # how many of the training goals are demonstrated

@@ -60,7 +60,7 @@ class Experiment:
         from minirl.browser.pool import BrowserPool
         from minirl.judges.judge import EndpointJudge, open_judge
         from minirl.worlds.render import SiteServer
-        from minirl.worlds.shop import shops_of
+        from minirl.worlds.sites import sites_of
 
         config, browser, run, tasks = self.config, self.config.browser, self.run, self.tasks.all
         benchmark_of = choose_benchmarks(config)
@@ -70,7 +70,7 @@ class Experiment:
             raise ValueError("recorded steps are AutoWebWorld's: add --agent.kind autowebworld")
         trusted = {place for task in tasks for place in benchmark_of(task).places(task)}
         hosts = HostBackoff(browser.host_failures, 60 * browser.host_minutes)
-        with SiteServer(shops_of(tasks), browser.site_port) as server:
+        with SiteServer(sites_of(tasks), browser.site_port) as server:
             # then browsers need to reach nothing else
             sealed = {urlsplit(task.start_url).hostname for task in live} <= set(server.sites)
             pool = BrowserPool(browser, server.sites, sealed, trusted)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minirl.benchmarks.judged import JudgedBenchmark
@@ -20,6 +22,7 @@ from minirl.config import Config, JudgeConfig, TaskConfig
 from minirl.samplers.endpoint import Endpoint
 from minirl.types import Benchmark, Task
 from minirl.worlds.shop import NAMED, shops_named, tasks_of
+from minirl.worlds.sites import find_task_files
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,16 @@ def make_task_sets(config: Config) -> TaskSets:
     """Return the config's tasks, generated or from files. ValueError if one is held out and trained on."""
     settings, benchmark_of = config.task, choose_benchmarks(config)
     spare = config.eval_size if config.eval_every else 0
-    train = _tasks(settings.train, settings.train_goals, config)
-    heldout = _tasks(settings.heldout, config.eval.episodes, config)
     in_shops = NAMED.fullmatch(settings.train) is not None
-    aside = _tasks(settings.validation, spare, config) if in_shops and spare else []
+    train = _tasks(settings.train, settings.train_goals if in_shops else sys.maxsize, config)
+    heldout = _tasks(settings.heldout, config.eval.episodes, config)
+    is_apart = in_shops or Path(settings.validation).is_dir()
+    aside = _tasks(settings.validation, spare, config) if is_apart and spare else []
     clean = apart(heldout, train, benchmark_of)
     if (leaked := len(heldout) - len(clean)) and config.sampler.kind != "remote":  # which may be a teacher
         first = next(task.id for task in heldout if task not in clean)
         raise ValueError(f"{leaked} held-out tasks are also training tasks, {first} for one")
-    if not in_shops and config.eval_every:
+    if not is_apart and config.eval_every:
         mixed = random.Random("aside").sample(train, len(train))
         aside = mixed[: math.ceil(settings.aside * len(train))]
         train = apart(train, aside, benchmark_of)
@@ -72,10 +76,20 @@ def divide(tasks: list[Task], settings: TaskConfig) -> tuple[list[Task], list[Ta
 
 
 def _tasks(source: str, count: int, config: Config) -> list[Task]:
-    """Return `count` tasks in the shops that a setting names, or a file's."""
+    """Return `count` tasks in the shops that a setting names, at most `count` of those of the sites in a
+    folder that the agent has the means for, or a file's."""
     if shops := shops_named(source):
         return tasks_of(shops, count)
-    return load_tasks(Path(source), bool(config.task.reward))
+    path, any_goal, sites = Path(source), bool(config.task.reward), list[list[Task]]()
+    if not path.is_dir():
+        return load_tasks(path, any_goal)
+    for file in find_task_files(path):
+        tasks, place = load_tasks(file, any_goal), {"folder": str(file.parent.resolve())}
+        fit = [task for task in tasks if config.agent.kind in task.meta.get("agents", [config.agent.kind])]
+        sites.append([replace(task, meta={**task.meta, **place}) for task in fit])
+    # one of each site, then a second one of each, and so on
+    mixed = [task for round in itertools.zip_longest(*sites) for task in round if task is not None]
+    return mixed[:count]
 
 
 def apart(

@@ -21,5 +21,6 @@ class WorldBenchmark(JudgedBenchmark):
         if state is None:
             return Score(0.0)
         details = {"page": state.page, "signature": dict(state.signature)}
-        share = share_met(state, task.goal)
+        details |= {"answer": answer} if "answer" in task.goal else {}
+        share = share_met(state, task.goal, answer)
         return Score(share if share == 1 else self.partial * share, details)

@@ -1,4 +1,4 @@
-"""`python -m minirl demo`: one episode on a generated shop, turn by turn in the terminal.
+"""`python -m minirl demo`: one episode on a generated site, turn by turn in the terminal.
 
     page --observe--> prompt --script, model or person--> response --act--> page
 
@@ -31,7 +31,7 @@ from minirl.recipes import tiny
 from minirl.run_folder import Run
 from minirl.types import BrowserFault, Observation, Parsed, Prompt, Sample, Sampling, Stop, Trajectory
 from minirl.worlds.scripted_agent import ScriptedPolicy
-from minirl.worlds.shop import shops_of
+from minirl.worlds.sites import sites_of, world_at
 
 NEW = 4 * 10**8  # shops from here on are the clock's
 LOOK = (resources.files("minirl.cli") / "look.js").read_text()
@@ -42,10 +42,14 @@ points run from [0, 0] at the top left to [{SCALE}, {SCALE}]; an empty line give
 
 @dataclass(frozen=True)
 class Options:
-    """Watch one episode on a generated shop: what is seen, thought and done, and what comes of it."""
+    """Watch one episode on a generated site: what is seen, thought and done, and what comes of it."""
 
     shop: int | None = None
     """Which shop, by its number; by default the clock draws one that did not exist until then."""
+    site: Path | None = None
+    """In place of a shop, a site that `python -m minirl.worlds make` has written, by its folder."""
+    task: int = 0
+    """Which of the site's tasks, from 0 on."""
     checkpoint: Path | None = None
     """A folder with a model that the tiny recipe trained, by default the newest of runs/tiny. Where there is
     none yet, a script acts that knows the way."""
@@ -79,7 +83,9 @@ def settings(options: Options) -> Config:
         raise ValueError(f"{options.out} holds a training run; choose another folder with --out")
     if not 0 <= shop < 2 * NEW:
         raise ValueError(f"--shop must lie between 0 and {2 * NEW - 1}, not {shop}")
-    found = [] if options.by_hand else checkpoints(config.run_dir / "checkpoints")
+    if options.site is not None and options.shop is not None:
+        raise ValueError("--shop and --site: where is it to be? Give one of them")
+    found = [] if options.by_hand or options.site else checkpoints(config.run_dir / "checkpoints")
     path = options.checkpoint or (found[-1] if found else config.model.path)
     config = replace(
         config,
@@ -91,6 +97,11 @@ def settings(options: Options) -> Config:
         task=replace(config.task, heldout=f"shops:{shop}-{shop}"),
         eval=replace(config.eval, episodes=1),
     )
+    if options.site is not None:
+        task, limits = replace(config.task, heldout=str(options.site)), replace(config.eval, max_steps=60)
+        browser = replace(config.browser, width=1280, height=720, episode_seconds=600.0)
+        agent, limits = replace(config.agent, context_tokens=10**6), replace(limits, episodes=10**6)
+        config = replace(config, task=task, browser=browser, agent=agent, eval=limits)
     if not options.by_hand:
         return config
     agent, limits = replace(config.agent, context_tokens=10**6), replace(config.eval, max_steps=100)
@@ -100,11 +111,14 @@ def settings(options: Options) -> Config:
 async def play(options: Options, config: Config, ranks: Ranks) -> None:
     """Show the episode while it runs, then save it with a report."""
     experiment = open_experiment(config, ranks)
-    run, task, limits = experiment.run, experiment.tasks.heldout[0], config.eval
+    run, tasks, limits = experiment.run, experiment.tasks.heldout, config.eval
+    if not 0 <= options.task < len(tasks):
+        raise ValueError(f"--task must lie between 0 and {len(tasks) - 1}, not {options.task}")
+    task = tasks[options.task]
     row("task", task.instruction, "bold")
     async with experiment.worker() as worker:
-        (shop,) = shops_of([task])
-        label, policy = "scripted", ScriptedPolicy(shop, task, worker.harness.preprocessor)
+        (site,) = sites_of([task])
+        label, policy = "scripted", ScriptedPolicy(world_at(site), task, worker.harness.preprocessor)
         if options.by_hand:
             label, policy = "by-hand", ask_person
         elif config.model.path != "tiny":

@@ -31,9 +31,11 @@ from minirl.console import progress
 from minirl.experiment import make_agent
 from minirl.model import save_model
 from minirl.types import Task
+from minirl.worlds.operations import GRID
 from minirl.worlds.render import SiteServer
-from minirl.worlds.scripted_agent import GRID, ScriptedPolicy
-from minirl.worlds.shop import CHOICES, SHOP, shops_of
+from minirl.worlds.scripted_agent import ScriptedPolicy
+from minirl.worlds.shop import CHOICES, SHOP
+from minirl.worlds.sites import sites_of, world_at
 
 PAGES_OF = 24  # tasks whose pages a small tokenizer learns from
 
@@ -58,12 +60,13 @@ def build_tiny(path: Path, config: Config, tasks: Sequence[Task]) -> Path:
 
 async def scripted_texts(config: Config, tasks: Sequence[Task]) -> list[str]:
     """Return the system prompt, and all that a text agent reads and writes while the tasks are solved."""
-    agent, worlds = make_agent(config), {world.name: world for world in shops_of(tasks)}
+    agent, sites = make_agent(config), {site.name: site for site in sites_of(tasks)}
     texts = [agent.system]
-    with SiteServer(list(worlds.values())) as server:
+    with SiteServer(list(sites.values())) as server:
         async with BrowserPool(config.browser, server.sites, sealed=True) as pool:
             for task in tasks:
-                policy = ScriptedPolicy(worlds[str(task.meta["world"])], task, agent=config.agent)
+                world = world_at(sites[str(task.meta["world"])])
+                policy = ScriptedPolicy(world, task, agent=config.agent)
                 async with pool.session() as session:
                     await session.start(task.start_url)
                     while not policy.ended:

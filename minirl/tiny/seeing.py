@@ -59,8 +59,9 @@ from minirl.run_folder import write_atomic
 from minirl.tiny.checkpoints import BASE, FOLDER, build, vocabulary, words
 from minirl.types import Observation, Task
 from minirl.worlds.interpreter import World
+from minirl.worlds.operations import GRID, middle
 from minirl.worlds.render import SiteServer
-from minirl.worlds.scripted_agent import GRID, middle, spoken
+from minirl.worlds.scripted_agent import spoken
 from minirl.worlds.search import solve
 from minirl.worlds.shop import make_tasks, shops_named
 
@@ -76,6 +77,7 @@ OFTEN = torch.tensor(10.0)  # a letter's weight, for most patches show none
 LETTERS = 10.0  # weight of their loss
 JOINTS = (" ", ", ", " in ", ", size ", ", quantity ")  # of the words that a task names
 MISSING = -100  # no label
+DONE = {"name": "done", "arguments": {"response": "done"}}
 
 
 @dataclass
@@ -191,7 +193,10 @@ class Teacher:
             there = {page.words[i]: page.boxes[i] for i in whole(page)}
             boxes = [there[word] for word in wanted if word in there]
             points = {word: middle(there[word].tolist(), 1, 1) if word in there else None for word in wanted}
-            text = spoken(points, ends=page is pages[-1])
+            calls = [
+                {"name": "click", "arguments": {"point_2d": point}} for point in points.values() if point
+            ]
+            text = spoken(points, [*calls, DONE] if page is pages[-1] else calls)
             said = self.ids(text + self.end)
             if stage == "agent":
                 ids = list(context.observe(Observation(page.text, image=self.blank), feedback).ids)

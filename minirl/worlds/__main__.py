@@ -7,31 +7,37 @@ Exit status 0: fine; 1: `check` has found errors, or `replay` a page that does n
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.resources import files
 from pathlib import Path
+from random import Random
 from typing import Any, Literal, TextIO
 
 import tyro
+from jinja2 import Template
 
 from minirl.config import BrowserConfig, EndpointConfig
-from minirl.console import printable
-from minirl.run_folder import read_records
+from minirl.console import printable, progress
+from minirl.run_folder import read_records, to_line, write_atomic
 from minirl.types import Task
 from minirl.worlds import lint
+from minirl.worlds import tasks as tasks_of_sites
 from minirl.worlds.fsm_file import load_fsm, read_json
-from minirl.worlds.generate import PROFILES, THEMES, make_site
+from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.infer_bindings import world_of
-from minirl.worlds.render import load_world, save_world
+from minirl.worlds.render import load_world, name_of, save_world
 from minirl.worlds.replay import replay_sites, save_replays
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
 from minirl.worlds.steps import GROUNDING, save_steps
 
 TEMPLATE = EndpointConfig()  # which serves nobody
-Difficulty = Literal["easy", "medium", "hard"]
+Level = Literal["first", "easy", "medium", "hard"]
+SPLITS = ("train", "heldout", "train", "validation", "train")
 Folders = tyro.conf.Positional[tuple[Path, ...]]
 File = tyro.conf.Positional[Path]
 
@@ -57,30 +63,65 @@ def solve(file: File, plain: bool = False) -> int:
     reached = {node.state.page for node in graph.nodes.values()}
     answer: dict[str, Any] = {"states": len(graph.nodes), "complete": graph.is_complete}
     answer["unreached_pages"] = [page for page in fsm.pages if page not in reached]
-    answer["hops"] = {page: graph.hops(page) for page in fsm.terminal_pages}
-    nearest = {page: graph.nearest(page)[0] for page in fsm.terminal_pages if page in reached}
+    nearest = {page: key for page in fsm.terminal_pages if (key := graph.nearest(page))}
     answer["paths"] = {page: [step.action_id for step in graph.path(key)] for page, key in nearest.items()}
+    hops = {page: len(path) for page, path in answer["paths"].items()}
+    answer["hops"] = {page: hops.get(page) for page in fsm.terminal_pages}
     print(json.dumps(answer, indent=1))
     return 0
 
 
 def make(
-    out: Path, theme: str = "", seed: int = 0, count: int = 1, difficulty: Difficulty | None = None
+    out: Path,
+    themes: tuple[str, ...] = (),
+    skins: tuple[str, ...] = (),
+    seed: int = 0,
+    count: int = 1,
+    level: Level | None = None,
+    tasks: int = tasks_of_sites.COUNT,
 ) -> int:
-    """Sites, each in a folder in OUT: all themes, then the next difficulty, then the next seed."""
-    levels = [difficulty] if difficulty else list(PROFILES) if count > 1 else ["medium"]
-    cases = itertools.product(range(seed, seed + count), levels, [theme] if theme else THEMES)
-    for later, level, name in itertools.islice(cases, count):
-        world = make_site(name, later, level)
-        save_world(world, out / world.name)
-        _say(f"{out / world.name}: {len(world.fsm.pages)} pages, {len(world.fsm.terminal_pages)} to end on")
+    """Sites with their tasks: one in the folder OUT, or several in OUT/train, OUT/heldout and OUT/validation.
+    All levels and themes take turns, then comes the next seed. OUT/index.html shows what there is.
+
+    Args:
+        themes: What the sites are about, by default all there is.
+        skins: What they look like, by default whatever each seed draws. Theme, skin and machine are drawn
+            apart, so that each can be held out: --skins grid table for training, --skins magazine for tests.
+        level: How many steps a task takes: first 3 to 5 (clicks on large tiles, for small models), easy 5 to
+            8, medium 10 to 15, hard 20 to 40.
+        tasks: How many tasks a site is to have.
+    """
+    levels, themes = [level] if level else list(LEVELS), themes or tuple(THEMES)
+    rows = []
+    with progress("making sites", count) as meter:
+        for n in range(count):
+            # one of each level for training, then one of each held out ...
+            split = SPLITS[n // len(levels) % len(SPLITS)] if count > 1 else ""
+            later = seed + n // math.lcm(len(levels), len(themes))
+            skin = Random(f"{seed} {n}").choice(skins or ("",))
+            world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin)
+            folder, made = out / split / world.name, tasks_of_sites.make_tasks(world, tasks)
+            save_world(world, folder)
+            write_atomic(folder / "tasks.jsonl", b"".join(to_line(asdict(task)) for task in made))
+            rows.append({"folder": folder.relative_to(out), "pages": len(world.fsm.pages), "tasks": made})
+            meter.advance()
+    save_index(out, rows)
+    places = sorted({str(out / row["folder"].parent) for row in rows})
+    _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {', '.join(places)}")
+    _say(f"to look at: {out / 'index.html'}; to train: python train.py tiny --task.train {places[-1]} ...")
     return 0
+
+
+def save_index(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a page with a table of sites and their tasks."""
+    template = files("minirl.worlds").joinpath("index.html.j2").read_text(encoding="utf-8")
+    write_atomic(out / "index.html", Template(template, autoescape=True).render(rows=rows).encode())
 
 
 def render(file: File, out: Path, data: Path | None = None) -> int:
     """A released fsm.json as a site in the folder OUT. DATA is its records, a JSON object of lists of them;
     otherwise some are invented."""
-    world, guesses = world_of(out.name.lower(), load_fsm(file), read_json(data) if data else {})
+    world, guesses = world_of(name_of(out), load_fsm(file), read_json(data) if data else {})
     for guess in guesses:
         _say(f"guessed: {guess}")
     save_world(world, out)
@@ -88,22 +129,21 @@ def render(file: File, out: Path, data: Path | None = None) -> int:
     return 0
 
 
-def replay(
-    folders: Folders, out: Path | None = None, seed: int = 0, workers: int = 8, browsers: int = 2
-) -> int:
-    """One shortest solution per terminal page, acted out in Chromium and compared after every action.
+def replay(folders: Folders, out: Path | None = None, workers: int = 8, browsers: int = 2) -> int:
+    """A shortest solution per task, or per terminal page of a site without tasks, acted out in Chromium and
+    compared after every action.
 
     Args:
         folders: Sites that `make` has made.
         out: A folder for the trajectories that matched: steps.jsonl and pictures.
-        seed: Which solution, where there are several.
         workers: How many episodes at a time.
     """
     if not folders:
         raise ValueError("name the folders of the sites to be replayed")
     worlds = [load_world(folder) for folder in folders]
+    tasks = [task for folder in folders for task in read_records(folder / "tasks.jsonl", Task)]
     config = BrowserConfig(browsers=browsers, episodes=workers, width=1280, height=720)
-    replays = asyncio.run(replay_sites(worlds, config, seed, pictures=out is not None))
+    replays = asyncio.run(replay_sites(worlds, config, tasks, pictures=out is not None))
     kept = {place: replay for place, replay in replays.items() if not replay.reason}
     for place in replays.keys() - kept.keys():
         _say(f"dropped: {', '.join(place)}: {replays[place].reason}")

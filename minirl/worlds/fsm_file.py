@@ -5,7 +5,8 @@ to which `interpreter` gives their meaning.
 
 Paper: AutoWebWorld, section 3 and appendix A. The form is that of the sites released with the paper, not that
 of its appendix: actions inline in their page, defaults derived from type strings. Deviations, all optional:
-a page may have `defaults`, an effect may also be `toggle` or `remove`, and an action may `bind` a parameter.
+a page may have `defaults`, an effect may also be `toggle` or `remove` or copy a field (`value_from`), and an
+action may `bind` a parameter.
 """
 
 from __future__ import annotations
@@ -136,12 +137,14 @@ class Condition:
 
 @dataclass(frozen=True, config=CONFIG)
 class Effect:
-    """A write of `value`, or of the parameter `ref` if there is one; `expr` is text that nobody executes."""
+    """A write of `value`, of the parameter `ref`, or of what the field at `source` holds, if there is one;
+    `expr` is text that nobody executes."""
 
     op: Literal["set", "inc", "clear", "append_unique", "remove", "toggle"]
     path: AsPath
     value: Any = None
     ref: Reference | None = Field(default=None, alias="value_ref")
+    source: AsPath | None = Field(default=None, alias="value_from")
     expr: Any = Field(default=None, alias="value_expr")
     by: StrictInt | StrictFloat = 1
 
@@ -219,12 +222,20 @@ class Fsm:
 
 @dataclass(frozen=True, config=CONFIG)
 class Goal:
-    page: str
+    """Conditions on the last state, and what is to be answered: one of the spellings in `answer`."""
+
+    page: str = ""  # "": on any page
     where: tuple[Condition, ...] = ()
+    answer: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (self.page or self.where or self.answer):
+            raise ValueError("a goal names a page, conditions or an answer")
 
 
 def load_goal(goal: Mapping[str, Any]) -> Goal:
-    """Return the goal {"page": id, "where": [{"path": "$.a", "cond": "eq", "value": 1}, ...]}."""
+    """Return the goal {"page": id, "where": [{"path": "$.a", "cond": "eq", "value": 1}, ...]}; either may be
+    left out."""
     return validated("goal", Goal, goal)
 
 

@@ -12,22 +12,23 @@ is drawn again if its paths do not have the profile's length.
 
 from __future__ import annotations
 
-import colorsys
 import itertools
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from minirl.worlds.fsm_file import load_fsm
+from minirl.worlds.fsm_file import Fsm, load_fsm
 from minirl.worlds.interpreter import World
+from minirl.worlds.looks import draw_style, dress
 from minirl.worlds.render import SHAPES
-from minirl.worlds.search import explore, symbolic
+from minirl.worlds.tiles import controls_of, places_of
 from minirl.worlds.widgets import Json, Offered, action, condition, control, effect
 
+TILES = ("option", "payment", "city", "user")  # what tiles can ask
 DAYS = [f"2026-{month:02}-{day:02}" for month in (5, 6, 7) for day in range(1, 29)]
 VOCABULARY = tomllib.loads(files("minirl.worlds").joinpath("themes.toml").read_text(encoding="utf-8"))
 
@@ -36,48 +37,58 @@ def _records(table: str) -> Any:
     return json.loads(json.dumps(VOCABULARY[table]), object_hook=lambda fields: SimpleNamespace(**fields))
 
 
-THEMES, PROFILES = {theme.name: theme for theme in _records("themes")}, vars(_records("profiles"))
+THEMES, LEVELS = {theme.name: theme for theme in _records("themes")}, vars(_records("levels"))
 
 
-def make_site(theme: str, seed: int, difficulty: str = "medium") -> World:
-    """Return the site `<theme>-<difficulty>-<seed>`: the same arguments give the same site."""
+def make_site(theme: str, seed: int, level: str = "medium", skin: str = "") -> World:
+    """Return the site `<theme>-<level>-<seed>`: the same arguments give the same site. Another `skin` than
+    the one that the seed draws changes the looks alone."""
     if theme not in THEMES:
         raise ValueError(f"there is no theme {theme!r}; there are: {', '.join(THEMES)}")
-    profile = PROFILES[difficulty]
-    for draw in range(200):
-        plan = Plan(THEMES[theme], profile, Random(f"{theme} {difficulty} {seed} {draw}"))
-        world = plan.world(f"{theme}-{difficulty}-{seed}")
-        graph = explore(symbolic(world.fsm), plain=False)
-        hops = [graph.hops(page) or 0 for page in world.fsm.terminal_pages]
-        is_sized = profile.pages[0] <= len(world.fsm.pages) <= profile.pages[1]
-        if is_sized and all(profile.hops[0] <= count <= profile.hops[1] for count in hops):
-            return world
-    raise AssertionError(f"no plan fits {difficulty}")
+    plan = Plan(THEMES[theme], LEVELS[level], Random(f"{theme} {level} {seed}"))
+    world = plan.world(f"{theme}-{level}-{seed}")
+    return world if plan.is_tiles else dress(world, THEMES[theme].category, skin)
 
 
 class Plan:
     """One draw: pages and actions in the form of an fsm.json, and the words that go with them."""
 
-    def __init__(self, theme: Any, profile: Any, rng: Random):
-        self.theme, self.profile, self.rng = theme, profile, rng
+    def __init__(self, theme: Any, level: Any, rng: Random):
+        self.theme, self.level, self.rng = theme, level, rng
         self.pages: dict[str, Json] = {}
         self.labels: dict[str, str] = {}  # of pages and actions
         self.messages: dict[str, str] = {}  # of terminal pages
+        self.lists: list[Json] = []  # what tasks.py is told of the lists
+        self.flows: list[Json] = []  # and of what can be done
+        self.done: dict[str, Json] = {}  # the types of the fields in which the session notes all that
+        self.faces = Random(repr(rng.getstate()))  # which of several widgets that do the same
         self.brand = rng.choice(theme.brands)
-        self.data = {entity.plural: _things(entity, rng) for entity in theme.entities}
-        self.has_cookie = rng.random() < 0.7
+        self.entities = theme.entities[: level.entities]
+        self.is_tiles = level.look == "tiles"
+        self.data = {entity.plural: _things(entity, self.is_tiles, rng) for entity in self.entities}
+        self.has_cookie = not self.is_tiles and rng.random() < 0.7
         self.id_style = rng.choice(VOCABULARY["id_styles"])
-        self.entities = theme.entities if profile.terminals > 3 else theme.entities[:1]
 
     def world(self, name: str) -> World:
         """Return the site with its records, words and looks; to be called once."""
         fsm, facts = load_fsm(self.fsm()), {}  # facts of a record in a row, and how they are said
-        data = {entity.plural: self.data[entity.plural] for entity in self.entities}
         for entity in self.entities:
             numbers = {number.name: f"{number.name} {number.unit}" for number in entity.numbers}
             facts[entity.plural] = {"kind": "{}", **numbers, **dict.fromkeys(entity.flags, "{}")}
         words = {"brand": self.brand, "labels": self.labels, "messages": self.messages, "facts": facts}
-        return World(name, fsm, data, draw_style(self.rng) | words | {"look": "pages"})
+        style = words | {"look": self.level.look}
+        if self.is_tiles:
+            style |= draw_style(self.rng) | {"letters": self.rng.randint(18, 22), "places": self._places(fsm)}
+        return World(name, fsm, self.data, style)
+
+    def _places(self, fsm: Fsm) -> Json:
+        """Return where the tiles of each page are; the last ones, which have none, are left out."""
+        bar, gap, is_below = self.rng.choice((1, 1, 2)), self.rng.randint(3, 6), self.rng.random() < 0.3
+        out = {}
+        for page in fsm.pages.values():
+            if groups := [controls_of(one, self.data) for one in page.actions.values()]:
+                out[page.id] = places_of(groups, bar, gap, is_below, self.rng)
+        return out
 
     def fsm(self) -> Json:
         self._page("HOME", self.brand)
@@ -87,18 +98,16 @@ class Plan:
             answer = effect("set", "cookie_accepted", value=True)
             self._action("HOME", "ACCEPT", "Accept cookies", banner, gates=[unanswered], effects=[answer])
         for entity in self.entities:
-            self._list(entity)
-            one, many = entity.name, entity.plural.upper()
-            self._page(one.upper(), one.capitalize(), many, _selected(entity))
-        for n in range(self.profile.terminals):
-            length = self.rng.randint(*self.profile.hops) - self.has_cookie
-            if n < self.profile.terminals - 1:
-                self._flow(self.entities[n % len(self.entities)], n, length - 3)
-            else:
-                self._settings(length - 1)
-        self._fill()
+            page = self._shelf(entity) if self.is_tiles else self._list(entity)
+            self._page(entity.name.upper(), entity.name.capitalize(), page, _selected(entity))
+        self._item_flows()
+        for extra in self.level.extras:
+            getattr(self, f"_{extra}")()
+        for page in self.pages.values():
+            page["signature_schema"]["done"] = self.done
         meta = {"app": self.brand, "initial_page_id": "HOME", "terminal_pages": list(self.messages)}
-        return {"meta": meta, "pages": list(self.pages.values())}
+        meta |= {"theme": self.theme.name, "level": self.level.name, "steps": self.level.steps}
+        return {"meta": meta | {"lists": self.lists, "flows": self.flows}, "pages": list(self.pages.values())}
 
     def _page(self, id: str, label: str, back: str = "", schema: Mapping[str, str] | None = None) -> None:
         """Add a page with these fields, and a button that leads `back`."""
@@ -142,148 +151,193 @@ class Plan:
             widget["gui_procedure"] = [{"op": op, "selector": opener}, choosing]
         self._action("HOME", role, label, widget, to=to, gates=gates)
 
-    def _list(self, entity: Any) -> None:
-        """Add the page that lists a kind of thing, with one to three ways to find one of them."""
+    def _shelf(self, entity: Any) -> str:
+        """Make the first page a list of a few large tiles."""
+        one, many = entity.name, entity.plural
+        row = control("row", f"#{many} .row", f"selected_{one}_id", {"param": one, "collection": many})
+        self.pages["HOME"]["signature_schema"] |= _selected(entity)
+        self.done[many] = {"item": "string|null"}
+        kept = [effect("set", f"done.{many}.item", value_ref=f"{{{one}}}")]
+        self._action("HOME", "OPEN", many.capitalize(), row, to=one.upper(), effects=kept)
+        self.lists.append({"id": many, "one": one, "page": "HOME", "ways": {}})
+        return "HOME"
+
+    def _list(self, entity: Any) -> str:
+        """Add the page that lists a kind of thing, with two or more ways to find one of them. Opening a row
+        notes which it is and how the list was set then. Return the page's id."""
         page, one, many = entity.plural.upper(), entity.name, entity.plural
         self._page(page, many.capitalize(), "HOME", _selected(entity))
         self._from_home(page, many.capitalize())
-        ways = self.rng.sample(("search", "scroll", "filter"), self.rng.randint(1, 3))
         rows: Json = {"param": one, "collection": many, "where": {}}
-        schema = self.pages[page]["signature_schema"]
-        applied, searched = f"{many}_filters_applied", f"{many}_has_searched"
-        matched, anchor = f"matched_{one}_id", f"{many}_viewport_anchor_id"
-        if "filter" in ways:
-            schema[applied] = "boolean|null"
-            self._filters(entity, page, rows, [effect("set", applied, value=True)])
-        if "search" in ways:
-            rows["where"]["id"] = {"cond": "eq", "value": f"$.{matched}"}
-            everything, done = {"param": one, "collection": many}, [effect("set", searched, value=True)]
-            found = self._input(page, "search", "SEARCH", f"Search {many}", matched, everything, effects=done)
-            schema[searched] = "boolean|null"
-            self._open(entity, rows, "MATCHED", [found, condition(searched, "eq", True)], [searched, matched])
-        if "scroll" in ways:
-            seen = self._input(page, "scroll", "SCROLL", f"Scroll {many}", anchor, rows, element="LIST")
-            self._open(entity, rows, "VISIBLE", [seen], [anchor])
-        if "filter" in ways:
-            self._open(entity, rows, "FILTERED", [condition(applied, "eq", True)], [applied])
-
-    def _open(self, entity: Any, rows: Json, found: str, gates: list[Json], cleared: list[str]) -> None:
-        """Add the rows that open an item that was `found` in this way, and forget how."""
-        page, one = entity.plural.upper(), entity.name
-        selector = f"{self._selector(page, 'LIST')} .{one}-row-{found.lower()}"
-        row = control("row", selector, f"selected_{one}_id", rows)
-        more: Json = {"to": one.upper(), "gates": gates, "effects": [effect("clear", f) for f in cleared]}
-        self._action(page, f"OPEN_{found}", one.capitalize(), row, **more)
-
-    def _filters(self, entity: Any, page: str, rows: Json, done: list[Json]) -> None:
-        """Add two to four of: a flag's box, a number's slider, an order, a kind; each effects `done`."""
-        many, where = entity.plural, rows["where"]
-        drawn = self.rng.sample(("flag", "number", "order", "kind"), self.rng.randint(2, 4))
-        if "flag" in drawn:
-            flag = self.rng.choice(entity.flags)
-            role, name = f"FILTER_{flag.upper()}", f"only_{flag}"
-            where[flag] = {"cond": "flag", "value": f"$.{name}"}
-            self._input(page, "checkbox", role, f"Only {flag}", name, element=flag, effects=done)
-        if "number" in drawn:
-            number = self.rng.choice(entity.numbers).name
-            role, name = f"FILTER_{number.upper()}", f"least_{number}"
-            where[number] = {"cond": "gte", "value": f"$.{name}"}
-            label, values = f"{number.capitalize()} at least", sorted(one[number] for one in self.data[many])
-            self._input(page, "slider", role, label, name, values[:-1], element=number, effects=done)
-        if "order" in drawn:
-            number, rows["order"] = self.rng.choice(entity.numbers).name, f"$.{many}_order"
-            orders = (f"{number}:asc", f"{number}:desc")
-            self._input(page, "choice", "SORT", f"Order by {number}", f"{many}_order", orders, effects=done)
-        if "kind" in drawn:
-            where["kind"] = {"cond": "eq", "value": f"$.{many}_kind"}
-            self._input(page, "choice", "KIND", "Kind", f"{many}_kind", entity.kinds, effects=done)
-
-    def _flow(self, entity: Any, n: int, length: int) -> None:
-        """Add `length` actions from an item's page to a terminal page: the last one goes there, those before
-        fill in what it waits for."""
-        start, carried, steps = entity.name.upper(), _selected(entity), length - 1
-        flow, here, gates = f"{start}_{n}", start, [condition(name, "length_gt", 0) for name in carried]
-        is_first = n < len(self.theme.entities)  # of its kind of item, whose own verb it takes
-        verb = entity.verb if is_first else self.rng.choice(VOCABULARY["verbs"])
-        if steps >= 2 and self.rng.random() < 0.8:  # on a separate page, which costs a step
-            here, steps = f"{flow}_FORM", steps - 1
-            self._page(here, f"{verb} {entity.name}".capitalize(), start, carried)
-            self._action(start, f"START_{n}", verb.capitalize(), to=here)
-        review = steps >= 2 and self.rng.random() < 0.5
-        gates += self._inputs(here, n, steps - review)
-        message = entity.done if is_first else f"{verb.capitalize()}: done."
-        done = self._end(f"{flow}_DONE", "Done", message, carried)
-        if not review:
-            self._action(here, f"FINISH_{n}", verb.capitalize(), to=done, gates=gates)
-            return
-        page, names = f"{flow}_REVIEW", [gate["path"].removeprefix("$.") for gate in gates]
-        schema = self.pages[here]["signature_schema"]
-        self._page(page, "Review", here, {name: schema[name] for name in names})
-        self._action(here, f"REVIEW_{n}", "Review", to=page, gates=gates)
-        self._action(page, "CONFIRM", "Confirm", to=done, gates=gates[:1])
-
-    def _end(self, page: str, label: str, message: str, carried: Mapping[str, str] | None = None) -> str:
-        """Add a terminal page, and return its id."""
-        self._page(page, label, schema=carried)
-        self.messages[page] = message
-        self._action(page, "HOME", "Home", to="HOME")
+        flag, least, order = self.rng.choice(entity.flags), *self._numbers(entity)
+        inputs = {  # the fields of the page, which filters they are, and the arguments of `_input`
+            "search": ("query", "search", f"Search {many}", {"param": one, "collection": many}),
+            "checkbox": (f"only_{flag}", "checkbox", f"Only {flag}", ()),
+            "slider": (
+                f"least_{least}",
+                "slider",
+                f"{least.capitalize()} at least",
+                self._steps(entity, least),
+            ),
+            "sort": ("order", "choice", f"Order by {order}", (f"{order}:asc", f"{order}:desc")),
+            "kind": ("kind", "choice", "Kind", entity.kinds),
+        }
+        filters = {
+            "search": ("id", "eq"),
+            "checkbox": (flag, "flag"),
+            "slider": (least, "gte"),
+            "kind": ("kind", "eq"),
+        }
+        drawn = [way for way in inputs if way in self.rng.sample(list(inputs), self.rng.randint(2, 5))]
+        noted, kept = {"item": "string|null"}, []
+        for way in drawn:
+            name, kind, label, offered = inputs[way]
+            self._input(page, kind, name.upper(), label, f"{many}_{name}", offered)
+            if way in filters:
+                field, cond = filters[way]
+                rows["where"][field] = {"cond": cond, "value": f"$.{many}_{name}"}
+            noted[name] = self.pages[page]["signature_schema"][f"{many}_{name}"]
+            kept.append(effect("set", f"done.{many}.{name}", value_from=f"$.{many}_{name}"))
+        rows |= {"order": f"$.{many}_order"} if "sort" in drawn else {}
+        self.done[many] = noted
+        row = control("row", f"{self._selector(page, 'LIST')} .{one}-row", f"selected_{one}_id", rows)
+        kept.append(effect("set", f"done.{many}.item", value_ref=f"{{{one}}}"))
+        self._action(page, "OPEN", one.capitalize(), row, to=one.upper(), effects=kept)
+        names = {way: inputs[way][0] for way in drawn}
+        self.lists.append({"id": many, "one": one, "page": page, "ways": names})
         return page
 
-    def _inputs(self, page: str, n: int, steps: int) -> list[Json]:
-        """Add `steps` things to do on a page before it can be left: fields, a date, a choice, a number of
-        pieces, a box to tick. Return the conditions that they fulfil."""
-        others: dict[str, tuple[Any, ...]] = {  # arguments of `_input`
-            "date": ("date", f"DATE_{n}", "Date", f"date_{n}", DAYS),
-            "choice": ("choice", f"OPTION_{n}", "Option", f"option_{n}", VOCABULARY["options"]),
-            "tick": ("checkbox", f"AGREE_{n}", "I agree to the terms", f"agreed_{n}"),
-        }
-        kinds, gates = ["field", "field", "field", *others, "count"], []
-        names = self.rng.sample(self.theme.fields, len(self.theme.fields))
-        while steps > 0:
-            kind, wanted = kinds.pop(self.rng.randrange(len(kinds))), 1
-            if kind == "count":
-                wanted, pieces = self.rng.randint(1, min(2, steps)), f"pieces_{n}"
-                self.pages[page]["signature_schema"][pieces] = "integer"
-                few, more = condition(pieces, "lt", 5), effect("inc", pieces, by=1)
-                self._action(page, f"MORE_{n}", "One more", gates=[few], effects=[more])
-                gates.append(condition(pieces, "gte", wanted))
-            elif kind != "field":
-                gates.append(self._input(page, *others[kind]))
-            elif names:
-                name = names.pop()
-                role, field, texts = f"TYPE_{name.upper()}_{n}", f"{name}_{n}", VOCABULARY["words"][name]
-                gates.append(self._input(page, "field", role, name.capitalize(), field, texts, element=field))
-            else:
-                continue
-            steps -= wanted
-        return gates
+    def _numbers(self, entity: Any) -> list[str]:
+        return self.rng.choices([number.name for number in entity.numbers], k=2)
 
-    def _settings(self, length: int) -> None:
-        """Add the page of switches: all but the last of `length` actions turn one each."""
-        page, gates = "SETTINGS", []
-        self._page(page, "Settings", "HOME")
-        self._from_home(page, "Settings")
-        for setting in self.theme.settings[: length - 1]:
-            name = setting.replace(" ", "_")
-            gates.append(self._input(page, "checkbox", name.upper(), setting.capitalize(), name))
-        gates += self._inputs(page, 9, length - 1 - len(gates))
-        saved = self._end("SETTINGS_SAVED", "Saved", "Your settings are saved.")
-        self._action(page, "SAVE", "Save", to=saved, gates=gates)
+    def _steps(self, entity: Any, number: str) -> list[float]:
+        """Return the values of a slider: each leaves another number of rows, at least one."""
+        return sorted({record[number] for record in self.data[entity.plural]})[1:]
 
-    def _fill(self) -> None:
-        """Add pages that no task needs, as sites have them, until there are enough."""
-        wanted = self.rng.randint(*self.profile.pages)
-        more = [(entity, topic) for entity in self.entities for topic in VOCABULARY["pages_of_items"]]
-        more += [(None, topic) for topic in VOCABULARY["pages_of_sites"]]
-        self.rng.shuffle(more)
-        for entity, topic in more[: max(0, wanted - len(self.pages))]:
-            role, label, item = topic.upper(), topic.capitalize(), entity.name.upper() if entity else ""
-            if entity:
-                self._page(f"{item}_{role}", label, item, _selected(entity))
-                self._action(item, f"SHOW_{role}", label, to=f"{item}_{role}")
-            else:
-                self._page(role, label, "HOME")
-                self._from_home(role, label)
+    def _item_flows(self) -> None:
+        """Add what can be done with an item: the theme's own verb, and others."""
+        verbs = [verb for verb in VOCABULARY["verbs"] if all(verb != one.verb for one in self.entities)]
+        self.rng.shuffle(verbs)
+        for n in range(self.level.flows):
+            entity = self.entities[n % len(self.entities)]
+            is_first = n < len(self.entities)  # of its kind of item, whose own verb it takes
+            verb = entity.verb if is_first else verbs.pop()
+            id, item = f"{verb}_{entity.name}".replace(" ", "_"), f"selected_{entity.name}_id"
+            end = self._end(id, entity.done if is_first else f"{verb.capitalize()}: done.")
+            asks = self._draw_asks(self.rng.randint(*self.level.inputs))
+            self._flow(id, verb, asks, entity.name.upper(), end, item, entity.plural)
+
+    def _draw_asks(self, count: int) -> list[str]:
+        """Return what a form asks: texts, a date, an option, a tick or a number of pieces, by their names."""
+        if self.is_tiles:  # which mean one thing on all pages
+            known = {name for flow in self.flows for name in flow["asks"]}
+            return self.rng.sample([one for one in TILES if one not in known], count)
+        texts = self.rng.sample(self.theme.fields, min(count, len(self.theme.fields)))
+        return self.rng.sample(["date", "option", "agreed", "pieces", "file", *texts], count)
+
+    def _end(self, flow: str, message: str) -> str:
+        """Add a terminal page, and return its id."""
+        page = f"{flow.upper()}_DONE"
+        self._page(page, "Done")
+        self.messages[page] = message
+        if not self.is_tiles:
+            self._action(page, "HOME", "Home", to="HOME")
+        return page
+
+    def _flow(
+        self, id: str, verb: str, asks: Sequence[str], start: str, end: str, item: str = "", of: str = ""
+    ) -> None:
+        """Add what leads from one page to another: inputs, on a page of their own or where it starts, perhaps
+        a review, and an action that notes in `done` what was asked, and the `item`, a field that must be set.
+        It is one of the collection `of`."""
+        n, here, role, carried = len(self.flows), start, id.upper(), {item: "string|null"} if of else {}
+        if len(asks) > 1 and (of or "." in item):
+            here = f"{role}_FORM"
+            self._page(here, verb.capitalize(), start, carried)
+            opener = self._press(start, f"START_{role}", "window")
+            self._action(start, f"START_{role}", verb.capitalize(), opener, to=here)
+        filled = [self._ask(here, name, n) for name in asks]
+        gates = [condition(item, "length_gt", 0)] if item else []
+        gates += [gate for gate in filled if id != "settings"]  # switches may stay as they are
+        if id == "order" and "login" in self.done:
+            gates.append(condition("done.login.user", "length_gt", 0))
+        fields, schema = {name: f"{name}_{n}" for name in asks}, self.pages[here]["signature_schema"]
+        self.done[id] = {name: schema[field] for name, field in fields.items()}
+        if item:
+            fields["item"], self.done[id]["item"] = item, "string|null"
+        if len(asks) > 2 and here != start and self.rng.random() < 0.5:
+            review = f"{role}_REVIEW"
+            self._page(review, "Review", here, schema)
+            self._action(here, f"REVIEW_{role}", "Review", to=review, gates=gates)
+            here = review
+        notes = [
+            effect("set", f"done.{id}.{name}", value_from=f"$.{field}") for name, field in fields.items()
+        ]
+        closer = self._press(here, f"FINISH_{role}", "confirm")
+        self._action(here, f"FINISH_{role}", verb.capitalize(), closer, to=end, gates=gates, effects=notes)
+        after = [gate["path"].split(".")[2] for gate in gates if gate["path"].startswith("$.done.")]
+        shown = {name: self.data.get(fields[name]) for name in asks}
+        offered = {n: [one["id"] for one in some] if some else self._offered(n) for n, some in shown.items()}
+        self.flows.append({"id": id, "verb": verb, "list": of, "asks": offered, "after": after})
+
+    def _ask(self, page: str, name: str, n: int) -> Json:
+        """Add the nth flow's input of this name to a page. Return the condition that it is filled in."""
+        field, role, label = f"{name}_{n}", f"{name.upper()}_{n}", name.replace("_", " ").capitalize()
+        if self.is_tiles:
+            self.data[field] = tuple({"id": one, "title": one} for one in self._offered(name)[:3])
+            row = control("row", f"#{field} .row", field, {"param": name, "collection": field})
+            self.pages[page]["signature_schema"][field] = "string|null"
+            self._action(page, role, label, row)
+            return condition(field, "length_gt", 0)
+        if name == "pieces":
+            self.pages[page]["signature_schema"][field] = "integer"
+            for role, label, gate, by in (("MORE", "One more", "lt", 1), ("FEWER", "One less", "gt", -1)):
+                gates, change = [condition(field, gate, 5 if by > 0 else 0)], effect("inc", field, by=by)
+                self._action(page, f"{role}_{n}", label, gates=gates, effects=[change])
+            return condition(field, "gte", 1)
+        kinds = {"date": "date", "option": "choice", "payment": "choice"}
+        kind = kinds.get(name, "field" if name in VOCABULARY["words"] else "checkbox")
+        kind = self.faces.choice(VOCABULARY["faces"].get(name) or [kind])
+        label = "I agree to the terms" if name == "agreed" else label
+        return self._input(page, kind, role, label, field, self._offered(name) if kind != "checkbox" else ())
+
+    def _press(self, page: str, role: str, other: str) -> Json:
+        """Return a button, or by chance the `other` widget that does what a button does."""
+        kind = self.faces.choices((other, "button"), (0 if self.is_tiles else 1, 3))[0]
+        return control(kind, self._selector(page, role))
+
+    def _offered(self, name: str) -> list[Any]:
+        """Return the values that an input may be given in a task."""
+        offered = {"date": DAYS, "pieces": [1, 2, 3], "option": VOCABULARY["options"]}
+        return offered.get(name) or VOCABULARY["words"].get(name) or [True]
+
+    def _settings(self) -> None:
+        self._page("SETTINGS", "Settings", "HOME")
+        self._from_home("SETTINGS", "Settings")
+        names = [name.replace(" ", "_") for name in self.theme.settings]
+        self._flow("settings", "save", names, "SETTINGS", self._end("settings", "Your settings are saved."))
+
+    def _login(self) -> None:
+        self._page("LOGIN", "Log in", "HOME")
+        self._from_home("LOGIN", "Log in")
+        self._flow("login", "log in", ["user", "password"], "LOGIN", "HOME")
+
+    def _cart(self) -> None:
+        """Add a cart for the first kind of thing, and its checkout, which may want a login."""
+        entity = self.entities[0]
+        self._page("CART", "Cart", "HOME")
+        self._from_home("CART", "Cart")
+        page, item = entity.name.upper(), f"selected_{entity.name}_id"
+        self._flow("cart", "put into the cart", ["pieces"], page, "CART", item, entity.plural)
+        asks = ["payment", *self._draw_asks(self.level.inputs[0] - 1)]
+        self._flow("order", "check out", asks, "CART", self._end("order", "Thank you."), "done.cart.item")
+
+    def _change(self) -> None:
+        """Add a page on which what the first flow has booked is moved to another day."""
+        self._page("BOOKINGS", "My bookings", "HOME")
+        self._from_home("BOOKINGS", "My bookings")
+        item, end = f"done.{self.flows[0]['id']}.item", self._end("change", "Your change is noted.")
+        self._flow("change", "change", ["date", "option"], "BOOKINGS", end, item)
 
 
 def _selected(entity: Any) -> dict[str, str]:
@@ -291,12 +345,13 @@ def _selected(entity: Any) -> dict[str, str]:
     return {f"selected_{entity.name}_id": "string|null"}
 
 
-def _things(entity: Any, rng: Random) -> tuple[Json, ...]:
-    """Return 12 to 24 things, with unique titles and pictures."""
+def _things(entity: Any, few: bool, rng: Random) -> tuple[Json, ...]:
+    """Return 12 to 24 things, or a few with short titles; titles and pictures are unique."""
     titles = [f"{adjective} {noun}" for adjective in entity.adjectives for noun in entity.nouns]
+    titles = entity.nouns if few else titles
     fills = VOCABULARY["fills"]
     pictures = list(itertools.product(SHAPES, fills))
-    count = rng.randint(12, 24)
+    count = rng.randint(3, min(8, len(titles))) if few else rng.randint(12, 24)
     titles, pictures = rng.sample(titles, count), rng.sample(pictures, count)
     columns = {}
     for number in entity.numbers:  # all different where there are enough, so that an order has no ties
@@ -307,27 +362,9 @@ def _things(entity: Any, rng: Random) -> tuple[Json, ...]:
         columns[flag] = [(i + k) % 2 == 0 if i < 2 else rng.random() < 0.5 for i in range(count)]
     out: list[Json] = []
     for i, (title, (shape, colour)) in enumerate(zip(titles, pictures, strict=True)):
-        record: Json = {"id": f"{entity.name}-{i + 1}", "title": title, "shape": shape, "fill": fills[colour]}
+        id = title.lower() if few else f"{entity.name}-{i + 1}"
+        record: Json = {"id": id, "title": title, "shape": shape, "fill": fills[colour]}
         record |= {name: column[i] for name, column in columns.items()}
         out.append(record | {"colour": colour, "kind": entity.kinds[i % len(entity.kinds)]})
     rng.shuffle(out)
     return tuple(out)
-
-
-def draw_style(rng: Random) -> Json:
-    """Return colours around one hue, and a layout."""
-    hue, dark = rng.random(), rng.random() < 0.2
-
-    def colour(turn: float, saturation: float, lightness: float) -> str:
-        parts = colorsys.hls_to_rgb((hue + turn) % 1, lightness, saturation)
-        return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
-
-    return {
-        "background": colour(0, 0.15, 0.13 if dark else 0.96),
-        "tile": colour(0, 0.12, 0.2 if dark else 1.0),
-        "text": colour(0, 0.25, 0.92 if dark else 0.14),
-        "accent": colour(rng.choice((0.0, 0.08, 0.5)), 0.55, 0.35),
-        "layout": rng.choice(("side", "top")),
-        "consent": rng.choice(("banner", "modal")),
-        "corners": rng.choice((0, 4, 10)),
-    }

@@ -86,6 +86,7 @@ def apply(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> 
     for effect in action.effects:
         if effect.expr is None:
             given = effect.value if effect.ref is None else values[effect.ref]
+            given = given if effect.source is None else value_at(signature, effect.source)
             new = _effect_value(effect, value_at(signature, effect.path), given, page.defaults)
             signature = _write(signature, effect.path, new)
     if not action.is_navigation:
@@ -96,18 +97,27 @@ def apply(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> 
 
 
 def holds(state: State, goal: Goal | Mapping[str, Any]) -> bool:
-    return all(_met(state, goal))
+    """Return whether a state is as a goal wants it, whatever is to be answered."""
+    return all(_met(state, goal if isinstance(goal, Goal) else load_goal(goal)))
 
 
-def share_met(state: State, goal: Goal | Mapping[str, Any]) -> float:
-    """Return how much of the goal holds: the share of its conditions, one of which is the page."""
+def share_met(state: State, goal: Goal | Mapping[str, Any], answer: str = "") -> float:
+    """Return how much of the goal holds: the share of its conditions; page and answer are one each."""
+    goal = goal if isinstance(goal, Goal) else load_goal(goal)
     met = list(_met(state, goal))
+    if goal.answer:
+        met.append(any(plain_words(answer) == plain_words(one) for one in goal.answer))
     return sum(met) / len(met)
 
 
-def _met(state: State, goal: Goal | Mapping[str, Any]) -> Iterator[bool]:
-    goal = goal if isinstance(goal, Goal) else load_goal(goal)
-    yield state.page == goal.page
+def plain_words(text: str) -> str:
+    """Return a text without case, spaces around and the marks at its end: "215 Crowns. " is "215 crowns"."""
+    return " ".join(text.split()).rstrip(".!").casefold()
+
+
+def _met(state: State, goal: Goal) -> Iterator[bool]:
+    if goal.page:
+        yield state.page == goal.page
     yield from (meets(state.signature, condition) for condition in goal.where)
 
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, NamedTuple
 
-from minirl.worlds.fsm_file import Action, Condition, Fsm, Page, dotted, is_placeholder, load_fsm
-from minirl.worlds.interpreter import enabled, meets
-from minirl.worlds.search import SEARCH_SECONDS, Graph, explore, symbolic
+from minirl.worlds.fsm_file import Action, Condition, Fsm, Goal, Page, dotted, is_placeholder, load_fsm
+from minirl.worlds.interpreter import World, apply, initial_state, meets
+from minirl.worlds.search import SEARCH_SECONDS, solve, symbolic
 
 MAX_STATES = 20_000  # a site of a person's size has some hundreds
 WARNINGS = {"dead_end", "expression", "never_enabled", "no_effect", "no_procedure", "orphan_page"}
@@ -57,8 +58,7 @@ def check(source: Path | Mapping[str, Any], max_states: int = MAX_STATES) -> lis
 def check_fsm(fsm: Fsm, max_states: int = MAX_STATES) -> list[Finding]:
     """Return the findings on a machine, errors first."""
     world = symbolic(fsm)
-    fsm, graph = world.fsm, explore(world, max_states=max_states, seconds=SEARCH_SECONDS)
-    rules = list(_reach(fsm, graph))
+    fsm, rules = world.fsm, list(_reach(world, max_states))
     for page in fsm.pages.values():
         rules += _selectors(page)
         for action in page.actions.values():
@@ -69,24 +69,49 @@ def check_fsm(fsm: Fsm, max_states: int = MAX_STATES) -> list[Finding]:
     return sorted(findings, key=lambda finding: finding.severity)
 
 
-def _reach(fsm: Fsm, graph: Graph) -> OnSite:
-    states = {id: [node.state for node in graph.nodes.values() if node.state.page == id] for id in fsm.pages}
-    text = f"the search stopped after {len(graph.nodes)} states; what it did not reach is not known"
-    yield "search_bounded", "meta", not graph.is_complete, text
+def _reach(world: World, max_states: int) -> OnSite:
+    fsm, (lost, is_complete) = world.fsm, _lost(world, max_states)
+    text = f"the search stopped after {max_states} states; what it did not reach is not known"
+    yield "search_bounded", "meta", not is_complete, text
     yield "no_terminals", "meta", not fsm.terminal_pages, "names no terminal page, so nothing is to be done"
     for page in fsm.pages.values():
-        is_end, is_lost = page.id in fsm.terminal_pages, graph.is_complete and not states[page.id]
+        is_end, is_lost = page.id in fsm.terminal_pages, (page.id, "") in lost
         leaves = any(action.target != page.id for action in page.actions.values())
         doors = [action.id for action in fsm.actions if action.target == page.id != action.source]
         text = f"no way leads here; the actions that go to it: {', '.join(doors) or 'none'}"
         yield "dead_end", page.id, not (leaves or is_end), "no action leaves it, and it is no terminal page"
         yield "unreachable_terminal", page.id, is_lost and is_end, text
         yield "orphan_page", page.id, is_lost and not is_end, text
-    for action in fsm.actions if graph.is_complete else ():
-        params = {name: action.parameters[name] for name in action.open_parameters}
-        is_open = any(enabled(fsm, state, action.id, params) for state in states[action.source])
+    for action in fsm.actions:
         text = "can never be taken: what it waits for does not come together"
-        yield "never_enabled", f"{action.source}: {action.id}", states[action.source] and not is_open, text
+        yield "never_enabled", f"{action.source}: {action.id}", (action.source, action.id) in lost, text
+
+
+def _lost(world: World, max_states: int) -> tuple[set[tuple[str, str]], bool]:
+    """Return the pages, as (page, ""), and the actions of other pages, as (page, action), to which no way
+    leads, and whether the search has come to an end for all."""
+    fsm, known, lost, is_complete = world.fsm, set[tuple[str, str]](), set[tuple[str, str]](), True
+    goals = {(page, ""): Goal(page) for page in fsm.pages}
+    goals |= {(a.source, a.id): Goal(a.source, a.preconditions) for a in fsm.actions}
+    ends = time.process_time() + SEARCH_SECONDS
+    for name, goal in goals.items():
+        if name in known or (name[0], "") in lost:
+            continue
+        try:
+            steps = solve(world, goal, max_states, ends - time.process_time())
+        except ValueError:
+            is_complete = False
+            continue
+        if steps is None:
+            lost.add(name)
+            continue
+        state = initial_state(fsm)
+        for step in [*steps, None]:  # all that is met on the way is known, too
+            here = fsm.pages[state.page].actions.values()
+            is_open = [a.id for a in here if all(meets(state.signature, c) for c in a.preconditions)]
+            known |= {(state.page, id) for id in ("", *is_open)}
+            state = apply(fsm, state, step.action_id, step.params) if step else state
+    return lost, is_complete
 
 
 def _selectors(page: Page) -> OnSite:
@@ -134,7 +159,9 @@ def _writes(action: Action, page: Page, fsm: Fsm) -> OnAction:
         yield "undeclared_write", not kind, f"writes {path}, which {page.id} does not declare"
         text = f"{path} is to be {brief(effect.expr)}; nobody computes that, so it stays as it is"
         yield "expression", effect.expr is not None, text
-        is_literal = effect.op == "set" and effect.ref is None
+        unknown = effect.source is not None and not _kind(page, effect.source)
+        yield "undeclared_read", unknown, f"copies {dotted(effect.source or ())}, which {page.id} lacks"
+        is_literal = effect.op == "set" and effect.ref is None and effect.source is None
         fits = _fits(kind, effect.value) if is_literal else kind.startswith(NEEDS.get(effect.op, ""))
         text = f"{effect.op} {brief(effect.value)} does not fit {path}, which is a {kind}"
         yield "type_mismatch", kind and effect.expr is None and not fits, text
@@ -157,7 +184,7 @@ def _can_hold(condition: Condition, fsm: Fsm) -> bool:
         return True
     test = replace(condition, path=("it",))
     return any(
-        effect.op != "set" or effect.ref is not None or meets({"it": effect.value}, test)
+        effect.op != "set" or effect.ref or effect.source or meets({"it": effect.value}, test)
         for action in fsm.actions
         for effect in action.effects
         if effect.path == condition.path and effect.expr is None and effect.op != "clear"

@@ -2,13 +2,26 @@
 // is to be taken of. Lengths are CSS pixels.
 ([name, ...given]) => {
   const measures = {
-    // Left, top, right and bottom of an element, which is scrolled into view; null if it is not to be seen.
+    // Left, top, right and bottom of an element; a point, x and y, and by how much is to be scrolled there for
+    // the element to be in the window, 0 if it is. Null if there is nothing to be seen of it.
     box(selector) {
       const e = document.querySelector(selector);
       if (!e) return null;
-      e.scrollIntoView({ block: "nearest", behavior: "instant" });
-      const r = e.getBoundingClientRect();
-      return r.width > 0 && r.height > 0 ? [r.left, r.top, r.right, r.bottom] : null;
+      const r = e.getBoundingClientRect(), middle = (r.top + r.bottom) / 2;
+      if (r.width <= 0 || r.height <= 0) return null;
+      const found = [r.left, r.top, r.right, r.bottom];
+      for (let up = e.parentElement; up; up = up.parentElement) {
+        const isRoot = up === document.documentElement, area = up.getBoundingClientRect();
+        const scrolls = /auto|scroll/.test(getComputedStyle(up).overflowY) && up.scrollHeight > up.clientHeight;
+        if (!isRoot && (up === document.body || !scrolls)) continue;
+        const top = isRoot ? 0 : Math.max(0, area.top + up.clientTop);
+        const bottom = isRoot ? innerHeight : Math.min(innerHeight, area.top + up.clientTop + up.clientHeight);
+        const half = Math.min(r.height, bottom - top) / 2;
+        if (middle - half > top - 1 && middle + half < bottom + 1) continue;
+        const x = isRoot ? innerWidth / 2 : (area.left + area.right) / 2;
+        return [...found, x, (top + bottom) / 2, middle - (top + bottom) / 2];
+      }
+      return [...found, 0, 0, 0];
     },
     // What stands on an element, or beside a field; at most so much as a person would quote.
     words(selector) {

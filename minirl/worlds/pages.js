@@ -1,259 +1,127 @@
-// A site as people know them: lists with filters, item pages, forms, menus. One function makes one widget:
-// its node, and `update`, which shows the state in it. A page is built once when it is entered, so that what
-// has the focus, or is being dragged or scrolled, stays where it is when the state changes.
+// A site as people know them: a head with links, lists with filters, item pages, forms, a foot. `world.plan`, which
+// the skin decides, says what stands where; the skin's style sheet does the rest. A page is built once when it is
+// entered, so that what has the focus, or is being dragged or scrolled, stays where it is when the state changes.
 //
-// What the machine does not know, an open menu or the month that a calendar shows, lives in the nodes.
+// What leads nowhere in the machine, a link in the foot, opens a note and changes no state.
 
-let shown = null; // the page that was built last: {id, widgets}
+let shown = null; // the page that was built last: {page, widgets}
 
-function label(action, text = action.label) {
-  return element("span", "label", text);
-}
-
-function take(action, value) {
-  dispatch(action.id, given(action, value));
-}
-
-function can(action, value) {
-  return enabled(action, given(action, value));
-}
-
-// What the action's effect has written: the value that a choice, a slider or a field shows.
-function written(action) {
-  const effect = action.effects.find((one) => one.ref !== null || one.op === "toggle");
-  return effect === undefined ? null : read(state.signature, effect.path) ?? null;
-}
-
-function control(tag, id, className) {
+function nodeOf(tag, className, ...children) {
   const made = element(tag, className);
-  if (tag === "button") made.type = "button";
-  made.id = id;
+  made.append(...children.filter((child) => child !== null && child !== undefined && child !== ""));
   return made;
 }
 
-// --- widgets ----------------------------------------------------------------------------------------
+// --- a record's parts -----------------------------------------------------------------------------------
 
-function button(action) {
-  const node = control("button", action.element, action.is_quiet ? "button quiet" : "button");
-  node.append(label(action));
-  node.addEventListener("click", () => take(action));
-  return { node, update: () => { node.disabled = !can(action); } };
-}
-
-function banner(action) {
-  const node = element("div", world.consent === "modal" ? "banner modal" : "banner");
-  const accept = control("button", action.element, "button");
-  accept.append(label(action));
-  accept.addEventListener("click", () => take(action));
-  node.append(element("p", "", "May this site remember that you were here?"), accept);
-  return { node, update: () => { node.hidden = !can(action); } };
-}
-
-function checkbox(action) {
-  const node = element("label", "check");
-  const box = control("input", action.element, "");
-  box.type = "checkbox";
-  node.append(box, label(action));
-  box.addEventListener("click", (event) => { event.preventDefault(); });
-  box.addEventListener("click", () => setTimeout(() => take(action)));
-  const isOn = () => action.effects.some((one) => one.op === "toggle")
-    ? written(action) === true
-    : action.effects.some((one) => one.op === "set" && same(read(state.signature, one.path) ?? null, one.value));
-  return { node, update: () => { box.checked = isOn(); box.disabled = !can(action); } };
-}
-
-// A button that opens a list, of which one is chosen. `entries`: what it offers, [text, run, isOn] each.
-function popup(id, text, entries, opensUnderPointer) {
-  const node = element("div", "popup");
-  const opener = control("button", id, "opener");
-  const list = element("div", "options");
-  list.id = id + "-options";
-  list.hidden = true;
-  opener.append(element("span", "label", text), element("span", "value", ""));
-  node.append(opener, list);
-  opener.addEventListener("click", () => {
-    const opens = opensUnderPointer || list.hidden;
-    for (const other of document.querySelectorAll(".options")) other.hidden = true;
-    list.hidden = !opens;
-  });
-  if (opensUnderPointer) {
-    opener.addEventListener("mouseenter", () => { list.hidden = false; });
-    node.addEventListener("mouseleave", () => { list.hidden = true; });
-  }
-  for (const entry of entries) {
-    entry.node.addEventListener("click", () => { list.hidden = true; entry.run(); });
-    list.append(entry.node);
-  }
-  return { node, opener, list };
-}
-
-function choice(action) {
-  const entries = action.bind.values.map((value, index) => {
-    const node = element("button", "option", sayValue(value));
-    node.type = "button";
-    node.dataset.index = String(index);
-    return { node, value, run: () => take(action, value) };
-  });
-  const { node, opener } = popup(action.element, action.label, entries, false);
-  const update = () => {
-    const value = written(action);
-    opener.lastChild.textContent = value === null ? "any" : sayValue(value);
-    for (const entry of entries) {
-      entry.node.disabled = !can(action, entry.value);
-      entry.node.setAttribute("aria-selected", String(same(entry.value, value)));
-    }
+function partsOf(record) {
+  const facts = Object.entries(world.facts[record.collection] ?? {}).filter(([name]) => record[name] != null);
+  const said = (name, unit) => { // without the name that some begin with, which stands beside it
+    const text = unit.replace("{}", String(record[name]));
+    return text.startsWith(name + " ") ? text.slice(name.length + 1) : text;
   };
-  return { node, update };
-}
-
-// "price:desc" -> "price, highest first"
-function sayValue(value) {
-  const [name, direction] = String(value).split(":");
-  if (direction === "asc") return name + ", lowest first";
-  return direction === "desc" ? name + ", highest first" : name;
-}
-
-// Menus that actions share: one opener, an entry for each, and entries that do nothing.
-function menu(actions) {
-  const entries = actions.map((action) => {
-    const node = control("button", action.item, "option");
-    node.classList.add(action.item);
-    node.append(label(action));
-    return { node, action, run: () => take(action) };
-  });
-  const known = new Set(actions.map((action) => action.item));
-  for (const option of actions[0].options.filter((one) => !known.has(one.item))) {
-    const node = control("button", option.item, "option");
-    node.classList.add(option.item);
-    node.append(element("span", "label", option.text));
-    entries.push({ node, action: null, run: () => {} });
-  }
-  const isHover = actions[0].kind === "hover";
-  const { node } = popup(actions[0].element, isHover ? "Explore" : "Menu", entries, isHover);
-  const update = () => {
-    for (const entry of entries) if (entry.action !== null) entry.node.disabled = !can(entry.action);
+  const isNumber = ([name]) => typeof record[name] === "number";
+  const isFlag = ([name]) => typeof record[name] === "boolean";
+  return {
+    numbers: facts.filter(isNumber).map(([name, unit]) => [name, said(name, unit)]),
+    flags: facts.filter(isFlag).map(([name]) => [name, record[name]]),
+    words: facts.filter((fact) => !isNumber(fact) && !isFlag(fact)).map(([name, unit]) => [name, said(name, unit)]),
   };
-  return { node, update };
 }
 
-function textBox(action, className) {
-  const node = element("label", className);
-  const box = control("input", action.element, "");
-  box.type = "text";
-  box.autocomplete = "off";
-  node.append(label(action), box);
-  return { node, box };
+const flag = ([name, isOn]) => isOn ? element("b", "flag on", name) : element("s", "flag off", name);
+const words = (parts) => parts.words.map(([, text]) => element("em", "kind", text));
+// "price 40 crowns", but "7 votes"
+const named = ([name, text]) => text.includes(name) ? text : `${name} ${text}`;
+const number = ([name, text]) => nodeOf("span", "number", text.includes(name) ? null : element("small", "", name + " "),
+  element("strong", "", text));
+const titleOf = (record) => Object.assign(element("a", "title", record.title), { href: "#" });
+const by = (record) => record.by ? nodeOf("cite", "by", record.by, ", ", element("i", "", record.place)) : null;
+const when = (record) => record.date ? Object.assign(element("time", "", record.date), { dateTime: record.date }) : null;
+const short = (record) => record.text ? element("p", "text", record.text.split(". ")[0] + ".") : null;
+
+// The share of a record's first number in the largest one of its kind.
+function shareOf(record, [name]) {
+  return record[name] / Math.max(...world.data[record.collection].map((one) => one[name]), 1);
 }
 
-function field(action) {
-  const { node, box } = textBox(action, "field");
-  box.addEventListener("input", () => { if (box.value !== "") take(action, box.value); });
-  const update = () => {
-    const value = written(action);
-    if (document.activeElement !== box) box.value = typeof value === "string" ? value : "";
-    box.disabled = !can(action, "x");
-  };
-  box.addEventListener("blur", update);
-  return { node, update };
+function meterOf(record, fact) {
+  const made = element("meter", "");
+  made.value = fact ? shareOf(record, fact) : 0;
+  return made;
 }
 
-// The first record whose title holds what was typed.
-function search(action) {
-  const { node, box } = textBox(action, "field search");
-  box.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter") return;
-    const wanted = box.value.trim().toLowerCase();
-    const records = action.bind === null ? [] : boundRecords(action.bind);
-    const hit = records.find((record) => wanted !== "" && record.title.toLowerCase().includes(wanted));
-    if (hit !== undefined) take(action, hit.id);
-    node.classList.toggle("missed", hit === undefined);
-  });
-  return { node, update: () => {} };
+// How each skin draws one record of a list; [tag of the list, tag of the record, its children].
+const ITEMS = {
+  grid: ["ul", "li", (r, p) => [
+    nodeOf("figure", "", scene(r), nodeOf("figcaption", "", ...words(p))),
+    nodeOf("h3", "", titleOf(r)), by(r),
+    nodeOf("p", "numbers", ...p.numbers.map(number)), nodeOf("p", "flags", ...p.flags.map(flag))]],
+  table: ["tbody", "tr", (r, p) => [
+    nodeOf("td", "picture", scene(r)), nodeOf("td", "", titleOf(r)),
+    ...p.words.map(([, text]) => element("td", "", text)),
+    ...p.numbers.map(([, text]) => element("td", "number", text)),
+    ...p.flags.map(([, isOn]) => element("td", isOn ? "flag on" : "flag off", isOn ? "yes" : "no"))]],
+  rows: ["div", "article", (r, p) => [
+    scene(r),
+    nodeOf("div", "middle", nodeOf("h3", "", titleOf(r)), by(r), short(r), nodeOf("p", "flags", ...p.flags.map(flag))),
+    nodeOf("div", "price", ...words(p), ...p.numbers.slice(0, 1).map(number), ...p.numbers.slice(1).map(number),
+      element("span", "pill", "See more"))]],
+  feed: ["div", "article", (r, p) => [
+    nodeOf("header", "", face(r.by ?? r.title), nodeOf("div", "", nodeOf("h3", "", titleOf(r)), by(r), when(r))),
+    r.text ? element("p", "text", r.text) : null, scene(r),
+    nodeOf("p", "numbers", ...words(p), ...p.numbers.map(number), ...p.flags.map(flag))]],
+  magazine: ["div", "article", (r, p) => [
+    scene(r), nodeOf("p", "kicker", ...words(p)), nodeOf("h3", "", titleOf(r)),
+    r.text ? element("p", "text", r.text) : null,
+    nodeOf("p", "numbers", ...p.numbers.map(number), ...p.flags.map(flag)), by(r)]],
+  dashboard: ["ul", "li", (r, p) => [
+    scene(r), nodeOf("div", "name", titleOf(r), ...words(p)), meterOf(r, p.numbers[0]),
+    ...p.numbers.map(number), nodeOf("span", "flags", ...p.flags.map(flag))]],
+  portal: ["div", "section", (r, p) => [
+    nodeOf("h3", "", titleOf(r), " ", ...words(p)), scene(r),
+    nodeOf("dl", "", ...p.numbers.flatMap(([name, text]) => [element("dt", "", name), element("dd", "", text)]),
+      ...p.flags.flatMap(([name, isOn]) => [element("dt", "", name), element("dd", "", isOn ? "yes" : "no")]))]],
+  compact: ["ol", "li", (r, p) => [
+    scene(r), titleOf(r), nodeOf("small", "", ...words(p), ...p.numbers.map((fact) => ` | ${named(fact)}`),
+      ...p.flags.map(([name, isOn]) => ` | ${isOn ? "" : "not "}${name}`), r.by ? ` | ${r.by}` : null)]],
+};
+
+function itemOf(record) {
+  const [, tag, children] = ITEMS[world.plan.list];
+  return nodeOf(tag, "row data-id-" + record.id, ...children(record, partsOf(record)).filter((one) => one !== null));
 }
 
-function slider(action) {
-  const node = element("label", "field");
-  const range = control("input", action.element, "");
-  const values = action.bind === null ? [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10] : action.bind.values;
-  // all the way to the left is no value yet, and none again
-  Object.assign(range, { type: "range", min: "0", max: String(values.length), step: "1", value: "0" });
-  const chosen = () => values[Number(range.value) - 1];
-  const value = element("span", "value", "");
-  const head = element("span", "head");
-  head.append(label(action), value);
-  node.append(head, range);
-  const update = () => {
-    const at = values.findIndex((one) => same(one, written(action)));
-    if (action.bind !== null) range.value = String(at + 1);
-    value.textContent = at < 0 ? "any" : String(values[at]);
-    range.disabled = !can(action, values[0]);
-  };
-  range.addEventListener("input", () => { value.textContent = String(chosen() ?? "any"); });
-  range.addEventListener("change", () => chosen() === undefined ? update() : take(action, chosen()));
-  return { node, update };
-}
+// --- lists ----------------------------------------------------------------------------------------------
 
-function date(action) {
-  const node = element("div", "popup date");
-  const opener = control("button", action.element, "opener");
-  const panel = element("div", "options panel");
-  panel.id = action.element + "-panel";
-  panel.hidden = true;
-  opener.append(label(action), element("span", "value", ""));
-  node.append(opener, panel);
-  // without a binding: the one day that the file names
-  const number = (name) => String(action.parameters[name] ?? 1).padStart(2, "0");
-  const only = () => [`${action.parameters.year ?? 2026}-${number("month")}-${number("day")}`];
-  const days = action.bind === null ? only() : action.bind.values;
-  const months = [...new Set(days.map((day) => day.slice(0, 7)))];
-  const buttons = (className, values, run) => values.map((value) => {
-    const made = element("button", className, className === "day" ? String(Number(value.slice(8))) : value);
-    made.type = "button";
-    made.dataset.value = value;
-    made.addEventListener("click", () => run(value));
-    return made;
-  });
-  const turn = (month) => {
-    const head = element("div", "months");
-    head.append(...buttons("month", months, turn));
-    const grid = element("div", "days");
-    const run = (day) => { panel.hidden = true; take(action, day); };
-    grid.append(...buttons("day", days.filter((day) => day.startsWith(month)), run));
-    for (const one of head.children) one.setAttribute("aria-selected", String(one.dataset.value === month));
-    panel.replaceChildren(head, grid);
-  };
-  opener.addEventListener("click", () => {
-    const opens = panel.hidden;
-    for (const other of document.querySelectorAll(".options")) other.hidden = true;
-    panel.hidden = !opens;
-    turn((written(action) || days[0]).slice(0, 7));
-  });
-  const update = () => {
-    opener.lastChild.textContent = written(action) ?? "choose";
-    opener.disabled = !can(action, days[0]);
-  };
-  return { node, update };
+// A list's box and the node that its rows stand in; a table's head is told by its first record.
+function frameOf(records) {
+  const [tag] = ITEMS[world.plan.list];
+  const body = element(tag, "rows");
+  if (tag !== "tbody" || records.length === 0) return { frame: body, body };
+  const { words: kinds, numbers: amounts, flags } = partsOf(records[0]);
+  const names = ["", "name", ...[...kinds, ...amounts, ...flags].map(([name]) => name)];
+  const head = nodeOf("thead", "", nodeOf("tr", "", ...names.map((name) => element("th", "", name))));
+  return { frame: nodeOf("table", "", nodeOf("caption", "", records[0].collection), head, body), body };
 }
 
 // A list of records with all actions that open one of them, the first possible one counting, and with the
-// action, if there is one, that notes which row a scrolled list begins with.
+// action, if there is one, that notes which row a scrolled list begins with. A long list is shown page by page, as
+// far as "more" was asked for, or as far as the window was scrolled ("endless"), and from its beginning again as
+// soon as anything changes.
 function list(id, opens, scrolls) {
-  const node = element("div", "list");
-  node.id = id;
-  const rows = new Map();
   const bind = (opens[0] ?? scrolls[0]).bind;
+  const all = bind === null ? [] : world.data[bind.collection];
+  const { frame, body } = frameOf(all);
+  const node = nodeOf("div", "list", frame), rows = new Map(), count = element("p", "count", "");
+  node.id = id;
   const open = (record) => {
     const action = opens.find((one) => can(one, record.id));
     if (action !== undefined) take(action, record.id);
   };
-  for (const record of bind === null ? [] : world.data[bind.collection]) {
-    const row = element("button", "row data-id-" + record.id);
-    row.type = "button";
-    if (record.shape) row.append(drawing(record.shape, record.fill));
-    const words = element("span", "words");
-    words.append(element("span", "title", record.title), element("span", "facts", factsOf(record)));
-    row.append(words);
-    row.addEventListener("click", () => open(record));
+  for (const record of all) {
+    const row = itemOf({ ...record, collection: bind.collection });
+    row.addEventListener("click", (event) => { event.preventDefault(); open(record); });
     rows.set(record.id, row);
   }
   let still = 0; // where the list was left when its rows changed, which is nobody's scrolling
@@ -263,18 +131,49 @@ function list(id, opens, scrolls) {
       if (node.scrollTop === still) return;
       still = -1;
       const top = node.getBoundingClientRect().top + node.clientTop;
-      const first = [...node.children].find((row) => row.getBoundingClientRect().top >= top - 1);
+      const first = [...body.children].find((row) => row.getBoundingClientRect().top >= top - 1);
       const id = first && [...rows].find(([, row]) => row === first)[0];
       if (id !== undefined && id !== written(action) && can(action, id)) take(action, id);
     });
   }
-  const update = () => {
-    const records = bind === null ? [] : boundRecords(bind);
-    const wanted = records.map((record) => rows.get(record.id));
-    if (wanted.length !== node.children.length || wanted.some((row, i) => row !== node.children[i])) {
-      node.replaceChildren(...wanted);
+  const { size, kind } = scrolls.length > 0 || world.paging.kind === "all" ? { size: Infinity } : world.paging;
+  const pager = element("nav", "pager");
+  if (kind === "endless") {
+    const end = Object.assign(control("button", `${id}-end`, "page"), { textContent: "Back to the top" });
+    end.addEventListener("click", () => scrollTo(0, 0));
+    pager.append(end);
+  }
+  let grow = () => {}; // shows more while the list's end is in the window
+  const scrolled = () => node.isConnected ? grow() : removeEventListener("scroll", scrolled);
+  if (kind === "endless") addEventListener("scroll", scrolled);
+  const show = (records, page) => {
+    const pages = Math.ceil(records.length / size);
+    const seen = records.slice(kind === "pages" ? page * size : 0, (page + 1) * size);
+    const wanted = seen.map((record) => rows.get(record.id));
+    if (wanted.length !== body.children.length || wanted.some((row, i) => row !== body.children[i])) {
+      body.replaceChildren(...wanted);
       still = node.scrollTop;
     }
+    count.textContent = `${records.length} of ${all.length} ${bind === null ? "" : bind.collection}`;
+    const turn = (name, text, to) => {
+      const made = Object.assign(control("button", `${id}-${name}`, "page"), { textContent: text, disabled: to === page });
+      made.addEventListener("click", () => show(records, to));
+      return made;
+    };
+    if (kind === "more") pager.replaceChildren(...(page + 1 < pages ? [turn("more", "Show more", page + 1)] : []));
+    if (kind === "pages") {
+      pager.replaceChildren(...[...Array(pages).keys()].map((to) => turn(`page-${to}`, String(to + 1), to)));
+    }
+    pager.hidden = pages < 2;
+    if (kind !== "endless") return;
+    grow = () => {
+      if (pager.getBoundingClientRect().top < innerHeight && page + 1 < pages) show(records, page + 1);
+    };
+    grow();
+  };
+  const update = () => {
+    const records = bind === null ? [] : boundRecords(bind);
+    show(records, 0);
     for (const record of records) {
       const possible = opens.filter((one) => can(one, record.id));
       const row = rows.get(record.id);
@@ -282,110 +181,213 @@ function list(id, opens, scrolls) {
       row.setAttribute("aria-disabled", String(possible.length === 0));
     }
   };
+  return { node: nodeOf("section", "listing", count, node, pager), update };
+}
+
+// --- blocks of a page -----------------------------------------------------------------------------------
+
+// A node whose children are made anew only when what they show has changed.
+function showing(node, find, make) {
+  let last = "[]";
+  const update = () => {
+    const found = find();
+    if (JSON.stringify(found) === last) return;
+    last = JSON.stringify(found);
+    node.replaceChildren(...found.flatMap(make));
+  };
   return { node, update };
 }
 
-function factsOf(record) {
-  return Object.entries(world.facts[record.collection] ?? {})
-    .map(([name, unit]) => typeof record[name] === "boolean"
-      ? (record[name] ? name : "not " + name)
-      : unit.replace("{}", String(record[name])))
-    .join(" \u00b7 ");
-}
-
-// --- the page -----------------------------------------------------------------------------------------
-
-// The items that the page knows of, by the ids in its signature.
+// The items that the page knows of: what is selected, and what its actions wait for in the session's notes.
 function cards() {
-  const node = element("div", "cards");
-  const update = () => {
-    const ids = Object.entries(state.signature).filter(([name, id]) => name.startsWith("selected_") && id);
-    const records = Object.values(world.data).flat();
-    const found = ids.map(([, id]) => records.find((record) => record.id === id)).filter((one) => one);
-    node.replaceChildren(...found.map((record) => {
-      const card = element("section", "card");
-      if (record.shape) card.append(drawing(record.shape, record.fill));
-      const words = element("div", "words");
-      words.append(element("h2", "", record.title), element("p", "facts", factsOf(record)));
-      card.append(words);
-      return card;
-    }));
-  };
-  return { node, update };
+  const records = Object.values(world.data).flat();
+  const waits = world.pages[state.page].actions.flatMap((one) => one.preconditions.map(({ path }) => path));
+  const paths = [...Object.keys(state.signature).filter((name) => name.startsWith("selected_")).map((name) => [name]),
+    ...waits.filter((path) => path.length > 1 && path.at(-1) === "item")];
+  const find = () => [...new Set(paths.map((path) => read(state.signature, path)))]
+    .map((id) => records.find((record) => record.id === id)).filter((one) => one);
+  return showing(element("div", paths.some((path) => path.length > 1) ? "cards waits" : "cards"), find, detail);
 }
 
-// What a review shows: everything that has been filled in.
-function summary() {
-  const node = element("dl", "summary");
-  const update = () => {
-    const filled = Object.entries(state.signature)
-      .filter(([name, value]) => !/^(selected|matched)_|_(id|applied|searched|order|kind)$/.test(name) &&
-        value !== null && value !== "" && value !== false && typeof value !== "object");
-    node.replaceChildren(...filled.flatMap(([name, value]) => [
-      element("dt", "", name.replace(/_\d+$/, "").replaceAll("_", " ")),
-      element("dd", "", value === true ? "yes" : String(value)),
-    ]));
-    node.hidden = filled.length === 0;
-  };
-  return { node, update };
+function detail(record) {
+  const parts = partsOf(record);
+  const facts = [...parts.words, ...parts.numbers, ...parts.flags.map(([name, isOn]) => [name, isOn ? "yes" : "no"])];
+  const table = nodeOf("table", "facts", nodeOf("tbody", "", ...facts.map(([name, text]) =>
+    nodeOf("tr", "", element("th", "", name), element("td", "", text)))));
+  const more = nodeOf("details", "extra", element("summary", "", "Who is behind it"),
+    record.by ? nodeOf("address", "", face(record.by), by(record), " ", when(record)) : "Nobody knows.");
+  return nodeOf("article", "detail", nodeOf("figure", "", scene(record)),
+    nodeOf("div", "info", element("h2", "", record.title), by(record),
+      record.text ? element("p", "text", record.text) : null, table, record.text ? more : null));
 }
 
-// The first page's face: what the site is called, what it has, and a few of those things' pictures.
+// What a review shows: everything that has been filled in, or only the `amounts`.
+function summary(amounts = false) {
+  const find = () => Object.entries(state.signature)
+    .filter(([name, value]) => !/^(selected|matched)_|_(id|applied|searched|order|kind)$/.test(name) &&
+      value !== null && value !== "" && value !== false && (amounts ? typeof value === "number" : typeof value !== "object"));
+  return showing(element("dl", "summary"), find, ([name, value]) => [
+    element("dt", "", name.replace(/_\d+$/, "").replaceAll("_", " ")),
+    element("dd", "", value === true ? "yes" : String(value)),
+  ]);
+}
+
+const samples = (from, to) => Object.values(world.data).flatMap((records) => records.slice(from, to));
+
+const BLOCKS = {
+  // a few records as the skin draws them; a click leads to where all are
+  shelf(page) {
+    const some = samples(0, world.plan.shelf);
+    const { frame, body } = frameOf(some.filter((one) => one.collection === some[0].collection));
+    for (const record of some.filter((one) => body.tagName !== "TBODY" || one.collection === some[0].collection)) {
+      const row = itemOf(record), way = page.actions.find((one) => one.target === record.collection.toUpperCase());
+      row.addEventListener("click", (event) => { event.preventDefault(); if (way) take(way); });
+      body.append(row);
+    }
+    return nodeOf("section", "shelf", element("h2", "", "New here"), frame);
+  },
+  steps: () => nodeOf("section", "steps", element("h2", "", "How it works"),
+    nodeOf("ol", "", ...world.words.steps.map((text) => element("li", "", text)))),
+  reviews: () => nodeOf("section", "reviews", element("h2", "", "What others say"),
+    ...world.words.reviews.map(([name, text]) => nodeOf("blockquote", "", element("q", "", text), face(name), element("cite", "", name)))),
+  people: () => nodeOf("section", "people", element("h2", "", "Who is here"),
+    nodeOf("ul", "", ...world.words.reviews.map(([name]) => nodeOf("li", "", face(name), element("span", "", name))))),
+  charts: () => nodeOf("section", "charts", ...Object.entries(world.data).map(([name, records]) => {
+    const fact = partsOf(records[0]).numbers[0];
+    return nodeOf("figure", "", element("strong", "", String(records.length)), ` ${name}`,
+      fact ? bars(records.slice(0, 12).map((one) => shareOf(one, fact))) : null,
+      fact ? element("figcaption", "", fact[0]) : null);
+  })),
+  hours: () => nodeOf("section", "hours", element("h2", "", "Our desks"), nodeOf("table", "", nodeOf("tbody", "",
+    ...world.words.towns.map((town, i) => nodeOf("tr", "", element("th", "", town), element("td", "", `${8 + i}:00 to 17:00`)))))),
+  news: () => nodeOf("section", "news", element("h2", "", "In short"), nodeOf("ul", "",
+    ...world.words.links.slice(0, 5).map(([name, text]) => nodeOf("li", "", element("strong", "", name), ": ", text)))),
+};
+
+function blocks(names, page) {
+  return names.map((name) => BLOCKS[name](page));
+}
+
+function note(title, text) {
+  const close = control("button", "", "button quiet");
+  const made = nodeOf("aside", "options dialog note", element("h3", "", title), element("p", "", text), close);
+  close.append("Close");
+  close.addEventListener("click", () => made.remove());
+  for (const other of document.querySelectorAll(".note")) other.remove();
+  document.body.append(made);
+}
+
+function links(from, to) {
+  return world.words.links.slice(from, to).map(([name, text]) => {
+    const made = Object.assign(element("a", "link", name), { href: "#" });
+    made.addEventListener("click", (event) => { event.preventDefault(); note(name, text); });
+    return nodeOf("li", "", made);
+  });
+}
+
+function foot() {
+  const columns = [[5, 8, "About us"], [8, 11, "Help"], [11, 14, "More"]].map(([from, to, title]) =>
+    nodeOf("nav", "", element("h4", "", title), nodeOf("ul", "", ...links(from, to))));
+  return nodeOf("footer", "extra", ...columns, nodeOf("address", "", element("strong", "", world.brand),
+    element("p", "", world.words.motto), element("small", "", world.words.towns.join(", "))), element("hr", ""),
+    nodeOf("p", "legal", element("small", "", `${world.brand}: an invented site.`)));
+}
+
+function top(page, ways) {
+  const tools = [["user", "Account", "You are here as a guest."], ["heart", "Favourites", "You have no favourites yet."]]
+    .map(([name, title, text]) => {
+      const made = control("button", "", "tool");
+      made.title = title;
+      made.append(icon(name));
+      made.addEventListener("click", () => note(title, text));
+      return made;
+    });
+  return nodeOf("header", "top",
+    nodeOf("div", "brand", icon(world.plan.icon), element("span", "", world.brand)),
+    nodeOf("nav", "site", nodeOf("ul", "", ...ways.map((node) => nodeOf("li", "", node)), ...links(0, 5))),
+    nodeOf("div", "tools extra", ...tools));
+}
+
 function hero() {
-  const node = element("section", "hero");
-  const strip = element("div", "strip");
-  for (const records of Object.values(world.data)) {
-    for (const record of records.slice(0, 5)) if (record.shape) strip.append(drawing(record.shape, record.fill));
-  }
-  node.append(element("p", "big", world.brand), element("p", "facts", Object.keys(world.data).join(" \u00b7 ")), strip);
-  return { node, update: () => {} };
+  const pictures = samples(0, 3).slice(0, 3).map(scene);
+  return nodeOf("section", "hero", nodeOf("div", "words", element("h1", "", world.brand), element("p", "", world.words.motto),
+    element("p", "extra", `In short: ${Object.keys(world.data).join(", ")}.`)), nodeOf("div", "strip", ...pictures));
 }
 
-const ENTRIES = ["choice", "slider", "checkbox", "search", "date", "field"];
-const MAKERS = { button, banner, checkbox, choice, field, search, slider, date };
+// --- the page ------------------------------------------------------------------------------------------
 
-function build(page) {
-  const widgets = [];
-  const regions = Object.fromEntries(["top", "side", "main", "foot"].map((name) => [name, element("div", name)]));
-  const put = (region, widget) => { widgets.push(widget); regions[region].append(widget.node); };
-  const actions = page.actions;
-  const hasList = actions.some((action) => action.kind === "row" || action.kind === "scroll");
-  put("main", page.is_first ? hero() : cards());
-  const done = new Set();
-  for (const action of actions) {
+const ENTRIES = ["choice", "select", "radio", "tabs", "upload", "autocomplete", "drop", "slider", "checkbox", "search", "date", "field"];
+const MAKERS = { button, link, banner, confirm, window: windowLink, checkbox, choice, select, radio, tabs, upload,
+  autocomplete, drop, field, search, slider, date };
+
+// The page's widgets, and their nodes by the role that they play in it.
+function parts(page) {
+  const widgets = [], nodes = { list: [], way: [], menu: [], back: [], entry: [], action: [], notice: [] }, done = new Set();
+  const put = (role, widget, action = null) => { widgets.push({ ...widget, action }); nodes[role].push(widget.node); };
+  for (const action of page.actions) {
     if (done.has(action)) continue;
-    const alike = actions.filter((one) => one.element === action.element && !done.has(one));
+    const alike = page.actions.filter((one) => one.element === action.element && !done.has(one));
     if (action.kind === "row" || action.kind === "scroll") {
-      const rows = alike.filter((one) => one.kind === "row");
-      const scrolls = alike.filter((one) => one.kind === "scroll");
-      put("main", list(action.element, rows, scrolls));
+      const rows = alike.filter((one) => one.kind === "row"), scrolls = alike.filter((one) => one.kind === "scroll");
+      put("list", list(action.element, rows, scrolls));
       for (const one of [...rows, ...scrolls]) done.add(one);
     } else if (action.kind === "menu" || action.kind === "hover") {
       const shared = alike.filter((one) => one.kind === action.kind);
-      put(page.is_first ? "main" : "side", menu(shared));
+      put("menu", menu(shared));
       for (const one of shared) done.add(one);
     } else {
-      const region = action.kind === "banner" ? "top" : ENTRIES.includes(action.kind) ? (hasList ? "side" : "main")
-        : page.is_first && action.is_navigation ? "main" : "foot";
-      put(region, MAKERS[action.kind](action));
+      const goes = action.kind === "button" && action.is_navigation;
+      const role = action.kind === "banner" ? "notice" : ENTRIES.includes(action.kind) ? "entry"
+        : goes && action.is_quiet ? "back" : goes && page.is_first ? "way" : "action";
+      put(role, (role === "back" || role === "way" ? link : MAKERS[action.kind])(action), action);
       done.add(action);
     }
   }
-  if (!hasList && !page.is_first && !actions.some((action) => ENTRIES.includes(action.kind))) put("main", summary());
-  const header = element("header", "");
-  header.append(element("span", "brand", world.brand), element("h1", "", page.is_first ? "Welcome" : page.title));
-  if (page.message !== null) {
-    const message = element("section", "done");
-    message.append(drawing("tick", world.style.accent), element("p", "", page.message));
-    regions.main.prepend(message);
+  return { widgets, nodes };
+}
+
+function form(legend, nodes, actions) {
+  const made = nodeOf("form", "form", nodeOf("fieldset", "", element("legend", "", legend), ...nodes), nodeOf("p", "actions", ...actions));
+  made.addEventListener("submit", (event) => event.preventDefault());
+  return made;
+}
+
+function build(page) {
+  const { widgets, nodes } = parts(page);
+  const main = element("main", ""), { plan } = world, inHead = plan.ways === "head" ? nodes.way : [];
+  const made = (widget) => { widgets.push(widget); return widget.node; };
+  if (page.is_first) {
+    const ways = nodeOf("nav", "ways", ...nodes.way.filter((node) => !inHead.includes(node)), ...nodes.menu);
+    main.append(hero(), ways, ...blocks(plan.first, page));
+    if (nodes.entry.length + nodes.action.length > 0) main.append(form(page.title, nodes.entry, nodes.action));
+    main.append(...nodes.list);
+  } else {
+    const trail = [...nodes.back, element("span", "here", page.title)].map((node) => nodeOf("li", "", node));
+    main.append(nodeOf("nav", "crumbs", nodeOf("ol", "", ...trail)), element("h1", "", page.title));
+    if (page.message !== null) {
+      main.append(nodeOf("section", "done", drawing("tick", world.style.accent), nodeOf("p", "", element("mark", "", page.message))));
+    }
+    const side = nodeOf("aside", "side"), body = nodeOf("div", "body");
+    const hasList = nodes.list.length > 0;
+    if (nodes.menu.length > 0) side.append(...nodes.menu);
+    if (hasList) {
+      if (nodes.entry.length > 0) side.append(form("Find", nodes.entry, []));
+      body.append(made(cards()), ...nodes.list);
+      if (nodes.action.length > 0) body.append(nodeOf("p", "actions", ...nodes.action));
+    } else if (nodes.entry.length > 0) {
+      body.classList.add("fills");
+      body.append(form(page.title, [...nodes.entry, made(summary(true))], nodes.action), made(cards()));
+    } else {
+      body.append(nodeOf("p", "actions", ...nodes.action), made(cards()), made(summary()));
+    }
+    const others = nodeOf("aside", "others extra", ...blocks(hasList ? plan.beside : plan.below, page));
+    main.append(nodeOf("div", "middle", side.children.length > 0 ? side : null, body, hasList && plan.beside.length > 0 ? others : null));
+    if (!hasList) main.append(others);
   }
-  const middle = element("div", "middle filters-" + world.layout);
-  if (regions.side.children.length > 0) middle.append(regions.side);
-  middle.append(regions.main);
-  regions.main.classList.toggle("first", page.is_first);
-  regions.foot.hidden = regions.foot.children.length === 0;
   document.title = page.title;
-  document.body.replaceChildren(header, middle, regions.foot, regions.top);
+  document.body.className = [page.is_first ? "first" : "", nodes.list.length > 0 ? "lists" : ""].join(" ");
+  document.body.replaceChildren(top(page, inHead), main, foot(), ...nodes.notice);
+  scrollTo(0, 0);
   return widgets;
 }
 
@@ -393,7 +395,15 @@ function draw() {
   if (shown === null || shown.page !== state.page) {
     shown = { page: state.page, widgets: build(world.pages[state.page]) };
   }
+  for (const error of document.querySelectorAll(".error")) error.remove();
   for (const widget of shown.widgets) widget.update();
 }
 
+for (const [name, value] of Object.entries(world.plan.knobs)) document.documentElement.style.setProperty("--" + name, value);
+document.documentElement.dataset.filters = world.plan.filters;
+if (sessionStorage.getItem("minirl") !== null) { // left by the window that has opened this one
+  state = JSON.parse(sessionStorage.getItem("minirl"));
+  sessionStorage.removeItem("minirl");
+  history.replaceState(state, "", "#" + state.page);
+}
 draw();

@@ -3,9 +3,10 @@
 The browser visits `http://<world>.test/`, which `SiteServer` answers with `render`'s page. It follows the
 machine by itself (runtime.js, a transcript of interpreter.py), and `read_state` reads its state, by which an
 episode is judged. Paper: AutoWebWorld, section 3.3. Deviation: there, a language model writes a front end per
-site; here one runtime draws all, as "tiles" (done by one click each, for small models) or as "pages".
+site; here one runtime draws all, as "tiles" (done by one click each, for small models) or as "pages" in one
+of several skins (looks.py).
 
-A record shows its `title`, next to its `swatch` (a colour) or its `shape` in the colour `fill`.
+A record shows its `title`, next to its `swatch` (a colour) or a scene with its `shape` in the colour `fill`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
@@ -24,20 +28,29 @@ from typing import TYPE_CHECKING, Any, Literal
 from jinja2 import Template
 from typing_extensions import TypedDict
 
+from minirl.console import printable
 from minirl.run_folder import write_atomic
 from minirl.worlds.fsm_file import Action, document_of, load_fsm, read_json, validated
 from minirl.worlds.interpreter import State, World
+from minirl.worlds.looks import SKINS
 from minirl.worlds.widgets import target_of, widget_of
 
 if TYPE_CHECKING:
     from playwright.async_api import Page as BrowserPage
 
 Records = dict[str, tuple[dict[str, Any], ...]]  # what data.json holds
-COLOURS = {"background": "#f4f5f7", "tile": "#ffffff", "text": "#22262b", "accent": "#2d5fa4"}
+COLOURS = {
+    "background": "#f4f5f7",
+    "tile": "#ffffff",
+    "text": "#22262b",
+    "accent": "#2d5fa4",
+    "link": "#2d5fa4",
+}
 FONTS = {
     "sans": '"Helvetica Neue", Helvetica, Arial, "Liberation Sans", "DejaVu Sans", sans-serif',
     "serif": '"Times New Roman", "Liberation Serif", "DejaVu Serif", serif',
 }
+EMPTY = {"motto": "", "steps": [], "reviews": [], "links": [], "towns": []}  # words of a site that has none
 # The drawings of pictures.js that a record may name
 SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
 SAME = ("target", "is_navigation", "parameters", "open_parameters")  # told as they are
@@ -56,7 +69,14 @@ class Style(TypedDict, total=False):
     brand: str
     labels: dict[str, str]
     facts: dict[str, dict[str, str]]
-    layout: str
+    skin: str
+    link: str
+    filters: str
+    knobs: dict[str, str]
+    words: dict[str, Any]
+    paging: dict[str, Any]
+    question: str
+    complains: bool
     corners: int
     letters: int
     font: Literal["sans", "serif"]
@@ -73,15 +93,35 @@ async def read_state(page: BrowserPage) -> State | None:
 def render(world: World) -> bytes:
     """Return the whole site as one HTML document that needs nothing else. ValueError if it can't be drawn."""
     look = world.style.get("look", "tiles")
-    names = ("page.html.j2", f"{look}.css", "runtime.js", "pictures.js", f"{look}.js")
-    folder = files("minirl.worlds")
-    template, css, *scripts = (folder.joinpath(name).read_text(encoding="utf-8") for name in names)
+    sheets, scripts = [f"{look}.css"], ["runtime.js", "pictures.js", f"{look}.js"]
+    if look == "pages":
+        sheets += [f"skins/{plan_of(world)['skin']}.css"]
+        scripts[2:2] = ["scenes.js", "widgets.js"]
+    template = _text("page.html.j2")
+    css, script = ("".join(map(_text, names)) for names in (sheets, scripts))
     text = json.dumps(describe(world), ensure_ascii=False, allow_nan=False)
     # Inside <script> only these could end the element early or be read as markup.
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    html = Template(template, keep_trailing_newline=True).render(css=css, world=text, script="".join(scripts))
+    html = Template(template, keep_trailing_newline=True).render(css=css, world=text, script=script)
     return html.encode("utf-8", errors="replace")  # a lone surrogate in a title becomes "?"
+
+
+@cache
+def _text(name: str) -> str:
+    return files("minirl.worlds").joinpath(name).read_text(encoding="utf-8")
+
+
+def plan_of(world: World) -> dict[str, Any]:
+    """Return what the site's skin puts where; what it leaves open is the site's, or the first possible value.
+    ValueError for a skin that is not there."""
+    style = world.style
+    skin = str(style.get("skin", next(iter(SKINS))))
+    if skin not in SKINS:
+        raise ValueError(f"{world.name}: there is no skin {skin!r}; there are: {', '.join(SKINS)}")
+    knobs = {name: values[0] for name, values in SKINS[skin]["knobs"].items()} | style.get("knobs", {})
+    filters = style.get("filters", SKINS[skin]["filters"][0])
+    return SKINS[skin] | {"skin": skin, "knobs": knobs, "filters": filters}
 
 
 def describe(world: World) -> dict[str, Any]:
@@ -114,9 +154,11 @@ def describe(world: World) -> dict[str, Any]:
         | {"font": FONTS[style.get("font", "sans")]},
         "places": style.get("places", {}),
         "brand": str(style.get("brand", world.fsm.meta.get("app", ""))),
-        "layout": "top" if style.get("layout") == "top" else "side",
-        "consent": "modal" if style.get("consent") == "modal" else "banner",
+        "plan": plan_of(world) if style.get("look") == "pages" else {},
         "facts": style.get("facts", {}),
+        "words": EMPTY | style.get("words", {}),
+        "paging": style.get("paging", {"kind": "all", "size": 1}),
+        **{name: style.get(name) for name in ("consent", "question", "complains")},
     }
 
 
@@ -132,7 +174,10 @@ def _describe_action(action: Action, world: World) -> dict[str, Any]:
         "id": action.id,
         "label": label,
         **widget,
-        "options": [{"text": str(o["value"]), "item": target_of(str(o["selector"]))} for o in options],
+        "options": [
+            {"text": str(o["value"]), "item": target_of(str(o["selector"]).split()[-1])} for o in options
+        ],
+        "opener": world.style.get("labels", {}).get(f"#{widget['element']}"),
         "is_quiet": label in {"Back", "Home", "Cancel"},
         **{name: getattr(action, name) for name in SAME},
         "preconditions": [asdict(condition) for condition in action.preconditions],
@@ -155,29 +200,54 @@ def save_world(world: World, folder: Path) -> None:
     write_atomic(folder / "index.html", render(world))
 
 
+def _name(site: World | Path) -> str:
+    return site.name if isinstance(site, World) else name_of(site)
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of the site in a folder, "my-site" for "My_site". ValueError if nothing is left."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
+    if not name:
+        raise ValueError(f"{folder}: a site's name is its folder's: use letters or digits")
+    return name
+
+
 def load_world(folder: Path) -> World:
     """Return the site in a folder; data.json and style.json may be absent. Raises ValueError."""
     paths = (folder / "data.json", folder / "style.json")
     data, style = (read_json(path) if path.is_file() else {} for path in paths)
     validated(str(paths[1]), Style, style)
     records = validated(str(paths[0]), Records, data)
-    return World(folder.name.lower(), load_fsm(folder / "fsm.json"), records, style)
+    return World(name_of(folder), load_fsm(folder / "fsm.json"), records, style)
 
 
 class SiteServer(ThreadingHTTPServer):
-    """Serves worlds on 127.0.0.1 while a `with` block runs. `sites` tells a browser each host's port, as
-    {"shop-0.test": 40313}. ValueError if the port can't be had, or two worlds share a name."""
+    """Serves worlds, or the folders in which they are, on 127.0.0.1 while a `with` block runs; each is drawn
+    when it is first visited. `sites` tells a browser each host's port, as {"shop-0.test": 40313}. ValueError
+    if the port can't be had, or two have the same name."""
 
-    def __init__(self, worlds: Sequence[World], port: int = 0) -> None:
-        self.pages = {f"{world.name}.test": render(world) for world in worlds}
-        if len(self.pages) < len(worlds):
-            raise ValueError(f"two worlds have the same name: {sorted(world.name for world in worlds)}")
+    def __init__(self, sites: Sequence[World | Path], port: int = 0) -> None:
+        self.places = {f"{_name(site)}.test": site for site in sites}
+        self.pages: dict[str, bytes] = {}
+        if len(self.places) < len(sites):
+            often = [name for name, times in Counter(site.name for site in sites).items() if times > 1]
+            raise ValueError(f"two sites have the same name, {often[0]} for one")
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:  # in use, or no port number at all
             hint = "choose another --browser.site-port, or 0 for any free one"
             raise ValueError(f"cannot serve on 127.0.0.1:{port} ({error}): {hint}") from error
-        self.sites = dict.fromkeys(self.pages, self.server_port)
+        self.sites = dict.fromkeys(self.places, self.server_port)
+
+    def page(self, host: str) -> tuple[int, bytes]:
+        """Return a site's page with status 200, or 500 and why it can't be drawn."""
+        if host not in self.pages:
+            site = self.places[host]
+            try:
+                self.pages[host] = render(site if isinstance(site, World) else load_world(site))
+            except (OSError, ValueError) as error:
+                return 500, f"{printable(str(error))}\n".encode(errors="replace")
+        return 200, self.pages[host]
 
     def __enter__(self) -> SiteServer:
         threading.Thread(target=self.serve_forever, name="sites", daemon=True).start()
@@ -197,8 +267,9 @@ class _Handler(BaseHTTPRequestHandler):
         status, kind, body = 404, "text/plain", b"There is no such site or page.\n"
         if path == "/favicon.ico":
             status, kind, body = 204, "text/html", b""
-        elif path == "/" and host in self.server.pages:
-            status, kind, body = 200, "text/html", self.server.pages[host]
+        elif path == "/" and host in self.server.places:
+            status, body = self.server.page(host)
+            kind = "text/html" if status == 200 else kind
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))

@@ -1,7 +1,7 @@
 """Solutions acted out in Chromium, with every step's state compared with the interpreter's.
 
-`instantiate` gives a path's symbols real values, `replay` acts it out with mouse and keyboard and returns the
-box of every element that was touched, or the reason why it is no demonstration.
+`replay` acts a path out with mouse and keyboard (operations.py) and returns the box of every element that was
+touched, or the reason why it is no demonstration.
 
 Paper: AutoWebWorld, section 4.3 (execution-based filtering). Deviation: there, a failed click is a warning
 and the page is believed to be where the trace says; here the page's state is read after every action.
@@ -10,35 +10,30 @@ and the page is believed to be where the trace says; here the page's state is re
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
 
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
 from minirl.console import progress
 from minirl.run_folder import ImageFolder, to_line, write_atomic
-from minirl.types import BrowserFault, Stop, ToolFailure
-from minirl.worlds.interpreter import State, World, apply, enabled, initial_state, parameter_values
+from minirl.types import BrowserFault, Stop, Task, ToolFailure
+from minirl.worlds.interpreter import State, World, apply, initial_state
+from minirl.worlds.operations import Gui, Target, act, find, measure
 from minirl.worlds.render import SiteServer, read_state
-from minirl.worlds.search import Step, explore, symbolic
-from minirl.worlds.widgets import gui_steps, widget_of
+from minirl.worlds.search import Step, solve
+from minirl.worlds.widgets import gui_steps
 
-K = TypeVar("K")
-MEASURE = files("minirl.worlds").joinpath("measure.js").read_text(encoding="utf-8")
-ROWS_SEEN = 4  # of a list that begins where it was scrolled to, on a page 720 pixels high
-PATHS, VALUES = 20, 5  # how many paths, and how many values of each step, are tried for one solution
+MOST_SCROLLS = 10  # until an element must be in the window
 
 
 @dataclass(frozen=True)
 class Grounded:
     """One operation of mouse or keyboard: `box` is left, top, right and bottom in CSS pixels, `text` what was
-    typed, the key, or the way that a list went, `picture` the screenshot before it (PNG), `words` those of
-    the element. A drag's `ends` are two x and one y. With pictures a path ends in an `answer`."""
+    typed, the key, or the way that was scrolled, `picture` the screenshot before it (PNG), `words` those of
+    the element, `ends` the x and y of a drag's two. With pictures a path ends in an `answer`."""
 
     action_id: str
     op: str
@@ -59,46 +54,6 @@ class Replay:
     reason: str = ""
 
 
-def solutions(world: World, seed: int) -> dict[str, list[Step]]:
-    """Return one shortest path, with values, to every terminal page that can be reached."""
-    graph, start, out = explore(symbolic(world.fsm), plain=False), initial_state(world.fsm), {}
-    for page in world.fsm.terminal_pages:
-        for path in graph.sample(page, PATHS, seed):
-            steps = instantiate(world, start, path, random.Random(f"{seed} {page}"))
-            if steps is not None:
-                out[page] = steps
-                break
-    return out
-
-
-def instantiate(world: World, state: State, path: list[Step], rng: random.Random) -> list[Step] | None:
-    """Return the path's actions with values that are offered where they are needed, or None."""
-    if not path:
-        return []
-    id = path[0].action_id
-    values = within_reach(world, state, id)
-    for params in rng.sample(values, min(VALUES, len(values))):
-        if enabled(world.fsm, state, id, params):
-            rest = instantiate(world, apply(world.fsm, state, id, params), path[1:], rng)
-            if rest is not None:
-                return [Step(id, params), *rest]
-    return None
-
-
-def within_reach(world: World, state: State, id: str) -> list[dict[str, Any]]:
-    """Return the parameters with which an action can be taken at once: of a list's rows those seen without
-    scrolling, which may be an action too. A list can be scrolled to any row except its first."""
-    values = parameter_values(world, state, id)
-    action = world.fsm.pages[state.page].actions[id]
-    kind = widget_of(action, world.fsm).kind
-    if kind not in ("row", "scroll"):
-        return values
-    anchors = [value for name, value in state.signature.items() if name.endswith("_viewport_anchor_id")]
-    ids = [params[action.open_parameters[0]] for params in values]
-    first = next((ids.index(anchor) for anchor in anchors if anchor in ids), 0)
-    return values[first : first + ROWS_SEEN] if kind == "row" else values[:first] + values[first + 1 :]
-
-
 async def replay(session: Session, world: World, steps: Sequence[Step], pictures: bool = False) -> Replay:
     """Act a path out on a page that shows the world's first state."""
     state, place, grounded, reason = initial_state(world.fsm), "at the start", [], ""
@@ -106,16 +61,34 @@ async def replay(session: Session, world: World, steps: Sequence[Step], pictures
         await compare(session, state)
         for step in steps:
             place = step.action_id
-            for gui in gui_steps(world, state, step):
-                grounded.append(await _act(session, place, gui, pictures))
+            for wanted in gui_steps(world, state, step):
+                for _ in range(MOST_SCROLLS):
+                    gui, target = await find(session, wanted)
+                    grounded.append(await grounding(session, place, gui, target, pictures))
+                    await act(session, gui, target)
+                    if gui["op"] != "scroll":
+                        break
+                    await measure(session, "frames")  # scrolling tells the page only with the next frame
+                    if wanted["op"] == "scroll" and target.at is None:  # the list, no longer the window
+                        break
+            await measure(session, "frames")
             state = apply(world.fsm, state, step.action_id, step.params)
-            await measure(session, "frames")  # scrolling tells the page only with the next frame
             await compare(session, state)
         if pictures:
             grounded.append(Grounded("", "answer", "", None, picture=await session.screenshot()))
     except (ToolFailure, BrowserFault) as failure:
         reason = f"{place}: {str(failure) or type(failure).__name__}"
     return Replay(steps, grounded, reason)
+
+
+async def grounding(session: Session, place: str, gui: Gui, target: Target, pictures: bool) -> Grounded:
+    """Return what is told of an operation that is about to be done."""
+    selector = gui.get("selector", "")
+    picture = await session.screenshot() if pictures else b""
+    words = await measure(session, "words", selector) if pictures and selector else ""
+    text = gui["to"] if gui["op"] == "scroll" else gui.get("text", gui.get("key", ""))
+    ends = (*target.point, *target.to) if target.to else ()
+    return Grounded(place, gui["op"], selector, target.box, text, picture, words, ends)
 
 
 async def compare(session: Session, expected: State) -> None:
@@ -126,67 +99,16 @@ async def compare(session: Session, expected: State) -> None:
         raise BrowserFault(Stop.ENV_ERROR, f"the page shows {shown}, not {expected.key()}")
 
 
-async def measure(session: Session, name: str, *given: Any) -> Any:
-    """Return the result of measure.js's function `name` on the current page. BrowserFault if it is null."""
-    found = await session.do(session.page.evaluate(MEASURE, [name, *given]))
-    if found is None:
-        raise BrowserFault(Stop.ENV_ERROR, f"the page shows no element {' '.join(map(str, given))}")
-    return found
-
-
-async def _act(session: Session, action_id: str, gui: Mapping[str, Any], pictures: bool) -> Grounded:
-    """Do one of `gui_steps` with mouse or keyboard. BrowserFault if its element is not there."""
-    mouse, keyboard = session.page.mouse, session.page.keyboard
-    op, selector, text = gui["op"], gui.get("selector", ""), gui.get("text", gui.get("key", ""))
-    ends: tuple[float, ...] = ()
-    box = tuple(await measure(session, "box", selector)) if selector else None
-    x, y = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2) if box else (0.0, 0.0)
-    picture = await session.screenshot() if pictures else b""
-    words = await measure(session, "words", selector) if pictures and selector else ""
-    match op:
-        case "click":
-            await session.do(mouse.click(x, y))
-        case "hover":
-            await session.do(mouse.move(x, y))
-        case "type_text":
-            await session.do(keyboard.press("ControlOrMeta+A"))
-            await session.do(keyboard.type(gui["text"]))
-        case "key_press":
-            await session.do(keyboard.press(gui["key"]))
-        case "drag":
-            ends = start, end, height = tuple(await measure(session, "thumb", selector, gui["to"]))
-            await session.do(mouse.move(start, height))
-            await session.do(mouse.down())
-            await session.do(mouse.move(end, height, steps=4))
-            await session.do(mouse.up())
-        case "scroll":
-            await session.do(mouse.move(x, y))
-            distance = await measure(session, "distance", selector, gui["to"].split()[-1])
-            await session.do(mouse.wheel(0, distance))
-            text = "up" if distance < 0 else "down"
-    return Grounded(action_id, op, selector, box, text, picture, words, ends)
-
-
 async def replay_sites(
-    worlds: Sequence[World], config: BrowserConfig, seed: int = 0, pictures: bool = False
+    worlds: Sequence[World], config: BrowserConfig, tasks: Sequence[Task] = (), pictures: bool = False
 ) -> dict[tuple[str, str], Replay]:
-    """Return a solution, acted out, for every site and each of its terminal pages. A page without a solution
-    has a Replay too."""
-    ways = {}
+    """Return a shortest solution, acted out, of every task, or of every terminal page of a site without any;
+    `config.episodes` run at a time. What has no solution has a Replay too."""
+    places, ways = asyncio.Semaphore(config.episodes), {}
     for world in worlds:
-        solved = dict.fromkeys(world.fsm.terminal_pages) | solutions(world, seed)
-        ways |= {(world.name, page): (world, path) for page, path in solved.items()}
-    return await replay_ways(worlds, ways, config, pictures)
-
-
-async def replay_ways(
-    worlds: Sequence[World],
-    ways: Mapping[K, tuple[World, list[Step] | None]],
-    config: BrowserConfig,
-    pictures: bool = False,
-) -> dict[K, Replay]:
-    """Return what became of each path on its site; `config.episodes` are acted out at a time."""
-    places = asyncio.Semaphore(config.episodes)
+        goals = {task.id: task.goal for task in tasks if task.meta.get("world") == world.name}
+        for name, goal in (goals or {page: {"page": page} for page in world.fsm.terminal_pages}).items():
+            ways[world.name, name] = (world, solve(world, goal))
 
     async def visit(world: World, steps: list[Step] | None) -> Replay:
         if steps is None:
@@ -210,8 +132,8 @@ async def replay_ways(
 def save_replays(replays: Mapping[tuple[str, str], Replay], folder: Path) -> None:
     """Write a line of steps.jsonl for every trajectory, and the pictures that it names by their hashes."""
     images, lines = ImageFolder(folder / "pictures"), []
-    for (world, terminal), one in replays.items():
-        line = {"world": world, "terminal": terminal, **asdict(one)}
+    for (world, task), one in replays.items():
+        line = {"world": world, "task": task, **asdict(one)}
         for step in line["grounded"]:
             step["picture"] = f"{images.put(step['picture'])}.png"
         lines.append(to_line(line))

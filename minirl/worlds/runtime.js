@@ -80,7 +80,8 @@ function enabled(action, params) {
 
 function writeEffect(signature, effect, values, defaults) {
   if (effect.expr !== null) return signature;
-  const given = effect.ref === null ? effect.value : values[effect.ref];
+  const literal = effect.ref === null ? effect.value : values[effect.ref];
+  const given = effect.source === null ? literal : read(signature, effect.source) ?? null;
   const old = read(signature, effect.path);
   switch (effect.op) {
     case "set": return write(signature, effect.path, given);

@@ -9,30 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minirl.agents import simplified_html
-from minirl.agents.openwebrl import SCALE
 from minirl.browser.session import Session
 from minirl.config import AgentConfig
 from minirl.console import progress, say
 from minirl.model import Preprocessor
 from minirl.rollout import RolloutWorker
-from minirl.types import Prompt, Sample, Task, Trajectory
+from minirl.types import BrowserFault, Prompt, Sample, Stop, Task, Trajectory
+from minirl.worlds import operations
+from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.interpreter import World, apply, initial_state
-from minirl.worlds.replay import compare, measure
-from minirl.worlds.search import Step, solve
-from minirl.worlds.shop import SHOP, shops_of
+from minirl.worlds.operations import find, is_visible
+from minirl.worlds.replay import MOST_SCROLLS, compare
+from minirl.worlds.search import solve
+from minirl.worlds.shop import SHOP
+from minirl.worlds.sites import sites_of, world_at
 from minirl.worlds.widgets import gui_steps
 
 VISUAL = AgentConfig()
-GRID = 20  # of the coordinates that it says, from 0 to SCALE
 
 
 class ScriptedPolicy:
-    """The shortest solution of one task, told turn by turn: a text agent's response does one thing, a visual
-    agent's all that is done on the current page. Without a preprocessor there is only `respond`."""
+    """The shortest solution of one task, told turn by turn with the agent's own tools: of tiles all that is
+    done on the current page, else as much of one step as can be seen, or a scroll towards it; a text agent's
+    response does one thing. Without a preprocessor there is only `respond`."""
 
     def __init__(
         self, world: World, task: Task, preprocessor: Preprocessor | None = None, agent: AgentConfig = VISUAL
@@ -42,9 +46,13 @@ class ScriptedPolicy:
         steps = solve(world, task.goal)
         if steps is None:
             raise ValueError(f"task {task.id} has no solution in {world.name}")
-        self.steps = steps  # that are left
+        self.steps, self.left = steps, list[dict[str, Any]]()  # to be taken; operations of the first one
+        self.answer = next(iter(load_goal(task.goal).answer), "done")
+        self.is_tiles, self.scrolls = world.style.get("look", "tiles") == "tiles", 0
         asked = [str(condition["value"]) for condition in task.goal.get("where", [])]
-        self.looked_for = [*asked, *(SHOP["buttons"][role].lower() for role in ("next", "order"))]
+        if task.meta.get("site") == "shops":
+            asked += [SHOP["buttons"][role].lower() for role in ("next", "order")]
+        self.looked_for = asked if self.is_tiles else []
 
     async def __call__(self, t: int, prompt: Prompt, session: Any) -> Sample:
         assert self.preprocessor is not None
@@ -58,80 +66,95 @@ class ScriptedPolicy:
         await compare(session, self.state)
         return await (self._calls(session) if self.agent.kind == "visual" else self._action(session))
 
-    def _next(self) -> tuple[Step, list[dict[str, Any]]]:
-        """Return the next step and its operations, and predict the state behind it."""
-        step = self.steps.pop(0)
-        operations = gui_steps(self.world, self.state, step)
-        self.state = apply(self.world.fsm, self.state, step.action_id, step.params)
-        return step, operations
+    def _operations(self) -> list[dict[str, Any]]:
+        """Return what is left to do of the next step."""
+        self.left = self.left or gui_steps(self.world, self.state, self.steps[0])
+        return self.left
+
+    async def _did(self, session: Session, gui: Mapping[str, Any]) -> str:
+        """Note that an operation is being said, and predict the state behind its step's last one. Return
+        words for it."""
+        step, selector = self.steps[0], gui.get("selector", "")
+        words = " ".join(str(value) for value in step.params.values())
+        self.left, self.scrolls = self.left[1:], 0
+        if not self.left:
+            self.state = apply(self.world.fsm, self.state, step.action_id, step.params)
+            self.steps.pop(0)
+        return words or str(await session.do(session.page.inner_text(selector))).strip()
+
+    def _scrolled(self) -> None:
+        self.scrolls += 1
+        if self.scrolls > MOST_SCROLLS:
+            raise BrowserFault(Stop.ENV_ERROR, f"{self.steps[0].action_id}: scrolling does not lead to it")
 
     async def _action(self, session: Session) -> str:
-        words, action = "done", 'exit(message="done")'
+        words, action = "done", f"exit(message={json.dumps(self.answer)})"
         self.ended = not self.steps
         if not self.ended:
-            step, (operation,) = self._next()
-            selector = operation["selector"]
-            number = await simplified_html.number_at(session, selector)
-            action = f'do(action="Click", element="{number}")'
-            words = " ".join(str(value) for value in step.params.values())
-            words = words or str(await session.do(session.page.inner_text(selector))).strip()
+            wanted, *later = self._operations()
+            if later and later[0]["op"] == "type_text" and later[0]["selector"] == wanted["selector"]:
+                wanted, self.left = later[0], later  # the agent's "Type" clicks by itself
+            gui, _ = await find(session, wanted)
+            if gui["op"] != wanted["op"]:
+                self._scrolled()
+                words, action = gui["to"], operations.action(gui, None)
+            else:
+                selector = gui.get("selector", "")
+                number = await simplified_html.number_at(session, selector) if selector else None
+                words, action = await self._did(session, gui), operations.action(gui, number)
+            if not action:
+                raise ValueError(f"{self.world.name}: the text agent can't {gui['op']}")
         thinking = f"<think> # Element: {words} </think> <answer> {action} </answer>"
         return thinking if self.agent.thinking else action
 
     async def _calls(self, session: Session) -> str:
         points, page = dict[str, list[int] | None].fromkeys(self.looked_for), self.state.page
-        while self.steps and self.state.page == page:
-            step, operations = self._next()
-            for selector in (operation["selector"] for operation in operations):
-                box = await measure(session, "box", selector)
-                words = " ".join(str(value) for value in step.params.values())
-                words = words or str(await session.do(session.page.inner_text(selector))).strip().lower()
-                points[words] = middle(box, session.width, session.height)
+        calls, size = list[dict[str, Any]](), (session.width, session.height)
+        while self.steps and self.state.page == page and (self.is_tiles or self.left or not calls):
+            wanted = self._operations()[0]
+            if calls and not self.is_tiles and not await is_visible(session, wanted):
+                break  # until the calls so far are carried out
+            is_named = bool(self.steps[0].params)
+            gui, target = await find(session, wanted)
+            calls.append(operations.call(gui, target, *size))
+            if gui["op"] != wanted["op"]:
+                self._scrolled()
+                break
+            words = await self._did(session, gui)
+            if target.box:
+                points[words if is_named else words.lower()] = operations.middle(target.box, *size)
         self.ended = not self.steps
+        if self.ended:
+            calls.append({"name": "done", "arguments": {"response": self.answer}})
         opens_think = self.preprocessor is not None and self.preprocessor.chat.opens_think
-        return ("" if opens_think else "<think>\n") + spoken(points, self.ended)
+        return ("" if opens_think else "<think>\n") + spoken(points, calls)
 
 
-def middle(box: Sequence[float], width: float, height: float) -> list[int]:
-    """Return the middle of left, top, right and bottom as a click's point, rounded to a multiple of GRID if
-    that is inside too: such coordinates are single tokens for a small vocabulary."""
-    point = []
-    for low, high, size in ((box[0], box[2], width), (box[1], box[3], height)):
-        exact = (low + high) / 2 * SCALE / size
-        rounded = round(exact / GRID) * GRID
-        point.append(rounded if low < rounded * size / SCALE < high else round(exact))
-    return point
+def spoken(points: Mapping[str, Sequence[int] | None], calls: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a visual agent says that looks for things and makes calls on those that are there.
 
-
-def spoken(points: Mapping[str, Sequence[int] | None], ends: bool) -> str:
-    """Return what a visual agent says that looks for things and clicks on those that are there.
-
-    >>> spoken({"dune": None, "red": (140, 700)}, ends=False)
+    >>> spoken({"dune": None, "red": (140, 700)}, [{"name": "click", "arguments": {"point_2d": [140, 700]}}])
     'choose dune no red 140 700</think><tool_call>{"name": "click", ... [ 140, 700]}}</tool_call>'
     """
-    there = [list(point) for point in points.values() if point is not None]
-    calls: list[dict[str, Any]] = [{"name": "click", "arguments": {"point_2d": point}} for point in there]
-    if ends:
-        calls.append({"name": "done", "arguments": {"response": "done"}})
     seen = (
         f" {word} no" if point is None else f" {word} {point[0]} {point[1]}" for word, point in points.items()
     )
     # the blank makes a number the same token in the call as in the thought, from which it is copied
-    said = (json.dumps(call).replace("[", "[ ") for call in calls)
+    said = (re.sub(r": \[(?=\d)", ": [ ", json.dumps(call)) for call in calls)
     return f"choose{''.join(seen)}</think>" + "".join(f"<tool_call>{call}</tool_call>" for call in said)
 
 
 async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajectory]:
-    """Return the shortest solutions of tasks on generated shops, acted out, in the order of the tasks; those
+    """Return the shortest solutions of tasks on generated sites, acted out, in the order of the tasks; those
     that the task's rules don't confirm are dropped. A collective call."""
     config, ranks = worker.config, worker.ranks
-    shops = {shop.name: shop for shop in shops_of(tasks)}
+    sites = {site.name: site for site in sites_of(tasks)}
 
     async def solve_in_browser(task: Task) -> Trajectory:
-        shop = shops.get(str(task.meta.get("world")))
-        if shop is None:
+        site = sites.get(str(task.meta.get("world")))
+        if site is None:
             raise ValueError(f"task {task.id} has no scripted solution; give --warm-start a checkpoint")
-        policy = ScriptedPolicy(shop, task, worker.harness.preprocessor, config.agent)
+        policy = ScriptedPolicy(world_at(site), task, worker.harness.preprocessor, config.agent)
         trajectory = await worker.episode(task, 0, policy, config.eval.max_steps)
         meter.advance(ranks.world)
         if not trajectory.success:

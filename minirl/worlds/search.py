@@ -1,30 +1,30 @@
-"""Breadth-first search over a site's states: what can be reached, how soon, and by which steps.
+"""Search over a site's states: what can be reached, how soon, and by which steps.
 
-Where it stands: a generator asks how many steps a task takes, a demonstration for the steps themselves, and
-`lint` for the pages out of reach. `widgets.gui_steps` turns a step into mouse and keyboard work.
+Where it stands: tasks ask how many steps they take, demonstrations for the steps themselves, and `lint` for
+the pages out of reach. `widgets.gui_steps` turns a step into mouse and keyboard work.
 
-Paper: AutoWebWorld, section 3.2 and appendix A.2 (breadth-first search over page and signature). Deviations:
-a state counts as the target when it is generated, not only when it leaves the queue; bound parameters range
-over real records, where the paper keeps one symbol; `interceptors` (the cookie banner, a permission prompt)
-are known by their effects, in the released search by words in their fields' names.
+Paper: AutoWebWorld, section 3.2 and appendix A.2 (breadth-first search over page and signature), `explore`.
+Deviations: `solve` goes straight to one goal instead (A* with the bound of bound.py), and finds paths of the
+same length; bound parameters range over real records, where the paper keeps one symbol; `interceptors` (the
+cookie banner, a permission prompt) are known by their effects, in the released search by their fields' names.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-import random
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 from minirl.worlds import interpreter as machine
-from minirl.worlds.fsm_file import Action, Fsm, Goal, load_goal
+from minirl.worlds.bound import Bound
+from minirl.worlds.fsm_file import Action, Condition, FieldPath, Fsm, Goal, load_goal
 from minirl.worlds.interpreter import State, World
 
-Alike = Callable[[Action, Any], Hashable]
-MAX_STATES = 100_000
+MAX_STATES, MAX_EXPANDED = 100_000, 20_000
 MAX_CHARACTERS = 50_000_000  # of all states' keys
 SEARCH_SECONDS = 10.0  # of this process, for a file that may come from anybody
 
@@ -39,12 +39,12 @@ class Step:
 
 @dataclass
 class Node:
-    """A state that was reached, the smallest number of actions to it, and every last step of such a way."""
+    """A state that was reached, the smallest number of actions to it, the first one's key and last step."""
 
     state: State
-    depth: int
-    ways: int = 0  # how many paths have that number
-    parents: list[tuple[str, Step]] = field(default_factory=list)  # key of the state before, and the step
+    depth: int = 0
+    before: str = ""
+    step: Step | None = None
 
 
 @dataclass
@@ -52,58 +52,33 @@ class Graph:
     """The states that a search has seen, by their keys, in the order in which it saw them."""
 
     nodes: dict[str, Node]
-    found: str | None = None  # the key of the first state that was looked for
     is_complete: bool = True  # False if the limit left something out
 
-    def hops(self, page: str) -> int | None:
-        """Return the smallest number of actions to a page, if it was reached."""
-        return next((node.depth for node in self.nodes.values() if node.state.page == page), None)
-
-    def nearest(self, page: str) -> list[str]:
-        hops = self.hops(page)
-        return [key for key, node in self.nodes.items() if node.state.page == page and node.depth == hops]
+    def nearest(self, page: str) -> str | None:
+        """Return the key of the first state on a page, which is a nearest one."""
+        return next((key for key, node in self.nodes.items() if node.state.page == page), None)
 
     def path(self, key: str) -> list[Step]:
-        """Return one shortest path to a state, the first in the order of the file."""
-        steps: list[Step] = []
-        while parents := self.nodes[key].parents:
-            key, step = parents[0]
-            steps.append(step)
+        """Return a shortest path to a state, the first in the order of the file."""
+        steps = []
+        while (node := self.nodes[key]).step is not None:
+            steps.append(node.step)
+            key = node.before
         return steps[::-1]
-
-    def sample(self, page: str, count: int, seed: int) -> list[list[Step]]:
-        """Return `count` shortest paths to a page, all equally likely, drawn with replacement; [] if none."""
-        rng, out = random.Random(seed), []
-        ends = [(key, None) for key in self.nearest(page)]
-        for _ in range(count if ends else 0):
-            steps: list[Any] = []
-            choices: list[tuple[str, Any]] = ends
-            while choices:
-                ((key, step),) = rng.choices(choices, [self.nodes[key].ways for key, _ in choices])
-                steps.append(step)
-                choices = self.nodes[key].parents
-            out.append(steps[:0:-1])  # without the end, which has no step
-        return out
 
 
 def explore(
-    world: World,
-    goal: Goal | None = None,
-    plain: bool = True,
-    max_states: int = MAX_STATES,
-    seconds: float = math.inf,
+    world: World, plain: bool = True, max_states: int = MAX_STATES, seconds: float = math.inf
 ) -> Graph:
-    """Return all states that can be reached, up to the first at `goal`. Unless `plain`, a visitor who can
-    answer an interceptor does that first, as in the released search."""
+    """Return all states that can be reached, breadth-first. Unless `plain`, a visitor who can answer an
+    interceptor does so first, as in the released search."""
     ends, room = time.process_time() + seconds, MAX_CHARACTERS
     start = machine.initial_state(world.fsm)
     first = frozenset() if plain else interceptors(world.fsm)
-    alike = _alike(world, goal) if goal else None
-    queue, graph = [start.key()], Graph({start.key(): Node(start, 0, 1)})
-    graph.found = queue.pop() if goal and machine.holds(start, goal) else None
+    queue, graph = [start.key()], Graph({start.key(): Node(start)})
     for key in queue:  # which grows meanwhile
         node = graph.nodes[key]
-        steps = list(_steps(world, node.state, alike))
+        steps = list(_steps(world, node.state))
         for step in [step for step in steps if step.action_id in first] or steps:
             after = machine.apply(world.fsm, node.state, step.action_id, step.params)
             after_key = after.key()
@@ -113,54 +88,142 @@ def explore(
                 graph.is_complete = False
                 return graph
             if is_new:
-                graph.nodes[after_key] = Node(after, node.depth + 1)
+                graph.nodes[after_key] = Node(after, node.depth + 1, key, step)
                 queue.append(after_key)
-                if goal and machine.holds(after, goal):
-                    graph.found = after_key
-            child = graph.nodes[after_key]
-            if child.depth == node.depth + 1:
-                child.parents.append((key, step))
-                child.ways += node.ways
-            if graph.found is not None:
-                return graph
     return graph
 
 
-def solve(world: World, goal: Goal | Mapping[str, Any], max_states: int = MAX_STATES) -> list[Step] | None:
-    """Return a shortest path from the initial state to `goal`, or None if there is none. ValueError for a
-    malformed goal, or if `max_states` are not enough."""
+def solve(
+    world: World,
+    goal: Goal | Mapping[str, Any],
+    max_states: int = MAX_EXPANDED,
+    seconds: float = math.inf,
+) -> list[Step] | None:
+    """Return a shortest path from the initial state to `goal`, or None if there is none.
+    ValueError for a malformed goal, or if `max_states` or `seconds` are not enough.
+
+    A*: of all states seen, the one is expanded next through which a path may be shortest by the bound, and of
+    several the farthest.
+    """
     goal = goal if isinstance(goal, Goal) else load_goal(goal)
-    graph = explore(world, goal, max_states=max_states)
-    if not graph.is_complete:
-        raise ValueError(f"{world.name}: {max_states} states and no answer: raise max_states")
-    return None if graph.found is None else graph.path(graph.found)
+    ends, room = time.process_time() + seconds, MAX_CHARACTERS
+    bound, choices = Bound(world, goal), Choices(world, goal)
+    state = machine.initial_state(world.fsm)
+    graph = Graph({str(state): Node(state)})
+    heap, expanded, turn = [(bound(state), 0, 0, state)], 0, itertools.count(1)
+    while heap and heap[0][0] < math.inf:
+        _, minus, _, state = heapq.heappop(heap)
+        here = str(state)
+        if graph.nodes[here].depth < -minus:
+            continue  # a shorter way here was found meanwhile
+        if machine.holds(state, goal):
+            return graph.path(here)
+        expanded += 1
+        is_late = expanded % 64 == 0 and time.process_time() > ends
+        if expanded > max_states or room < 0 or is_late:
+            raise ValueError(f"{world.name}: {max_states} states and no answer: raise max_states")
+        for step in choices.steps(state):
+            after = machine.apply(world.fsm, state, step.action_id, step.params)
+            key, soon = str(after), 1 - minus
+            if key not in graph.nodes or soon < graph.nodes[key].depth:
+                room -= len(key) * (key not in graph.nodes)
+                graph.nodes[key] = Node(after, soon, here, step)
+                heapq.heappush(heap, (soon + bound(after), -soon, next(turn), after))
+    return None
 
 
-def _alike(world: World, goal: Goal) -> Alike:
-    """Return a function of an action and the value of its bound parameter that is equal for texts which no
-    condition, goal or filter tells apart: for a goal with colour = red, "red" and all other colours. Effects
-    only copy a value, so one of each kind leads as far as all: a shop takes 0.02 s in place of 2.6 s."""
-    tested = [*goal.where, *(condition for a in world.fsm.actions for condition in a.preconditions)]
-    conditions = [replace(condition, path=("it",)) for condition in tested]
-    filtered = {
-        machine.canonical(record.get(name))
-        for bind in (action.bind for action in world.fsm.actions if action.bind)
-        for name in bind.where
-        for record in world.data[bind.collection]
-    }
+def overlaps(path: FieldPath, others: Iterable[FieldPath]) -> bool:
+    """Return whether one of the others is the same field, a part of it, or what it is a part of."""
+    return any(a[: len(path)] == path[: len(a)] for a in others)
 
-    @cache
-    def noticed(text: str) -> Hashable:
-        return tuple(machine.meets({"it": text}, condition) for condition in conditions)
 
-    def alike(action: Action, value: Any) -> Hashable:
-        text = machine.canonical(value)
-        # lists can be counted, so what is appended always differs
-        is_counted = any(e.op == "append_unique" and e.ref in action.open_parameters for e in action.effects)
-        is_special = is_counted or text in filtered or not isinstance(value, str)
-        return text if is_special else noticed(value)
+class Choices:
+    """What is worth trying on the way to a goal: no action whose effects nobody on that way reads, and of
+    values that nothing tells apart one. That loses no shortest path."""
 
-    return alike
+    def __init__(self, world: World, goal: Goal):
+        self.world, self.tests_of = world, dict[str, list[Condition]]()
+        self.kinds = dict[tuple[str, str], Hashable]()
+        read = {condition.path for condition in goal.where}
+        self.tests, useful, size = list(goal.where), list[Action](), -1
+        while size != len(useful):  # what is read by something useful makes what writes it useful
+            size = len(useful)
+            useful = [
+                action
+                for action in world.fsm.actions
+                if action.is_navigation or any(overlaps(effect.path, read) for effect in action.effects)
+            ]
+            for action in useful:
+                read |= {condition.path for condition in action.preconditions} | self._limits(action)
+                read |= {e.source for e in action.effects if e.source and overlaps(e.path, read)}
+        self.useful = {action.id for action in useful}
+        self.tests += [condition for action in useful for condition in action.preconditions]
+        self.limits = {path for action in useful for path in self._limits(action, all_filters=True)}
+        self.copies = [(e.source, e.path) for a in useful for e in a.effects if e.source]
+        in_place = [action for action in useful if not action.is_navigation]
+        gates = {condition.path for action in in_place for condition in action.preconditions}
+        self.asked = gates.union(*(self._limits(action, all_filters=True) for action in in_place))
+
+    def steps(self, state: State) -> Iterator[Step]:
+        """Yield what can be done in a state, and may be part of a shortest path."""
+        for action in self.world.fsm.pages[state.page].actions.values():
+            if action.id not in self.useful:
+                continue
+            if not all(machine.meets(state.signature, condition) for condition in action.preconditions):
+                continue
+            seen = set()
+            for params in machine.parameter_values(self.world, state, action.id):
+                kind = self.kind(action, params[action.bind.param]) if action.bind else len(seen)
+                if kind is not None and kind not in seen:
+                    seen.add(kind)
+                    yield Step(action.id, params)
+
+    def _limits(self, action: Action, all_filters: bool = False) -> set[FieldPath]:
+        """Return the fields on which the range of an action's value depends. A filter that is never set only
+        takes rows away when it is, so nobody needs to set it."""
+        out = set()
+        for wanted in action.bind.where.values() if action.bind else ():
+            text = wanted["value"] if isinstance(wanted, Mapping) else str(wanted)
+            path = tuple(text.removeprefix("$.").split("."))
+            begun = [machine.value_at(page.defaults, path) for page in self.world.fsm.pages.values()]
+            if text.startswith("$.") and (all_filters or isinstance(wanted, str) or any(begun)):
+                out.add(path)
+        return out
+
+    def kind(self, action: Action, value: Any) -> Hashable:
+        key = (action.id, repr(value))
+        if key not in self.kinds:
+            self.kinds[key] = self._kind(action, value)
+        return self.kinds[key]
+
+    def _kind(self, action: Action, value: Any) -> Hashable:
+        """Return the same for values between which nothing on the way to the goal makes a difference, and
+        None for one that only takes rows away: a filter that is read when its page is left, and makes no
+        condition true, is as good as not set."""
+        assert action.bind is not None
+        mine = [effect for effect in action.effects if effect.ref == action.bind.param]
+        is_counted = any(effect.op != "set" for effect in mine)  # what is appended always differs
+        paths = [effect.path for effect in action.effects]
+        if not is_counted and mine and all(path in self.limits - self.asked for path in paths):
+            default = [page.defaults.get(path[0]) for page in self.world.fsm.pages.values() for path in paths]
+            told = zip(self._noticed(action, value), self._noticed(action, None), strict=True)
+            if not any(default) and not any(holds and not unset for holds, unset in told):
+                return None
+        if is_counted or any(overlaps(path, self.limits) for path in paths):
+            return machine.canonical(value)
+        return self._noticed(action, value)
+
+    def _noticed(self, action: Action, value: Any) -> tuple[bool, ...]:
+        """Return which conditions hold for a value, wherever it may be copied to."""
+        if action.id not in self.tests_of:
+            assert action.bind is not None
+            paths, size = {e.path for e in action.effects if e.ref == action.bind.param}, 0
+            while size != len(paths):
+                size = len(paths)
+                paths |= {target for source, target in self.copies if overlaps(source, paths)}
+            tests = [test for test in self.tests if overlaps(test.path, paths)]
+            self.tests_of[action.id] = [replace(test, path=("it",)) for test in tests]
+        return tuple(machine.meets({"it": value}, test) for test in self.tests_of[action.id])
 
 
 def symbolic(fsm: Fsm) -> World:
@@ -180,16 +243,10 @@ def interceptors(fsm: Fsm) -> frozenset[str]:
     return frozenset(out)
 
 
-def _steps(world: World, state: State, alike: Alike | None) -> Iterator[Step]:
-    """Yield everything that can be done in a state; of values that are `alike` the first."""
+def _steps(world: World, state: State) -> Iterator[Step]:
+    """Yield everything that can be done in a state."""
     for action in world.fsm.pages[state.page].actions.values():
         choices = machine.parameter_values(world, state, action.id)
         # preconditions do not look at parameters, so one choice speaks for all
-        if not choices or not machine.enabled(world.fsm, state, action.id, choices[0]):
-            continue
-        seen = set()
-        for params in choices:
-            kind = alike(action, params[action.bind.param]) if alike and action.bind else len(seen)
-            if kind not in seen:
-                seen.add(kind)
-                yield Step(action.id, params)
+        if choices and machine.enabled(world.fsm, state, action.id, choices[0]):
+            yield from (Step(action.id, params) for params in choices)

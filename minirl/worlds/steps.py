@@ -27,8 +27,7 @@ from minirl.run_folder import ImageFolder, write_atomic
 from minirl.samplers.endpoint import Endpoint, EndpointError, open_endpoint
 from minirl.types import Task
 from minirl.worlds.interpreter import World
-from minirl.worlds.replay import Grounded, Replay, replay_ways
-from minirl.worlds.search import solve
+from minirl.worlds.replay import Grounded, Replay, replay_sites
 
 PROMPT = files("minirl.worlds").joinpath("thought.md").read_text(encoding="utf-8")
 TAGS = re.compile(r"</?(?:think|action)>")
@@ -64,15 +63,13 @@ async def record(
     meta. Those that fail are dropped and told. ValueError if a task's world is missing."""
     if strange := [task.id for task in tasks if task.meta.get("world") not in worlds]:
         raise ValueError(f"task {strange[0]} is on no site that is given: name its folder with --sites")
-    ways = {}
-    for number, task in enumerate(tasks):
-        world = worlds[str(task.meta["world"])]
-        ways[number] = (world, solve(world, task.goal))
-    replays = await replay_ways(list(worlds.values()), ways, config, pictures=True)
-    for number, replay in replays.items():
+    shown = [world for name, world in worlds.items() if any(task.meta["world"] == name for task in tasks)]
+    replays = await replay_sites(shown, config, tasks, pictures=True)
+    found = [(task, replays[str(task.meta["world"]), task.id]) for task in tasks]
+    for task, replay in found:
         if replay.reason:
-            say(f"dropped: {tasks[number].id}: {replay.reason}")
-    return [(tasks[number], replay) for number, replay in replays.items() if not replay.reason]
+            say(f"dropped: {task.id}: {replay.reason}")
+    return [(task, replay) for task, replay in found if not replay.reason]
 
 
 def move_of(one: Grounded) -> Json:
@@ -80,8 +77,10 @@ def move_of(one: Grounded) -> Json:
     box = [round(side) for side in one.box or ()]
     match one.op:
         case "drag":
-            start, end, _ = (round(x) for x in one.ends)
-            bbox, to = ([x - near, box[1], x + near, box[3]] for x, near in ((start, THUMB), (end, NEAR)))
+            half = (box[3] - box[1]) // 2
+            (x, y), (end, height) = map(round, one.ends[:2]), map(round, one.ends[2:])
+            bbox = [x - THUMB, y - half, x + THUMB, y + half]
+            to = [end - NEAR, height - half, end + NEAR, height + half]
             return {"action": "drag", "bbox": bbox, "to": to, "words": one.words}
         case "type_text":
             return {"action": "type_text", "bbox": [], "text": one.text}
@@ -90,7 +89,7 @@ def move_of(one: Grounded) -> Json:
         case "key_press" | "scroll":
             name = "hotkey" if one.op == "key_press" else "scroll"
             return {"action": name, "bbox": [], "value": one.text}
-    return {"action": one.op, "bbox": box, "words": one.words}
+    return {"action": "click" if one.op == "open" else one.op, "bbox": box, "words": one.words}
 
 
 async def rows_of(task: Task, replay: Replay, images: ImageFolder, endpoint: Endpoint | None) -> list[Json]:

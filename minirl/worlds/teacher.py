@@ -10,7 +10,7 @@ import json
 
 from minirl.types import Trajectory, Verdict
 from minirl.worlds.fsm_file import load_goal
-from minirl.worlds.interpreter import meets, value_at
+from minirl.worlds.interpreter import State, meets, share_met, value_at
 
 
 async def world_teacher(trajectory: Trajectory) -> Verdict:
@@ -24,18 +24,30 @@ def world_rationale(trajectory: Trajectory) -> str:
     """Return the goal's conditions on the final state, one by one: "The colour should be red, is blue, which
     is wrong." Where there is no state to compare, return the verifier's reason and the last report."""
     goal, state = trajectory.task.goal, trajectory.final_state
-    if "page" not in goal or "page" not in state:
+    if not goal.keys() & {"page", "where"} or "page" not in state:
         reports = [line for turn in trajectory.turns for line in turn.feedback] or ["nothing"]
         found = "holds" if trajectory.success else "does not hold"
         reason = f" ({as_words(state['reason'])[:200]})" if state.get("reason") else ""
         last = as_words(reports[-1])[:200]
         return f"The task's own check {found}{reason}. The browser reported last: {last}"
     wanted, signature = load_goal(goal), state["signature"]
-    facts = [("page", wanted.page, state["page"], state["page"] == wanted.page)]
+    facts = [("page", wanted.page, state["page"], state["page"] == wanted.page)] if wanted.page else []
+    if wanted.answer:
+        said = state.get("answer", "")
+        facts.append(
+            ("answer", wanted.answer[0], said, share_met(State("", {}), {"answer": wanted.answer}, said) == 1)
+        )
     for one in wanted.where:
         value = "" if one.value is None else as_words(one.value)
         should_be = value if one.cond == "eq" else f"{one.cond} {value}".strip()
-        facts.append((one.path[-1], should_be, value_at(signature, one.path), meets(signature, one)))
+        facts.append(
+            (
+                " ".join(one.path).removeprefix("done "),
+                should_be,
+                value_at(signature, one.path),
+                meets(signature, one),
+            )
+        )
     return " ".join(
         f"The {name} should be {should_be}, is {as_words(found)}{'' if is_right else ', which is wrong'}."
         for name, should_be, found, is_right in facts

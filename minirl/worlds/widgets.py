@@ -5,7 +5,8 @@ the widget in a gui_procedure; `render` hands it to the page's scripts, and `gui
 mouse and keyboard. What there is to each widget stands in widgets.toml.
 
 Paper: AutoWebWorld, appendix A.1.4, and the idioms of the released files (click, type and Enter is a search,
-hover and click a menu ...). Deviation: only the procedure counts, not its words, but for "slider".
+hover and click a menu ...). Deviation: only the procedure counts, not its words, but for "slider", and a
+parameter `widget` that is a key of WIDGETS.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from minirl.worlds.fsm_file import Action, Fsm
 from minirl.worlds.interpreter import State, World, parameter_values
 from minirl.worlds.search import Step, interceptors
 
-NAME = r"([A-Za-z_][\w-]*)"
+SELECTOR = re.compile(r"([#.][A-Za-z_][\w-]*)+( ([#.][A-Za-z_][\w-]*)+)*")
+FACES = {"textarea": "field", "password": "field"}  # widgets that only look different from others
 WIDGETS = tomllib.loads(files("minirl.worlds").joinpath("widgets.toml").read_text(encoding="utf-8"))
 Json = dict[str, Any]
 Offered = Sequence[Any] | Json  # values, or a `bind` as in an fsm.json
@@ -48,9 +50,9 @@ def control(kind: str, selector: str, field: str = "", offered: Offered = ()) ->
     `offered` is the range of choices, and `field` is where the chosen value goes."""
     widget = WIDGETS[kind]
     procedure = [{k: text.replace("@", selector) for k, text in step.items()} for step in widget["procedure"]]
-    if kind in ("button", "checkbox"):
+    if "param" not in widget:
         toggles = [effect("toggle", field)] if kind == "checkbox" else []
-        return {"gui_procedure": procedure, "effects": toggles}
+        return {"gui_procedure": procedure, "effects": toggles, "parameters": widget.get("parameters", {})}
     bind = offered if isinstance(offered, dict) else {"param": widget["param"], "values": list(offered)}
     parameters = {bind["param"]: widget["symbol"], **widget.get("parameters", {})}
     effects = [effect("set", field, value_ref=f"{{{bind['param']}}}")]
@@ -63,6 +65,7 @@ class Widget:
     kind: str  # a key of WIDGETS
     element: str  # the id of the element that is touched first
     item: str = ""  # the class or id of what is chosen then
+    face: str = ""  # how it looks, where that is not as usual
 
 
 def widget_of(action: Action, fsm: Fsm) -> Widget:
@@ -70,13 +73,17 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
     steps = [step for step in action.gui_procedure if step["op"] != "key_press"]
     ops = tuple(step["op"] for step in steps)
     selectors = [str(step["selector"]) for step in steps if "selector" in step]
-    where = f"{action.source}: {action.id}"
+    where, named = f"{action.source}: {action.id}", str(action.parameters.get("widget", ""))
     first = selectors[0] if selectors else ""
-    element = first[1:]
-    if ops == ("click",) and (within := re.fullmatch(f"#{NAME} \\.{NAME}", first)):
-        return Widget("row", within[1], within[2])
-    if not re.fullmatch(f"#{NAME}", first):
-        raise ValueError(f"{where}: {first[:80]!r} must be like '#some-id' to be drawn")
+    if not SELECTOR.fullmatch(first):
+        raise ValueError(f"{where}: {first[:80]!r} must be like '#some-id' or '.some-class' to be drawn")
+    *outer, last = first.split()
+    if ops == ("click",) and last.startswith(".") and action.open_parameters and named not in WIDGETS:
+        return Widget("row", target_of(*outer) if outer else f"{action.source.lower()}-rows", target_of(last))
+    element = target_of(first.split()[0] if first.startswith("#") else first)
+    if named in WIDGETS and named != "slider" and (action.bind or "param" not in WIDGETS[named]):
+        kind = "banner" if named == "toast" else FACES.get(named, named)
+        return Widget(kind, element, face=named if named != kind else "")
     match ops:
         case ("click",):
             is_box = first.endswith("checkbox") or any(effect.op == "toggle" for effect in action.effects)
@@ -89,16 +96,22 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
             is_slider = "slider" in first or str(action.parameters.get("widget", "")).startswith("slider")
             return Widget("slider" if is_slider else "scroll", element)
         case ("hover", "click"):
-            return Widget("hover", element, target_of(selectors[-1]))
+            return Widget("hover", element, target_of(selectors[-1].split()[-1]))
         case ("click", "click"):
-            return Widget("menu" if action.bind is None else "choice", element, target_of(selectors[-1]))
+            kind = "menu" if action.bind is None else "choice"
+            return Widget(kind, element, target_of(selectors[-1].split()[-1]))
     if len(ops) > 2 and set(ops) == {"click"} and any(".day" in one for one in selectors):
         return Widget("date", element)
     raise ValueError(f"{where}: no widget has the procedure {', '.join(ops)}")
 
 
-def target_of(selector: str) -> str:
-    return selector.split()[-1].lstrip("#.")
+def target_of(*selectors: str) -> str:
+    """Return the id that an element is drawn with: "list" for "#list", "card-like" for ".card .like"."""
+    return "-".join(re.findall(r"[\w-]+", " ".join(selectors)))
+
+
+def words_in(name: str) -> list[str]:
+    return re.findall("[a-z]+", name.lower())
 
 
 def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
@@ -109,9 +122,8 @@ def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
     widget = widget_of(action, world.fsm)
     # The value that the visitor chooses; there is at most one.
     value = next((params[name] for name in action.open_parameters if name in params), None)
-    choices, number = parameter_values(world, state, step.action_id), 0
-    if action.bind and widget.kind in ("choice", "slider"):
-        number = choices.index(params)
+    choices = parameter_values(world, state, step.action_id)
+    number = choices.index(params) if action.bind and params in choices else 0
     if widget.kind == "slider":
         # All the way to the left is no value, so that the nth of n values is all the way to the right.
         return [{"op": "drag", "selector": f"#{widget.element}", "to": (number + 1) / len(choices)}]
@@ -122,7 +134,26 @@ def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
         named = action.parameters
         value = f"{named.get('year', 2026)}-{named.get('month', 1):02}-{named.get('day', 1):02}"
     values = {"item": widget.item, "value": value, "number": number, "month": str(value)[:7]}
-    return [
+    values["start"] = str(value)[:3]
+    turns = _turns(world, action, number) if widget.kind == "row" else []
+    return turns + [
         {name: text.replace("@", f"#{widget.element}").format(**values) for name, text in operation.items()}
         for operation in WIDGETS[widget.kind]["hand"]
     ]
+
+
+def _turns(world: World, action: Action, number: int) -> list[dict[str, Any]]:
+    """Return the operations that bring a list's row of this number to sight, where lists are shown in parts.
+    A list is at its beginning whenever something has changed."""
+    element, others = widget_of(action, world.fsm).element, world.fsm.pages[action.source].actions.values()
+    kinds = {widget_of(one, world.fsm) for one in others}
+    paging = world.style.get("paging", {"kind": "all", "size": 1})
+    page = number // paging["size"]
+    if world.style.get("look") != "pages" or paging["kind"] == "all" or Widget("scroll", element) in kinds:
+        return []
+    op, name, times = {
+        "pages": ("click", f"page-{page}", min(page, 1)),
+        "more": ("click", "more", page),
+        "endless": ("hover", "end", min(page, 1)),  # it is scrolled to, and what is shown grows on the way
+    }[paging["kind"]]
+    return [{"op": op, "selector": f"#{element}-{name}"}] * times

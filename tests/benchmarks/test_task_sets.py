@@ -18,6 +18,9 @@ from minirl.config import TaskConfig
 from minirl.recipes import tiny
 from minirl.types import Task
 from minirl.worlds.shop import make_shop, make_tasks, shops_of
+from minirl.worlds.sites import sites_of
+
+WHERE = [{"path": "$.done.rooms.item", "cond": "eq", "value": "room-1"}]
 
 
 def goals(tasks: list[Task]) -> set[str]:
@@ -151,3 +154,37 @@ def test_a_users_reward_file_is_run_once(tmp_path):
     one, two = choose_benchmarks(config)(task), choose_benchmarks(config)(task)
     assert isinstance(one, OwnReward) and isinstance(two, OwnReward) and one.reward is two.reward
     assert runs.read_text() == "x"
+
+
+def test_folders_of_sites_serve_all_sets(tmp_path):
+    """What the agent has no means for stays out; sites take turns, and say where they are."""
+    for split, n in (("train", 0), ("train", 1), ("heldout", 2), ("validation", 3)):
+        name = f"hotels-easy-{n}"
+        drag = [["visual"], ["visual", "text"]]
+        tasks = [
+            Task(
+                f"{name}-{i}",
+                f"Do {i}.",
+                f"http://{name}.test/",
+                {"where": WHERE},
+                {"world": name, "agents": a},
+            )
+            for i, a in enumerate(drag)
+        ]
+        save_tasks(tmp_path / split / name / "tasks.jsonl", tasks)
+        (tmp_path / split / name / "fsm.json").write_text("{}")
+    folders = {name: str(tmp_path / name) for name in ("train", "heldout", "validation")}
+    config = replace(tiny(), task=TaskConfig(**folders), eval_every=5)
+    sets = make_task_sets(config)
+    assert [task.id for task in sets.train] == [f"hotels-easy-{n}-{i}" for i in (0, 1) for n in (0, 1)]
+    assert [task.id for task in sets.heldout] == ["hotels-easy-2-0", "hotels-easy-2-1"]
+    assert [task.id for task in sets.aside] == ["hotels-easy-3-0", "hotels-easy-3-1"]
+    text = make_task_sets(replace(config, agent=replace(config.agent, kind="text")))
+    assert [task.id for task in text.train] == ["hotels-easy-0-1", "hotels-easy-1-1"]
+    assert [site.name for site in sites_of(sets.all)] == [f"hotels-easy-{n}" for n in (2, 0, 1, 3)]
+    (tmp_path / "train/hotels-easy-0/fsm.json").unlink()
+    with pytest.raises(ValueError, match="hotels-easy-0-1: there is no site in .*; make it again"):
+        sites_of(sets.all)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match="holds no sites with tasks; make some: python -m minirl.worlds"):
+        make_task_sets(replace(config, task=replace(config.task, heldout=str(tmp_path / "none"))))

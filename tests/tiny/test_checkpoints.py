@@ -21,7 +21,8 @@ from transformers import (
 from minirl import recipes
 from minirl.agents.openwebrl import SCALE, TOOLS, parse
 from minirl.tiny import checkpoints as tiny
-from minirl.worlds.scripted_agent import GRID, spoken
+from minirl.worlds.operations import GRID
+from minirl.worlds.scripted_agent import spoken
 from minirl.worlds.shop import CHOICES, SHOP, make_shop, make_tasks
 
 WORDS = ["mug", "plate", "birch", "maroon"]
@@ -50,7 +51,9 @@ def test_a_response_is_made_of_few_tokens_whose_numbers_are_those_of_its_thought
         "</tool_call>",
         "<tool_call>", '{"name": "done", "arguments": {"response": ', '"done"}}', "</tool_call>",
     ]  # fmt: skip
-    assert spoken({"mug": (500, 120)}, ends=True) == "".join(said)
+    click = {"name": "click", "arguments": {"point_2d": [500, 120]}}
+    done = {"name": "done", "arguments": {"response": "done"}}
+    assert spoken({"mug": (500, 120)}, [click, done]) == "".join(said)
     assert pieces(tokenizer, "".join(said)) == said
 
 

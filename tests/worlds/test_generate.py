@@ -7,17 +7,19 @@ from collections import Counter
 
 import pytest
 
+from minirl.benchmarks.task_files import load_tasks
 from minirl.worlds.__main__ import main
 from minirl.worlds.fsm_file import document_of, load_fsm
-from minirl.worlds.generate import PROFILES, THEMES, make_site
+from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.interpreter import State, World, parameter_values
 from minirl.worlds.lint import check, check_fsm
 from minirl.worlds.render import load_world, save_world
-from minirl.worlds.search import explore, symbolic
 from minirl.worlds.shop import make_shop
+from minirl.worlds.tasks import make_tasks
+from minirl.worlds.tiles import controls_of
 from minirl.worlds.widgets import action, control, widget_of
 
-SITES = [(theme, difficulty) for theme in THEMES for difficulty in PROFILES]
+SITES = [(theme, level) for theme in THEMES for level in LEVELS]
 
 
 def test_the_themes_cover_the_five_categories():
@@ -26,16 +28,46 @@ def test_the_themes_cover_the_five_categories():
     assert {theme.category for theme in THEMES.values()} == categories
 
 
-@pytest.mark.parametrize(("theme", "difficulty"), SITES)
-def test_a_site_has_no_findings_and_fits_its_profile(theme, difficulty):
-    for seed in (0, 1):
-        world, profile = make_site(theme, seed, difficulty), PROFILES[difficulty]
-        assert check_fsm(world.fsm) == []
-        graph = explore(symbolic(world.fsm), plain=False)
-        hops = [graph.hops(page) for page in world.fsm.terminal_pages]
-        assert len(hops) == profile.terminals
-        assert all(profile.hops[0] <= count <= profile.hops[1] for count in hops)
-        assert profile.pages[0] <= len(world.fsm.pages) <= profile.pages[1]
+@pytest.mark.parametrize("level", LEVELS)
+def test_sites_have_no_findings_and_their_sessions_are_carried_everywhere(level):
+    """A third of the themes each; what is done in the session stands on every page."""
+    for seed, theme in enumerate(list(THEMES)[list(LEVELS).index(level) :: 3]):
+        world = make_site(theme, seed, level)
+        assert check_fsm(world.fsm) == [], world.name
+        for page in world.fsm.pages.values():
+            assert page.schema["done"] == world.fsm.pages["HOME"].schema["done"]
+            assert all(a.effects or a.is_navigation for a in page.actions.values())
+        flows = {flow["id"]: flow for flow in world.fsm.meta["flows"]}
+        lists = {of["id"] for of in world.fsm.meta["lists"]}
+        assert set(world.fsm.pages["HOME"].defaults["done"]) == {*flows, *lists}
+        assert {"login", "cart", "change"} <= set(flows) or level != "hard"
+
+
+def test_the_first_level_is_of_few_large_tiles_that_stand_anywhere():
+    """At most 12 controls on 480 x 360, none smaller than on shops; number and places vary."""
+    numbers, places = set(), set()
+    for seed, theme in enumerate(THEMES):
+        world = make_site(theme, seed, "first")
+        for page in world.fsm.pages.values():
+            boxes = dict(world.style["places"].get(page.id, {}))
+            boxes.pop("header", None)
+            shown = [one for action in page.actions.values() for one in controls_of(action, world.data)]
+            assert set(boxes) == set(shown) and len(boxes) == len(shown) <= 12
+            assert all(
+                w >= 108 and h >= 48 and x + w <= 480 and y + h <= 360 for x, y, w, h in boxes.values()
+            )
+            numbers.add(len(boxes))
+            places |= {tuple(box) for box in boxes.values()}
+        assert make_tasks(world)
+    assert len(numbers) >= 6 and len(places) >= 100
+
+
+def test_rows_open_on_any_click():
+    """As on any site: nothing has to be searched for, filtered or scrolled before."""
+    for theme in THEMES:
+        fsm = make_site(theme, 1, "medium").fsm
+        for of in fsm.meta["lists"]:
+            assert fsm.pages[of["page"]].actions[f"{of['page']}_OPEN"].preconditions == ()
 
 
 def test_the_same_arguments_give_the_same_site():
@@ -46,30 +78,31 @@ def test_the_same_arguments_give_the_same_site():
 
 def test_titles_and_pictures_are_unique():
     """Else "the red circle" or a title could mean two things."""
-    for theme, difficulty in SITES[::4]:
-        for records in make_site(theme, 5, difficulty).data.values():
+    for theme, level in SITES[::3]:
+        world = make_site(theme, 5, level)
+        for records in (world.data[of["id"]] for of in world.fsm.meta["lists"]):
             for fields in (("title",), ("shape", "colour"), ("id",)):
                 values = [tuple(record[field] for field in fields) for record in records]
                 assert len(set(values)) == len(values)
 
 
 def shape(world: World) -> str:
-    """A site without its words: how far each page is, the ways in and out, and what is done on it."""
-    fsm, graph = world.fsm, explore(symbolic(world.fsm))
-    ways_in = Counter(action.target for action in fsm.actions if action.target != action.source)
+    """A site without its words: the ways in and out of each page, and what is done on it."""
+    ways_in = Counter(action.target for action in world.fsm.actions if action.target != action.source)
     pages = []
-    for page in fsm.pages.values():
+    for page in world.fsm.pages.values():
         kinds = sorted(
             f"{a.name} {len(a.preconditions)} {len(a.effects)} {len(a.gui_procedure)} {a.target != page.id}"
             for a in page.actions.values()
         )
-        pages.append(f"{graph.hops(page.id)} {ways_in[page.id]} {page.id in fsm.terminal_pages} {kinds}")
+        pages.append(f"{ways_in[page.id]} {page.id in world.fsm.terminal_pages} {kinds}")
     return "\n".join(sorted(pages))
 
 
 def test_sites_differ_in_more_than_words():
-    shapes = Counter(shape(make_site(theme, 0, difficulty)) for theme, difficulty in SITES)
-    assert max(shapes.values()) <= 2 and len(shapes) >= 0.9 * len(SITES)
+    large = [site for site in SITES if site[1] != "first"]  # whose places differ, not their ways
+    shapes = Counter(shape(make_site(theme, 0, level)) for theme, level in large)
+    assert max(shapes.values()) <= 2 and len(shapes) >= 0.9 * len(large)
     assert shape(make_site("music", 0, "easy")) == shape(make_site("music", 0, "easy"))
 
 
@@ -80,34 +113,43 @@ def test_a_machine_survives_being_written_down():
             assert (page.id, page.actions, page.defaults) == (ours.id, ours.actions, ours.defaults)
 
 
-FILES = ["data.json", "fsm.json", "index.html", "style.json"]
+FILES = ["data.json", "fsm.json", "index.html", "style.json", "tasks.jsonl"]
 
 
 def test_sites_as_folders(tmp_path, capsys):
-    given = ["--theme", "bank", "--seed", "7", "--difficulty", "easy", "--out", str(tmp_path)]
+    given = ["--themes", "bank", "--seed", "7", "--level", "easy", "--out", str(tmp_path)]
     assert main(["make", *given]) == 0
     folder = tmp_path / "bank-easy-7"
     assert sorted(path.name for path in folder.iterdir()) == FILES
     assert check(folder / "fsm.json") == []
-    assert main(["check", str(folder / "fsm.json")]) == 0
     world, made = load_world(folder), make_site("bank", 7, "easy")
     assert world.name == made.name
     assert json.dumps(world.data, default=list) == json.dumps(made.data, default=list)
     save_world(world, tmp_path / "again" / world.name)
-    for name in FILES:
+    for name in FILES[:-1]:
         assert (tmp_path / "again" / world.name / name).read_bytes() == (folder / name).read_bytes(), name
+    assert load_tasks(folder / "tasks.jsonl") == make_tasks(made) == make_tasks(world)
 
 
-def test_many_sites(tmp_path, capsys):
-    assert main(["make", "--count", "5", "--out", str(tmp_path)]) == 0
-    assert len(list(tmp_path.iterdir())) == len(capsys.readouterr().out.splitlines()) == 5
+def test_many_sites_are_divided_and_listed(tmp_path, capsys):
+    """Of every level there are some to train on, and some held out; a page shows them all."""
+    count = 2 * len(LEVELS)
+    assert main(["make", "--count", str(count), "--tasks", "2", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert f"{count} sites" in out and str(tmp_path / "index.html") in out
+    page, levels = (tmp_path / "index.html").read_text(), []
+    for split in ("train", "heldout"):
+        folders = sorted((tmp_path / split).iterdir())
+        levels.append({folder.name.split("-")[1] for folder in folders})
+        assert all(f'href="{split}/{folder.name}/index.html"' in page for folder in folders)
+    assert levels == [set(LEVELS)] * 2
 
 
 def test_what_cannot_be_made(tmp_path, capsys):
-    assert main(["make", "--out", str(tmp_path), "--theme", "moon"]) == 2
+    assert main(["make", "--out", str(tmp_path), "--themes", "moon"]) == 2
     assert "there is no theme 'moon'; there are: flights, hotels" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stopped:
-        main(["make", "--out", str(tmp_path), "--difficulty", "absurd"])
+        main(["make", "--out", str(tmp_path), "--level", "absurd"])
     assert stopped.value.code == 2
 
 

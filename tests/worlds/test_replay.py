@@ -18,54 +18,51 @@ from minirl.browser.pool import BrowserPool
 from minirl.config import BrowserConfig
 from minirl.worlds import render
 from minirl.worlds.__main__ import main
-from minirl.worlds.generate import PROFILES, THEMES, make_site
-from minirl.worlds.interpreter import World, apply, enabled, initial_state
-from minirl.worlds.lint import check_fsm
+from minirl.worlds.generate import LEVELS, THEMES, make_site
+from minirl.worlds.interpreter import World, apply, enabled, initial_state, parameter_values
+from minirl.worlds.operations import OPERATIONS
 from minirl.worlds.render import SiteServer, save_world
-from minirl.worlds.replay import Replay, replay, replay_sites, solutions, within_reach
-from minirl.worlds.search import Step
+from minirl.worlds.replay import Replay, replay, replay_sites
+from minirl.worlds.search import Step, solve
+from minirl.worlds.tasks import make_tasks
 from minirl.worlds.widgets import WIDGETS, widget_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Json = dict[str, Any]
 CONFIG = BrowserConfig(browsers=1, episodes=4, width=1280, height=720)
-SITES = [(theme, list(PROFILES)[i % 3]) for i, theme in enumerate(THEMES)]
-SITES += [("shop", "easy"), ("mail", "hard"), ("code", "medium"), ("films", "medium"), ("tasks", "medium")]
+SITES = [(theme, list(LEVELS)[1 + i % 3]) for i, theme in enumerate(THEMES)]
 
 
 def worlds(count: int, seed: int = 11) -> list[World]:
-    return [make_site(theme, seed, difficulty) for theme, difficulty in SITES[:count]]
+    return [make_site(theme, seed, level) for theme, level in SITES[:count]]
+
+
+def ways(world: World, count: int = 8) -> list[list[Step]]:
+    """The shortest solutions of a site's tasks."""
+    return [solve(world, task.goal) or [] for task in make_tasks(world, count)]
 
 
 def failed(replays: dict[tuple[str, str], Replay]) -> list[tuple[str, str, str]]:
     return [(*place, replay.reason) for place, replay in replays.items() if replay.reason]
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.slow)])
-async def test_sites_do_what_their_machines_say(count):
-    """Twenty have every widget."""
+@pytest.mark.parametrize("count", [3, pytest.param(15, marks=pytest.mark.slow)])
+async def test_tasks_are_done_on_sites_that_do_what_their_machines_say(count):
+    """One of each level: every solution ends in a state that the goal wants. Fifteen have every widget."""
     sites = {world.name: world for world in worlds(count)}
-    outcomes = await replay_sites(list(sites.values()), CONFIG)
-    assert len(outcomes) == sum(len(world.fsm.terminal_pages) for world in sites.values())
-    assert failed(outcomes) == []
-    kinds = set()
+    tasks = [task for world in sites.values() for task in make_tasks(world, 2 if count < 15 else 5)]
+    outcomes = await replay_sites(list(sites.values()), CONFIG, tasks)
+    assert failed(outcomes) == [] and len(outcomes) == len(tasks)
+    kinds, operations = set(), set()
     for (name, _), outcome in outcomes.items():
         fsm = sites[name].fsm
         by_id = {action.id: action for action in fsm.actions}
         kinds |= {widget_of(by_id[step.action_id], fsm).kind for step in outcome.steps}
-    assert kinds == set(WIDGETS) if count == 20 else len(kinds) > len(WIDGETS) / 2
-
-
-@pytest.mark.slow
-async def test_two_hundred_sites():
-    """All themes, three difficulties: none with a finding, at least 99% of the solutions acted out."""
-    many = [make_site(t, seed, d) for seed in range(5) for t in THEMES for d in PROFILES][:200]
-    assert all(check_fsm(world.fsm) == [] for world in many)
-    outcomes = await replay_sites(many, replace(CONFIG, browsers=2, episodes=8))
-    dropped = failed(outcomes)
-    print(f"{len(many)} sites, {len(outcomes)} trajectories, {len(dropped)} dropped: {dropped[:5]}")
-    assert len(dropped) <= 0.01 * len(outcomes)
+        operations |= {one.op for one in outcome.grounded}
+    if count == 15:
+        assert kinds == set(WIDGETS) - {"scroll"}, "lists are scrolled without a step of the machine"
+        assert operations == set(OPERATIONS)
 
 
 @asynccontextmanager
@@ -85,7 +82,7 @@ async def visit(*sites: World) -> AsyncIterator[Callable[..., Awaitable[list[Rep
 async def test_every_step_is_grounded():
     world = make_site("shop", 11, "medium")
     async with visit(world) as act_out:
-        (result,) = await act_out(world, next(iter(solutions(world, 1).values())), pictures=True)
+        (result,) = await act_out(world, ways(world, 1)[0], pictures=True)
     assert result.reason == ""
     assert [g.action_id for g in result.grounded if g.op == "click"] != []
     for one in result.grounded:
@@ -101,7 +98,7 @@ async def test_every_step_is_grounded():
 async def test_a_path_that_is_not_possible_is_no_trajectory():
     """A step, and the same again, for which the page is not in its first state any more."""
     world = make_site("shop", 11, "medium")
-    steps = next(iter(solutions(world, 1).values()))[:1]
+    steps = ways(world, 1)[0][:1]
     async with visit(world) as act_out:
         result, again = await act_out(world, steps, steps)
     assert result.reason == "" and again.reason.startswith("at the start: the page shows")
@@ -113,7 +110,7 @@ def random_path(world: World, length: int, rng: random.Random) -> list[Step]:
         options = [
             Step(id, params)
             for id in world.fsm.pages[state.page].actions
-            for params in within_reach(world, state, id)[:6]
+            for params in parameter_values(world, state, id)[:6]
             if enabled(world.fsm, state, id, params)
         ]
         if not options:
@@ -175,8 +172,8 @@ def mutate(description: Json, world: World, steps: list[Step], fault: str, rng: 
 async def test_faults_are_caught(monkeypatch, count):
     """Paths that can be followed on sound sites, on the same sites with something broken."""
     rng, broken, descriptions = random.Random(1), [], {}
-    sound = worlds(20, seed=21)
-    paths = [(world, path) for n in range(4) for world in sound for path in solutions(world, n).values()]
+    sound = worlds(4 if count < 10 else 15, seed=21)
+    paths = [(world, path) for world in sound for path in ways(world, 3)]
     while len(broken) < count:
         world, path = rng.choice(paths)
         name, fault = f"fault-{len(broken)}", FAULTS[len(broken) % len(FAULTS)]
@@ -194,18 +191,23 @@ async def test_faults_are_caught(monkeypatch, count):
 async def test_hostile_words_are_only_words():
     attack = "</script><img src=x onerror='window.hit = 1'>\"]'"
     sound = make_site("shop", 11, "medium")
-    data = {name: tuple({**r, "title": attack + r["id"]} for r in rows) for name, rows in sound.data.items()}
+    words = dict.fromkeys(("fill", "by", "place", "date", "text"), attack)
+    data = {
+        many: tuple({**r, **words, "title": attack + r["id"]} for r in rows)
+        for many, rows in sound.data.items()
+    }
     labels = dict.fromkeys(sound.style["labels"], attack)
     facts = {name: {"kind": attack} for name in data}
     style = {**sound.style, "labels": labels, "brand": attack, "facts": facts}
-    world = World("hostile", sound.fsm, data, style)
-    (outcome, *_) = (await replay_sites([world], CONFIG)).values()
+    world = World(sound.name, sound.fsm, data, style)
+    (outcome,) = (await replay_sites([world], CONFIG, make_tasks(sound, 1))).values()
     assert outcome.reason == ""
     assert b"<img" not in render.render(world)
     with SiteServer([world]) as server:
         async with BrowserPool(CONFIG, server.sites, sealed=True) as pool, pool.session() as session:
-            await session.start("http://hostile.test/")
-            assert await session.page.evaluate("[window.hit, document.images.length]") == [None, 0]
+            await session.start(f"http://{world.name}.test/")
+            drawn = "[...document.images].filter((one) => !one.src.startsWith('data:image/svg+xml,')).length"
+            assert await session.page.evaluate(f"[window.hit, {drawn}]") == [None, 0]
 
 
 async def test_the_command_replays_folders(tmp_path, capsys):
@@ -216,7 +218,7 @@ async def test_the_command_replays_folders(tmp_path, capsys):
     assert await asyncio.to_thread(main, ["replay", *folders, *flags]) == 0
     assert "2 sites" in capsys.readouterr().out
     lines = (tmp_path / "out/steps.jsonl").read_text().splitlines()
-    assert len(lines) == sum(len(world.fsm.terminal_pages) for world in worlds(2))
+    assert len(lines) == sum(len(world.fsm.terminal_pages) for world in worlds(2)), "they have no tasks"
     for line in lines:
         for step in json.loads(line)["grounded"]:
             assert (tmp_path / "out/pictures" / step["picture"]).is_file()

@@ -19,16 +19,22 @@ from workers import make_worker
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
-from minirl.experiment import Experiment
+from minirl.config import AgentConfig
+from minirl.experiment import Experiment, make_agent
 from minirl.model import Preprocessor
 from minirl.recipes import tiny
 from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
 from minirl.types import BrowserFault, Prompt, Sample, Score, Stop, Task, ToolFailure
+from minirl.worlds.generate import make_site
+from minirl.worlds.interpreter import World
+from minirl.worlds.operations import middle
 from minirl.worlds.render import SiteServer
-from minirl.worlds.scripted_agent import ScriptedPolicy, middle, spoken
+from minirl.worlds.scripted_agent import ScriptedPolicy, spoken
 from minirl.worlds.search import solve
 from minirl.worlds.shop import make_shop, make_tasks
+from minirl.worlds.tasks import make_tasks as tasks_in_words
+from minirl.worlds.tasks import operations_of
 
 in_browser = pytest.mark.asyncio(loop_scope="module")  # one for the whole module
 
@@ -101,14 +107,15 @@ def test_a_click_is_in_the_middle_at_round_numbers_where_those_are_inside_too():
 
 
 def test_what_is_said_of_clicks_and_of_the_end():
-    said = spoken({"dune": None, "red": [140, 700], "next": [820, 940]}, ends=True)
-    thought, _, calls = said.partition("</think>")
+    points = {"dune": None, "red": [140, 700], "next": [820, 940]}
+    calls = [{"name": "click", "arguments": {"point_2d": point}} for point in points.values() if point]
+    calls += [{"name": "write", "arguments": {"message": "a [1]"}}]
+    calls += [{"name": "done", "arguments": {"response": "done"}}]
+    said = spoken(points, calls)
+    thought, _, told = said.partition("</think>")
     assert thought == "choose dune no red 140 700 next 820 940"
-    assert [json.loads(call) for call in re.findall("<tool_call>(.*?)</tool_call>", calls)] == [
-        {"name": "click", "arguments": {"point_2d": [140, 700]}},
-        {"name": "click", "arguments": {"point_2d": [820, 940]}},
-        {"name": "done", "arguments": {"response": "done"}},
-    ]
+    assert [json.loads(call) for call in re.findall("<tool_call>(.*?)</tool_call>", told)] == calls
+    assert '"point_2d": [ 820, 940]' in told, "the same token as in the thought"
 
 
 @in_browser
@@ -227,3 +234,59 @@ async def test_a_failure_may_be_worth_the_share_of_its_goal(pool):
         conditions = 1 + len(task.goal["where"])
         assert (await WorldBenchmark(0.5).score(task, session, "")).value == 0.5 / conditions
         assert (await BENCHMARK.score(task, session, "")).value == 0
+
+
+SITE = make_site("chat", 14, "easy")
+IN_WORDS = [(task, set(operations_of(SITE, solve(SITE, task.goal) or []))) for task in tasks_in_words(SITE)]
+# What each agent says for what a hand does
+SAYS = {
+    "visual": {"type_text": "write", "drag": "drag", "hover": "hover", "key_press": "press_keys"},
+    "text": {"type_text": "Type", "hover": "Hover", "key_press": "Press Enter"},
+}
+
+
+async def played(kind: Any, pool: BrowserPool, world: World, task: Task) -> tuple[set[str], Score]:
+    """The names of all calls of a scripted episode, and its score."""
+    agent = make_agent(replace(CONFIG, agent=AgentConfig(kind=kind)))
+    policy, names, answer = ScriptedPolicy(world, task, agent=agent.config), set[str](), ""
+    async with pool.session() as session:
+        await session.start(task.start_url)
+        for _ in range(60):
+            await agent.observe(session)
+            parsed = agent.parse(await policy.respond(session))
+            assert parsed.error is None
+            for call in parsed.calls:
+                names.add(call.name)
+                answer = agent.final_answer(call) or answer
+                await agent.act(session, call)
+            if policy.ended:
+                break
+        return names, await BENCHMARK.score(task, session, answer)
+
+
+@pytest.mark.parametrize("kind", SAYS)
+@in_browser
+async def test_an_agent_does_tasks_on_pages_with_its_own_tools(kind):
+    """Tasks that between them take every operation which the agent has a tool for."""
+    means, names = SAYS[kind], set[str]()
+    config = replace(CONFIG.browser, width=1280, height=720)
+    with SiteServer([SITE]) as server:
+        async with BrowserPool(config, server.sites, sealed=True) as pages:
+            for task, operations in sorted(IN_WORDS, key=lambda one: -len(one[1])):
+                tools = {means[one] for one in operations if one in means}
+                if kind in task.meta["agents"] and tools - names:
+                    said, score = await played(kind, pages, SITE, task)
+                    assert score.value == 1, (task.id, score)
+                    names |= said
+    assert names >= set(means.values())
+
+
+@in_browser
+async def test_an_answer_is_part_of_the_goal(pool):
+    goal = {"page": PAGES[0], "answer": ["215", "215 crowns"]}
+    async with pool.session() as session:
+        await session.start(TASKS[0].start_url)
+        for answer, value in (("215", 1), (" 215  Crowns.", 1), ("21", 0), ("", 0)):
+            task = replace(TASKS[0], goal=goal)
+            assert (await BENCHMARK.score(task, session, answer)).value == value, answer
+        assert (await WorldBenchmark(0.5).score(task, session, "")).value == 0.25  # half of a half

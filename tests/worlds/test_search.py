@@ -6,15 +6,16 @@ import contextlib
 import itertools
 import json
 import random
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minirl.worlds.fsm_file import load_fsm
-from minirl.worlds.interpreter import World, apply, holds, initial_state, parameter_values
-from minirl.worlds.search import Graph, Step, explore, interceptors, solve, symbolic
+from minirl.worlds.generate import LEVELS, THEMES, make_site
+from minirl.worlds.interpreter import State, World, apply, enabled, holds, initial_state, parameter_values
+from minirl.worlds.search import Step, explore, interceptors, solve, symbolic
 
 LIBRARY = Path(__file__).parents[1] / "data" / "lending_library.fsm.json"
 GOODS = (
@@ -123,12 +124,83 @@ def test_paths_are_as_short_as_brute_force_finds_them():
         assert steps is None or holds(replay(world, steps), goal)
 
 
+def trimmed(world: World) -> World:
+    """A generated site with three records of each kind, and two values of each choice."""
+
+    def cut(one: Any) -> Any:
+        return one.bind and replace(one.bind, values=one.bind.values[:2])
+
+    return World(world.name, world.fsm.rebound(cut), {name: some[:3] for name, some in world.data.items()})
+
+
+def reached_within(world: World, most: int) -> list[tuple[int, State]]:
+    """All states up to some depth, with their depths, by trying everything breadth-first."""
+    seen, layers = set[str](), [[initial_state(world.fsm)]]
+    while layers[-1] and sum(map(len, layers)) < most:
+        layers.append([])
+        for state in layers[-2]:
+            for id in world.fsm.pages[state.page].actions:
+                for params in parameter_values(world, state, id):
+                    if enabled(world.fsm, state, id, params):
+                        after = apply(world.fsm, state, id, params)
+                        if after.key() not in seen:
+                            seen.add(after.key())
+                            layers[-1].append(after)
+    return [(depth, state) for depth, layer in enumerate(layers) for state in layer]
+
+
+def leaves(value: Any, path: str = "$") -> list[tuple[str, Any]]:
+    """The fields of a signature that are set, those within others too."""
+    if isinstance(value, dict):
+        return [leaf for name, inner in value.items() for leaf in leaves(inner, f"{path}.{name}")]
+    return [(path, value)] if value not in (None, False, 0, []) else []
+
+
+@pytest.mark.parametrize(
+    ("sites", "goals", "states"), [(5, 10, 600), pytest.param(25, 20, 4000, marks=pytest.mark.slow)]
+)
+def test_paths_on_generated_sites_are_as_short_as_trying_everything_finds_them(sites, goals, states):
+    """Conditions on page, session and fields, taken from states that were reached."""
+    levels, themes, deepest = list(LEVELS), list(THEMES), 0
+    for n in range(sites):
+        world = trimmed(make_site(themes[n % len(themes)], n, levels[n % len(levels)]))
+        reached, rng = reached_within(world, states), random.Random(n)
+        for _ in range(goals):
+            _, state = rng.choice(reached)
+            fields = leaves(state.signature)
+            picked = rng.sample(fields, min(len(fields), rng.randint(1, 4)))
+            where = [{"path": path, "cond": "eq", "value": value} for path, value in picked]
+            goal = {"where": where} | ({"page": state.page} if rng.random() < 0.5 or not where else {})
+            least = min(depth for depth, one in reached if holds(one, goal))
+            steps = solve(world, goal)
+            assert steps is not None and len(steps) == least, (world.name, goal)
+            assert holds(replay(world, steps), goal)
+            deepest = max(deepest, least)
+    assert deepest >= 4
+
+
+def test_goals_that_cannot_be_reached_and_such_as_take_a_detour():
+    """A record that is not there; and an item that is opened only after another one was reserved."""
+    world = make_site("hotels", 3, "hard")
+
+    def goal(**ids: str) -> dict[str, Any]:
+        return {
+            "where": [{"path": f"$.done.{name}.item", "cond": "eq", "value": id} for name, id in ids.items()]
+        }
+
+    assert solve(world, goal(rooms="room-99"), max_states=1) is None
+    one, other = (
+        solve(world, goal(rooms=room, reserve_room="room-1")) or [] for room in ("room-1", "room-2")
+    )
+    assert len(other) == len(one) + 3, "home, to the list, and a row"
+
+
 def test_limits():
     world = small_world()
     goal = {"page": "B", "where": [{"path": "$.thing", "cond": "eq", "value": "cup"}]}
     assert len(solve(world, goal) or []) == 5
     with pytest.raises(ValueError, match="raise max_states"):
-        solve(world, goal, max_states=10)
+        solve(world, goal, max_states=2)
 
 
 def test_a_goal_that_holds_at_once_needs_no_steps():
@@ -190,52 +262,16 @@ def all_paths(world: World, page: str, longest: int) -> list[list[str]]:
     return []
 
 
-def ways(graph: Graph, key: str) -> list[list[str]]:
-    """The action ids of all paths to a state that a graph holds."""
-    parents = graph.nodes[key].parents
-    return [[*way, step.action_id] for parent, step in parents for way in ways(graph, parent)] or [[]]
-
-
 @pytest.mark.parametrize("seed", range(150))
-def test_all_shortest_paths_of_random_machines(seed):
+def test_shortest_paths_of_random_machines(seed):
     world = random_machine(random.Random(seed))
     (goal,) = world.fsm.terminal_pages
-    graph = explore(world)
-    found = [way for key in graph.nearest(goal) for way in ways(graph, key)]
-    expected = all_paths(world, goal, 5)
-    if graph.hops(goal) is not None and graph.hops(goal) > 5:
-        pytest.skip("too far for brute force")
-    assert sorted(found) == sorted(expected)
-    assert sum(graph.nodes[key].ways for key in graph.nearest(goal)) == len(expected)
-    drawn = [[step.action_id for step in path] for path in graph.sample(goal, 20, seed)]
-    assert len(drawn) == (20 if expected else 0) and all(path in expected for path in drawn)
-    if expected:
-        assert graph.hops(goal) == len(expected[0])
-        assert [step.action_id for step in graph.path(graph.nearest(goal)[0])] in expected
-
-
-def test_a_sample_draws_every_path_alike():
-    """Two ways to the left and one to the right: each of the three a third of the time."""
-    flag = {"a": "boolean|null", "b": "boolean|null"}
-    actions = [
-        {"id": name, "effects": [{"op": "set", "path": f"$.{path}", "value": True}]}
-        for name, path in (("A1", "a"), ("A2", "a"), ("B1", "b"))
-    ]
-    outs = [
-        {"id": f"OUT_{x}", "to": "Q", "preconditions": [{"path": f"$.{x}", "cond": "eq", "value": True}]}
-        for x in "ab"
-    ]
-    pages = [
-        {"id": "P", "signature_schema": flag, "actions": [*actions, *outs]},
-        {"id": "Q", "signature_schema": {}, "actions": []},
-    ]
-    world = symbolic(load_fsm({"meta": {"initial_page_id": "P"}, "pages": pages}))
-    drawn = explore(world).sample("Q", 3000, 0)
-    counts = Counter(path[0].action_id for path in drawn)
-    assert set(counts) == {"A1", "A2", "B1"} and min(counts.values()) > 900
-
-
-# --- interceptors -----------------------------------------------------
+    expected, graph = all_paths(world, goal, 5), explore(world)
+    nearest = graph.nearest(goal)
+    for path in (nearest and graph.path(nearest), solve(world, {"page": goal})):
+        if path and len(path) > 5:
+            pytest.skip("too far for brute force")
+        assert ([step.action_id for step in path] in expected) if path is not None else not expected
 
 
 def test_interceptors_are_answered_first():
@@ -248,11 +284,11 @@ def test_interceptors_are_answered_first():
     books["actions"].append({"id": "LOCATE", "preconditions": where, "effects": effect})
     world = symbolic(load_fsm(document))
     assert interceptors(world.fsm) == {"COOKIE", "LOCATE"}
-    assert explore(world, plain=True).hops("RESERVED") == 8
+    graph = explore(world, plain=True)
+    assert len(graph.path(graph.nearest("RESERVED") or "")) == 8
     graph = explore(world, plain=False)
-    assert graph.hops("RESERVED") == 9
-    steps = [step.action_id for step in graph.path(graph.nearest("RESERVED")[0])]
-    assert steps[:3] == ["COOKIE", "GO_BOOKS_HOVER", "LOCATE"]
+    steps = [step.action_id for step in graph.path(graph.nearest("RESERVED") or "")]
+    assert len(steps) == 9 and steps[:3] == ["COOKIE", "GO_BOOKS_HOVER", "LOCATE"]
 
 
 def test_a_filter_that_is_only_unset_is_no_interceptor():

@@ -146,7 +146,7 @@ def test_operations_as_moves():
         "bbox": [],
         "value": "up",
     }
-    drag = move_of(Grounded("A", "drag", "#s", box, words="Price", ends=(18.0, 80.4, 30.0)))
+    drag = move_of(Grounded("A", "drag", "#s", box, words="Price", ends=(18.0, 30.0, 80.4, 30.0)))
     assert (drag["bbox"], drag["to"]) == ([10, 20, 26, 40], [76, 20, 84, 40])
 
 

@@ -1,0 +1,102 @@
+"""Generated sites and their tasks, proved and timed.
+
+    python tests/bench/worlds.py [--sites 30] [--tasks 5] [--workers 4] [--no-browser]
+
+Levels and themes take turns. Counted before any filter: findings of `check`; the share of the tasks acted out
+in Chromium with the state equal to the machine's after every action, the last one as the goal wants it; steps
+of mouse and keyboard per level; pages that no task's solution visits; seconds. The paper's figures stand
+beside ours without being measured. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections import Counter, defaultdict
+from statistics import mean
+from typing import Any
+
+from minirl.config import BrowserConfig
+from minirl.types import Task
+from minirl.worlds.generate import LEVELS, THEMES, make_site
+from minirl.worlds.interpreter import World, apply, initial_state
+from minirl.worlds.lint import check_fsm
+from minirl.worlds.replay import replay_sites
+from minirl.worlds.search import solve
+from minirl.worlds.tasks import make_tasks
+
+PAPER = {
+    "steps_per_trajectory": 21.9,
+    "trajectories": 11_663,
+    "dollars_per_trajectory_for_machine_and_site": 0.009,
+}
+
+
+def unvisited(world: World, tasks: list[Task]) -> float:
+    """The share of pages that no solution goes through."""
+    seen = set()
+    for task in tasks:
+        state = initial_state(world.fsm)
+        for step in [*(solve(world, task.goal) or []), None]:
+            seen.add(state.page)
+            state = apply(world.fsm, state, step.action_id, step.params) if step else state
+    return 1 - len(seen) / len(world.fsm.pages)
+
+
+def made(count: int) -> tuple[list[World], dict[str, list[Task]], dict[str, Any]]:
+    levels, themes, worlds = list(LEVELS), list(THEMES), list[World]()
+    tasks, seconds = dict[str, list[Task]](), list[float]()
+    for n in range(count):
+        start = time.process_time()
+        world = make_site(themes[n % len(themes)], n, levels[n % len(levels)])
+        tasks[world.name] = make_tasks(world)
+        seconds.append(time.process_time() - start)
+        worlds.append(world)
+    steps, left = defaultdict[str, list[int]](list), defaultdict[str, list[float]](list)
+    for world in worlds:
+        level = world.fsm.meta["level"]
+        steps[level] += [task.meta["steps"] for task in tasks[world.name]]
+        left[level].append(unvisited(world, tasks[world.name]))
+    cells = Counter(f"{t.meta['family']} {t.meta['mode']}" for some in tasks.values() for t in some)
+    return (
+        worlds,
+        tasks,
+        {
+            "sites": count,
+            "findings": sum(len(check_fsm(world.fsm)) for world in worlds),
+            "tasks": sum(map(len, tasks.values())),
+            "tasks_by_cell": dict(sorted(cells.items())),
+            "mean_steps": {level: round(mean(some), 1) for level, some in steps.items()},
+            "unvisited_pages": {level: round(mean(some), 3) for level, some in left.items()},
+            "cpu_seconds_a_site": round(mean(seconds), 3),
+            "cpu_seconds_of_the_slowest": round(max(seconds), 3),
+        },
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sites", type=int, default=30)
+    parser.add_argument("--tasks", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--no-browser", action="store_true")
+    flags = parser.parse_args()
+    worlds, tasks, answer = made(flags.sites)
+    if not flags.no_browser:
+        config = BrowserConfig(browsers=1, episodes=flags.workers, width=1280, height=720)
+        drawn, start = [task for some in tasks.values() for task in some[: flags.tasks]], time.perf_counter()
+        outcomes = asyncio.run(replay_sites(worlds, config, drawn))
+        seconds, gui = time.perf_counter() - start, sum(len(one.grounded) for one in outcomes.values())
+        kept = [one for one in outcomes.values() if not one.reason]
+        for place, one in outcomes.items():
+            if one.reason:
+                print("dropped:", *place, one.reason)
+        answer |= {"acted_out": len(outcomes), "kept": round(len(kept) / len(outcomes), 4)}
+        answer["seconds_a_gui_step"] = round(seconds / gui, 3)
+    print(json.dumps(answer | {"paper": PAPER}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Skins: drawn apart from machines and subjects, with all their pictures at once, and full pages."""
+
+from __future__ import annotations
+
+import pytest
+from test_render import visit
+
+from minirl.worlds.fsm_file import document_of
+from minirl.worlds.generate import make_site
+from minirl.worlds.interpreter import World
+from minirl.worlds.looks import SKINS
+from minirl.worlds.render import render
+from minirl.worlds.search import solve
+
+
+def test_a_skin_changes_the_looks_alone():
+    one, other = (make_site("hotels", 4, "medium", skin) for skin in ("grid", "magazine"))
+    drawn = make_site("hotels", 4, "medium")
+    assert document_of(one.fsm) == document_of(other.fsm) == document_of(drawn.fsm)
+    assert one.data == other.data == drawn.data
+    assert one.style["skin"] == "grid" and other.style["skin"] == "magazine"
+    same = {name for name in one.style if one.style[name] == other.style[name]}
+    assert {"words", "labels", "accent", "background"} <= same
+
+
+def test_subjects_and_skins_are_drawn_independently():
+    drawn = {
+        (theme, make_site(theme, seed).style["skin"]) for theme in ("bank", "films") for seed in range(40)
+    }
+    assert drawn == {(theme, skin) for theme in ("bank", "films") for skin in SKINS}
+
+
+def test_an_unknown_skin_is_named():
+    with pytest.raises(ValueError, match="there is no skin 'gird'; there are: grid, table"):
+        make_site("bank", 1, "easy", "gird")
+    sound = make_site("bank", 1, "easy")
+    with pytest.raises(ValueError, match="there is no skin 'gird'"):
+        render(World("bank", sound.fsm, sound.data, {**sound.style, "skin": "gird"}))
+
+
+async def test_a_page_is_full_and_has_its_pictures_at_once():
+    world = make_site("shop", 3, "medium", "grid")
+    steps = solve(world, {"page": "PRODUCTS"}) or []
+    taken = "calls => calls.forEach(([id, params]) => window.minirl.dispatch(id, params))"
+    async with visit(world) as page:
+        await page.set_viewport_size({"width": 1280, "height": 720})
+        await page.evaluate(taken, [[step.action_id, dict(step.params)] for step in steps])
+        first = await page.screenshot()
+        await page.wait_for_timeout(300)
+        assert await page.screenshot() == first
+        assert await page.evaluate("[...document.images].every((one) => one.naturalWidth > 0)")
+        assert await page.locator("a, button, input, select").count() >= 15
+        assert len(await page.inner_text("body")) >= 600
