@@ -267,10 +267,10 @@ def validated(name: str, kind: Any, document: Any) -> Any:
 
 def _describe(fault: Mapping[str, Any]) -> str:
     """Return a fault's place and reason, as "BOOK: effects: 0: op: Input should be 'set' ..."."""
-    *places, last = [str(key) for key in fault["loc"] if key != "[key]"]
+    places = [str(key) for key in fault["loc"] if key != "[key]"]
     if fault["type"] == "missing":
-        return ": ".join([*places, f"{last!r} is missing"])
-    return ": ".join([*places, last, fault["msg"].removeprefix("Value error, ")])
+        return ": ".join([*places[:-1], f"{places[-1]!r} is missing"])
+    return ": ".join([*places, fault["msg"].removeprefix("Value error, ")])
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class World:
     """A site that can be served as `<name>.test`: a machine, collections of records in display order, and its
     looks, all optional: `look`, the colours `background`, `tile`, `text` and `accent` ("#rrggbb"), `messages`
     (terminal page -> text) and, for pages, `brand`, `labels` (page or action -> text), `facts` (collection ->
-    field -> how a row says it), `layout`, `corners` and `consent`."""
+    field -> how a row says it), `corners` and `consent`."""
 
     name: str
     fsm: Fsm

@@ -75,10 +75,14 @@ def test_goal_and_meta_may_be_left_out():
 def test_a_goal_that_nobody_understands_is_refused_unless_it_is_for_a_function_of_the_users(tmp_path):
     path = tmp_path / "tasks.jsonl"
     path.write_text(GOOD.replace("}", ', "goal": {"page": "DONE"}}') + f"\n{GOAL_OF_NOBODY}")
-    with pytest.raises(ValueError, match=f"{path}, line 2: goal: 'page' is missing$"):
+    with pytest.raises(
+        ValueError, match=f"{path}, line 2: goal: a goal names a page, conditions or an answer$"
+    ):
         load_tasks(path)
     config = replace(tiny(), task=TaskConfig(train=str(path)))
-    with pytest.raises(ValueError, match=f"{path}, line 2: goal: 'page' is missing$"):
+    with pytest.raises(
+        ValueError, match=f"{path}, line 2: goal: a goal names a page, conditions or an answer$"
+    ):
         make_task_sets(config)
     (tmp_path / "own.py").write_text("async def reward(task, page, answer): return 1.0")
     own = TaskConfig(train=str(path), reward=f"{tmp_path / 'own.py'}:reward")
@@ -150,9 +154,9 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path, line, problem):
 @pytest.mark.parametrize(
     ("goal", "problem"),
     [
-        ("", "goal: 'page' is missing"),
-        (', "goal": {}', "goal: 'page' is missing"),
-        (', "goal": {"pages": "DONE"}', "goal: .*'page'"),
+        ("", "goal: a goal names a page, conditions or an answer"),
+        (', "goal": {}', "goal: a goal names a page, conditions or an answer"),
+        (', "goal": {"pages": "DONE"}', "goal: a goal names a page, conditions or an answer"),
         (', "goal": {"page": "DONE", "where": [{"cond": "is"}]}', "goal: where"),
     ],
 )

@@ -49,7 +49,7 @@ def rollouts(monkeypatch):
                 return self.ended
 
         monkeypatch.setattr("minirl.rollout.Episode", Ended)
-        monkeypatch.setattr("workers.make_agent", lambda config: None)
+        monkeypatch.setattr("workers.make_agent", lambda *_: None)
         benchmark = Scored() if episodes[0].task.goal else Scored(None)
         return make_worker(config, benchmark=benchmark, judge=judge)
 

@@ -248,7 +248,7 @@ def test_what_is_just_within_the_bounds_is_answered(name, tmp_path, capsys, monk
     ("name", "text"),
     [
         *(("style", text) for text in ("[]", "3", '{"corners": {}}', '{"labels": []}')),
-        *(("style", f'{{"{key}": 3}}') for key in ("brand", "messages", "facts", "layout", "consent")),
+        *(("style", f'{{"{key}": 3}}') for key in ("brand", "messages", "facts", "consent")),
         *(("style", text) for text in ('{"look": "neon"}', '{"facts": {"a": 3}}', '{"messages": {"A": []}}')),
         *(("data", text) for text in ("[]", '"x"', '{"books": 3}', '{"books": [3]}')),
         ("data", '{"books": {"id": "b"}}'),

@@ -365,7 +365,10 @@ CLICK, TYPE = {"op": "click", "selector": "#a"}, {"op": "type_text", "selector":
     ("procedures", "reason"),
     [
         ([[]], "P: 0: '' must be like '#some-id'"),
-        ([[{"op": "click", "selector": "button"}]], "P: 0: 'button' must be like '#some-id' to be drawn"),
+        (
+            [[{"op": "click", "selector": "button"}]],
+            "P: 0: 'button' must be like '#some-id' or '.some-class' to be drawn",
+        ),
         ([[TYPE, TYPE]], "P: 0: no widget has the procedure type_text, type_text"),
         ([[CLICK, TYPE]], "0: tiles are clicked once, which a field is not"),
         ([[CLICK], [CLICK]], "x: 0 and 1 have the same selector"),
