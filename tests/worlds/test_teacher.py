@@ -32,8 +32,8 @@ def test_other_conditions_and_what_is_not_there():
     task = replace(TASK, goal={"page": "END", "where": where})
     ended = Trajectory(task, 0, final_state={"page": "MAP", "signature": {"view": {"price": 7}}})
     assert world_rationale(ended) == (
-        "The page should be END, is MAP, which is wrong. The view price should be gt 5, is 7. The name should be "
-        "not_null, is nothing, which is wrong."
+        "The page should be END, is MAP, which is wrong. The view price should be gt 5, is 7. The name "
+        "should be not_null, is nothing, which is wrong."
     )
 
 
