@@ -106,9 +106,9 @@ def make(
             rows.append({"folder": folder.relative_to(out), "pages": len(world.fsm.pages), "tasks": made})
             meter.advance()
     save_index(out, rows)
-    places = sorted({str(out / row["folder"].parent) for row in rows})
+    places = list(dict.fromkeys(str(out / row["folder"].parent) for row in rows))
     _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {', '.join(places)}")
-    _say(f"to look at: {out / 'index.html'}; to train: python train.py tiny --task.train {places[-1]} ...")
+    _say(f"to look at: {out / 'index.html'}; to train: python train.py tiny --task.train {places[0]} ...")
     return 0
 
 
