@@ -98,14 +98,14 @@ def settings(options: Options) -> Config:
         eval=replace(config.eval, episodes=1),
     )
     if options.site is not None:
-        task, limits = replace(config.task, heldout=str(options.site)), replace(config.eval, max_steps=60)
-        browser = replace(config.browser, width=1280, height=720, episode_seconds=600.0)
-        agent, limits = replace(config.agent, context_tokens=10**6), replace(limits, episodes=10**6)
-        config = replace(config, task=task, browser=browser, agent=agent, eval=limits)
-    if not options.by_hand:
+        task, limits = replace(config.task, heldout=str(options.site)), replace(config.eval, episodes=10**6)
+        browser = replace(config.browser, width=1280, height=720)
+        config = replace(config, task=task, browser=browser, eval=limits)
+    elif not options.by_hand:
         return config
-    agent, limits = replace(config.agent, context_tokens=10**6), replace(config.eval, max_steps=100)
-    return replace(config, agent=agent, eval=limits, browser=replace(config.browser, episode_seconds=86400.0))
+    turns, seconds = (100, 86400.0) if options.by_hand else (60, 600.0)
+    agent, limits = replace(config.agent, context_tokens=10**6), replace(config.eval, max_steps=turns)
+    return replace(config, agent=agent, eval=limits, browser=replace(config.browser, episode_seconds=seconds))
 
 
 async def play(options: Options, config: Config, ranks: Ranks) -> None:

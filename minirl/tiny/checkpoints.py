@@ -37,6 +37,7 @@ from minirl.worlds.scripted_agent import ScriptedPolicy
 from minirl.worlds.shop import CHOICES, SHOP
 from minirl.worlds.sites import sites_of, world_at
 
+DONE = {"name": "done", "arguments": {"response": "done"}}
 PAGES_OF = 24  # tasks whose pages a small tokenizer learns from
 
 FOLDER = files("minirl.tiny")
@@ -89,8 +90,7 @@ def corpus(said: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[str
     for name, tool in TOOLS.items():
         values = {a: [0, 0] if kind == "point" else usual for a, (kind, usual) in tool.arguments.items()}
         texts.append(json.dumps({"name": name, "arguments": values}, default=str))
-    done = {"name": "done", "arguments": {"response": "done"}}
-    return [*texts, json.dumps(done), "system\n", "assistant\n"]
+    return [*texts, json.dumps(DONE), "system\n", "assistant\n"]
 
 
 def words() -> list[str]:

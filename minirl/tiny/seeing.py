@@ -56,7 +56,7 @@ from minirl.model import (
 )
 from minirl.recipes import tiny
 from minirl.run_folder import write_atomic
-from minirl.tiny.checkpoints import BASE, FOLDER, build, vocabulary, words
+from minirl.tiny.checkpoints import BASE, DONE, FOLDER, build, vocabulary, words
 from minirl.types import Observation, Task
 from minirl.worlds.interpreter import World
 from minirl.worlds.operations import GRID, middle
@@ -77,7 +77,6 @@ OFTEN = torch.tensor(10.0)  # a letter's weight, for most patches show none
 LETTERS = 10.0  # weight of their loss
 JOINTS = (" ", ", ", " in ", ", size ", ", quantity ")  # of the words that a task names
 MISSING = -100  # no label
-DONE = {"name": "done", "arguments": {"response": "done"}}
 
 
 @dataclass

@@ -106,8 +106,12 @@ def share_met(state: State, goal: Goal | Mapping[str, Any], answer: str = "") ->
     goal = goal if isinstance(goal, Goal) else load_goal(goal)
     met = list(_met(state, goal))
     if goal.answer:
-        met.append(any(plain_words(answer) == plain_words(one) for one in goal.answer))
+        met.append(is_answer(answer, goal))
     return sum(met) / len(met)
+
+
+def is_answer(said: str, goal: Goal) -> bool:
+    return any(plain_words(said) == plain_words(one) for one in goal.answer)
 
 
 def plain_words(text: str) -> str:

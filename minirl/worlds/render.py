@@ -200,10 +200,6 @@ def save_world(world: World, folder: Path) -> None:
     write_atomic(folder / "index.html", render(world))
 
 
-def _name(site: World | Path) -> str:
-    return site.name if isinstance(site, World) else name_of(site)
-
-
 def name_of(folder: Path) -> str:
     """Return the name of the site in a folder, "my-site" for "My_site". ValueError if nothing is left."""
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
@@ -227,10 +223,11 @@ class SiteServer(ThreadingHTTPServer):
     if the port can't be had, or two have the same name."""
 
     def __init__(self, sites: Sequence[World | Path], port: int = 0) -> None:
-        self.places = {f"{_name(site)}.test": site for site in sites}
+        names = [site.name if isinstance(site, World) else name_of(site) for site in sites]
+        self.places = {f"{name}.test": site for name, site in zip(names, sites, strict=True)}
         self.pages: dict[str, bytes] = {}
         if len(self.places) < len(sites):
-            often = [name for name, times in Counter(site.name for site in sites).items() if times > 1]
+            often = [name for name, times in Counter(names).items() if times > 1]
             raise ValueError(f"two sites have the same name, {often[0]} for one")
         try:
             super().__init__(("127.0.0.1", port), _Handler)

@@ -10,7 +10,7 @@ import json
 
 from minirl.types import Trajectory, Verdict
 from minirl.worlds.fsm_file import load_goal
-from minirl.worlds.interpreter import State, meets, share_met, value_at
+from minirl.worlds.interpreter import is_answer, meets, value_at
 
 
 async def world_teacher(trajectory: Trajectory) -> Verdict:
@@ -34,20 +34,12 @@ def world_rationale(trajectory: Trajectory) -> str:
     facts = [("page", wanted.page, state["page"], state["page"] == wanted.page)] if wanted.page else []
     if wanted.answer:
         said = state.get("answer", "")
-        facts.append(
-            ("answer", wanted.answer[0], said, share_met(State("", {}), {"answer": wanted.answer}, said) == 1)
-        )
+        facts.append(("answer", wanted.answer[0], said, is_answer(said, wanted)))
     for one in wanted.where:
         value = "" if one.value is None else as_words(one.value)
         should_be = value if one.cond == "eq" else f"{one.cond} {value}".strip()
-        facts.append(
-            (
-                " ".join(one.path).removeprefix("done "),
-                should_be,
-                value_at(signature, one.path),
-                meets(signature, one),
-            )
-        )
+        name = " ".join(one.path).removeprefix("done ")
+        facts.append((name, should_be, value_at(signature, one.path), meets(signature, one)))
     return " ".join(
         f"The {name} should be {should_be}, is {as_words(found)}{'' if is_right else ', which is wrong'}."
         for name, should_be, found, is_right in facts

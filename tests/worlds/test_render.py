@@ -337,6 +337,8 @@ def test_the_server_answers_by_host():
         pass
     with pytest.raises(ValueError, match="same name"):
         SiteServer([SHOP, SHOP])
+    with pytest.raises(ValueError, match="same name, my-site for one"):
+        SiteServer([Path("a/My_site"), Path("b/my-site")])
 
 
 @pytest.mark.parametrize("port", [65536, -1])
