@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
-from minirl.worlds.fsm_file import Action, Condition, Effect, Goal, is_number
-from minirl.worlds.interpreter import State, World, canonical, meets, value_at
+from minirl.worlds.fsm_file import Action, Condition, Effect, Goal
+from minirl.worlds.interpreter import State, World, canonical, meets
 
 MOST_STOPS = 7  # of a walk; leaving some out makes the bound smaller, and no less true
 
@@ -30,18 +30,8 @@ class Fact:
     is_free: bool = False  # a fresh page brings it about
     is_possible: bool = False
     work: frozenset[str] = frozenset()  # actions in place, of which one is to be taken
-    by: float = math.inf  # what each adds to a number that is to reach condition.value,
-    least: float = 0  # and that begins with this at most
     stops: frozenset[str] = frozenset()  # pages to be visited
     needs: list[Fact] = field(default_factory=list)
-
-    def times(self, state: State) -> int:
-        """Return how often its work is to be done."""
-        if self.by == math.inf:
-            return 1
-        found = value_at(state.signature, self.condition.path)
-        known = max(found if is_number(found) else self.least, self.least)
-        return max(1, math.ceil((self.condition.value - known) / self.by))
 
 
 class Bound:
@@ -66,7 +56,7 @@ class Bound:
                 return math.inf
             seen.add(fact)
             if fact.work and used.isdisjoint(fact.work):
-                count += fact.times(state)
+                count += 1
             used |= fact.work
             stops |= fact.stops
             todo += fact.needs
@@ -77,8 +67,7 @@ class Bound:
         if key in self.facts:
             return self.facts[key]
         fact = self.facts[key] = Fact(condition)
-        fresh = [page.defaults for page in self.world.fsm.pages.values()]
-        fact.is_free = any(meets(defaults, condition) for defaults in fresh)
+        fact.is_free = any(meets(page.defaults, condition) for page in self.world.fsm.pages.values())
         ways = [
             (action, effect) for action in self.world.fsm.actions for effect in self._brings(action, fact)
         ]
@@ -88,11 +77,6 @@ class Bound:
         actions = {action.id: action for action, _ in ways}.values()
         if not any(action.is_navigation for action in actions):
             fact.work = frozenset(action.id for action in actions)
-            steps = {effect.by if effect.op == "inc" else math.inf for _, effect in ways}
-            is_counted = condition.cond in ("eq", "gte") and is_number(condition.value) and max(steps) > 0
-            fact.by = max(steps) if is_counted else math.inf
-            begun = [value for one in fresh if is_number(value := value_at(one, condition.path))]
-            fact.least = max(begun, default=0)
         for ends in ({action.source for action in actions}, {action.target for action in actions}):
             fact.stops |= ends if len(ends) == 1 else set()
         common = [self._before(action, effect, condition) for action, effect in ways]
@@ -104,19 +88,13 @@ class Bound:
         """Yield the effects of an action that may make the condition true."""
         condition = fact.condition
         it = Condition(("it",), condition.cond, condition.value)
-        defaults = self.world.fsm.pages[action.source].defaults
         for effect in action.effects:
-            path = condition.path
-            shorter = min(len(path), len(effect.path))
-            if effect.expr is not None or path[:shorter] != effect.path[:shorter]:
-                continue
-            values = None  # any
-            if path == effect.path and effect.op == "set" and effect.source is None:
-                values = self._values(action, effect)
-            elif path == effect.path and effect.op in ("clear", "toggle"):
-                values = [True, False] if effect.op == "toggle" else [value_at(defaults, path)]
-            if values is None or any(meets({"it": value}, it) for value in values):
-                yield effect
+            shorter = min(len(condition.path), len(effect.path))
+            if effect.expr is None and condition.path[:shorter] == effect.path[:shorter]:
+                is_known = effect.op == "set" and effect.source is None and condition.path == effect.path
+                values = self._values(action, effect) if is_known else ()
+                if not is_known or any(meets({"it": value}, it) for value in values):
+                    yield effect
 
     def _values(self, action: Action, effect: Effect) -> list[object]:
         bind = action.bind

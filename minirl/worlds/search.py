@@ -21,7 +21,7 @@ from typing import Any
 
 from minirl.worlds import interpreter as machine
 from minirl.worlds.bound import Bound
-from minirl.worlds.fsm_file import Action, Condition, FieldPath, Fsm, Goal, load_goal
+from minirl.worlds.fsm_file import Action, FieldPath, Fsm, Goal, load_goal
 from minirl.worlds.interpreter import State, World
 
 MAX_STATES, MAX_EXPANDED = 100_000, 20_000
@@ -142,10 +142,9 @@ class Choices:
     values that nothing tells apart one. That loses no shortest path."""
 
     def __init__(self, world: World, goal: Goal):
-        self.world, self.tests_of = world, dict[str, list[Condition]]()
-        self.kinds = dict[tuple[str, str], Hashable]()
+        self.world = world
         read = {condition.path for condition in goal.where}
-        self.tests, useful, size = list(goal.where), list[Action](), -1
+        useful, size = list[Action](), -1
         while size != len(useful):  # what is read by something useful makes what writes it useful
             size = len(useful)
             useful = [
@@ -157,12 +156,9 @@ class Choices:
                 read |= {condition.path for condition in action.preconditions} | self._limits(action)
                 read |= {e.source for e in action.effects if e.source and overlaps(e.path, read)}
         self.useful = {action.id for action in useful}
-        self.tests += [condition for action in useful for condition in action.preconditions]
+        tests = [*goal.where, *(condition for action in useful for condition in action.preconditions)]
+        self.tests = [replace(test, path=("it",)) for test in tests]
         self.limits = {path for action in useful for path in self._limits(action, all_filters=True)}
-        self.copies = [(e.source, e.path) for a in useful for e in a.effects if e.source]
-        in_place = [action for action in useful if not action.is_navigation]
-        gates = {condition.path for action in in_place for condition in action.preconditions}
-        self.asked = gates.union(*(self._limits(action, all_filters=True) for action in in_place))
 
     def steps(self, state: State) -> Iterator[Step]:
         """Yield what can be done in a state, and may be part of a shortest path."""
@@ -173,8 +169,8 @@ class Choices:
                 continue
             seen = set()
             for params in machine.parameter_values(self.world, state, action.id):
-                kind = self.kind(action, params[action.bind.param]) if action.bind else len(seen)
-                if kind is not None and kind not in seen:
+                kind = self.kind(action, params[action.bind.param]) if action.bind else None
+                if kind not in seen:
                     seen.add(kind)
                     yield Step(action.id, params)
 
@@ -191,39 +187,11 @@ class Choices:
         return out
 
     def kind(self, action: Action, value: Any) -> Hashable:
-        key = (action.id, repr(value))
-        if key not in self.kinds:
-            self.kinds[key] = self._kind(action, value)
-        return self.kinds[key]
-
-    def _kind(self, action: Action, value: Any) -> Hashable:
-        """Return the same for values between which nothing on the way to the goal makes a difference, and
-        None for one that only takes rows away: a filter that is read when its page is left, and makes no
-        condition true, is as good as not set."""
-        assert action.bind is not None
-        mine = [effect for effect in action.effects if effect.ref == action.bind.param]
-        is_counted = any(effect.op != "set" for effect in mine)  # what is appended always differs
-        paths = [effect.path for effect in action.effects]
-        if not is_counted and mine and all(path in self.limits - self.asked for path in paths):
-            default = [page.defaults.get(path[0]) for page in self.world.fsm.pages.values() for path in paths]
-            told = zip(self._noticed(action, value), self._noticed(action, None), strict=True)
-            if not any(default) and not any(holds and not unset for holds, unset in told):
-                return None
-        if is_counted or any(overlaps(path, self.limits) for path in paths):
+        """Return the same for values that all conditions take alike, wherever they may be copied to, unless
+        they are appended, or decide what another action can choose."""
+        if any((e.op != "set" and e.ref) or overlaps(e.path, self.limits) for e in action.effects):
             return machine.canonical(value)
-        return self._noticed(action, value)
-
-    def _noticed(self, action: Action, value: Any) -> tuple[bool, ...]:
-        """Return which conditions hold for a value, wherever it may be copied to."""
-        if action.id not in self.tests_of:
-            assert action.bind is not None
-            paths, size = {e.path for e in action.effects if e.ref == action.bind.param}, 0
-            while size != len(paths):
-                size = len(paths)
-                paths |= {target for source, target in self.copies if overlaps(source, paths)}
-            tests = [test for test in self.tests if overlaps(test.path, paths)]
-            self.tests_of[action.id] = [replace(test, path=("it",)) for test in tests]
-        return tuple(machine.meets({"it": value}, test) for test in self.tests_of[action.id])
+        return tuple(machine.meets({"it": value}, test) for test in self.tests)
 
 
 def symbolic(fsm: Fsm) -> World:
