@@ -15,6 +15,7 @@ import contextlib
 import json
 import random
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -29,22 +30,12 @@ from minirl.types import Task
 from minirl.worlds.interpreter import World
 from minirl.worlds.replay import Grounded, Replay, replay_sites
 
-PROMPT = files("minirl.worlds").joinpath("thought.md").read_text(encoding="utf-8")
+WORDS = tomllib.loads(files("minirl.worlds").joinpath("thoughts.toml").read_text(encoding="utf-8"))
+THOUGHTS, ASKED = WORDS["thoughts"], WORDS["asked"]  # by action
 TAGS = re.compile(r"</?(?:think|action)>")
 GROUNDING = 0.2  # of all rows: the paper's 2:8
 THUMB, NEAR = 8, 4  # pixels: half of a slider's thumb, and how far from its end a drag may end
 THOUGHT_TOKENS = 1024
-THOUGHTS = {  # the template's words, by action
-    "click": 'The next thing to use is "{words}".',
-    "hover": 'Something opens when the pointer is over "{words}".',
-    "drag": 'The handle of "{words}" has to move.',
-    "type_text": 'The field has the focus, so I write "{text}".',
-    "press_enter": "The text is complete, and Enter confirms it.",
-    "scroll": "What I look for is further {value} the list.",
-    "hotkey": "The key {value} comes next.",
-    "answer": "All of the request has been done.",
-}
-ASKED = {"click": 'Click on "{words}".', "hover": 'Move the pointer over "{words}".'}  # grounding rows
 Json = dict[str, Any]
 
 
@@ -102,7 +93,7 @@ async def rows_of(task: Task, replay: Replay, images: ImageFolder, endpoint: End
         thought = THOUGHTS[moves[n]["action"]].format(**moves[n])
         if endpoint is not None:
             history = "\n".join(map(str, actions[:n])) or "nothing"
-            question = PROMPT.format(task=task.instruction, history=history, action=actions[n])
+            question = WORDS["prompt"].format(task=task.instruction, history=history, action=actions[n])
             message = ("user", (question, replay.grounded[n].picture))
             try:
                 reply = await endpoint.ask([message], THOUGHT_TOKENS, temperature=0.0)
