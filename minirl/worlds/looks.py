@@ -21,11 +21,6 @@ from minirl.worlds.interpreter import World
 Json = dict[str, Any]
 SKINS: Json = tomllib.loads(files("minirl.worlds").joinpath("skins.toml").read_text(encoding="utf-8"))
 TEXTS: Json = tomllib.loads(files("minirl.worlds").joinpath("texts.toml").read_text(encoding="utf-8"))
-QUESTIONS = (
-    "May this site remember that you were here?",
-    "We keep a cookie so that you stay signed in.",
-    "Before you go on: this site stores what you do here.",
-)
 
 
 def draw_style(rng: Random) -> Json:
@@ -57,7 +52,7 @@ def draw_looks(rng: Random, skin: str = "") -> Json:
         raise ValueError(f"there is no skin {skin!r}; there are: {', '.join(SKINS)}")
     plan = SKINS[skin or drawn]
     return draw_style(rng) | {
-        "question": rng.choice(QUESTIONS),
+        "question": rng.choice(TEXTS["questions"]),
         "complains": rng.random() < 0.5,
         "paging": {"kind": rng.choice(("all", "pages", "more", "endless")), "size": rng.choice((8, 10, 12))},
         "skin": skin or drawn,
