@@ -21,11 +21,11 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from minirl.worlds.fsm_file import Fsm, load_fsm
+from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.interpreter import World
 from minirl.worlds.looks import draw_style, dress
 from minirl.worlds.render import SHAPES
-from minirl.worlds.tiles import controls_of, places_of
+from minirl.worlds.tiles import draw_places
 from minirl.worlds.widgets import Json, Offered, action, condition, control, effect
 
 TILES = ("option", "payment", "city", "user")  # what tiles can ask
@@ -78,17 +78,9 @@ class Plan:
         words = {"brand": self.brand, "labels": self.labels, "messages": self.messages, "facts": facts}
         style = words | {"look": self.level.look}
         if self.is_tiles:
-            style |= draw_style(self.rng) | {"letters": self.rng.randint(18, 22), "places": self._places(fsm)}
+            style |= draw_style(self.rng) | {"letters": self.rng.randint(18, 22)}
+            style["places"] = draw_places(fsm, self.data, self.rng)
         return World(name, fsm, self.data, style)
-
-    def _places(self, fsm: Fsm) -> Json:
-        """Return where the tiles of each page are; the last ones, which have none, are left out."""
-        bar, gap, is_below = self.rng.choice((1, 1, 2)), self.rng.randint(3, 6), self.rng.random() < 0.3
-        out = {}
-        for page in fsm.pages.values():
-            if groups := [controls_of(one, self.data) for one in page.actions.values()]:
-                out[page.id] = places_of(groups, bar, gap, is_below, self.rng)
-        return out
 
     def fsm(self) -> Json:
         self._page("HOME", self.brand)
@@ -169,32 +161,23 @@ class Plan:
         self._page(page, many.capitalize(), "HOME", _selected(entity))
         self._from_home(page, many.capitalize())
         rows: Json = {"param": one, "collection": many, "where": {}}
-        flag, least, order = self.rng.choice(entity.flags), *self._numbers(entity)
-        inputs = {  # the fields of the page, which filters they are, and the arguments of `_input`
-            "search": ("query", "search", f"Search {many}", {"param": one, "collection": many}),
-            "checkbox": (f"only_{flag}", "checkbox", f"Only {flag}", ()),
-            "slider": (
-                f"least_{least}",
-                "slider",
-                f"{least.capitalize()} at least",
-                self._steps(entity, least),
-            ),
-            "sort": ("order", "choice", f"Order by {order}", (f"{order}:asc", f"{order}:desc")),
-            "kind": ("kind", "choice", "Kind", entity.kinds),
-        }
-        filters = {
-            "search": ("id", "eq"),
-            "checkbox": (flag, "flag"),
-            "slider": (least, "gte"),
-            "kind": ("kind", "eq"),
+        flag, numbers = self.rng.choice(entity.flags), [number.name for number in entity.numbers]
+        least, order = self.rng.choices(numbers, k=2)
+        # each step of the slider leaves another number of rows, at least one
+        steps = sorted({record[least] for record in self.data[many]})[1:]
+        inputs = {  # a field of the page, the arguments of `_input`, and which field of records it filters
+            "search": ("query", "search", f"Search {many}", {"param": one, "collection": many}, "id", "eq"),
+            "checkbox": (f"only_{flag}", "checkbox", f"Only {flag}", (), flag, "flag"),
+            "slider": (f"least_{least}", "slider", f"{least.capitalize()} at least", steps, least, "gte"),
+            "sort": ("order", "choice", f"Order by {order}", (f"{order}:asc", f"{order}:desc"), "", ""),
+            "kind": ("kind", "choice", "Kind", entity.kinds, "kind", "eq"),
         }
         drawn = [way for way in inputs if way in self.rng.sample(list(inputs), self.rng.randint(2, 5))]
         noted, kept = {"item": "string|null"}, []
         for way in drawn:
-            name, kind, label, offered = inputs[way]
+            name, kind, label, offered, field, cond = inputs[way]
             self._input(page, kind, name.upper(), label, f"{many}_{name}", offered)
-            if way in filters:
-                field, cond = filters[way]
+            if field:
                 rows["where"][field] = {"cond": cond, "value": f"$.{many}_{name}"}
             noted[name] = self.pages[page]["signature_schema"][f"{many}_{name}"]
             kept.append(effect("set", f"done.{many}.{name}", value_from=f"$.{many}_{name}"))
@@ -206,13 +189,6 @@ class Plan:
         names = {way: inputs[way][0] for way in drawn}
         self.lists.append({"id": many, "one": one, "page": page, "ways": names})
         return page
-
-    def _numbers(self, entity: Any) -> list[str]:
-        return self.rng.choices([number.name for number in entity.numbers], k=2)
-
-    def _steps(self, entity: Any, number: str) -> list[float]:
-        """Return the values of a slider: each leaves another number of rows, at least one."""
-        return sorted({record[number] for record in self.data[entity.plural]})[1:]
 
     def _item_flows(self) -> None:
         """Add what can be done with an item: the theme's own verb, and others."""

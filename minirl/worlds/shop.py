@@ -21,7 +21,7 @@ from minirl.worlds.generate import VOCABULARY
 from minirl.worlds.interpreter import World
 from minirl.worlds.looks import draw_style
 from minirl.worlds.render import SHAPES
-from minirl.worlds.tiles import SHOP, controls_of, places_of
+from minirl.worlds.tiles import SHOP, draw_places
 from minirl.worlds.widgets import Json, action, condition, control
 
 CHOICES: dict[str, Json] = SHOP["choices"]  # by field
@@ -49,12 +49,7 @@ def make_shop(n: int, serif: bool = False) -> World:
     style = draw_style(rng) | {"letters": rng.randint(22, 28), "font": "serif" if serif else "sans"}
     words = SHOP["buttons"]
     style["labels"] = {a.id: words[r] for a in machine.actions if (r := a.id.rpartition("_")[2]) in words}
-    bar, gap, is_below = rng.choice((1, 1, 2)), rng.randint(3, 6), rng.random() < 0.3
-    style["places"] = {}
-    for page in machine.pages.values():
-        if page.actions:
-            groups = [controls_of(one, data) for one in page.actions.values()]
-            style["places"][page.id] = places_of(groups, bar, gap, is_below, rng)
+    style["places"] = draw_places(machine, data, rng)
     style["messages"] = {"DONE": "Thank you, your order is placed."}
     return World(f"shop-{n}{'-serif' * serif}", machine, data, style)
 

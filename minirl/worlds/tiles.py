@@ -12,7 +12,7 @@ from importlib.resources import files
 from random import Random
 from typing import Any
 
-from minirl.worlds.fsm_file import Action
+from minirl.worlds.fsm_file import Action, Fsm
 
 SHOP = tomllib.loads(files("minirl.worlds").joinpath("shop.toml").read_text(encoding="utf-8"))
 
@@ -24,6 +24,15 @@ def controls_of(one: Action, data: Mapping[str, Sequence[Mapping[str, Any]]]) ->
     if one.bind is not None:
         return [record["id"] for record in data[one.bind.collection]]
     return [one.gui_procedure[0].get("selector", "")[1:]]
+
+
+def draw_places(fsm: Fsm, data: Mapping[str, Any], rng: Random) -> dict[str, dict[str, Box]]:
+    """Return where the controls of each page are, but for last pages, which have none."""
+    bar, gap, is_below = rng.choice((1, 1, 2)), rng.randint(3, 6), rng.random() < 0.3
+    groups = {
+        page.id: [controls_of(one, data) for one in page.actions.values()] for page in fsm.pages.values()
+    }
+    return {id: places_of(some, bar, gap, is_below, rng) for id, some in groups.items() if some}
 
 
 def places_of(groups: Sequence[list[str]], bar: int, gap: int, is_below: bool, rng: Random) -> dict[str, Box]:
