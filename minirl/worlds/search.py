@@ -15,7 +15,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from minirl.worlds.bound import Bound
 from minirl.worlds.fsm_file import Action, FieldPath, Fsm, Goal, load_goal
 from minirl.worlds.interpreter import State, World
 
-MAX_STATES, MAX_EXPANDED = 100_000, 20_000
+MAX_STATES = 100_000
 MAX_CHARACTERS = 50_000_000  # of all states' keys
 SEARCH_SECONDS = 10.0  # of this process, for a file that may come from anybody
 
@@ -72,64 +72,60 @@ def explore(
 ) -> Graph:
     """Return all states that can be reached, breadth-first. Unless `plain`, a visitor who can answer an
     interceptor does so first, as in the released search."""
-    ends, room = time.process_time() + seconds, MAX_CHARACTERS
-    start = machine.initial_state(world.fsm)
     first = frozenset() if plain else interceptors(world.fsm)
-    queue, graph = [start.key()], Graph({start.key(): Node(start)})
-    for key in queue:  # which grows meanwhile
-        node = graph.nodes[key]
-        steps = list(_steps(world, node.state))
-        for step in [step for step in steps if step.action_id in first] or steps:
-            after = machine.apply(world.fsm, node.state, step.action_id, step.params)
-            after_key = after.key()
-            is_new = after_key not in graph.nodes
-            room -= len(after_key) * is_new
-            if time.process_time() > ends or is_new and (len(graph.nodes) >= max_states or room < 0):
-                graph.is_complete = False
-                return graph
-            if is_new:
-                graph.nodes[after_key] = Node(after, node.depth + 1, key, step)
-                queue.append(after_key)
-    return graph
+
+    def steps(state: State) -> list[Step]:
+        possible = list(_steps(world, state))
+        return [step for step in possible if step.action_id in first] or possible
+
+    return _search(world, steps, lambda state: 0, lambda state: False, max_states, seconds)[0]
 
 
 def solve(
-    world: World,
-    goal: Goal | Mapping[str, Any],
-    max_states: int = MAX_EXPANDED,
-    seconds: float = math.inf,
+    world: World, goal: Goal | Mapping[str, Any], max_states: int = MAX_STATES, seconds: float = math.inf
 ) -> list[Step] | None:
     """Return a shortest path from the initial state to `goal`, or None if there is none.
-    ValueError for a malformed goal, or if `max_states` or `seconds` are not enough.
-
-    A*: of all states seen, the one is expanded next through which a path may be shortest by the bound, and of
-    several the farthest.
-    """
+    ValueError for a malformed goal, or if `max_states` or `seconds` are not enough."""
     goal = goal if isinstance(goal, Goal) else load_goal(goal)
-    ends, room = time.process_time() + seconds, MAX_CHARACTERS
-    bound, choices = Bound(world, goal), Choices(world, goal)
-    state = machine.initial_state(world.fsm)
-    graph = Graph({str(state): Node(state)})
-    heap, expanded, turn = [(bound(state), 0, 0, state)], 0, itertools.count(1)
+    steps, bound = Choices(world, goal).steps, Bound(world, goal)
+    graph, end = _search(world, steps, bound, lambda state: machine.holds(state, goal), max_states, seconds)
+    if not graph.is_complete:
+        raise ValueError(f"{world.name}: {max_states} states and no answer: raise max_states")
+    return None if end is None else graph.path(end)
+
+
+def _search(
+    world: World,
+    steps: Callable[[State], Iterable[Step]],
+    bound: Callable[[State], float],
+    is_end: Callable[[State], bool],
+    max_states: int,
+    seconds: float,
+) -> tuple[Graph, str | None]:
+    """Return the states seen, and the key of the first end, by A*: expanded next is the state through which a
+    path may be shortest by the bound, and of several the farthest. Without a bound that is breadth-first."""
+    ends, room, turn = time.process_time() + seconds, MAX_CHARACTERS, itertools.count(1)
+    start = machine.initial_state(world.fsm)
+    graph, heap = Graph({str(start): Node(start)}), [(bound(start), 0, 0, start)]
     while heap and heap[0][0] < math.inf:
         _, minus, _, state = heapq.heappop(heap)
-        here = str(state)
+        here, soon = str(state), 1 - minus
         if graph.nodes[here].depth < -minus:
             continue  # a shorter way here was found meanwhile
-        if machine.holds(state, goal):
-            return graph.path(here)
-        expanded += 1
-        is_late = expanded % 64 == 0 and time.process_time() > ends
-        if expanded > max_states or room < 0 or is_late:
-            raise ValueError(f"{world.name}: {max_states} states and no answer: raise max_states")
-        for step in choices.steps(state):
+        if is_end(state):
+            return graph, here
+        for step in steps(state):
             after = machine.apply(world.fsm, state, step.action_id, step.params)
-            key, soon = str(after), 1 - minus
-            if key not in graph.nodes or soon < graph.nodes[key].depth:
-                room -= len(key) * (key not in graph.nodes)
+            key = str(after)
+            is_new = key not in graph.nodes
+            room -= len(key) * is_new
+            if time.process_time() > ends or is_new and (len(graph.nodes) >= max_states or room < 0):
+                graph.is_complete = False
+                return graph, None
+            if is_new or soon < graph.nodes[key].depth:
                 graph.nodes[key] = Node(after, soon, here, step)
                 heapq.heappush(heap, (soon + bound(after), -soon, next(turn), after))
-    return None
+    return graph, None
 
 
 def overlaps(path: FieldPath, others: Iterable[FieldPath]) -> bool:
