@@ -19,7 +19,7 @@ from reprlib import repr as brief
 from typing import Any, NamedTuple
 
 from minirl.worlds.fsm_file import Action, Condition, Fsm, Goal, Page, dotted, is_placeholder, load_fsm
-from minirl.worlds.interpreter import World, apply, initial_state, meets
+from minirl.worlds.interpreter import World, meets
 from minirl.worlds.search import SEARCH_SECONDS, solve, symbolic
 
 MAX_STATES = 20_000  # a site of a person's size has some hundreds
@@ -90,27 +90,16 @@ def _reach(world: World, max_states: int) -> OnSite:
 def _lost(world: World, max_states: int) -> tuple[set[tuple[str, str]], bool]:
     """Return the pages, as (page, ""), and the actions of other pages, as (page, action), to which no way
     leads, and whether the search has come to an end for all."""
-    fsm, known, lost, is_complete = world.fsm, set[tuple[str, str]](), set[tuple[str, str]](), True
-    goals = {(page, ""): Goal(page) for page in fsm.pages}
-    goals |= {(a.source, a.id): Goal(a.source, a.preconditions) for a in fsm.actions}
-    ends = time.process_time() + SEARCH_SECONDS
+    lost, is_complete, ends = set[tuple[str, str]](), True, time.process_time() + SEARCH_SECONDS
+    goals = {(page, ""): Goal(page) for page in world.fsm.pages}
+    goals |= {(a.source, a.id): Goal(a.source, a.preconditions) for a in world.fsm.actions}
     for name, goal in goals.items():
-        if name in known or (name[0], "") in lost:
-            continue
-        try:
-            steps = solve(world, goal, max_states, ends - time.process_time())
-        except ValueError:
-            is_complete = False
-            continue
-        if steps is None:
-            lost.add(name)
-            continue
-        state = initial_state(fsm)
-        for step in [*steps, None]:  # all that is met on the way is known, too
-            here = fsm.pages[state.page].actions.values()
-            is_open = [a.id for a in here if all(meets(state.signature, c) for c in a.preconditions)]
-            known |= {(state.page, id) for id in ("", *is_open)}
-            state = apply(fsm, state, step.action_id, step.params) if step else state
+        if (name[0], "") not in lost:
+            try:
+                if solve(world, goal, max_states, ends - time.process_time()) is None:
+                    lost.add(name)
+            except ValueError:
+                is_complete = False
     return lost, is_complete
 
 
