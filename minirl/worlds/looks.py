@@ -20,6 +20,7 @@ from minirl.worlds.interpreter import World
 
 Json = dict[str, Any]
 SKINS: Json = tomllib.loads(files("minirl.worlds").joinpath("skins.toml").read_text(encoding="utf-8"))
+USUAL: Json = tomllib.loads(files("minirl.worlds").joinpath("style.toml").read_text(encoding="utf-8"))
 TEXTS: Json = tomllib.loads(files("minirl.worlds").joinpath("texts.toml").read_text(encoding="utf-8"))
 
 

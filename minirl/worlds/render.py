@@ -32,25 +32,13 @@ from minirl.console import printable
 from minirl.run_folder import write_atomic
 from minirl.worlds.fsm_file import Action, document_of, load_fsm, read_json, validated
 from minirl.worlds.interpreter import State, World
-from minirl.worlds.looks import SKINS
+from minirl.worlds.looks import SKINS, USUAL
 from minirl.worlds.widgets import target_of, widget_of
 
 if TYPE_CHECKING:
     from playwright.async_api import Page as BrowserPage
 
 Records = dict[str, tuple[dict[str, Any], ...]]  # what data.json holds
-COLOURS = {
-    "background": "#f4f5f7",
-    "tile": "#ffffff",
-    "text": "#22262b",
-    "accent": "#2d5fa4",
-    "link": "#2d5fa4",
-}
-FONTS = {
-    "sans": '"Helvetica Neue", Helvetica, Arial, "Liberation Sans", "DejaVu Sans", sans-serif',
-    "serif": '"Times New Roman", "Liberation Serif", "DejaVu Serif", serif',
-}
-EMPTY = {"motto": "", "steps": [], "reviews": [], "links": [], "towns": []}  # words of a site that has none
 # The drawings of pictures.js that a record may name
 SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
 SAME = ("target", "is_navigation", "parameters", "open_parameters")  # told as they are
@@ -132,15 +120,16 @@ def describe(world: World) -> dict[str, Any]:
         for a, b in itertools.combinations(actions, 2):
             if a["element"] == b["element"] and not {a["kind"], b["kind"]} <= SHARED:
                 raise ValueError(f"{world.name}: {a['id']} and {b['id']} have the same selector")
-        message = style.get("messages", {}).get(page.id, f"Finished: {_label(world, page.id, page.id)}")
+        title = _label(world, page.id, page.id)
+        message = style.get("messages", {}).get(page.id, f"Finished: {title}")
         pages[page.id] = {
-            "title": _label(world, page.id, page.id),
+            "title": title,
             "message": message if page.id in world.fsm.terminal_pages else None,
             "is_first": page.id == world.fsm.initial_page,
             "defaults": page.defaults,
             "actions": actions,
         }
-    colours = {name: style.get(name, usual) for name, usual in COLOURS.items()}
+    colours = {name: style.get(name, usual) for name, usual in USUAL["colours"].items()}
     data = {
         name: [{**one, "title": str(one.get("title", one["id"])), "collection": name} for one in records]
         for name, records in world.data.items()
@@ -151,12 +140,12 @@ def describe(world: World) -> dict[str, Any]:
         "data": data,
         "style": colours
         | {"corners": f"{int(style.get('corners', 4))}px", "letters": f"{int(style.get('letters', 15))}px"}
-        | {"font": FONTS[style.get("font", "sans")]},
+        | {"font": USUAL["fonts"][style.get("font", "sans")]},
         "places": style.get("places", {}),
         "brand": str(style.get("brand", world.fsm.meta.get("app", ""))),
         "plan": plan_of(world) if style.get("look") == "pages" else {},
         "facts": style.get("facts", {}),
-        "words": EMPTY | style.get("words", {}),
+        "words": USUAL["words"] | style.get("words", {}),
         "paging": style.get("paging", {"kind": "all", "size": 1}),
         **{name: style.get(name) for name in ("consent", "question", "complains")},
     }
