@@ -129,9 +129,10 @@ class Plan:
         page, role = (name.lower().replace("_", "-") for name in (page, role))
         return "#" + self.id_style.format(page=page, role=role)
 
-    def _from_home(self, to: str, label: str) -> None:
-        """Add a way from the first page: a link, or an entry of a menu that opens on a click or under the
-        pointer."""
+    def _from_home(self, to: str, label: str, schema: Mapping[str, str] | None = None) -> None:
+        """Add a page, and a way to it from the first one: a link, or an entry of a menu that opens on a click
+        or under the pointer."""
+        self._page(to, label, "HOME", schema)
         gates = [condition("cookie_accepted", "eq", True)] if self.has_cookie else []
         role, way, widget = f"GO_{to}", self.rng.choice(("direct", "menu", "hover")), None
         if way != "direct":
@@ -158,8 +159,7 @@ class Plan:
         """Add the page that lists a kind of thing, with two or more ways to find one of them. Opening a row
         notes which it is and how the list was set then. Return the page's id."""
         page, one, many = entity.plural.upper(), entity.name, entity.plural
-        self._page(page, many.capitalize(), "HOME", _selected(entity))
-        self._from_home(page, many.capitalize())
+        self._from_home(page, many.capitalize(), _selected(entity))
         rows: Json = {"param": one, "collection": many, "where": {}}
         flag, numbers = self.rng.choice(entity.flags), [number.name for number in entity.numbers]
         least, order = self.rng.choices(numbers, k=2)
@@ -288,20 +288,17 @@ class Plan:
         return offered.get(name) or VOCABULARY["words"].get(name) or [True]
 
     def _settings(self) -> None:
-        self._page("SETTINGS", "Settings", "HOME")
         self._from_home("SETTINGS", "Settings")
         names = [name.replace(" ", "_") for name in self.theme.settings]
         self._flow("settings", "save", names, "SETTINGS", self._end("settings", "Your settings are saved."))
 
     def _login(self) -> None:
-        self._page("LOGIN", "Log in", "HOME")
         self._from_home("LOGIN", "Log in")
         self._flow("login", "log in", ["user", "password"], "LOGIN", "HOME")
 
     def _cart(self) -> None:
         """Add a cart for the first kind of thing, and its checkout, which may want a login."""
         entity = self.entities[0]
-        self._page("CART", "Cart", "HOME")
         self._from_home("CART", "Cart")
         page, item = entity.name.upper(), f"selected_{entity.name}_id"
         self._flow("cart", "put into the cart", ["pieces"], page, "CART", item, entity.plural)
@@ -310,7 +307,6 @@ class Plan:
 
     def _change(self) -> None:
         """Add a page on which what the first flow has booked is moved to another day."""
-        self._page("BOOKINGS", "My bookings", "HOME")
         self._from_home("BOOKINGS", "My bookings")
         item, end = f"done.{self.flows[0]['id']}.item", self._end("change", "Your change is noted.")
         self._flow("change", "change", ["date", "option"], "BOOKINGS", end, item)
