@@ -43,12 +43,8 @@ def world_of(name: str, fsm: Fsm, data: Mapping[str, Any]) -> tuple[World, list[
         for many, records in reader.records.items()
     }
     app = re.split(r"[-_ ]", re.sub(r"[_ -]?app$", "", str(fsm.meta.get("app", "")), flags=re.IGNORECASE))
-    style = {
-        "look": "pages",
-        "labels": reader.labels,
-        "facts": facts,
-        "brand": app[-1].capitalize() or "Site",
-    }
+    brand = app[-1].capitalize() or "Site"
+    style = {"look": "pages", "labels": reader.labels, "facts": facts, "brand": brand}
     world = World(name, replace(fsm, pages=pages), reader.records, style)
     return dress(world, "communication"), reader.guesses
 
@@ -113,11 +109,8 @@ class Reader:
         listing.used |= {name} - {RANK}
         if kind == "menu":
             rises = name == RANK or {*WORDS["rising"]} & {*words_in(str(last.get("selector")))}
-            path, value, of = (
-                f"{action.source.lower()}_order",
-                f"{name}:{'asc' if rises else 'desc'}",
-                "string",
-            )
+            path, of = f"{action.source.lower()}_order", "string"
+            value = f"{name}:{'asc' if rises else 'desc'}"
             listing.order, effect = f"$.{path}", Effect(op="set", path=(path,), value=value)
             self._guess(action, f"orders {many} by {value}")
         elif kind == "checkbox":
@@ -142,11 +135,8 @@ class Reader:
         records, asked = self.records[many], words_in(str(action.gui_procedure[-1].get("selector", "")))
         if not records or {*WORDS["alphabet"]} & {*asked}:
             return RANK if records else None
-        fits = [name for name, value in records[0].items() if name != RANK]
-        if kind is bool:
-            fits = [name for name in fits if all(isinstance(one.get(name), bool) for one in records)]
-        else:
-            fits = [name for name in fits if all(is_number(one.get(name)) for one in records)]
+        is_fit = (lambda value: isinstance(value, bool)) if kind is bool else is_number
+        fits = [name for name in records[0] if name != RANK and all(is_fit(one.get(name)) for one in records)]
         for name in (one for one in fits if f"un{one}" in asked and kind is bool):  # "unread" of "read"
             self.records[many] = tuple({**one, f"un{name}": not one[name]} for one in records)
             return f"un{name}"
@@ -260,9 +250,7 @@ def _invented(collection: str, filters: Sequence[Action], fsm: Fsm) -> tuple[dic
     records: list[dict[str, Any]] = [{"id": f"{one}_{n}", "title": f"{_said([one])} {n}"} for n in numbered]
     for action in filters:
         kind, selector = widget_of(action, fsm).kind, str(action.gui_procedure[-1].get("selector", ""))
-        asked = [
-            word for word in words_in(selector) if word not in NOISE and word not in words_in(action.source)
-        ]
+        asked = [word for word in words_in(selector) if word not in {*NOISE, *words_in(action.source)}]
         halves = rng.sample([True, False] * (INVENTED // 2), INVENTED)
         values = {"checkbox": halves, "slider": rng.sample(range(5, 100), INVENTED)}.get(kind, ())
         for record, value in zip(records, values, strict=False):
