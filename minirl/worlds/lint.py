@@ -94,6 +94,8 @@ def _lost(world: World, max_states: int) -> tuple[set[tuple[str, str]], bool]:
     goals = {(page, ""): Goal(page) for page in world.fsm.pages}
     goals |= {(a.source, a.id): Goal(a.source, a.preconditions) for a in world.fsm.actions}
     for name, goal in goals.items():
+        if time.process_time() > ends:
+            return lost, False
         if (name[0], "") not in lost:
             try:
                 if solve(world, goal, max_states, ends - time.process_time()) is None:
