@@ -37,9 +37,7 @@ class State:
 @dataclass(frozen=True)
 class World:
     """A site that can be served as `<name>.test`: a machine, collections of records in display order, and its
-    looks, all optional: `look`, the colours `background`, `tile`, `text` and `accent` ("#rrggbb"), `messages`
-    (terminal page -> text) and, for pages, `brand`, `labels` (page or action -> text), `facts` (collection ->
-    field -> how a row says it), `corners` and `consent`."""
+    looks, a `render.Style`."""
 
     name: str
     fsm: Fsm

@@ -46,17 +46,17 @@ SHARED = {"row", "scroll", "menu", "hover"}  # kinds of which several may begin 
 
 
 class Style(TypedDict, total=False):
-    """What style.json holds, see `World`."""
+    """What style.json holds. All may be left out; colours are "#rrggbb"."""
 
     look: Literal["tiles", "pages"]
     background: str
     tile: str
     text: str
     accent: str
-    messages: dict[str, str]
+    messages: dict[str, str]  # by terminal pages
     brand: str
-    labels: dict[str, str]
-    facts: dict[str, dict[str, str]]
+    labels: dict[str, str]  # by pages and actions
+    facts: dict[str, dict[str, str]]  # by collections and fields: how a row says them
     skin: str
     link: str
     filters: str
