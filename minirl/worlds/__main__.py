@@ -36,6 +36,7 @@ from minirl.worlds.replay import replay_sites, save_replays
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
 from minirl.worlds.steps import GROUNDING, save_steps
+from minirl.worlds.walks import COUNT, make_walks
 
 TEMPLATE = EndpointConfig()  # which serves nobody
 PATIENT = EndpointConfig(seconds=600.0)
@@ -105,7 +106,7 @@ def make(
             world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin)
             folder, made = out / split / world.name, tasks_of_sites.make_tasks(world, tasks)
             save_world(world, folder)
-            write_atomic(folder / "tasks.jsonl", b"".join(to_line(asdict(task)) for task in made))
+            _save_tasks(folder, made)
             rows.append({"folder": folder.relative_to(out), "pages": len(world.fsm.pages), "tasks": made})
             meter.advance()
     save_index(out, rows)
@@ -121,13 +122,18 @@ def save_index(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_atomic(out / "index.html", Template(template, autoescape=True).render(rows=rows).encode())
 
 
-def render(file: File, out: Path, data: Path | None = None) -> int:
-    """A released fsm.json as a site in the folder OUT. DATA is its records, a JSON object of lists of them;
-    otherwise some are invented."""
+def render(file: File, out: Path, data: Path | None = None, tasks: int = COUNT) -> int:
+    """A released fsm.json as a site in the folder OUT, with tasks: walks to its terminal pages.
+
+    Args:
+        data: Its records, a JSON object of lists of them; otherwise some are invented.
+        tasks: How many tasks the site is to have.
+    """
     world, guesses = world_of(name_of(out), load_fsm(file), read_json(data) if data else {})
     for guess in guesses:
         _say(f"guessed: {guess}")
     save_world(world, out)
+    _save_tasks(out, make_walks(world, tasks))
     _say(f"{out / 'index.html'}: {len(world.fsm.pages)} pages")
     return 0
 
@@ -213,10 +219,15 @@ def author(
             return await write_site(Author(served, calls, dollars, tokens, rounds), name, out)
 
     faults = asyncio.run(write())
+    _save_tasks(out, make_walks(load_world(out)))
     for fault in faults:
         _say(f"still wrong with the pages: {fault}")
     _say(f"{out / 'index.html'}: {'drawn by minirl' if faults else 'as the model has written it'}")
     return int(bool(faults))
+
+
+def _save_tasks(folder: Path, tasks: Sequence[Task]) -> None:
+    write_atomic(folder / "tasks.jsonl", b"".join(to_line(asdict(task)) for task in tasks))
 
 
 def _say(line: str, file: TextIO | None = None) -> None:

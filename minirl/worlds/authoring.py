@@ -32,6 +32,7 @@ from minirl.worlds.lint import Finding, check
 from minirl.worlds.render import describe, embedded, name_of, save_world
 from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import SEARCH_SECONDS, solve
+from minirl.worlds.walks import make_walks
 from minirl.worlds.widgets import WIDGETS
 
 OURS = ("package.json", "vite.config.js", "index.html.j2", "src/main.js", "src/machine.js.j2")
@@ -162,8 +163,8 @@ async def write_pages(author: Author, name: str, world: World, folder: Path) -> 
         else:
             html = (folder / "dist/index.html").read_text(encoding="utf-8")
             built = replace(world, html=html, style={**world.style, "look": "built"})
-            replays = await replay_sites([built], REPLAYED)
-            faults = [f"{page}: {one.reason[:600]}" for (_, page), one in replays.items() if one.reason]
+            replays = await replay_sites([built], REPLAYED, make_walks(world))
+            faults = [f"{id}: {one.reason[:600]}" for (_, id), one in replays.items() if one.reason]
         say(f"{name}: pages, round {n}: {'not built' if log else f'{len(faults)} ways fail'}")
         if not faults:
             break
