@@ -15,6 +15,7 @@ import asyncio
 import re
 import subprocess
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,9 @@ REPLAYED = BrowserConfig(browsers=1, episodes=2, width=1280, height=720)
 
 
 def text_of(file: str, **told: Any) -> str:
+    """Return a file of this folder; of a template, what it becomes with the values that it is told."""
     text = files("minirl.worlds").joinpath(file).read_text(encoding="utf-8")
-    return Template(text, keep_trailing_newline=True).render(**told)
+    return Template(text, keep_trailing_newline=True).render(told) if file.endswith(".j2") else text
 
 
 @dataclass
@@ -93,11 +95,11 @@ async def write_site(author: Author, name: str, out: Path) -> list[str]:
 
 async def write_machine(author: Author, name: str, out: Path) -> World:
     """Return the site of the first machine without findings, or the best. ValueError if errors are left."""
-    told = {"name": name, "example": text_of("author/example.json"), "widgets": WIDGETS}
+    told: dict[str, Any] = {"name": name, "example": text_of("author/example.json"), "widgets": WIDGETS}
     tried, machine, findings, draft = [], "", list[Finding](), out / "draft.json"
     for n in range(author.rounds + 1):
-        more = {"machine": machine, "findings": findings, "round": n}
-        said = await author.ask("author/machine.md.j2", **told, **more)
+        told |= {"machine": machine, "findings": findings, "round": n}
+        said = await author.ask("author/machine.md.j2", **told)
         write_atomic(draft, said[said.find("{") : said.rfind("}") + 1].encode(errors="replace"))
         world, found = read_machine(draft)
         errors = sum(one.severity == "error" for one in found)
@@ -158,14 +160,18 @@ async def write_pages(author: Author, name: str, world: World, folder: Path) -> 
     for n in range(author.rounds + 1):
         if n:
             await step("build" if built is world else "replay", round=n, faults=faults)
-        if log := await asyncio.to_thread(run, BUILD, folder):
+        # of several faults a build names any: what it has named is kept, so that a later run asks the same
+        kept = folder / f"logs/{sha256(str(written).encode(errors='replace')).hexdigest()}.txt"
+        log = kept.read_text() if kept.is_file() else await asyncio.to_thread(run, BUILD, folder)
+        if log:
+            write_atomic(kept, log.encode(errors="replace"))
             built, faults = world, [log]
         else:
             html = (folder / "dist/index.html").read_text(encoding="utf-8")
             built = replace(world, html=html, style={**world.style, "look": "built"})
             replays = await replay_sites([built], REPLAYED, make_walks(world))
-            faults = [f"{id}: {one.reason[:600]}" for (_, id), one in replays.items() if one.reason]
-        say(f"{name}: pages, round {n}: {'not built' if log else f'{len(faults)} ways fail'}")
+            faults = [*dict.fromkeys(one.reason[:600] for one in replays.values() if one.reason)]
+        say(f"{name}: pages, round {n}: {'not built' if log else f'{len(faults)} faults'}")
         if not faults:
             break
     return built, faults

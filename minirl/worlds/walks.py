@@ -6,6 +6,7 @@ action, and of the values that are chosen a goal has those alone that the termin
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -43,11 +44,13 @@ def _walk(world: World, way: Sequence[Step], rng: Random, n: int) -> Task | None
         params = rng.choice(parameter_values(world, state, action.id) or [{}])
         if not enabled(world.fsm, state, action.id, params):
             return None
-        value = next((params[name] for name in action.open_parameters), "")
+        work = gui_steps(world, state, Step(action.id, params))
+        fixed = re.findall(r"\d{4}-\d\d-\d\d", str(work[-1]))  # a day that the machine names
+        value = next((params[name] for name in action.open_parameters), "".join(fixed))
         words = {"label": world.style["labels"].get(action.id, action.id), "value": titles.get(value, value)}
         said.append(WORDS.get(widget_of(action, world.fsm).kind, WORDS["button"]).format(**words))
         chosen += [value] if action.open_parameters else []
-        size += len(gui_steps(world, state, Step(action.id, params)))
+        size += len(work)
         state = apply(world.fsm, state, action.id, params)
     where = [condition(name, "eq", value) for name, value in state.signature.items() if value in chosen]
     text = ", then ".join(filter(None, said))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -10,10 +11,14 @@ from pathlib import Path
 import pytest
 from endpoint_server import completion, say, send, serve, status
 
+from minirl.run_folder import read_records
+from minirl.types import Task
 from minirl.worlds.__main__ import main
-from minirl.worlds.authoring import BUILD, OURS, THEIRS, read_machine, text_of
+from minirl.worlds.authoring import BUILD, OURS, REPLAYED, THEIRS, read_machine, text_of
 from minirl.worlds.lint import check
 from minirl.worlds.render import load_world
+from minirl.worlds.replay import replay_sites
+from minirl.worlds.search import solve
 
 VUE = Path(__file__).parents[1] / "data/vue"
 LINE = re.compile(r'^- (\w+) "(.*)": (\w+), ELEMENT ([\w-]+)(?:, ITEM ([\w-]+))?', re.MULTILINE)
@@ -45,8 +50,8 @@ class Model:
     """Answers as a careful but literal author: it mends what a prompt names, and nothing else. `flaws` are
     pages that it first writes wrongly, and how."""
 
-    def __init__(self, broken: bool = False, flaws: dict[str, str] | None = None):
-        self.machine, self.flaws = json.loads(text_of("author/example.json")), dict(flaws or {})
+    def __init__(self, broken: bool = False, flaws: dict[str, str] | None = None, machine: str = ""):
+        self.machine, self.flaws = json.loads(machine or text_of("author/example.json")), dict(flaws or {})
         self.repairs = faulty(self.machine) if broken else {}
 
     def __call__(self, request: dict) -> str:
@@ -62,7 +67,9 @@ class Model:
 
     def project(self, prompt: str) -> str:
         written, task = dict(FILE.findall(prompt)), prompt.split("# What is to be done now")[1]
-        actions, files = LINE.findall(prompt), {}
+        listed = re.split(r'^(\w+) ".*\n', prompt.split("# The pages")[1].split("# What you")[0], flags=re.M)
+        actions = {id: LINE.findall(lines) for id, lines in zip(listed[1::2], listed[2::2], strict=True)}
+        files = {}
         if "Write style.md" in task:
             files = {
                 "style.md": "Plain.\n",
@@ -77,17 +84,15 @@ class Model:
         elif "Repair" in task:
             for path in written:
                 id = Path(path).stem
-                its = [one[0] for one in actions if one[0].startswith(f"{id}_")]
-                if path in task or any(f" {one}: " in task for one in its):
+                if path in task or any(f"{one}: " in task for one, *_ in actions[id]):
                     self.flaws.pop(id, None)
                     files[path] = self.page(id, actions)
         return "".join(f"=== {path}\n{text}=== end\n" for path, text in files.items()) or "All is well."
 
-    def page(self, id: str, actions: list[tuple[str, ...]]) -> str:
+    def page(self, id: str, actions: dict[str, list[tuple[str, ...]]]) -> str:
         parts = [
             f'  <Action id="{one}" label="{label}" kind="{kind}" element="{element}" item="{item}" />'
-            for one, label, kind, element, item in actions
-            if one.startswith(f"{id}_")
+            for one, label, kind, element, item in actions[id]
         ]
         text = "\n".join(parts)
         imports = 'import Action from "../Action.vue";'
@@ -288,7 +293,7 @@ def test_a_project_is_repaired_from_its_log_and_builds_and_plays(tmp_path, capsy
     with serve([say(model)]) as server:
         assert author(out, server.url, "--rounds", "5") == 0
         asked, said = len(server.requests), capsys.readouterr().out
-        assert [*re.findall("pages, round .: (.*)", said)][-2:] == ["1 ways fail", "0 ways fail"]
+        assert [*re.findall("pages, round .: (.*)", said)][-2:] == ["1 faults", "0 faults"]
         assert "not built" in said and model.flaws == {}
         tasks = [
             one["messages"][0]["content"][0]["text"].split("# What is to be done now")[-1]
@@ -304,3 +309,27 @@ def test_a_project_is_repaired_from_its_log_and_builds_and_plays(tmp_path, capsy
     assert not list(tmp_path.glob("**/escape.vue")) and not Path("/tmp/escape.vue").exists()
     capsys.readouterr()
     assert main(["replay", str(out), "--browsers", "1", "--workers", "2"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not there")
+def test_every_widget_is_played_as_the_prompt_describes_it(tmp_path, capsys):
+    """Searched, scrolled, filtered, ordered, and a day chosen; with invented records."""
+    machine = (VUE.parent / "lending_library.fsm.json").read_text()
+    with serve([say(Model(machine=machine))]) as server:
+        assert author(tmp_path / "library", server.url, "--rounds", "0") == 0, capsys.readouterr().out
+    world, tasks = load_world(tmp_path / "library"), read_records(tmp_path / "library/tasks.jsonl", Task)
+    assert len(tasks) == 13 and tasks[0].meta["world"] == "library"
+    for page, field, cond, value in [
+        ("BOOKS", "least_pages", "gte", 1),
+        ("BOOKS", "only_illustrated", "eq", True),
+        ("BOOKS", "books_order", "not_null", None),
+        ("BOOKS", "books_viewport_anchor_id", "eq", "book_4"),
+        ("BOOK", "pickup_date", "not_null", None),
+    ]:
+        goal = {"page": page, "where": [{"path": f"$.{field}", "cond": cond, "value": value}]}
+        assert solve(world, goal), field
+        tasks.append(Task(field, "", tasks[0].start_url, goal, {"world": "library"}))
+    replays = asyncio.run(replay_sites([world], REPLAYED, tasks))
+    assert {name: one.reason for (_, name), one in replays.items() if one.reason} == {} and len(replays) == 18
