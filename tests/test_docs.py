@@ -89,7 +89,8 @@ def test_the_verbs_of_worlds_are_run_on_one_site(place, capsys):
     """But for `replay` and `record`, which open Chromium (tests/worlds)."""
     lines = [shlex.split(command)[2:] for command in commands() if command.startswith("-m minirl.worlds")]
     verbs = {verb: flags for verb, *flags in lines}
-    assert set(verbs) == {"make", "replay", "record", "render", "check", "solve"}
+    assert set(verbs) == {"make", "replay", "record", "render", "check", "solve", "author"}
+    assert worlds.main(["author", *verbs["author"]]) == 2, "URL is the reader's to fill in"
     assert worlds.main(["make", *verbs["make"]]) == 0
     (site,) = (path for path in (place / "sites").iterdir() if path.is_dir())
     for verb in ("check", "solve", "render"):

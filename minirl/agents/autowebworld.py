@@ -6,7 +6,8 @@ Points are pixels of the picture as the model's processor has scaled it, by anot
 openwebrl_actions.py carries the actions out. Paper: appendix D.2 and section 5.1 (all thoughts and actions
 stay, of the screenshots the newest). Deviations: the history is the conversation itself, as it was sampled,
 not a text in the newest message; `type_text` replaces what the field holds; where the page itself can't
-scroll, its largest list does; of several actions the first counts. None is run.
+scroll, its largest list does; of several actions the first counts. None is run. What UI-TARS-1.5 says, which
+table 6 compares, is read too: `Thought: why Action: click(start_box='(412,96)')`, in the same pixels.
 """
 
 from __future__ import annotations
@@ -42,8 +43,18 @@ TOOLS: dict[
     "answer": ("done", {"text": "response"}),
 }
 ACTIONS = {name: tuple(names) for name, (_, names) in TOOLS.items()}  # and what each takes
+UI_TARS: dict[str, tuple[str, dict[str, str]]] = {  # its actions as ours; there are two sets of names
+    "click": ("click", {"start_box": "coordinate", "point": "coordinate"}),
+    "drag": ("drag", {"start_box": "from", "end_box": "to", "start_point": "from", "end_point": "to"}),
+    "type": ("type_text", {"content": "text"}),
+    "hotkey": ("hotkey", {"key": "value"}),
+    "scroll": ("scroll", {"direction": "value"}),
+    "wait": ("wait", {}),
+    "finished": ("answer", {"content": "text"}),
+}
 LONGEST_ACTION = 20_000  # characters
 ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+UI_TARS_SAYS = re.compile(r"(?:Thought:(.*?))?Action:\s*(\w+\(.*?\))\s*(?:\n\n|$)", re.DOTALL)
 
 
 def parse(text: str) -> Parsed:
@@ -55,6 +66,8 @@ def parse(text: str) -> Parsed:
     thought = text.partition("</think>")[0].rpartition("<think>")[2].strip() if "</think>" in text else ""
     try:
         if (found := ACTION.search(text)) is None:
+            if said := UI_TARS_SAYS.search(text):
+                return Parsed((said[1] or "").strip(), read_ui_tars(said[2]))
             raise ValueError("there is no <action>...</action>")
         inside = found[1].rpartition("<action>")[2]  # a thought may have named the tag
         return Parsed(thought, (read_call(inside.strip()),))
@@ -62,10 +75,10 @@ def parse(text: str) -> Parsed:
         return Parsed(thought, error=f"Error: invalid action, {problem}")
 
 
-def read_call(source: str) -> Call:
+def read_call(source: str | Mapping[str, Any]) -> Call:
     """Return an action's dictionary as a call, the first one of several. ValueError with the fault. Words
     without quotation marks are read as texts, as in the paper's list; nothing is evaluated."""
-    given = _literal(source)
+    given = _literal(source) if isinstance(source, str) else source
     name = given.get("action")
     if not isinstance(name, str) or name not in ACTIONS:
         raise ValueError(f"there is no {str(name)[:40]!r}; the actions are {', '.join(ACTIONS)}")
@@ -79,6 +92,22 @@ def read_call(source: str) -> Call:
             raise ValueError(f"{name} needs {key} as a text")
         arguments[key] = value if key in POINTS else str(value)
     return Call(name, arguments)
+
+
+def read_ui_tars(source: str) -> tuple[Call, ...]:
+    """Return an action of UI-TARS as calls. ValueError with the fault. Of a box its middle is meant; a text
+    that ends with a new line is confirmed by Enter."""
+    said = _literal(source)
+    name, names = UI_TARS.get(str(said["action"]), (said["action"], {}))
+    given: dict[str, Any] = {"action": name, "text": ""}
+    for key in said.keys() & names.keys():
+        value, numbers = str(said[key]), [int(n) for n in re.findall(r"\d{1,6}", str(said[key]))]
+        if names[key] in POINTS and len(numbers) in (2, 4):
+            given[names[key]] = [(numbers[0] + numbers[-2]) / 2, (numbers[1] + numbers[-1]) / 2]
+        elif names[key] not in POINTS:
+            given[names[key]] = " + ".join(value.split()) if key == "key" else value
+    call = read_call(given | {"text": given["text"].removesuffix("\n")})
+    return (call, Call("press_enter")) if name == "type_text" and given["text"].endswith("\n") else (call,)
 
 
 def _is_length(value: Any) -> bool:
@@ -95,6 +124,8 @@ def _literal(source: str) -> dict[str, Any]:
             node = ast.parse(source, mode="eval").body
         while isinstance(node, ast.List | ast.Tuple) and node.elts:
             node = node.elts[0]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):  # as UI-TARS writes them
+            return {"action": node.func.id} | {str(k.arg): ast.literal_eval(k.value) for k in node.keywords}
         if not isinstance(node, ast.Dict) or None in node.keys:
             raise ValueError
         words = [v.id if isinstance(v, ast.Name) else ast.literal_eval(v) for v in node.values]

@@ -78,7 +78,8 @@ GPT_41 = JudgeConfig(model="gpt-4.1", input="openwebrl", parser="verdict-line", 
 
 def _without_aborted(official: Protocol) -> Protocol:
     """Return OpenWebRL's second metric. Where a program decides, GPT-4.1 answers what the program asks."""
-    judge = replace(official.judge, model=GPT_41.model) if official.judge.input == "rules" else GPT_41
+    asked = replace(official.judge, model=official.judge.model and GPT_41.model)  # if anybody is
+    judge = asked if official.judge.input == "rules" else GPT_41
     name = official.name.removesuffix("-official") + "-without-aborted"
     greedy = Sampling(temperature=0.0, top_p=1.0, top_k=1)
     return replace(official, name=name, aborted="leave out", sampling=greedy, judge=judge)
@@ -87,7 +88,8 @@ def _without_aborted(official: Protocol) -> Protocol:
 _DATA = tomllib.loads(files("minirl.benchmarks").joinpath("protocols.toml").read_text())
 _OFFICIAL = TypeAdapter(tuple[Protocol, ...]).validate_python(_DATA["protocols"])
 PROTOCOLS = tuple(protocol for official in _OFFICIAL for protocol in (official, _without_aborted(official)))
-WEBVOYAGER, ONLINE_MIND2WEB, DEEPSHOP, WEBARENA_LITE, AUTOWEBWORLD, AUTOWEBWORLD_MIND2WEB = _OFFICIAL
+WEBVOYAGER, ONLINE_MIND2WEB, DEEPSHOP, WEBARENA_LITE, *_AUTOWEBWORLD = _OFFICIAL
+AUTOWEBWORLD, AUTOWEBWORLD_MIND2WEB, AUTOWEBWORLD_SITES = _AUTOWEBWORLD
 
 
 def protocol_of(name: str) -> Protocol:

@@ -1,7 +1,7 @@
 """`python -m minirl.worlds VERB`: what can be done with sites as files.
 
-Exit status 0: fine; 1: `check` has found errors, or `replay` a page that does not do what its machine says;
-2: the command line or the file is of no use.
+Exit status 0: fine; 1: `check` has found errors, or `replay` or `author` a page that does not do what its
+machine says; 2: the command line or the file is of no use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from random import Random
@@ -20,12 +20,14 @@ from typing import Any, Literal, TextIO
 import tyro
 from jinja2 import Template
 
-from minirl.config import BrowserConfig, EndpointConfig
+from minirl.config import BrowserConfig, EndpointConfig, Positive
 from minirl.console import printable, progress
 from minirl.run_folder import read_records, to_line, write_atomic
+from minirl.samplers.endpoint import open_endpoint
 from minirl.types import Task
 from minirl.worlds import lint
 from minirl.worlds import tasks as tasks_of_sites
+from minirl.worlds.authoring import Author, write_site
 from minirl.worlds.fsm_file import load_fsm, read_json
 from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.infer_bindings import world_of
@@ -34,8 +36,10 @@ from minirl.worlds.replay import replay_sites, save_replays
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
 from minirl.worlds.steps import GROUNDING, save_steps
+from minirl.worlds.walks import COUNT, make_walks
 
 TEMPLATE = EndpointConfig()  # which serves nobody
+PATIENT = EndpointConfig(seconds=600.0)
 Level = Literal["first", "easy", "medium", "hard"]
 SPLITS = ("train", "heldout", "train", "validation", "train")
 Folders = tyro.conf.Positional[tuple[Path, ...]]
@@ -102,7 +106,7 @@ def make(
             world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin)
             folder, made = out / split / world.name, tasks_of_sites.make_tasks(world, tasks)
             save_world(world, folder)
-            write_atomic(folder / "tasks.jsonl", b"".join(to_line(asdict(task)) for task in made))
+            _save_tasks(folder, made)
             rows.append({"folder": folder.relative_to(out), "pages": len(world.fsm.pages), "tasks": made})
             meter.advance()
     save_index(out, rows)
@@ -118,13 +122,18 @@ def save_index(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_atomic(out / "index.html", Template(template, autoescape=True).render(rows=rows).encode())
 
 
-def render(file: File, out: Path, data: Path | None = None) -> int:
-    """A released fsm.json as a site in the folder OUT. DATA is its records, a JSON object of lists of them;
-    otherwise some are invented."""
+def render(file: File, out: Path, data: Path | None = None, tasks: int = COUNT) -> int:
+    """A released fsm.json as a site in the folder OUT, with tasks: walks to its terminal pages.
+
+    Args:
+        data: Its records, a JSON object of lists of them; otherwise some are invented.
+        tasks: How many tasks the site is to have.
+    """
     world, guesses = world_of(name_of(out), load_fsm(file), read_json(data) if data else {})
     for guess in guesses:
         _say(f"guessed: {guess}")
     save_world(world, out)
+    _save_tasks(out, make_walks(world, tasks))
     _say(f"{out / 'index.html'}: {len(world.fsm.pages)} pages")
     return 0
 
@@ -185,6 +194,42 @@ def record(
     return 0
 
 
+def author(
+    name: tyro.conf.Positional[str],
+    out: Path | None = None,
+    rounds: int = 4,
+    calls: Positive = 100,
+    dollars: float = 10.0,
+    tokens: Positive = 32_000,
+    endpoint: EndpointConfig = PATIENT,
+) -> int:
+    """A site like NAME, written by the model at --endpoint.model: a machine that passes `check`, then a Vue
+    project that does what the machine says. Needs Node.js. The same command goes on where it ended.
+
+    Args:
+        out: The site's folder, by default sites/NAME.
+        rounds: How often the machine, and then the pages, are repaired at most.
+        calls: How many answers a run may ask for, and what they may cost.
+        tokens: The longest answer.
+    """
+    out = out or Path("sites") / name
+
+    async def write() -> list[str]:
+        async with open_endpoint(replace(endpoint, cache=endpoint.cache or out / "answers")) as served:
+            return await write_site(Author(served, calls, dollars, tokens, rounds), name, out)
+
+    faults = asyncio.run(write())
+    _save_tasks(out, make_walks(load_world(out)))
+    for fault in faults:
+        _say(f"still wrong with the pages: {fault}")
+    _say(f"{out / 'index.html'}: {'drawn by minirl' if faults else 'as the model has written it'}")
+    return int(bool(faults))
+
+
+def _save_tasks(folder: Path, tasks: Sequence[Task]) -> None:
+    write_atomic(folder / "tasks.jsonl", b"".join(to_line(asdict(task)) for task in tasks))
+
+
 def _say(line: str, file: TextIO | None = None) -> None:
     """Print a line without a terminal's control characters, which a file's strings may hold."""
     print(printable(line).replace("\n", "?"), file=file)
@@ -192,7 +237,7 @@ def _say(line: str, file: TextIO | None = None) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run one verb and return the exit status."""
-    verbs = {f.__name__: f for f in (make, check, solve, render, replay, record)}
+    verbs = {f.__name__: f for f in (make, check, solve, render, replay, record, author)}
     try:
         return tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.worlds", args=list(argv))
     except (ValueError, OSError, OverflowError) as error:  # the last: for an integer larger than any float

@@ -43,6 +43,7 @@ class World:
     fsm: Fsm
     data: Mapping[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
     style: Mapping[str, Any] = field(default_factory=dict)
+    html: str = ""  # its page, if `render` does not draw it
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", self.name):

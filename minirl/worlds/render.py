@@ -48,7 +48,7 @@ SHARED = {"row", "scroll", "menu", "hover"}  # kinds of which several may begin 
 class Style(TypedDict, total=False):
     """What style.json holds. All may be left out; colours are "#rrggbb"."""
 
-    look: Literal["tiles", "pages"]
+    look: Literal["tiles", "pages", "built"]  # the last: index.html has been written by others
     background: str
     tile: str
     text: str
@@ -80,6 +80,8 @@ async def read_state(page: BrowserPage) -> State | None:
 
 def render(world: World) -> bytes:
     """Return the whole site as one HTML document that needs nothing else. ValueError if it can't be drawn."""
+    if world.html:
+        return world.html.encode("utf-8", errors="replace")
     look = world.style.get("look", "tiles")
     sheets, scripts = [f"{look}.css"], ["runtime.js", "pictures.js", f"{look}.js"]
     if look == "pages":
@@ -87,12 +89,18 @@ def render(world: World) -> bytes:
         scripts[2:2] = ["scenes.js", "widgets.js"]
     template = _text("page.html.j2")
     css, script = ("".join(map(_text, names)) for names in (sheets, scripts))
+    parts = {"css": css, "world": embedded(world), "script": script}
+    html = Template(template, keep_trailing_newline=True).render(parts)
+    return html.encode("utf-8", errors="replace")  # a lone surrogate in a title becomes "?"
+
+
+def embedded(world: World) -> str:
+    """Return what the scripts read, as it stands within <script>, where only five characters could end the
+    element early or be read as markup."""
     text = json.dumps(describe(world), ensure_ascii=False, allow_nan=False)
-    # Inside <script> only these could end the element early or be read as markup.
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    html = Template(template, keep_trailing_newline=True).render(css=css, world=text, script=script)
-    return html.encode("utf-8", errors="replace")  # a lone surrogate in a title becomes "?"
+    return text
 
 
 @cache
@@ -203,7 +211,9 @@ def load_world(folder: Path) -> World:
     data, style = (read_json(path) if path.is_file() else {} for path in paths)
     validated(str(paths[1]), Style, style)
     records = validated(str(paths[0]), Records, data)
-    return World(name_of(folder), load_fsm(folder / "fsm.json"), records, style)
+    is_built = style.get("look") == "built"
+    html = (folder / "index.html").read_text(encoding="utf-8") if is_built else ""
+    return World(name_of(folder), load_fsm(folder / "fsm.json"), records, style, html)
 
 
 class SiteServer(ThreadingHTTPServer):

@@ -40,6 +40,53 @@ def agent(folder) -> AutoWebWorldAgent:
     return AutoWebWorldAgent(AgentConfig("autowebworld"), qwen_preprocessor(folder, 28 * 28 * 30))
 
 
+# --- other agents' languages ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "calls"),
+    [
+        ("click(start_box='(412,96)')", [Call("click", {"coordinate": [412, 96]})]),
+        ("click(start_box='<|box_start|>(10,20)<|box_end|>')", [Call("click", {"coordinate": [10, 20]})]),
+        ("click(point='<point>10 20</point>')", [Call("click", {"coordinate": [10, 20]})]),
+        ("click(start_box='(10,20,30,41)')", [Call("click", {"coordinate": [20, 30.5]})]),
+        ("drag(start_box='(1,2)', end_box='(3,4)')", [Call("drag", {"from": [1, 2], "to": [3, 4]})]),
+        ("type(content='it\\'s (a) b')", [Call("type_text", {"text": "it's (a) b"})]),
+        ("type(content='tea\\n')", [Call("type_text", {"text": "tea"}), Call("press_enter")]),
+        ("hotkey(key='ctrl a')", [Call("hotkey", {"value": "ctrl + a"})]),
+        ("scroll(start_box='(1,2)', direction='down')", [Call("scroll", {"value": "down"})]),
+        ("wait()", [Call("wait")]),
+        ("finished()", [Call("answer", {"text": ""})]),
+        ("finished(content='It is 4.')\n\nwait()", [Call("answer", {"text": "It is 4."})]),
+    ],
+)
+def test_what_ui_tars_says_is_read(said, calls):
+    parsed = parse(f"Thought: I go on.\nAction: {said}")
+    assert (parsed.thought, parsed.calls, parsed.error) == ("I go on.", tuple(calls), None)
+    assert parse(f"Action: {said}").calls == tuple(calls)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["left_double(start_box='(1,2)')", "click()", "click(start_box='(1)')", "hover(start_box='(1,2)')"]
+    + ["type(content=open('x'))", "__import__('os').system('x')", "click(**{'start_box': '(1,2)'})", "wait("],
+)
+def test_what_ui_tars_says_wrongly_is_told(said):
+    parsed = parse(f"Thought: x\nAction: {said}")
+    assert parsed.calls == () and parsed.error
+
+
+@given(st.text())
+def test_reading_ui_tars_never_raises(text):
+    for said in (
+        f"Action: click({text})",
+        f"Action: {text}",
+        f"Thought: {text}Action: type(content={text!r})",
+    ):
+        parsed = parse(said)
+        assert bool(parsed.calls) != bool(parsed.error)
+
+
 # --- the language ------------------------------------------------------------------------------------
 
 

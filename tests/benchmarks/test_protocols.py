@@ -10,6 +10,7 @@ import pytest
 from minirl.benchmarks.protocols import (
     AUTOWEBWORLD,
     AUTOWEBWORLD_MIND2WEB,
+    AUTOWEBWORLD_SITES,
     DEEPSHOP,
     JUDGE,
     ONLINE_MIND2WEB,
@@ -32,7 +33,7 @@ WITHOUT = protocol_of("webvoyager-without-aborted")
 def test_every_benchmark_has_two_protocols():
     names = [p.name for p in PROTOCOLS]
     benchmarks = ["webvoyager", "online-mind2web", "deepshop", "webarena-lite", "autowebworld"]
-    benchmarks += ["autowebworld-mind2web"]
+    benchmarks += ["autowebworld-mind2web", "autowebworld-sites"]
     assert names == [f"{b}-{kind}" for b in benchmarks for kind in ("official", "without-aborted")]
     assert [protocol_of(name) for name in names] == list(PROTOCOLS)
     with pytest.raises(ValueError, match="no protocol 'webvoyager'; there are webvoyager-official, "):
@@ -88,6 +89,13 @@ def test_autowebworlds_nine_sites_are_those_of_its_table():
         DEEPSHOP.select(tasks)
     with pytest.raises(ValueError, match="needs tasks of the benchmark webvoyager on Apple, "):
         AUTOWEBWORLD.select([Task("x", "y", "http://z/", meta={"benchmark": "webvoyager", "site": "Amazon"})])
+
+
+def test_a_machine_judges_autowebworlds_own_sites_under_both_protocols():
+    without = protocol_of("autowebworld-sites-without-aborted")
+    assert {p.judge.model for p in (AUTOWEBWORLD_SITES, without)} == {""}, "nobody is asked"
+    tasks = [Task("x", "y", "http://quora.test/", meta={"benchmark": "autowebworld-sites", "site": "quora"})]
+    assert AUTOWEBWORLD_SITES.select(tasks) == tasks and AUTOWEBWORLD_SITES.tasks == 25
 
 
 def test_rules_name_what_is_aborted_and_what_is_averaged():

@@ -1,0 +1,187 @@
+"""Sites that a served model writes: a machine for a site's name, then a Vue project that follows it.
+
+    NAME --write_machine--> World --write_pages--> src/*.vue --npm--> a page --replay--> faults, repaired
+
+Stands behind `python -m minirl.worlds author`. What a model says is data here, and code only for Vite and a
+closed browser. By the endpoint's cache a run goes on where another ended. Paper: AutoWebWorld, sections 4.1
+and 4.2. Deviations: lint.py validates, and a machine must also be drawn, and solved with its records; the
+best of all rounds counts; the runtime is ours, where released sites have each their own; what replay finds is
+repaired like a build's log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Template
+
+from minirl.config import BrowserConfig
+from minirl.console import printable, say
+from minirl.run_folder import write_atomic
+from minirl.samplers.endpoint import Endpoint, EndpointError
+from minirl.worlds.fsm_file import load_fsm, read_json, validated
+from minirl.worlds.infer_bindings import world_of
+from minirl.worlds.interpreter import World
+from minirl.worlds.lint import Finding, check
+from minirl.worlds.render import describe, embedded, name_of, save_world
+from minirl.worlds.replay import replay_sites
+from minirl.worlds.search import SEARCH_SECONDS, solve
+from minirl.worlds.walks import make_walks
+from minirl.worlds.widgets import WIDGETS
+
+OURS = ("package.json", "vite.config.js", "index.html.j2", "src/main.js", "src/machine.js.j2")
+THEIRS = re.compile(r"(style|todo)\.md|src/(?!main\.js|machine\.js)([\w-]+/){0,4}[\w-]+\.(vue|js|css|md)")
+WRITTEN = re.compile(r"^=== (\S+)\n(.*?)^=== end$", re.MULTILINE | re.DOTALL)
+BATCH = 4  # pages that are written between two reviews
+LOG = 6000  # characters of what a command says, the last ones
+LIMITED = ("timeout", "300", "env", "NO_COLOR=1")  # `timeout` ends what a command has started, too
+INSTALL = (*LIMITED, "npm", "install", "--ignore-scripts", "--no-audit", "--no-fund")
+BUILD = (*LIMITED, "node", "node_modules/vite/bin/vite.js", "build")
+REPLAYED = BrowserConfig(browsers=1, episodes=2, width=1280, height=720)
+
+
+def text_of(file: str, **told: Any) -> str:
+    """Return a file of this folder; of a template, what it becomes with the values that it is told."""
+    text = files("minirl.worlds").joinpath(file).read_text(encoding="utf-8")
+    return Template(text, keep_trailing_newline=True).render(told) if file.endswith(".j2") else text
+
+
+@dataclass
+class Author:
+    """A served model, and what a run may spend on it. The call that exceeds `dollars` is the last one."""
+
+    endpoint: Endpoint
+    calls: int  # answers from the cache apart
+    dollars: float
+    tokens: int  # of one answer
+    rounds: int  # of repair, of the machine and then of the pages
+
+    async def ask(self, template: str, **told: Any) -> str:
+        """Return an answer. ValueError if the budget is used, or there is no whole answer."""
+        usage, dollars = self.endpoint.usage, self.endpoint.dollars
+        try:
+            if usage["requests"] - usage["cached"] >= self.calls or dollars >= self.dollars:
+                raise EndpointError(f"the budget is used, ${dollars:.2f}: raise --calls or --dollars")
+            reply = await self.endpoint.ask([("user", (text_of(template, **told),))], self.tokens)
+            if reply.finish == "length":
+                raise EndpointError(f"an answer was cut off: raise --tokens {self.tokens}")
+        except EndpointError as error:
+            raise ValueError(f"{error}; the same command goes on from here") from None
+        return reply.text
+
+
+async def write_site(author: Author, name: str, out: Path) -> list[str]:
+    """Write a site like `name` into a folder, drawn by us until the model's pages are right. Return what is
+    still wrong with those."""
+    write_atomic(out / "vue/package.json", text_of("author/package.json").encode())
+    if log := await asyncio.to_thread(run, INSTALL, out / "vue"):  # before anything is paid for
+        raise ValueError(f"Node.js, 20.19 or newer, and its npm must bring vue and vite: {log}")
+    world = await write_machine(author, name, out)
+    save_world(world, out)
+    spent = author.endpoint.dollars
+    built, faults = await write_pages(author, name, world, out / "vue")
+    if not faults:
+        save_world(built, out)
+    say(f"{name}: machine ${spent:.4f}, pages ${author.endpoint.dollars - spent:.4f}")
+    return faults
+
+
+async def write_machine(author: Author, name: str, out: Path) -> World:
+    """Return the site of the first machine without findings, or the best. ValueError if errors are left."""
+    told: dict[str, Any] = {"name": name, "example": text_of("author/example.json"), "widgets": WIDGETS}
+    tried, machine, findings, draft = [], "", list[Finding](), out / "draft.json"
+    for n in range(author.rounds + 1):
+        told |= {"machine": machine, "findings": findings, "round": n}
+        said = await author.ask("author/machine.md.j2", **told)
+        write_atomic(draft, said[said.find("{") : said.rfind("}") + 1].encode(errors="replace"))
+        world, found = read_machine(draft)
+        errors = sum(one.severity == "error" for one in found)
+        say(f"{name}: machine, round {n}: {errors} errors, {len(found) - errors} warnings")
+        tried.append((errors, len(found), n, draft.read_text(encoding="utf-8"), found, world))
+        errors, _, _, machine, findings, world = min(tried, key=lambda one: one[:3])
+        if not findings:
+            break
+    write_atomic(draft, machine.encode())
+    if world is None:
+        raise ValueError(f"{draft} still has {errors} errors, which `check` tells: raise --rounds")
+    return world
+
+
+def read_machine(draft: Path) -> tuple[World | None, list[Finding]]:
+    """Return the site in a draft, None if it has errors, and all that is wrong with it."""
+    findings = check(draft)
+    if any(one.severity == "error" for one in findings):
+        return None, findings
+    try:
+        document = read_json(draft)
+        records = validated("data", dict[str, list[dict[str, Any]]], document.get("data", {}))
+        world, _ = world_of(name_of(draft.parent), load_fsm(document), records)
+        describe(world)
+        for page in world.fsm.terminal_pages:
+            if solve(world, {"page": page}, seconds=SEARCH_SECONDS) is None:
+                raise ValueError(f"no way leads to {page} with the records in data")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # anything may be nested anywhere
+        return None, [*findings, Finding("error", "unplayable", "site", str(error) or repr(error))]
+    return world, findings
+
+
+async def write_pages(author: Author, name: str, world: World, folder: Path) -> tuple[World, list[str]]:
+    """Return the site with the pages of a project that is written into a folder, built and repaired, and what
+    is then still wrong with them."""
+    site, built, faults, written = describe(world), world, list[str](), dict[str, str]()
+    parts = {"world": embedded(world), "runtime": text_of("runtime.js")}
+    for path in OURS:
+        text = text_of(f"author/{Path(path).name}", **parts)
+        write_atomic(folder / path.removesuffix(".j2"), text.encode())
+    told = {"name": name, "machine": text_of("author/machine.js.j2", runtime="// ... itself ..."), **site}
+
+    async def step(stage: str, **more: Any) -> None:
+        said = await author.ask("author/project.md.j2", stage=stage, files=written, **told, **more)
+        for path, text in WRITTEN.findall(said):
+            file = folder / path
+            if not (THEIRS.fullmatch(path) and file.resolve().is_relative_to(folder.resolve())):
+                say(f"refused to write {printable(path)}")
+                continue
+            written[path] = text
+            write_atomic(file, text.encode(errors="replace"))
+
+    await step("guidelines")
+    ids = list(site["pages"])
+    for batch in (ids[n : n + BATCH] for n in range(0, len(ids), BATCH)):
+        await step("pages", batch=batch)
+        await step("review", batch=batch)
+    for n in range(author.rounds + 1):
+        if n:
+            await step("build" if built is world else "replay", round=n, faults=faults)
+        # of several faults a build names any: what it has named is kept, so that a later run asks the same
+        kept = folder / f"logs/{sha256(str(written).encode(errors='replace')).hexdigest()}.txt"
+        log = kept.read_text() if kept.is_file() else await asyncio.to_thread(run, BUILD, folder)
+        if log:
+            write_atomic(kept, log.encode(errors="replace"))
+            built, faults = world, [log]
+        else:
+            html = (folder / "dist/index.html").read_text(encoding="utf-8")
+            built = replace(world, html=html, style={**world.style, "look": "built"})
+            replays = await replay_sites([built], REPLAYED, make_walks(world))
+            faults = [*dict.fromkeys(one.reason[:600] for one in replays.values() if one.reason)]
+        say(f"{name}: pages, round {n}: {'not built' if log else f'{len(faults)} faults'}")
+        if not faults:
+            break
+    return built, faults
+
+
+def run(command: tuple[str, ...], folder: Path) -> str:
+    """Return the end of what a command says that fails, without what differs from one time to the next."""
+    done = subprocess.run(
+        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+    )
+    log = f"{done.stdout}{done.stderr}".replace(str(folder.resolve()), "")
+    log = re.sub(r"\b[\d.]+ ?m?s\b|\n +at .*", "", log)  # times, and where in Vite it was noticed
+    return f"{log[-LOG:]}\nexit status {done.returncode}" if done.returncode else ""
