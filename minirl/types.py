@@ -220,6 +220,8 @@ class Trajectory:
     dollars: float = 0.0  # what served models have charged for it, a judge among them
     # of the browser: seconds to acquire it and to start, its uptime, MB of JavaScript, requests
     diagnostics: Mapping[str, float] = field(default_factory=dict)
+    group: int | None = None  # which of its step's groups it was trained in, and ...
+    advantage: float | None = None  # ... how much better it was than the others there
 
     @property
     def valid(self) -> bool:
@@ -234,18 +236,8 @@ class Trajectory:
         return self.trunk[: self.turns[t].shared] + self.turns[t].branch
 
 
-@dataclass(frozen=True)
-class Group:
-    """One task and its trajectories; `advantages[i]` belongs to every token of `trajectories[i]`.
-
-    With rewards (1, 0, 0, 1), mean 0.5 and unbiased deviation 0.577, the advantages are
-    (0.866, -0.866, -0.866, 0.866). Trajectories that are not `valid` have been removed before; with
-    `--reward.invalid mask` they count in both statistics as a 0 and are not trained on.
-    """
-
-    task: Task
-    trajectories: tuple[Trajectory, ...]
-    advantages: tuple[float, ...] = ()
+# One task's episodes. Those that are not `valid` have left; with `--reward.invalid mask` they count as a 0
+Group = tuple[Trajectory, ...]
 
 
 class ToolFailure(Exception):

@@ -8,7 +8,7 @@ import pytest
 
 from minirl.metrics import percentile, rollout_metrics
 from minirl.rollout import Collected
-from minirl.types import Group, Stop, Task, Trajectory, Turn
+from minirl.types import Stop, Task, Trajectory, Turn
 
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
 
@@ -22,7 +22,7 @@ def episode(*turns: Turn, stop: Stop = Stop.DONE, reward: float = 0.0) -> Trajec
 
 
 def collected(*finished: Trajectory, groups: int = 1) -> Collected:
-    return Collected([Group(TASK, finished)] * groups, 7, list(finished), submitted=5, dropped=2)
+    return Collected([finished] * groups, 7, list(finished), submitted=5, dropped=2)
 
 
 def test_a_step_by_hand():
