@@ -33,7 +33,6 @@ from minirl.types import (
     Observation,
     Parsed,
     PolicyFn,
-    Sample,
     SamplerError,
     Score,
     Session,
@@ -160,10 +159,10 @@ class Episode:
         """Take turns until the episode stops."""
         agent, config, images = self.harness.agent, self.harness.config, self.harness.images
         observation, feedback = await agent.observe(session), ()
-        pictures = self.harness.preprocessor.images
+        preprocessor = self.harness.preprocessor
         for t in range(1 if self.benchmark.recorded else self.max_steps):
-            if observation.image and pictures:  # kept from now on: it takes a tenth of a second
-                await asyncio.to_thread(pictures.prepare, observation.image)
+            if observation.image and preprocessor.images:  # kept from now on: it takes a tenth of a second
+                await asyncio.to_thread(preprocessor.images.prepare, observation.image)
             prompt, seen = self.context.observe(observation, feedback), observation
             if len(prompt.ids) >= config.agent.context_tokens:
                 self.stop = Stop.LENGTH
@@ -172,8 +171,9 @@ class Episode:
                 prompt = replace(prompt, messages=self.context.messages())
             times = [time.monotonic()]
             sample = await self.policy(t, prompt, session)
-            text, ids = self._text_and_ids(sample)
-            self.context.respond(ids, text)
+            text = preprocessor.text(sample.ids) if sample.text is None else sample.text
+            # of a served model's text, to measure how long the conversation is: nothing is trained on them
+            self.context.respond(sample.ids or preprocessor.said(text)[1], text)
             times.append(time.monotonic())
             parsed = agent.parse(text) if sample.finish == "stop" else Parsed(error="Error: cut off.")
             lines = await self._act(session, parsed)
@@ -212,14 +212,6 @@ class Episode:
                 self.stop = stop
                 break
         self.final_image = images.put(observation.image) if observation.image else ""
-
-    def _text_and_ids(self, sample: Sample) -> tuple[str, tuple[int, ...]]:
-        """Return a response as text and as ids. The ids of a served model's text only measure how long the
-        conversation is: nothing is trained on them."""
-        tokenizer = self.harness.preprocessor.tokenizer
-        if sample.text is not None:
-            return sample.text, tuple(tokenizer(sample.text + tokenizer.eos_token)["input_ids"])
-        return self.harness.preprocessor.text(sample.ids), sample.ids
 
     async def _act(self, session: Session, parsed: Parsed) -> tuple[str, ...]:
         """Run the calls up to the first failure or final answer; return a line of feedback for each."""

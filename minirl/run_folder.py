@@ -241,7 +241,7 @@ class Run:
         for label in self.labels():
             match = re.search(r"(?:^|_)step_(\d+)$", label)
             if match and int(match[1]) > step:
-                self.remove_dump(label)
+                self.trajectory_path(label).unlink()
         for temporary in self.root.glob("**/.*.tmp"):
             temporary.unlink()
 
@@ -252,7 +252,7 @@ class Run:
             return
         for label in self.step_labels()[:-keep_steps]:
             if not label.endswith("0"):
-                self.remove_dump(label)
+                self.trajectory_path(label).unlink()
         named = set[bytes]()  # with every quoted text that looks like one: at worst, too many are kept
         for label in self.labels():
             named.update(QUOTED_IMAGE.findall(self.trajectory_path(label).read_bytes()))
@@ -261,9 +261,6 @@ class Run:
             running = now - path.stat().st_mtime < RUNNING_EPISODE_SECONDS
             if path.stem.encode() not in named and not running:
                 path.unlink()
-
-    def remove_dump(self, label: str) -> None:
-        self.trajectory_path(label).unlink()
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple]:

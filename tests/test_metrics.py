@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from minirl.metrics import percentile, rollout_metrics
+from minirl.metrics import rollout_metrics
 from minirl.rollout import Collected
 from minirl.types import Stop, Task, Trajectory, Turn
 
@@ -78,16 +78,14 @@ def test_a_step_without_a_valid_episode_has_counts_and_no_means():
 
 
 @pytest.mark.parametrize(
-    ("values", "share", "expected"),
+    ("lengths", "expected"),
     [
-        (range(1, 11), 0.9, 9),  # 9 of 10 do not exceed 9
-        (range(1, 12), 0.9, 10),  # 9 of 11 would be too few
-        ([5], 0.9, 5),
-        ([3, 1, 2], 0.5, 2),
-        ([3, 1, 2, 4], 0.5, 2),
-        ([3, 1, 2], 0.0, 1),
-        ([3, 1, 2], 1.0, 3),
+        (range(1, 11), 9),  # 9 of 10 do not exceed 9
+        (range(1, 12), 10),  # 9 of 11 would be too few
+        ([5], 5),
+        ([3, 1, 2, 4], 4),
     ],
 )
-def test_percentile_is_the_smallest_value_that_enough_do_not_exceed(values, share, expected):
-    assert percentile(list(values), share) == expected
+def test_the_90th_percentile_is_the_smallest_length_that_enough_do_not_exceed(lengths, expected):
+    metrics = rollout_metrics(collected(*(episode(turn(1, 0, n - 1)) for n in lengths)))
+    assert metrics["tokens_p90"] == expected
