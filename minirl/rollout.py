@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -36,7 +36,6 @@ from minirl.types import (
     Sample,
     Sampler,
     Sampling,
-    Session,
     Task,
     Trajectory,
     billed,
@@ -104,7 +103,7 @@ class RolloutWorker:
         """Return the policy that asks the sampler, with a seed made of the names and the turn."""
         seconds = self.config.sampler.request_seconds
 
-        async def ask(t: int, prompt: Prompt, session: Session) -> Sample:
+        async def ask(t: int, prompt: Prompt, session: Any) -> Sample:
             room = self.config.agent.context_tokens - len(prompt.ids)
             seed = request_seed(self.config.seed, *names, t)
             request = Request(prompt, seed, min(tokens, room), sampling, seconds)

@@ -301,18 +301,6 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
-class Session(Protocol):
-    """An episode's tabs in one browser context, as far as the core uses it: minirl/browser/session.py."""
-
-    async def start(self, url: str) -> None: ...
-    async def blocked(self) -> str: ...  # why the current page keeps visitors out, "" if it does not
-    def diagnostics(self) -> dict[str, float]: ...
-
-
-class Browsers(Protocol):  # minirl/browser/pool.py
-    def session(self) -> AbstractAsyncContextManager[Any]: ...
-
-
 class Agent(Protocol):
     """What an agent sees, says and does: minirl/agents/."""
 
@@ -338,6 +326,6 @@ class Benchmark(Protocol):
     def missing(self, task: Task) -> list[str]: ...  # unset environment variables that it needs
     def places(self, task: Task) -> set[tuple[str, int]]: ...  # hosts and ports of its own
     def needs_judge(self, task: Task) -> bool: ...  # if scoring takes a language model
-    def session(self, harness: Any, task: Task) -> AbstractAsyncContextManager[Any]: ...
+    def session(self, harness: Any, task: Task) -> AbstractAsyncContextManager[Any]: ...  # browser/session.py
     async def prepare(self, session: Any, task: Task) -> None: ...  # logs in, between first page and look
     async def score(self, task: Task, session: Any, answer: str) -> Score: ...  # by the page left, the answer
