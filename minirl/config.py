@@ -5,8 +5,6 @@ when a command line is read. eval.py and judge.py add settings of their own. A c
 text below it, is its line of --help.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass, field

@@ -6,13 +6,11 @@ other pieces: each agent writes its messages as `Words`. Deviation from both cod
 tokenise the conversation every turn, so that what is trained differs from what was sampled.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from jinja2 import TemplateError
 
@@ -37,7 +35,7 @@ class ChatFormat:
     most_chars: int = 0  # of history and page together; 0: no limit
 
     @classmethod
-    def from_template(cls, tokenizer: Tokenizer) -> ChatFormat:
+    def from_template(cls, tokenizer: Tokenizer) -> Self:
         system, user, assistant, user2 = _MARKS
         roles = ("system", "user", "assistant", "user")
         messages = [{"role": r, "content": m} for r, m in zip(roles, _MARKS, strict=True)]

@@ -7,8 +7,6 @@ benchmark reads the page and scores it. OpenWebRL sections 3.1 to 3.3; deviation
 of one response stop at the first failure.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 import traceback

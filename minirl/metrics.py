@@ -3,8 +3,6 @@
 Stands at the end of a training step. The keys of `rollout_metrics` are those of metrics.jsonl.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from statistics import mean, pstdev

@@ -8,8 +8,6 @@ so a batch does not depend on timing, up to floating point and timeouts; tasks c
 again; cancelled episodes may take any time to end (30 s in table 7), closing their contexts 15 s.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

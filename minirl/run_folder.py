@@ -12,8 +12,6 @@ line in appended files: readers skip a line without its newline, and the next ap
 come from anybody: links and pipes in the place of its files are refused.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

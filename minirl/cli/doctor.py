@@ -3,8 +3,6 @@
 What may crash or hang is tried in another process. Nothing is changed: installing is left to the Makefile.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ Stands around train.py and sft.py, which show their algorithms alone. `state` is
 the number of finished steps and the task stream's cursor.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ The page opens from disk and loads nothing but screenshots/*.png; a dump shows i
 that a model or a web page wrote is shown as text: the template escapes it, and the scripts set textContent.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -309,11 +309,11 @@ def test_records_of_wrong_types_leave_the_rest_of_the_page(page, tmp_path):
             file.writelines(json.dumps(row) + "\n" for row in rows)
     path = run.trajectory_path("step_00002")
     first, second, *rest = path.read_text().splitlines()
-    bad = json.dumps(json.loads(first) | {"seconds": float("nan"), "reward": float("nan"), "group": {"a": 1}})
+    bad = json.dumps(json.loads(first) | {"seconds": float("nan"), "reward": float("nan")})
     bad = bad.replace('"seconds": {"sample": 0.8', '"seconds": {"sample": NaN')
     deep = '"final_state":{"a":' + '{"a":' * 700 + "1" + "}" * 700 + ","
     lost = ["3", "[]", "{}", second.replace('"turns":[', '"turns":[7,'), "[" * 100_000]
-    lost += [second.replace('"final_state":{', deep)]
+    lost += [second.replace('"final_state":{', deep), second.replace('"group":0', '"group":{"a":1}')]
     path.write_text("\n".join([bad, *lost, *rest]) + "\n")
     write_report(run.root)
     open_report(page, run, "#step_00002/0/0")
