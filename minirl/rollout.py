@@ -17,27 +17,12 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from minirl.advantages import Gates, excuse, gate, is_effective, make_group, needs_verdict
 from minirl.console import say
 from minirl.distributed import SLACK_SECONDS, Ranks, TaskQueue
 from minirl.episode import Episode, Harness
 from minirl.model import request_seed
-from minirl.types import (
-    Group,
-    Judge,
-    PolicyFn,
-    Prompt,
-    Request,
-    RunEnds,
-    Sample,
-    Sampler,
-    Sampling,
-    Task,
-    Trajectory,
-    billed,
-)
+from minirl.types import Group, Judge, PolicyFn, Request, RunEnds, Sampler, Sampling, Task, Trajectory, billed
 
 POLL_SECONDS = 0.2  # between two looks at what other ranks have finished
 
@@ -101,7 +86,7 @@ class RolloutWorker:
         """Return the policy that asks the sampler, with a seed made of the names and the turn."""
         seconds = self.config.sampler.request_seconds
 
-        async def ask(t: int, prompt: Prompt, session: Any) -> Sample:
+        async def ask(t: int, prompt: Any, session: Any):
             room = self.config.agent.context_tokens - len(prompt.ids)
             seed = request_seed(self.config.seed, *names, t)
             request = Request(prompt, seed, min(tokens, room), sampling, seconds)
@@ -142,7 +127,7 @@ class RolloutWorker:
         """Free the memory that an update needs. `sync` ends it."""
         self.sampler.sleep()
 
-    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def sync(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Give the sampler the updated weights."""
         self.sampler.sync(weights)
 

@@ -6,18 +6,13 @@ Records are frozen; later stages derive new ones (`dataclasses.replace`). Token 
 records can be compared, dumped and read back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Stop(Enum):
@@ -297,7 +292,7 @@ class Sampler(Protocol):
     async def generate(self, request: Request) -> Sample: ...
     async def idle(self) -> None: ...  # wait until cancelled requests are no longer decoded
     def sleep(self) -> None: ...  # free the memory that an update needs, until `sync`
-    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None: ...
+    def sync(self, weights: Iterable[tuple[str, Any]]) -> None: ...  # tensors by Hugging Face name
     def close(self) -> None: ...
 
 
