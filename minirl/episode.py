@@ -53,13 +53,6 @@ class Harness:
     benchmark_of: Callable[[Task], Benchmark]
     told: bool = False  # whether an unexpected failure has been printed
 
-    def tell_once(self, error: Exception) -> None:
-        """Print the first unexpected failure's traceback: it is a bug of ours, not a flaky browser."""
-        if not self.told:
-            self.told = True
-            say("an episode failed in a way that minirl does not expect; the first such failure:", loud=True)
-            say("".join(traceback.format_exception(error)), loud=True)
-
 
 def conversation(agent: Agent, config: AgentConfig, preprocessor: Preprocessor, task: Task) -> Context:
     """Return a task's conversation, with the recipe's rules of what stays in it; it is still empty, but for
@@ -112,7 +105,10 @@ class Episode:
             self.stop, self.error = Stop.ENV_ERROR, first_line(error)
         except Exception as error:
             self.stop, self.error = Stop.INFRA_ERROR, "".join(traceback.format_exception(error, limit=-3))
-            self.harness.tell_once(error)
+            if not self.harness.told:  # it is a bug of ours, not a flaky browser
+                self.harness.told = True
+                told = "an episode failed in a way that minirl does not expect; the first such failure:"
+                say(f"{told}\n{''.join(traceback.format_exception(error))}", loud=True)
         if self.score.value is None and self.stop.is_agent_fault:
             self.stop, self.error = Stop.JUDGE_ERROR, str(self.score.details.get("reason", "no verdict"))
         value = self.score.value or 0.0

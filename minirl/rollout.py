@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
-from typing import Any, Protocol
+from typing import Any
 
 from minirl.advantages import Gates, excuse, gate, is_effective, make_group, needs_verdict
 from minirl.console import say
@@ -42,14 +42,6 @@ class TaskStream:
         return self.tasks[order[n % len(order)]]
 
 
-class HostBackoff(Protocol):
-    """Leaves out hosts whose first pages fail: minirl/browser/host_backoff.py."""
-
-    def note(self, trajectory: Trajectory) -> None: ...
-    def agree(self, ranks: Ranks) -> list[str]: ...
-    def left_out(self, task: Task) -> bool: ...
-
-
 @dataclass
 class Collected:
     """A step's groups, and what it took to get them."""
@@ -71,7 +63,7 @@ class RolloutWorker:
     harness: Harness
     sampler: Sampler
     ranks: Ranks
-    hosts: HostBackoff
+    hosts: Any  # leaves out those whose first pages fail: minirl/browser/host_backoff.py
     judge: Judge | None = None
     queues: int = 0  # that were opened
 

@@ -61,7 +61,6 @@ FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward
-Parts = tuple[Tensor, Tensor, Tensor]
 
 
 def piece(
@@ -87,7 +86,7 @@ def piece_backward(
     sums: Tensor,
     causal: bool,
     scale: float | None,
-) -> Parts:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return a piece's gradients of q, k and v, given the outputs and log-sum-exps of all pieces together."""
     if q.is_cuda:
         sums = sums.contiguous()  # the kernel takes its strides for granted
