@@ -51,8 +51,8 @@ def segment_attention(q: Tensor, k: Tensor, v: Tensor, tree: Tree, scale: float 
         if before:
             mask = torch.ones(own, before + own, dtype=torch.bool, device=q.device).tril(before)
             how = {"attn_mask": mask, "scale": scale}
-        kv = seen.repeat_interleave(shared, 2)  # with a mask, no fast kernel of CUDA takes grouped heads
-        out.append(F.scaled_dot_product_attention(q[:, :, chain.start : chain.end], *kv, **how))
+        keys, values = seen.repeat_interleave(shared, 2)  # with a mask, CUDA's kernels take no grouped heads
+        out.append(F.scaled_dot_product_attention(q[:, :, chain.start : chain.end], keys, values, **how))
     return torch.cat(out, 2)
 
 
