@@ -11,8 +11,6 @@ The training run is only read: evaluations gather in runs/NAME-eval. The same co
 interruption, and tries aborted episodes again with --retry. OpenWebRL section 4, appendices D and E.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

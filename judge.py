@@ -13,8 +13,6 @@
 OpenWebRL, sections 4.3 and 5.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

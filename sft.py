@@ -6,8 +6,6 @@ Loss on the response tokens only, cosine schedule with warm-up. With demonstrati
 explain those best are kept: more cloning would learn the others by heart. OpenWebRL section 3.3.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

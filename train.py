@@ -11,8 +11,6 @@ OpenWebRL section 3.4, WebAgent-R1 section 3; the modules list deviations. What 
 in minirl/cli/lifecycle.py.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

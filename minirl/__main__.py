@@ -3,8 +3,6 @@ doctor  what this machine has, what it lacks, and how to get it
 demo    watch or play one episode on a generated site
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence

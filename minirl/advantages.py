@@ -77,12 +77,12 @@ def make_group(trajectories: Sequence[Trajectory], invalid: Literal["drop", "mas
     members = [trajectory for trajectory in trajectories if trajectory.valid]
     if invalid == "mask" and members:
         members = [t if t.valid else replace(t, success=False, reward=0.0) for t in trajectories]
-    return Group(members[0].task, tuple(members)) if len(members) >= 2 else None
+    return tuple(members) if len(members) >= 2 else None
 
 
 def is_effective(group: Group) -> bool:
     """Return True if the group's rewards differ, so that it teaches something."""
-    return len({trajectory.reward for trajectory in group.trajectories}) > 1
+    return len({trajectory.reward for trajectory in group}) > 1
 
 
 def advantages(rewards: Sequence[float], eps: float) -> tuple[float, ...]:
@@ -92,11 +92,12 @@ def advantages(rewards: Sequence[float], eps: float) -> tuple[float, ...]:
 
 
 def assign_advantages(groups: Sequence[Group], config: LossConfig) -> list[Group]:
-    """Return the groups with every trajectory's weight: GRPO's advantage; for filtered behaviour cloning 1
-    for a success, else 0; for AWR exp((r - mean) / temperature), at most AWR_MAX. Invalid ones weigh 0."""
+    """Return the groups with the number of each and every trajectory's weight: GRPO's advantage; for filtered
+    behaviour cloning 1 for a success, else 0; for AWR exp((r - mean) / temperature), at most AWR_MAX. Invalid
+    ones weigh 0."""
     out = []
-    for group in groups:
-        rewards = [trajectory.reward for trajectory in group.trajectories]
+    for number, group in enumerate(groups):
+        rewards = [trajectory.reward for trajectory in group]
         if config.method == "grpo":
             values = advantages(rewards, config.std_eps)
         elif config.method == "filtered-bc":
@@ -104,8 +105,8 @@ def assign_advantages(groups: Sequence[Group], config: LossConfig) -> list[Group
         else:
             center, limit = mean(rewards), log(AWR_MAX)
             values = tuple(exp(min((r - center) / config.awr_temperature, limit)) for r in rewards)
-        pairs = zip(group.trajectories, values, strict=True)
-        out.append(replace(group, advantages=tuple(v if t.valid else 0.0 for t, v in pairs)))
+        pairs = zip(group, values, strict=True)
+        out.append(tuple(replace(t, group=number, advantage=v if t.valid else 0.0) for t, v in pairs))
     return out
 
 
@@ -113,9 +114,8 @@ def shuffle_rewards(groups: Sequence[Group], seed: int) -> list[Group]:
     """Return the control: each group's rewards at random valid members."""
     out = []
     for i, group in enumerate(groups):
-        rewards = [trajectory.reward for trajectory in group.trajectories if trajectory.valid]
-        random.Random(f"{seed}|{i}|{group.task.id}").shuffle(rewards)
+        rewards = [trajectory.reward for trajectory in group if trajectory.valid]
+        random.Random(f"{seed}|{i}|{group[0].task.id}").shuffle(rewards)
         left = iter(rewards)
-        members = tuple(replace(t, reward=next(left)) if t.valid else t for t in group.trajectories)
-        out.append(replace(group, trajectories=members))
+        out.append(tuple(replace(t, reward=next(left)) if t.valid else t for t in group))
     return out

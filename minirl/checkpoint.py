@@ -2,15 +2,15 @@
 
     step_00010/  config.json, model.safetensors, tokenizer ...   an ordinary Hugging Face folder
                  state.json                                      where the run was
-                 shards/                                         float32 weights and Adam's moments, by rank
+                 shards/*.safetensors                            float32 weights and Adam's moments, by rank
 
 The shards are read to resume, by as many ranks as there are then. They are written while the next episodes
 run; the folder is renamed when all ranks have written, so that a final name means a complete one. One that
-can't be read all the same is named, and the one before it is used. No code in a stranger's folder is run.
+can't be read all the same is named, and the one before it is used. Nothing in a folder is pickled, so that a
+stranger's runs no code.
 """
 
 import json
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from transformers.utils import cached_file
 
 from minirl.config import ModelConfig
@@ -32,34 +31,8 @@ from minirl.trainer import Trainer
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 IF_THERE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
 WRITE_SECONDS = 3600.0
-# What readers of torn files raise; of pickles, the last five, too
-UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError)
-UNREADABLE += (pickle.PickleError, EOFError, LookupError, AttributeError, TypeError)
-# All that the pickled index of shards may name, and where
-DCP = "torch.distributed.checkpoint"
-INDEX_MODULES = ("torch", "torch.serialization", "pathlib", f"{DCP}.metadata", f"{DCP}.filesystem")
-INDEX_NAMES = """Metadata TensorStorageMetadata TensorProperties ChunkStorageMetadata MetadataIndex PosixPath
-    BytesStorageMetadata StorageMeta _StorageInfo _MEM_FORMAT_ENCODING _get_layout Size
-    float32 float16 bfloat16 int64"""
-
-
-class IndexUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str, /) -> Any:
-        if module not in INDEX_MODULES or name not in INDEX_NAMES.split():
-            raise pickle.UnpicklingError(f"its shards name {module}.{name}, which is code")
-        return super().find_class(module, name)
-
-
-class ShardReader(dcp.FileSystemReader):
-    """Torch's reader, which would run whatever code a pickled index names."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with open(Path(self.path) / ".metadata", "rb") as file:
-            index = IndexUnpickler(file).load()
-        if not isinstance(index, Metadata):
-            raise ValueError("its shards have no index")
-        index.storage_meta = StorageMeta(load_id=self.load_id)
-        return index
+# What readers of torn or made-up files raise
+UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError, LookupError, AttributeError, TypeError)
 
 
 class Checkpoints:
@@ -78,7 +51,8 @@ class Checkpoints:
         """Start to write a checkpoint to resume from; `finish` completes it and leaves the newest `keep`."""
         self.finish()
         part, group = self._export(name, state), self.ranks.side
-        future = dcp.async_save(shards(self.trainer), checkpoint_id=part / "shards", process_group=group)
+        writer = dcp.HuggingFaceStorageWriter(str(part / "shards"), save_distributed=True)
+        future = dcp.async_save(shards(self.trainer), storage_writer=writer, process_group=group)
         self.writing = part, future, keep
 
     def export(self, name: str, state: dict[str, Any]) -> None:
@@ -133,18 +107,18 @@ class Checkpoints:
     def load(self, path: Path) -> dict[str, Any]:
         """Read a checkpoint; return the run's state. ValueError if it can't be read or fits another model."""
         here, state, problems = shards(self.trainer), {}, []
+        reader = dcp.HuggingFaceStorageReader(str(path / "shards"))
         try:
             state = read_state(path)
-            there = ShardReader(path / "shards").read_metadata().state_dict_metadata
-            sizes = {k: tuple(v.size) for k, v in there.items() if isinstance(v, TensorStorageMetadata)}
-            if sizes != {k: tuple(v.shape) for k, v in here.items()}:
+            there: Any = reader.read_metadata().state_dict_metadata
+            if {k: v.size for k, v in there.items()} != {k: v.shape for k, v in here.items()}:
                 raise ValueError("it belongs to another model")
         except UNREADABLE as error:
             problems = [unusable(path, error)]
         if problems := self.ranks.all_gather(problems):
             raise problems[0]  # on all ranks, or the others would wait for this one
         try:
-            dcp.load(here, storage_reader=ShardReader(path / "shards"), process_group=self.ranks.side)
+            dcp.load(here, storage_reader=reader, process_group=self.ranks.side)
         except (*UNREADABLE, dcp.api.CheckpointException) as error:
             raise unusable(path, error) from None
         return state

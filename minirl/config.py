@@ -5,8 +5,6 @@ when a command line is read. eval.py and judge.py add settings of their own. A c
 text below it, is its line of --help.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass, field
@@ -36,8 +34,7 @@ class ModelConfig:
 @dataclass(frozen=True)
 class AgentConfig:
     kind: Literal["visual", "text", "autowebworld"] = "visual"
-    """What the agent sees and says: screenshots and 13 tools, simplified HTML and one action, or
-    screenshots and one action."""
+    """What it sees and says: screenshots and 13 tools, HTML and one action, screenshots and one action."""
     brief: bool = False  # a one-line system prompt without tool schemas, for models too small to read them
     prompt: Annotated[Path | None, arg(name="prompt", prefix_name=False)] = None
     """A file with the system prompt; `{tools}` in it becomes the tools' schemas. By default our own."""
@@ -90,9 +87,7 @@ class SamplerConfig:
     """vllm in process; hf: transformers; auto: vllm on CUDA, else hf; remote: --endpoint.url (eval.py)."""
     temperature: Annotated[float, Gt(0)] = 1.0  # of training; its episodes use no top-p and no top-k
     max_batch: Positive = 32  # most requests that the transformers sampler decodes together
-    request_seconds: float = (
-        120.0  # longest time of a response, or its episode is lost (remote: --endpoint.seconds)
-    )
+    request_seconds: float = 120.0  # most for a response, or its episode is lost; remote: --endpoint.seconds
     gpu_memory: Share = 0.5  # share of each GPU's memory that vLLM has while episodes run
 
 
@@ -206,8 +201,7 @@ class BatchConfig:
 @dataclass(frozen=True)
 class SftConfig:
     demos: Path | None = None
-    """Clone the successes of this file: a run's dump, or public records (docs/data.md); by default scripted
-    solutions."""
+    """Clone this file's successes: a run's dump, public records (docs/data.md); by default scripted ones."""
     thoughts: bool = False  # the model at --endpoint.url writes the text agent's thoughts (R1-CoT)
     thought_tokens: Positive = 4096  # longest answer with such a thought, hidden reasoning included
     lr: float = 1e-5

@@ -5,8 +5,6 @@ is a bar and a line that move; elsewhere (CI, `nohup`, a pipe) a new line every 
 What pages, models and other people's files say may be in a text: it can't give orders to the terminal.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time

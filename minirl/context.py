@@ -6,13 +6,11 @@ other pieces: each agent writes its messages as `Words`. Deviation from both cod
 tokenise the conversation every turn, so that what is trained differs from what was sampled.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from jinja2 import TemplateError
 
@@ -37,7 +35,7 @@ class ChatFormat:
     most_chars: int = 0  # of history and page together; 0: no limit
 
     @classmethod
-    def from_template(cls, tokenizer: Tokenizer) -> ChatFormat:
+    def from_template(cls, tokenizer: Tokenizer) -> Self:
         system, user, assistant, user2 = _MARKS
         roles = ("system", "user", "assistant", "user")
         messages = [{"role": r, "content": m} for r, m in zip(roles, _MARKS, strict=True)]
@@ -240,12 +238,9 @@ def answer_start(tokenizer: Tokenizer, ids: tuple[int, ...]) -> int:
 def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, int]:
     """Return where the last `</think>`, one token or several, begins and ends in a response's ids; (0, 0)
     without it."""
-    tag = tokenizer.convert_tokens_to_ids(THINK_END)
-    if tag is not None and tag != tokenizer.unk_token_id and tag in ids:
-        start = len(ids) - 1 - ids[::-1].index(tag)
-        return start, start + 1
     if THINK_END not in tokenizer.decode(ids):
         return 0, 0
-    start = max(i for i in range(len(ids)) if THINK_END in tokenizer.decode(ids[i:]))
-    end = min(i for i in range(start, len(ids) + 1) if THINK_END in tokenizer.decode(ids[start:i]))
-    return start, end
+    start = bisect_left(range(len(ids)), True, key=lambda i: THINK_END not in tokenizer.decode(ids[i:])) - 1
+    rest = ids[start:]
+    size = bisect_left(range(len(rest)), True, key=lambda i: THINK_END in tokenizer.decode(rest[: i + 1])) + 1
+    return start, start + size

@@ -5,8 +5,6 @@ here is a response tokenised: it is told again through the `Context` that episod
 exactly the prompt that the model will see. Its log-probs are zeros: no policy of ours sampled it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from minirl.episode import Harness, conversation

@@ -7,14 +7,13 @@ benchmark reads the page and scores it. OpenWebRL sections 3.1 to 3.3; deviation
 of one response stop at the first failure.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import Any
 
 from playwright.async_api import Error as PlaywrightError
 
@@ -29,14 +28,11 @@ from minirl.types import (
     Agent,
     Benchmark,
     BrowserFault,
-    Browsers,
     Observation,
     Parsed,
     PolicyFn,
-    Sample,
     SamplerError,
     Score,
-    Session,
     Stop,
     Task,
     ToolFailure,
@@ -52,17 +48,10 @@ class Harness:
     config: Config
     preprocessor: Preprocessor
     agent: Agent
-    browsers: Browsers
+    browsers: Any  # minirl/browser/pool.py
     images: ImageFolder
     benchmark_of: Callable[[Task], Benchmark]
     told: bool = False  # whether an unexpected failure has been printed
-
-    def tell_once(self, error: Exception) -> None:
-        """Print the first unexpected failure's traceback: it is a bug of ours, not a flaky browser."""
-        if not self.told:
-            self.told = True
-            say("an episode failed in a way that minirl does not expect; the first such failure:", loud=True)
-            say("".join(traceback.format_exception(error)), loud=True)
 
 
 def conversation(agent: Agent, config: AgentConfig, preprocessor: Preprocessor, task: Task) -> Context:
@@ -116,7 +105,10 @@ class Episode:
             self.stop, self.error = Stop.ENV_ERROR, first_line(error)
         except Exception as error:
             self.stop, self.error = Stop.INFRA_ERROR, "".join(traceback.format_exception(error, limit=-3))
-            self.harness.tell_once(error)
+            if not self.harness.told:  # it is a bug of ours, not a flaky browser
+                self.harness.told = True
+                told = "an episode failed in a way that minirl does not expect; the first such failure:"
+                say(f"{told}\n{''.join(traceback.format_exception(error))}", loud=True)
         if self.score.value is None and self.stop.is_agent_fault:
             self.stop, self.error = Stop.JUDGE_ERROR, str(self.score.details.get("reason", "no verdict"))
         value = self.score.value or 0.0
@@ -156,14 +148,14 @@ class Episode:
                 starting = (ready or time.monotonic()) - acquired
                 self.diagnostics = {"acquire": acquired - start, "start": starting, **session.diagnostics()}
 
-    async def _take_turns(self, session: Session) -> None:
+    async def _take_turns(self, session: Any) -> None:
         """Take turns until the episode stops."""
         agent, config, images = self.harness.agent, self.harness.config, self.harness.images
         observation, feedback = await agent.observe(session), ()
-        pictures = self.harness.preprocessor.images
+        preprocessor = self.harness.preprocessor
         for t in range(1 if self.benchmark.recorded else self.max_steps):
-            if observation.image and pictures:  # kept from now on: it takes a tenth of a second
-                await asyncio.to_thread(pictures.prepare, observation.image)
+            if observation.image and preprocessor.images:  # kept from now on: it takes a tenth of a second
+                await asyncio.to_thread(preprocessor.images.prepare, observation.image)
             prompt, seen = self.context.observe(observation, feedback), observation
             if len(prompt.ids) >= config.agent.context_tokens:
                 self.stop = Stop.LENGTH
@@ -172,8 +164,9 @@ class Episode:
                 prompt = replace(prompt, messages=self.context.messages())
             times = [time.monotonic()]
             sample = await self.policy(t, prompt, session)
-            text, ids = self._text_and_ids(sample)
-            self.context.respond(ids, text)
+            text = preprocessor.text(sample.ids) if sample.text is None else sample.text
+            # of a served model's text, to measure how long the conversation is: nothing is trained on them
+            self.context.respond(sample.ids or preprocessor.said(text)[1], text)
             times.append(time.monotonic())
             parsed = agent.parse(text) if sample.finish == "stop" else Parsed(error="Error: cut off.")
             lines = await self._act(session, parsed)
@@ -213,15 +206,7 @@ class Episode:
                 break
         self.final_image = images.put(observation.image) if observation.image else ""
 
-    def _text_and_ids(self, sample: Sample) -> tuple[str, tuple[int, ...]]:
-        """Return a response as text and as ids. The ids of a served model's text only measure how long the
-        conversation is: nothing is trained on them."""
-        tokenizer = self.harness.preprocessor.tokenizer
-        if sample.text is not None:
-            return sample.text, tuple(tokenizer(sample.text + tokenizer.eos_token)["input_ids"])
-        return self.harness.preprocessor.text(sample.ids), sample.ids
-
-    async def _act(self, session: Session, parsed: Parsed) -> tuple[str, ...]:
+    async def _act(self, session: Any, parsed: Parsed) -> tuple[str, ...]:
         """Run the calls up to the first failure or final answer; return a line of feedback for each."""
         if parsed.error or self.benchmark.recorded:
             return (parsed.error,) if parsed.error else ()

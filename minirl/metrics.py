@@ -3,20 +3,14 @@
 Stands at the end of a training step. The keys of `rollout_metrics` are those of metrics.jsonl.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from statistics import mean, pstdev
 
+import numpy as np
+
 from minirl.rollout import Collected
 from minirl.types import Trajectory
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
 
 
 def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
@@ -52,7 +46,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
             "reward": mean(rewards),
             "reward_std": pstdev(rewards),
             "tokens_mean": mean(tokens),
-            "tokens_p90": percentile(tokens, 0.9),
+            "tokens_p90": np.quantile(tokens, 0.9, method="inverted_cdf").item(),
             "response_tokens": mean(t.response_tokens for t in valid),
             "turns": mean(len(t.turns) for t in valid),
             "prefix_hits": sum(cached for _, cached in asked) / sum(prompt for prompt, _ in asked),

@@ -194,17 +194,6 @@ def save_model(model: PreTrainedModel, folder: Path, **options: Any) -> None:
         raise OSError(f"{folder} could not be written: {error}") from None
 
 
-def check_checkpoint(config: ModelConfig) -> None:
-    """Raise ValueError if a folder's checkpoint can't be loaded, without reading its weights."""
-    load_preprocessor(config)
-    with _reading(config.path):
-        files = list(Path(config.path).glob("*.safetensors"))
-        if not files:
-            raise ValueError("no *.safetensors file there")
-        for file in files:
-            safetensors.safe_open(file, "pt")  # compares its size with the one that its header announces
-
-
 def blueprint(path: str) -> PreTrainedModel:
     """Return a checkpoint's model without weights. ValueError if there is none."""
     settings, auto = _settings(path)

@@ -5,8 +5,6 @@ limits are OpenWebRL's (table 7) but for one: a response may take 120 s in train
 one loses its episode. Flags change single values (`python train.py tiny --loss.clip-high 0.3`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

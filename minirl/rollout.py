@@ -8,8 +8,6 @@ so a batch does not depend on timing, up to floating point and timeouts; tasks c
 again; cancelled episodes may take any time to end (30 s in table 7), closing their contexts 15 s.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time
@@ -17,30 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
-from typing import Protocol
-
-from torch import Tensor
+from typing import Any
 
 from minirl.advantages import Gates, excuse, gate, is_effective, make_group, needs_verdict
 from minirl.console import say
 from minirl.distributed import SLACK_SECONDS, Ranks, TaskQueue
 from minirl.episode import Episode, Harness
 from minirl.model import request_seed
-from minirl.types import (
-    Group,
-    Judge,
-    PolicyFn,
-    Prompt,
-    Request,
-    RunEnds,
-    Sample,
-    Sampler,
-    Sampling,
-    Session,
-    Task,
-    Trajectory,
-    billed,
-)
+from minirl.types import Group, Judge, PolicyFn, Request, RunEnds, Sampler, Sampling, Task, Trajectory, billed
 
 POLL_SECONDS = 0.2  # between two looks at what other ranks have finished
 
@@ -58,14 +40,6 @@ class TaskStream:
         order = list(range(len(self.tasks)))
         random.Random(f"{self.seed}|{n // len(order)}").shuffle(order)
         return self.tasks[order[n % len(order)]]
-
-
-class HostBackoff(Protocol):
-    """Leaves out hosts whose first pages fail: minirl/browser/host_backoff.py."""
-
-    def note(self, trajectory: Trajectory) -> None: ...
-    def agree(self, ranks: Ranks) -> list[str]: ...
-    def left_out(self, task: Task) -> bool: ...
 
 
 @dataclass
@@ -89,7 +63,7 @@ class RolloutWorker:
     harness: Harness
     sampler: Sampler
     ranks: Ranks
-    hosts: HostBackoff
+    hosts: Any  # leaves out those whose first pages fail: minirl/browser/host_backoff.py
     judge: Judge | None = None
     queues: int = 0  # that were opened
 
@@ -104,7 +78,7 @@ class RolloutWorker:
         """Return the policy that asks the sampler, with a seed made of the names and the turn."""
         seconds = self.config.sampler.request_seconds
 
-        async def ask(t: int, prompt: Prompt, session: Session) -> Sample:
+        async def ask(t: int, prompt: Any, session: Any):
             room = self.config.agent.context_tokens - len(prompt.ids)
             seed = request_seed(self.config.seed, *names, t)
             request = Request(prompt, seed, min(tokens, room), sampling, seconds)
@@ -145,7 +119,7 @@ class RolloutWorker:
         """Free the memory that an update needs. `sync` ends it."""
         self.sampler.sleep()
 
-    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def sync(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Give the sampler the updated weights."""
         self.sampler.sync(weights)
 

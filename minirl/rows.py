@@ -63,10 +63,10 @@ def make_rows(groups: list[Group], config: LossConfig, preprocessor: Preprocesso
     of 0, and for filtered behaviour cloning the successes. ValueError if there is none."""
     tokenizer = preprocessor.tokenizer if config.tokens == "answer" else None
     trajectories = [
-        TrajectoryRows(number, turn_rows(trajectory, advantage, tokenizer))
+        TrajectoryRows(number, turn_rows(trajectory, trajectory.advantage or 0.0, tokenizer))
         for number, group in enumerate(groups)
-        for trajectory, advantage in zip(group.trajectories, group.advantages, strict=True)
-        if trajectory.valid and (advantage or config.method != "filtered-bc")
+        for trajectory in group
+        if trajectory.valid and (trajectory.advantage or config.method != "filtered-bc")
     ]
     if not trajectories:
         raise ValueError("no success to learn from; the warm start must succeed sometimes")

@@ -12,8 +12,6 @@ line in appended files: readers skip a line without its newline, and the next ap
 come from anybody: links and pipes in the place of its files are refused.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -96,25 +94,6 @@ def read_records(path: Path, kind: type[T]) -> list[T]:
 def to_record(trajectory: Trajectory) -> dict[str, Any]:
     """Return a trajectory as JSON values; TRAJECTORY.validate_python gives back an equal one."""
     return TRAJECTORY.dump_python(trajectory) | {"stop": trajectory.stop.value}
-
-
-def dump_lines(items: Iterable[Trajectory | Group]) -> Iterator[bytes]:
-    """Yield one line per trajectory. A group's members carry its number and their advantage."""
-    for number, item in enumerate(items):
-        if isinstance(item, Trajectory):
-            yield to_line(to_record(item))
-            continue
-        advantages = item.advantages or [None] * len(item.trajectories)
-        for trajectory, advantage in zip(item.trajectories, advantages, strict=True):
-            yield to_line({**to_record(trajectory), "group": number, "advantage": advantage})
-
-
-@dataclass(frozen=True)
-class Membership:
-    """What else a line of a dump may hold: which group the trajectory is in."""
-
-    group: int | None = None
-    advantage: float | None = None
 
 
 @dataclass(frozen=True)
@@ -214,10 +193,10 @@ class Run:
     def trajectory_path(self, label: str) -> Path:
         return self.root / "trajectories" / f"{label}.jsonl"
 
-    def save_trajectories(self, label: str, items: Iterable[Trajectory | Group]) -> None:
-        """Save trajectories, groups, or both mixed (kept groups and the episodes that left theirs)."""
+    def save_trajectories(self, label: str, trajectories: Iterable[Trajectory]) -> None:
+        """Save trajectories as one dump, a line each."""
         if self.records:
-            write_atomic(self.trajectory_path(label), b"".join(dump_lines(items)))
+            write_atomic(self.trajectory_path(label), b"".join(map(to_line, map(to_record, trajectories))))
 
     def add_trajectory(self, label: str, trajectory: Trajectory) -> None:
         """Append one trajectory, which outlives a killed process. Every rank has its own label."""
@@ -231,17 +210,14 @@ class Run:
 
     def load_groups(self, label: str) -> list[Group]:
         """Return the groups of a dumped step, which can be trained on without a browser."""
-        path, members = self.trajectory_path(label), defaultdict(list)
-        for trajectory, of in zip(self.load_trajectories(label), read_records(path, Membership), strict=True):
-            if of.group is not None:
-                members[of.group].append((trajectory, of.advantage))
+        members = defaultdict(list)
+        for trajectory in self.load_trajectories(label):
+            if trajectory.group is not None:
+                members[trajectory.group].append(trajectory)
         if not members:
+            path = self.trajectory_path(label)
             raise ValueError(f"{path} holds no groups; choose the dump of an RL step")
-        groups = []
-        for pairs in members.values():
-            trajectories, advantages = zip(*pairs, strict=True)
-            groups.append(Group(trajectories[0].task, trajectories, () if None in advantages else advantages))
-        return groups
+        return list(map(tuple, members.values()))
 
     def labels(self) -> list[str]:
         """Return the labels of all dumps, sorted, so that steps come in their order."""
@@ -263,7 +239,7 @@ class Run:
         for label in self.labels():
             match = re.search(r"(?:^|_)step_(\d+)$", label)
             if match and int(match[1]) > step:
-                self.remove_dump(label)
+                self.trajectory_path(label).unlink()
         for temporary in self.root.glob("**/.*.tmp"):
             temporary.unlink()
 
@@ -274,7 +250,7 @@ class Run:
             return
         for label in self.step_labels()[:-keep_steps]:
             if not label.endswith("0"):
-                self.remove_dump(label)
+                self.trajectory_path(label).unlink()
         named = set[bytes]()  # with every quoted text that looks like one: at worst, too many are kept
         for label in self.labels():
             named.update(QUOTED_IMAGE.findall(self.trajectory_path(label).read_bytes()))
@@ -283,9 +259,6 @@ class Run:
             running = now - path.stat().st_mtime < RUNNING_EPISODE_SECONDS
             if path.stem.encode() not in named and not running:
                 path.unlink()
-
-    def remove_dump(self, label: str) -> None:
-        self.trajectory_path(label).unlink()
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple]:

@@ -1,10 +1,10 @@
 """Attention in a prefix tree: each chain sees its prefix and, causally, itself.
 
-Registered with transformers, so that the models' own code calls it. Two kernels compute the same thing:
+Registered with transformers, so that the models' own code calls it. Two ways compute the same thing:
 JoinedAttention, in pieces that are joined by their log-sum-exp, and where no flash kernel takes the tensors
-(float32 on a GPU) SegmentAttention, PyTorch's SDPA of each chain against a copy of all that it sees. A dense
-mask would be exact too, but computes all of L x L. Shape suffixes: L row length, A attention heads, D head
-size, K heads of keys and values, S tokens of a piece.
+(float32 on a GPU) segment_attention, PyTorch's SDPA of each chain, which is slower and the one to read first.
+A dense mask would be exact too, but computes all of L x L. Shape suffixes: L row length, A attention heads,
+D head size, K heads of keys and values, S tokens of a piece.
 """
 
 from dataclasses import dataclass
@@ -38,51 +38,22 @@ class Chain:
 Tree = tuple[Chain, ...]  # all of a row, in its order
 
 
-def gather(x_1ALD: Tensor, chain: Chain) -> Tensor:
-    """Return the tokens that a chain sees, (1, A, prefix + own, D)."""
-    return torch.cat([x_1ALD[:, :, start:end] for start, end in chain.seen], 2)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    """Return one chain's attention to the tokens that it sees: causal, aligned at the end."""
-    own, seen = q.shape[2], k.shape[2]
-    mask = None if own == seen else torch.ones(own, seen, dtype=torch.bool, device=q.device).tril(seen - own)
-    shared = q.shape[1] // k.shape[1]  # repeated: with a mask, no fast kernel of CUDA takes grouped heads
-    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
-
-
-class SegmentAttention(torch.autograd.Function):
-    """Attention chain by chain. The backward pass computes it again and adds gradients in place, in float32,
-    as a trunk's come from many chains: autograd on slices would write a full-length one for each."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tree: Tree, scale: float | None) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.tree, ctx.scale = tree, scale
-        out = torch.empty_like(q)
-        for chain in tree:
-            own = slice(chain.start, chain.end)
-            out[:, :, own] = attend(q[:, :, own], gather(k, chain), gather(v, chain), scale)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        dq = torch.empty_like(q)
-        dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
-        for chain in ctx.tree:
-            own = slice(chain.start, chain.end)
-            inputs = [x.detach().requires_grad_() for x in (q[:, :, own], gather(k, chain), gather(v, chain))]
-            with torch.enable_grad():
-                out = attend(inputs[0], inputs[1], inputs[2], ctx.scale)
-            parts = torch.autograd.grad(out, inputs, grad[:, :, own])
-            dq[:, :, own] = parts[0]
-            for total, part in zip((dk, dv), parts[1:], strict=True):
-                pieces = part.split([end - start for start, end in chain.seen], 2)
-                for (start, end), piece in zip(chain.seen, pieces, strict=True):
-                    total[:, :, start:end] += piece
-        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
+def segment_attention(q: Tensor, k: Tensor, v: Tensor, tree: Tree, scale: float | None) -> Tensor:
+    """Return attention chain by chain, each against a copy of all that it sees."""
+    out, shared = [], q.shape[1] // k.shape[1]
+    # a trunk's gradients come from many chains and are added in float32
+    k_and_v = torch.stack([k, v]).float()
+    for chain in tree:
+        own = chain.end - chain.start
+        seen = torch.cat([k_and_v[..., start:end, :] for start, end in chain.seen], -2).to(k.dtype)
+        before = seen.shape[-2] - own
+        how: dict[str, Any] = {"is_causal": True, "scale": scale}
+        if before:
+            mask = torch.ones(own, before + own, dtype=torch.bool, device=q.device).tril(before)
+            how = {"attn_mask": mask, "scale": scale}
+        keys, values = seen.repeat_interleave(shared, 2)  # with a mask, CUDA's kernels take no grouped heads
+        out.append(F.scaled_dot_product_attention(q[:, :, chain.start : chain.end], keys, values, **how))
+    return torch.cat(out, 2)
 
 
 # Attention that returns its log-sum-exps beside the outputs, and its backward pass, which takes them
@@ -90,7 +61,6 @@ FLASH_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FLASH_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention
 FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward
-Parts = tuple[Tensor, Tensor, Tensor]
 
 
 def piece(
@@ -116,7 +86,7 @@ def piece_backward(
     sums: Tensor,
     causal: bool,
     scale: float | None,
-) -> Parts:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return a piece's gradients of q, k and v, given the outputs and log-sum-exps of all pieces together."""
     if q.is_cuda:
         sums = sums.contiguous()  # the kernel takes its strides for granted
@@ -193,8 +163,8 @@ def tree_attention(
     if tree is None:
         return sdpa_attention_forward(module, q, k, v, attention_mask, **kwargs)
     assert q.shape[0] == 1 and q.shape[2] == k.shape[2] == tree[-1].end, "one packed row, without a cache"
-    kernel = JoinedAttention if joinable(q, k, v) else SegmentAttention
-    return kernel.apply(q, k, v, tree, kwargs.get("scaling")).transpose(1, 2).contiguous(), None
+    attend: Any = JoinedAttention.apply if joinable(q, k, v) else segment_attention
+    return attend(q, k, v, tree, kwargs.get("scaling")).transpose(1, 2).contiguous(), None
 
 
 def enable(model: PreTrainedModel) -> None:

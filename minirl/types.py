@@ -6,18 +6,13 @@ Records are frozen; later stages derive new ones (`dataclasses.replace`). Token 
 records can be compared, dumped and read back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Stop(Enum):
@@ -220,6 +215,8 @@ class Trajectory:
     dollars: float = 0.0  # what served models have charged for it, a judge among them
     # of the browser: seconds to acquire it and to start, its uptime, MB of JavaScript, requests
     diagnostics: Mapping[str, float] = field(default_factory=dict)
+    group: int | None = None  # which of its step's groups it was trained in, and ...
+    advantage: float | None = None  # ... how much better it was than the others there
 
     @property
     def valid(self) -> bool:
@@ -234,18 +231,8 @@ class Trajectory:
         return self.trunk[: self.turns[t].shared] + self.turns[t].branch
 
 
-@dataclass(frozen=True)
-class Group:
-    """One task and its trajectories; `advantages[i]` belongs to every token of `trajectories[i]`.
-
-    With rewards (1, 0, 0, 1), mean 0.5 and unbiased deviation 0.577, the advantages are
-    (0.866, -0.866, -0.866, 0.866). Trajectories that are not `valid` have been removed before; with
-    `--reward.invalid mask` they count in both statistics as a 0 and are not trained on.
-    """
-
-    task: Task
-    trajectories: tuple[Trajectory, ...]
-    advantages: tuple[float, ...] = ()
+# One task's episodes. Those that are not `valid` have left; with `--reward.invalid mask` they count as a 0
+Group = tuple[Trajectory, ...]
 
 
 class ToolFailure(Exception):
@@ -305,20 +292,8 @@ class Sampler(Protocol):
     async def generate(self, request: Request) -> Sample: ...
     async def idle(self) -> None: ...  # wait until cancelled requests are no longer decoded
     def sleep(self) -> None: ...  # free the memory that an update needs, until `sync`
-    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None: ...
+    def sync(self, weights: Iterable[tuple[str, Any]]) -> None: ...  # tensors by Hugging Face name
     def close(self) -> None: ...
-
-
-class Session(Protocol):
-    """An episode's tabs in one browser context, as far as the core uses it: minirl/browser/session.py."""
-
-    async def start(self, url: str) -> None: ...
-    async def blocked(self) -> str: ...  # why the current page keeps visitors out, "" if it does not
-    def diagnostics(self) -> dict[str, float]: ...
-
-
-class Browsers(Protocol):  # minirl/browser/pool.py
-    def session(self) -> AbstractAsyncContextManager[Any]: ...
 
 
 class Agent(Protocol):
@@ -346,6 +321,6 @@ class Benchmark(Protocol):
     def missing(self, task: Task) -> list[str]: ...  # unset environment variables that it needs
     def places(self, task: Task) -> set[tuple[str, int]]: ...  # hosts and ports of its own
     def needs_judge(self, task: Task) -> bool: ...  # if scoring takes a language model
-    def session(self, harness: Any, task: Task) -> AbstractAsyncContextManager[Any]: ...
+    def session(self, harness: Any, task: Task) -> AbstractAsyncContextManager[Any]: ...  # browser/session.py
     async def prepare(self, session: Any, task: Task) -> None: ...  # logs in, between first page and look
     async def score(self, task: Task, session: Any, answer: str) -> Score: ...  # by the page left, the answer

@@ -30,7 +30,12 @@ def episode(stop: Stop = Stop.DONE, success: bool = False, reward: float = 0.0, 
 
 
 def group_of(*rewards: float, task: Task = TASK) -> Group:
-    return Group(task, tuple(episode(reward=r, member=m) for m, r in enumerate(rewards)))
+    return tuple(replace(episode(reward=r, member=m), task=task) for m, r in enumerate(rewards))
+
+
+def of(group: Group) -> tuple[float, ...]:
+    """The advantages of a group's members."""
+    return tuple(t.advantage for t in group)
 
 
 # --- the gate --------------------------------------------------------------------------------------
@@ -172,7 +177,7 @@ def test_a_success_before_such_a_page_stays_one_and_format_errors_still_cost():
     )
     assert excuse(costly).reward == -1.0
     lost = excuse(gate(judged(READ, ENDS, verdict=NO, blocked="it answered 403")))
-    assert make_group([lost, won, replace(won, member=1)]).trajectories == (won, replace(won, member=1))
+    assert make_group([lost, won, replace(won, member=1)]) == (won, replace(won, member=1))
 
 
 # --- groups ----------------------------------------------------------------------------------------
@@ -182,9 +187,9 @@ def test_invalid_episodes_leave_before_the_statistics():
     """With the broken one as a zero, the mean would be 1/3 and the deviation 0.577."""
     broken = episode(Stop.ENV_ERROR, member=2)
     group = make_group([episode(reward=1.0), episode(reward=0.0, member=1), broken])
-    assert [t.member for t in group.trajectories] == [0, 1]
+    assert [t.member for t in group] == [0, 1]
     (ready,) = assign_advantages([group], LossConfig(std_eps=0.0))
-    assert ready.advantages == pytest.approx((sqrt(0.5), -sqrt(0.5)))  # +-0.5 over sqrt(0.5)
+    assert of(ready) == pytest.approx((sqrt(0.5), -sqrt(0.5)))  # +-0.5 over sqrt(0.5)
 
 
 def test_fewer_than_two_valid_episodes_are_no_group():
@@ -199,13 +204,13 @@ def test_masked_episodes_stay_in_the_statistics_as_zeros():
     broken = episode(Stop.ENV_ERROR, member=2, success=True, reward=1.0)  # whatever it says of itself
     episodes = [episode(reward=1.0, success=True), episode(reward=0.0, member=1), broken]
     group = make_group(episodes, "mask")
-    assert [t.member for t in group.trajectories] == [0, 1, 2]
-    assert (group.trajectories[2].reward, group.trajectories[2].success) == (0.0, False)
-    assert group.trajectories[2].stop is Stop.ENV_ERROR
+    assert [t.member for t in group] == [0, 1, 2]
+    assert (group[2].reward, group[2].success) == (0.0, False)
+    assert group[2].stop is Stop.ENV_ERROR
     (masked,) = assign_advantages([group], LossConfig(std_eps=0.0))
-    assert masked.advantages == pytest.approx((1.154701, -0.577350, 0.0), abs=1e-6)
+    assert of(masked) == pytest.approx((1.154701, -0.577350, 0.0), abs=1e-6)
     (dropped,) = assign_advantages([make_group(episodes, "drop")], LossConfig(std_eps=0.0))
-    assert dropped.advantages == pytest.approx((0.707107, -0.707107), abs=1e-6)
+    assert of(dropped) == pytest.approx((0.707107, -0.707107), abs=1e-6)
     assert make_group(episodes) == make_group(episodes, "drop")
 
 
@@ -213,9 +218,9 @@ def test_a_masked_episode_has_no_weight_in_any_method():
     """Mean 1/3: exp(2/3) and exp(-1/3); the masked one would have exp(-1/3) too."""
     group = make_group([episode(reward=1.0), episode(member=1), episode(Stop.JUDGE_ERROR, member=2)], "mask")
     (awr,) = assign_advantages([group], LossConfig(method="awr"))
-    assert awr.advantages == pytest.approx((1.9477340, 0.7165313, 0.0))
+    assert of(awr) == pytest.approx((1.9477340, 0.7165313, 0.0))
     (cloning,) = assign_advantages([group], LossConfig(method="filtered-bc"))
-    assert cloning.advantages == (1.0, 0.0, 0.0)
+    assert of(cloning) == (1.0, 0.0, 0.0)
 
 
 def test_masked_zeros_count_where_groups_are_filtered_too():
@@ -234,7 +239,7 @@ def test_a_group_of_masked_episodes_alone_is_none():
 def test_an_episode_without_a_turn_is_masked_like_any_other():
     empty = replace(episode(member=1), turns=(), stop=Stop.SITE_ERROR)
     (ready,) = assign_advantages([make_group([episode(reward=1.0), empty], "mask")], LossConfig())
-    assert ready.advantages[1] == 0.0 and len(ready.trajectories) == 2
+    assert ready[1].advantage == 0.0 and len(ready) == 2
 
 
 @pytest.mark.parametrize(
@@ -267,7 +272,7 @@ def test_epsilon_is_added_to_the_deviation():
 def test_the_papers_epsilons_on_an_unbiased_deviation(eps, advantage):
     """0.5 / (0.70710678 + eps): the deviation of 1 and 0 is sqrt(2 * 1/4 / 1), and not 1/2."""
     (ready,) = assign_advantages([group_of(1, 0)], LossConfig(std_eps=eps))
-    assert ready.advantages == pytest.approx((advantage, -advantage), abs=5e-9)
+    assert of(ready) == pytest.approx((advantage, -advantage), abs=5e-9)
 
 
 def test_equal_rewards_have_no_advantage():
@@ -278,33 +283,33 @@ def test_every_group_is_compared_with_itself_alone():
     ready = assign_advantages(
         [group_of(1, 0), group_of(0, 0), group_of(1, 0, 0, 0)], LossConfig(std_eps=1e-9)
     )
-    assert ready[0].advantages == pytest.approx((0.707107, -0.707107), abs=1e-6)
-    assert ready[1].advantages == (0.0, 0.0)
+    assert of(ready[0]) == pytest.approx((0.707107, -0.707107), abs=1e-6)
+    assert of(ready[1]) == (0.0, 0.0)
     # mean 1/4, deviation sqrt((9/16 + 3/16) / 3) = 1/2
-    assert ready[2].advantages == pytest.approx((1.5, -0.5, -0.5, -0.5))
+    assert of(ready[2]) == pytest.approx((1.5, -0.5, -0.5, -0.5))
 
 
 def test_filtered_behaviour_cloning_imitates_successes_only():
     """A format error's -1 is no negative example, and the other rewards of the group don't matter."""
     config = LossConfig(method="filtered-bc")
     ready = assign_advantages([group_of(1, 0, -1, 1), group_of(1, 1), group_of(0, -1)], config)
-    assert [group.advantages for group in ready] == [(1.0, 0.0, 0.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
+    assert [of(group) for group in ready] == [(1.0, 0.0, 0.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
 
 
 def test_awr_weighs_an_episode_by_how_much_better_it_is_than_its_group():
     groups = [group_of(1, 0), group_of(1, 0, -1, 0), group_of(1, 1), group_of(1, 0, 0, 0)]
     ready = assign_advantages(groups, LossConfig(method="awr"))
-    assert ready[0].advantages == pytest.approx((1.6487213, 0.6065307))  # exp(1/2), exp(-1/2)
-    assert ready[1].advantages == pytest.approx((2.7182818, 1, 0.3678794, 1))  # mean 0: e, 1, 1/e, 1
-    assert ready[2].advantages == (1.0, 1.0)  # no better than the others
+    assert of(ready[0]) == pytest.approx((1.6487213, 0.6065307))  # exp(1/2), exp(-1/2)
+    assert of(ready[1]) == pytest.approx((2.7182818, 1, 0.3678794, 1))  # mean 0: e, 1, 1/e, 1
+    assert of(ready[2]) == (1.0, 1.0)  # no better than the others
     # mean 1/4: exp(3/4) and exp(-1/4)
-    assert ready[3].advantages == pytest.approx((2.1170000, 0.7788008, 0.7788008, 0.7788008))
+    assert of(ready[3]) == pytest.approx((2.1170000, 0.7788008, 0.7788008, 0.7788008))
 
 
 def test_awr_divides_by_its_temperature_and_stops_at_20():
     def weights(temperature: float) -> tuple[float, ...]:
         config = LossConfig(method="awr", awr_temperature=temperature)
-        return assign_advantages([group_of(1, 0)], config)[0].advantages
+        return of(assign_advantages([group_of(1, 0)], config)[0])
 
     assert weights(0.5) == pytest.approx((2.7182818, 0.3678794))  # exp(1), exp(-1)
     assert weights(0.1) == pytest.approx((20.0, 0.0067379), rel=1e-5)  # exp(5) = 148, exp(-5)
@@ -321,12 +326,10 @@ def test_shuffled_rewards_stay_in_their_group_and_move():
     shuffled = shuffle_rewards(groups, seed=3)
     moved = 0
     for before, after in zip(groups, shuffled, strict=True):
-        old, new = ([t.reward for t in group.trajectories] for group in (before, after))
+        old, new = ([t.reward for t in group] for group in (before, after))
         assert sorted(new) == sorted(old)
-        assert [t.member for t in after.trajectories] == list(range(8))  # the episodes stay where they are
-        assert [replace(t, reward=0.0) for t in after.trajectories] == [
-            replace(t, reward=0.0) for t in before.trajectories
-        ]
+        assert [t.member for t in after] == list(range(8))  # the episodes stay where they are
+        assert [replace(t, reward=0.0) for t in after] == [replace(t, reward=0.0) for t in before]
         moved += old != new
     assert moved >= 5
     assert shuffle_rewards(groups, seed=3) == shuffled
@@ -336,7 +339,7 @@ def test_shuffled_rewards_stay_in_their_group_and_move():
 def test_a_masked_member_keeps_its_zero_when_rewards_are_shuffled():
     members = [episode(reward=1.0), episode(Stop.ENV_ERROR, member=1), episode(member=2)]
     group = make_group(members, "mask")
-    rewards = {tuple(t.reward for t in shuffle_rewards([group], s)[0].trajectories) for s in range(20)}
+    rewards = {tuple(t.reward for t in shuffle_rewards([group], s)[0]) for s in range(20)}
     assert rewards == {(1.0, 0.0, 0.0), (0.0, 0.0, 1.0)}
 
 
@@ -345,10 +348,10 @@ def test_every_member_gets_the_reward_equally_often():
     places = [0, 0, 0, 0]
     for seed in range(400):
         (group,) = shuffle_rewards([group_of(1, 0, 0, 0)], seed)
-        places[[t.reward for t in group.trajectories].index(1.0)] += 1
+        places[[t.reward for t in group].index(1.0)] += 1
     assert all(70 <= count <= 130 for count in places), places
 
 
 def test_awr_at_a_temperature_that_would_overflow():
     (ready,) = assign_advantages([group_of(1, 0)], LossConfig(method="awr", awr_temperature=0.0005))
-    assert ready.advantages == pytest.approx((20.0, 0.0))
+    assert of(ready) == pytest.approx((20.0, 0.0))

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from peers import alone, on_ranks
-from training import distance, learn, make_groups, make_trainer, rows_of, save_text_model, weights
+from training import distance, group_of, learn, make_groups, make_trainer, rows_of, save_text_model, weights
 from workers import make_worker
 
 from minirl import prefix_tree
@@ -51,10 +51,10 @@ LEARNS_OTHERWISE = ("frozen", "cloning's own")  # than the plain settings; all o
 def blind(group: Group) -> Group:
     """Without screenshots."""
     trajectories = []
-    for t in group.trajectories:
+    for t in group:
         turns = tuple(replace(turn, images=(), branch=(43,)) for turn in t.turns)
         trajectories.append(replace(t, turns=turns))
-    return replace(group, trajectories=tuple(trajectories))
+    return tuple(trajectories)
 
 
 def two_steps(ranks: Ranks, path: Path, loss: str, settings: dict, few: bool) -> tuple[dict, list[dict]]:
@@ -62,7 +62,7 @@ def two_steps(ranks: Ranks, path: Path, loss: str, settings: dict, few: bool) ->
     trainer = make_trainer(path, ranks, lr=2e-4, loss=LOSSES[loss], epochs=2, minibatch_turns=6, **settings)
     groups = make_groups(trainer.preprocessor)
     if few:  # one episode of one turn, without a screenshot: nothing for a second rank
-        groups = [Group(groups[1].task, blind(groups[1]).trajectories[:1], (1.0,))]
+        groups = [group_of(blind(groups[1])[:1], 1.0)]
     trainer.sft_step(rows_of(groups), lr=2e-4)
     trainer.reset_optimizer()
     trainer.keep_reference()
@@ -223,7 +223,7 @@ def collected(ranks: Ranks, seed: int) -> tuple[list[str], int, list[str], list[
     stage = Stage(ranks, seed)
     first = stage.collect(0)
     second = stage.collect(first.next_cursor)
-    kept = [group.task.id for step in (first, second) for group in step.groups]
+    kept = [group[0].task.id for step in (first, second) for group in step.groups]
     finished = [trajectory.task.id for step in (first, second) for trajectory in step.finished]
     return kept, second.next_cursor, finished, stage.ran
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from minirl.metrics import percentile, rollout_metrics
+from minirl.metrics import rollout_metrics
 from minirl.rollout import Collected
-from minirl.types import Group, Stop, Task, Trajectory, Turn
+from minirl.types import Stop, Task, Trajectory, Turn
 
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
 
@@ -22,7 +22,7 @@ def episode(*turns: Turn, stop: Stop = Stop.DONE, reward: float = 0.0) -> Trajec
 
 
 def collected(*finished: Trajectory, groups: int = 1) -> Collected:
-    return Collected([Group(TASK, finished)] * groups, 7, list(finished), submitted=5, dropped=2)
+    return Collected([finished] * groups, 7, list(finished), submitted=5, dropped=2)
 
 
 def test_a_step_by_hand():
@@ -78,16 +78,14 @@ def test_a_step_without_a_valid_episode_has_counts_and_no_means():
 
 
 @pytest.mark.parametrize(
-    ("values", "share", "expected"),
+    ("lengths", "expected"),
     [
-        (range(1, 11), 0.9, 9),  # 9 of 10 do not exceed 9
-        (range(1, 12), 0.9, 10),  # 9 of 11 would be too few
-        ([5], 0.9, 5),
-        ([3, 1, 2], 0.5, 2),
-        ([3, 1, 2, 4], 0.5, 2),
-        ([3, 1, 2], 0.0, 1),
-        ([3, 1, 2], 1.0, 3),
+        (range(1, 11), 9),  # 9 of 10 do not exceed 9
+        (range(1, 12), 10),  # 9 of 11 would be too few
+        ([5], 5),
+        ([3, 1, 2, 4], 4),
     ],
 )
-def test_percentile_is_the_smallest_value_that_enough_do_not_exceed(values, share, expected):
-    assert percentile(list(values), share) == expected
+def test_the_90th_percentile_is_the_smallest_length_that_enough_do_not_exceed(lengths, expected):
+    metrics = rollout_metrics(collected(*(episode(turn(1, 0, n - 1)) for n in lengths)))
+    assert metrics["tokens_p90"] == expected

@@ -22,7 +22,7 @@ from minirl.model import Preprocessor
 from minirl.policy import Policy
 from minirl.prefix_tree import Forest
 from minirl.rows import Row, collate
-from minirl.tree_attention import Chain, JoinedAttention, SegmentAttention, Tree
+from minirl.tree_attention import Chain, JoinedAttention, Tree, segment_attention
 from minirl.types import Observation
 
 CPU = torch.device("cpu")
@@ -296,14 +296,14 @@ def test_both_kernels_agree(heads, device):
 
     def computed(function, tree: Tree) -> list[torch.Tensor]:
         q, k, v = (x.clone().requires_grad_() for x in inputs)
-        out = function.apply(q, k, v, tree, 0.3)
+        out = function(q, k, v, tree, 0.3)
         out.backward(grad)
         return [out.detach(), q.grad, k.grad, v.grad]
 
-    joined = computed(JoinedAttention, tree)
-    for ours, theirs in zip(joined, computed(SegmentAttention, tree), strict=True):
+    joined = computed(JoinedAttention.apply, tree)
+    for ours, theirs in zip(joined, computed(segment_attention, tree), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    assert (computed(SegmentAttention, (Chain(0, tree[-1].end),))[0] - joined[0]).abs().max() > 0.1
+    assert (computed(segment_attention, (Chain(0, tree[-1].end),))[0] - joined[0]).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("flash", [True, False])
@@ -311,24 +311,23 @@ def test_a_gpu_joins_what_its_flash_kernel_takes_and_cudnn_makes_no_plans(seeing
     """cuDNN's attention would make one for every new length."""
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     known, used = tree_attention.AttentionInterface._global_mapping["tree"], []
-    for name in ("JoinedAttention", "SegmentAttention"):
+    for name in ("JoinedAttention.apply", "segment_attention"):
         note = lambda q, *_, name=name: used.append(name) or q  # noqa: E731
-        monkeypatch.setattr(getattr(tree_attention, name), "apply", note)
+        monkeypatch.setattr(f"minirl.tree_attention.{name}", note)
     monkeypatch.setattr(tree_attention, "can_use_flash_attention", lambda params: flash)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     for size in (16, 12):  # it takes heads of whole 8s
         q, k = torch.randn(1, 4, 6, size), torch.randn(1, 2, 6, size)
         known(None, q, k, k, None, tree=(Chain(0, 6),))
-    assert used == ["JoinedAttention" if flash else "SegmentAttention", "SegmentAttention"]
+    assert used == ["JoinedAttention.apply" if flash else "segment_attention", "segment_attention"]
 
 
-@pytest.mark.parametrize("kernel", [JoinedAttention, SegmentAttention])
+@pytest.mark.parametrize("kernel", [JoinedAttention.apply, segment_attention])
 def test_a_model_computes_the_same_with_either_kernel(seeing, kernel, monkeypatch):
     model, preprocessor, rows, images = seeing
-    used, forward = [], kernel.forward
-    watch = lambda *given: used.append(1) or forward(*given)  # noqa: E731
-    monkeypatch.setattr(kernel, "forward", staticmethod(watch))
-    monkeypatch.setattr(tree_attention, "JoinedAttention", kernel)  # which a CPU takes
+    used: list[int] = []
+    watch = lambda *given: used.append(1) or kernel(*given)  # noqa: E731
+    monkeypatch.setattr(JoinedAttention, "apply", watch)  # which a CPU takes
     rows = rows()
     oracle = one_by_one(model, preprocessor, rows, images)
     assert not used, "without a tree it is plain SDPA"
@@ -368,7 +367,7 @@ def test_a_row_budget_below_one_turn_is_refused(seeing):
         list(prefix_tree.micro_batches(rows(), 50, preprocessor.pad, 50))
 
 
-@pytest.mark.parametrize("kernel", [JoinedAttention, SegmentAttention])
+@pytest.mark.parametrize("kernel", [JoinedAttention.apply, segment_attention])
 def test_a_trunks_gradients_are_as_exact_however_many_chains_see_it(kernel):
     """In bfloat16, beside float32: sums in bfloat16 would be off by 0.5% for 5 chains and 1.5% for 150."""
 
@@ -380,7 +379,7 @@ def test_a_trunks_gradients_are_as_exact_however_many_chains_see_it(kernel):
 
         def trunk(dtype: torch.dtype) -> torch.Tensor:
             inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
-            found = torch.autograd.grad(kernel.apply(*inputs, tree, None), inputs, grad.to(dtype))
+            found = torch.autograd.grad(kernel(*inputs, tree, None), inputs, grad.to(dtype))
             assert [x.dtype for x in found] == [dtype] * 3
             return torch.stack([x[:, :, :64].float() for x in found[1:]])
 

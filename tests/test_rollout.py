@@ -103,7 +103,7 @@ class Theatre:
 
 
 def names(collected: Collected) -> list[str]:
-    return [group.task.id for group in collected.groups]
+    return [group[0].task.id for group in collected.groups]
 
 
 EQUAL = Plan(rewards=(1.0, 1.0))
@@ -214,7 +214,7 @@ async def test_every_invalid_episode_is_in_a_group_or_beside_them(how):
     theatre = Theatre([plan, *[equal] * 7], group=3, invalid=how)
     theatre.tasks[1] = theatre.tasks[0]
     collected = await theatre.collect()
-    grouped = [t.member for group in collected.groups for t in group.trajectories]
+    grouped = [t.member for group in collected.groups for t in group]
     alone = [t.member for t in collected.in_no_group]
     assert (grouped, alone) == (([1, 2, 0, 1, 2], [0]) if how == "drop" else ([0, 1, 2] * 2, []))
 
@@ -244,7 +244,7 @@ async def test_episodes_that_failed_for_other_reasons_leave_their_group():
     lonely = Plan(rewards=(0.0, 1.0, 1.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.DONE))
     collected = await Theatre([lonely, crashed, crashed, crashed], group=3).collect()
     assert names(collected) == ["task-1", "task-2"] and collected.dropped == 1
-    assert [[t.member for t in group.trajectories] for group in collected.groups] == [[1, 2], [1, 2]]
+    assert [[t.member for t in group] for group in collected.groups] == [[1, 2], [1, 2]]
     assert sum(t.stop is Stop.INFRA_ERROR for t in collected.finished) == 1
 
 
@@ -254,7 +254,7 @@ async def test_episodes_that_failed_for_other_reasons_can_be_masked_instead():
     broken = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.CANCELLED))
     collected = await Theatre([lonely, broken, lonely, lonely], group=3, invalid="mask").collect()
     assert names(collected) == ["task-0", "task-2"] and collected.dropped == 1
-    assert [[t.reward for t in group.trajectories] for group in collected.groups] == [[0.0, 0.0, 1.0]] * 2
+    assert [[t.reward for t in group] for group in collected.groups] == [[0.0, 0.0, 1.0]] * 2
 
 
 async def test_nothing_runs_on_after_a_step_and_every_episode_could_clean_up():

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
-from training import CPU, TASK, logprobs_of
+from training import CPU, TASK, group_of, logprobs_of
 
 from minirl.config import LossConfig
 from minirl.console import CONSOLE
@@ -47,7 +47,7 @@ def test_a_masked_trajectory_makes_no_rows():
     """Not even ones of advantage 0, which the KL term would pull at. A success on its side keeps its own."""
     turns = (Turn(0, (1,), (7, 2), (-0.1, -0.7), ""),)
     good, broken = Trajectory(TASK, 0, turns=turns), Trajectory(TASK, 1, turns=turns, stop=Stop.JUDGE_ERROR)
-    group = Group(TASK, (broken, good, replace(broken, turns=())), (0.0, 1.2, 0.0))
+    group = group_of((broken, good, replace(broken, turns=())), 0.0, 1.2, 0.0)
     (kept,) = make_rows([group], LossConfig(kl=0.1), None)
     assert kept.rows == turn_rows(good, 1.2)
 
@@ -55,10 +55,10 @@ def test_a_masked_trajectory_makes_no_rows():
 def test_filtered_cloning_takes_the_successes_and_needs_one():
     bad, good = (Trajectory(TASK, m, turns=(Turn(0, (1,), (7 + m, 2), (-0.1, -0.7), ""),)) for m in (0, 1))
     config = LossConfig("filtered-bc")
-    kept = make_rows([Group(TASK, (bad,), (0.0,)), Group(TASK, (bad, good), (0.0, 1.0))], config, None)
+    kept = make_rows([group_of((bad,), 0.0), group_of((bad, good), 0.0, 1.0)], config, None)
     assert kept == [TrajectoryRows(1, turn_rows(good, 1.0))]
     with pytest.raises(ValueError, match="no success to learn from"):
-        make_rows([Group(TASK, (bad,), (0.0,))], config, None)
+        make_rows([group_of((bad,), 0.0)], config, None)
 
 
 def groups_of(*turns: int) -> list[Group]:
@@ -67,7 +67,7 @@ def groups_of(*turns: int) -> list[Group]:
         Trajectory(TASK, m, trunk=(100 + m,), turns=(Turn(1, (), (7,), (-0.5,), ""),) * n)
         for m, n in enumerate(turns)
     )
-    return [Group(TASK, trajectories, tuple(float(m) for m in range(len(turns))))]
+    return [group_of(trajectories, *map(float, range(len(turns))))]
 
 
 def cut(groups: list[Group], turns: int, seed: int = 0) -> list[list[Row]]:
@@ -132,7 +132,7 @@ def test_every_seed_shuffles_in_its_own_way():
 
 def test_minibatches_mix_groups():
     (group,) = groups_of(*[1] * 6)
-    other = replace(group, trajectories=tuple(replace(t, trunk=(200,)) for t in group.trajectories))
+    other = tuple(replace(t, trunk=(200,)) for t in group)
     assert {row.ids[0] == 200 for row in cut([group, other], turns=6)[0]} == {True, False}
 
 
@@ -285,7 +285,7 @@ def test_what_does_not_count_has_no_weight_and_no_share(preprocessor):
     ids = tuple(preprocessor.tokenizer("Hm. <answer>do()</answer>")["input_ids"])
     first = answer_start(preprocessor.tokenizer, ids)
     assert 0 < first < len(ids)
-    group = Group(TASK, (Trajectory(TASK, 0, turns=(Turn(0, (1,), ids, (-0.1,) * len(ids), ""),)),), (1.0,))
+    group = group_of([Trajectory(TASK, 0, turns=(Turn(0, (1,), ids, (-0.1,) * len(ids), ""),))], 1.0)
     (made,) = make_rows([group], LossConfig(tokens="answer"), preprocessor)
     assert made.rows[0].weights == (0.0,) * first + (1.0,) * (len(ids) - first)
 

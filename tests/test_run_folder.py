@@ -8,18 +8,20 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from training import group_of
 
 from minirl import run_folder
 from minirl.cli.lifecycle import save
 from minirl.config import RolloutConfig
 from minirl.run_folder import TRAJECTORY, Run, differences, to_record
-from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn, Verdict
+from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn, Verdict
 
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/", {"page": "DONE"}, {"site": "shop"})
 NUMBERS = st.floats(allow_nan=False)
@@ -82,11 +84,11 @@ def test_a_dump_survives_the_disk_exactly(trajectories):
 
 def test_groups_come_back_with_their_advantages(tmp_path):
     run = Run(tmp_path)
-    first = Group(TASK, (episode(0), episode(1)), (-1.0, 1.0))
-    same_task_again = Group(TASK, (episode(1), episode(3)), (0.1 + 0.2, 1 / 3))
-    without = Group(TASK, (episode(5),))
+    first = group_of((episode(0), episode(1)), -1.0, 1.0)
+    same_task_again = group_of((episode(1), episode(3)), 0.1 + 0.2, 1 / 3, number=1)
+    without = (replace(episode(5), group=2),)
     left_its_group = episode(7)
-    run.save_trajectories("step_00003", [first, same_task_again, left_its_group, without])
+    run.save_trajectories("step_00003", [*first, *same_task_again, left_its_group, *without])
     assert run.load_groups("step_00003") == [first, same_task_again, without]
     assert [t.member for t in run.load_trajectories("step_00003")] == [0, 1, 1, 3, 7, 5]
 

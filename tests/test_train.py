@@ -21,7 +21,7 @@ from minirl.cli import lifecycle
 from minirl.recipes import tiny
 from minirl.rollout import Collected
 from minirl.run_folder import Run
-from minirl.types import Group, Task, Trajectory, Turn
+from minirl.types import Task, Trajectory, Turn
 
 # Small in every number; not dynamic, because a model cloned for so few updates never succeeds.
 SMALL = {
@@ -184,7 +184,7 @@ def test_bad_input_is_one_line_and_status_2(ended, tmp_path, flags, said):
 async def test_shuffled_rewards_are_what_is_learned(monkeypatch):
     """The control of every claim: the same rewards, at other episodes of their groups."""
     task, turn = Task("t", "Do it.", "http://shop-0.test/"), Turn(0, (1,), (2,), (-0.1,), "")
-    group = Group(task, tuple(Trajectory(task, m, turns=(turn,), reward=float(m)) for m in range(8)))
+    group = tuple(Trajectory(task, m, turns=(turn,), reward=float(m)) for m in range(8))
     learned: dict[bool, list[tuple[float, ...]]] = {}
 
     async def collect(*_: object) -> Collected:

@@ -8,7 +8,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from training import TASK, distance, equal, learn, make_trainer, rows_of, save_text_model, scored, weights
+from training import (
+    TASK,
+    distance,
+    equal,
+    group_of,
+    learn,
+    make_trainer,
+    rows_of,
+    save_text_model,
+    scored,
+    weights,
+)
 
 from minirl import prefix_tree
 from minirl.config import LossConfig, SftConfig
@@ -27,7 +38,7 @@ def on_policy(trainer: Trainer, groups: list[Group]) -> list[Group]:
         pairs = zip(trajectory.turns, new, strict=True)
         return replace(trajectory, turns=tuple(replace(t, logprobs=tuple(lp.tolist())) for t, lp in pairs))
 
-    return [replace(g, trajectories=tuple(map(rescored, g.trajectories))) for g in groups]
+    return [tuple(map(rescored, group)) for group in groups]
 
 
 def test_the_loss_and_metrics_of_a_first_update_by_hand(new_trainer, groups):
@@ -118,7 +129,7 @@ def test_every_epoch_goes_over_every_minibatch(new_trainer, groups):
 def test_without_advantages_there_is_no_gradient(new_trainer, groups):
     trainer = new_trainer()
     gradients = gradients_of(trainer)
-    metrics = learn(trainer, [replace(g, advantages=(0.0,) * 3) for g in groups])
+    metrics = learn(trainer, [group_of(group, 0.0, 0.0, 0.0) for group in groups])
     assert metrics["loss"] == 0 and metrics["grad_norm"] == 0 and gradients
     for name, gradient in gradients.items():
         assert not gradient.any(), name
@@ -362,7 +373,7 @@ def test_the_loss_over_answers_alone_by_hand(new_trainer, preprocessor):
         first = max(i for i in range(row.length) if text[i].startswith("<answer>"))
         factors = (logprobs - torch.tensor(row.old)).exp().clamp_max(2)[first:]
         parts.append(-advantage * factors.mean().item())
-    metrics = learn(trainer, [Group(TASK, episodes, (2.0, -1.0))])
+    metrics = learn(trainer, [group_of(episodes, 2.0, -1.0)])
     assert metrics["loss"] == pytest.approx(sum(parts) / 3, abs=1e-5) and len({*parts}) == 3
     assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-5) and metrics["kl"] == pytest.approx(0, abs=1e-5)
 
@@ -403,10 +414,10 @@ def test_the_next_micro_batch_is_prepared_while_one_is_computed(new_trainer, gro
 
 def poisoned(groups: list[Group]) -> list[Group]:
     """The sampler's log-prob of one token is not a number."""
-    first, *rest = groups[0].trajectories
+    first, *rest = groups[0]
     turn = replace(first.turns[0], logprobs=(float("nan"), *first.turns[0].logprobs[1:]))
     first = replace(first, turns=(turn, *first.turns[1:]))
-    return [replace(groups[0], trajectories=(first, *rest)), *groups[1:]]
+    return [(first, *rest), *groups[1:]]
 
 
 def test_an_update_without_a_finite_gradient_changes_nothing(new_trainer, groups):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -115,9 +115,15 @@ def make_groups(preprocessor: Preprocessor) -> list[Group]:
         return Trajectory(TASK, member, trunk=trunk, turns=tuple(out))
 
     return [
-        Group(TASK, (episode(0, 2), episode(1, 1), episode(2, 3)), (1.0, 0.5, -1.5)),
-        Group(TASK, (episode(3, 1), episode(4, 2), episode(5, 2)), (-0.5, 1.5, -1.0)),
+        group_of((episode(0, 2), episode(1, 1), episode(2, 3)), 1.0, 0.5, -1.5),
+        group_of((episode(3, 1), episode(4, 2), episode(5, 2)), -0.5, 1.5, -1.0, number=1),
     ]
+
+
+def group_of(trajectories: Iterable[Trajectory], *advantages: float, number: int = 0) -> Group:
+    """A step's group with that number, with an advantage for each trajectory."""
+    pairs = zip(trajectories, advantages, strict=True)
+    return tuple(replace(t, group=number, advantage=advantage) for t, advantage in pairs)
 
 
 def rows_of(groups: list[Group]) -> list[Row]:

@@ -5,8 +5,6 @@
 eval.py and judge.py have more settings and their own first screen of help.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

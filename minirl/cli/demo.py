@@ -5,8 +5,6 @@
 Browser, prompts, tools and verifier are those of training; only the agent prints what passes through it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -3,8 +3,6 @@
 What may crash or hang is tried in another process. Nothing is changed: installing is left to the Makefile.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -12,12 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
-
 from minirl.browser import executable
-from minirl.console import printable
+from minirl.console import say
 
 TORCH = "import sys, torch, transformers; print(torch.__version__, 'on Python', sys.version.split()[0])"
 PAGE = "from minirl.cli.doctor import open_page; open_page()"
@@ -26,7 +20,7 @@ print(torch.cuda.device_count(), "x", torch.cuda.get_device_properties(0), "CUDA
 
 
 class Check(NamedTuple):
-    """A row of the table: `look` returns what was found, or raises ValueError with what is wrong."""
+    """A line: `look` returns what was found, or raises ValueError with what is wrong."""
 
     name: str
     look: Callable[[], str]
@@ -35,20 +29,18 @@ class Check(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the table. Returns 0 if everything that training needs is there, else 1."""
+    """Print a line for each check. Returns 0 if everything that training needs is there, else 1."""
     if argv:
         print("usage: python -m minirl doctor (it takes no flags)", file=sys.stderr)
         return 2
-    columns = (Column(name, overflow="fold") for name in ("", "state", "found", "what to do"))
-    table, missing = Table(*columns, title="minirl doctor", title_justify="left"), []
+    missing = []
     for name, look, advice, needed in CHECKS:
         try:
-            table.add_row(name, Text("ok", "green"), Text(printable(look())), "")
+            say(f"ok       {name:9} {look()}")
         except ValueError as problem:
-            state = Text("MISSING", "bold red") if needed else Text("note", "yellow")
-            table.add_row(name, state, Text(printable(str(problem))), Text(advice))
+            state, style = ("MISSING", "bold red") if needed else ("note", "yellow")
+            say(f"{state:8} {name:9} {problem}: {advice}", style)
             missing += [name] * needed
-    Console().print(table)
     print(f"missing: {', '.join(missing)}" if missing else "everything that training needs is here")
     return 1 if missing else 0
 

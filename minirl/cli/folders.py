@@ -1,7 +1,5 @@
 """What a script refuses before anything is opened: two runs that would mix in one folder, the wrong tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from minirl.checkpoint import checkpoints

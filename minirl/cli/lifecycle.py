@@ -6,8 +6,6 @@ Stands around train.py and sft.py, which show their algorithms alone. `state` is
 the number of finished steps and the task stream's cursor.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -97,7 +95,8 @@ def end_step(
     step = state["step"] + 1
     state |= {"step": step, "cursor": collected.next_cursor}
     if collected.finished:  # a replay has none, and leaves the dumps where they are
-        experiment.run.save_trajectories(Run.step_label(step), [*groups, *collected.in_no_group])
+        dumped = [trajectory for group in [*groups, collected.in_no_group] for trajectory in group]
+        experiment.run.save_trajectories(Run.step_label(step), dumped)
         metrics = {**metrics, **rollout_metrics(collected), **step_metrics(collected.finished)}
     experiment.log.step(step, metrics)
     if step % experiment.config.save_every == 0:

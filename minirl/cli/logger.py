@@ -1,7 +1,5 @@
 """Where a step's numbers go: metrics.jsonl, the terminal, W&B and the report."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any

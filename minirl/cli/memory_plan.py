@@ -7,8 +7,6 @@ and their gradients, a layer's in float32 too. vLLM has e P and a KV cache, whic
 gradients are dropped after it; a judge of our own has e P. Fragmentation is not counted; a GB is 1e9 bytes.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Replay: the updates of a run on the groups that another run has dumped, to compare two losses on the same
 episodes. `Replay` takes the place of a RolloutWorker in train.py's loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ The page opens from disk and loads nothing but screenshots/*.png; a dump shows i
 that a model or a web page wrote is shown as text: the template escapes it, and the scripts set textContent.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -107,18 +105,16 @@ def read_dump(path: Path, changed: int) -> dict[str, Any]:
             if len(shown) == MAX_TRAJECTORIES or characters > MAX_DUMP_CHARACTERS:
                 continue
             try:
-                record = json.loads(line)
-                shown.append(inert(episode(record, TRAJECTORY.validate_python(record))))
+                shown.append(inert(episode(TRAJECTORY.validate_python(json.loads(line)))))
                 characters += len(json.dumps(shown[-1]))
             except (ValueError, RecursionError):
                 broken += 1
     return {"label": path.stem, "total": total, "broken": broken, "trajectories": shown}
 
 
-def episode(record: Mapping[str, Any], trajectory: Trajectory) -> dict[str, Any]:
+def episode(trajectory: Trajectory) -> dict[str, Any]:
     """Return a line of a dump for the page: without token ids, which people do not read."""
     shown = to_record(trajectory) | {"valid": trajectory.valid, "trunk": ()}
-    shown |= {"group": record.get("group"), "advantage": record.get("advantage")}
     for turn in shown["turns"]:
         turn["prompt_tokens"] = turn["shared"] + len(turn.pop("branch")) or turn["counted"][0]
         turn["response_tokens"] = len(turn.pop("response_ids")) or turn["counted"][1]

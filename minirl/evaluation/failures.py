@@ -18,7 +18,8 @@ from importlib.resources import files
 from statistics import mean
 from typing import Any
 
-from minirl.metrics import percentile
+import numpy as np
+
 from minirl.types import Stop, Trajectory, Turn
 
 _PHRASES = tomllib.loads(files("minirl.evaluation").joinpath("failures.toml").read_text())
@@ -49,9 +50,9 @@ def proxy_rows(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
     turns, rows = len(lengths["all"]), []
     for name, of_family in lengths.items():
         known = [length for length in of_family if length]  # a served model's response has no ids
-        sizes = (mean(known), percentile(known, 0.9)) if known else (None, None)
+        p90 = np.quantile(known, 0.9, method="inverted_cdf").item() if known else None
         row = {"turns": len(of_family), "rate": len(of_family) / turns if turns else None}
-        rows.append({"name": name, **row, "mean": sizes[0], "p90": sizes[1]})
+        rows.append({"name": name, **row, "mean": mean(known) if known else None, "p90": p90})
     return rows
 
 

@@ -153,7 +153,7 @@ class Ledger:
         if self.ranks.is_main:
             self.run.save_trajectories(self.label, found)
             for label in set(self._dumps()) - {self.label}:
-                self.run.remove_dump(label)
+                self.run.trajectory_path(label).unlink()
         return self.ranks.broadcast(sorted(map(result_of, found), key=lambda r: r.place))
 
     def missing(self, finished: Sequence[Result], retry: bool) -> list[tuple[Task, int]]:

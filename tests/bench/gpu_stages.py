@@ -207,15 +207,15 @@ def attention(here: Here) -> Figures:
     each = LENGTHS.divided(here.size(1, 40))  # three lengths, so that every tree's shapes are new
     sizes = [replace(each, system=n // here.size(1, 40)) for n in (1500, 1700, 1930)]
     trees = [chains_of(trajectory_rows(size, here.size(30, 4))) for size in sizes]
-    kernels = {"joined": tree_attention.JoinedAttention, "segment": tree_attention.SegmentAttention}
-    kernels |= {"segment_cudnn": tree_attention.SegmentAttention} if here.device.type == "cuda" else {}
+    kernels = {"joined": tree_attention.JoinedAttention.apply, "segment": tree_attention.segment_attention}
+    kernels |= {"segment_cudnn": tree_attention.segment_attention} if here.device.type == "cuda" else {}
     out: Figures = {}
 
     def run(kernel: Any, tree: Tree, dtype: torch.dtype) -> list[Tensor]:
         torch.manual_seed(0)
         shape = {"device": here.device, "dtype": dtype, "requires_grad": True}
         q, k, v = (torch.randn(1, n, tree[-1].end, D, **shape) for n in (A, K, K))
-        result = kernel.apply(q, k, v, tree, D**-0.5)
+        result = kernel(q, k, v, tree, D**-0.5)
         result.backward(torch.ones_like(result))
         return [result.detach(), q.grad, k.grad, v.grad]
 
@@ -231,7 +231,7 @@ def attention(here: Here) -> Figures:
         out[f"{name}_tflops"] = round(work / sum(later) / 1e12, 1)
         out[f"{name}_peak_gb"] = here.peak_gb()
     little = chains_of(trajectory_rows(LENGTHS.divided(here.size(16, 40)), here.size(30, 4)))
-    exact = run(tree_attention.SegmentAttention, little, torch.float32)
+    exact = run(tree_attention.segment_attention, little, torch.float32)
     for name in ("joined", "segment"):
         pairs = zip(run(kernels[name], little, dtype), exact, strict=True)
         out[f"{name}_error"] = max(((a - b).norm() / b.norm()).item() for a, b in pairs)

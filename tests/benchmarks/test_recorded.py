@@ -272,7 +272,7 @@ async def test_the_advantages_are_those_of_the_released_sum(seeing, tmp_path, pn
     assert len(set(sums)) > 1
     (group,) = assign_advantages([make_group(episodes)], config_of().loss)
     expected = [(s - mean(sums)) / (stdev(sums) + 1e-4) for s in sums]
-    assert group.advantages == pytest.approx(expected, rel=1e-9)
+    assert [t.advantage for t in group] == pytest.approx(expected, rel=1e-9)
     rows = make_rows([group], config_of().loss, seeing)
     assert [len(trajectory.rows) for trajectory in rows] == [1] * 4, "the same rows as any trajectory's"
 
@@ -331,8 +331,8 @@ def shared(ranks: Ranks, folder: str, model: str) -> tuple[int, list[str], list[
     worker.config = replace(worker.config, rollout=replace(worker.config.rollout, group=4, groups=32))
     ranks.barrier()
     collected = asyncio.run(worker.collect(TaskStream(tasks, 0), 0, 0, lambda n: None))
-    rewards = [t.reward for group in collected.groups for t in group.trajectories]
-    return len(script.prompts), [group.task.id for group in collected.groups], rewards
+    rewards = [t.reward for group in collected.groups for t in group]
+    return len(script.prompts), [group[0].task.id for group in collected.groups], rewards
 
 
 def test_eight_ranks_share_recorded_steps_evenly(seeing, tiny_folder, preprocessor, tmp_path, png):

@@ -197,12 +197,11 @@ def test_mistakes_name_the_flag(llama, values, words):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("tree", [False, True])
-def test_activations_are_what_autograd_keeps(llama, dtype, checkpointing, tree, monkeypatch):
+def test_activations_are_what_autograd_keeps(llama, dtype, checkpointing, tree):
     """Bytes of all tensors that the forward pass saves, weights apart, each storage once."""
     model = LlamaForCausalLM(LlamaConfig.from_pretrained(llama)).to(dtype).train()
     tokens, inputs = 256, {}
     if tree:
-        monkeypatch.setattr(tree_attention, "JoinedAttention", tree_attention.SegmentAttention)  # as on a GPU
         tree_attention.enable(model)
         inputs = {"tree": (Chain(0, tokens),), "position_ids": torch.arange(tokens)[None]}
     if checkpointing:

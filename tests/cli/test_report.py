@@ -6,18 +6,21 @@ import io
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageDraw
 from playwright.sync_api import Page, sync_playwright
+from training import group_of
 
 from minirl.browser.executable import launch_options
 from minirl.cli import report
 from minirl.cli.report import TEMPLATES, choose_dumps, inert, write_report
 from minirl.judges.intervals import wilson
 from minirl.run_folder import Run
-from minirl.types import Call, Group, Parsed, Stop, Task, Trajectory, Turn
+from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>&lt;\u2028\u2029"
 
@@ -130,11 +133,10 @@ def make_run(root: Path, steps: int = 24, instruction: str = "Order 2 red mugs f
         for g in range(3):
             task = Task(f"shop-0-{g}", f"{instruction} ({g})", "http://shop-0.test/")
             members = tuple(fake_episode(run, task, member, rng) for member in range(4))
-            groups.append(Group(task, members, (0.5, -0.5, 0.866, -0.866)))
-        crashed = Trajectory(groups[0].task, 9, stop=Stop.ENV_ERROR, error="Page crashed")
-        run.save_trajectories(
-            label, [*groups, crashed] if label.startswith("step") else groups[0].trajectories
-        )
+            groups.append(group_of(members, 0.5, -0.5, 0.866, -0.866, number=g))
+        crashed = Trajectory(groups[0][0].task, 9, stop=Stop.ENV_ERROR, error="Page crashed")
+        members = [replace(t, group=None, advantage=None) for t in groups[0]]
+        run.save_trajectories(label, [*chain(*groups), crashed] if label.startswith("step") else members)
     return run
 
 
@@ -307,11 +309,11 @@ def test_records_of_wrong_types_leave_the_rest_of_the_page(page, tmp_path):
             file.writelines(json.dumps(row) + "\n" for row in rows)
     path = run.trajectory_path("step_00002")
     first, second, *rest = path.read_text().splitlines()
-    bad = json.dumps(json.loads(first) | {"seconds": float("nan"), "reward": float("nan"), "group": {"a": 1}})
+    bad = json.dumps(json.loads(first) | {"seconds": float("nan"), "reward": float("nan")})
     bad = bad.replace('"seconds": {"sample": 0.8', '"seconds": {"sample": NaN')
     deep = '"final_state":{"a":' + '{"a":' * 700 + "1" + "}" * 700 + ","
     lost = ["3", "[]", "{}", second.replace('"turns":[', '"turns":[7,'), "[" * 100_000]
-    lost += [second.replace('"final_state":{', deep)]
+    lost += [second.replace('"final_state":{', deep), second.replace('"group":0', '"group":{"a":1}')]
     path.write_text("\n".join([bad, *lost, *rest]) + "\n")
     write_report(run.root)
     open_report(page, run, "#step_00002/0/0")

@@ -102,7 +102,7 @@ async def test_every_behaviour_of_a_judge_gives_its_reward_or_a_mask(name):
     (said,), _ = await judged(acts, seconds=0.3 if "slow" in name or "drips" in name else 5.0)
     gated = gate(episode(turn(image="a"), verdict=said))
     others = [replace(episode(), member=m) for m in (1, 2)]
-    kept = [t.member for t in make_group([gated, *others]).trajectories]
+    kept = [t.member for t in make_group([gated, *others])]
     if reward is None:
         assert said.success is None and said.error
         assert (gated.stop, gated.reward, gated.error) == (Stop.JUDGE_ERROR, 0.0, said.error)

@@ -16,7 +16,7 @@ from minirl.distributed import Ranks
 from minirl.rows import Row
 from minirl.samplers.vllm import VllmSampler
 from minirl.trainer import Trainer
-from minirl.tree_attention import Chain, JoinedAttention, SegmentAttention, joinable
+from minirl.tree_attention import Chain, JoinedAttention, joinable, segment_attention
 from minirl.types import Sample, Sampling
 
 pytestmark = pytest.mark.gpu
@@ -51,16 +51,16 @@ def test_joined_pieces_are_as_near_to_float32_as_the_segment_loop(heads):
         )
         q, k, v = (x.to(dtype).requires_grad_() for x in (q, k, v))
         assert joinable(q, k, v) == (dtype == torch.bfloat16)
-        out = kernel.apply(q, k, v, tree, None)
+        out = kernel(q, k, v, tree, None)
         out.backward(torch.randn(out.shape, device="cuda").to(dtype))
         return [out.detach().float(), q.grad.float(), k.grad.float(), v.grad.float()]
 
-    exact, half = computed(SegmentAttention, torch.float32), torch.bfloat16
-    pairs = zip(computed(JoinedAttention, half), computed(SegmentAttention, half), exact, strict=True)
+    exact, half = computed(segment_attention, torch.float32), torch.bfloat16
+    pairs = zip(computed(JoinedAttention.apply, half), computed(segment_attention, half), exact, strict=True)
     for joined, segment, truth in pairs:
         errors = [((x - truth).norm() / truth.norm()).item() for x in (joined, segment)]
         assert errors[0] < max(0.01, 1.2 * errors[1]), errors
-    other = computed(JoinedAttention, half, (Chain(0, 1200),))[0]
+    other = computed(JoinedAttention.apply, half, (Chain(0, 1200),))[0]
     assert (other - exact[0]).norm() / exact[0].norm() > 0.1
 
 
