@@ -9,8 +9,6 @@ not a text in the newest message; `type_text` replaces what the field holds; whe
 scroll, its largest list does; of several actions the first counts. None is run.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings

@@ -7,8 +7,6 @@ told to the model with `--agent.names paper`. Deviations: coordinates are 0-1000
 (the released texts mix in pixels); calls of one response stop at the first failure or at `done`.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

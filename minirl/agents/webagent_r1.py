@@ -9,8 +9,6 @@ not one too many; a decimal number is taken as written (0.10); of several calls 
 stands around it, also where `<answer>` is not closed. None is run.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import re

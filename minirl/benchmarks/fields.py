@@ -1,7 +1,5 @@
 """The field types of records that come from files, and one line for the fault of a record."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar

@@ -1,7 +1,5 @@
 """Live tasks without rules, which a judge decides (OpenWebRL, section 4); the base of other benchmarks."""
 
-from __future__ import annotations
-
 import json
 from contextlib import AbstractAsyncContextManager
 from typing import Any

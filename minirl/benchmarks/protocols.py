@@ -9,8 +9,6 @@ episode that failed before one ends as `blocked`. How the paper tells them is no
 the last page is like (minirl/browser/blocked.js), never by what the agent says.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

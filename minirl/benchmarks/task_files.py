@@ -8,8 +8,6 @@ of other benchmarks (formats.py) and of WebArena (webarena/tasks.py) are recogni
 holds one JSON object per line, or one JSON array, or is Parquet; its first bytes tell which.
 """
 
-from __future__ import annotations
-
 import codecs
 import dataclasses
 import json

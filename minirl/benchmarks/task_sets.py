@@ -1,7 +1,5 @@
 """A run's tasks by what they serve, and the benchmark that each belongs to."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -5,8 +5,6 @@ OpenWebRL, appendix A.1 (live sites) and the mitigations of appendix G. Deviatio
 refused, as the released code does not: a page could send its visitor into the trainer's own network.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

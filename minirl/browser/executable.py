@@ -1,7 +1,5 @@
 """The browser's executable: where it is, and how it is started. `make setup` gets one if there is none."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -4,8 +4,6 @@ Deviations: the released code leaves a host out after one failure and for good; 
 row, it ends, and all ranks go by one list.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit

@@ -6,8 +6,6 @@ is waited for: another document until it comes, data until it is there, a window
 OpenWebRL, appendix A.1. Deviation: the page says when it is ready, in place of fixed sleeps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
@@ -84,7 +82,7 @@ class Tab:
                     self.changed.clear()
                     await self.changed.wait()
 
-    async def forget(self, session: Session) -> None:
+    async def forget(self, session: "Session") -> None:
         """Listen to no more requests, which on a heavy page come in thousands; forget those under way."""
         with contextlib.suppress(ToolFailure):
             await session.do(self.cdp.send("Network.disable"))
@@ -92,7 +90,7 @@ class Tab:
         self.data, self.window = set(), False
 
 
-async def wait_until_ready(session: Session, calm_ms: float) -> Settled:
+async def wait_until_ready(session: "Session", calm_ms: float) -> Settled:
     """Return the page's last answer, once nothing has changed for `calm_ms` at least; its `error` is the
     network's or the guard's reason, if known."""
     config, page, tab, documents, settled = session.config, session.page, await session.tab(), 0, None
@@ -125,7 +123,7 @@ async def wait_until_ready(session: Session, calm_ms: float) -> Settled:
     return settled
 
 
-async def _ask(session: Session, page: Page, tab: Tab, calm_ms: float, deadline: float) -> Settled | None:
+async def _ask(session: "Session", page: Page, tab: Tab, calm_ms: float, deadline: float) -> Settled | None:
     """Return settle.js's answer from the page, or from the inner frame of the action; None if that page was
     replaced before it could answer."""
     config, settled = session.config, Settled()

@@ -9,8 +9,6 @@ ready, up to a cap), no second attempt of a step that timed out (actions are not
 between episode and browser; a page that hangs is stopped and told of instead of ending the episode.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

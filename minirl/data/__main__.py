@@ -3,8 +3,6 @@
 Exit status 0: fine; 2: the command line or a file is of no use.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ the tasks of a site, and does not say at how many; here the cap is the least wit
 reached, and of a site those tasks come first whose ids' digests do.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import sha256

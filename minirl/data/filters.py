@@ -8,8 +8,6 @@ where the long tail begins (here: sites with few tasks) nor which sites are unst
 or on which most episodes were aborted); what is nearly an evaluation's task goes, too.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -13,8 +13,6 @@ record shows are cloned: of a step or a turn that brings its history along, the 
 agent can't read is not cloned.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from base64 import b64decode, b64encode

@@ -6,8 +6,6 @@ A row is a trajectory: each user's message shows the screenshot or the page of i
 says what the model has said, reasoning included. OpenWebRL publishes a row per turn, as its model's text.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

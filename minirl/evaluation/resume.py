@@ -8,8 +8,6 @@ evaluation: the same weights and tasks, told by their digests, settings, version
 section 4 and table 8; its parallel browsers are episodes in flight here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -8,8 +8,6 @@ model learns the rationale and the verdict of 12.5K labelled rollouts; section 5
 agrees with its teacher on held-out ones. Beside it stand constant judges: it may have learned no more.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

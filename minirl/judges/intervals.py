@@ -3,8 +3,6 @@
 The papers give rates without intervals.
 """
 
-from __future__ import annotations
-
 from math import sqrt
 
 

@@ -7,8 +7,6 @@ section 4.3 and appendix A.4. A judge is served (--judge.model), or it is a chec
 runs in this process and shares the device with the agent: serve a large one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -7,8 +7,6 @@ first phrase that spells a verdict, even one in the reasons, WebVoyager's takes 
 does AgentTrek's; here it stands alone or ends the last line. The first and the last count others as failures.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """The settings of judge.py: a run's, its own, and the recipes of judges. OpenWebRL, section 4.3, table 3."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal

@@ -5,8 +5,6 @@ would be. Its byte-level BPE can spell any text; the words, tool-call pieces and
 world, or a text agent's attributes, are single tokens, which keeps responses short.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

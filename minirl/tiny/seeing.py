@@ -15,8 +15,6 @@ P patches and T image tokens of each, A letters of the alphabet, N learned token
 L row length.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import itertools

@@ -4,8 +4,6 @@ Of a locator only words that look things up in the document are allowed, and it 
 helper's call only name and argument are read. Deviation: WebArena's code runs both.
 """
 
-from __future__ import annotations
-
 import re
 
 MOST_CHARS = 2000

@@ -3,8 +3,6 @@
 WebAgent-R1, section 4.1. Deviation: each episode has its own login, of all its sites.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
