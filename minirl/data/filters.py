@@ -28,6 +28,7 @@ BLOCK = 4096  # rows that are compared at a time
 MOST_ABORTED = 0.5  # share of a site's episodes; above, it is unstable
 
 Reasons = dict[str, str]  # by the id of a task that is to go
+Alike = dict[int, tuple[int, float]]  # by the row that is to go: the row that it is like, and the cosine
 
 
 def filter_tasks(
@@ -85,9 +86,7 @@ def unstable_sites(hosts: Path | None, results: Sequence[Path]) -> dict[str, str
     return found | {site: f"{sum(n)} of {len(n)} episodes on its site aborted" for site, n in most.items()}
 
 
-def duplicates(
-    vectors_NE: np.ndarray, threshold: float, first: int = 0, block: int = BLOCK
-) -> dict[int, tuple[int, float]]:
+def duplicates(vectors_NE: np.ndarray, threshold: float, first: int = 0, block: int = BLOCK) -> Alike:
     """Compare rows greedily, from the first to the last: one goes if it is at least `threshold` like one that
     stays. Return those that go, each with the row before it that it is most like, and the cosine. The `first`
     rows all stay. Beside the vectors, memory holds a copy of them as they are compared, and a few blocks.
@@ -100,7 +99,7 @@ def duplicates(
     unit_NE = torch.nn.functional.normalize(unit_NE, dim=1)
     # of each row, how like it is to the most like of those before it that stay, and which that is
     best_N, like_N = torch.full((len(unit_NE),), -2.0), torch.zeros(len(unit_NE), dtype=torch.long)
-    found: dict[int, tuple[int, float]] = {}
+    found: Alike = {}
 
     def note(rows: slice, cosine_B: torch.Tensor, like_B: torch.Tensor) -> None:
         like_N[rows] = torch.where(cosine_B > best_N[rows], like_B, like_N[rows])

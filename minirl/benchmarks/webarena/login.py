@@ -9,20 +9,20 @@ import re
 import time
 import tomllib
 from collections.abc import Mapping
-from http.client import HTTPException
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+
+import httpx2
+from openai import OpenAIError
 
 from minirl.benchmarks.webarena.tasks import sites_from_environment
 from minirl.browser.access import is_address
 from minirl.browser.session import Session
+from minirl.samplers.endpoint_http import BoundedClient
 from minirl.types import BrowserFault, Stop, Task, ToolFailure
 
 ANSWER_SECONDS = 30.0  # for a server to answer one request
-MOST_BYTES = 10_000_000  # that are read of an answer
 FOLDER = files("minirl.benchmarks.webarena")
 RESTORE = FOLDER.joinpath("restore_storage.js").read_text()
 Site = Mapping[str, str]  # how to log in to it, and the account; sites.toml explains the fields
@@ -118,19 +118,10 @@ async def fetch(url: str, data: Any = None, **headers: str) -> tuple[int, str]:
     """Return a server's status and text, or 0 and why there is none."""
     if not is_address(url):
         return 0, "no web address"
-    body = None if data is None else json.dumps(data).encode()
-    request = Request(url, body, {"Content-Type": "application/json", **headers})
-
-    def ask() -> tuple[int, str]:
-        try:
-            answer: Any = urlopen(request, timeout=ANSWER_SECONDS)
-        except HTTPError as error:
-            answer = error  # is an answer, too
-        with answer:
-            return answer.status, answer.read(MOST_BYTES).decode(errors="replace")
-
+    method = "GET" if data is None else "POST"
     try:
-        async with asyncio.timeout(2 * ANSWER_SECONDS):
-            return await asyncio.to_thread(ask)
-    except (OSError, HTTPException) as error:  # TimeoutError is an OSError
+        async with asyncio.timeout(2 * ANSWER_SECONDS), BoundedClient(timeout=ANSWER_SECONDS) as client:
+            answer = await client.request(method, url, json=data, headers=headers)
+        return answer.status_code, answer.text
+    except (httpx2.HTTPError, OpenAIError, TimeoutError) as error:
         return 0, repr(error)
