@@ -22,6 +22,8 @@ from minirl.types import Benchmark, Task
 from minirl.worlds.shop import NAMED, shops_named, tasks_of
 from minirl.worlds.sites import find_task_files
 
+FindBenchmark = Callable[[Task], Benchmark]
+
 
 @dataclass(frozen=True)
 class TaskSets:
@@ -90,15 +92,13 @@ def _tasks(source: str, count: int, config: Config) -> list[Task]:
     return mixed[:count]
 
 
-def apart(
-    tasks: Sequence[Task], others: Sequence[Task], benchmark_of: Callable[[Task], Benchmark]
-) -> list[Task]:
+def apart(tasks: Sequence[Task], others: Sequence[Task], benchmark_of: FindBenchmark) -> list[Task]:
     """Return the tasks that share no goal with the others."""
     known = {name for task in others for name in benchmark_of(task).identity(task)}
     return [task for task in tasks if not benchmark_of(task).identity(task) & known]
 
 
-def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> Callable[[Task], Benchmark]:
+def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindBenchmark:
     """Return the function that finds a task's benchmark. WebArena's may ask the model at `endpoint`."""
     own = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
     webarena = WebArenaBenchmark(config.task.logins, endpoint)
@@ -120,7 +120,7 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> Calla
 
 
 def refuse_impossible(
-    judge: JudgeConfig, tasks: Sequence[Task], benchmark_of: Callable[[Task], Benchmark], rewarded: bool
+    judge: JudgeConfig, tasks: Sequence[Task], benchmark_of: FindBenchmark, rewarded: bool
 ) -> None:
     """Raise ValueError if a task's site has no address or, where it is to be `rewarded`, no score."""
     for task in tasks:
