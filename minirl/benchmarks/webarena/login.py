@@ -13,13 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import httpx2
-from openai import OpenAIError
-
 from minirl.benchmarks.webarena.tasks import sites_from_environment
 from minirl.browser.access import is_address
 from minirl.browser.session import Session
-from minirl.samplers.endpoint_http import BoundedClient
 from minirl.types import BrowserFault, Stop, Task, ToolFailure
 
 ANSWER_SECONDS = 30.0  # for a server to answer one request
@@ -116,6 +112,11 @@ async def reset(address: str, seconds: float = 600.0, pause: float = 5.0) -> Non
 
 async def fetch(url: str, data: Any = None, **headers: str) -> tuple[int, str]:
     """Return a server's status and text, or 0 and why there is none."""
+    import httpx2  # slow to import, as is the next: only where a server is asked
+    from openai import OpenAIError
+
+    from minirl.samplers.endpoint_http import BoundedClient
+
     if not is_address(url):
         return 0, "no web address"
     method = "GET" if data is None else "POST"
