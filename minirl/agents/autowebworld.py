@@ -11,6 +11,7 @@ scroll, its largest list does; of several actions the first counts. None is run.
 
 import ast
 import re
+import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -24,22 +25,11 @@ from minirl.context import Words
 from minirl.model import Preprocessor
 from minirl.types import Call, Observation, Parsed, Task, ToolFailure
 
-PROMPT = resources.files("minirl.agents").joinpath("prompts/autowebworld.md").read_text("utf-8").rstrip("\n")
+FILES = resources.files("minirl.agents")
+PROMPT = FILES.joinpath("prompts/autowebworld.md").read_text("utf-8").rstrip("\n")
 POINTS = ("coordinate", "from", "to")  # arguments that are points; the others are texts
-TOOLS: dict[
-    str, tuple[str, dict[str, str]]
-] = {  # each action's tool, and what its arguments are called there
-    "click": ("click", {"coordinate": "point_2d"}),
-    "hover": ("hover", {"coordinate": "point_2d"}),
-    "drag": ("drag", {"from": "start_point_2d", "to": "end_point_2d"}),
-    "type_text": ("write", {"text": "message"}),
-    "press_enter": ("press_keys", {}),
-    "scroll": ("scroll", {"value": "direction"}),
-    "hotkey": ("press_keys", {"value": "keys"}),
-    "wait": ("wait", {}),
-    "answer": ("done", {"text": "response"}),
-}
-ACTIONS = {name: tuple(names) for name, (_, names) in TOOLS.items()}  # and what each takes
+TOOLS = tomllib.loads(FILES.joinpath("autowebworld.toml").read_text("utf-8"))
+ACTIONS = {name: tuple(tool["arguments"]) for name, tool in TOOLS.items()}  # and what each takes
 LONGEST_ACTION = 20_000  # characters
 ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
@@ -149,7 +139,7 @@ class AutoWebWorldAgent:
     def tool_call(self, call: Call, width: int, height: int) -> Call:
         """Return the tool that does an action on a page of this size: of 1280 x 720, which Qwen2.5-VL sees as
         1288 x 728, `[644, 182]` is 500 and 250 of 1000. ToolFailure for a point beside the picture."""
-        (tool, names), (across, down) = TOOLS[call.name], self.resized(width, height)
+        tool, (across, down) = TOOLS[call.name], self.resized(width, height)
         given: dict[str, Any] = {"keys": ["Enter"]} if call.name == "press_enter" else {}
         for name, value in call.arguments.items():
             if name in POINTS:
@@ -157,10 +147,10 @@ class AutoWebWorldAgent:
                 if x > across or y > down:
                     raise ToolFailure(f"the picture ends at [{across}, {down}]")
                 value = [x * tools.SCALE / across, y * tools.SCALE / down]
-            given[names[name]] = value
+            given[tool["arguments"][name]] = value
         if call.name == "hotkey":
             given |= {"keys": [key.strip() for key in given["keys"].split("+")], "is_hotkey": True}
-        return Call(tool, given)
+        return Call(tool["tool"], given)
 
     def say(self, thought: str, action: Mapping[str, Any], size: Sequence[int]) -> str:
         """Return the response that takes an action whose points are pixels of a screenshot of this size."""
