@@ -162,7 +162,6 @@ class AutoWebWorldAgent:
         return spell(thought, spelled)
 
     def past(self, task: Task) -> list[str]:
-        """Return what the agent would have said on the way to a recorded step."""
         steps = task.meta.get("past", ())
         return [self.say(thought, action, task.meta["size"]) for thought, action in steps]
 

@@ -14,7 +14,6 @@ class JudgedBenchmark:
     judged, recorded = True, False
 
     def session(self, harness: Harness, task: Task) -> AbstractAsyncContextManager[Any]:
-        """Open a browser's context for an episode."""
         return harness.browsers.session()
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:

@@ -56,7 +56,6 @@ class Protocol:
         return rule
 
     def counts(self, stop: Stop) -> bool:
-        """Return whether an episode that ended so is in the denominator."""
         return self.aborted == "fail" or stop.is_agent_fault
 
     def select(self, tasks: Sequence[Task]) -> list[Task]:

@@ -44,8 +44,6 @@ STEP = re.compile(r"Step \d+: (<think>.*?</think>\s*<action>.*?</action>)\s*", r
 
 
 class Goal(Record):
-    """What is right at a recorded step."""
-
     action: str
     bbox: list[int] = []
     text: str = ""

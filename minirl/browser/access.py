@@ -86,7 +86,6 @@ class Guard:
         return name
 
     def is_own(self, url: str) -> bool:
-        """Return True if an address is that of a generated site or of a trusted one."""
         place = place_of(url)
         return place[0] in self.sites or place in self.trusted
 

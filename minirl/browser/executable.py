@@ -54,13 +54,11 @@ def sandbox_off() -> bool:
 
 
 def launch_options(extra: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the arguments of Playwright's `chromium.launch`."""
     options = {"executable_path": executable(), "args": [*FLAGS, *extra], "headless": True}
     return options | {"chromium_sandbox": not sandbox_off()}  # Playwright would turn it off for everybody
 
 
 def main() -> int:
-    """Print the browser's path; return the exit status."""
     try:
         path = executable()
         print(f"chromium: {path} ({version(path)}{', sandbox off' if sandbox_off() else ''})")

@@ -56,7 +56,6 @@ class HostBackoff:
         return news
 
     def left_out(self, task: Task) -> bool:
-        """Return True if a task's host is left out for now."""
         return self.records.get(host_of(task), Record()).until > self.now
 
 

@@ -165,7 +165,6 @@ class BrowserPool:
             task.add_done_callback(self.ending.discard)
 
     async def _end(self, browser: Browser, pid: int | None) -> None:
-        """Close a browser; kill one that hangs."""
         with contextlib.suppress(PlaywrightError, ProcessLookupError):  # it is gone already
             try:
                 async with asyncio.timeout(self.config.exit_seconds):

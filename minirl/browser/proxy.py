@@ -69,7 +69,6 @@ class Proxy:
                         await relay((reader, writer), opened)
 
     async def _connect(self, host: str, port: int) -> Stream | None:
-        """Return a connection to the first checked address that answers, or None."""
         with contextlib.suppress(Refused, OSError):
             addresses = await self.guard.resolve(host, port)
             for address in addresses:

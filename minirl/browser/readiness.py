@@ -75,7 +75,6 @@ class Tab:
         self.window = event.get("userGesture") is True
 
     async def wait(self, done: Callable[[], bool], seconds: float) -> None:
-        """Wait until `done()`, or for so many seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0, seconds)):
                 while not done():

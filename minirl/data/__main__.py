@@ -97,7 +97,6 @@ def push(folder: File, repository: tyro.conf.Positional[str], public: bool = Fal
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one verb and return the exit status."""
     verbs = {"filter": filter, "curate": curate, "write": write, "push": push}
     try:
         tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.data", args=list(argv))

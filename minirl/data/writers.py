@@ -30,7 +30,6 @@ CARD = files("minirl.data").joinpath("card.md").read_text(encoding="utf-8")
 
 
 def row_of(trajectory: Trajectory, agent: Agent, images: ImageStore) -> dict[str, Any]:
-    """Return a trajectory as a row, with the whole task as JSON."""
     task, shown, feedback = trajectory.task, list[dict[str, Any]](), ()
     messages = [message("system", agent.system)] if agent.system else []
     for n, turn in enumerate(trajectory.turns):

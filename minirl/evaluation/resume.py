@@ -33,8 +33,6 @@ from minirl.types import Task, Trajectory
 
 @dataclass(frozen=True)
 class EvalScriptConfig(Config):
-    """The settings of an evaluation: a run's, and eval.py's own."""
-
     tasks: Path | None = None
     """A file of tasks; the same as --task.heldout."""
     limit: Annotated[int, Ge(0)] = 0
@@ -130,7 +128,6 @@ class Ledger:
         return self.run.root / f"results-{self.label}.json"
 
     def add(self, trajectory: Trajectory) -> None:
-        """Append an episode to the rank's dump."""
         suffix = "" if self.ranks.is_main else f".rank{self.ranks.rank}"
         self.run.add_trajectory(self.label + suffix, trajectory)
 

@@ -34,7 +34,6 @@ class Pair:
 
 
 def pair_of(trajectory: Trajectory, truth: bool, verdict: Verdict, judge: str = "") -> Pair:
-    """Return a judged trajectory."""
     task, said = trajectory.task, (judge, verdict.rationale, verdict.error)
     return Pair(truth, verdict.success, str(task.meta.get("benchmark") or ""), task.site, task.id, *said)
 

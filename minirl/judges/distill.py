@@ -92,7 +92,6 @@ def training_rows(
 
 
 def training_row(example: Example, question: Question, images: ImageStore, preprocessor: Preprocessor) -> Row:
-    """Return the question about a trajectory as a prompt, and its label as the response."""
     prompt = prompt_of(preprocessor, question.messages(example.trajectory, images))
     names = tuple(name for _, name in question.screenshots_of(example.trajectory))
     tokenizer = preprocessor.tokenizer

@@ -110,7 +110,6 @@ def prompt_of(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt
 
 @contextlib.asynccontextmanager
 async def open_judge(config: Config, ranks: Ranks, images: ImageStore) -> AsyncIterator[ModelJudge]:
-    """Yield the judge that the config names while the block lasts."""
     if config.judge.path:
         with progress("loading the judge"):
             local = LocalJudge(config, ranks, images)

@@ -78,7 +78,6 @@ async def scripted_texts(config: Config, tasks: Sequence[Task]) -> list[str]:
 
 
 def corpus(said: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[str]:
-    """Return texts of the form that the tiny agent reads and writes."""
     texts = [system_prompt(brief=True), "".join(f"[{n}, {n}][ {n}, {n}]" for n in range(0, SCALE + 1, GRID))]
     for word in said:
         texts += [f"choose {word} {word}, {word}.", f'clicked button "{word}" at [500, 500].']
@@ -92,13 +91,11 @@ def corpus(said: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[str
 
 
 def words() -> list[str]:
-    """Return the words of the controls that any shop may have, as an agent names them."""
     offered = [word for choice in CHOICES.values() for word in choice["words"]]
     return [*offered, *map(str.lower, SHOP["buttons"].values())]
 
 
 def vocabulary() -> list[str]:
-    """Return texts with all that any shop's pages and orders say."""
     asked = [" ".join(fields) for n in (1, 2) for fields in itertools.combinations(CHOICES, n)]
     phrases = [choice["phrase"].format("") for choice in CHOICES.values()]
     pages = [name.capitalize() for name in asked]

@@ -117,7 +117,6 @@ async def look(shops: Sequence[World], config: Config) -> list[list[Page]]:
 
 
 def make_page(seen: Observation, controls: Sequence[dict[str, Any]]) -> Page:
-    """Return a page as seeing.js and the agent see it."""
     picture = Image.open(io.BytesIO(seen.image or b"")).convert("RGB")
     picture = picture.resize((COLUMNS * TOKEN, ROWS * TOKEN), Image.Resampling.BICUBIC)
     letters = [(k, *one) for k, control in enumerate(controls) for one in control["letters"]]
@@ -149,15 +148,12 @@ def whole(page: Page) -> np.ndarray:
 
 
 def patches(picture: np.ndarray) -> np.ndarray:
-    """Return the numbers of a picture's patches, as the processor makes them of the screenshot."""
     parts = picture.reshape(ROWS, 2, TOKEN // 2, COLUMNS, 2, TOKEN // 2, 3).transpose(0, 3, 1, 4, 6, 2, 5)
     frames = np.repeat(parts.reshape(-1, 3, 1, (TOKEN // 2) ** 2), 2, axis=2)  # a still picture's are equal
     return (frames.reshape(len(frames), -1) / 127.5 - 1).astype(np.float32)
 
 
 class Teacher:
-    """Makes examples of pages, and the losses on them."""
-
     def __init__(self, preprocessor: Preprocessor, config: Config):
         self.preprocessor, self.config, self.agent = preprocessor, config, OpenWebRLAgent(config.agent)
         tokenizer = preprocessor.tokenizer
@@ -230,7 +226,6 @@ class Teacher:
         return shown_PA, np.where(most > 0, ids_T, self.none), *places
 
     def see(self, model: Any, examples: Sequence[Example]) -> Any:
-        """Return the vision tower's output for the examples' pictures."""
         pixels = torch.from_numpy(np.concatenate([patches(one.page.picture) for one in examples]))
         grids = torch.tensor([PATCHES] * len(examples))
         return model.model.get_image_features(pixels, grids, return_dict=True)
