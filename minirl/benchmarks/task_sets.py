@@ -64,8 +64,7 @@ def make_task_sets(config: Config) -> TaskSets:
 
 
 def divide(tasks: list[Task], settings: TaskConfig) -> tuple[list[Task], list[Task]]:
-    """Return the tasks to practise, those with more than --task.short conditions, and those to demonstrate,
-    the others and a few of these."""
+    """Return the tasks of more than --task.short conditions, and as demos the others and a few of these."""
     short, long = list[Task](), list[Task]()
     for task in tasks:
         (long if len(task.goal["where"]) > settings.short else short).append(task)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from typing import Any
 # episode in it takes about a seventh of the processor time that one in the full browser does.
 SHELLS = ("chromium-headless-shell", "chrome-headless-shell", "headless_shell")
 FULL = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = tomllib.loads(resources.files("minirl.browser").joinpath("chromium_flags.toml").read_text())["flags"]
+FLAGS = tomllib.loads(Path(__file__).with_name("chromium_flags.toml").read_text())["flags"]
 
 
 def executable() -> str:

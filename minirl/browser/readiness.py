@@ -90,8 +90,7 @@ class Tab:
 
 
 async def wait_until_ready(session: "Session", calm_ms: float) -> Settled:
-    """Return the page's last answer, once nothing has changed for `calm_ms` at least; its `error` is the
-    network's or the guard's reason, if known."""
+    """Return the page's last answer, once it rests; its `error` is the network's or the guard's reason."""
     config, page, tab, documents, settled = session.config, session.page, await session.tab(), 0, None
     seconds = config.ready_ms / 1000
     deadline = time.monotonic() + seconds
@@ -123,8 +122,7 @@ async def wait_until_ready(session: "Session", calm_ms: float) -> Settled:
 
 
 async def _ask(session: "Session", page: Page, tab: Tab, calm_ms: float, deadline: float) -> Settled | None:
-    """Return settle.js's answer from the page, or from the inner frame of the action; None if that page was
-    replaced before it could answer."""
+    """Return settle.js's answer from the page or the action's inner frame; None if that was replaced."""
     config, settled = session.config, Settled()
 
     async def ask(place: Page | Frame) -> Settled:

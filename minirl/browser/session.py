@@ -79,8 +79,7 @@ class Session:
         return {"uptime": time.monotonic() - self.born, "heap_mb": self.heap, "requests": requests}
 
     async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any:
-        """Return the result of a browser call. Raises PageHangs after its time, ToolFailure if it fails, and
-        BrowserFault if the page has crashed or the browser is gone."""
+        """Return a browser call's result. PageHangs: no answer in time; BrowserFault: page or browser is gone."""
         try:
             # not wait_for, which before Python 3.12 may swallow a cancellation
             async with asyncio.timeout(seconds or self.config.call_seconds):

@@ -39,8 +39,7 @@ def filter_tasks(
     embeddings_NE: np.ndarray | None = None,  # of the tasks, then of the evaluation's
     threshold: float = SFT,
 ) -> tuple[list[Task], list[dict[str, Any]]]:
-    """Return the tasks that stay, in their order, and a record of each that goes: the filter, the reason and
-    the task. Say how many each filter has removed."""
+    """Return the tasks that stay, and a record of each that goes: the filter, the reason and the task."""
 
     def evaluated(some: Sequence[Task]) -> Reasons:
         clean = {task.id for task in apart(some, evaluation, choose_benchmarks(openwebrl_4b()))}
@@ -75,8 +74,7 @@ def filter_tasks(
 
 
 def unstable_sites(hosts: Path | None, results: Sequence[Path]) -> dict[str, str]:
-    """Return the sites of a list, a host a line, and those on which most episodes in an evaluation's files of
-    results were aborted, each with the reason."""
+    """Return, each with the reason, a list's sites, and those on which most episodes were aborted."""
     listed = hosts.read_text(encoding="utf-8").split() if hosts else []
     found = {host.lower().removeprefix("www."): "its site is listed" for host in listed}
     ends: dict[str, list[bool]] = defaultdict(list)

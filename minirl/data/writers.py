@@ -12,7 +12,6 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ COMMIT = re.compile("[0-9a-f]{40,}")
 ROWS = 16  # that are held in memory at a time
 # What the package `datasets` can't know from the types: that these bytes are pictures
 FEATURES = {"info": {"features": {"images": {"feature": {"_type": "Image"}, "_type": "List"}}}}
-CARD = files("minirl.data").joinpath("card.md").read_text(encoding="utf-8")
+CARD = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
 
 
 def row_of(trajectory: Trajectory, agent: Agent, images: ImageStore) -> dict[str, Any]:
@@ -55,8 +54,7 @@ def message(role: str, *parts: str | None) -> dict[str, Any]:
 def write_dataset(
     trajectories: Sequence[Trajectory], agent: Agent, images: ImageStore, out: Path, **facts: str
 ) -> None:
-    """Write the data set into the folder `out`, and its card with the facts: title, source, license, command.
-    ValueError if there is nothing to publish."""
+    """Write the data set into a folder, and its card with the facts: title, source, license, command."""
     try:
         import pyarrow
         from pyarrow import parquet

@@ -95,8 +95,7 @@ class LocalJudge(ModelJudge):
 
 
 def prompt_of(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt:
-    """Return a system and a user message as token ids with image pads. No text in them can spell a token of
-    the chat's form."""
+    """Return a system and a user message as token ids, in which no text spells a token of the chat's form."""
     tokenizer, chat = preprocessor.tokenizer, preprocessor.chat
     control = control_tokens(tokenizer)
     parts: list[str | bytes] = []

@@ -84,8 +84,7 @@ def parse_lines(answer: str) -> Verdict:
 
 
 def verdict_of_line(line: str) -> tuple[bool | None, bool]:
-    """Return the verdict that a line like "**Verdict:** not success." consists of, or None, and if the line
-    calls it a verdict."""
+    """Return the verdict that a line like "**Verdict:** success." is, or None, and if it is called one."""
     line = _TAG.sub(" ", line).strip()
     words = _BULLET.sub("", line, count=1).strip(MARKS)
     label = _VERDICT_IS.match(words)

@@ -13,7 +13,6 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,8 @@ from minirl.worlds.sites import sites_of, world_at
 DONE = {"name": "done", "arguments": {"response": "done"}}
 PAGES_OF = 24  # tasks whose pages a small tokenizer learns from
 
-FOLDER = files("minirl.tiny")
-BASE = Path(__file__).parent / "base"  # made by `python -m minirl.tiny.seeing`
+FOLDER = Path(__file__).parent
+BASE = FOLDER / "base"  # made by `python -m minirl.tiny.seeing`
 # ChatML as Qwen3-VL-Thinking's template writes it: the assistant's turn opens inside <think>
 CHAT_TEMPLATE = FOLDER.joinpath("chat_template.jinja").read_text(encoding="utf-8").removesuffix("\n")
 TEXT_TEMPLATE = CHAT_TEMPLATE.replace("<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n")
@@ -124,8 +123,7 @@ def build_tokenizer(texts: Iterable[str], kind: str = "visual") -> PreTrainedTok
 def build(
     path: Path, texts: Iterable[str], seed: int, hidden: int = 128, layers: int = 4, kind: str = "visual"
 ) -> Path:
-    """Write the checkpoint folder of a visual agent, or another `kind`, with random weights from `seed`.
-    Return the folder."""
+    """Write a checkpoint of one kind ("visual", "judge", "text") with random weights; return its folder."""
     tokenizer = build_tokenizer(texts, kind)
     sizes: dict[str, Any] = {"hidden_size": hidden, "intermediate_size": 2 * hidden}
     sizes |= {"num_hidden_layers": layers, "vocab_size": len(tokenizer)}

@@ -186,16 +186,14 @@ class Teacher:
             there = {page.words[i]: page.boxes[i] for i in whole(page)}
             boxes = [there[word] for word in wanted if word in there]
             points = {word: middle(there[word].tolist(), 1, 1) if word in there else None for word in wanted}
-            calls = [
-                {"name": "click", "arguments": {"point_2d": point}} for point in points.values() if point
-            ]
+            clicked = {word: point for word, point in points.items() if point}
+            calls = [{"name": "click", "arguments": {"point_2d": point}} for point in clicked.values()]
             text = spoken(points, [*calls, DONE] if page is pages[-1] else calls)
             said = self.ids(text + self.end)
             if stage == "agent":
                 ids = list(context.observe(Observation(page.text, image=self.blank), feedback).ids)
                 context.respond(tuple(said), text)
-                clicked = ((word, point) for word, point in points.items() if point)
-                feedback = tuple(f'click: clicked button "{word}" at {point}.' for word, point in clicked)
+                feedback = tuple(f'click: clicked button "{w}" at {at}.' for w, at in clicked.items())
             else:
                 ids = [*self.ids(task.instruction + VISION_OPEN), *self.pads, *self.ids(VISION_CLOSE)]
             is_learned = [False] * len(ids) + [True] * len(said)
@@ -215,9 +213,8 @@ class Teacher:
         of_word = page.letters[:, 0]
         shown_TK = np.zeros((ROWS * COLUMNS, len(of_word)), bool)
         shown_TK[token[patch], letter] = True
-        share = np.stack(
-            [shown_TK[:, of_word == k].mean(1) for k in range(len(page.words))], 1
-        )  # of its letters
+        # of each word the share of its letters
+        share = np.stack([shown_TK[:, of_word == k].mean(1) for k in range(len(page.words))], 1)
         word, most = share.argmax(1), share.max(1)
         told = (most >= 1 / 3) & np.isin(word, whole(page))
         ids_T = np.where(told, np.array([self.word_ids[w] for w in page.words])[word], MISSING)
@@ -250,9 +247,8 @@ class Teacher:
         shown_BPA, word_BT, *axes_BT = (torch.from_numpy(np.stack(one)) for one in labels)
         letters, places = heads
         shown_PA = letters(F.layer_norm(patch_PH, patch_PH.shape[-1:]))
-        loss = LETTERS * F.binary_cross_entropy_with_logits(
-            shown_PA, shown_BPA.flatten(0, 1), pos_weight=OFTEN
-        )
+        told_PA = shown_BPA.flatten(0, 1)
+        loss = LETTERS * F.binary_cross_entropy_with_logits(shown_PA, told_PA, pos_weight=OFTEN)
         loss = loss + F.cross_entropy((image_BTH @ embed_VH.T).flatten(0, 1), word_BT.flatten())
         for place_BTH, axis_BT in zip(places(image_BTH).chunk(2, -1), axes_BT, strict=True):
             logits_BTN = place_BTH @ embed_VH[self.numbers].T
@@ -267,9 +263,8 @@ class Teacher:
         rng, hits = np.random.default_rng(0), list[bool]()
         examples = [next(self.examples(stage, [page], rng)) for page in pages]
         if other:
-            examples = [
-                one._replace(page=examples[k - len(pages) // 2].page) for k, one in enumerate(examples)
-            ]
+            half = len(pages) // 2
+            examples = [one._replace(page=examples[k - half].page) for k, one in enumerate(examples)]
         for one in (one for one in examples if len(one.boxes)):
             seen = self.see(model, [one])
             if stage == "vision":
@@ -374,9 +369,7 @@ def main(out: Path = BASE, curve: Path = Path("docs/seeing.json"), seed: int = 0
         model = open_model(replace(config, model=settings))
         points = train(model, teacher, shops, test, seed, ranks)
         model.bfloat16().float()  # as it is saved
-        right = (
-            ranks.all_gather(teacher.measure(model, "agent", test, control)) for control in (False, True)
-        )
+        right = (ranks.all_gather(teacher.measure(model, "agent", test, other)) for other in (False, True))
         hits, other = (float(np.mean(each)) for each in right)
         pages = sum(ranks.all_gather([len(test)]))
         if ranks.is_main:

@@ -9,7 +9,6 @@ import re
 import time
 import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from minirl.browser.session import Session
 from minirl.types import BrowserFault, Stop, Task, ToolFailure
 
 ANSWER_SECONDS = 30.0  # for a server to answer one request
-FOLDER = files("minirl.benchmarks.webarena")
+FOLDER = Path(__file__).parent
 RESTORE = FOLDER.joinpath("restore_storage.js").read_text()
 Site = Mapping[str, str]  # how to log in to it, and the account; sites.toml explains the fields
 LOGINS: dict[str, Site] = tomllib.loads(FOLDER.joinpath("sites.toml").read_text())
