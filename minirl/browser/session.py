@@ -79,7 +79,7 @@ class Session:
         return {"uptime": time.monotonic() - self.born, "heap_mb": self.heap, "requests": requests}
 
     async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any:
-        """Return a browser call's result. PageHangs: no answer in time; BrowserFault: page or browser is gone."""
+        """Return a browser call's result. PageHangs: it took too long; BrowserFault: the browser is gone."""
         try:
             # not wait_for, which before Python 3.12 may swallow a cancellation
             async with asyncio.timeout(seconds or self.config.call_seconds):
