@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 from minirl.benchmarks.task_files import load_tasks, save_tasks
 from minirl.config import AgentConfig, Config
 from minirl.console import printable, say
-from minirl.data import curate as curation
 from minirl.data import filters, writers
 from minirl.experiment import make_agent
 from minirl.run_folder import Run, to_line, write_atomic
@@ -71,7 +70,7 @@ def curate(run: File, dumps: tuple[str, ...], preset: Literal["412", "912", "1.9
     """
     folder = Run(run)
     found = [trajectory for label in dumps for trajectory in folder.load_trajectories(label)]
-    folder.save_trajectories("demos", curation.curate(found, curation.PRESETS[preset]))
+    folder.save_trajectories("demos", filters.curate(found, filters.PRESETS[preset]))
     say(f"--sft.demos {folder.trajectory_path('demos')}")
 
 

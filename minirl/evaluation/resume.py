@@ -33,18 +33,13 @@ from minirl.types import Task, Trajectory
 
 @dataclass(frozen=True)
 class EvalScriptConfig(Config):
-    tasks: Path | None = None
-    """A file of tasks; the same as --task.heldout."""
-    limit: Annotated[int, Ge(0)] = 0
-    """Only the first so many tasks; 0: all."""
+    tasks: Path | None = None  # a file of tasks; the same as --task.heldout
+    limit: Annotated[int, Ge(0)] = 0  # only the first so many tasks; 0: all
     protocol: str = ""
     """A protocol of minirl/benchmarks/protocols.py: its tasks, and its settings where no flag is given."""
-    seeds: tuple[int, ...] = (0,)
-    """An episode of every task for each of these seeds of sampling."""
-    retry: bool = False
-    """When an evaluation goes on, try again what was aborted."""
-    compare: tuple[Path, Path] | None = None
-    """Two files of results, which are compared; nothing is run."""
+    seeds: tuple[int, ...] = (0,)  # an episode of every task for each of these seeds of sampling
+    retry: bool = False  # when an evaluation goes on, try again what was aborted
+    compare: tuple[Path, Path] | None = None  # two files of results, which are compared; nothing is run
     success_within: tuple[Positive, ...] = ()
     """Numbers of turns, for the success within each of them; the largest is the episodes'."""
 
