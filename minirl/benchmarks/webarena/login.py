@@ -95,11 +95,12 @@ def read_state(path: Path) -> tuple[list[Any], dict[str, Any]]:
 async def reset(address: str, seconds: float = 600.0, pause: float = 5.0) -> None:
     """Have all sites made anew by a reset server, as WebAgent-R1 has one, and wait until they are ready.
     ValueError if there is no such server, TimeoutError if the sites are not ready in time."""
-    address, ends = address.rstrip("/"), time.monotonic() + seconds
+    address = address.rstrip("/")
     status, body = await fetch(f"{address}/reset")
     if status not in (200, 418):  # 418: one is running
         fix = "give the reset server's address, like http://host:7565, and see that it runs"
         raise ValueError(f"{address}/reset answered {status or 'nothing'} {body[:80]!r}: {fix}")
+    ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         await asyncio.sleep(pause)
         status, body = await fetch(f"{address}/status")  # it may be busy
