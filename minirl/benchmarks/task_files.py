@@ -93,8 +93,7 @@ def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     read(Tabs, task.meta)
     if recorded.is_recorded(task):
         read(recorded.Goal, task.goal)
-        return task
-    if HOST.match(task.start_url):  # a generated shop
+    elif HOST.match(task.start_url):  # a generated shop
         load_goal(task.goal)
     elif webarena.is_webarena(task):
         read(webarena.Meta, task.meta)
