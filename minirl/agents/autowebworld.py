@@ -10,10 +10,9 @@ scroll, its largest list does; of several actions the first counts. None is run.
 table 6 compares, is read too: `Thought: why Action: click(start_box='(412,96)')`, in the same pixels.
 """
 
-from __future__ import annotations
-
 import ast
 import re
+import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -27,31 +26,12 @@ from minirl.context import Words
 from minirl.model import Preprocessor
 from minirl.types import Call, Observation, Parsed, Task, ToolFailure
 
-PROMPT = resources.files("minirl.agents").joinpath("prompts/autowebworld.md").read_text("utf-8").rstrip("\n")
+FILES = resources.files("minirl.agents")
+PROMPT = FILES.joinpath("prompts/autowebworld.md").read_text("utf-8").rstrip("\n")
 POINTS = ("coordinate", "from", "to")  # arguments that are points; the others are texts
-TOOLS: dict[
-    str, tuple[str, dict[str, str]]
-] = {  # each action's tool, and what its arguments are called there
-    "click": ("click", {"coordinate": "point_2d"}),
-    "hover": ("hover", {"coordinate": "point_2d"}),
-    "drag": ("drag", {"from": "start_point_2d", "to": "end_point_2d"}),
-    "type_text": ("write", {"text": "message"}),
-    "press_enter": ("press_keys", {}),
-    "scroll": ("scroll", {"value": "direction"}),
-    "hotkey": ("press_keys", {"value": "keys"}),
-    "wait": ("wait", {}),
-    "answer": ("done", {"text": "response"}),
-}
-ACTIONS = {name: tuple(names) for name, (_, names) in TOOLS.items()}  # and what each takes
-UI_TARS: dict[str, tuple[str, dict[str, str]]] = {  # its actions as ours; there are two sets of names
-    "click": ("click", {"start_box": "coordinate", "point": "coordinate"}),
-    "drag": ("drag", {"start_box": "from", "end_box": "to", "start_point": "from", "end_point": "to"}),
-    "type": ("type_text", {"content": "text"}),
-    "hotkey": ("hotkey", {"key": "value"}),
-    "scroll": ("scroll", {"direction": "value"}),
-    "wait": ("wait", {}),
-    "finished": ("answer", {"content": "text"}),
-}
+TABLES = tomllib.loads(FILES.joinpath("autowebworld.toml").read_text("utf-8"))
+TOOLS, UI_TARS = TABLES["tools"], TABLES["ui_tars"]
+ACTIONS = {name: tuple(tool["arguments"]) for name, tool in TOOLS.items()}  # and what each takes
 LONGEST_ACTION = 20_000  # characters
 ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 UI_TARS_SAYS = re.compile(r"(?:Thought:(.*?))?Action:\s*(\w+\(.*?\))\s*(?:\n\n|$)", re.DOTALL)
@@ -98,7 +78,8 @@ def read_ui_tars(source: str) -> tuple[Call, ...]:
     """Return an action of UI-TARS as calls. ValueError with the fault. Of a box its middle is meant; a text
     that ends with a new line is confirmed by Enter."""
     said = _literal(source)
-    name, names = UI_TARS.get(str(said["action"]), (said["action"], {}))
+    known = UI_TARS.get(str(said["action"]), {"action": said["action"], "arguments": {}})
+    name, names = known["action"], known["arguments"]
     given: dict[str, Any] = {"action": name, "text": ""}
     for key in said.keys() & names.keys():
         value, numbers = str(said[key]), [int(n) for n in re.findall(r"\d{1,6}", str(said[key]))]
@@ -182,7 +163,7 @@ class AutoWebWorldAgent:
     def tool_call(self, call: Call, width: int, height: int) -> Call:
         """Return the tool that does an action on a page of this size: of 1280 x 720, which Qwen2.5-VL sees as
         1288 x 728, `[644, 182]` is 500 and 250 of 1000. ToolFailure for a point beside the picture."""
-        (tool, names), (across, down) = TOOLS[call.name], self.resized(width, height)
+        tool, (across, down) = TOOLS[call.name], self.resized(width, height)
         given: dict[str, Any] = {"keys": ["Enter"]} if call.name == "press_enter" else {}
         for name, value in call.arguments.items():
             if name in POINTS:
@@ -190,10 +171,10 @@ class AutoWebWorldAgent:
                 if x > across or y > down:
                     raise ToolFailure(f"the picture ends at [{across}, {down}]")
                 value = [x * tools.SCALE / across, y * tools.SCALE / down]
-            given[names[name]] = value
+            given[tool["arguments"][name]] = value
         if call.name == "hotkey":
             given |= {"keys": [key.strip() for key in given["keys"].split("+")], "is_hotkey": True}
-        return Call(tool, given)
+        return Call(tool["tool"], given)
 
     def say(self, thought: str, action: Mapping[str, Any], size: Sequence[int]) -> str:
         """Return the response that takes an action whose points are pixels of a screenshot of this size."""
@@ -205,7 +186,6 @@ class AutoWebWorldAgent:
         return spell(thought, spelled)
 
     def past(self, task: Task) -> list[str]:
-        """Return what the agent would have said on the way to a recorded step."""
         steps = task.meta.get("past", ())
         return [self.say(thought, action, task.meta["size"]) for thought, action in steps]
 

@@ -4,8 +4,6 @@ Stands between demonstrations and cloning, for the text agent. Paper: WebAgent-R
 a thought is cut off, or changes the action, the demonstration's own stays; these are counted and reported.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Sequence

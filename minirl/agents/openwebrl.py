@@ -7,13 +7,10 @@ told to the model with `--agent.names paper`. Deviations: coordinates are 0-1000
 (the released texts mix in pixels); calls of one response stop at the first failure or at `done`.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,7 @@ from minirl.config import AgentConfig
 from minirl.context import Words
 from minirl.types import Call, Observation, Parsed, Task
 
-PROMPT = resources.files("minirl.agents").joinpath("prompts/openwebrl.md").read_text("utf-8").rstrip("\n")
+PROMPT = Path(__file__).with_name("prompts").joinpath("openwebrl.md").read_text("utf-8").rstrip("\n")
 NO_THOUGHT = "no </think> in the response. Think, close with </think>, then call a tool."
 _POINT = re.compile(r"[\[(]?\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*,\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*[\])]?")
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search

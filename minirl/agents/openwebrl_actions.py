@@ -46,8 +46,7 @@ async def observe(session: Session) -> Observation:
 
 
 async def act(session: Session, call: Call) -> str:
-    """Run one call; return what it did. Raises ToolFailure with the reason if it could not be carried out,
-    and BrowserFault if the browser itself is gone."""
+    """Run one call; return what it did. ToolFailure says why not; BrowserFault: the browser is gone."""
     return await carry_out(session, call, TOOL_FUNCTIONS[call.name](session, **call.arguments))
 
 

@@ -11,8 +11,6 @@ always stays, and so do a list's options in groups or alone; all chosen options 
 data-value, data-text and data-status are not shown; all is read as UTF-8, with plain spaces for others.
 """
 
-from __future__ import annotations
-
 from html import escape
 from importlib import resources
 from typing import Any

@@ -9,8 +9,6 @@ not one too many; a decimal number is taken as written (0.10); of several calls 
 stands around it, also where `<answer>` is not closed. None is run.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import re
@@ -19,7 +17,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +30,7 @@ from minirl.config import AgentConfig
 from minirl.context import ChatFormat, Words
 from minirl.types import Call, Observation, Parsed, Task, ToolFailure
 
-FILES = resources.files("minirl.agents")
+FILES = Path(__file__).parent
 TABLES = tomllib.loads(FILES.joinpath("webagent_r1.toml").read_text("utf-8"))
 ACTIONS, FUNCTIONS, WEBRL = TABLES["actions"], TABLES["functions"], ChatFormat(**TABLES["webrl"])
 WEBRL_WITH_SYSTEM = replace(WEBRL, **TABLES["webrl_with_system"])

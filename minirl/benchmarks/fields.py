@@ -1,7 +1,5 @@
 """The field types of records that come from files, and one line for the fault of a record."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
@@ -71,7 +69,6 @@ Texts = Annotated[list[str], Field(min_length=1)]
 # A string, or a whole number
 Identifier = Annotated[Text, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 Level = Annotated[Any, must(_is_level, "be a word or a whole number")]  # a difficulty
-Address = Annotated[str, must(is_address, AN_ADDRESS)]
 _All = Annotated[list[str], must(lambda urls: all(map(is_address, urls)), AN_ADDRESS)]
 Addresses = Annotated[_All, BeforeValidator(_addresses)]  # the first page, and further tabs
 Websites = Annotated[_All, BeforeValidator(lambda value: _addresses(value, bare=True))]  # or bare hosts

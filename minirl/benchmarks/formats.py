@@ -8,8 +8,6 @@ ques, web, id, web_name                            WebVoyager: the 643 tasks, an
 metadata: intent or task, start_url, task_id       OpenWebRL's own form for training and evaluation
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Live tasks without rules, which a judge decides (OpenWebRL, section 4); the base of other benchmarks."""
 
-from __future__ import annotations
-
 import json
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -16,7 +14,6 @@ class JudgedBenchmark:
     judged, recorded = True, False
 
     def session(self, harness: Harness, task: Task) -> AbstractAsyncContextManager[Any]:
-        """Open a browser's context for an episode."""
         return harness.browsers.session()
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:

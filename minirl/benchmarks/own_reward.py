@@ -7,8 +7,6 @@ It reads the page that the agent has left. Its value is the reward, 0 to 1, and 
 exception, another value or more than REWARD_SECONDS are no verdict: the episode does not count.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import runpy

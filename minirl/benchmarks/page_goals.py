@@ -8,8 +8,6 @@
 Several in one goal must all be met by the page that the agent has left, within LATE_SECONDS. Not in a paper.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ episode that failed before one ends as `blocked`. How the paper tells them is no
 the last page is like (minirl/browser/blocked.js), never by what the agent says.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -58,7 +56,6 @@ class Protocol:
         return rule
 
     def counts(self, stop: Stop) -> bool:
-        """Return whether an episode that ended so is in the denominator."""
         return self.aborted == "fail" or stop.is_agent_fault
 
     def select(self, tasks: Sequence[Task]) -> list[Task]:

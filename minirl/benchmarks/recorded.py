@@ -11,8 +11,6 @@ sum, so that 1 is a success; history that is not "Step 1: <think>...</action>" a
 instruction, as there. ScreenSpot-V2 and -Pro (section 5.2.2) are read from their files, too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -46,8 +44,6 @@ STEP = re.compile(r"Step \d+: (<think>.*?</think>\s*<action>.*?</action>)\s*", r
 
 
 class Goal(Record):
-    """What is right at a recorded step."""
-
     action: str
     bbox: list[int] = []
     text: str = ""
@@ -55,7 +51,7 @@ class Goal(Record):
     to: list[int] = []
 
     @model_validator(mode="after")
-    def check(self) -> Goal:
+    def check(self) -> Self:
         if self.action not in ACTIONS:
             raise ValueError(f"there is no action {self.action[:40]!r}; the actions are {', '.join(ACTIONS)}")
         for name, box in (("bbox", self.bbox), ("to", self.to)):

@@ -8,8 +8,6 @@ of other benchmarks (formats.py) and of WebArena (webarena/tasks.py) are recogni
 holds one JSON object per line, or one JSON array, or is Parquet; its first bytes tell which.
 """
 
-from __future__ import annotations
-
 import codecs
 import dataclasses
 import json
@@ -43,6 +41,7 @@ class Tabs(Record):
     tabs: list[str] = []  # in any task's meta: further pages, opened beside the first
 
 
+AsJson = Callable[[Any], Any] | None
 MOST_UNPACKED = 2**29  # bytes of a Parquet file's records
 MOST_LEVELS = 40  # of a task's goal and meta: what writes and shows them goes down one by one
 
@@ -94,8 +93,7 @@ def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     read(Tabs, task.meta)
     if recorded.is_recorded(task):
         read(recorded.Goal, task.goal)
-        return task
-    if HOST.match(task.start_url):  # a generated shop
+    elif HOST.match(task.start_url):  # a generated shop
         load_goal(task.goal)
     elif webarena.is_webarena(task):
         read(webarena.Meta, task.meta)
@@ -107,9 +105,7 @@ def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     return task
 
 
-def records(
-    path: Path, most: int = 0, as_json: Callable[[Any], Any] | None = None
-) -> Iterator[tuple[str, Any]]:
+def records(path: Path, most: int = 0, as_json: AsJson = None) -> Iterator[tuple[str, Any]]:
     """Yield every record of a file with its place there: "line 3", "record 3". A Parquet file may have `most`
     bytes, and `as_json` converts cells that JSON lacks. ValueError names what can't be read."""
     try:
@@ -137,9 +133,7 @@ def _parse(text: bytes, place: str) -> Any:
         raise ValueError(f"{place}: not valid JSON ({error})") from None
 
 
-def _parquet_records(
-    path: Path, room: int, as_json: Callable[[Any], Any] | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_records(path: Path, room: int, as_json: AsJson) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a record for each row. An empty cell is a missing field: a row can't leave out a column."""
     try:
         import pyarrow
@@ -163,7 +157,7 @@ def _parquet_records(
         raise ValueError(f"task file {path} can't be read: {str(error)!r:.200}") from None
 
 
-def _without_empty_cells(row: Any, as_json: Callable[[Any], Any] | None, place: str) -> dict[str, Any]:
+def _without_empty_cells(row: Any, as_json: AsJson, place: str) -> dict[str, Any]:
     try:
         text = json.dumps(row, default=as_json)
     except (TypeError, ValueError) as error:  # dates and bytes

@@ -1,7 +1,5 @@
 """A run's tasks by what they serve, and the benchmark that each belongs to."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -23,6 +21,8 @@ from minirl.samplers.endpoint import Endpoint
 from minirl.types import Benchmark, Task
 from minirl.worlds.shop import NAMED, shops_named, tasks_of
 from minirl.worlds.sites import find_task_files
+
+FindBenchmark = Callable[[Task], Benchmark]
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ def make_task_sets(config: Config) -> TaskSets:
 
 
 def divide(tasks: list[Task], settings: TaskConfig) -> tuple[list[Task], list[Task]]:
-    """Return the tasks to practise, those with more than --task.short conditions, and those to demonstrate,
-    the others and a few of these."""
+    """Return the tasks of more than --task.short conditions, and as demos the others and a few of these."""
     short, long = list[Task](), list[Task]()
     for task in tasks:
         (long if len(task.goal["where"]) > settings.short else short).append(task)
@@ -92,15 +91,13 @@ def _tasks(source: str, count: int, config: Config) -> list[Task]:
     return mixed[:count]
 
 
-def apart(
-    tasks: Sequence[Task], others: Sequence[Task], benchmark_of: Callable[[Task], Benchmark]
-) -> list[Task]:
+def apart(tasks: Sequence[Task], others: Sequence[Task], benchmark_of: FindBenchmark) -> list[Task]:
     """Return the tasks that share no goal with the others."""
     known = {name for task in others for name in benchmark_of(task).identity(task)}
     return [task for task in tasks if not benchmark_of(task).identity(task) & known]
 
 
-def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> Callable[[Task], Benchmark]:
+def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindBenchmark:
     """Return the function that finds a task's benchmark. WebArena's may ask the model at `endpoint`."""
     own = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
     webarena = WebArenaBenchmark(config.task.logins, endpoint)
@@ -122,7 +119,7 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> Calla
 
 
 def refuse_impossible(
-    judge: JudgeConfig, tasks: Sequence[Task], benchmark_of: Callable[[Task], Benchmark], rewarded: bool
+    judge: JudgeConfig, tasks: Sequence[Task], benchmark_of: FindBenchmark, rewarded: bool
 ) -> None:
     """Raise ValueError if a task's site has no address or, where it is to be `rewarded`, no score."""
     for task in tasks:

@@ -1,7 +1,5 @@
 """Tasks on generated sites: their machine's rules decide on the page's state (AutoWebWorld, section 3)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from minirl.benchmarks.judged import JudgedBenchmark

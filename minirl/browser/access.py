@@ -5,8 +5,6 @@ OpenWebRL, appendix A.1 (live sites) and the mitigations of appendix G. Deviatio
 refused, as the released code does not: a page could send its visitor into the trainer's own network.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
@@ -88,7 +86,6 @@ class Guard:
         return name
 
     def is_own(self, url: str) -> bool:
-        """Return True if an address is that of a generated site or of a trusted one."""
         place = place_of(url)
         return place[0] in self.sites or place in self.trusted
 

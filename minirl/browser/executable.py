@@ -1,7 +1,5 @@
 """The browser's executable: where it is, and how it is started. `make setup` gets one if there is none."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from typing import Any
 # episode in it takes about a seventh of the processor time that one in the full browser does.
 SHELLS = ("chromium-headless-shell", "chrome-headless-shell", "headless_shell")
 FULL = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = tomllib.loads(resources.files("minirl.browser").joinpath("chromium_flags.toml").read_text())["flags"]
+FLAGS = tomllib.loads(Path(__file__).with_name("chromium_flags.toml").read_text())["flags"]
 
 
 def executable() -> str:
@@ -56,13 +53,11 @@ def sandbox_off() -> bool:
 
 
 def launch_options(extra: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the arguments of Playwright's `chromium.launch`."""
     options = {"executable_path": executable(), "args": [*FLAGS, *extra], "headless": True}
     return options | {"chromium_sandbox": not sandbox_off()}  # Playwright would turn it off for everybody
 
 
 def main() -> int:
-    """Print the browser's path; return the exit status."""
     try:
         path = executable()
         print(f"chromium: {path} ({version(path)}{', sandbox off' if sandbox_off() else ''})")

@@ -4,8 +4,6 @@ Deviations: the released code leaves a host out after one failure and for good; 
 row, it ends, and all ranks go by one list.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -58,7 +56,6 @@ class HostBackoff:
         return news
 
     def left_out(self, task: Task) -> bool:
-        """Return True if a task's host is left out for now."""
         return self.records.get(host_of(task), Record()).until > self.now
 
 

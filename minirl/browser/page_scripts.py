@@ -7,12 +7,10 @@ point is looked for in open shadow roots too (and by the caller in frames); that
 looking, not concluded from the address alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
-from typing import Any
+from typing import Any, Self
 
 FILES = resources.files("minirl.browser")
 
@@ -68,7 +66,7 @@ class Settled:
     loaded: int = 0  # when the document began, in ms since 1970
 
     @classmethod
-    def read(cls, answer: Any) -> Settled:
+    def read(cls, answer: Any) -> Self:
         answer = record(answer)
         read: dict[str, Any] = {p.name: READERS[type(p.default)](answer.get(p.name)) for p in fields(cls)}
         read["copied"] = text_of(answer.get("copied"), COPIED_CHARS)

@@ -6,8 +6,6 @@ time limits. Deviation: an episode has its own browser context, not its own cont
 address of `--browser.connect` (docs/kubernetes.yaml).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -15,7 +13,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from playwright.async_api import Browser, BrowserType, Playwright, async_playwright
 from playwright.async_api import Error as PlaywrightError
@@ -70,7 +68,7 @@ class BrowserPool:
         self.guard = Guard(config.private, config.allow, config.deny, config.host_rate, *places)
         self.places = [Place(address) for address in config.connect or [""] * config.browsers]
 
-    async def __aenter__(self) -> BrowserPool:
+    async def __aenter__(self) -> Self:
         """Start the first browser: an error that all of them have is better told now than per episode."""
         if not self.config.connect:
             self._choose_options()
@@ -167,7 +165,6 @@ class BrowserPool:
             task.add_done_callback(self.ending.discard)
 
     async def _end(self, browser: Browser, pid: int | None) -> None:
-        """Close a browser; kill one that hangs."""
         with contextlib.suppress(PlaywrightError, ProcessLookupError):  # it is gone already
             try:
                 async with asyncio.timeout(self.config.exit_seconds):

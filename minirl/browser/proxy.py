@@ -5,12 +5,11 @@ checked, so a name that changes between two lookups (DNS rebinding) gains nothin
 and websockets are checked like addresses that an agent types. OpenWebRL, the mitigations of appendix G.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator
+from typing import Self
 
 from minirl.browser.access import Guard, Refused
 
@@ -35,7 +34,7 @@ class Proxy:
         self.guard, self.address, self.is_closing = guard, "", False
         self.tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Proxy:
+    async def __aenter__(self) -> Self:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.address = f"socks5://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
         return self
@@ -70,7 +69,6 @@ class Proxy:
                         await relay((reader, writer), opened)
 
     async def _connect(self, host: str, port: int) -> Stream | None:
-        """Return a connection to the first checked address that answers, or None."""
         with contextlib.suppress(Refused, OSError):
             addresses = await self.guard.resolve(host, port)
             for address in addresses:

@@ -6,8 +6,6 @@ is waited for: another document until it comes, data until it is there, a window
 OpenWebRL, appendix A.1. Deviation: the page says when it is ready, in place of fixed sleeps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
@@ -77,14 +75,13 @@ class Tab:
         self.window = event.get("userGesture") is True
 
     async def wait(self, done: Callable[[], bool], seconds: float) -> None:
-        """Wait until `done()`, or for so many seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0, seconds)):
                 while not done():
                     self.changed.clear()
                     await self.changed.wait()
 
-    async def forget(self, session: Session) -> None:
+    async def forget(self, session: "Session") -> None:
         """Listen to no more requests, which on a heavy page come in thousands; forget those under way."""
         with contextlib.suppress(ToolFailure):
             await session.do(self.cdp.send("Network.disable"))
@@ -92,9 +89,8 @@ class Tab:
         self.data, self.window = set(), False
 
 
-async def wait_until_ready(session: Session, calm_ms: float) -> Settled:
-    """Return the page's last answer, once nothing has changed for `calm_ms` at least; its `error` is the
-    network's or the guard's reason, if known."""
+async def wait_until_ready(session: "Session", calm_ms: float) -> Settled:
+    """Return the page's last answer, once it rests; its `error` is the network's or the guard's reason."""
     config, page, tab, documents, settled = session.config, session.page, await session.tab(), 0, None
     seconds = config.ready_ms / 1000
     deadline = time.monotonic() + seconds
@@ -125,9 +121,8 @@ async def wait_until_ready(session: Session, calm_ms: float) -> Settled:
     return settled
 
 
-async def _ask(session: Session, page: Page, tab: Tab, calm_ms: float, deadline: float) -> Settled | None:
-    """Return settle.js's answer from the page, or from the inner frame of the action; None if that page was
-    replaced before it could answer."""
+async def _ask(session: "Session", page: Page, tab: Tab, calm_ms: float, deadline: float) -> Settled | None:
+    """Return settle.js's answer from the page or the action's inner frame; None if that was replaced."""
     config, settled = session.config, Settled()
 
     async def ask(place: Page | Frame) -> Settled:

@@ -9,8 +9,6 @@ ready, up to a cap), no second attempt of a step that timed out (actions are not
 between episode and browser; a page that hangs is stopped and told of instead of ending the episode.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib
@@ -103,7 +101,6 @@ class Session:
             raise ToolFailure(re.sub(r"^\w+\.\w+: ", "", reason)) from None  # "Mouse.click: ..."
 
     async def tab(self) -> Tab:
-        """Return what is known of the current tab."""
         page = self.page
         if page not in self.tabs_of:
             cdp = await self.do(self.context.new_cdp_session(page))
@@ -289,14 +286,12 @@ class Session:
         return [(page.url, titles.get(page, "")) for page in self.context.pages], self._index()
 
     async def new_tab(self) -> int:
-        """Open an empty tab; return its index."""
         if len(self.context.pages) >= MOST_TABS:
             raise ToolFailure(f"there are {MOST_TABS} tabs already; close one first")
         self.page = await self.do(self.context.new_page())
         return self._index()
 
     async def switch_tab(self, index: int) -> None:
-        """Make another tab the current one."""
         if not 0 <= index < len(self.context.pages):
             raise ToolFailure(f"there is no tab {index}; the last is {len(self.context.pages) - 1}")
         self.page = self.context.pages[index]

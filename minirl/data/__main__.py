@@ -3,8 +3,6 @@
 Exit status 0: fine; 2: the command line or a file is of no use.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Sequence
@@ -18,7 +16,6 @@ from pydantic import TypeAdapter
 from minirl.benchmarks.task_files import load_tasks, save_tasks
 from minirl.config import AgentConfig, Config
 from minirl.console import printable, say
-from minirl.data import curate as curation
 from minirl.data import filters, writers
 from minirl.experiment import make_agent
 from minirl.run_folder import Run, to_line, write_atomic
@@ -73,7 +70,7 @@ def curate(run: File, dumps: tuple[str, ...], preset: Literal["412", "912", "1.9
     """
     folder = Run(run)
     found = [trajectory for label in dumps for trajectory in folder.load_trajectories(label)]
-    folder.save_trajectories("demos", curation.curate(found, curation.PRESETS[preset]))
+    folder.save_trajectories("demos", filters.curate(found, filters.PRESETS[preset]))
     say(f"--sft.demos {folder.trajectory_path('demos')}")
 
 
@@ -99,7 +96,6 @@ def push(folder: File, repository: tyro.conf.Positional[str], public: bool = Fal
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one verb and return the exit status."""
     verbs = {"filter": filter, "curate": curate, "write": write, "push": push}
     try:
         tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.data", args=list(argv))

@@ -1,18 +1,19 @@
-"""Filter a pool of tasks: what an evaluation asks, parts of other tasks, bad sites, near-duplicates.
+"""Filter a pool of tasks, and curate demonstrations of those that stay.
 
     tasks --filter_tasks--> kept | removed, each with the filter's name and the reason
+    a dump of four rollouts a task --curate--> the shortest success of each, evenly over sites
 
-Stands before teacher rollouts and reinforcement. OpenWebRL section 4.2: 292K tasks of WebGym become 15,601
-to demonstrate and, with a stricter threshold, about 2.2K to practise. Deviations: the paper says neither
-where the long tail begins (here: sites with few tasks) nor which sites are unstable (here: those of a list,
-or on which most episodes were aborted); what is nearly an evaluation's task goes, too.
+Stands before and behind a teacher's rollouts. OpenWebRL sections 4.2 and 5.5: 292K tasks of WebGym become
+15,601 to demonstrate and, with a stricter threshold, about 2.2K to practise. Deviations: the paper does not
+say where the long tail begins (here: sites with few tasks), which sites are unstable (here: those of a list,
+or on which most episodes were aborted) and how many demonstrations a site may give (here the least with which
+a preset's number is reached); what is nearly an evaluation's task goes, too.
 """
-
-from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,23 @@ import torch
 
 from minirl.benchmarks.task_sets import apart, choose_benchmarks
 from minirl.console import progress, say
-from minirl.evaluation.results import read_results
+from minirl.evaluation.results import read_results, result_of
 from minirl.recipes import openwebrl_4b
-from minirl.types import Task
+from minirl.types import Task, Trajectory
 
 SFT, RL = 0.99, 0.95  # OpenWebRL's thresholds, for cosines of Qwen3-Embedding-8B
 BLOCK = 4096  # rows that are compared at a time
 MOST_ABORTED = 0.5  # share of a site's episodes; above, it is unstable
 
+# How many trajectories of which of WebGym's parts; "" is any
+PRESETS: dict[str, dict[str, int]] = {
+    "412": {"pae-webvoyager": 412},  # the default, and the 4B model's
+    "912": {"pae-webvoyager": 412, "insta-v3": 500},  # the 8B model's
+    "1.9k": {"": 1900},  # section 5.5: more of them, from which reinforcement gains less
+}
+
 Reasons = dict[str, str]  # by the id of a task that is to go
+Alike = dict[int, tuple[int, float]]  # by the row that is to go: the row that it is like, and the cosine
 
 
 def filter_tasks(
@@ -40,8 +49,7 @@ def filter_tasks(
     embeddings_NE: np.ndarray | None = None,  # of the tasks, then of the evaluation's
     threshold: float = SFT,
 ) -> tuple[list[Task], list[dict[str, Any]]]:
-    """Return the tasks that stay, in their order, and a record of each that goes: the filter, the reason and
-    the task. Say how many each filter has removed."""
+    """Return the tasks that stay, and a record of each that goes: the filter, the reason and the task."""
 
     def evaluated(some: Sequence[Task]) -> Reasons:
         clean = {task.id for task in apart(some, evaluation, choose_benchmarks(openwebrl_4b()))}
@@ -76,8 +84,7 @@ def filter_tasks(
 
 
 def unstable_sites(hosts: Path | None, results: Sequence[Path]) -> dict[str, str]:
-    """Return the sites of a list, a host a line, and those on which most episodes in an evaluation's files of
-    results were aborted, each with the reason."""
+    """Return, each with the reason, a list's sites, and those on which most episodes were aborted."""
     listed = hosts.read_text(encoding="utf-8").split() if hosts else []
     found = {host.lower().removeprefix("www."): "its site is listed" for host in listed}
     ends: dict[str, list[bool]] = defaultdict(list)
@@ -87,9 +94,7 @@ def unstable_sites(hosts: Path | None, results: Sequence[Path]) -> dict[str, str
     return found | {site: f"{sum(n)} of {len(n)} episodes on its site aborted" for site, n in most.items()}
 
 
-def duplicates(
-    vectors_NE: np.ndarray, threshold: float, first: int = 0, block: int = BLOCK
-) -> dict[int, tuple[int, float]]:
+def duplicates(vectors_NE: np.ndarray, threshold: float, first: int = 0, block: int = BLOCK) -> Alike:
     """Compare rows greedily, from the first to the last: one goes if it is at least `threshold` like one that
     stays. Return those that go, each with the row before it that it is most like, and the cosine. The `first`
     rows all stay. Beside the vectors, memory holds a copy of them as they are compared, and a few blocks.
@@ -102,7 +107,7 @@ def duplicates(
     unit_NE = torch.nn.functional.normalize(unit_NE, dim=1)
     # of each row, how like it is to the most like of those before it that stay, and which that is
     best_N, like_N = torch.full((len(unit_NE),), -2.0), torch.zeros(len(unit_NE), dtype=torch.long)
-    found: dict[int, tuple[int, float]] = {}
+    found: Alike = {}
 
     def note(rows: slice, cosine_B: torch.Tensor, like_B: torch.Tensor) -> None:
         like_N[rows] = torch.where(cosine_B > best_N[rows], like_B, like_N[rows])
@@ -133,3 +138,25 @@ def embed(tasks: Sequence[Task], model: str) -> np.ndarray:
     except ImportError:
         raise ValueError("--model needs sentence-transformers: pip install sentence-transformers") from None
     return SentenceTransformer(model).encode([task.instruction for task in tasks], show_progress_bar=True)
+
+
+def curate(episodes: Sequence[Trajectory], parts: Mapping[str, int]) -> list[Trajectory]:
+    """Return a preset's demonstrations, or as many as there are; say how they were found. Of a site
+    those tasks come first whose ids' digests do."""
+    successes = [(result_of(t), t) for t in episodes if t.success and t.valid]
+    best = dict[str, Trajectory]()
+    for _, episode in sorted(successes, key=lambda pair: (pair[0].steps, pair[0].response_tokens)):
+        best.setdefault(episode.task.id, episode)
+    say(f"{len(episodes)} episodes, {len(successes)} successes, {len(best)} tasks solved")
+    ordered = sorted(best.values(), key=lambda t: sha256(t.task.id.encode()).digest())
+    chosen = list[Trajectory]()
+    for part, most in parts.items():
+        seen, rounds = Counter[str](), list[tuple[int, Trajectory]]()  # one on each site, then a second, ...
+        for episode in (t for t in ordered if part in ("", t.task.meta.get("benchmark"))):
+            seen[episode.task.site] += 1
+            rounds.append((seen[episode.task.site], episode))
+        found = sorted(rounds, key=lambda pair: pair[0])[:most]
+        sites, cap = len({t.task.site for _, t in found}), max((n for n, _ in found), default=0)
+        say(f"{part or 'any part'}: {len(found)} of {most} on {sites} sites, at most {cap} on each")
+        chosen += [episode for _, episode in found]
+    return chosen

@@ -13,8 +13,6 @@ record shows are cloned: of a step or a turn that brings its history along, the 
 agent can't read is not cloned.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from base64 import b64decode, b64encode
@@ -61,7 +59,8 @@ def load(path: Path, harness: Harness) -> list[Trajectory]:
             told = trajectory_of(record, f"{path.stem}, {place}", harness)
         except ValueError as problem:
             raise ValueError(f"{path}, {place}: {problem}") from None
-        unreadable += sum(not turn.trained and is_shown(turn) for turn in told.turns)
+        shown = [turn for turn in told.turns if turn.images or turn.page_text]
+        unreadable += sum(not turn.trained for turn in shown)
         if told.success and any(turn.trained for turn in told.turns):
             found.append(tokenised(told, harness))
     if not found:
@@ -153,15 +152,11 @@ def turns_of(said: Sequence[Said], pictures: Sequence[Any], harness: Harness) ->
         turns[-1:] = [replace(turn, feedback=lines) for turn in turns[-1:]]
         text = text.rstrip().removesuffix("<|im_end|>")
         text = as_answer(text) if config.kind == "text" and config.thinking else whole(text)
-        facts = {"observation": seen.text, "page_text": seen.page_text, "parsed": agent.parse(text)}
         images = tuple(next(names) for _ in range(asked.count(PICTURE)))
-        turn = Turn(0, (), (), (), text, images=images, **facts)
-        turns.append(replace(turn, trained=is_shown(turn) and not turn.parsed.error))
+        turn = Turn(0, (), (), (), text, images, agent.parse(text), (), seen.text, seen.page_text)
+        is_shown = bool(images or seen.page_text)
+        turns.append(replace(turn, trained=is_shown and not turn.parsed.error))
     return instruction, tuple(turns)
-
-
-def is_shown(turn: Turn) -> bool:
-    return bool(turn.images or turn.page_text)
 
 
 def in_tags(text: str) -> tuple[str, tuple[str, ...], Observation]:
@@ -203,8 +198,6 @@ def whole(text: str) -> str:
 
 def as_address(cell: Any) -> str:
     """Return a Parquet cell's bytes as a data: address. TypeError for what else JSON lacks."""
-    if not isinstance(cell, bytes):
-        raise TypeError(f"a {type(cell).__name__} can't be read")
     return "data:;base64," + b64encode(cell).decode()
 
 

@@ -6,14 +6,12 @@ A row is a trajectory: each user's message shows the screenshot or the page of i
 says what the model has said, reasoning included. OpenWebRL publishes a row per turn, as its model's text.
 """
 
-from __future__ import annotations
-
 import json
-import os
+import re
+import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +21,40 @@ from minirl.evaluation.results import versions
 from minirl.run_folder import write_atomic
 from minirl.types import Agent, ImageStore, Observation, Trajectory
 
+COMMIT = re.compile("[0-9a-f]{40,}")
 ROWS = 16  # that are held in memory at a time
 # What the package `datasets` can't know from the types: that these bytes are pictures
 FEATURES = {"info": {"features": {"images": {"feature": {"_type": "Image"}, "_type": "List"}}}}
-CARD = files("minirl.data").joinpath("card.md").read_text(encoding="utf-8")
+CARD = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
 
 
 def row_of(trajectory: Trajectory, agent: Agent, images: ImageStore) -> dict[str, Any]:
-    """Return a trajectory as a row, with the whole task as JSON. A part without text is a picture."""
-    task, shown = trajectory.task, list[dict[str, Any]]()
-    said: list[tuple[str, list[str | None]]] = [("system", [agent.system])] if agent.system else []
-    feedback: tuple[str, ...] = ()
+    task, shown, feedback = trajectory.task, list[dict[str, Any]](), ()
+    messages = [message("system", agent.system)] if agent.system else []
     for n, turn in enumerate(trajectory.turns):
         seen = Observation(turn.observation, page_text=turn.page_text, url=turn.url)
         head, page, tail, _ = agent.words(n, task.instruction, seen, feedback)
-        parts: list[str | None] = [head + page + tail]
+        asked = message("user", head + page + tail)
         if turn.images:
-            parts = [f"{head}{page}screenshot:\n", None, f"\n{tail}"]
+            asked = message("user", f"{head}{page}screenshot:\n", None, f"\n{tail}")
             shown.append({"bytes": images.get(turn.images[-1]), "path": None})
-        said += [("user", parts), ("assistant", [whole(turn.text)])]
+        messages += [asked, message("assistant", whole(turn.text))]
         feedback = agent.visible_feedback(turn.parsed, turn.feedback)
-    kinds = {str: "text", type(None): "image"}
-    messages = [
-        {"role": role, "content": [{"type": kinds[type(part)], "text": part} for part in parts]}
-        for role, parts in said
-    ]
-    facts = {
-        "task": json.dumps(asdict(task)),
-        "task_id": task.id,
-        "site": task.site,
-        "member": trajectory.member,
-    }
-    ends = {"stop": trajectory.stop.value, "success": trajectory.success, "reward": float(trajectory.reward)}
-    return {"messages": messages, "images": shown, **facts, **ends}
+    facts = {"task": json.dumps(asdict(task)), "task_id": task.id, "site": task.site}
+    facts |= {"member": trajectory.member, "stop": trajectory.stop.value, "success": trajectory.success}
+    return {"messages": messages, "images": shown, **facts, "reward": float(trajectory.reward)}
+
+
+def message(role: str, *parts: str | None) -> dict[str, Any]:
+    """Return a chat message. A part without text is a picture."""
+    content = [{"type": "image" if part is None else "text", "text": part} for part in parts]
+    return {"role": role, "content": content}
 
 
 def write_dataset(
     trajectories: Sequence[Trajectory], agent: Agent, images: ImageStore, out: Path, **facts: str
 ) -> None:
-    """Write the data set into the folder `out`, and its card with the facts: title, source, license, command.
+    """Write the data set into a folder, and its card with the facts: title, source, license, command.
     ValueError if there is nothing to publish."""
     try:
         import pyarrow
@@ -80,32 +73,23 @@ def write_dataset(
         for at in range(0, len(trajectories), ROWS):
             rows = [row_of(trajectory, agent, images) for trajectory in trajectories[at : at + ROWS]]
             file.write_table(pyarrow.Table.from_pylist(rows, schema))
-    os.replace(path.with_suffix(".tmp"), path)
+    path.with_suffix(".tmp").replace(path)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     tasks = {trajectory.task.id: trajectory.task.site for trajectory in trajectories}
+    git = subprocess.getoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
     facts |= {
         "trajectories": f"{len(trajectories)}, of which {sum(t.success for t in trajectories)} succeeded",
         "tasks": f"{len(tasks)} on {len(set(tasks.values()))} sites",
         "turns": f"{len(turns)}, {sum(bool(turn.images) for turn in turns)} with a screenshot",
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
-        "commit": commit(),
+        "commit": git if COMMIT.fullmatch(git) else "not known",  # minirl's files may be no checkout
     }
     write_atomic(out / "README.md", CARD.format(**facts).encode())
-
-
-def commit() -> str:
-    """Return the commit of minirl's own files, "not known" where they are no checkout."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "not known"
 
 
 def push(folder: Path, repository: str, private: bool = True) -> str:
     """Upload a data set's folder to the Hub; return its address there. ValueError if it can't be done."""
     from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HfHubHTTPError
 
     if not (folder / "README.md").is_file():
         raise ValueError(f"{folder} holds no data set: make one with python -m minirl.data write")
@@ -115,7 +99,6 @@ def push(folder: Path, repository: str, private: bool = True) -> str:
     try:
         url = hub.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
         hub.upload_folder(repo_id=repository, repo_type=kind, folder_path=folder, allow_patterns=patterns)
-    # the errors of its HTTP client, and OSError
-    except HfHubHTTPError.__bases__ as error:  # pyright: ignore[reportGeneralTypeIssues]
+    except Exception as error:  # of whichever HTTP client it has
         raise ValueError(f"the Hub did not take it: {first_line(error)}") from None
     return str(url)

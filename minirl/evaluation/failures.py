@@ -8,8 +8,6 @@ Deviations: the paper's patterns are not in its text; these were written anew fr
 10, so rates are not comparable with the paper's. Its error categories were given by hand, here by rules.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections import Counter

@@ -7,8 +7,6 @@ and the one without aborted tasks. Intervals, which the papers do not give, are 
 a mean over sites is Zou and Donner's (Statistics in Medicine 27, 2008).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import platform

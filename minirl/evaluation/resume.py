@@ -8,8 +8,6 @@ evaluation: the same weights and tasks, told by their digests, settings, version
 section 4 and table 8; its parallel browsers are episodes in flight here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -35,20 +33,13 @@ from minirl.types import Task, Trajectory
 
 @dataclass(frozen=True)
 class EvalScriptConfig(Config):
-    """The settings of an evaluation: a run's, and eval.py's own."""
-
-    tasks: Path | None = None
-    """A file of tasks; the same as --task.heldout."""
-    limit: Annotated[int, Ge(0)] = 0
-    """Only the first so many tasks; 0: all."""
+    tasks: Path | None = None  # a file of tasks; the same as --task.heldout
+    limit: Annotated[int, Ge(0)] = 0  # only the first so many tasks; 0: all
     protocol: str = ""
     """A protocol of minirl/benchmarks/protocols.py: its tasks, and its settings where no flag is given."""
-    seeds: tuple[int, ...] = (0,)
-    """An episode of every task for each of these seeds of sampling."""
-    retry: bool = False
-    """When an evaluation goes on, try again what was aborted."""
-    compare: tuple[Path, Path] | None = None
-    """Two files of results, which are compared; nothing is run."""
+    seeds: tuple[int, ...] = (0,)  # an episode of every task for each of these seeds of sampling
+    retry: bool = False  # when an evaluation goes on, try again what was aborted
+    compare: tuple[Path, Path] | None = None  # two files of results, which are compared; nothing is run
     success_within: tuple[Positive, ...] = ()
     """Numbers of turns, for the success within each of them; the largest is the episodes'."""
 
@@ -132,7 +123,6 @@ class Ledger:
         return self.run.root / f"results-{self.label}.json"
 
     def add(self, trajectory: Trajectory) -> None:
-        """Append an episode to the rank's dump."""
         suffix = "" if self.ranks.is_main else f".rank{self.ranks.rank}"
         self.run.add_trajectory(self.label + suffix, trajectory)
 

@@ -6,8 +6,6 @@ Stands at the end of eval.py; results.py does the counting. OpenWebRL, section 4
 aborted tasks as failures, and the one without them, always both.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@ the model's name. A step's `action` is a BrowserGym call, its `last_action_error
 before. Deviation: the benchmark's own script counts its test split, here all rows count.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections import defaultdict

@@ -7,8 +7,6 @@ table 9), a stronger judge's (section 5.3 and table 3), or a site's own. Precisi
 failures pass, which a policy learns to exploit. Deviation: an answer without a verdict is in no rate.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +34,6 @@ class Pair:
 
 
 def pair_of(trajectory: Trajectory, truth: bool, verdict: Verdict, judge: str = "") -> Pair:
-    """Return a judged trajectory."""
     task, said = trajectory.task, (judge, verdict.rationale, verdict.error)
     return Pair(truth, verdict.success, str(task.meta.get("benchmark") or ""), task.site, task.id, *said)
 

@@ -8,8 +8,6 @@ model learns the rationale and the verdict of 12.5K labelled rollouts; section 5
 agrees with its teacher on held-out ones. Beside it stand constant judges: it may have learned no more.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re
@@ -94,7 +92,6 @@ def training_rows(
 
 
 def training_row(example: Example, question: Question, images: ImageStore, preprocessor: Preprocessor) -> Row:
-    """Return the question about a trajectory as a prompt, and its label as the response."""
     prompt = prompt_of(preprocessor, question.messages(example.trajectory, images))
     names = tuple(name for _, name in question.screenshots_of(example.trajectory))
     tokenizer = preprocessor.tokenizer

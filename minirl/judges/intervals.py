@@ -3,8 +3,6 @@
 The papers give rates without intervals.
 """
 
-from __future__ import annotations
-
 from math import sqrt
 
 
@@ -27,6 +25,5 @@ def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def clustered_wilson(successes: int, episodes: int, tasks: int) -> tuple[float, float]:
-    """Return the 95% interval of a rate over episodes, as wide as that of so many tasks: episodes of one task
-    are much alike, and count once, with their mean."""
+    """Return the 95% interval of a rate over episodes; those of one task are much alike, and count once."""
     return wilson(successes * tasks / max(episodes, 1), tasks)

@@ -7,8 +7,6 @@ section 4.3 and appendix A.4. A judge is served (--judge.model), or it is a chec
 runs in this process and shares the device with the agent: serve a large one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -97,8 +95,7 @@ class LocalJudge(ModelJudge):
 
 
 def prompt_of(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt:
-    """Return a system and a user message as token ids with image pads. No text in them can spell a token of
-    the chat's form."""
+    """Return a system and a user message as token ids, in which no text spells a token of the chat's form."""
     tokenizer, chat = preprocessor.tokenizer, preprocessor.chat
     control = control_tokens(tokenizer)
     parts: list[str | bytes] = []
@@ -112,7 +109,6 @@ def prompt_of(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt
 
 @contextlib.asynccontextmanager
 async def open_judge(config: Config, ranks: Ranks, images: ImageStore) -> AsyncIterator[ModelJudge]:
-    """Yield the judge that the config names while the block lasts."""
     if config.judge.path:
         with progress("loading the judge"):
             local = LocalJudge(config, ranks, images)

@@ -8,8 +8,6 @@ about are labelled. Deviation: how the paper's 500 were kept apart is not stated
 out, and whole training steps, since the judge will be asked about a policy that it has not seen.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

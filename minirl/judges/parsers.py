@@ -7,8 +7,6 @@ first phrase that spells a verdict, even one in the reasons, WebVoyager's takes 
 does AgentTrek's; here it stands alone or ends the last line. The first and the last count others as failures.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import zip_longest
@@ -86,8 +84,7 @@ def parse_lines(answer: str) -> Verdict:
 
 
 def verdict_of_line(line: str) -> tuple[bool | None, bool]:
-    """Return the verdict that a line like "**Verdict:** not success." consists of, or None, and if the line
-    calls it a verdict."""
+    """Return the verdict that a line like "**Verdict:** success." is, or None, and if it is called one."""
     line = _TAG.sub(" ", line).strip()
     words = _BULLET.sub("", line, count=1).strip(MARKS)
     label = _VERDICT_IS.match(words)

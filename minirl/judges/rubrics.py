@@ -9,14 +9,13 @@ Deviations: the prompt asks for DeepShop's JSON, which its server enforces; Agen
 by itself, too; long texts lose their middle; equal screenshots take one place; the last act's is shown.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
 from itertools import groupby
+from typing import Self
 
 from minirl.agents.openwebrl import read_prompt
 from minirl.config import Input, JudgeConfig, Parser
@@ -74,7 +73,7 @@ class Question:
     brief: bool = False  # "openwebrl" for a model too small for more
 
     @classmethod
-    def of(cls, judge: JudgeConfig) -> Question:
+    def of(cls, judge: JudgeConfig) -> Self:
         """Return a config's question. ValueError if its parser can't read the answers."""
         readable = RUBRICS[judge.input].parsers if judge.input != "rules" else ("rules",)
         if judge.parser not in readable:

@@ -1,7 +1,5 @@
 """The settings of judge.py: a run's, its own, and the recipes of judges. OpenWebRL, section 4.3, table 3."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,22 +14,16 @@ COMMON = ("name", "runs", "teacher", "judge.url", "judge.model", "judge.path", "
 
 @dataclass(frozen=True)
 class JudgeScriptConfig(Config):
-    runs: tuple[Path, ...] = ()
-    """Run folders whose trajectories are labelled."""
-    dumps: tuple[str, ...] = ()
-    """Which of their dumps, as step_00012; by default all but the demonstrations."""
+    runs: tuple[Path, ...] = ()  # run folders whose trajectories are labelled
+    dumps: tuple[str, ...] = ()  # which of their dumps, as step_00012; by default all but the demonstrations
     teacher: Literal["world", "endpoint"] = "world"
     """world: what the task's own verifier found; endpoint: the model behind --judge.url."""
-    labelled: Path | None = None
-    """The run folder that holds the labels; by default this run's."""
-    goals: Share = 0.2
-    """Share of the goals that are held out."""
-    stages: Annotated[float, Ge(0), Lt(1)] = 0.2
-    """Share of the training steps that are held out."""
+    labelled: Path | None = None  # the run folder that holds the labels; by default this run's
+    goals: Share = 0.2  # share of the goals that are held out
+    stages: Annotated[float, Ge(0), Lt(1)] = 0.2  # share of the training steps that are held out
     shuffle_labels: bool = False
     """Control: permute the labels among the trajectories, so that only their base rate can be learned."""
-    bench: Path | None = None
-    """Score on a folder of AgentRewardBench in place of the held-out labels."""
+    bench: Path | None = None  # score on a folder of AgentRewardBench in place of the held-out labels
 
 
 def tiny_judge() -> JudgeScriptConfig:

@@ -147,7 +147,6 @@ class Endpoint:
 
 @asynccontextmanager
 async def open_endpoint(config: EndpointConfig) -> AsyncIterator[Endpoint]:
-    """Open an endpoint for as long as the block lasts, then print its usage."""
     endpoint = Endpoint(config)
     try:
         yield endpoint

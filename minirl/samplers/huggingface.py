@@ -54,7 +54,6 @@ class HfSampler:
     def sleep(self) -> None: ...  # the weights are the trainer's own, or small
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take the updated weights, named as in the model."""
         own = dict(self.model.named_parameters())
         with torch.no_grad():
             for name, weight in weights:

@@ -5,8 +5,6 @@ would be. Its byte-level BPE can spell any text; the words, tool-call pieces and
 world, or a text agent's attributes, are single tokens, which keeps responses short.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -15,7 +13,6 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +37,8 @@ from minirl.worlds.sites import sites_of, world_at
 DONE = {"name": "done", "arguments": {"response": "done"}}
 PAGES_OF = 24  # tasks whose pages a small tokenizer learns from
 
-FOLDER = files("minirl.tiny")
-BASE = Path(__file__).parent / "base"  # made by `python -m minirl.tiny.seeing`
+FOLDER = Path(__file__).parent
+BASE = FOLDER / "base"  # made by `python -m minirl.tiny.seeing`
 # ChatML as Qwen3-VL-Thinking's template writes it: the assistant's turn opens inside <think>
 CHAT_TEMPLATE = FOLDER.joinpath("chat_template.jinja").read_text(encoding="utf-8").removesuffix("\n")
 TEXT_TEMPLATE = CHAT_TEMPLATE.replace("<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n")
@@ -80,7 +77,6 @@ async def scripted_texts(config: Config, tasks: Sequence[Task]) -> list[str]:
 
 
 def corpus(said: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[str]:
-    """Return texts of the form that the tiny agent reads and writes."""
     texts = [system_prompt(brief=True), "".join(f"[{n}, {n}][ {n}, {n}]" for n in range(0, SCALE + 1, GRID))]
     for word in said:
         texts += [f"choose {word} {word}, {word}.", f'clicked button "{word}" at [500, 500].']
@@ -94,13 +90,11 @@ def corpus(said: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[str
 
 
 def words() -> list[str]:
-    """Return the words of the controls that any shop may have, as an agent names them."""
     offered = [word for choice in CHOICES.values() for word in choice["words"]]
     return [*offered, *map(str.lower, SHOP["buttons"].values())]
 
 
 def vocabulary() -> list[str]:
-    """Return texts with all that any shop's pages and orders say."""
     asked = [" ".join(fields) for n in (1, 2) for fields in itertools.combinations(CHOICES, n)]
     phrases = [choice["phrase"].format("") for choice in CHOICES.values()]
     pages = [name.capitalize() for name in asked]
@@ -129,8 +123,7 @@ def build_tokenizer(texts: Iterable[str], kind: str = "visual") -> PreTrainedTok
 def build(
     path: Path, texts: Iterable[str], seed: int, hidden: int = 128, layers: int = 4, kind: str = "visual"
 ) -> Path:
-    """Write the checkpoint folder of a visual agent, or another `kind`, with random weights from `seed`.
-    Return the folder."""
+    """Write a checkpoint of one kind ("visual", "judge", "text") with random weights; return its folder."""
     tokenizer = build_tokenizer(texts, kind)
     sizes: dict[str, Any] = {"hidden_size": hidden, "intermediate_size": 2 * hidden}
     sizes |= {"num_hidden_layers": layers, "vocab_size": len(tokenizer)}

@@ -4,8 +4,6 @@ PyTorch gives matrix products of float32 to MKL, which reached about half of one
 processor where both were measured, an AMD EPYC; the results are as exact.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -15,8 +15,6 @@ P patches and T image tokens of each, A letters of the alphabet, N learned token
 L row length.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import itertools
@@ -119,7 +117,6 @@ async def look(shops: Sequence[World], config: Config) -> list[list[Page]]:
 
 
 def make_page(seen: Observation, controls: Sequence[dict[str, Any]]) -> Page:
-    """Return a page as seeing.js and the agent see it."""
     picture = Image.open(io.BytesIO(seen.image or b"")).convert("RGB")
     picture = picture.resize((COLUMNS * TOKEN, ROWS * TOKEN), Image.Resampling.BICUBIC)
     letters = [(k, *one) for k, control in enumerate(controls) for one in control["letters"]]
@@ -151,15 +148,12 @@ def whole(page: Page) -> np.ndarray:
 
 
 def patches(picture: np.ndarray) -> np.ndarray:
-    """Return the numbers of a picture's patches, as the processor makes them of the screenshot."""
     parts = picture.reshape(ROWS, 2, TOKEN // 2, COLUMNS, 2, TOKEN // 2, 3).transpose(0, 3, 1, 4, 6, 2, 5)
     frames = np.repeat(parts.reshape(-1, 3, 1, (TOKEN // 2) ** 2), 2, axis=2)  # a still picture's are equal
     return (frames.reshape(len(frames), -1) / 127.5 - 1).astype(np.float32)
 
 
 class Teacher:
-    """Makes examples of pages, and the losses on them."""
-
     def __init__(self, preprocessor: Preprocessor, config: Config):
         self.preprocessor, self.config, self.agent = preprocessor, config, OpenWebRLAgent(config.agent)
         tokenizer = preprocessor.tokenizer
@@ -192,16 +186,14 @@ class Teacher:
             there = {page.words[i]: page.boxes[i] for i in whole(page)}
             boxes = [there[word] for word in wanted if word in there]
             points = {word: middle(there[word].tolist(), 1, 1) if word in there else None for word in wanted}
-            calls = [
-                {"name": "click", "arguments": {"point_2d": point}} for point in points.values() if point
-            ]
+            clicked = {word: point for word, point in points.items() if point}
+            calls = [{"name": "click", "arguments": {"point_2d": point}} for point in clicked.values()]
             text = spoken(points, [*calls, DONE] if page is pages[-1] else calls)
             said = self.ids(text + self.end)
             if stage == "agent":
                 ids = list(context.observe(Observation(page.text, image=self.blank), feedback).ids)
                 context.respond(tuple(said), text)
-                clicked = ((word, point) for word, point in points.items() if point)
-                feedback = tuple(f'click: clicked button "{word}" at {point}.' for word, point in clicked)
+                feedback = tuple(f'click: clicked button "{w}" at {at}.' for w, at in clicked.items())
             else:
                 ids = [*self.ids(task.instruction + VISION_OPEN), *self.pads, *self.ids(VISION_CLOSE)]
             is_learned = [False] * len(ids) + [True] * len(said)
@@ -221,9 +213,8 @@ class Teacher:
         of_word = page.letters[:, 0]
         shown_TK = np.zeros((ROWS * COLUMNS, len(of_word)), bool)
         shown_TK[token[patch], letter] = True
-        share = np.stack(
-            [shown_TK[:, of_word == k].mean(1) for k in range(len(page.words))], 1
-        )  # of its letters
+        # of each word the share of its letters
+        share = np.stack([shown_TK[:, of_word == k].mean(1) for k in range(len(page.words))], 1)
         word, most = share.argmax(1), share.max(1)
         told = (most >= 1 / 3) & np.isin(word, whole(page))
         ids_T = np.where(told, np.array([self.word_ids[w] for w in page.words])[word], MISSING)
@@ -232,7 +223,6 @@ class Teacher:
         return shown_PA, np.where(most > 0, ids_T, self.none), *places
 
     def see(self, model: Any, examples: Sequence[Example]) -> Any:
-        """Return the vision tower's output for the examples' pictures."""
         pixels = torch.from_numpy(np.concatenate([patches(one.page.picture) for one in examples]))
         grids = torch.tensor([PATCHES] * len(examples))
         return model.model.get_image_features(pixels, grids, return_dict=True)
@@ -257,9 +247,8 @@ class Teacher:
         shown_BPA, word_BT, *axes_BT = (torch.from_numpy(np.stack(one)) for one in labels)
         letters, places = heads
         shown_PA = letters(F.layer_norm(patch_PH, patch_PH.shape[-1:]))
-        loss = LETTERS * F.binary_cross_entropy_with_logits(
-            shown_PA, shown_BPA.flatten(0, 1), pos_weight=OFTEN
-        )
+        told_PA = shown_BPA.flatten(0, 1)
+        loss = LETTERS * F.binary_cross_entropy_with_logits(shown_PA, told_PA, pos_weight=OFTEN)
         loss = loss + F.cross_entropy((image_BTH @ embed_VH.T).flatten(0, 1), word_BT.flatten())
         for place_BTH, axis_BT in zip(places(image_BTH).chunk(2, -1), axes_BT, strict=True):
             logits_BTN = place_BTH @ embed_VH[self.numbers].T
@@ -274,9 +263,8 @@ class Teacher:
         rng, hits = np.random.default_rng(0), list[bool]()
         examples = [next(self.examples(stage, [page], rng)) for page in pages]
         if other:
-            examples = [
-                one._replace(page=examples[k - len(pages) // 2].page) for k, one in enumerate(examples)
-            ]
+            half = len(pages) // 2
+            examples = [one._replace(page=examples[k - half].page) for k, one in enumerate(examples)]
         for one in (one for one in examples if len(one.boxes)):
             seen = self.see(model, [one])
             if stage == "vision":
@@ -381,9 +369,7 @@ def main(out: Path = BASE, curve: Path = Path("docs/seeing.json"), seed: int = 0
         model = open_model(replace(config, model=settings))
         points = train(model, teacher, shops, test, seed, ranks)
         model.bfloat16().float()  # as it is saved
-        right = (
-            ranks.all_gather(teacher.measure(model, "agent", test, control)) for control in (False, True)
-        )
+        right = (ranks.all_gather(teacher.measure(model, "agent", test, other)) for other in (False, True))
         hits, other = (float(np.mean(each)) for each in right)
         pages = sum(ranks.all_gather([len(test)]))
         if ranks.is_main:

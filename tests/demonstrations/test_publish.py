@@ -19,7 +19,7 @@ from workers import make_worker
 
 from minirl.config import to_json
 from minirl.data import __main__ as script
-from minirl.data.curate import PRESETS, curate
+from minirl.data.filters import PRESETS, curate
 from minirl.data.readers import load
 from minirl.recipes import openwebrl_4b, webagent_r1_3b
 from minirl.run_folder import Run

@@ -6,8 +6,6 @@ the model; presses go on after one that fails; what a locator does not find is n
 site, a page or the model fails there is no score, but `NoVerdict`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,31 +4,15 @@ Of a locator only words that look things up in the document are allowed, and it 
 helper's call only name and argument are read. Deviation: WebArena's code runs both.
 """
 
-from __future__ import annotations
-
 import re
+import tomllib
+from importlib.resources import files
 
 MOST_CHARS = 2000
 # A string, number, name or sign. A string has no escapes and no template: what is in it stays text.
 WORD = re.compile(r"""('[^'\\\n]*'|"[^"\\\n]*"|\d+|[A-Za-z_$][\w$]*|=>|\?\.|\|\||\.\.\.|\S)""", re.ASCII)
-SIGNS = {"=>", "?.", "||", "...", ".", ",", "+", "(", ")", "[", "]"}
-# The members that a script may use: those that find elements, those that read one, those that handle texts
-LOOKS = """
-    querySelector querySelectorAll getElementById getElementsByClassName closest body children firstChild
-    lastChild firstElementChild lastElementChild parentElement nextElementSibling previousElementSibling
-    options map filter length outerText innerText textContent outerHTML innerHTML title href src matches
-    value checked selected selectedIndex getAttribute hasAttribute join includes trim toString toLowerCase
-"""
-ROOTS = {"document", "elem", "element", "el", "e", "node", "item", "x"}  # but the first for `map`'s parameter
-
-# By name: whether a helper takes the page, and whether a text
-HELPERS = {
-    "reddit_get_post_url": (False, True),
-    "shopping_get_latest_order_url": (False, False),
-    "shopping_get_sku_latest_review_author": (False, True),
-    "shopping_get_sku_latest_review_rating": (False, True),
-    "gitlab_get_project_memeber_role": (True, True),
-}
+WORDS = tomllib.loads(files("minirl.benchmarks.webarena").joinpath("locators.toml").read_text())
+LOOKS, ROOTS, SIGNS = (set(WORDS[name].split()) for name in ("looks", "roots", "signs"))
 CALL = re.compile(r"""func:(\w+)\(\s*+(__page__\s*+,\s*+)?(?:'([^'\\]*)'|"([^"\\]*)")?\s*+\)""")
 
 
@@ -38,7 +22,7 @@ def read_helper(call: str) -> tuple[str, str]:
     if match is None:
         raise ValueError(f"{call[:80]!r} is no call of a helper, like func:name('text')")
     name, argument = match[1], match[4] if match[3] is None else match[3]
-    if HELPERS.get(name) != (match[2] is not None, argument is not None):
+    if WORDS["helpers"].get(name) != {"page": match[2] is not None, "text": argument is not None}:
         raise ValueError(f"{call[:80]!r} calls a helper that is not known, or not with what it takes")
     return name, argument or ""
 
@@ -48,12 +32,12 @@ def check_locator(locator: str) -> str:
     if locator.startswith("func:"):
         read_helper(locator)
     elif locator.strip():
-        check_script(locator, set(LOOKS.split()))
+        check_script(locator, LOOKS)
     return locator
 
 
 def check_press(script: str) -> str:
-    check_script(script, {*LOOKS.split(), "click", "focus"})
+    check_script(script, LOOKS | {"click", "focus"})
     return script
 
 

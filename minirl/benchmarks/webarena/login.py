@@ -3,20 +3,14 @@
 WebAgent-R1, section 4.1. Deviation: each episode has its own login, of all its sites.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
 import time
 import tomllib
 from collections.abc import Mapping
-from http.client import HTTPException
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from minirl.benchmarks.webarena.tasks import sites_from_environment
 from minirl.browser.access import is_address
@@ -24,8 +18,7 @@ from minirl.browser.session import Session
 from minirl.types import BrowserFault, Stop, Task, ToolFailure
 
 ANSWER_SECONDS = 30.0  # for a server to answer one request
-MOST_BYTES = 10_000_000  # that are read of an answer
-FOLDER = files("minirl.benchmarks.webarena")
+FOLDER = Path(__file__).parent
 RESTORE = FOLDER.joinpath("restore_storage.js").read_text()
 Site = Mapping[str, str]  # how to log in to it, and the account; sites.toml explains the fields
 LOGINS: dict[str, Site] = tomllib.loads(FOLDER.joinpath("sites.toml").read_text())
@@ -102,11 +95,12 @@ def read_state(path: Path) -> tuple[list[Any], dict[str, Any]]:
 async def reset(address: str, seconds: float = 600.0, pause: float = 5.0) -> None:
     """Have all sites made anew by a reset server, as WebAgent-R1 has one, and wait until they are ready.
     ValueError if there is no such server, TimeoutError if the sites are not ready in time."""
-    address, ends = address.rstrip("/"), time.monotonic() + seconds
+    address = address.rstrip("/")
     status, body = await fetch(f"{address}/reset")
     if status not in (200, 418):  # 418: one is running
         fix = "give the reset server's address, like http://host:7565, and see that it runs"
         raise ValueError(f"{address}/reset answered {status or 'nothing'} {body[:80]!r}: {fix}")
+    ends = time.monotonic() + seconds
     while time.monotonic() < ends:
         await asyncio.sleep(pause)
         status, body = await fetch(f"{address}/status")  # it may be busy
@@ -118,21 +112,17 @@ async def reset(address: str, seconds: float = 600.0, pause: float = 5.0) -> Non
 
 async def fetch(url: str, data: Any = None, **headers: str) -> tuple[int, str]:
     """Return a server's status and text, or 0 and why there is none."""
+    import httpx2  # slow to import, as is the next: only where a server is asked
+    from openai import OpenAIError
+
+    from minirl.samplers.endpoint_http import BoundedClient
+
     if not is_address(url):
         return 0, "no web address"
-    body = None if data is None else json.dumps(data).encode()
-    request = Request(url, body, {"Content-Type": "application/json", **headers})
-
-    def ask() -> tuple[int, str]:
-        try:
-            answer: Any = urlopen(request, timeout=ANSWER_SECONDS)
-        except HTTPError as error:
-            answer = error  # is an answer, too
-        with answer:
-            return answer.status, answer.read(MOST_BYTES).decode(errors="replace")
-
+    method = "GET" if data is None else "POST"
     try:
-        async with asyncio.timeout(2 * ANSWER_SECONDS):
-            return await asyncio.to_thread(ask)
-    except (OSError, HTTPException) as error:  # TimeoutError is an OSError
+        async with asyncio.timeout(2 * ANSWER_SECONDS), BoundedClient(timeout=ANSWER_SECONDS) as client:
+            answer = await client.request(method, url, json=data, headers=headers)
+        return answer.status_code, answer.text
+    except (httpx2.HTTPError, OpenAIError, TimeoutError) as error:
         return 0, repr(error)

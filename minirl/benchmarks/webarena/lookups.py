@@ -5,8 +5,6 @@ and a model reads data behind a fence. WebAgent-R1, section 4.1. Deviations: the
 the limits of length are our own; of its answers, WebArena's, "not correct" is a no, others are no verdict.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -8,8 +8,6 @@ letters one by one (in three training tasks). Addresses come from WebArena's own
 SHOPPING_ADMIN ends in /admin). Without them records can be read, but not run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ Deviation: in place of NLTK's word tokenizer, which needs data, one expression f
 contractions ("cannot"), abbreviations, and the quote or period that NLTK leaves on a word ("'6'", "6. They").
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
