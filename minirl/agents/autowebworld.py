@@ -34,7 +34,6 @@ TOOLS, UI_TARS = TABLES["tools"], TABLES["ui_tars"]
 ACTIONS = {name: tuple(tool["arguments"]) for name, tool in TOOLS.items()}  # and what each takes
 LONGEST_ACTION = 20_000  # characters
 ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
-UI_TARS_SAYS = re.compile(r"(?:Thought:(.*?))?Action:\s*(\w+\(.*?\))\s*(?:\n\n|$)", re.DOTALL)
 
 
 def parse(text: str) -> Parsed:
@@ -46,9 +45,12 @@ def parse(text: str) -> Parsed:
     thought = text.partition("</think>")[0].rpartition("<think>")[2].strip() if "</think>" in text else ""
     try:
         if (found := ACTION.search(text)) is None:
-            if said := UI_TARS_SAYS.search(text):
-                return Parsed((said[1] or "").strip(), read_ui_tars(said[2]))
-            raise ValueError("there is no <action>...</action>")
+            before, named, said = text.partition("Action:")  # as UI-TARS says it, up to an empty line
+            if not named:
+                raise ValueError("there is no <action>...</action>")
+            return Parsed(
+                before.rpartition("Thought:")[2].strip(), read_ui_tars(said.split("\n\n")[0].strip())
+            )
         inside = found[1].rpartition("<action>")[2]  # a thought may have named the tag
         return Parsed(thought, (read_call(inside.strip()),))
     except ValueError as problem:

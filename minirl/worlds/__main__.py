@@ -4,8 +4,6 @@ Exit status 0: fine; 1: `check` has found errors, or `replay` or `author` a page
 machine says; 2: the command line or the file is of no use.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -9,8 +9,6 @@ best of all rounds counts; the runtime is ours, where released sites have each t
 repaired like a build's log.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import subprocess
@@ -183,5 +181,5 @@ def run(command: tuple[str, ...], folder: Path) -> str:
         command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
     )
     log = f"{done.stdout}{done.stderr}".replace(str(folder.resolve()), "")
-    log = re.sub(r"\b[\d.]+ ?m?s\b|\n +at .*", "", log)  # times, and where in Vite it was noticed
+    log = re.sub(r"\b[\d.]{1,9} ?m?s\b|\n +at .*", "", log)  # times, and where in Vite it was noticed
     return f"{log[-LOG:]}\nexit status {done.returncode}" if done.returncode else ""

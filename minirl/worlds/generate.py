@@ -10,8 +10,6 @@ fragments share field names along a flow, so that a selected item is carried alo
 is drawn again if its paths do not have the profile's length.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import tomllib

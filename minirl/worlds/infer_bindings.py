@@ -10,8 +10,6 @@ else on its page, as in the released search, so that the ways to the terminal pa
 Paper: AutoWebWorld's released code infers the same from names, anew in every stage and without a report.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping, Sequence

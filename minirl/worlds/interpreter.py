@@ -7,8 +7,6 @@ Paper: AutoWebWorld, section 3 and appendix A. Deviations: `clear` and a fresh p
 for a nullable type), and an effect with a `value_expr`, which is never executed, leaves its field unchanged.
 """
 
-from __future__ import annotations
-
 import json
 import operator
 import re

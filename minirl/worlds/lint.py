@@ -7,8 +7,6 @@ released validator asks a language model; a search, not the edges, says what can
 errors (tasks fail or mean nothing) and warnings. A `value_expr` is named, and never executed.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import time

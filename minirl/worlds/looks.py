@@ -6,8 +6,6 @@ and sentences stand in texts.toml. Looks are drawn apart from a site's machine, 
 Paper: AutoWebWorld, section 3.3. Deviation: there a language model writes each site's front end.
 """
 
-from __future__ import annotations
-
 import colorsys
 import tomllib
 from collections.abc import Mapping

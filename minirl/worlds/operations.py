@@ -6,8 +6,6 @@
 by the table operations.toml. What is not in the window is scrolled to first, as an agent has to.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ Paper: AutoWebWorld, section 4.3 (execution-based filtering). Deviation: there, 
 and the page is believed to be where the trace says; here the page's state is read after every action.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -5,8 +5,6 @@ history and ids as the model will see. Paper: AutoWebWorld, section 3.3. Deviati
 is never compared; here it must be what the interpreter predicts before every action.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

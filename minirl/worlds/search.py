@@ -9,8 +9,6 @@ same length; bound parameters range over real records, where the paper keeps one
 cookie banner, a permission prompt) are known by their effects, in the released search by their fields' names.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

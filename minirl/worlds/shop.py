@@ -8,8 +8,6 @@ seen other shops still has to look. Shops below 50000 are for training, from the
 Paper: AutoWebWorld, section 3. Deviation: there, a language model proposes the machine and writes the pages.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Sequence

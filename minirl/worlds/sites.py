@@ -5,8 +5,6 @@
 A folder's tasks name it in their meta, and it is read when it is first asked for: a run may have thousands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path

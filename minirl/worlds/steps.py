@@ -8,8 +8,6 @@ taken for one; a thought comes from a template unless a served model writes it (
 grounding row's instruction does, too; the rows say beyond the released ones what a response must hold.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -11,8 +11,6 @@ the last screenshot) in five modes of access (search, scrolling, slider, order, 
 language model words them and drops the ambiguous ones; here templates do, and enumeration proves them.
 """
 
-from __future__ import annotations
-
 import itertools
 import tomllib
 from collections import Counter

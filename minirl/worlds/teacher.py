@@ -4,8 +4,6 @@ Stands behind judge.py's `label` (minirl/judges/labels.py), in place of the mode
 rollouts (section 4.3): here the truth is known, and costs nothing.
 """
 
-from __future__ import annotations
-
 import json
 
 from minirl.types import Trajectory, Verdict

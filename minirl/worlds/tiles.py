@@ -4,8 +4,6 @@ Shops (shop.py) and the first level of generated sites (generate.py) are drawn s
 number, size and place say nothing about what they are for. Not in a paper.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files

@@ -4,8 +4,6 @@ Paper: AutoWebWorld, section 5.5 (25 trajectories of two sites). Deviations: a t
 action, and of the values that are chosen a goal has those alone that the terminal page still knows.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Sequence

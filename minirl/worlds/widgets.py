@@ -9,8 +9,6 @@ hover and click a menu ...). Deviation: only the procedure counts, not its words
 parameter `widget` that is a key of WIDGETS.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Sequence
