@@ -55,6 +55,7 @@ STEPWISE = [
     *("--rollout.max-steps", "1", "--rollout.stage-steps", "--rollout.no-dynamic"),
     *("--reward.after", "any", "--reward.format-error", "0"),
     *("--loss.weighting", "grpo", "--loss.clip-high", "0.2"),
+    *("--sft.max-steps", "240"),  # for the base model has not met this agent's words
 ]
 
 
