@@ -80,11 +80,12 @@ def _tasks(source: str, count: int, config: Config) -> list[Task]:
     if shops := shops_named(source):
         return tasks_of(shops, count)
     path, any_goal, sites = Path(source), bool(config.task.reward), list[list[Task]]()
+    sees = config.agent.kind != "text"  # and has the means for any task
     if not path.is_dir():
         return load_tasks(path, any_goal)
     for file in find_task_files(path):
         tasks, place = load_tasks(file, any_goal), {"folder": str(file.parent.resolve())}
-        fit = [task for task in tasks if config.agent.kind in task.meta.get("agents", [config.agent.kind])]
+        fit = [task for task in tasks if sees or "text" in task.meta.get("agents", ["text"])]
         sites.append([replace(task, meta={**task.meta, **place}) for task in fit])
     # one of each site, then a second one of each, and so on
     mixed = [task for round in itertools.zip_longest(*sites) for task in round if task is not None]

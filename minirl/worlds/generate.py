@@ -23,10 +23,10 @@ from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.interpreter import World
 from minirl.worlds.looks import draw_style, dress
 from minirl.worlds.render import SHAPES
-from minirl.worlds.tiles import draw_places
+from minirl.worlds.tiles import CHOICES, SHOP, TO_PRESS, draw_places, records_of
 from minirl.worlds.widgets import Json, Offered, action, condition, control, effect
 
-TILES = ("option", "payment", "city", "user")  # what tiles can ask
+ITEM, *TILES = CHOICES  # the words for what tiles show first, and for what they can ask then
 DAYS = [f"2026-{month:02}-{day:02}" for month in (5, 6, 7) for day in range(1, 29)]
 VOCABULARY = tomllib.loads(files("minirl.worlds").joinpath("themes.toml").read_text(encoding="utf-8"))
 
@@ -63,7 +63,10 @@ class Plan:
         self.brand = rng.choice(theme.brands)
         self.entities = theme.entities[: level.entities]
         self.is_tiles = level.look == "tiles"
-        self.data = {entity.plural: _things(entity, self.is_tiles, rng) for entity in self.entities}
+        self.data = {
+            entity.plural: records_of(ITEM, 8, rng) if self.is_tiles else _things(entity, rng)
+            for entity in self.entities
+        }
         self.has_cookie = not self.is_tiles and rng.random() < 0.7
         self.id_style = rng.choice(VOCABULARY["id_styles"])
 
@@ -76,7 +79,7 @@ class Plan:
         words = {"brand": self.brand, "labels": self.labels, "messages": self.messages, "facts": facts}
         style = words | {"look": self.level.look}
         if self.is_tiles:
-            style |= draw_style(self.rng) | {"letters": self.rng.randint(18, 22)}
+            style |= draw_style(self.rng) | {"letters": self.rng.randint(22, 28)}
             style["places"] = draw_places(fsm, self.data, self.rng)
         return World(name, fsm, self.data, style)
 
@@ -203,9 +206,8 @@ class Plan:
 
     def _draw_asks(self, count: int) -> list[str]:
         """Return what a form asks: texts, a date, an option, a tick or a number of pieces, by their names."""
-        if self.is_tiles:  # which mean one thing on all pages
-            known = {name for flow in self.flows for name in flow["asks"]}
-            return self.rng.sample([one for one in TILES if one not in known], count)
+        if self.is_tiles:
+            return sorted(self.rng.sample(TILES, count), key=TILES.index)  # as an order names them
         texts = self.rng.sample(self.theme.fields, min(count, len(self.theme.fields)))
         return self.rng.sample(["date", "option", "agreed", "pieces", "file", *texts], count)
 
@@ -225,11 +227,12 @@ class Plan:
         a review, and an action that notes in `done` what was asked, and the `item`, a field that must be set.
         It is one of the collection `of`."""
         n, here, role, carried = len(self.flows), start, id.upper(), {item: "string|null"} if of else {}
+        opens, ends = (SHOP["buttons"][name] if self.is_tiles else verb.capitalize() for name in TO_PRESS)
         if len(asks) > 1 and (of or "." in item):
             here = f"{role}_FORM"
             self._page(here, verb.capitalize(), start, carried)
             opener = self._press(start, f"START_{role}", "window")
-            self._action(start, f"START_{role}", verb.capitalize(), opener, to=here)
+            self._action(start, f"START_{role}", opens, opener, to=here)
         filled = [self._ask(here, name, n) for name in asks]
         gates = [condition(item, "length_gt", 0)] if item else []
         gates += [gate for gate in filled if id != "settings"]  # switches may stay as they are
@@ -248,7 +251,7 @@ class Plan:
             effect("set", f"done.{id}.{name}", value_from=f"$.{field}") for name, field in fields.items()
         ]
         closer = self._press(here, f"FINISH_{role}", "confirm")
-        self._action(here, f"FINISH_{role}", verb.capitalize(), closer, to=end, gates=gates, effects=notes)
+        self._action(here, f"FINISH_{role}", ends, closer, to=end, gates=gates, effects=notes)
         after = [gate["path"].split(".")[2] for gate in gates if gate["path"].startswith("$.done.")]
         shown = {name: self.data.get(fields[name]) for name in asks}
         offered = {n: [one["id"] for one in some] if some else self._offered(n) for n, some in shown.items()}
@@ -258,7 +261,7 @@ class Plan:
         """Add the nth flow's input of this name to a page. Return the condition that it is filled in."""
         field, role, label = f"{name}_{n}", f"{name.upper()}_{n}", name.replace("_", " ").capitalize()
         if self.is_tiles:
-            self.data[field] = tuple({"id": one, "title": one} for one in self._offered(name)[:3])
+            self.data[field] = records_of(name, 5, self.rng)
             row = control("row", f"#{field} .row", field, {"param": name, "collection": field})
             self.pages[page]["signature_schema"][field] = "string|null"
             self._action(page, role, label, row)
@@ -315,13 +318,12 @@ def _selected(entity: Any) -> dict[str, str]:
     return {f"selected_{entity.name}_id": "string|null"}
 
 
-def _things(entity: Any, few: bool, rng: Random) -> tuple[Json, ...]:
-    """Return 12 to 24 things, or a few with short titles; titles and pictures are unique."""
+def _things(entity: Any, rng: Random) -> tuple[Json, ...]:
+    """Return 12 to 24 things; titles and pictures are unique."""
     titles = [f"{adjective} {noun}" for adjective in entity.adjectives for noun in entity.nouns]
-    titles = entity.nouns if few else titles
-    fills = VOCABULARY["fills"]
+    fills = SHOP["fills"]
     pictures = list(itertools.product(SHAPES, fills))
-    count = rng.randint(3, min(8, len(titles))) if few else rng.randint(12, 24)
+    count = rng.randint(12, 24)
     titles, pictures = rng.sample(titles, count), rng.sample(pictures, count)
     columns = {}
     for number in entity.numbers:  # all different where there are enough, so that an order has no ties
@@ -332,7 +334,7 @@ def _things(entity: Any, few: bool, rng: Random) -> tuple[Json, ...]:
         columns[flag] = [(i + k) % 2 == 0 if i < 2 else rng.random() < 0.5 for i in range(count)]
     out: list[Json] = []
     for i, (title, (shape, colour)) in enumerate(zip(titles, pictures, strict=True)):
-        id = title.lower() if few else f"{entity.name}-{i + 1}"
+        id = f"{entity.name}-{i + 1}"
         record: Json = {"id": id, "title": title, "shape": shape, "fill": fills[colour]}
         record |= {name: column[i] for name, column in columns.items()}
         out.append(record | {"colour": colour, "kind": entity.kinds[i % len(entity.kinds)]})

@@ -24,8 +24,8 @@ from minirl.worlds.interpreter import World, apply, initial_state
 from minirl.worlds.operations import find, is_visible
 from minirl.worlds.replay import MOST_SCROLLS, compare
 from minirl.worlds.search import solve
-from minirl.worlds.shop import SHOP
 from minirl.worlds.sites import sites_of, world_at
+from minirl.worlds.tiles import SHOP, TO_PRESS
 from minirl.worlds.widgets import gui_steps
 
 VISUAL = AgentConfig()
@@ -48,8 +48,7 @@ class ScriptedPolicy:
         self.answer = next(iter(load_goal(task.goal).answer), "done")
         self.is_tiles, self.scrolls = world.style.get("look", "tiles") == "tiles", 0
         asked = [str(condition["value"]) for condition in task.goal.get("where", [])]
-        if task.meta.get("site") == "shops":
-            asked += [SHOP["buttons"][role].lower() for role in ("next", "order")]
+        asked += [SHOP["buttons"][role].lower() for role in TO_PRESS]
         self.looked_for = asked if self.is_tiles else []
 
     async def __call__(self, t: int, prompt: Prompt, session: Any) -> Sample:

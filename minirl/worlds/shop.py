@@ -15,14 +15,11 @@ from random import Random
 
 from minirl.types import Task
 from minirl.worlds.fsm_file import Fsm, load_fsm
-from minirl.worlds.generate import VOCABULARY
 from minirl.worlds.interpreter import World
 from minirl.worlds.looks import draw_style
-from minirl.worlds.render import SHAPES
-from minirl.worlds.tiles import SHOP, draw_places
-from minirl.worlds.widgets import Json, action, condition, control
+from minirl.worlds.tiles import CHOICES, SHOP, draw_places, records_of
+from minirl.worlds.widgets import action, condition, control
 
-CHOICES: dict[str, Json] = SHOP["choices"]  # by field
 NAMED = re.compile(r"shops:(\d{1,9})-(\d{1,9})(@serif)?")  # in a setting
 HOST = re.compile(r"http://shop-(\d+)(-serif)?\.test(/|$)")
 
@@ -43,7 +40,7 @@ def make_shop(n: int, serif: bool = False) -> World:
     by_itself = [len(page) == 1 and page != pages[-1] and rng.random() < 0.5 for page in pages]
     machine = _machine(pages, by_itself)
     most = {1: 8, 2: 5}  # words, by the number of things that a page asks
-    data = {CHOICES[f]["collection"]: _records(f, most[len(page)], rng) for page in pages for f in page}
+    data = {CHOICES[f]["collection"]: records_of(f, most[len(page)], rng) for page in pages for f in page}
     style = draw_style(rng) | {"letters": rng.randint(22, 28), "font": "serif" if serif else "sans"}
     words = SHOP["buttons"]
     style["labels"] = {a.id: words[r] for a in machine.actions if (r := a.id.rpartition("_")[2]) in words}
@@ -72,21 +69,6 @@ def _machine(pages: Sequence[Sequence[str]], by_itself: Sequence[bool]) -> Fsm:
         out.append({"id": id, "signature_schema": dict(schema), "actions": actions})
     out.append({"id": "DONE", "signature_schema": schema, "actions": []})
     return load_fsm({"meta": {"initial_page_id": ids[0], "terminal_pages": ["DONE"]}, "pages": out})
-
-
-def _records(field: str, most: int, rng: Random) -> tuple[Json, ...]:
-    """Return 3 to `most` things to choose from, with or without pictures."""
-    words, swatches = CHOICES[field]["words"], SHOP["swatches"] if rng.random() < 0.6 else {}
-    chosen, pictured = rng.sample(words, rng.randint(3, most)), rng.random() < 0.5
-    out = [{"id": word, "title": word} for word in chosen]
-    for record, shape in zip(out, rng.sample(SHAPES, len(SHAPES)), strict=False):
-        if field == "colour" and swatches:
-            record["swatch"] = swatches[record["id"]]
-        elif field in ("category", "product") and pictured:
-            record |= {"shape": shape, "fill": rng.choice(list(VOCABULARY["fills"].values()))}
-        elif field == "quantity":
-            record["title"] = str(words.index(record["id"]) + 1)
-    return tuple(out)
 
 
 def shops_of(tasks: Iterable[Task]) -> list[World]:

@@ -1,7 +1,7 @@
-"""Where the controls of a page of tiles stand: the window, cut at random into a box for each.
+"""Pages of tiles: what there is to choose from, and the window, cut at random into a box for each control.
 
-Shops (shop.py) and the first level of generated sites (generate.py) are drawn so: large controls, of which
-number, size and place say nothing about what they are for. Not in a paper.
+Shops (shop.py) and the first level of generated sites (generate.py) are drawn so, in the same words: large
+controls, of which number, size and place say nothing about what they are for. Not in a paper.
 """
 
 import tomllib
@@ -11,10 +11,28 @@ from random import Random
 from typing import Any
 
 from minirl.worlds.fsm_file import Action, Fsm
+from minirl.worlds.render import SHAPES
 
 SHOP = tomllib.loads(files("minirl.worlds").joinpath("shop.toml").read_text(encoding="utf-8"))
+CHOICES: dict[str, dict[str, Any]] = SHOP["choices"]  # by field
+TO_PRESS = ("next", "order")  # the buttons that are on the way to an order
 
 Box = tuple[int, ...]  # left, top, width and height, in cells or pixels of shop.toml's window
+
+
+def records_of(field: str, most: int, rng: Random) -> tuple[dict[str, Any], ...]:
+    """Return 3 to `most` things to choose from, with or without pictures."""
+    words, swatches = CHOICES[field]["words"], SHOP["swatches"] if rng.random() < 0.6 else {}
+    chosen, pictured = rng.sample(words, rng.randint(3, most)), rng.random() < 0.5
+    out = [{"id": word, "title": word} for word in chosen]
+    for record, shape in zip(out, rng.sample(SHAPES, len(SHAPES)), strict=False):
+        if field == "colour" and swatches:
+            record["swatch"] = swatches[record["id"]]
+        elif field in ("category", "product") and pictured:
+            record |= {"shape": shape, "fill": rng.choice(list(SHOP["fills"].values()))}
+        elif field == "quantity":
+            record["title"] = str(words.index(record["id"]) + 1)
+    return tuple(out)
 
 
 def controls_of(one: Action, data: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:

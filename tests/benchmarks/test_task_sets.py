@@ -181,6 +181,8 @@ def test_folders_of_sites_serve_all_sets(tmp_path):
     assert [task.id for task in sets.aside] == ["hotels-easy-3-0", "hotels-easy-3-1"]
     text = make_task_sets(replace(config, agent=replace(config.agent, kind="text")))
     assert [task.id for task in text.train] == ["hotels-easy-0-1", "hotels-easy-1-1"]
+    other = make_task_sets(replace(config, agent=replace(config.agent, kind="autowebworld")))
+    assert other == sets, "it sees, and can do all that the visual agent can"
     assert [site.name for site in sites_of(sets.all)] == [f"hotels-easy-{n}" for n in (2, 0, 1, 3)]
     (tmp_path / "train/hotels-easy-0/fsm.json").unlink()
     with pytest.raises(ValueError, match="hotels-easy-0-1: there is no site in .*; make it again"):

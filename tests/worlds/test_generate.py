@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 
 import pytest
+from transformers import AutoTokenizer
 
 from minirl.benchmarks.task_files import load_tasks
+from minirl.tiny.checkpoints import BASE
 from minirl.worlds.__main__ import main
 from minirl.worlds.fsm_file import document_of, load_fsm
 from minirl.worlds.generate import LEVELS, THEMES, make_site
@@ -16,7 +19,7 @@ from minirl.worlds.lint import check, check_fsm
 from minirl.worlds.render import load_world, save_world
 from minirl.worlds.shop import make_shop
 from minirl.worlds.tasks import make_tasks
-from minirl.worlds.tiles import controls_of
+from minirl.worlds.tiles import CHOICES, controls_of
 from minirl.worlds.widgets import action, control, widget_of
 
 SITES = [(theme, level) for theme in THEMES for level in LEVELS]
@@ -62,6 +65,22 @@ def test_the_first_level_is_of_few_large_tiles_that_stand_anywhere():
     assert len(numbers) >= 6 and len(places) >= 100
 
 
+def test_the_first_level_speaks_as_shops_do():
+    """Its words are single tokens to the shipped base model, which has learned to read them."""
+    words = {word for choice in CHOICES.values() for word in choice["words"]}
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    assert all(len(tokenizer.tokenize(f" {word}")) == 1 for word in words)
+    for theme in THEMES:
+        world = make_site(theme, 1, "first")
+        assert {record["id"] for records in world.data.values() for record in records} <= words
+        buttons = [a.id for a in world.fsm.actions if a.bind is None]
+        assert {world.style["labels"][id] for id in buttons} <= {"Back", "Next", "Buy"}
+        for task in make_tasks(world):
+            said = re.sub(r"^Order|, (size|quantity)| in(?= )|\.$", "", task.instruction).split()
+            goal = dict.fromkeys(one["value"] for one in task.goal["where"])
+            assert said == list(goal) and 2 <= len(said) <= 3, task.instruction
+
+
 def test_rows_open_on_any_click():
     """As on any site: nothing has to be searched for, filtered or scrolled before."""
     for theme in THEMES:
@@ -81,7 +100,8 @@ def test_titles_and_pictures_are_unique():
     for theme, level in SITES[::3]:
         world = make_site(theme, 5, level)
         for records in (world.data[of["id"]] for of in world.fsm.meta["lists"]):
-            for fields in (("title",), ("shape", "colour"), ("id",)):
+            pictures = [("shape", "colour")] * (level != "first")  # tiles are told by their titles
+            for fields in (("title",), ("id",), *pictures):
                 values = [tuple(record[field] for field in fields) for record in records]
                 assert len(set(values)) == len(values)
 

@@ -39,6 +39,7 @@ from minirl.worlds.tasks import operations_of
 in_browser = pytest.mark.asyncio(loop_scope="module")  # one for the whole module
 
 SHOPS = [SHOP, make_shop(28, serif=True)]  # the second has pages that go on by themselves
+FIRST = make_site("music", 1, "first")  # a form on a page of its own
 TASKS = [task for shop in SHOPS for task in make_tasks(shop, 3)]
 CONFIG = replace(tiny(), browser=replace(tiny().browser, browsers=1))
 BENCHMARK = WorldBenchmark()
@@ -46,7 +47,7 @@ BENCHMARK = WorldBenchmark()
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def pool() -> AsyncIterator[BrowserPool]:
-    with SiteServer(SHOPS) as server:
+    with SiteServer([*SHOPS, FIRST]) as server:
         async with BrowserPool(CONFIG.browser, server.sites, sealed=True) as pool:
             yield pool
 
@@ -82,6 +83,21 @@ async def test_every_demonstration_is_verified(worker, preprocessor):
             assert all(any(inside(p, box) for page in shown for box in page.values()) for p in clicks)
             assert turn.response_ids[-1] == preprocessor.tokenizer.eos_token_id
             assert not any("fail" in line or "not executed" in line for line in turn.feedback)
+
+
+@in_browser
+async def test_a_site_of_the_first_level_is_looked_over_as_a_shop_is(worker, preprocessor):
+    """Page by page the thought goes through what the task names, and the buttons that lead on."""
+    task = tasks_in_words(FIRST, 1)[0]
+    assert task.instruction == "Order ember forks, size tiny."
+    t = await worker.episode(task, 0, ScriptedPolicy(FIRST, task, preprocessor), 6)
+    assert (t.stop, t.success, len(t.turns)) == (Stop.DONE, True, 3)
+    thoughts = [re.sub(r" \d+ \d+", " here", turn.parsed.thought) for turn in t.turns]
+    assert thoughts == [
+        "choose ember here forks no tiny no next no buy no",
+        "choose ember no forks no tiny no next here buy no",
+        "choose ember no forks here tiny here next no buy here",
+    ]
 
 
 @pytest.mark.parametrize("call", ["'COLOUR_SIZE_back'", "'COLOUR_SIZE_CHOOSE_SIZE', {size: 'tiny'}"])
