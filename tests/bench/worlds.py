@@ -61,11 +61,11 @@ def plan(count: int, doors: int) -> list[Json]:
 
 def listed() -> list[Json]:
     """The benchmark's places: at each level every kept theme with every kept skin. Every second site of a
-    level that may have doors has four."""
+    level that may have doors has two."""
     skins = [name for name, plan in SKINS.items() if "kept" in plan]
     drawn = itertools.product(LEVELS.values(), VOCABULARY["bench"]["themes"], enumerate(skins))
     places = [
-        (theme, 900 + n, level.name, skin if level.look == "pages" else "", 4 * (k % 2) * level.has_doors)
+        (theme, 900 + n, level.name, skin if level.look == "pages" else "", 2 * (k % 2) * level.has_doors)
         for n, (level, theme, (k, skin)) in enumerate(drawn)
     ]
     return [dict(zip(ARGUMENTS, place, strict=True)) for place in places]
