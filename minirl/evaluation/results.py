@@ -27,7 +27,7 @@ from minirl.run_folder import read_as, write_atomic
 from minirl.types import GRADED, Stop, Trajectory
 
 PACKAGES = ("minirl", "torch", "transformers", "playwright", "openai", "vllm")  # those that shape a result
-LEVELS = {"easy": 0, "medium": 1, "hard": 2}
+LEVELS = {"first": 0, "easy": 1, "medium": 2, "hard": 3}
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Result:
     response_tokens: int = 0
     cost: FiniteFloat = 0.0  # dollars, of agent and judge
     reason: str = ""  # the judge's, or why there is no verdict
+    widgets: tuple[str, ...] = ()  # that a task of the sites' benchmark takes
 
     @property
     def place(self) -> tuple[str, int]:
@@ -118,12 +119,13 @@ def result_of(trajectory: Trajectory) -> Result:
         success=trajectory.success,
         seed=trajectory.member,
         site=task.site,
-        difficulty=str(task.meta.get("difficulty", "")),
+        difficulty=str(task.meta.get("difficulty", task.meta.get("level", ""))),
         steps=len(turns),
         prompt_tokens=sum(turn.shared + len(turn.branch) or turn.counted[0] for turn in turns),
         response_tokens=sum(len(turn.response_ids) or turn.counted[1] for turn in turns),
         cost=trajectory.dollars,
         reason=reason or str(trajectory.final_state.get("reason") or ""),
+        widgets=tuple(task.meta.get("widgets", ())),
     )
 
 
@@ -191,11 +193,14 @@ def row_of(name: str, results: Sequence[Result], protocol: Protocol) -> Row:
 
 
 def rows_by(field: str, results: Sequence[Result], protocol: Protocol) -> list[Row]:
-    """Return one row per site or difficulty: easy, medium and hard, then the rest."""
+    """Return one row per site, difficulty (easy, medium and hard, then the rest), or widget, of which a task
+    may take several."""
     groups: dict[str, list[Result]] = {}
     for r in results:
-        groups.setdefault(getattr(r, field), []).append(r)
-    names = sorted(groups.keys() - {""}, key=lambda name: (LEVELS.get(name, 3), name.rjust(2)))  # " 2", "10"
+        value = getattr(r, field)
+        for name in value if isinstance(value, tuple) else (value,):
+            groups.setdefault(name, []).append(r)
+    names = sorted(groups.keys() - {""}, key=lambda name: (LEVELS.get(name, 4), name.rjust(2)))  # " 2", "10"
     return [row_of(name, groups[name], protocol) for name in names]
 
 

@@ -23,6 +23,7 @@ from minirl.run_folder import differences
 from minirl.types import Sampling, Stop
 
 NAMED = 5  # aborted episodes that are named one by one
+PARTS = {"difficulty": "difficulty", "widget": "widgets"}  # further tables, and a result's field
 RATE_COLUMNS = ("success", "95% interval", "n")
 # How results count without a protocol; the settings are then those of `config.eval`.
 UNNAMED = Protocol("", "", 0, aborted="leave out", sampling=Sampling(), judge=GPT_41, max_steps=0)
@@ -48,8 +49,9 @@ def show(results: Sequence[Result], protocol: Protocol) -> Row:
     if live := is_live(results, protocol):
         cells.append(("blocked by its site", *s.blocked.cells))
     CONSOLE.print(new_table("", *RATE_COLUMNS, rows=cells))
-    difficulties = rows_by("difficulty", results, protocol)
-    for kind, rows in (("site", sites if len(sites) > 1 else ()), ("difficulty", difficulties)):
+    kinds = [("site", sites if len(sites) > 1 else [])]
+    kinds += [(kind, rows_by(field, results, protocol)) for kind, field in PARTS.items()]
+    for kind, rows in kinds:
         cells = [(row.name, *row.all_tasks.cells, *row.without_aborted.cells) for row in rows]
         if rows:
             columns = (*RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:])

@@ -23,12 +23,14 @@ from minirl.console import printable, progress
 from minirl.run_folder import read_records, to_line, write_atomic
 from minirl.samplers.endpoint import open_endpoint
 from minirl.types import Task
+from minirl.worlds import bench as benchmark
 from minirl.worlds import lint
 from minirl.worlds import tasks as tasks_of_sites
 from minirl.worlds.authoring import Author, write_site
 from minirl.worlds.fsm_file import load_fsm, read_json
-from minirl.worlds.generate import LEVELS, THEMES, make_site
+from minirl.worlds.generate import LEVELS, THEMES, VOCABULARY, make_site
 from minirl.worlds.infer_bindings import world_of
+from minirl.worlds.interpreter import World
 from minirl.worlds.render import load_world, name_of, save_world
 from minirl.worlds.replay import replay_sites, save_replays
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
@@ -81,6 +83,7 @@ def make(
     count: int = 1,
     level: Level | None = None,
     tasks: int = tasks_of_sites.COUNT,
+    doors: int = 0,
 ) -> int:
     """Sites with their tasks: one in the folder OUT, or several in OUT/train, OUT/heldout and OUT/validation.
     All levels and themes take turns, then comes the next seed. OUT/index.html shows what there is.
@@ -92,8 +95,11 @@ def make(
         level: How many steps a task takes: first 3 to 5 (clicks on large tiles, for small models), easy 5 to
             8, medium 10 to 15, hard 20 to 40.
         tasks: How many tasks a site is to have.
+        doors: How many things stand in the way on a medium or hard site: a late pop-up, an expired session,
+            an error page, a slow one, something sold out, a look-alike button, a field that complains.
     """
-    levels, themes = [level] if level else list(LEVELS), themes or tuple(THEMES)
+    levels = [level] if level else list(LEVELS)
+    themes = themes or tuple(theme for theme in THEMES if theme not in VOCABULARY["bench"]["themes"])
     rows = []
     with progress("making sites", count) as meter:
         for n in range(count):
@@ -101,23 +107,44 @@ def make(
             split = SPLITS[n // len(levels) % len(SPLITS)] if count > 1 else ""
             later = seed + n // math.lcm(len(levels), len(themes))
             skin = Random(f"{seed} {n}").choice(skins or ("",))
-            world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin)
-            folder, made = out / split / world.name, tasks_of_sites.make_tasks(world, tasks)
-            save_world(world, folder)
-            _save_tasks(folder, made)
-            rows.append({"folder": folder.relative_to(out), "pages": len(world.fsm.pages), "tasks": made})
+            world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin, doors)
+            rows.append(save_site(out, split, world, tasks_of_sites.make_tasks(world, tasks)))
             meter.advance()
-    save_index(out, rows)
-    places = list(dict.fromkeys(str(out / row["folder"].parent) for row in rows))
-    _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {', '.join(places)}")
+    places = save_index(out, rows)
     _say(f"to look at: {out / 'index.html'}; to train: python train.py tiny --task.train {places[0]} ...")
     return 0
 
 
-def save_index(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a page with a table of sites and their tasks."""
+def bench(out: Path, level: Level | None = None) -> int:
+    """The benchmark's sites and tasks, all or those of a level, in the folder OUT: on themes and skins that
+    `make` does not draw, and the same everywhere; where they would not be, an error says so."""
+    listed = [place for place in benchmark.LIST if level in (None, place["level"])]
+    with progress("making the benchmark", len(listed)) as meter:
+        rows = []
+        for place in listed:
+            rows.append(save_site(out, "", *benchmark.checked(place)))
+            meter.advance()
+    save_index(out, rows)
+    _say(f"to evaluate: python eval.py RECIPE --task.heldout {out} --eval.episodes 1000; by hand: python -m")
+    _say(f"minirl demo --by-hand --site {out / rows[0]['folder']}")
+    return 0
+
+
+def save_site(out: Path, split: str, world: World, tasks: Sequence[Task]) -> dict[str, Any]:
+    """Write a site with its tasks. Return its row of the index."""
+    folder = out / split / world.name
+    save_world(world, folder)
+    _save_tasks(folder, tasks)
+    return {"folder": folder.relative_to(out), "pages": len(world.fsm.pages), "tasks": tasks}
+
+
+def save_index(out: Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write a page with a table of sites and their tasks. Return the folders in which they are."""
+    places = list(dict.fromkeys(str(out / row["folder"].parent) for row in rows))
+    _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {', '.join(places)}")
     template = files("minirl.worlds").joinpath("index.html.j2").read_text(encoding="utf-8")
     write_atomic(out / "index.html", Template(template, autoescape=True).render(rows=rows).encode())
+    return places
 
 
 def render(file: File, out: Path, data: Path | None = None, tasks: int = COUNT) -> int:
@@ -235,7 +262,7 @@ def _say(line: str, file: TextIO | None = None) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run one verb and return the exit status."""
-    verbs = {f.__name__: f for f in (make, check, solve, render, replay, record, author)}
+    verbs = {f.__name__: f for f in (make, bench, check, solve, render, replay, record, author)}
     try:
         return tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.worlds", args=list(argv))
     except (ValueError, OSError, OverflowError) as error:  # the last: for an integer larger than any float

@@ -317,7 +317,7 @@ function hero() {
 // --- the page ------------------------------------------------------------------------------------------
 
 const ENTRIES = ["choice", "select", "radio", "tabs", "upload", "autocomplete", "drop", "slider", "checkbox", "search", "date", "field"];
-const MAKERS = { button, link, banner, confirm, window: windowLink, checkbox, choice, select, radio, tabs, upload,
+const MAKERS = { button, link, banner, door, confirm, window: windowLink, checkbox, choice, select, radio, tabs, upload,
   autocomplete, drop, field, search, slider, date };
 
 // The page's widgets, and their nodes by the role that they play in it.
@@ -337,7 +337,7 @@ function parts(page) {
       for (const one of shared) done.add(one);
     } else {
       const goes = action.kind === "button" && action.is_navigation;
-      const role = action.kind === "banner" ? "notice" : ENTRIES.includes(action.kind) ? "entry"
+      const role = ["banner", "door"].includes(action.kind) ? "notice" : ENTRIES.includes(action.kind) ? "entry"
         : goes && action.is_quiet ? "back" : goes && page.is_first ? "way" : "action";
       put(role, (role === "back" || role === "way" ? link : MAKERS[action.kind])(action), action);
       done.add(action);

@@ -215,6 +215,8 @@ class Draft:
     def _do(self, flow: Json, sentence: str = "", item: str = "") -> None:
         """Add a flow, behind the sentence that opens its item, with a value for all that it asks."""
         values = {name: self.rng.choice(offered) for name, offered in flow["asks"].items()}
+        name = flow.get("sold_out")  # of which the first one asked for will be gone
+        tried = {name: self.rng.choice([v for v in flow["asks"][name] if v != values[name]])} if name else {}
         id, words = flow["id"], dict[str, Any]()
         if id == "settings":
             on = self.rng.sample(list(values), self.rng.randint(1, 2))
@@ -223,10 +225,15 @@ class Draft:
         else:
             asked = [
                 self.say(WORDS["asks"].get(name, WORDS["asks"]["text"]), name=name, value=value)
-                for name, value in values.items()
+                for name, value in (values | tried).items()
+            ]
+            asked += [
+                self.say(WORDS["asks"]["instead"], value=values[name], gone=one)
+                for name, one in tried.items()
             ]
             words["asks"] = ", " + ", ".join(asked)
         self.where += [condition(f"done.{id}.{name}", "eq", value) for name, value in values.items()]
+        self.where += [condition("done.doors.sold_out", "eq", value) for value in tried.values()]
         if item:
             self.where.append(condition(f"done.{id}.item", "eq", item))
         said = self.say(WORDS["flows"].get(id, WORDS["flows"]["item"]), verb=flow["verb"], **words)

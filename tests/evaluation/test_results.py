@@ -97,6 +97,21 @@ def test_a_summary_by_hand():
     assert levels == [("easy", 2), ("hard", 1), ("2", 0), ("10", 0)]
 
 
+def test_a_task_counts_for_each_of_its_widgets():
+    """Of the tasks with a date one of two succeeded; levels of generated sites are difficulties."""
+    kinds = (("date", "row"), ("row",), ("date",))
+    results = [replace(RESULTS[5], task=f"w{n}", widgets=kind) for n, kind in enumerate(kinds)]
+    results[0] = replace(results[0], success=True)
+    rows = [
+        (row.name, row.all_tasks.successes, row.all_tasks.episodes)
+        for row in rows_by("widgets", results, WEBVOYAGER)
+    ]
+    assert rows == [("date", 1, 2), ("row", 1, 2)]
+    task = Task("a", "", "https://b.test/x", meta={"level": "first", "widgets": ["date"]})
+    made = result_of(Trajectory(task, 0))
+    assert (made.difficulty, made.widgets) == ("first", ("date",))
+
+
 def test_the_mean_over_sites_by_hand():
     s = summary(RESULTS, replace(WEBVOYAGER, average="macro"))
     low, high = wilson(3, 4)
