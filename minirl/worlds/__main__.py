@@ -29,9 +29,11 @@ from minirl.worlds import tasks as tasks_of_sites
 from minirl.worlds.fsm_file import load_fsm, read_json
 from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.infer_bindings import world_of
+from minirl.worlds.pixels import with_drawings
 from minirl.worlds.render import load_world, name_of, save_world
 from minirl.worlds.replay import replay_sites, save_replays
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
+from minirl.worlds.several import make_pair
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
 from minirl.worlds.steps import GROUNDING, save_steps
 
@@ -79,6 +81,8 @@ def make(
     count: int = 1,
     level: Level | None = None,
     tasks: int = tasks_of_sites.COUNT,
+    drawings: bool = False,
+    pairs: bool = False,
 ) -> int:
     """Sites with their tasks: one in the folder OUT, or several in OUT/train, OUT/heldout and OUT/validation.
     All levels and themes take turns, then comes the next seed. OUT/index.html shows what there is.
@@ -90,25 +94,35 @@ def make(
         level: How many steps a task takes: first 3 to 5 (clicks on large tiles, for small models), easy 5 to
             8, medium 10 to 15, hard 20 to 40.
         tasks: How many tasks a site is to have.
+        drawings: Tasks about drawings, which only who sees can do. Not on the first level.
+        pairs: Tasks over two sites each, which lie in a folder with them. Theme and level are drawn.
     """
-    levels, themes = [level] if level else list(LEVELS), themes or tuple(THEMES)
-    rows = []
+    levels, themes = [level] if level else list(LEVELS)[drawings:], themes or tuple(THEMES)
+    rows, folders = [], dict[str, None]()
     with progress("making sites", count) as meter:
         for n in range(count):
             # one of each level for training, then one of each held out ...
             split = SPLITS[n // len(levels) % len(SPLITS)] if count > 1 else ""
             later = seed + n // math.lcm(len(levels), len(themes))
             skin = Random(f"{seed} {n}").choice(skins or ("",))
-            world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin)
-            folder, made = out / split / world.name, tasks_of_sites.make_tasks(world, tasks)
-            save_world(world, folder)
+            if pairs:
+                folder, (sites, made) = out / split / f"pair-{seed + n}", make_pair(seed + n, tasks, skin)
+                places = [folder / site.name for site in sites]
+            else:
+                world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin)
+                sites = [with_drawings(world) if drawings else world]
+                folder, made = out / split / world.name, tasks_of_sites.make_tasks(sites[0], tasks)
+                places = [folder]
+            folders[str(folder.parent)] = None
             write_atomic(folder / "tasks.jsonl", b"".join(to_line(asdict(task)) for task in made))
-            rows.append({"folder": folder.relative_to(out), "pages": len(world.fsm.pages), "tasks": made})
+            for site, place, told in zip(sites, places, (made, []), strict=False):
+                save_world(site, place)
+                rows.append({"folder": place.relative_to(out), "pages": len(site.fsm.pages), "tasks": told})
             meter.advance()
     save_index(out, rows)
-    places = list(dict.fromkeys(str(out / row["folder"].parent) for row in rows))
-    _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {', '.join(places)}")
-    _say(f"to look at: {out / 'index.html'}; to train: python train.py tiny --task.train {places[0]} ...")
+    first, *_ = folders
+    _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {', '.join(folders)}")
+    _say(f"to look at: {out / 'index.html'}; to train: python train.py tiny --task.train {first} ...")
     return 0
 
 
