@@ -50,7 +50,7 @@ def test_what_is_drawn_stands_nowhere_in_the_site():
         assert {len(r["drawn"]) for r in records} == {len(draw("clock", "3", Random(0)))}
         assert len({r["drawn"] for r in records}) == len(records)
     assert len(base64.b64decode(records[0]["drawn"].partition(",")[2])) == BYTES
-    assert b"drawn" not in render(sound)
+    assert b'"drawn"' in render(world) and b'"drawn"' not in render(sound)
     asked = known(SITES)
     assert rate(by_words, asked, []) < 0.4, "chance is one in 5 to 60"
 
