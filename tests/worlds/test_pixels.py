@@ -90,7 +90,7 @@ async def test_who_sees_answers_and_the_simplified_page_says_nothing():
                 drawn = session.page.locator("img.drawn")
                 assert await drawn.count() == 1 and await drawn.get_attribute("alt") == ""
                 attributes = await drawn.evaluate("e => e.getAttributeNames().sort().join()")
-                assert attributes == "alt,class,draggable,height,src,style,width"
+                assert attributes == "alt,class,decoding,draggable,height,src,style,width"
                 assert "drawn" not in await simplified_html.observe(session)
 
 
