@@ -1,12 +1,13 @@
 """Tasks on generated sites: their machine's rules decide on the page's state (AutoWebWorld, section 3)."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.browser.session import Session
 from minirl.types import Score, Task
 from minirl.worlds.interpreter import share_met
 from minirl.worlds.render import read_state
+from minirl.worlds.several import share_over, states_of
 
 
 @dataclass
@@ -15,6 +16,11 @@ class WorldBenchmark(JudgedBenchmark):
     judged = False
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
+        if "sites" in task.goal:
+            states = await states_of(session)
+            found = {name: [asdict(state) for state in some] for name, some in states.items()}
+            share = share_over(states, task.goal)
+            return Score(share if share == 1 else self.partial * share, {"sites": found})
         state = await session.do(read_state(session.page))
         if state is None:
             return Score(0.0)

@@ -115,8 +115,9 @@ async def play(options: Options, config: Config, ranks: Ranks) -> None:
     task = tasks[options.task]
     row("task", task.instruction, "bold")
     async with experiment.worker() as worker:
-        (site,) = sites_of([task])
-        label, policy = "scripted", ScriptedPolicy(world_at(site), task, worker.harness.preprocessor)
+        world, *others = map(world_at, sites_of([task]))
+        policy = ScriptedPolicy(world, task, worker.harness.preprocessor, others=others)
+        label = "scripted"
         if options.by_hand:
             label, policy = "by-hand", ask_person
         elif config.model.path != "tiny":

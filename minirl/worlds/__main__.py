@@ -31,9 +31,11 @@ from minirl.worlds.fsm_file import load_fsm, read_json
 from minirl.worlds.generate import LEVELS, THEMES, VOCABULARY, make_site
 from minirl.worlds.infer_bindings import world_of
 from minirl.worlds.interpreter import World
+from minirl.worlds.pixels import with_drawings
 from minirl.worlds.render import load_world, name_of, save_world
 from minirl.worlds.replay import replay_sites, save_replays
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
+from minirl.worlds.several import make_pair
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
 from minirl.worlds.steps import GROUNDING, save_steps
 from minirl.worlds.walks import COUNT, make_walks
@@ -84,6 +86,8 @@ def make(
     level: Level | None = None,
     tasks: int = tasks_of_sites.COUNT,
     doors: int = 0,
+    drawings: bool = False,
+    pairs: bool = False,
 ) -> int:
     """Sites with their tasks: one in the folder OUT, or several in OUT/train, OUT/heldout and OUT/validation.
     All levels and themes take turns, then comes the next seed. OUT/index.html shows what there is.
@@ -97,8 +101,10 @@ def make(
         tasks: How many tasks a site is to have.
         doors: How many things stand in the way on a medium or hard site: a late pop-up, an expired session,
             an error page, a slow one, something sold out, a look-alike button, a field that complains.
+        drawings: Tasks about drawings, which only who sees can do. Not on the first level.
+        pairs: Tasks over two sites each, which lie in a folder with them. Theme and level are drawn.
     """
-    levels = [level] if level else list(LEVELS)
+    levels = [level] if level else list(LEVELS)[drawings:]
     themes = themes or tuple(theme for theme in THEMES if theme not in VOCABULARY["bench"]["themes"])
     rows = []
     with progress("making sites", count) as meter:
@@ -107,8 +113,13 @@ def make(
             split = SPLITS[n // len(levels) % len(SPLITS)] if count > 1 else ""
             later = seed + n // math.lcm(len(levels), len(themes))
             skin = Random(f"{seed} {n}").choice(skins or ("",))
-            world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin, doors)
-            rows.append(save_site(out, split, world, tasks_of_sites.make_tasks(world, tasks)))
+            if pairs:
+                folder, (sites, made) = out / split / f"pair-{seed + n}", make_pair(seed + n, tasks, skin)
+            else:
+                world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin, doors)
+                sites = [with_drawings(world) if drawings else world]
+                folder, made = out / split / world.name, tasks_of_sites.make_tasks(sites[0], tasks)
+            rows += save_sites(out, folder, sites, made)
             meter.advance()
     places = save_index(out, rows)
     _say(f"to look at: {out / 'index.html'}; to train: python train.py tiny --task.train {places[0]} ...")
@@ -122,7 +133,8 @@ def bench(out: Path, level: Level | None = None) -> int:
     with progress("making the benchmark", len(listed)) as meter:
         rows = []
         for place in listed:
-            rows.append(save_site(out, "", *benchmark.checked(place)))
+            world, tasks = benchmark.checked(place)
+            rows += save_sites(out, out / world.name, [world], tasks)
             meter.advance()
     save_index(out, rows)
     _say(f"to evaluate: python eval.py RECIPE --task.heldout {out} --eval.episodes 1000; by hand: python -m")
@@ -130,17 +142,25 @@ def bench(out: Path, level: Level | None = None) -> int:
     return 0
 
 
-def save_site(out: Path, split: str, world: World, tasks: Sequence[Task]) -> dict[str, Any]:
-    """Write a site with its tasks. Return its row of the index."""
-    folder = out / split / world.name
-    save_world(world, folder)
+def save_sites(
+    out: Path, folder: Path, sites: Sequence[World], tasks: Sequence[Task]
+) -> list[dict[str, Any]]:
+    """Write a site and its tasks into a folder; of several sites, each into a folder there. Return their rows
+    of the index."""
+    rows = []
+    for site in sites:
+        place = folder / site.name if len(sites) > 1 else folder
+        save_world(site, place)
+        told = [] if rows else tasks
+        row = {"folder": place.relative_to(out), "pages": len(site.fsm.pages), "tasks": told}
+        rows.append(row | {"among": folder.parent})
     _save_tasks(folder, tasks)
-    return {"folder": folder.relative_to(out), "pages": len(world.fsm.pages), "tasks": tasks}
+    return rows
 
 
 def save_index(out: Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Write a page with a table of sites and their tasks. Return the folders in which they are."""
-    places = list(dict.fromkeys(str(out / row["folder"].parent) for row in rows))
+    places = list(dict.fromkeys(str(row["among"]) for row in rows))
     _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {', '.join(places)}")
     template = files("minirl.worlds").joinpath("index.html.j2").read_text(encoding="utf-8")
     write_atomic(out / "index.html", Template(template, autoescape=True).render(rows=rows).encode())

@@ -7,8 +7,6 @@ them makes another site. Each task is solved by search when it is made; tests/be
 list, and has acted the solutions out. Paper: AutoWebWorld has no such benchmark; its section 5 uses others'.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ nothing of it. What opens it is counted in the session's `done.doors`, never by 
 stand in doors.toml, and widgets.js draws them. Not in a paper: AutoWebWorld's sites have a cookie banner.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Sequence

@@ -70,6 +70,7 @@ class Style(TypedDict, total=False):
     font: Literal["sans", "serif"]
     places: dict[str, dict[str, tuple[float, float, float, float]]]
     consent: str
+    drawings: dict[str, str]
 
 
 async def read_state(page: BrowserPage) -> State | None:
@@ -86,7 +87,7 @@ def render(world: World) -> bytes:
     sheets, scripts = [f"{look}.css"], ["runtime.js", "pictures.js", f"{look}.js"]
     if look == "pages":
         sheets += [f"skins/{plan_of(world)['skin']}.css"]
-        scripts[2:2] = ["scenes.js", "widgets.js"]
+        scripts[2:2] = ["scenes.js", "widgets.js", *["drawn.js"] * ("drawings" in world.style)]
     template = _text("page.html.j2")
     css, script = ("".join(map(_text, names)) for names in (sheets, scripts))
     parts = {"css": css, "world": embedded(world), "script": script}

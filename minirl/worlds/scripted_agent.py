@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from minirl.agents import simplified_html
@@ -20,10 +21,11 @@ from minirl.rollout import RolloutWorker
 from minirl.types import BrowserFault, Prompt, Sample, Stop, Task, Trajectory
 from minirl.worlds import operations
 from minirl.worlds.fsm_file import load_goal
-from minirl.worlds.interpreter import World, apply, initial_state
+from minirl.worlds.interpreter import State, World, apply, initial_state
 from minirl.worlds.operations import find, is_visible
 from minirl.worlds.replay import MOST_SCROLLS, compare
 from minirl.worlds.search import solve
+from minirl.worlds.several import states_of
 from minirl.worlds.sites import sites_of, world_at
 from minirl.worlds.tiles import SHOP, TO_PRESS
 from minirl.worlds.widgets import gui_steps
@@ -34,17 +36,29 @@ VISUAL = AgentConfig()
 class ScriptedPolicy:
     """The shortest solution of one task, told turn by turn with the agent's own tools: of tiles all that is
     done on the current page, else as much of one step as can be seen, or a scroll towards it; a text agent's
-    response does one thing. Without a preprocessor there is only `respond`."""
+    response does one thing. Without a preprocessor there is only `respond`. With `others` the task is over
+    several sites, which are visited in turn as its meta tells."""
 
     def __init__(
-        self, world: World, task: Task, preprocessor: Preprocessor | None = None, agent: AgentConfig = VISUAL
+        self,
+        world: World,
+        task: Task,
+        preprocessor: Preprocessor | None = None,
+        agent: AgentConfig = VISUAL,
+        others: Sequence[World] = (),
     ):
-        self.world, self.preprocessor, self.agent = world, preprocessor, agent
-        self.state, self.ended = initial_state(world.fsm), False  # the page must show that state by now
-        steps = solve(world, task.goal)
-        if steps is None:
-            raise ValueError(f"task {task.id} has no solution in {world.name}")
-        self.steps, self.left = steps, list[dict[str, Any]]()  # to be taken; operations of the first one
+        self.preprocessor, self.agent = preprocessor, agent
+        worlds, goals = {one.name: one for one in (world, *others)}, task.goal.get("sites")
+        paths = {name: solve(worlds[name], goal) for name, goal in (goals or {world.name: task.goal}).items()}
+        if None in paths.values():
+            raise ValueError(f"task {task.id} has no solution in {', '.join(paths)}")
+        ways, visits = {name: iter(path or ()) for name, path in paths.items()}, task.meta.get("visits")
+        self.visits = [
+            (worlds[name], list(islice(ways[name], n))) for name, n in visits or [(world.name, None)]
+        ]
+        self.states = {name: initial_state(worlds[name].fsm) for name in paths}  # tabs must show these by now
+        self.world, self.steps = self.visits.pop(0)  # to be taken
+        self.left, self.ended = list[dict[str, Any]](), False  # operations of the first one
         self.answer = next(iter(load_goal(task.goal).answer), "done")
         self.is_tiles, self.scrolls = world.style.get("look", "tiles") == "tiles", 0
         asked = [str(condition["value"]) for condition in task.goal.get("where", [])]
@@ -59,9 +73,34 @@ class ScriptedPolicy:
         return Sample(ids, (0.0,) * len(ids), "stop")
 
     async def respond(self, session: Session) -> str:
-        """Return the next response's text. BrowserFault if the page is not in the predicted state."""
+        """Return the next response's text. BrowserFault if a site is not in the predicted state."""
         await compare(session, self.state)
+        for name, states in (await states_of(session)).items() if len(self.states) > 1 else ():
+            if self.states[name].key() not in [state.key() for state in states]:
+                raise BrowserFault(Stop.ENV_ERROR, f"no tab shows {name} in the predicted state")
         return await (self._calls(session) if self.agent.kind == "visual" else self._action(session))
+
+    @property
+    def state(self) -> State:
+        return self.states[self.world.name]
+
+    def _goodbye(self, session: Session) -> tuple[list[dict[str, Any]], str]:
+        """Return what each agent says when the steps are done: that the task is, or the way to the next site,
+        to the newest of its tabs, which is opened if there is none."""
+        if not self.visits:
+            self.ended = True
+            done = {"name": "done", "arguments": {"response": self.answer}}
+            return [done], f"exit(message={json.dumps(self.answer)})"
+        self.world, self.steps = self.visits.pop(0)
+        url = f"http://{self.world.name}.test/"
+        tabs = [n for n, page in enumerate(session.context.pages) if page.url.startswith(url)]
+        ways = (
+            [("switch_tab", {"tab_index": tabs[-1]})]
+            if tabs
+            else [("new_tab", {}), ("goto_url", {"url": url})]
+        )
+        calls: list[dict[str, Any]] = [{"name": name, "arguments": given} for name, given in ways]
+        return calls, f'do(action="Switch Tab", argument="{tabs[-1] if tabs else 0}")'
 
     def _operations(self) -> list[dict[str, Any]]:
         """Return what is left to do of the next step."""
@@ -75,7 +114,8 @@ class ScriptedPolicy:
         words = " ".join(str(value) for value in step.params.values())
         self.left, self.scrolls = self.left[1:], 0
         if not self.left:
-            self.state = apply(self.world.fsm, self.state, step.action_id, step.params)
+            state = apply(self.world.fsm, self.state, step.action_id, step.params)
+            self.states[self.world.name] = state
             self.steps.pop(0)
         return words or str(await session.do(session.page.inner_text(selector))).strip()
 
@@ -85,9 +125,9 @@ class ScriptedPolicy:
             raise BrowserFault(Stop.ENV_ERROR, f"{self.steps[0].action_id}: scrolling does not lead to it")
 
     async def _action(self, session: Session) -> str:
-        words, action = "done", f"exit(message={json.dumps(self.answer)})"
-        self.ended = not self.steps
-        if not self.ended:
+        if not self.steps:
+            words, action = "done", self._goodbye(session)[1]
+        else:
             wanted, *later = self._operations()
             if later and later[0]["op"] == "type_text" and later[0]["selector"] == wanted["selector"]:
                 wanted, self.left = later[0], later  # the agent's "Type" clicks by itself
@@ -120,9 +160,8 @@ class ScriptedPolicy:
             words = await self._did(session, gui)
             if target.box:
                 points[words if is_named else words.lower()] = operations.middle(target.box, *size)
-        self.ended = not self.steps
-        if self.ended:
-            calls.append({"name": "done", "arguments": {"response": self.answer}})
+        if not self.steps:
+            calls += self._goodbye(session)[0]
         opens_think = self.preprocessor is not None and self.preprocessor.chat.opens_think
         return ("" if opens_think else "<think>\n") + spoken(points, calls)
 
@@ -145,13 +184,11 @@ async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajecto
     """Return the shortest solutions of tasks on generated sites, acted out, in the order of the tasks; those
     that the task's rules don't confirm are dropped. A collective call."""
     config, ranks = worker.config, worker.ranks
-    sites = {site.name: site for site in sites_of(tasks)}
 
     async def solve_in_browser(task: Task) -> Trajectory:
-        site = sites.get(str(task.meta.get("world")))
-        if site is None:
+        if not (worlds := [world_at(site) for site in sites_of([task])]):
             raise ValueError(f"task {task.id} has no scripted solution; give --warm-start a checkpoint")
-        policy = ScriptedPolicy(world_at(site), task, worker.harness.preprocessor, config.agent)
+        policy = ScriptedPolicy(worlds[0], task, worker.harness.preprocessor, config.agent, worlds[1:])
         trajectory = await worker.episode(task, 0, policy, config.eval.max_steps)
         meter.advance(ranks.world)
         if not trajectory.success:

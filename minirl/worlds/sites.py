@@ -3,6 +3,7 @@
     sites/train/hotels-easy-3/{fsm,data,style}.json, tasks.jsonl --> tasks --sites_of--> SiteServer
 
 A folder's tasks name it in their meta, and it is read when it is first asked for: a run may have thousands.
+Where the tasks are over several sites, these are in folders within that one.
 """
 
 from collections.abc import Iterable
@@ -23,13 +24,15 @@ def sites_of(tasks: Iterable[Task]) -> list[Site]:
     """Return the sites that tasks live on, in the order of their numbers or names. ValueError if one that a
     task names is not there."""
     tasks = list(tasks)
-    folders = {str(task.meta["folder"]): task.id for task in tasks if "folder" in task.meta}
-    for folder, id in folders.items():
-        if not (Path(folder) / "fsm.json").is_file():
+    folders, found = {task.meta["folder"]: task.id for task in tasks if "folder" in task.meta}, list[Path]()
+    for folder, id in sorted(folders.items()):
+        files = list(Path(folder).glob("fsm.json")) or sorted(Path(folder).glob("*/fsm.json"))
+        if not files:
             raise ValueError(
                 f"task {id}: there is no site in {folder}; make it again, or correct meta.folder"
             )
-    return [*shops_of(tasks), *map(Path, sorted(folders))]
+        found += [file.parent for file in files]
+    return [*shops_of(tasks), *found]
 
 
 def world_at(site: Site) -> World:

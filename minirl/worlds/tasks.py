@@ -20,6 +20,7 @@ from random import Random
 from typing import Any
 
 from minirl.types import Task
+from minirl.worlds import pixels
 from minirl.worlds.generate import ITEM
 from minirl.worlds.interpreter import State, World, apply, initial_state, parameter_values
 from minirl.worlds.search import Step, solve
@@ -40,6 +41,8 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
     cells = [*itertools.product(FAMILIES, MODES)]
     if world.style["look"] == "tiles":
         cells = [("solution", "plain")]
+    if "drawings" in world.style:  # of which alone such a site's tasks are
+        cells = [("drawing", mode) for mode in ("plain", *MODES)]
     rng.shuffle(cells)
     for family, mode in itertools.islice(itertools.cycle(cells), TRIES):
         draft = Draft(world, rng, used)
@@ -53,7 +56,7 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
         work = operations_of(world, steps)
         if low <= len(work) <= high and draft.text not in tasks:
             used.update(draft.flows)
-            kinds = ["visual"] if "drag" in work else ["visual", "text"]
+            kinds = ["visual"] if "drag" in work or "drawings" in world.style else ["visual", "text"]
             meta = {"world": world.name, "site": world.fsm.meta["theme"], "level": world.fsm.meta["level"]}
             meta |= {
                 "family": family,
@@ -125,12 +128,12 @@ class Draft:
         if not (found := self._find(of, family, mode)):
             return False
         sentence, record = found
-        if family == "question":
+        if family in ("question", "drawing"):
             self.after = [sentence, self._question(of, record)]
             self.size += 3
             return True
         flow = self._least_used([flow for flow in self.flows_of.values() if flow["list"] == of["id"]])
-        self._do(flow, sentence, record["id"])
+        self.do(flow, sentence, record["id"])
         return True
 
     def extend(self, low: int) -> None:
@@ -148,11 +151,11 @@ class Draft:
                 return
             flow = self._least_used(possible)
             if "login" in flow["after"] and "login" not in self.flows:
-                self._do(self.flows_of["login"])
+                self.do(self.flows_of["login"])
             if not flow["list"]:
-                self._do(flow)
+                self.do(flow)
             elif found := self._find(self.lists[flow["list"]], "solution", "plain"):
-                self._do(flow, found[0], found[1]["id"])
+                self.do(flow, found[0], found[1]["id"])
 
     def _least_used(self, some: Sequence[Json]) -> Json:
         least = min(self.used[one["id"]] for one in some)
@@ -212,7 +215,7 @@ class Draft:
             bind.values[: max(1, len(bind.values) // 2)] if mode == "slider" else bind.values
         )
 
-    def _do(self, flow: Json, sentence: str = "", item: str = "") -> None:
+    def do(self, flow: Json, sentence: str = "", item: str = "") -> None:
         """Add a flow, behind the sentence that opens its item, with a value for all that it asks."""
         values = {name: self.rng.choice(offered) for name, offered in flow["asks"].items()}
         name = flow.get("sold_out")  # of which the first one asked for will be gone
@@ -244,6 +247,9 @@ class Draft:
 
     def _question(self, of: Json, record: Json) -> str:
         """Return a question about a record; its answer is noted, in all spellings that are right."""
+        if "drawings" in self.world.style:
+            words, self.answer = pixels.question(self.world, of["id"], record["id"])
+            return self.say(WORDS["questions"]["ask"], fact=self.say(words))
         facts = self.world.style["facts"][of["id"]]  # of which nobody need answer yes or no
         fact = self.rng.choice([n for n in ("colour", "shape", *facts) if not isinstance(record[n], bool)])
         value = str(record[fact])
