@@ -7,7 +7,6 @@ nothing of it. What opens it is counted in the session's `done.doors`, never by 
 stand in doors.toml, and widgets.js draws them. Not in a paper: AutoWebWorld's sites have a cookie banner.
 """
 
-import re
 import tomllib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -73,7 +72,7 @@ class Carpenter:
 
     def imitate(self, kind: str) -> None:
         """Put before a flow's last button one that looks like it, and leads to a page of its own."""
-        page, meant = self.rng.choice(self._actions(".*_FINISH_"))
+        page, meant = self.rng.choice(self._actions("_FINISH_"))
         id, home = kind.upper(), self.meta["initial_page_id"]
         self._add(kind, page, "button", to=id, what=self.labels[meant["id"]], before=meant)
         back = action(f"{id}_BACK", id, control("button", f"#{kind}-back"), home)
@@ -82,16 +81,16 @@ class Carpenter:
 
     def require(self, kind: str) -> None:
         """Let a form want a tick that no task speaks of."""
-        leaving = self._actions(".*_FORM_(REVIEW|FINISH)_")
+        leaving = self._actions("_FORM_REVIEW_", "_FORM_FINISH_")
         if plain := [(page, leave) for page, leave in leaving if not leave["parameters"]]:  # can complain
             page, leave = self.rng.choice(plain)
             self.pages[page]["signature_schema"][kind] = "boolean"
             self._add(kind, page, "checkbox", before=leave)
             leave["preconditions"].append(condition(kind, "eq", True))
 
-    def _actions(self, id: str) -> list[tuple[str, Json]]:
+    def _actions(self, *named: str) -> list[tuple[str, Json]]:
         every = [(page, one) for page, found in self.pages.items() for one in found["actions"]]
-        return [(page, one) for page, one in every if re.match(id, one["id"])]
+        return [(page, one) for page, one in every if any(part in one["id"] for part in named)]
 
     def _gate(self, kind: str, type: str, page: str, cond: str, value: object) -> str:
         """Let all that can be done on a page wait for a field of this type. Return the field."""

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from minirl.browser.session import Session
 from minirl.types import Task
 from minirl.worlds.fsm_file import load_goal
-from minirl.worlds.generate import THEMES, make_site
+from minirl.worlds.generate import THEMES, VOCABULARY, make_site
 from minirl.worlds.interpreter import State, World, share_met
 from minirl.worlds.render import read_state
 from minirl.worlds.search import solve
@@ -53,7 +53,8 @@ def make_pair(seed: int, count: int, skin: str = "") -> tuple[list[World], list[
     """Return two sites, and up to `count` tasks over both: of even seeds with a password, of odd ones with a
     comparison. The same seed gives the same."""
     kind, rng = ("code", "compare")[seed % 2], Random(f"pair {seed}")
-    theme = rng.choice([name for name in THEMES if name != "mail"])
+    left_out = ("mail", *VOCABULARY["bench"]["themes"])
+    theme = rng.choice([name for name in THEMES if name not in left_out])
     sites, drafts = (_compare if kind == "compare" else _code)(theme, seed, skin, rng)
     sites = [replace(site, name=f"{kind}-{seed}-{n}") for n, site in enumerate(sites)]
     rng.shuffle(drafts)

@@ -60,7 +60,7 @@ def agent(folder) -> AutoWebWorldAgent:
         ("finished(content='It is 4.')\n\nwait()", [Call("answer", {"text": "It is 4."})]),
     ],
 )
-def test_what_ui_tars_says_is_read(said, calls):
+async def test_what_ui_tars_says_is_read(said, calls):
     parsed = parse(f"Thought: I go on.\nAction: {said}")
     assert (parsed.thought, parsed.calls, parsed.error) == ("I go on.", tuple(calls), None)
     assert parse(f"Action: {said}").calls == tuple(calls)
@@ -71,13 +71,13 @@ def test_what_ui_tars_says_is_read(said, calls):
     ["left_double(start_box='(1,2)')", "click()", "click(start_box='(1)')", "hover(start_box='(1,2)')"]
     + ["type(content=open('x'))", "__import__('os').system('x')", "click(**{'start_box': '(1,2)'})", "wait("],
 )
-def test_what_ui_tars_says_wrongly_is_told(said):
+async def test_what_ui_tars_says_wrongly_is_told(said):
     parsed = parse(f"Thought: x\nAction: {said}")
     assert parsed.calls == () and parsed.error
 
 
 @given(st.text())
-def test_reading_ui_tars_never_raises(text):
+async def test_reading_ui_tars_never_raises(text):
     for said in (
         f"Action: click({text})",
         f"Action: {text}",
@@ -134,7 +134,7 @@ async def test_what_cannot_be_read_is_told(said):
 
 
 @given(st.text(max_size=80))
-def test_reading_never_raises(text):
+async def test_reading_never_raises(text):
     parse(text)
     parse(f"<think>{text}</think><action>{{'action': {text}}}</action>")
 

@@ -15,11 +15,12 @@ from workers import make_worker
 import sft
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
+from minirl.browser.session import Session
 from minirl.config import to_json
 from minirl.data import __main__ as script
 from minirl.recipes import tiny
 from minirl.run_folder import Run
-from minirl.types import PolicyFn, Prompt, Sample, Session, Trajectory
+from minirl.types import PolicyFn, Prompt, Sample, Trajectory
 from minirl.worlds.render import SiteServer
 from minirl.worlds.scripted_agent import ScriptedPolicy
 

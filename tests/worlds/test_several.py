@@ -151,9 +151,7 @@ async def test_what_is_done_on_one_site_alone_is_half_of_the_task():
         async with pool.session() as session:
             policy = policy_of(one, sites[1:], "visual")
             await play("visual", session, policy, one)
-            assert await BENCHMARK.score(one, session, "") == Score(
-                1.0, (await BENCHMARK.score(one, session, "")).details
-            )
+            assert (await BENCHMARK.score(one, session, "")).value == 1
             assert (await BENCHMARK.score(task, session, "")).value == 0.25  # half of a half
         async with pool.session() as session:
             wrong = policy_of(replace(task, goal=goal), sites, "visual")
@@ -167,8 +165,6 @@ async def test_a_tab_that_was_meddled_with_ends_the_demonstration():
     policy = policy_of(task, sites, "visual")
     async with browser(sites) as pool, pool.session() as session:
         await session.start(task.start_url)
-        await session.page.evaluate("minirl.dispatch(minirl.state().page + '_ACCEPT')")
-        await session.page.evaluate("minirl.dispatch('HOME_GO_' + Object.keys({}))")
         await session.new_tab()
         await session.goto(f"http://{sites[1].name}.test/")
         await session.switch_tab(0)
