@@ -138,6 +138,7 @@ def test_there_are_three_wordings_of_everything():
             assert len(set(wordings)) >= 3, name
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("count", "least"), [(0, 1), pytest.param(300, 50, marks=pytest.mark.slow)])
 def test_every_family_is_asked_in_every_mode(count, least):
     made = [(world, make_tasks(world)) for world in sites(count)] or MADE
