@@ -93,7 +93,7 @@ def make(
     All levels and themes take turns, then comes the next seed. OUT/index.html shows what there is.
 
     Args:
-        themes: What the sites are about, by default all there is.
+        themes: What the sites are about, by default all but the benchmark's.
         skins: What they look like, by default whatever each seed draws. Theme, skin and machine are drawn
             apart, so that each can be held out: --skins grid table for training, --skins magazine for tests.
         level: How many steps a task takes: first 3 to 5 (clicks on large tiles, for small models), easy 5 to
