@@ -165,7 +165,9 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
     from minirl.agents.webagent_r1 import WebAgentR1Agent
 
     if config.agent.kind == "autowebworld":
-        return AutoWebWorldAgent(config.agent, preprocessor)
+        if preprocessor is None or preprocessor.images is None:
+            raise ValueError("this model can't see; use a vision-language model for AutoWebWorld's agent")
+        return AutoWebWorldAgent(config.agent, preprocessor.images.resized)
     return (OpenWebRLAgent if config.agent.kind == "visual" else WebAgentR1Agent)(config.agent)
 
 

@@ -22,7 +22,20 @@ from minirl.console import say
 from minirl.distributed import SLACK_SECONDS, Ranks, TaskQueue
 from minirl.episode import Episode, Harness
 from minirl.model import request_seed
-from minirl.types import Group, Judge, PolicyFn, Request, RunEnds, Sampler, Sampling, Task, Trajectory, billed
+from minirl.types import (
+    Group,
+    Judge,
+    PolicyFn,
+    Prompt,
+    Request,
+    RunEnds,
+    Sample,
+    Sampler,
+    Sampling,
+    Task,
+    Trajectory,
+    billed,
+)
 
 POLL_SECONDS = 0.2  # between two looks at what other ranks have finished
 
@@ -78,7 +91,7 @@ class RolloutWorker:
         """Return the policy that asks the sampler, with a seed made of the names and the turn."""
         seconds = self.config.sampler.request_seconds
 
-        async def ask(t: int, prompt: Any, session: Any):
+        async def ask(t: int, prompt: Prompt, session: Any) -> Sample:
             room = self.config.agent.context_tokens - len(prompt.ids)
             seed = request_seed(self.config.seed, *names, t)
             request = Request(prompt, seed, min(tokens, room), sampling, seconds)

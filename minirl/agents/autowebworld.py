@@ -14,7 +14,7 @@ import ast
 import re
 import tomllib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -23,7 +23,6 @@ from minirl.agents.openwebrl import read_prompt
 from minirl.browser.session import Session
 from minirl.config import AgentConfig
 from minirl.context import Words
-from minirl.model import Preprocessor
 from minirl.types import Call, Observation, Parsed, Task, ToolFailure
 
 FILES = resources.files("minirl.agents")
@@ -137,15 +136,13 @@ def spell(thought: str, action: Mapping[str, Any]) -> str:
 
 
 class AutoWebWorldAgent:
-    """The agent, as `types.Agent`. ValueError if the model can't see, or `config.prompt` can't be read."""
+    """The agent, as `types.Agent`. ValueError if `config.prompt` can't be read."""
 
     message_format = None  # the model's own chat template
     parse = staticmethod(parse)
 
-    def __init__(self, config: AgentConfig, preprocessor: Preprocessor | None):
-        if preprocessor is None or preprocessor.images is None:
-            raise ValueError("this model can't see; use a vision-language model for AutoWebWorld's agent")
-        self.config, self.resized = config, preprocessor.images.resized
+    def __init__(self, config: AgentConfig, resized: Callable[[int, int], tuple[int, int]]):
+        self.config, self.resized = config, resized  # width and height as the model's processor changes them
         usual = "Use the browser, one action at a time." if config.brief else PROMPT
         self.system = read_prompt(config.prompt) if config.prompt else usual
 

@@ -64,15 +64,17 @@ from minirl.worlds.search import solve
 from minirl.worlds.shop import make_tasks, shops_named
 
 LOOK = FOLDER.joinpath("seeing.js").read_text(encoding="utf-8")
-TRAIN, TEST = "shops:0-399", "shops:50001-50060"
+TRAIN, TEST = "shops:0-799", "shops:50001-50060"
 STAGES = {"vision": 41_600, "words": 25_600, "agent": 17_600}  # pictures
 BATCH, RATE, WARMUP, DECAY = 32, 4e-3, 50, 0.25
 ROWS, COLUMNS, TOKEN = 6, 8, 32  # image tokens of a picture, and the pixels of one, which is 2 x 2 patches
+JITTER = 4  # pixels
 PATCHES = (1, 2 * ROWS, 2 * COLUMNS)
 EVERY = 200  # updates between two measurements
 ALPHABET = string.ascii_lowercase + string.digits
 OFTEN = torch.tensor(10.0)  # a letter's weight, for most patches show none
 LETTERS = 10.0  # weight of their loss
+MOST = 8  # words that a task names, one to as many equally often: an order of five things takes seven
 JOINTS = (" ", ", ", " in ", ", size ", ", quantity ")  # of the words that a task names
 MISSING = -100  # no label
 
@@ -132,14 +134,17 @@ def make_page(seen: Observation, controls: Sequence[dict[str, Any]]) -> Page:
 
 def moved(page: Page, rng: np.random.Generator) -> Page:
     """Return the page, every other time moved by up to a token, what leaves it on one side coming in on the
-    other. So no word is learned by where it happens to stand."""
-    dx, dy = rng.integers(-2, 3, 2) * (TOKEN // 2) * rng.integers(2)
-    by = np.tile([dx / (COLUMNS * TOKEN), dy / (ROWS * TOKEN)], 2)
+    other, so that no word is learned by where it happens to stand. What is drawn moves by some pixels more:
+    letters fall into patches anew. Places, which are on a grid, don't, and stay in their controls."""
+    size = np.array([COLUMNS * TOKEN, ROWS * TOKEN])
+    by = rng.integers(-2, 3, 2) * (TOKEN // 2) * rng.integers(2)
+    drawn = by + rng.integers(-JITTER, JITTER + 1, 2)
     boxes, letters = (
         out - np.tile(np.floor((out[:, :2] + out[:, 2:]) / 2), 2)
-        for out in (page.boxes + by, page.letter_boxes + by)
+        for out in (page.boxes + np.tile(by / size, 2), page.letter_boxes + np.tile(drawn / size, 2))
     )
-    return replace(page, picture=np.roll(page.picture, (dy, dx), (0, 1)), boxes=boxes, letter_boxes=letters)
+    picture = np.roll(page.picture, drawn[::-1], (0, 1))
+    return replace(page, picture=picture, boxes=boxes, letter_boxes=letters)
 
 
 def whole(page: Page) -> np.ndarray:
@@ -176,7 +181,8 @@ class Teacher:
         most = 5 - count  # of a page
         drawn = ((page, rng.permutation(whole(page))[: rng.integers(most) + 1]) for page in pages)
         named = [page.words[i] for page, some in drawn for i in some]
-        named += [w for w in rng.choice(list(self.word_ids), rng.integers(4)) if w not in pages[0].words]
+        absent = max(0, int(rng.integers(1, MOST + 1)) - len(named))
+        named += [w for w in rng.choice(list(self.word_ids), absent) if w not in pages[0].words]
         wanted = [str(word) for word in rng.permutation(sorted(set(named)))]
         joints = rng.choice(JOINTS, len(wanted))
         named = "".join(f"{joint}{word}" for joint, word in zip(joints, wanted, strict=True))

@@ -88,7 +88,9 @@ def solve(
     steps, bound = Choices(world, goal).steps, Bound(world, goal)
     graph, end = _search(world, steps, bound, lambda state: machine.holds(state, goal), max_states, seconds)
     if not graph.is_complete:
-        raise ValueError(f"{world.name}: {max_states} states and no answer: raise max_states")
+        raise ValueError(
+            f"{world.name}: no answer within {max_states} states and {seconds:g} seconds: raise them"
+        )
     return None if end is None else graph.path(end)
 
 
@@ -103,11 +105,12 @@ def _search(
     """Return the states seen, and the key of the first end, by A*: expanded next is the state through which a
     path may be shortest by the bound, and of several the farthest. Without a bound that is breadth-first."""
     ends, room, turn = time.process_time() + seconds, MAX_CHARACTERS, itertools.count(1)
-    start = machine.initial_state(world.fsm)
+    start, expanded = machine.initial_state(world.fsm), itertools.count()
     graph, heap = Graph({str(start): Node(start)}), [(bound(start), 0, 0, start)]
     while heap and heap[0][0] < math.inf:
         _, minus, _, state = heapq.heappop(heap)
         here, soon = str(state), 1 - minus
+        is_late = next(expanded) % 64 == 0 and time.process_time() > ends  # the clock is slower than a step
         if graph.nodes[here].depth < -minus:
             continue  # a shorter way here was found meanwhile
         if is_end(state):
@@ -117,7 +120,7 @@ def _search(
             key = str(after)
             is_new = key not in graph.nodes
             room -= len(key) * is_new
-            if time.process_time() > ends or is_new and (len(graph.nodes) >= max_states or room < 0):
+            if is_late or is_new and (len(graph.nodes) >= max_states or room < 0):
                 graph.is_complete = False
                 return graph, None
             if is_new or soon < graph.nodes[key].depth:
@@ -153,6 +156,7 @@ class Choices:
         tests = [*goal.where, *(condition for action in useful for condition in action.preconditions)]
         self.tests = [replace(test, path=("it",)) for test in tests]
         self.limits = {path for action in useful for path in self._limits(action, all_filters=True)}
+        self.kinds = dict[tuple[str, str], Hashable]()  # as found so far
 
     def steps(self, state: State) -> Iterator[Step]:
         """Yield what can be done in a state, and may be part of a shortest path."""
@@ -183,9 +187,12 @@ class Choices:
     def kind(self, action: Action, value: Any) -> Hashable:
         """Return the same for values that all conditions take alike, wherever they may be copied to, unless
         they are appended, or decide what another action can choose."""
-        if any((e.op != "set" and e.ref) or overlaps(e.path, self.limits) for e in action.effects):
-            return machine.canonical(value)
-        return tuple(machine.meets({"it": value}, test) for test in self.tests)
+        key = action.id, machine.canonical(value)
+        if key not in self.kinds:
+            whole = any((e.op != "set" and e.ref) or overlaps(e.path, self.limits) for e in action.effects)
+            alike = tuple(machine.meets({"it": value}, test) for test in self.tests)
+            self.kinds[key] = key[1] if whole else alike
+        return self.kinds[key]
 
 
 def symbolic(fsm: Fsm) -> World:

@@ -13,8 +13,9 @@ from PIL import Image
 from recorded import qwen_preprocessor, save_qwen2_5_vl
 
 from minirl.agents.autowebworld import ACTIONS, AutoWebWorldAgent, action_of, parse
-from minirl.config import AgentConfig, BrowserConfig, ModelConfig
+from minirl.config import AgentConfig, BrowserConfig, Config, ModelConfig
 from minirl.context import ids_with_pictures
+from minirl.experiment import make_agent
 from minirl.model import encode, load_model, padded_inputs
 from minirl.types import Call, ToolFailure
 
@@ -37,7 +38,8 @@ def folder(tiny_folder, preprocessor, tmp_path_factory):
 @pytest.fixture(scope="module")
 def agent(folder) -> AutoWebWorldAgent:
     """One whose model sees 320 x 180 as 196 x 112: 0.6125 as wide, and 0.6222 as high."""
-    return AutoWebWorldAgent(AgentConfig("autowebworld"), qwen_preprocessor(folder, 28 * 28 * 30))
+    config = Config("", agent=AgentConfig("autowebworld"))
+    return make_agent(config, qwen_preprocessor(folder, 28 * 28 * 30))
 
 
 # --- other agents' languages ---------------------------------------------------------------------------
@@ -184,7 +186,7 @@ async def test_a_random_qwen2_5_vl_is_loaded_and_sees_the_picture(folder, png):
 
 async def test_a_model_that_cannot_see_is_refused(preprocessor):
     with pytest.raises(ValueError, match="can't see; use a vision-language model"):
-        AutoWebWorldAgent(AgentConfig("autowebworld"), replace(preprocessor, images=None))
+        make_agent(Config("", agent=AgentConfig("autowebworld")), replace(preprocessor, images=None))
 
 
 # --- in Chromium -------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ class Args:
     seeds: list[int] = field(default_factory=lambda: [0])
     recipe: str = "tiny"
     out: Path = Path("runs/learning")
+    ranks: int = 2
+    """Processes, as of `make train`."""
     flags: str = ""
     """Further flags for train.py, separated by blanks: --flags="--steps 10"."""
     control: bool = True
@@ -79,7 +81,9 @@ def train(args: Args, name: str, seed: int, *flags: str) -> Run:
 def start(args: Args, run: Run, script: str, *flags: str) -> None:
     """Runs a script to its end, and notes its minutes in the run's folder."""
     place = ["--out", str(run.root.parent), "--name", run.root.name]
-    command, started = [sys.executable, str(ROOT / script), args.recipe, *place, *flags], time.monotonic()
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.ranks)]
+    command = [sys.executable, *launcher, str(ROOT / script), args.recipe, *place, *flags]
+    started = time.monotonic()
     subprocess.run(command + args.flags.split(), check=True, stdout=sys.stderr)
     append_line(run.root / "minutes.jsonl", {"minutes": (time.monotonic() - started) / 60})
 
