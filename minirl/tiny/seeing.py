@@ -64,11 +64,10 @@ from minirl.worlds.search import solve
 from minirl.worlds.shop import make_tasks, shops_named
 
 LOOK = FOLDER.joinpath("seeing.js").read_text(encoding="utf-8")
-TRAIN, TEST = "shops:0-799", "shops:50001-50060"
+TRAIN, TEST = "shops:0-599", "shops:50001-50060"
 STAGES = {"vision": 41_600, "words": 25_600, "agent": 17_600}  # pictures
 BATCH, RATE, WARMUP, DECAY = 32, 4e-3, 50, 0.25
 ROWS, COLUMNS, TOKEN = 6, 8, 32  # image tokens of a picture, and the pixels of one, which is 2 x 2 patches
-JITTER = 4  # pixels
 PATCHES = (1, 2 * ROWS, 2 * COLUMNS)
 EVERY = 200  # updates between two measurements
 ALPHABET = string.ascii_lowercase + string.digits
@@ -134,17 +133,14 @@ def make_page(seen: Observation, controls: Sequence[dict[str, Any]]) -> Page:
 
 def moved(page: Page, rng: np.random.Generator) -> Page:
     """Return the page, every other time moved by up to a token, what leaves it on one side coming in on the
-    other, so that no word is learned by where it happens to stand. What is drawn moves by some pixels more:
-    letters fall into patches anew. Places, which are on a grid, don't, and stay in their controls."""
-    size = np.array([COLUMNS * TOKEN, ROWS * TOKEN])
-    by = rng.integers(-2, 3, 2) * (TOKEN // 2) * rng.integers(2)
-    drawn = by + rng.integers(-JITTER, JITTER + 1, 2)
+    other. So no word is learned by where it happens to stand."""
+    dx, dy = rng.integers(-2, 3, 2) * (TOKEN // 2) * rng.integers(2)
+    by = np.tile([dx / (COLUMNS * TOKEN), dy / (ROWS * TOKEN)], 2)
     boxes, letters = (
         out - np.tile(np.floor((out[:, :2] + out[:, 2:]) / 2), 2)
-        for out in (page.boxes + np.tile(by / size, 2), page.letter_boxes + np.tile(drawn / size, 2))
+        for out in (page.boxes + by, page.letter_boxes + by)
     )
-    picture = np.roll(page.picture, drawn[::-1], (0, 1))
-    return replace(page, picture=picture, boxes=boxes, letter_boxes=letters)
+    return replace(page, picture=np.roll(page.picture, (dy, dx), (0, 1)), boxes=boxes, letter_boxes=letters)
 
 
 def whole(page: Page) -> np.ndarray:
