@@ -15,20 +15,15 @@ P patches and T image tokens of each, A letters of the alphabet, N learned token
 L row length.
 """
 
-import asyncio
 import io
-import itertools
-import json
 import string
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import tyro
 from PIL import Image
 from torch import Tensor, nn
@@ -36,46 +31,28 @@ from torch.nn import functional as F
 
 from minirl.agents.openwebrl import OpenWebRLAgent
 from minirl.agents.openwebrl_actions import SCALE
-from minirl.browser.pool import BrowserPool
-from minirl.config import Config, ModelConfig
-from minirl.console import CONSOLE, progress, say
+from minirl.browser.session import Session
+from minirl.config import Config
 from minirl.context import VISION_CLOSE, VISION_OPEN
-from minirl.distributed import Ranks, open_ranks
 from minirl.episode import conversation
-from minirl.experiment import open_model
-from minirl.model import (
-    VIDEO_PAD,
-    Encoded,
-    Preprocessor,
-    load_preprocessor,
-    padded_inputs,
-    positions,
-    save_model,
-)
+from minirl.model import VIDEO_PAD, Preprocessor
 from minirl.recipes import tiny
-from minirl.run_folder import write_atomic
-from minirl.tiny.checkpoints import BASE, DONE, FOLDER, build, vocabulary, words
-from minirl.types import Observation, Task
+from minirl.tiny.checkpoints import BASE, DONE, FOLDER, vocabulary, words
+from minirl.tiny.pretraining import MOST, Example, make, read, task_naming
+from minirl.types import Observation
 from minirl.worlds.interpreter import World
 from minirl.worlds.operations import GRID, middle
-from minirl.worlds.render import SiteServer
 from minirl.worlds.scripted_agent import spoken
-from minirl.worlds.search import solve
-from minirl.worlds.shop import make_tasks, shops_named
 
 LOOK = FOLDER.joinpath("seeing.js").read_text(encoding="utf-8")
-TRAIN, TEST = "shops:0-599", "shops:50001-50060"
 STAGES = {"vision": 41_600, "words": 25_600, "agent": 17_600}  # pictures
-BATCH, RATE, WARMUP, DECAY = 32, 4e-3, 50, 0.25
 ROWS, COLUMNS, TOKEN = 6, 8, 32  # image tokens of a picture, and the pixels of one, which is 2 x 2 patches
 PATCHES = (1, 2 * ROWS, 2 * COLUMNS)
-EVERY = 200  # updates between two measurements
 ALPHABET = string.ascii_lowercase + string.digits
 OFTEN = torch.tensor(10.0)  # a letter's weight, for most patches show none
 LETTERS = 10.0  # weight of their loss
-MOST = 8  # words that a task names, one to as many equally often: an order of five things takes seven
-JOINTS = (" ", ", ", " in ", ", size ", ", quantity ")  # of the words that a task names
 MISSING = -100  # no label
+Shops = list[list["Page"]]  # every page of each shop that was looked at
 
 
 @dataclass
@@ -88,36 +65,8 @@ class Page:
     letter_boxes: np.ndarray  # (letters, 4)
 
 
-class Example(NamedTuple):
-    ids: list[int]
-    is_learned: list[bool]
-    page: Page  # as it was moved
-    boxes: np.ndarray  # of the controls that the first learned points are in
-
-
-async def look(shops: Sequence[World], config: Config) -> list[list[Page]]:
-    """Return what every shop shows on the way through its first order."""
-    agent, places = OpenWebRLAgent(config.agent), asyncio.Semaphore(8)
-
-    async def visit(shop: World) -> list[Page]:
-        pages, task = [], make_tasks(shop, 1)[0]
-        async with places, pool.session() as session:
-            await session.start(task.start_url)
-            for step in [None, *(solve(shop, task.goal) or [])[:-1]]:
-                if step is not None:
-                    taken = [step.action_id, dict(step.params)]
-                    await session.do(session.page.evaluate("(step) => minirl.dispatch(...step)", taken))
-                seen = await agent.observe(session)
-                pages.append(make_page(seen, await session.do(session.page.evaluate(LOOK))))
-        meter.advance()
-        return pages
-
-    with SiteServer(shops) as server, progress("looking at shops", len(shops)) as meter:
-        async with BrowserPool(config.browser, server.sites, sealed=True) as pool:
-            return await asyncio.gather(*map(visit, shops))
-
-
-def make_page(seen: Observation, controls: Sequence[dict[str, Any]]) -> Page:
+async def make_page(seen: Observation, session: Session, shop: World) -> Page:
+    controls: list[dict[str, Any]] = await session.do(session.page.evaluate(LOOK))
     picture = Image.open(io.BytesIO(seen.image or b"")).convert("RGB")
     picture = picture.resize((COLUMNS * TOKEN, ROWS * TOKEN), Image.Resampling.BICUBIC)
     letters = [(k, *one) for k, control in enumerate(controls) for one in control["letters"]]
@@ -154,9 +103,14 @@ def patches(picture: np.ndarray) -> np.ndarray:
     return (frames.reshape(len(frames), -1) / 127.5 - 1).astype(np.float32)
 
 
-class Teacher:
-    def __init__(self, preprocessor: Preprocessor, config: Config):
-        self.preprocessor, self.config, self.agent = preprocessor, config, OpenWebRLAgent(config.agent)
+class Seeing:
+    """The visual agent's teacher, as `pretraining.Teacher`."""
+
+    stages: Mapping[str, int] = STAGES
+
+    def __init__(self, config: Config, preprocessor: Preprocessor, model: Any, shops: Shops, unseen: Shops):
+        self.config, self.preprocessor, self.model, self.shops = config, preprocessor, model, shops
+        self.agent, self.test = OpenWebRLAgent(config.agent), [page for shop in unseen for page in shop]
         tokenizer = preprocessor.tokenizer
         self.end, self.none = tokenizer.eos_token, tokenizer.get_vocab()[VIDEO_PAD]
         self.word_ids = {word: self.ids(f" {word}")[0] for word in words()}
@@ -165,9 +119,16 @@ class Teacher:
         Image.new("RGB", (config.browser.width, config.browser.height)).save(blank, "PNG")
         self.blank = blank.getvalue()  # stands for every screenshot while ids are made
         self.pads = [preprocessor.pad] * preprocessor.image_tokens(self.blank)
+        width, sight = (part.hidden_size for part in (model.config.text_config, model.config.vision_config))
+        letters, places = nn.Linear(sight, len(ALPHABET)), nn.Linear(width, 2 * width, bias=False)
+        self.parts = nn.ModuleDict({"model": model, "letters": letters, "places": places})
 
     def ids(self, text: str) -> list[int]:
         return self.preprocessor.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def draw(self, stage: str, rng: np.random.Generator) -> Iterator[Example]:
+        while True:
+            yield from self.examples(stage, self.shops[rng.integers(len(self.shops))], rng)
 
     def examples(self, stage: str, shop: Sequence[Page], rng: np.random.Generator) -> Iterator[Example]:
         """Yield a stage's examples of a shop: of one of its pages, or the turns of a conversation over one to
@@ -179,10 +140,7 @@ class Teacher:
         named = [page.words[i] for page, some in drawn for i in some]
         absent = max(0, int(rng.integers(1, MOST + 1)) - len(named))
         named += [w for w in rng.choice(list(self.word_ids), absent) if w not in pages[0].words]
-        wanted = [str(word) for word in rng.permutation(sorted(set(named)))]
-        joints = rng.choice(JOINTS, len(wanted))
-        named = "".join(f"{joint}{word}" for joint, word in zip(joints, wanted, strict=True))
-        task = Task("", f"Click{named}.", "")
+        wanted, task = task_naming(named, rng)
         context, feedback = conversation(self.agent, self.config.agent, self.preprocessor, task), ()
         for page in pages:
             there = {page.words[i]: page.boxes[i] for i in whole(page)}
@@ -224,162 +182,61 @@ class Teacher:
         places = (np.where(told, axis[word], MISSING) for axis in centres.T)
         return shown_PA, np.where(most > 0, ids_T, self.none), *places
 
-    def see(self, model: Any, examples: Sequence[Example]) -> Any:
+    def see(self, examples: Sequence[Example]) -> Any:
         pixels = torch.from_numpy(np.concatenate([patches(one.page.picture) for one in examples]))
         grids = torch.tensor([PATCHES] * len(examples))
-        return model.model.get_image_features(pixels, grids, return_dict=True)
+        return self.model.model.get_image_features(pixels, grids, return_dict=True)
 
-    def read(self, model: Any, examples: Sequence[Example], seen: Any) -> tuple[Tensor, Tensor]:
-        """Return what is said (N, V) where the examples are learned, given what was seen, and what should."""
-        arrays = [np.array(one.ids) for one in examples]
-        pad = self.preprocessor.pad
-        rows = [Encoded(ids, positions(ids, [PATCHES], pad, 2), []) for ids in arrays]
-        inputs = padded_inputs(rows, self.preprocessor, torch.device("cpu"))
-        out = model.model(**inputs, mm_encoder_outputs={"image": seen}, use_cache=False)
-        where = [(b, i) for b, one in enumerate(examples) for i in np.flatnonzero(one.is_learned)]
-        b_N, i_N = torch.tensor(where).T
-        wanted_N = torch.tensor([examples[b].ids[i] for b, i in where])
-        return out.last_hidden_state[b_N, i_N - 1] @ model.get_input_embeddings().weight.T, wanted_N
+    def read(self, examples: Sequence[Example], seen: Any) -> tuple[Tensor, Tensor]:
+        return read(self.model, self.preprocessor, examples, [PATCHES], mm_encoder_outputs={"image": seen})
 
-    def loss(self, model: Any, heads: nn.ModuleList, stage: str, examples: Sequence[Example]) -> Tensor:
+    def loss(self, stage: str, examples: Sequence[Example]) -> Tensor:
         """Return the loss of what is seen and, but for the first stage, of what is said."""
-        seen, embed_VH = self.see(model, examples), model.get_input_embeddings().weight
+        seen, embed_VH = self.see(examples), self.model.get_input_embeddings().weight
         image_BTH, patch_PH = torch.stack(seen.pooler_output), seen.last_hidden_state
         labels = zip(*(self.labels(one.page) for one in examples), strict=True)
         shown_BPA, word_BT, *axes_BT = (torch.from_numpy(np.stack(one)) for one in labels)
-        letters, places = heads
-        shown_PA = letters(F.layer_norm(patch_PH, patch_PH.shape[-1:]))
+        shown_PA = self.parts["letters"](F.layer_norm(patch_PH, patch_PH.shape[-1:]))
         told_PA = shown_BPA.flatten(0, 1)
         loss = LETTERS * F.binary_cross_entropy_with_logits(shown_PA, told_PA, pos_weight=OFTEN)
         loss = loss + F.cross_entropy((image_BTH @ embed_VH.T).flatten(0, 1), word_BT.flatten())
-        for place_BTH, axis_BT in zip(places(image_BTH).chunk(2, -1), axes_BT, strict=True):
+        for place_BTH, axis_BT in zip(self.parts["places"](image_BTH).chunk(2, -1), axes_BT, strict=True):
             logits_BTN = place_BTH @ embed_VH[self.numbers].T
             loss = loss + 0.5 * F.cross_entropy(logits_BTN.flatten(0, 1), axis_BT.flatten())
-        return loss if stage == "vision" else loss + F.cross_entropy(*self.read(model, examples, seen))
+        return loss if stage == "vision" else loss + F.cross_entropy(*self.read(examples, seen))
 
     @torch.no_grad()
-    def measure(self, model: Any, stage: str, pages: Sequence[Page], other: bool = False) -> list[bool]:
-        """Return which of the points that are asked for lie in their controls: the likeliest x and, given
-        the right x, y; `other`: with another page's picture. In the first stage, which of the image tokens
-        that show a word name it."""
+    def measure(self, stage: str, other: bool = False) -> list[bool]:
+        """Return which of the points that are asked for, on pages never seen, lie in their controls: the
+        likeliest x and, given the right x, y; `other`: with another page's picture. In the first stage, which
+        of the image tokens that show a word name it."""
         rng, hits = np.random.default_rng(0), list[bool]()
-        examples = [next(self.examples(stage, [page], rng)) for page in pages]
+        examples = [next(self.examples(stage, [page], rng)) for page in self.test]
         if other:
-            half = len(pages) // 2
+            half = len(examples) // 2
             examples = [one._replace(page=examples[k - half].page) for k, one in enumerate(examples)]
         for one in (one for one in examples if len(one.boxes)):
-            seen = self.see(model, [one])
+            seen = self.see([one])
             if stage == "vision":
-                said = (seen.pooler_output[0] @ model.get_input_embeddings().weight.T).argmax(-1).numpy()
+                embed_VH = self.model.get_input_embeddings().weight
+                said = (seen.pooler_output[0] @ embed_VH.T).argmax(-1).numpy()
                 wanted = self.labels(one.page)[1]
                 hits += (said == wanted)[(wanted != MISSING) & (wanted != self.none)].tolist()
                 continue
-            said_NV, wanted_N = self.read(model, [one], seen)
+            said_NV, wanted_N = self.read([one], seen)
             # of the thought, from which calls copy
             asked = [n for n, id in enumerate(wanted_N.tolist()) if id in self.numbers][: 2 * len(one.boxes)]
             best = said_NV[asked][:, self.numbers].argmax(-1).view(-1, 2).numpy() * GRID / SCALE
             hits += np.all((one.boxes[:, :2] < best) & (best < one.boxes[:, 2:]), axis=1).tolist()
         return hits
 
-
-@torch.no_grad()
-def muon(matrix: Tensor, momentum: Tensor, rate: float) -> None:
-    """Move a matrix by its gradient's momentum made orthogonal, as far as AdamW would. PyTorch's own Muon
-    computes in bfloat16, which is slow on most CPUs."""
-    if matrix.grad is None:
-        return
-    momentum.lerp_(matrix.grad, 0.05)
-    step = matrix.grad.lerp(momentum, 0.95)
-    x = step.T if len(step) > step.shape[1] else step
-    x = x / x.norm().clamp(min=1e-7)
-    for _ in range(5):
-        a = x @ x.T
-        x = 3.4445 * x + (2.0315 * a @ a - 4.7750 * a) @ x
-    x = x.T if len(step) > step.shape[1] else x
-    matrix.mul_(1 - 0.01 * rate).add_(x, alpha=-0.2 * rate * max(step.shape) ** 0.5)
-
-
-def batches(examples: Iterator[Example], size: int, order: np.random.Generator) -> Iterator[list[Example]]:
-    """Yield examples of about equal lengths together, so that little is padding."""
-    while True:
-        some = sorted(itertools.islice(examples, 4 * size), key=lambda one: len(one.ids))
-        for i in order.permutation(4):
-            yield some[i * size : (i + 1) * size]
-
-
-def train(
-    model: Any, teacher: Teacher, shops: list[list[Page]], test: list[Page], seed: int, ranks: Ranks
-) -> list[dict]:
-    """Teach the model stage by stage, every rank by its own shops; return its curve."""
-    rng, order = np.random.default_rng([seed, ranks.rank]), np.random.default_rng(seed)  # equal on all ranks
-    torch.manual_seed(seed)
-    width = model.config.text_config.hidden_size
-    sight = model.config.vision_config.hidden_size
-    # what reads letters and places off the vision tower is thrown away afterwards
-    heads = nn.ModuleList([nn.Linear(sight, len(ALPHABET)), nn.Linear(width, 2 * width, bias=False)])
-    named = [*model.named_parameters(), *heads.named_parameters()]
-    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in named if p.ndim != 2 or "embed" in name]
-    momenta = [torch.zeros_like(p) for p in matrices]
-    adamw = torch.optim.AdamW(others, lr=RATE, betas=(0.9, 0.98), weight_decay=0.0)
-    total, update, curve, started = sum(STAGES.values()) // BATCH, 0, [], time.monotonic()
-    for stage, pictures in STAGES.items():
-        drawn = (shops[i] for i in iter(lambda: rng.integers(len(shops)), None))
-        examples = (one for shop in drawn for one in teacher.examples(stage, shop, rng))
-        source = batches(examples, BATCH // ranks.world, order)
-        with progress(f"teaching to see: {stage}", pictures // BATCH) as meter:
-            for k in range(1, pictures // BATCH + 1):
-                update += 1
-                rate = RATE * min(1.0, update / WARMUP, (total - update + 1) / (DECAY * total))
-                loss = teacher.loss(model, heads, stage, next(source))
-                loss.backward()
-                grads = [p.grad for _, p in named if p.grad is not None]
-                mean = nn.utils.parameters_to_vector(grads) / ranks.world
-                dist.all_reduce(mean)
-                nn.utils.vector_to_parameters(mean, grads)
-                nn.utils.clip_grad_norm_([p for _, p in named], 1.0)
-                adamw.param_groups[0]["lr"] = rate
-                adamw.step()
-                for matrix, momentum in zip(matrices, momenta, strict=True):
-                    muon(matrix, momentum, rate)
-                model.zero_grad()
-                heads.zero_grad()
-                if k % EVERY == 0 or k == pictures // BATCH:
-                    minutes = (time.monotonic() - started) / 60
-                    hits = float(np.mean(ranks.all_gather(teacher.measure(model, stage, test))))
-                    point = {"stage": stage, "pictures": update * BATCH, "minutes": round(minutes, 2)}
-                    curve.append(point | {"loss": round(loss.item(), 3), "accuracy": round(hits, 4)})
-                    meter.advance(0, note=f"loss {loss.item():.2f}, accuracy {hits:.1%}")
-                meter.advance()
-    return curve
+    def results(self) -> dict[str, list[bool]]:
+        return {"unseen": self.measure("agent"), "other_screenshot": self.measure("agent", other=True)}
 
 
 def main(out: Path = BASE, curve: Path = Path("docs/seeing.json"), seed: int = 0) -> None:
-    """Make the base model: look at shops, teach, measure on shops that were not among them, save."""
-    config, started = tiny(), time.monotonic()
-    with open_ranks() as ranks:
-        torch.set_num_threads(1)  # more were no faster
-        CONSOLE.quiet = not ranks.is_main
-        own, unseen = (shops_named(some)[ranks.rank :: ranks.world] for some in (TRAIN, TEST))
-        seen = asyncio.run(look(own + unseen, config))
-        shops, test = seen[: len(own)], [page for shop in seen[len(own) :] for page in shop]
-        if ranks.is_main:
-            build(out, vocabulary(), seed)
-        ranks.barrier()
-        settings = ModelConfig(path=str(out), max_pixels=config.model.max_pixels)
-        teacher = Teacher(load_preprocessor(settings), config)
-        model = open_model(replace(config, model=settings))
-        points = train(model, teacher, shops, test, seed, ranks)
-        model.bfloat16().float()  # as it is saved
-        right = (ranks.all_gather(teacher.measure(model, "agent", test, other)) for other in (False, True))
-        hits, other = (float(np.mean(each)) for each in right)
-        pages = sum(ranks.all_gather([len(test)]))
-        if ranks.is_main:
-            save_model(model.bfloat16(), out)
-            found = {"unseen": hits, "other_screenshot": other, "pages": pages, "seed": seed}
-            found |= {"minutes": round((time.monotonic() - started) / 60, 1), "curve": points}
-            write_atomic(curve, json.dumps(found, indent=1).encode())
-    say(f"points in the right control, on shops never seen: {hits:.1%}; with another screenshot {other:.1%}")
+    """Make the base model."""
+    make(tiny(), "visual", make_page, lambda _: vocabulary(), Seeing, out, curve, seed)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Does a visual run's agent look? Its newest checkpoint on sites it never met, and with other screenshots.
+"""Does a run's agent look? Its newest checkpoint on sites it never met, and with other screenshots, or pages.
 
     python tests/bench/seeing.py --run runs/tiny            about three minutes
     python tests/bench/seeing.py --run runs/tiny --n 256    for a table
@@ -28,14 +28,12 @@ import tyro
 from PIL import Image
 from pydantic import TypeAdapter
 
-from minirl.agents.openwebrl import OpenWebRLAgent
 from minirl.checkpoint import checkpoints
 from minirl.cli.report import write_report
 from minirl.config import Config
 from minirl.distributed import open_ranks
 from minirl.experiment import Experiment, open_experiment
 from minirl.judges.intervals import wilson
-from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
 from minirl.types import Observation, Task
 
@@ -51,49 +49,54 @@ class Args:
     """Other sites than the run held out, as --task.heldout takes them."""
 
 
-class Shown(OpenWebRLAgent):
-    """The agent, with other screenshots: `instead` makes them of the site's host and the right one."""
+def showing(agent: Any, instead: Callable[[str, Observation], Observation]) -> Any:
+    """Return the agent, shown what `instead` makes of the page's host and the right observation."""
 
-    def __init__(self, config: Config, instead: Callable[[str, bytes], bytes]):
-        super().__init__(config.agent)
-        self.instead = instead
+    class Shown:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(agent, name)
 
-    async def observe(self, session: Any) -> Observation:
-        seen = await super().observe(session)
-        host = urlsplit(session.page.url).hostname or ""
-        return replace(seen, image=self.instead(host, seen.image)) if seen.image else seen
+        async def observe(self, session: Any) -> Observation:
+            seen = await agent.observe(session)
+            return instead(urlsplit(session.page.url).hostname or "", seen)
+
+    return Shown()
 
 
-def blank(picture: bytes) -> bytes:
-    """Return a white picture of the same size."""
+def blank(seen: Observation) -> Observation:
+    """Return the observation with a white picture of the same size, or an empty page."""
+    if not seen.image:
+        return replace(seen, page_text="<html> </html>")
     out = io.BytesIO()
-    Image.new("RGB", Image.open(io.BytesIO(picture)).size, "white").save(out, "PNG")
-    return out.getvalue()
+    Image.new("RGB", Image.open(io.BytesIO(seen.image)).size, "white").save(out, "PNG")
+    return replace(seen, image=out.getvalue())
 
 
 async def measure(experiment: Experiment, n: int) -> dict[str, float]:
-    config, tasks, rates = experiment.config, experiment.tasks, dict[str, float]()
-    seen: dict[str, list[bytes]] = {}  # every site's screenshots
+    tasks, rates = experiment.tasks, dict[str, float]()
+    seen: dict[str, list[Observation]] = {}  # of every site
     rng = random.Random(0)
 
-    def keep(host: str, picture: bytes) -> bytes:
-        seen.setdefault(host, []).append(picture)
-        return picture
+    def keep(host: str, right: Observation) -> Observation:
+        seen.setdefault(host, []).append(right)
+        return right
 
-    def other(host: str, _: bytes) -> bytes:
-        return rng.choice(seen[rng.choice([name for name in seen if name != host])])
+    def other(host: str, right: Observation) -> Observation:
+        wrong = rng.choice(seen[rng.choice([name for name in seen if name != host])])
+        return replace(right, image=wrong.image, page_text=wrong.page_text)
 
-    async def rate(worker: RolloutWorker, name: str, tasks: Sequence[Task], instead: Any) -> None:
-        worker.harness.agent = Shown(config, instead)
+    async def rate(name: str, tasks: Sequence[Task], instead: Any) -> None:
+        worker.harness.agent = showing(agent, instead)
         tried = await experiment.run_tasks(worker, tasks[:n], name)
         valid = [t for t in tried if t.stop.is_agent_fault]
         rates[name] = sum(t.success for t in valid) / len(valid)
 
     async with experiment.worker() as worker:
-        await rate(worker, "unseen_sites", tasks.heldout, keep)
-        await rate(worker, "seen_sites", tasks.train, lambda _, picture: picture)
-        await rate(worker, "other_screenshot", tasks.heldout, other)
-        await rate(worker, "blank", tasks.heldout, lambda _, picture: blank(picture))
+        agent = worker.harness.agent
+        await rate("unseen_sites", tasks.heldout, keep)
+        await rate("seen_sites", tasks.train, lambda _, right: right)
+        await rate("other_screenshot", tasks.heldout, other)
+        await rate("blank", tasks.heldout, lambda _, right: blank(right))
     return rates
 
 

@@ -1,0 +1,140 @@
+"""The text recipe's base model: a Llama of 0.7M parameters that finds a word in HTML it never saw.
+
+    torchrun --nproc-per-node 2 -m minirl.tiny.reading    writes minirl/tiny/base_text/ and docs/reading.json
+
+It is to `tiny-text` what Qwen2.5-3B is to WebAgent-R1's recipe, as seeing.py's model is to `tiny`: it can
+read a page, has heard of clicks, and knows no order. Its tasks name words, some of them on no page; in the
+text agent's own conversations over up to three pages it clicks those that are there, one a turn, in the
+order of the task, and says that it is done. Which button leads on, and when, is left to demonstrations and
+reinforcement.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from minirl.browser.session import Session
+from minirl.config import Config
+from minirl.episode import conversation
+from minirl.experiment import make_agent
+from minirl.model import Preprocessor
+from minirl.recipes import tiny_text
+from minirl.tiny.checkpoints import BASE_TEXT, text_corpus, words
+from minirl.tiny.pretraining import MOST, Example, make, read, task_naming
+from minirl.types import Observation
+from minirl.worlds import operations
+from minirl.worlds.interpreter import World
+from minirl.worlds.scripted_agent import told
+
+STAGES = {"agent": 38_400}  # turns
+CONTROL = re.compile(
+    r'<button id="(\d+)" type="button"(?: data-text="(\w+)")?[^>]*>(?: <span data-text="(\w+)")?'
+)
+TURNS = 3  # of every shop never seen that are measured
+
+
+class Page(NamedTuple):
+    address: str
+    html: str
+    numbers: dict[str, str]  # of its controls, by the words that a response calls them
+
+
+Shops = list[list[Page]]
+
+
+async def make_page(seen: Observation, session: Session, shop: World) -> Page:
+    """Return a page of the text agent's. A number's control is called by its word, as in an order."""
+    names = {record["title"]: record["id"] for some in shop.data.values() for record in some}
+    shown = {label or title: number for number, label, title in CONTROL.findall(seen.page_text)}
+    return Page(seen.url, seen.page_text, {names.get(word, word): n for word, n in shown.items()})
+
+
+class Reading:
+    """The text agent's teacher, as `pretraining.Teacher`."""
+
+    stages: Mapping[str, int] = STAGES
+
+    def __init__(self, config: Config, preprocessor: Preprocessor, model: Any, shops: Shops, unseen: Shops):
+        self.config, self.preprocessor, self.model = config, preprocessor, model
+        # the last look at each page: its header shows what was chosen
+        self.shops, self.test = (
+            [list({page.address: page for page in shop}.values()) for shop in some]
+            for some in (shops, unseen)
+        )
+        self.agent, self.words = make_agent(config), words()
+        self.parts = nn.ModuleDict({"model": model})
+
+    def draw(self, stage: str, rng: np.random.Generator) -> Iterator[Example]:
+        while True:
+            yield from self.turns(self.shops[rng.integers(len(self.shops))], rng)
+
+    def turns(
+        self, shop: Sequence[Page], rng: np.random.Generator, shown: Sequence[Page] = ()
+    ) -> Iterator[Example]:
+        """Yield the turns of a conversation over one to three pages that follow each other; `shown`: with
+        these in their place."""
+        first, count = int(rng.integers(len(shop))), int(rng.integers(1, 4))
+        pages, most = [page for page in shop[first : first + count] if page.numbers], 5 - count  # of a page
+        drawn = ((page, rng.permutation([*page.numbers])[: rng.integers(most) + 1]) for page in pages)
+        named = [str(word) for _, some in drawn for word in some]
+        absent = max(0, int(rng.integers(1, MOST + 1)) - len(named))
+        on_pages = {word for page in pages for word in page.numbers}
+        wanted, task = task_naming(
+            named + [w for w in rng.choice(self.words, absent) if w not in on_pages], rng
+        )
+        context = conversation(self.agent, self.config.agent, self.preprocessor, task)
+        clicks = [(page, word) for page in pages for word in wanted if word in page.numbers]
+        clicked = set[str]()
+        for page, word in [*clicks, *((page, "") for page in pages[-1:])]:
+            if word in clicked:
+                continue
+            clicked.add(word)
+            action = (
+                operations.action({"op": "click"}, int(page.numbers[word]))
+                if word
+                else 'exit(message="done")'
+            )
+            html = shown[pages.index(page) % len(shown)].html if shown else page.html
+            ids = context.observe(Observation("", page_text=html)).ids
+            text, said = self.preprocessor.said(told(word or "done", action))
+            context.respond(said, text)
+            yield Example([*ids, *said], [False] * len(ids) + [True] * len(said))
+
+    def loss(self, stage: str, examples: Sequence[Example]) -> Tensor:
+        return F.cross_entropy(*read(self.model, self.preprocessor, examples))
+
+    @torch.no_grad()
+    def measure(self, stage: str, other: bool = False) -> list[bool]:
+        """Return of which turns, in shops never seen, every token is the likeliest; `other`: with another
+        shop's pages."""
+        rng, hits = np.random.default_rng(0), list[bool]()
+        for k, shop in enumerate(self.test):
+            for one in islice(self.turns(shop, rng, self.test[k - 1] if other else ()), TURNS):
+                said_NV, wanted_N = read(self.model, self.preprocessor, [one])
+                hits.append(bool((said_NV.argmax(-1) == wanted_N).all()))
+        return hits
+
+    def results(self) -> dict[str, list[bool]]:
+        return {"unseen": self.measure("agent"), "other_page": self.measure("agent", other=True)}
+
+
+def texts(shops: Iterable[Sequence[Page]]) -> list[str]:
+    """Return what the tokenizer learns from."""
+    return text_corpus(page.html for shop in shops for page in shop)
+
+
+def main(out: Path = BASE_TEXT, curve: Path = Path("docs/reading.json"), seed: int = 0) -> None:
+    """Make the base model."""
+    make(tiny_text(), "text", make_page, texts, Reading, out, curve, seed)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
