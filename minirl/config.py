@@ -122,7 +122,7 @@ class JudgeConfig(EndpointConfig):
 
 @dataclass(frozen=True)
 class TaskConfig:
-    train: str = "shops:400-699"  # generated shops by number; a folder of sites; or a JSONL file of tasks
+    train: str = "shops:600-899"  # generated shops by number; a folder of sites; or a JSONL file of tasks
     heldout: str = "shops:90001-90064"  # the same, for evaluation; with @serif behind it in another typeface
     validation: str = "shops:50001-50064"  # where --eval-every measures, if shops train; or a folder of sites
     aside: Share = 0.1  # of a file's training tasks, for --eval-every alone to measure

@@ -273,7 +273,7 @@ def test_no_chromium_is_one_line_and_status_2(ended, tmp_path, monkeypatch):
     ("flags", "said"),
     [
         (["--steps", "3"], "go on with --resume, or choose another --name"),
-        (["--resume", "--task.train", "shops:1-9"], "was made with task.train shops:400-699, not shops:1-9;"),
+        (["--resume", "--task.train", "shops:1-9"], "was made with task.train shops:600-899, not shops:1-9;"),
         (["--replay", "{run}"], "give the new run another --name"),
         (["--resume", "--name", "tinny"], "--resume: there is no run in"),
     ],
