@@ -30,7 +30,7 @@ def tiny() -> Config:
     """A 1M-parameter Qwen3-VL in generated shops: minutes on two CPU cores, every part real."""
     return Config(
         recipe="tiny",
-        steps=18,
+        steps=10,
         save_every=1,
         task=TaskConfig(short=3),  # imitation is shown short orders; long ones are left to reinforcement
         model=ModelConfig(max_pixels=256 * 192, freeze_vision=True),
@@ -41,7 +41,7 @@ def tiny() -> Config:
         sampler=SamplerConfig(temperature=0.8, max_batch=12),
         rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 6), stage_steps=(4,)),
         reward=RewardConfig(partial=0.5),
-        optim=OptimConfig(lr=1.5e-4, decay=True),
+        optim=OptimConfig(lr=2e-4, decay=True),
         batch=BatchConfig(epochs=3, minibatch_turns=128, micro_tokens=8192),
         sft=SftConfig(lr=5e-4, epochs=1000, max_steps=60, batch=32, held_back=0.2),
         eval=EvalConfig(max_steps=6, response_tokens=96),
