@@ -34,7 +34,7 @@ from minirl.worlds import operations
 from minirl.worlds.interpreter import World
 from minirl.worlds.scripted_agent import told
 
-STAGES = {"agent": 38_400}  # turns
+STAGES = {"agent": 28_800}  # turns
 CONTROL = re.compile(
     r'<button id="(\d+)" type="button"(?: data-text="(\w+)")?[^>]*>(?: <span data-text="(\w+)")?'
 )
