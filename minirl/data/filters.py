@@ -122,7 +122,7 @@ def duplicates(
 
     with progress("comparing tasks", len(rows)) as meter:
         for at in range(0, len(rows), block):
-            here, stay = slice(at, at + block), list[int]()
+            here = slice(at, at + block)
             vectors_BE = torch.from_numpy(vectors_NE[rows[here]].astype(np.float32)).to(device)
             if not vectors_BE.isfinite().all():
                 raise ValueError("the embeddings must be numbers, without NaN or infinity")
@@ -134,9 +134,8 @@ def duplicates(
                 if n >= first and best_N[n] >= threshold:
                     found[n] = (int(like_N[n]), float(best_N[n]))
                 else:
-                    stay.append(n)
                     note(here, cosine_B, torch.tensor(n))
-            if stay:
+            if stay := [n for n in range(at, at + len(unit_BE)) if n not in found]:
                 rows_B = torch.tensor(stay)
                 earlier.append((unit_BE[rows_B - at], rows_B))
             meter.reach(at + block)

@@ -7,7 +7,6 @@ says what the model has said, reasoning included. OpenWebRL publishes a row per 
 """
 
 import json
-import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from minirl.data.readers import whole
 from minirl.run_folder import write_atomic
 from minirl.types import Agent, ImageStore, Observation, Trajectory
 
-COMMIT = re.compile("[0-9a-f]{40,}")
 ROWS = 16  # that are held in memory at a time
 # What the package `datasets` can't know from the types: that these bytes are pictures
 FEATURES = {"info": {"features": {"images": {"feature": {"_type": "Image"}, "_type": "List"}}}}
@@ -70,12 +68,13 @@ def write_dataset(
     path.with_suffix(".tmp").replace(path)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     tasks = {trajectory.task.id: trajectory.task.site for trajectory in trajectories}
-    git = subprocess.getoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
+    place = shlex.quote(str(Path(__file__).parent))  # which need not be a checkout
+    commit = subprocess.getoutput(f"git -C {place} rev-parse -q --verify HEAD 2>/dev/null || echo not known")
     facts |= {
         "trajectories": f"{len(trajectories)}, of which {sum(t.success for t in trajectories)} succeeded",
         "tasks": f"{len(tasks)} on {len(set(tasks.values()))} sites",
         "turns": f"{len(turns)}, {sum(bool(turn.images) for turn in turns)} with a screenshot",
-        "commit": git if COMMIT.fullmatch(git) else "not known",  # minirl's files may be no checkout
+        "commit": commit,
     }
     write_atomic(out / "README.md", CARD.format(**facts).encode())
 

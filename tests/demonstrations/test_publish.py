@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,7 +110,8 @@ def test_the_card_tells_source_counts_licence_commit_and_command(published):
     card, n = (folder / "README.md").read_text(), len(found)
     assert card.startswith("---\nlicense: cc0-1.0\n") and "| source | made up |" in card
     assert f"| trajectories | {n + 1}, of which {n} succeeded |" in card
-    assert f"| tasks | {n} on 1 sites |" in card and "| commit | " in card and "-m minirl.data" in card
+    assert f"| tasks | {n} on 1 sites |" in card and "-m minirl.data" in card
+    assert re.search(r"^\| commit \| ([0-9a-f]{40}|not known) \|$", card, re.MULTILINE)
     assert not list(folder.rglob("*.tmp"))
 
 
