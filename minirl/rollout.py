@@ -65,7 +65,8 @@ class Collected:
     submitted: int
     dropped: int  # groups without a difference in rewards, or with fewer than two valid episodes
     reason: str = ""  # why fewer groups than asked for
-    in_no_group: list[Trajectory] = field(default_factory=list)  # the invalid, unless masked in one; or all
+    # the invalid, unless masked in one; or all, with those of groups that the step had no more need of
+    in_no_group: list[Trajectory] = field(default_factory=list)
 
 
 @dataclass
@@ -187,11 +188,13 @@ class RolloutWorker:
         await self.settle()
         for line in self.hosts.agree(self.ranks):
             say(line)
-        own = [(n, trajectories) for n, trajectories in episodes.items() if n < complete]
-        everything = dict(self.ranks.all_gather(own))
+        own = [(n, done) for n, done in episodes.items() if n < complete or config.dump_all]
+        attempts = [done for _, done in sorted(self.ranks.all_gather(own))]
         next_cursor = places[complete - 1] + 1 if complete else cursor
         submitted = self.ranks.broadcast(queue.claimed())
-        return self._assemble([everything[n] for n in range(complete)], next_cursor, submitted)
+        collected = self._assemble(attempts[:complete], next_cursor, submitted)
+        collected.in_no_group += chain.from_iterable(attempts[complete:])
+        return collected
 
     def _next_places(self, stream: TaskStream, cursor: int, limit: int) -> list[int]:
         """Return the next places in the stream without those of hosts that are left out, unless all are."""

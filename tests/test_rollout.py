@@ -223,7 +223,7 @@ async def test_every_invalid_episode_is_in_a_group_or_beside_them(how):
 async def test_dropped_groups_are_dumped_on_demand(dump_all):
     """And each episode once, whatever ended it: two groups kept, one without a difference, one broken."""
     broken = Plan((0.0, 1.0), (Stop.ENV_ERROR, Stop.DONE))
-    theatre = Theatre([Plan(), EQUAL, broken, Plan(), *[EQUAL] * 4])
+    theatre = Theatre([Plan(), EQUAL, broken, Plan(), *[replace(EQUAL, delay=9)] * 4])
     theatre.worker.config = replace(
         theatre.worker.config, rollout=replace(theatre.worker.config.rollout, dump_all=dump_all)
     )
@@ -232,6 +232,20 @@ async def test_dropped_groups_are_dumped_on_demand(dump_all):
     alone = [(t.task.id, t.member) for t in collected.in_no_group]
     everything = [("task-1", 0), ("task-1", 1), ("task-2", 0), ("task-2", 1)]
     assert alone == (everything if dump_all else [("task-2", 0)])
+
+
+@pytest.mark.parametrize("dump_all", [False, True])
+async def test_a_group_that_ended_and_was_not_needed_is_dumped_on_demand(dump_all):
+    """It changes nothing else: not the step's numbers, and its task comes again."""
+    theatre = Theatre([Plan(delay=10), Plan(delay=10), Plan(), Plan(delay=99)])
+    theatre.worker.config = replace(
+        theatre.worker.config, rollout=replace(theatre.worker.config.rollout, dump_all=dump_all)
+    )
+    collected = await theatre.collect()
+    assert names(collected) == ["task-0", "task-1"] and collected.next_cursor == 2
+    assert [t.task.id for t in collected.finished] == ["task-0", "task-0", "task-1", "task-1"]
+    alone = [(t.task.id, t.member) for t in collected.in_no_group]
+    assert alone == ([("task-2", 0), ("task-2", 1)] if dump_all else [])
 
 
 async def test_a_step_that_finds_too_little_keeps_it():

@@ -135,14 +135,10 @@ def _parse(text: bytes, place: str) -> Any:
 
 def _parquet_records(path: Path, room: int, as_json: AsJson) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a record for each row. An empty cell is a missing field: a row can't leave out a column."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ValueError(f"{path} is Parquet, which needs pyarrow: pip install pyarrow") from None
+    pyarrow = import_pyarrow(path)
     number, most = 0, room
     try:
-        with parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path) as file:
             groups = map(file.metadata.row_group, range(file.num_row_groups))
             room -= sum(group.total_byte_size for group in groups)  # in which what repeats counts once
             for batch in file.iter_batches(4, use_threads=False) if room > 0 else ():
@@ -155,6 +151,15 @@ def _parquet_records(path: Path, room: int, as_json: AsJson) -> Iterator[tuple[s
             raise ValueError(f"task file {path} unpacks to more than {most:,} bytes")
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"task file {path} can't be read: {str(error)!r:.200}") from None
+
+
+def import_pyarrow(path: Path) -> Any:
+    """Return the package that reads and writes Parquet. ValueError if it is not installed."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(f"{path} is Parquet, which needs pyarrow: pip install pyarrow") from None
+    return pyarrow
 
 
 def _without_empty_cells(row: Any, as_json: AsJson, place: str) -> dict[str, Any]:

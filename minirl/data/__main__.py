@@ -46,11 +46,11 @@ def filter(
         results: Files of results of evaluations, whose aborted episodes tell unstable sites.
     """
     pool, unseen = load_tasks(tasks), [task for path in evaluation for task in load_tasks(path)]
-    vectors_NE = np.load(embeddings, mmap_mode="r") if embeddings else None
-    if model and vectors_NE is None:
-        vectors_NE = filters.embed([*pool, *unseen], model)
+    if model and not embeddings:
+        embeddings = out / "embeddings.npy"
         out.mkdir(parents=True, exist_ok=True)
-        np.save(out / "embeddings.npy", vectors_NE)
+        np.save(embeddings, filters.embed([*pool, *unseen], model))
+    vectors_NE = np.load(embeddings, mmap_mode="r") if embeddings else None
     if vectors_NE is not None and (vectors_NE.ndim, len(vectors_NE)) != (2, len(pool) + len(unseen)):
         raise ValueError(f"there are {len(pool)} + {len(unseen)} tasks, and embeddings of {vectors_NE.shape}")
     sites = filters.unstable_sites(unstable, results)
@@ -82,7 +82,7 @@ def write(dump: File, out: Path, license: str, source: str) -> None:
         source: Where tasks and model are from, in words.
     """
     run = Run(dump.resolve().parents[1])
-    found = run.load_trajectories(dump.stem)
+    found = [trajectory for trajectory in run.load_trajectories(dump.stem) if trajectory.turns]
     settings = TypeAdapter(AgentConfig).validate_python(run.config().get("agent", {}))
     facts = {"title": out.resolve().name, "source": source, "license": license}
     facts["command"] = shlex.join(["python", "-m", "minirl.data", *sys.argv[1:]])

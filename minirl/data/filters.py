@@ -43,11 +43,11 @@ Alike = dict[int, tuple[int, float]]  # by the row that is to go: the row that i
 
 def filter_tasks(
     tasks: Sequence[Task],
-    evaluation: Sequence[Task] = (),
-    unstable: Mapping[str, str] | None = None,  # the reason, by site
-    least: int = 0,  # tasks on a site
-    embeddings_NE: np.ndarray | None = None,  # of the tasks, then of the evaluation's
-    threshold: float = SFT,
+    evaluation: Sequence[Task],
+    unstable: Mapping[str, str],  # the reason, by site
+    least: int,  # tasks on a site
+    embeddings_NE: np.ndarray | None,  # of the tasks, then of the evaluation's
+    threshold: float,
 ) -> tuple[list[Task], list[dict[str, Any]]]:
     """Return the tasks that stay, and a record of each that goes: the filter, the reason and the task."""
 
@@ -60,7 +60,7 @@ def filter_tasks(
         return {name: f"part of {parent}" for name, parent in parents.items() if parent}
 
     def on_unstable_sites(some: Sequence[Task]) -> Reasons:
-        return {task.id: why for task in some if (why := (unstable or {}).get(task.site))}
+        return {task.id: why for task in some if (why := unstable.get(task.site))}
 
     def in_long_tail(some: Sequence[Task]) -> Reasons:
         counts = Counter(task.site for task in some)
@@ -70,7 +70,7 @@ def filter_tasks(
         row_of = {task.id: n for n, task in enumerate(tasks)}
         known, ordered = len(evaluation), [*evaluation, *some]
         rows = [*range(len(tasks), len(tasks) + known), *(row_of[task.id] for task in some)]
-        found = {} if embeddings_NE is None else duplicates(embeddings_NE[rows], threshold, known)
+        found = {} if embeddings_NE is None else duplicates(embeddings_NE, threshold, known, rows=rows)
         return {ordered[n].id: f"{cosine:.3f} like {ordered[m].id}" for n, (m, cosine) in found.items()}
 
     kept, removed = list(tasks), list[dict[str, Any]]()
@@ -94,39 +94,50 @@ def unstable_sites(hosts: Path | None, results: Sequence[Path]) -> dict[str, str
     return found | {site: f"{sum(n)} of {len(n)} episodes on its site aborted" for site, n in most.items()}
 
 
-def duplicates(vectors_NE: np.ndarray, threshold: float, first: int = 0, block: int = BLOCK) -> Alike:
+def duplicates(
+    vectors_NE: np.ndarray,
+    threshold: float,
+    first: int = 0,
+    block: int = BLOCK,
+    rows: Sequence[int] | None = None,
+) -> Alike:
     """Compare rows greedily, from the first to the last: one goes if it is at least `threshold` like one that
     stays. Return those that go, each with the row before it that it is most like, and the cosine. The `first`
-    rows all stay. Beside the vectors, memory holds a copy of them as they are compared, and a few blocks.
+    rows all stay. With `rows` these are compared, in that order, and counted by it. Beside the vectors, which
+    may lie in a file, memory holds a copy of those that stay, and a few blocks.
 
-    >>> duplicates(np.array([[1.0, 0], [0, 1], [2, 0], [1, 0.1]]), 0.99)
-    {2: (0, 1.0), 3: (0, 0.9950371980667114)}
+    >>> found = duplicates(np.array([[1.0, 0], [0, 1], [2, 0], [1, 0.1]]), 0.99)
+    >>> {row: (like, round(cosine, 3)) for row, (like, cosine) in found.items()}
+    {2: (0, 1.0), 3: (0, 0.995)}
     """
+    rows = range(len(vectors_NE)) if rows is None else rows
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    unit_NE = torch.from_numpy(np.asarray(vectors_NE, dtype=np.float32)).to(device)
-    unit_NE = torch.nn.functional.normalize(unit_NE, dim=1)
     # of each row, how like it is to the most like of those before it that stay, and which that is
-    best_N, like_N = torch.full((len(unit_NE),), -2.0), torch.zeros(len(unit_NE), dtype=torch.long)
-    found: Alike = {}
+    best_N, like_N = torch.full((len(rows),), -2.0), torch.zeros(len(rows), dtype=torch.long)
+    found, earlier = Alike(), list[tuple[torch.Tensor, torch.Tensor]]()  # what stays of a block, and its rows
 
-    def note(rows: slice, cosine_B: torch.Tensor, like_B: torch.Tensor) -> None:
-        like_N[rows] = torch.where(cosine_B > best_N[rows], like_B, like_N[rows])
-        best_N[rows] = torch.maximum(cosine_B, best_N[rows])
+    def note(here: slice, cosine_B: torch.Tensor, like_B: torch.Tensor) -> None:
+        like_N[here] = torch.where(cosine_B > best_N[here], like_B, like_N[here])
+        best_N[here] = torch.maximum(cosine_B, best_N[here])
 
-    with progress("comparing tasks", len(unit_NE)) as meter:
-        for at in range(0, len(unit_NE), block):
-            here, stay = slice(at, at + block), list[int]()
-            for n, cosine_B in enumerate((unit_NE[here] @ unit_NE[here].T).cpu(), at):
+    with progress("comparing tasks", len(rows)) as meter:
+        for at in range(0, len(rows), block):
+            here = slice(at, at + block)
+            vectors_BE = torch.from_numpy(vectors_NE[rows[here]].astype(np.float32)).to(device)
+            if not vectors_BE.isfinite().all():
+                raise ValueError("the embeddings must be numbers, without NaN or infinity")
+            unit_BE = torch.nn.functional.normalize(vectors_BE, dim=1)
+            for staying_BE, rows_B in earlier:
+                most_B = (unit_BE @ staying_BE.T).max(dim=1)
+                note(here, most_B.values.cpu(), rows_B[most_B.indices.cpu()])
+            for n, cosine_B in enumerate((unit_BE @ unit_BE.T).cpu(), at):
                 if n >= first and best_N[n] >= threshold:
                     found[n] = (int(like_N[n]), float(best_N[n]))
                 else:
-                    stay.append(n)
                     note(here, cosine_B, torch.tensor(n))
-            staying_BE, places_B = unit_NE[stay], torch.tensor(stay)
-            for later in range(at + block, len(unit_NE) if stay else 0, block):
-                there = slice(later, later + block)
-                cosine_B, place_B = (unit_NE[there] @ staying_BE.T).cpu().max(dim=1)
-                note(there, cosine_B, places_B[place_B])
+            if stay := [n for n in range(at, at + len(unit_BE)) if n not in found]:
+                rows_B = torch.tensor(stay)
+                earlier.append((unit_BE[rows_B - at], rows_B))
             meter.reach(at + block)
     return found
 

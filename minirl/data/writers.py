@@ -7,7 +7,6 @@ says what the model has said, reasoning included. OpenWebRL publishes a row per 
 """
 
 import json
-import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -15,13 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from minirl.benchmarks.task_files import import_pyarrow
 from minirl.console import first_line
 from minirl.data.readers import whole
-from minirl.evaluation.results import versions
 from minirl.run_folder import write_atomic
 from minirl.types import Agent, ImageStore, Observation, Trajectory
 
-COMMIT = re.compile("[0-9a-f]{40,}")
 ROWS = 16  # that are held in memory at a time
 # What the package `datasets` can't know from the types: that these bytes are pictures
 FEATURES = {"info": {"features": {"images": {"feature": {"_type": "Image"}, "_type": "List"}}}}
@@ -56,33 +54,27 @@ def write_dataset(
 ) -> None:
     """Write the data set into a folder, and its card with the facts: title, source, license, command.
     ValueError if there is nothing to publish."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ValueError("data sets are Parquet, which needs pyarrow: pip install pyarrow") from None
+    pyarrow, path = import_pyarrow(out), out / "data" / "train.parquet"
     if not trajectories:
         raise ValueError("there is no trajectory to publish")
-    schema = pyarrow.Table.from_pylist([row_of(trajectories[0], agent, images)]).schema
-    shots = pyarrow.list_(pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()}))
-    schema = schema.set(schema.get_field_index("images"), pyarrow.field("images", shots))
+    sample = {"messages": [message("user", "")], "images": [{"bytes": b"", "path": ""}]}  # names all types
+    schema = pyarrow.Table.from_pylist([row_of(trajectories[0], agent, images) | sample]).schema
     schema = schema.with_metadata({"huggingface": json.dumps(FEATURES)})
-    path = out / "data" / "train.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with parquet.ParquetWriter(path.with_suffix(".tmp"), schema) as file:
+    with pyarrow.parquet.ParquetWriter(path.with_suffix(".tmp"), schema) as file:
         for at in range(0, len(trajectories), ROWS):
             rows = [row_of(trajectory, agent, images) for trajectory in trajectories[at : at + ROWS]]
             file.write_table(pyarrow.Table.from_pylist(rows, schema))
     path.with_suffix(".tmp").replace(path)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     tasks = {trajectory.task.id: trajectory.task.site for trajectory in trajectories}
-    git = subprocess.getoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
+    place = shlex.quote(str(Path(__file__).parent))  # which need not be a checkout
+    commit = subprocess.getoutput(f"git -C {place} rev-parse -q --verify HEAD 2>/dev/null || echo not known")
     facts |= {
         "trajectories": f"{len(trajectories)}, of which {sum(t.success for t in trajectories)} succeeded",
         "tasks": f"{len(tasks)} on {len(set(tasks.values()))} sites",
         "turns": f"{len(turns)}, {sum(bool(turn.images) for turn in turns)} with a screenshot",
-        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
-        "commit": git if COMMIT.fullmatch(git) else "not known",  # minirl's files may be no checkout
+        "commit": commit,
     }
     write_atomic(out / "README.md", CARD.format(**facts).encode())
 

@@ -1,26 +1,30 @@
-"""End to end on generated shops: a teacher's rollouts, verdicts, curation, cloning, publication."""
+"""End to end on generated shops: a served teacher's rollouts, verdicts, curation, cloning, publication."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from endpoint_server import Act, say, serve
 from safetensors.torch import load_file
 from shopping import SHOP, tasks
+from test_readers import PUBLIC
 from test_train import SMALL_FLAGS
 from workers import make_worker
 
 import sft
+from minirl.benchmarks.task_files import save_tasks
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
-from minirl.browser.session import Session
-from minirl.config import to_json
 from minirl.data import __main__ as script
+from minirl.evaluation.results import read_results
 from minirl.recipes import tiny
 from minirl.run_folder import Run
-from minirl.types import PolicyFn, Prompt, Sample, Trajectory
 from minirl.worlds.render import SiteServer
 from minirl.worlds.scripted_agent import ScriptedPolicy
 
@@ -28,50 +32,81 @@ TASKS = tasks(3)
 DONE = 'nothing</think><tool_call>{"name": "done", "arguments": {"response": "done"}}</tool_call>'
 
 
-async def rollouts(run: Run, preprocessor) -> list[Trajectory]:
-    """Two episodes of each task, as a served model leaves them; the second one gives up at once."""
-    config = tiny()
-    tokenizer = preprocessor.tokenizer
-
-    async def give_up(t: int, prompt: Prompt, session: Session) -> Sample:
-        ids = tuple(tokenizer(DONE + tokenizer.eos_token)["input_ids"])
-        return Sample(ids, (0.0,) * len(ids), "stop")
-
+async def solutions(run: Run, preprocessor) -> dict[str, list[str]]:
+    """What solves each task, turn by turn, by its wording."""
+    config, found = tiny(), dict[str, list[str]]()
     with SiteServer([SHOP]) as server:
         browser = replace(config.browser, browsers=1)
         async with BrowserPool(browser, server.sites, sealed=True) as pool:
             worker = make_worker(config, preprocessor, None, pool, run.images, WorldBenchmark())
-            found = []
             for task in TASKS:
-                policies: list[PolicyFn] = [ScriptedPolicy(SHOP, task, preprocessor), give_up]
-                found += [await worker.episode(task, n, policy, 6) for n, policy in enumerate(policies)]
-    said = {"shared": 0, "branch": (), "response_ids": (), "logprobs": ()}
-    return [replace(t, trunk=(), turns=tuple(replace(turn, **said) for turn in t.turns)) for t in found]
+                solved = await worker.episode(task, 0, ScriptedPolicy(SHOP, task, preprocessor), 6)
+                found[task.instruction] = [turn.text for turn in solved.turns]
+    return found
 
 
-def cloned(out: Path, demos: Path) -> Run:
+def teacher(solutions: Mapping[str, Sequence[str]]) -> Act:
+    """Solves each task once, and gives up at once when it is asked again."""
+    begun: list[str] = []
+
+    def words(request: dict) -> str:
+        roles = [message["role"] for message in request["messages"]]
+        (asked,) = re.findall(
+            "<user_request>\n(.*?)\n</user_request>", request["messages"][1]["content"][0]["text"]
+        )
+        if "assistant" not in roles:
+            begun.append(asked)
+        return DONE if begun.count(asked) > 1 else solutions[asked][roles.count("assistant")]
+
+    return say(words)
+
+
+def rollouts(eval_script: ModuleType, out: Path, said: Mapping[str, Sequence[str]]) -> Run:
+    """The run in which eval.py has left two rollouts of each task by a served model."""
+    save_tasks(out / "pool.jsonl", TASKS)
+    flags = ["--out", str(out), "--name", "teacher", "--tasks", str(out / "pool.jsonl"), "--seeds", "0", "1"]
+    flags += ["--browser.browsers", "1", "--browser.episodes", "1", "--endpoint.prompt-price", "10"]
+    with serve([teacher(said)]) as server:
+        served = ["--sampler", "remote", "--endpoint.url", server.url, "--endpoint.model", "scripted"]
+        eval_script.run(["tiny", *flags, *served])
+    return Run(out / "teacher-eval")
+
+
+def cloned(out: Path, demos: Path, recipe: str = "tiny") -> Run:
     """A run of two updates on demonstrations, evaluated on held-out shops before and after."""
-    sft.run(["tiny", "--out", str(out), *SMALL_FLAGS, "--sft.max-steps", "2", "--sft.demos", str(demos)])
-    return Run(out / "tiny")
+    sft.run([recipe, "--out", str(out), *SMALL_FLAGS, "--sft.max-steps", "2", "--sft.demos", str(demos)])
+    run = Run(out / recipe)
+    assert [(row["label"], row["n"]) for row in run.evals()] == [("before training", 4), ("after SFT", 4)]
+    return run
 
 
 @pytest.mark.slow
-def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_published(preprocessor, tmp_path):
-    teacher = Run(tmp_path / "teacher")
-    teacher.write_config(to_json(tiny()))
-    teacher.save_trajectories("eval_teacher", asyncio.run(rollouts(teacher, preprocessor)))
-    verdicts = [(t.task.id, t.success) for t in teacher.load_trajectories("eval_teacher")]
-    assert verdicts == [(task.id, good) for task in TASKS for good in (True, False)]
-    assert script.main(["curate", str(teacher.root), "--dumps", "eval_teacher", "--preset", "1.9k"]) == 0
-    demos = teacher.load_trajectories("demos")
+def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_published(
+    eval_script, preprocessor, tmp_path
+):
+    said = asyncio.run(solutions(Run(tmp_path / "acted"), preprocessor))
+    run = rollouts(eval_script, tmp_path, said)
+    verdicts = [(t.task.id, t.member, t.success) for t in run.load_trajectories("eval_scripted")]
+    assert verdicts == [(task.id, n, n == 0) for n in (0, 1) for task in TASKS]
+    _, results = read_results(run.root / "results-eval_scripted.json")
+    assert all(result.cost == pytest.approx(0.001 * result.steps) for result in results), "100 tokens each"
+
+    assert script.main(["curate", str(run.root), "--dumps", "eval_scripted", "--preset", "1.9k"]) == 0
+    demos = run.load_trajectories("demos")
     assert {t.task.id for t in demos} == {task.id for task in TASKS} and all(t.success for t in demos)
     flags = ["--out", str(tmp_path / "set"), "--license", "cc0-1.0", "--source", "generated shops"]
-    assert script.main(["write", str(teacher.trajectory_path("demos")), *flags]) == 0
+    assert script.main(["write", str(run.trajectory_path("demos")), *flags]) == 0
 
-    places = teacher.trajectory_path("demos"), tmp_path / "set" / "data" / "train.parquet"
-    runs = [cloned(tmp_path / str(n), place) for n, place in enumerate(places)]
-    for run in runs:
-        assert [row["label"] for row in run.evals()] == ["before training", "after SFT"]
-        assert {row["n"] for row in run.evals()} == {4}
-    one, other = (load_file(run.checkpoint_dir / "sft" / "model.safetensors") for run in runs)
+    places = run.trajectory_path("demos"), tmp_path / "set" / "data" / "train.parquet"
+    students = [cloned(tmp_path / str(n), place) for n, place in enumerate(places)]
+    heldout = {t.task.start_url for student in students for t in student.load_trajectories("after_sft")}
+    assert len(heldout) == 4 and heldout.isdisjoint(t.task.start_url for t in demos)
+    one, other = (load_file(student.checkpoint_dir / "sft" / "model.safetensors") for student in students)
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_public_records_are_cloned_by_the_text_agent(tmp_path, capsys):
+    run = cloned(tmp_path, PUBLIC / "webrl_policy.json", "tiny_text")
+    assert "3 demonstrations, 3 responses to clone; 0 were unreadable" in capsys.readouterr().out
+    assert (run.checkpoint_dir / "sft" / "model.safetensors").is_file()

@@ -62,6 +62,24 @@ def test_near_duplicates_of_real_numbers_too():
     found = duplicates(vectors, SFT - 0.02, 20, 64)
     assert {n: like for n, (like, _) in found.items()} == {n: like for n, (like, _) in expected.items()}
     assert 30 < len(found) < 250 and max(found[n][1] - expected[n][1] for n in found) < 1e-5
+    rows = [int(n) for n in rng.permutation(300)[:200]]
+    assert duplicates(vectors, SFT, 20, 64, rows) == duplicates(vectors[rows], SFT, 20, 64)
+
+
+def most_held() -> float:
+    """MB, since this process was last told to forget it."""
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_holds_what_stays_and_a_few_blocks():
+    """Of 20,000 rows of 2 kB, which are alike: a copy of them all would be 39 MB, all cosines 1,600."""
+    vectors = np.ones((20_000, 512), np.float32)
+    duplicates(vectors[:10], SFT)  # what is loaded once
+    Path("/proc/self/clear_refs").write_text("5")
+    before = most_held()
+    assert len(duplicates(vectors, SFT, block=512, rows=range(20_000))) == 19_999
+    assert most_held() - before < 20
 
 
 def test_one_that_goes_takes_none_along():
@@ -129,6 +147,14 @@ def test_without_their_settings_filters_remove_nothing(tmp_path):
     assert run(tmp_path, "--least", 0, "--unstable", tmp_path / "hosts")[0] == list("12789")
 
 
+def test_listed_sites_are_left_out(tmp_path):
+    """However their hosts are spelled."""
+    (tmp_path / "hosts.txt").write_text("www.Captcha.example\nelsewhere.example\n")
+    kept, reasons = run(tmp_path, "--unstable", tmp_path / "hosts.txt", "--least", 0)
+    assert kept == list("124567")
+    assert [reasons[n] for n in "89"] == ["on unstable sites: its site is listed"] * 2
+
+
 def test_a_model_embeds_the_wordings_once(tmp_path, evaluation, monkeypatch):
     """A stand-in for sentence-transformers counts letters. What it says is kept for other runs."""
     letters = "abcdefghijklmnopqrstuvwxyz"
@@ -156,6 +182,7 @@ def test_a_model_embeds_the_wordings_once(tmp_path, evaluation, monkeypatch):
         (["--model", "any"], "pip install sentence-transformers"),
         (["--embeddings", "short.npy"], r"9 \+ 0 tasks, and embeddings of \(2, 3\)"),
         (["--embeddings", "pickled.npy"], "Python objects in dtype"),
+        (["--embeddings", "odd.npy", "--least", "0"], "must be numbers, without NaN or infinity"),
         (["--evaluation", "missing.jsonl"], "missing.jsonl can't be read"),
     ],
 )
@@ -163,6 +190,7 @@ def test_what_cannot_be_used_is_one_line(flags, problem, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     np.save("short.npy", np.zeros((2, 3)))
+    np.save("odd.npy", np.full((9, 3), np.nan))
     np.save("pickled.npy", np.array([object()], dtype=object), allow_pickle=True)
     assert script.main(["filter", str(POOL), "--out", "out", *flags]) == 2
     said = capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,7 +72,7 @@ def test_the_papers_sizes():
 @pytest.fixture(params=["visual", "text"], scope="module")
 def published(request, preprocessor, tmp_path_factory) -> tuple[Path, Run, list[Trajectory]]:
     """The folder of a data set, the run that it is of, and the run's demonstrations: public ones, so that it
-    is known which words they were made of, and a failure."""
+    is known which words they were made of, and a failure. First comes an episode whose site did not open."""
     config = openwebrl_4b() if request.param == "visual" else webagent_r1_3b()
     tmp_path = tmp_path_factory.mktemp(request.param)
     run = Run(tmp_path / "run")
@@ -83,7 +84,8 @@ def published(request, preprocessor, tmp_path_factory) -> tuple[Path, Run, list[
     found = [
         replace(t, task=Task(f"t{n}", t.task.instruction, "http://a.test/")) for n, t in enumerate(found)
     ]
-    run.save_trajectories("demos", [*found, replace(found[0], member=1, success=False)])
+    aborted = replace(found[0], member=2, turns=(), stop=Stop.SITE_ERROR, success=False)
+    run.save_trajectories("demos", [aborted, *found, replace(found[0], member=1, success=False)])
     flags = ["--license", "cc0-1.0", "--source", "made up", "--out", str(tmp_path / "out")]
     assert script.main(["write", str(run.trajectory_path("demos")), *flags]) == 0
     return tmp_path / "out", run, found
@@ -108,8 +110,19 @@ def test_the_card_tells_source_counts_licence_commit_and_command(published):
     card, n = (folder / "README.md").read_text(), len(found)
     assert card.startswith("---\nlicense: cc0-1.0\n") and "| source | made up |" in card
     assert f"| trajectories | {n + 1}, of which {n} succeeded |" in card
-    assert f"| tasks | {n} on 1 sites |" in card and "| commit | " in card and "-m minirl.data" in card
+    assert f"| tasks | {n} on 1 sites |" in card and "-m minirl.data" in card
+    assert re.search(r"^\| commit \| ([0-9a-f]{40}|not known) \|$", card, re.MULTILINE)
     assert not list(folder.rglob("*.tmp"))
+
+
+def test_what_holds_no_word_is_not_published(published, tmp_path, capsys):
+    """An episode without turns is left out; where there is no other, one line says so."""
+    _, run, found = published
+    run.save_trajectories("aborted", [replace(found[0], turns=(), stop=Stop.SITE_ERROR, success=False)])
+    flags = ["--license", "cc0-1.0", "--source", "made up", "--out", str(tmp_path / "out")]
+    assert script.main(["write", str(run.trajectory_path("aborted")), *flags]) == 2
+    assert capsys.readouterr().err == "minirl.data: there is no trajectory to publish\n"
+    assert not (tmp_path / "out").exists()
 
 
 def test_datasets_and_trl_read_what_is_published(published, preprocessor, tmp_path):
