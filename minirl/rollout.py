@@ -237,20 +237,17 @@ class RolloutWorker:
         sampling = Sampling(config.temperature, config.top_p, config.top_k)
         finished: dict[int, Trajectory] = {}  # by place in `tasks`
 
-        async def run(place: int) -> None:
-            task, member = tasks[place], place if members is None else members[place]
-            policy = self.policy(sampling, config.response_tokens, "eval", label, member, task.id)
-            trajectory = await self.episode(task, member, policy, max_steps)
-            if on_done is not None:
-                on_done(trajectory)
-            finished[place] = trajectory
-            queue.post(place, True)
-            tick(len(queue.results()))
-
         async def take() -> None:
             while not queue.given_up() and (place := queue.claimed()) < len(tasks):
-                if queue.claim(place):
-                    await run(place)
+                if not queue.claim(place):  # another rank has taken it just now
+                    continue
+                task, member = tasks[place], place if members is None else members[place]
+                policy = self.policy(sampling, config.response_tokens, "eval", label, member, task.id)
+                finished[place] = await self.episode(task, member, policy, max_steps)
+                if on_done is not None:
+                    on_done(finished[place])
+                queue.post(place, True)
+                tick(len(queue.results()))
                 if self.sampler.failure:
                     queue.give_up()
 

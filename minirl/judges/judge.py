@@ -7,13 +7,11 @@ section 4.3 and appendix A.4. A judge is served (--judge.model), or it is a chec
 runs in this process and shares the device with the agent: serve a large one.
 """
 
-import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from minirl.config import Config, JudgeConfig
 from minirl.console import progress
@@ -119,21 +117,3 @@ async def open_judge(config: Config, ranks: Ranks, images: ImageStore) -> AsyncI
             yield EndpointJudge(endpoint, config.judge, images)
     else:
         yield ModelJudge(config.judge, images)
-
-
-async def ask_all(
-    ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any], at_once: int, phase: str = "judging"
-) -> list[Any]:
-    """Return what is said of the items, in their order; so many are asked about at once."""
-    slots = asyncio.Semaphore(at_once)
-
-    async def ask_one(item: Any) -> Any:
-        async with slots:
-            said = await ask(item)
-        meter.advance()
-        return said
-
-    with progress(phase, len(items)) as meter:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask_one(item)) for item in items]
-    return [task.result() for task in tasks]
