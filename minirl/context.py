@@ -8,7 +8,7 @@ tokenise the conversation every turn, so that what is trained differs from what 
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -98,12 +98,9 @@ class Context:
     """
 
     def __init__(self, preprocessor: "Preprocessor", agent: Agent, config: AgentConfig, task: str):
-        self.preprocessor, self.agent, self.chat = (
-            preprocessor,
-            agent,
-            agent.message_format or preprocessor.chat,
-        )
+        self.preprocessor, self.agent = preprocessor, agent
         self.keep, self.reasoning = config.screenshots, config.reasoning
+        self.chat: ChatFormat = agent.message_format or preprocessor.chat
         self.control = control_tokens(preprocessor.tokenizer)
         self.task, self.close = inert(task, self.control), self._ids(self.chat.close)
         self.trunk: list[int] = list(self._ids(self.chat.start + agent.system + self.chat.to_user))
@@ -185,22 +182,19 @@ class Context:
         )
 
     def _ids(self, *parts: str | bytes) -> tuple[int, ...]:
-        return ids_with_pictures(parts, self.preprocessor.tokenizer, self.preprocessor.image_tokens)
+        return ids_with_pictures(parts, self.preprocessor)
 
 
-def ids_with_pictures(
-    parts: Iterable[str | bytes], tokenizer: Tokenizer, image_tokens: Callable[[bytes], int]
-) -> tuple[int, ...]:
-    """Return the ids of texts and screenshots (PNG bytes) in their order. A screenshot becomes `image_tokens`
-    pads between the vision tokens; the texts before it are tokenised in one piece."""
-    pad = tokenizer.convert_tokens_to_ids(IMAGE_PAD)
-    ids, text = [], ""
+def ids_with_pictures(parts: Iterable[str | bytes], preprocessor: "Preprocessor") -> tuple[int, ...]:
+    """Return the ids of texts and screenshots (PNG bytes) in their order. A screenshot becomes pads between
+    the vision tokens; the texts before it are tokenised in one piece."""
+    tokenizer, ids, text = preprocessor.tokenizer, [], ""
     for part in parts:
         if isinstance(part, str):
             text += part
             continue
         ids += tokenizer(text + VISION_OPEN, add_special_tokens=False)["input_ids"]
-        ids += [pad] * image_tokens(part)
+        ids += [preprocessor.pad] * preprocessor.image_tokens(part)
         text = VISION_CLOSE
     if text:
         ids += tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -94,13 +94,12 @@ class LocalJudge(ModelJudge):
 
 def prompt_of(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt:
     """Return a system and a user message as token ids, in which no text spells a token of the chat's form."""
-    tokenizer, chat = preprocessor.tokenizer, preprocessor.chat
-    control = control_tokens(tokenizer)
+    chat, control = preprocessor.chat, control_tokens(preprocessor.tokenizer)
     parts: list[str | bytes] = []
     for (_, content), opening in zip(messages, (chat.start, chat.to_user), strict=True):
         parts.append(opening)
         parts += (inert(part, control) if isinstance(part, str) else part for part in content)
-    ids = ids_with_pictures([*parts, chat.to_assistant], tokenizer, preprocessor.image_tokens)
+    ids = ids_with_pictures([*parts, chat.to_assistant], preprocessor)
     pictures = tuple(part for part in parts if isinstance(part, bytes))
     return Prompt(ids, shared=0, images=pictures, messages=tuple(messages))
 
