@@ -68,13 +68,12 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
 
 async def attempt(experiment: Experiment, ledger: resume.Ledger, missing: Sequence[tuple[Task, int]]) -> None:
     """Run an episode per task and seed. Samples depend on these, the config's seed and the weights."""
-    tasks, seeds = map(list, zip(*missing, strict=True))
     await experiment.reset_sites()
     steps = experiment.config.eval.max_steps
     try:
         async with experiment.worker() as worker:
             with progress("evaluating", len(missing)) as meter:
-                await worker.evaluate(tasks, "eval", steps, meter.reach, seeds, ledger.add)
+                await worker.evaluate(missing, "eval", steps, meter.reach, ledger.add)
     finally:
         ledger.write()  # after Ctrl-C, too
 

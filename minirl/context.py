@@ -8,13 +8,17 @@ tokenise the conversation every turn, so that what is trained differs from what 
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from jinja2 import TemplateError
 
-from minirl.types import Message, Observation, Prompt, Tokenizer
+from minirl.config import AgentConfig
+from minirl.types import Agent, Message, Observation, Prompt, Tokenizer
+
+if TYPE_CHECKING:
+    from minirl.model import Preprocessor
 
 THINK_END, ANSWER = "</think>", "<answer>"
 
@@ -67,10 +71,6 @@ class Words(NamedTuple):
     stand_in: str = ""
 
 
-# Turns a message's number, the task, the observation and the feedback on the last turn into the message
-WordsFn = Callable[[int, str, Observation, tuple[str, ...]], Words]
-
-
 @dataclass(frozen=True)
 class Step:
     """One user message and, once sampled, its response; all ids but the image."""
@@ -97,23 +97,13 @@ class Context:
     feed on that. Without `reasoning` past responses begin at `</think>`.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        chat: ChatFormat,
-        system: str,
-        task: str,
-        image_tokens: Callable[[bytes], int],  # how many pads the model's processor makes of a screenshot
-        words: WordsFn,
-        keep: int = 1,
-        reasoning: bool = True,
-        ends: tuple[int, ...] = (),  # the tokens that end a response, if others do than the tokenizer's own
-    ):
-        self.tokenizer, self.chat, self.system, self.words = tokenizer, chat, system, words
-        self.image_tokens, self.keep, self.reasoning = image_tokens, keep, reasoning
-        self.control, self.ends = control_tokens(tokenizer), ends or (tokenizer.eos_token_id,)
-        self.task, self.close = inert(task, self.control), self._ids(chat.close)
-        self.trunk: list[int] = list(self._ids(chat.start + system + chat.to_user))
+    def __init__(self, preprocessor: "Preprocessor", agent: Agent, config: AgentConfig, task: str):
+        self.preprocessor, self.agent = preprocessor, agent
+        self.keep, self.reasoning = config.screenshots, config.reasoning
+        self.chat: ChatFormat = agent.message_format or preprocessor.chat
+        self.control = control_tokens(preprocessor.tokenizer)
+        self.task, self.close = inert(task, self.control), self._ids(self.chat.close)
+        self.trunk: list[int] = list(self._ids(self.chat.start + agent.system + self.chat.to_user))
         self.settled: list[Step] = []
         self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the trunk
 
@@ -136,7 +126,7 @@ class Context:
     def messages(self) -> tuple[Message, ...]:
         """Return the conversation up to the newest observation as chat messages, for a served model. They
         show and leave out the same as the prompt."""
-        out: list[Message] = [("system", (self.system,))] if self.system else []
+        out: list[Message] = [("system", (self.agent.system,))] if self.agent.system else []
         for i, step in enumerate(self.settled + self.recent):
             head, page, tail, stand_in = step.words
             if i < len(self.settled):
@@ -165,11 +155,11 @@ class Context:
     def _kept(self, step: Step) -> tuple[int, ...]:
         """Return the ids that stay of a past response: all, or without `reasoning` those from `</think>` on.
         Where the template has written `<think>`, the tag stays to close it; elsewhere it goes too."""
-        if self.chat.drops_end and step.response and step.response[-1] in self.ends:
+        if self.chat.drops_end and step.response and step.response[-1] in self.preprocessor.end:
             return step.response[:-1]
         if self.reasoning:
             return step.response
-        start, end = think_ends(self.tokenizer, step.response)
+        start, end = think_ends(self.preprocessor.tokenizer, step.response)
         return step.response[start if self.chat.opens_think else end :]
 
     def _step(self, observation: Observation, feedback: tuple[str, ...]) -> Step:
@@ -179,35 +169,32 @@ class Context:
             page = page[: max(0, self.chat.most_chars - said)]
         seen = replace(observation, text=inert(observation.text, self.control), page_text=page)
         told = tuple(inert(line, self.control) for line in feedback)
-        words = self.words(len(self.settled) + len(self.recent), self.task, seen, told)
+        words: Words = self.agent.words(len(self.settled) + len(self.recent), self.task, seen, told)
         image, shown = observation.image, (words.page,)
         if image is not None:
             shown = (f"{words.page}screenshot:\n", image, "\n")
         return Step(
             head=self._ids(words.head),
-            ephemeral=ids_with_pictures(shown, self.tokenizer, self.image_tokens),
+            ephemeral=self._ids(*shown),
             tail=self._ids(words.tail + self.chat.to_assistant),
             image=image,
             words=words,
         )
 
-    def _ids(self, text: str) -> tuple[int, ...]:
-        return ids_with_pictures([text], self.tokenizer, self.image_tokens)
+    def _ids(self, *parts: str | bytes) -> tuple[int, ...]:
+        return ids_with_pictures(parts, self.preprocessor)
 
 
-def ids_with_pictures(
-    parts: Iterable[str | bytes], tokenizer: Tokenizer, image_tokens: Callable[[bytes], int]
-) -> tuple[int, ...]:
-    """Return the ids of texts and screenshots (PNG bytes) in their order. A screenshot becomes `image_tokens`
-    pads between the vision tokens; the texts before it are tokenised in one piece."""
-    pad = tokenizer.convert_tokens_to_ids(IMAGE_PAD)
-    ids, text = [], ""
+def ids_with_pictures(parts: Iterable[str | bytes], preprocessor: "Preprocessor") -> tuple[int, ...]:
+    """Return the ids of texts and screenshots (PNG bytes) in their order. A screenshot becomes pads between
+    the vision tokens; the texts before it are tokenised in one piece."""
+    tokenizer, ids, text = preprocessor.tokenizer, [], ""
     for part in parts:
         if isinstance(part, str):
             text += part
             continue
         ids += tokenizer(text + VISION_OPEN, add_special_tokens=False)["input_ids"]
-        ids += [pad] * image_tokens(part)
+        ids += [preprocessor.pad] * preprocessor.image_tokens(part)
         text = VISION_CLOSE
     if text:
         ids += tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -229,18 +216,16 @@ def inert(text: str, control: re.Pattern[str] | None) -> str:
 
 def answer_start(tokenizer: Tokenizer, ids: tuple[int, ...]) -> int:
     """Return where the first `<answer>` begins in a response's ids, of one token or several; 0 without it."""
-    if ANSWER not in tokenizer.decode(ids):
-        return 0
     end = bisect_left(range(len(ids)), True, key=lambda i: ANSWER in tokenizer.decode(ids[: i + 1])) + 1
-    return bisect_left(range(end), True, key=lambda i: ANSWER not in tokenizer.decode(ids[i:end])) - 1
+    return think_ends(tokenizer, ids[:end], ANSWER)[0]
 
 
-def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, int]:
+def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...], tag: str = THINK_END) -> tuple[int, int]:
     """Return where the last `</think>`, one token or several, begins and ends in a response's ids; (0, 0)
     without it."""
-    if THINK_END not in tokenizer.decode(ids):
+    if tag not in tokenizer.decode(ids):
         return 0, 0
-    start = bisect_left(range(len(ids)), True, key=lambda i: THINK_END not in tokenizer.decode(ids[i:])) - 1
+    start = bisect_left(range(len(ids)), True, key=lambda i: tag not in tokenizer.decode(ids[i:])) - 1
     rest = ids[start:]
-    size = bisect_left(range(len(rest)), True, key=lambda i: THINK_END in tokenizer.decode(rest[: i + 1])) + 1
+    size = bisect_left(range(len(rest)), True, key=lambda i: tag in tokenizer.decode(rest[: i + 1])) + 1
     return start, start + size

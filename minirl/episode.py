@@ -57,10 +57,7 @@ class Harness:
 def conversation(agent: Agent, config: AgentConfig, preprocessor: Preprocessor, task: Task) -> Context:
     """Return a task's conversation, with the recipe's rules of what stays in it; it is still empty, but for
     what was said before a recorded step."""
-    tokenizer, image_tokens = preprocessor.tokenizer, preprocessor.image_tokens
-    chat, keep = agent.message_format or preprocessor.chat, config.screenshots
-    texts, kept = (agent.system, task.instruction), (keep, config.reasoning, preprocessor.end)
-    context = Context(tokenizer, chat, *texts, image_tokens, agent.words, *kept)
+    context = Context(preprocessor, agent, config, task.instruction)
     for said in agent.past(task):
         context.observe(Observation(""))
         context.respond(preprocessor.said(said)[1], said)

@@ -115,8 +115,9 @@ class Experiment:
 
     async def run_tasks(self, worker: RolloutWorker, tasks: Sequence[Task], label: str) -> list[Trajectory]:
         """Return an evaluation's episode of each task; they are kept as the dump `label`."""
+        places, steps = [(task, n) for n, task in enumerate(tasks)], self.config.eval.max_steps
         with progress(f"evaluating {label}", len(tasks)) as meter:
-            trajectories = await worker.evaluate(tasks, label, self.config.eval.max_steps, meter.reach)
+            trajectories = await worker.evaluate(places, label, steps, meter.reach)
         self.run.save_trajectories(label, trajectories)
         return trajectories
 

@@ -224,49 +224,45 @@ class RolloutWorker:
 
     async def evaluate(
         self,
-        tasks: Sequence[Task],
+        places: Sequence[tuple[Task, int]],
         label: str,
         max_steps: int,
         tick: Callable[[int], None],
-        members: Sequence[int] | None = None,
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        """Return one episode per task, in order, sampled as `config.eval`; its seed goes by task and member,
-        by default its place. `on_done` gets every episode as it ends, on the rank that ran it. Ranks take
-        tasks as they have room."""
+        """Return an episode for each task and member, by which its seed goes, in order, sampled as
+        `config.eval`. `on_done` gets each as it ends, on the rank that ran it. Ranks take tasks as they have
+        room."""
         config, browser = self.config.eval, self.config.browser
         self.queues += 1
         queue = TaskQueue(self.ranks, f"queue {self.queues}")
         sampling = Sampling(config.temperature, config.top_p, config.top_k)
-        finished: dict[int, Trajectory] = {}  # by place in `tasks`
-
-        async def run(place: int) -> None:
-            task, member = tasks[place], place if members is None else members[place]
-            policy = self.policy(sampling, config.response_tokens, "eval", label, member, task.id)
-            trajectory = await self.episode(task, member, policy, max_steps)
-            if on_done is not None:
-                on_done(trajectory)
-            finished[place] = trajectory
-            queue.post(place, True)
-            tick(len(queue.results()))
+        finished: dict[int, Trajectory] = {}  # by the number of its place
 
         async def take() -> None:
-            while not queue.given_up() and (place := queue.claimed()) < len(tasks):
-                if queue.claim(place):
-                    await run(place)
+            while not queue.given_up() and (n := queue.claimed()) < len(places):
+                if not queue.claim(n):  # another rank has taken it just now
+                    continue
+                task, member = places[n]
+                policy = self.policy(sampling, config.response_tokens, "eval", label, member, task.id)
+                finished[n] = await self.episode(task, member, policy, max_steps)
+                if on_done is not None:
+                    on_done(finished[n])
+                queue.post(n, True)
+                tick(len(queue.results()))
                 if self.sampler.failure:
                     queue.give_up()
 
         try:
             async with asyncio.TaskGroup() as running:
                 # one more than there are slots: browsers have work while a judge is asked
-                for _ in range(min(self.share + 1, self.ranks.share(len(tasks)))):
+                for _ in range(min(self.share + 1, self.ranks.share(len(places)))):
                     running.create_task(take())
         except ExceptionGroup as failed:  # a full disk is one line for the user, a group is not
             raise failed.exceptions[0] from None
         # Others end what they have begun, which may take longer than a collective call would wait.
         ends = time.monotonic() + 2 * (browser.acquire_seconds + browser.episode_seconds) + SLACK_SECONDS
-        while len(queue.results()) < len(tasks) and not queue.given_up():
+        while len(queue.results()) < len(places) and not queue.given_up():
             if time.monotonic() > ends:
                 raise TimeoutError("another rank's episodes have not ended in time")
             await asyncio.sleep(POLL_SECONDS)
@@ -274,7 +270,7 @@ class RolloutWorker:
         tick(len(queue.known))
         await self.settle()
         everything = dict(self.ranks.all_gather(list(finished.items())))
-        return [everything[place] for place in range(len(tasks))]
+        return [everything[n] for n in range(len(places))]
 
 
 async def ended(running: Iterable[asyncio.Task]) -> set[asyncio.Task]:

@@ -7,6 +7,7 @@ A dense mask would be exact too, but computes all of L x L. Shape suffixes: L ro
 D head size, K heads of keys and values, S tokens of a piece.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,16 +79,10 @@ def piece(
 
 
 def piece_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    sums: Tensor,
-    causal: bool,
-    scale: float | None,
+    grad: Tensor, qkv: Sequence[Tensor], joined: Sequence[Tensor], causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a piece's gradients of q, k and v, given the outputs and log-sum-exps of all pieces together."""
+    (q, k, v), (out, sums) = qkv, joined
     if q.is_cuda:
         sums = sums.contiguous()  # the kernel takes its strides for granted
         unused = (None, None, q.shape[2], k.shape[2], 0.0, causal, *[q.new_empty(2, dtype=torch.uint64)] * 2)
@@ -131,8 +126,8 @@ class JoinedAttention(torch.autograd.Function):
             own = slice(chain.start, chain.end)
             g, own_q, o, s = (x[:, :, own] for x in (grad, q, out, sums))
             for start, end in chain.seen:
-                seen = (k[:, :, start:end], v[:, :, start:end])
-                parts = piece_backward(g, own_q, *seen, o, s, start == chain.start, ctx.scale)
+                qkv = own_q, k[:, :, start:end], v[:, :, start:end]
+                parts = piece_backward(g, qkv, (o, s), start == chain.start, ctx.scale)
                 dq[:, :, own] += parts[0]
                 dk[:, :, start:end] += parts[1]
                 dv[:, :, start:end] += parts[2]

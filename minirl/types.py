@@ -89,7 +89,6 @@ class Observation:
     image: bytes | None = None
     page_text: str = ""
     url: str = ""
-    title: str = ""
 
 
 Message = tuple[str, tuple[str | bytes, ...]]  # of a chat: the role, and texts and PNG bytes in their order
@@ -302,6 +301,7 @@ class Agent(Protocol):
     system: str
     message_format: Any  # a context.ChatFormat in place of the model's own, or None
 
+    # the n-th message to the model, as context.Words; the feedback is on the last turn
     def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Any: ...
     async def observe(self, session: Any) -> Observation: ...
     def parse(self, text: str) -> Parsed: ...

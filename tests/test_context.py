@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,13 +27,12 @@ COMPLETION = WebAgentR1Agent(AgentConfig(kind="text", history="webrl", thinking=
 
 @pytest.fixture
 def new_context(preprocessor):
-    """`new_context(keep=2)`: a conversation with the small model's tokenizer and images."""
+    """`new_context(screenshots=2)`: a conversation with the small model's tokenizer and images."""
 
     def make(task: str = TASK, **settings) -> Context:
-        chat, words = settings.pop("chat", preprocessor.chat), settings.pop("words", TOOLS.words)
-        return Context(
-            preprocessor.tokenizer, chat, SYSTEM, task, preprocessor.image_tokens, words, **settings
-        )
+        chat, words = settings.pop("chat", None), settings.pop("words", TOOLS.words)
+        agent = SimpleNamespace(system=SYSTEM, words=words, message_format=chat)
+        return Context(preprocessor, agent, AgentConfig(**settings), task)
 
     return make
 
@@ -66,7 +66,7 @@ def play(preprocessor, new_context, png):
     """Five turns with a screenshot each."""
 
     def run(keep: int, images: bool = True, responses=None) -> Played:
-        played = Played(new_context(keep=keep))
+        played = Played(new_context(screenshots=keep))
         for i, size in enumerate(SIZES):
             text = RESPONSES[i] + "<|im_end|>"
             ids = responses[i] if responses else tuple(preprocessor.tokenizer(text)["input_ids"])
@@ -287,7 +287,7 @@ def test_a_template_that_cannot_carry_the_conversation_is_refused(preprocessor, 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_messages_show_what_the_prompt_shows(new_context, png, keep):
     """Also where an agent does the same twice and sees the same: what is old is told by its place."""
-    context = new_context(keep=keep)
+    context = new_context(screenshots=keep)
     for _ in range(3):
         context.observe(Observation("Current tab: 0", png(32, 32)), ("click: nothing.",))
         context.respond((5, 6), "again")
@@ -309,7 +309,10 @@ def test_without_reasoning_only_the_calls_of_past_turns_stay(preprocessor, new_c
     """By slicing ids: what is left of a response are ids that were sampled, from `</think>` on, as the
     template has opened `<think>` already. The newest response is trained whole."""
     tokenizer = preprocessor.tokenizer
-    whole, bare = Played(new_context(keep=keep)), Played(new_context(keep=keep, reasoning=False))
+    whole, bare = (
+        Played(new_context(screenshots=keep)),
+        Played(new_context(screenshots=keep, reasoning=False)),
+    )
     for i in range(4):
         ids = tuple(tokenizer(RESPONSES[i] + "<|im_end|>")["input_ids"])
         for played in (whole, bare):

@@ -286,8 +286,8 @@ def evaluated(ranks: Ranks, config: Config, seconds: dict[int, float], wait: flo
         dist.barrier(short)
 
     stage.rollouts.episode, stage.rollouts.settle = episode, settle
-    tasks = [stage[n] for n in range(12)]
-    done = asyncio.run(stage.rollouts.evaluate(tasks, "eval", 3, ticks.append))
+    places = [(stage[n], n) for n in range(12)]
+    done = asyncio.run(stage.rollouts.evaluate(places, "eval", 3, ticks.append))
     return [(t.task.id, t.member) for t in done], len(stage.ran), ticks
 
 

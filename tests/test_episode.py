@@ -267,7 +267,7 @@ async def test_what_did_not_end_with_done_may_be_scored_too(play, sayings, stop)
     """As in WebAgent-R1, which asks the page and takes the answer as empty."""
     config = replace(CONFIG, reward=RewardConfig(after="any"))
     async with play(*sayings, config=config) as (worker, _, task):
-        (t,) = await worker.evaluate([task], "eval", 3, lambda done: None)
+        (t,) = await worker.evaluate([(task, 0)], "eval", 3, lambda done: None)
     graded = stop.is_agent_fault
     assert (t.stop, t.success, t.reward, t.answer) == (stop, graded, float(graded), "")
     assert t.final_state == ({"asked": True} if graded else {})

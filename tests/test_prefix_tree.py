@@ -83,10 +83,8 @@ def conversation(
 ) -> list[Row]:
     """A trajectory's rows, through the real Context; screenshots come in pairs of one size."""
     rng = random.Random(seed)
-    texts, words = ("Use it.", "Order two mugs."), OpenWebRLAgent(AgentConfig()).words
-    context = Context(
-        preprocessor.tokenizer, preprocessor.chat, *texts, preprocessor.image_tokens, words, keep
-    )
+    config = AgentConfig(brief=True, screenshots=keep)
+    context = Context(preprocessor, OpenWebRLAgent(config), config, "Order two mugs.")
     rows, feedback = [], ()
     for t in range(turns):
         picture = png(64 + 32 * (t // 2 % 2), 64, seed=100 * seed + t) if preprocessor.images else None

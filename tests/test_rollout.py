@@ -189,7 +189,7 @@ async def test_without_its_sampler_a_step_ends_at_once_and_says_why():
         await theatre.collect()
     assert not theatre.running and len(theatre.max_steps) <= 2
     with clock_that_jumps(), pytest.raises(RunEnds, match="out of memory"):
-        await theatre.worker.evaluate(theatre.tasks[:1], "after_rl", 3, lambda n: None)
+        await theatre.worker.evaluate([(theatre.tasks[0], 0)], "after_rl", 3, lambda n: None)
 
 
 async def test_what_keeps_a_step_from_finding_anything_is_told():
@@ -347,7 +347,7 @@ async def test_training_and_evaluation_sample_each_in_their_own_way():
     worker.episode = episode
     task = Task("one", "", "http://shop-0.test/")
     await worker.group(task, step=0, number=0, max_steps=3)
-    await worker.evaluate([task], "eval", 3, lambda done: None)
+    await worker.evaluate([(task, 0)], "eval", 3, lambda done: None)
     *trained, evaluated = asked
     assert {request.sampling for request in trained} == {Sampling(0.8, 1.0, 0)}
     assert len({request.seed for request in asked}) == len(asked), "every request has a seed of its own"

@@ -148,8 +148,7 @@ class AutoWebWorldAgent:
 
     async def observe(self, session: Session) -> Observation:
         tabs, active = await session.tabs()
-        url, title = tabs[active]
-        return Observation("", image=await session.screenshot(), url=url, title=title)
+        return Observation("", image=await session.screenshot(), url=tabs[active][0])
 
     def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Words:
         told = f"Task: {instruction}\n\n" if n == 0 else ""

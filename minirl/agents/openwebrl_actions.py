@@ -42,7 +42,7 @@ async def observe(session: Session) -> Observation:
     for i, (url, title) in enumerate(tabs):
         url = url if len(url) <= URL_CHARS else url[:URL_CHARS] + "..."  # a page can make it endless
         text += f"\n- Tab {i}{' (active)' if i == active else ''}: {url} - {title}"
-    return Observation(text, image=image, url=tabs[active][0], title=tabs[active][1])
+    return Observation(text, image=image, url=tabs[active][0])
 
 
 async def act(session: Session, call: Call) -> str:

@@ -167,8 +167,7 @@ async def observe(session: Session) -> Observation:
         titles = [repr(escape(title, quote=False)) for _, title in tabs]  # else they could look like the page
         titles[active] += " (current)"
         page = f"Tabs: {', '.join(f'{i} {title}' for i, title in enumerate(titles))}\n{page}"
-    url, title = tabs[active]
-    return Observation("", page_text=page, url=url, title=title)
+    return Observation("", page_text=page, url=tabs[active][0])
 
 
 async def act(session: Session, call: Call) -> str:

@@ -26,13 +26,14 @@ from minirl.experiment import open_model
 from minirl.judges import labels
 from minirl.judges.agent_reward_bench import FolderImages, read_agent_reward_bench
 from minirl.judges.agreement import Pair, pair_of, score, show
-from minirl.judges.judge import ask_all, open_judge, prompt_of
+from minirl.judges.judge import open_judge, prompt_of
 from minirl.judges.labels import Example, RunsImages, target
 from minirl.judges.rubrics import Question
 from minirl.judges.settings import JudgeScriptConfig
 from minirl.model import Preprocessor, load_preprocessor
 from minirl.rows import Row, TrajectoryRows, that_fit
 from minirl.run_folder import Run, to_line, write_atomic
+from minirl.samplers.endpoint import ask_all
 from minirl.trainer import Trainer, cloning_batches
 from minirl.types import ImageStore
 

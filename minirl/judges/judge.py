@@ -7,13 +7,11 @@ section 4.3 and appendix A.4. A judge is served (--judge.model), or it is a chec
 runs in this process and shares the device with the agent: serve a large one.
 """
 
-import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from minirl.config import Config, JudgeConfig
 from minirl.console import progress
@@ -96,13 +94,12 @@ class LocalJudge(ModelJudge):
 
 def prompt_of(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt:
     """Return a system and a user message as token ids, in which no text spells a token of the chat's form."""
-    tokenizer, chat = preprocessor.tokenizer, preprocessor.chat
-    control = control_tokens(tokenizer)
+    chat, control = preprocessor.chat, control_tokens(preprocessor.tokenizer)
     parts: list[str | bytes] = []
     for (_, content), opening in zip(messages, (chat.start, chat.to_user), strict=True):
         parts.append(opening)
         parts += (inert(part, control) if isinstance(part, str) else part for part in content)
-    ids = ids_with_pictures([*parts, chat.to_assistant], tokenizer, preprocessor.image_tokens)
+    ids = ids_with_pictures([*parts, chat.to_assistant], preprocessor)
     pictures = tuple(part for part in parts if isinstance(part, bytes))
     return Prompt(ids, shared=0, images=pictures, messages=tuple(messages))
 
@@ -119,21 +116,3 @@ async def open_judge(config: Config, ranks: Ranks, images: ImageStore) -> AsyncI
             yield EndpointJudge(endpoint, config.judge, images)
     else:
         yield ModelJudge(config.judge, images)
-
-
-async def ask_all(
-    ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any], at_once: int, phase: str = "judging"
-) -> list[Any]:
-    """Return what is said of the items, in their order; so many are asked about at once."""
-    slots = asyncio.Semaphore(at_once)
-
-    async def ask_one(item: Any) -> Any:
-        async with slots:
-            said = await ask(item)
-        meter.advance()
-        return said
-
-    with progress(phase, len(items)) as meter:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask_one(item)) for item in items]
-    return [task.result() for task in tasks]

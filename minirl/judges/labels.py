@@ -23,11 +23,12 @@ from minirl.advantages import needs_verdict
 from minirl.console import say
 from minirl.context import control_tokens, inert
 from minirl.distributed import Ranks
-from minirl.judges.judge import ask_all, open_judge
+from minirl.judges.judge import open_judge
 from minirl.judges.parsers import parse
 from minirl.judges.settings import JudgeScriptConfig
 from minirl.model import Preprocessor
 from minirl.run_folder import STEP_LABEL, Run, append_line, read_records
+from minirl.samplers.endpoint import ask_all
 from minirl.types import Judge, Task, Trajectory
 
 SCRIPTED = "demos"  # a dump that no policy made

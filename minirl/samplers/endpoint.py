@@ -12,14 +12,14 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from minirl.config import EndpointConfig
-from minirl.console import say
+from minirl.console import progress, say
 from minirl.run_folder import write_atomic
 from minirl.types import Message, Request, Sample, SamplerError, charge
 
@@ -156,6 +156,24 @@ async def open_endpoint(config: EndpointConfig) -> AsyncIterator[Endpoint]:
         asked = f"{usage['requests']} requests, {usage['cached']} from the cache, {usage['failed']} failed"
         tokens = f"{usage['prompt_tokens']} + {usage['response_tokens']} tokens, ${endpoint.dollars:.2f}"
         say(f"{config.model}: {asked}; {tokens}")
+
+
+async def ask_all(
+    ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any], at_once: int, phase: str = "judging"
+) -> list[Any]:
+    """Return what is said of the items, in their order; so many are asked about at once."""
+    slots = asyncio.Semaphore(at_once)
+
+    async def ask_one(item: Any) -> Any:
+        async with slots:
+            said = await ask(item)
+        meter.advance()
+        return said
+
+    with progress(phase, len(items)) as meter:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ask_one(item)) for item in items]
+    return [task.result() for task in tasks]
 
 
 @dataclass

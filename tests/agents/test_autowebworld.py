@@ -177,7 +177,7 @@ async def test_a_random_qwen2_5_vl_is_loaded_and_sees_the_picture(folder, png):
     logits = []
     for seed in (0, 1):
         picture = png(96, 64, seed)
-        ids = (*ids_with_pictures(["see", picture], preprocessor.tokenizer, preprocessor.image_tokens), 40)
+        ids = (*ids_with_pictures(["see", picture], preprocessor), 40)
         inputs = padded_inputs([encode(ids, [picture], preprocessor)], preprocessor, torch.device("cpu"))
         with torch.no_grad():
             logits.append(model(**inputs).logits[0, -1])

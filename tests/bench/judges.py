@@ -35,11 +35,12 @@ from drawing import COLOURS, Curve, lines
 
 from minirl.distributed import open_ranks
 from minirl.judges.agreement import Pair, Row, score
-from minirl.judges.judge import ask_all, open_judge
+from minirl.judges.judge import open_judge
 from minirl.judges.labels import RunsImages, read_examples, read_records
 from minirl.judges.rubrics import Question
 from minirl.judges.settings import tiny_judge
 from minirl.run_folder import Run, write_atomic
+from minirl.samplers.endpoint import ask_all
 from minirl.types import Trajectory
 
 

@@ -83,14 +83,8 @@ class Scripted:
     def __init__(self, preprocessor: Preprocessor, n: int, shows: bool):
         self.n, self.shows, self.t = n, shows, 0
         task = f"Order {n} red mugs and a plate, and then look for a blue kettle."
-        self.context = Context(
-            preprocessor.tokenizer,
-            preprocessor.chat,
-            "You use a browser.",
-            task,
-            preprocessor.image_tokens,
-            OpenWebRLAgent(AgentConfig()).words,
-        )
+        config = AgentConfig(brief=True)
+        self.context = Context(preprocessor, OpenWebRLAgent(config), config, task)
 
     def prompt(self) -> Prompt:
         shown = PAGES[(self.n + self.t) % len(PAGES)] if self.shows else None

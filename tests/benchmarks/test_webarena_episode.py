@@ -123,11 +123,11 @@ async def test_what_the_turn_limit_ends_counts_alike_in_training_evaluation_and_
     said = ['do(action="Scroll Down")']
     async with opened(task, preprocessor, tmp_path, said, asked=usual) as worker:
         trained = await worker.group(task, 0, 0, 3)
-        within = await worker.evaluate([task], "eval_step_00001", 3, lambda done: None)
+        within = await worker.evaluate([(task, 0)], "eval_step_00001", 3, lambda done: None)
     protocol, browser = WEBARENA_LITE if recipe is webagent_r1_3b else WEBVOYAGER, usual.browser
     official = replace(apply(protocol, usual), browser=browser, agent=usual.agent)
     async with opened(task, preprocessor, tmp_path, said, asked=official) as worker:
-        evaluated = await worker.evaluate([task], "eval", 3, lambda done: None)
+        evaluated = await worker.evaluate([(task, 0)], "eval", 3, lambda done: None)
     wanted = recipe is webagent_r1_3b and found == "boston"
     for t in (*trained, *within, *evaluated):
         assert (t.stop, t.success, t.reward) == (Stop.MAX_STEPS, wanted, float(wanted)), t.error

@@ -227,8 +227,8 @@ async def test_every_episode_is_billed_for_what_it_asked(monkeypatch):
 
         worker = make_worker(tiny(), sampler=Idle())
         monkeypatch.setattr("minirl.rollout.Episode", Asking)
-        tasks, done = [Task("a", "", "http://a.test/")] * 3, []
-        ended = await worker.evaluate(tasks, "eval", 3, lambda n: None, [2, 0, 3], done.append)
+        places, done = [(Task("a", "", "http://a.test/"), member) for member in (2, 0, 3)], []
+        ended = await worker.evaluate(places, "eval", 3, lambda n: None, done.append)
         assert [t.member for t in ended] == [2, 0, 3] and sorted(t.member for t in done) == [0, 2, 3]
         assert [t.dollars for t in ended] == pytest.approx([2 * price, 0, 3 * price])
         assert endpoint.dollars == pytest.approx(5 * price)
@@ -249,7 +249,9 @@ async def test_a_disk_that_is_full_is_one_error_not_a_group():
 
     worker.episode = episode
     with pytest.raises(OSError, match="No space left"):
-        await worker.evaluate([Task("a", "", "http://a.test/")] * 3, "e", 1, lambda n: None, on_done=full)
+        await worker.evaluate(
+            [(Task("a", "", "http://a.test/"), 0)] * 3, "e", 1, lambda n: None, on_done=full
+        )
 
 
 def test_the_comparison_is_reached_from_the_command_line(eval_script, tmp_path, capsys):

@@ -135,7 +135,7 @@ async def test_the_gates_of_the_reward_are_not_those_of_an_evaluation(rollouts):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(made, "policy", lambda *_, **__: None)
         patch.setattr(made, "sampler", Idle())
-        evaluated = await made.evaluate([open_task] * 2, "eval", 5, lambda done: None)
+        evaluated = await made.evaluate([(open_task, 0), (open_task, 1)], "eval", 5, lambda done: None)
     assert sorted(made.judge.asked) == [0, 1] and all(t.success for t in evaluated)
 
 
