@@ -29,10 +29,9 @@ from minirl.experiment import make_agent
 from minirl.model import save_model
 from minirl.types import Task
 from minirl.worlds.operations import GRID
-from minirl.worlds.render import SiteServer
+from minirl.worlds.render import SiteServer, sites_of, world_at
 from minirl.worlds.scripted_agent import ScriptedPolicy
 from minirl.worlds.shop import CHOICES, SHOP
-from minirl.worlds.sites import sites_of, world_at
 
 DONE = {"name": "done", "arguments": {"response": "done"}}
 PAGES_OF = 24  # tasks whose pages a small tokenizer learns from

@@ -7,14 +7,13 @@ nothing of it. What opens it is counted in the session's `done.doors`, never by 
 stand in doors.toml, and widgets.js draws them. Not in a paper: AutoWebWorld's sites have a cookie banner.
 """
 
-import tomllib
 from collections.abc import Sequence
-from importlib.resources import files
 from random import Random
 
+from minirl.worlds.tables import read_table
 from minirl.worlds.widgets import Json, action, condition, control, effect
 
-DOORS: Json = tomllib.loads(files("minirl.worlds").joinpath("doors.toml").read_text(encoding="utf-8"))
+DOORS: Json = read_table("doors")
 SELLS_OUT = ("option", "date")  # what a form asks for, and may be gone a moment later
 
 
@@ -47,14 +46,12 @@ class Carpenter:
 
     def pop_up(self, kind: str) -> None:
         """Open a box over a page as soon as something was set there other than by typing, key by key."""
-        setters = {
-            id: [one for one in page["actions"] if not one["is_navigation"] and one.get("name") != "type"]
-            for id, page in self.pages.items()
-            if id.endswith("_FORM") or id in self.places["items"]
-        }
-        page = self.rng.choice([id for id, some in setters.items() if some])
+        places = [id for id in self.pages if id.endswith("_FORM") or id in self.places["items"]]
+        found = [(id, one) for id in places for one in self.pages[id]["actions"] if not one["is_navigation"]]
+        setters = [(id, one) for id, one in found if one.get("name") != "type"]
+        page = self.rng.choice(list(dict(setters)))
         field = self._gate(kind, "array<string>", page, "neq", ["due"])
-        for one in setters[page]:
+        for one in (one for id, one in setters if id == page):
             one["effects"].append(effect("append_unique", field, value="due"))
         closed = effect("append_unique", field, value="closed")
         self._add(kind, page, "door", [condition(field, "eq", ["due"])], [closed])

@@ -137,8 +137,7 @@ class Condition:
 
 @dataclass(frozen=True, config=CONFIG)
 class Effect:
-    """A write of `value`, of the parameter `ref`, or of what the field at `source` holds, if there is one;
-    `expr` is text that nobody executes."""
+    """A write of `value`, of the parameter `ref`, or of what is at `source`; nobody executes an `expr`."""
 
     op: Literal["set", "inc", "clear", "append_unique", "remove", "toggle"]
     path: AsPath
@@ -236,8 +235,7 @@ class Goal:
 
 
 def load_goal(goal: Mapping[str, Any]) -> Goal:
-    """Return the goal {"page": id, "where": [{"path": "$.a", "cond": "eq", "value": 1}, ...]}; either may be
-    left out."""
+    """Return the goal {"page": id, "where": [{"path": "$.a", "cond": "eq", "value": 1}]} or a part of it."""
     return validated("goal", Goal, goal)
 
 

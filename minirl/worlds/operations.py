@@ -6,19 +6,17 @@
 by the table operations.toml. What is not in the window is scrolled to first, as an agent has to.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 from minirl.agents.openwebrl import SCALE
 from minirl.browser.session import Session
 from minirl.types import BrowserFault, Stop
+from minirl.worlds.tables import read_table, read_text
 
-FOLDER = files("minirl.worlds")
-MEASURE = FOLDER.joinpath("measure.js").read_text(encoding="utf-8")
-OPERATIONS = tomllib.loads(FOLDER.joinpath("operations.toml").read_text(encoding="utf-8"))
+MEASURE = read_text("measure.js")
+OPERATIONS = read_table("operations")
 WINDOW_MS = 10_000  # for a window to open
 GRID = 20  # of the coordinates that a visual agent says, from 0 to SCALE
 Gui = Mapping[str, Any]

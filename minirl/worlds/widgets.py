@@ -10,19 +10,18 @@ parameter `widget` that is a key of WIDGETS.
 """
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 from minirl.worlds.fsm_file import Action, Fsm
 from minirl.worlds.interpreter import State, World, parameter_values
 from minirl.worlds.search import Step, interceptors
+from minirl.worlds.tables import read_table
 
 SELECTOR = re.compile(r"([#.][A-Za-z_][\w-]*)+( ([#.][A-Za-z_][\w-]*)+)*")
 FACES = {"textarea": "field", "password": "field"}  # widgets that only look different from others
-WIDGETS = tomllib.loads(files("minirl.worlds").joinpath("widgets.toml").read_text(encoding="utf-8"))
+WIDGETS = read_table("widgets")
 Json = dict[str, Any]
 Offered = Sequence[Any] | Json  # values, or a `bind` as in an fsm.json
 
@@ -91,12 +90,10 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
             enters = any(step.get("key") == "Enter" for step in action.gui_procedure)
             return Widget("search" if enters and action.name == "search" else "field", element)
         case ("click", "drag"):
-            is_slider = "slider" in first or str(action.parameters.get("widget", "")).startswith("slider")
+            is_slider = "slider" in first or named.startswith("slider")
             return Widget("slider" if is_slider else "scroll", element)
-        case ("hover", "click"):
-            return Widget("hover", element, target_of(selectors[-1].split()[-1]))
-        case ("click", "click"):
-            kind = "menu" if action.bind is None else "choice"
+        case ("hover" | "click", "click"):
+            kind = "hover" if ops[0] == "hover" else "menu" if action.bind is None else "choice"
             return Widget(kind, element, target_of(selectors[-1].split()[-1]))
     if len(ops) > 2 and set(ops) == {"click"} and any(".day" in one for one in selectors):
         return Widget("date", element)
@@ -106,6 +103,12 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
 def target_of(*selectors: str) -> str:
     """Return the id that an element is drawn with: "list" for "#list", "card-like" for ".card .like"."""
     return "-".join(re.findall(r"[\w-]+", " ".join(selectors)))
+
+
+def options_of(action: Action) -> dict[str, str]:
+    """Return what a menu offers, by selectors."""
+    given = [step.get("ui_elements", {}).get("options", []) for step in action.gui_procedure]
+    return {str(option["selector"]): str(option["value"]) for options in given for option in options}
 
 
 def words_in(name: str) -> list[str]:
@@ -131,8 +134,8 @@ def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
     if widget.kind == "date" and value is None:  # the one day that the file names
         named = action.parameters
         value = f"{named.get('year', 2026)}-{named.get('month', 1):02}-{named.get('day', 1):02}"
-    values = {"item": widget.item, "value": value, "number": number, "month": str(value)[:7]}
-    values["start"] = str(value)[:3]
+    values = {"item": widget.item, "value": value, "number": number}
+    values |= {"month": str(value)[:7], "start": str(value)[:3]}
     turns = _turns(world, action, number) if widget.kind == "row" else []
     return turns + [
         {name: text.replace("@", f"#{widget.element}").format(**values) for name, text in operation.items()}
