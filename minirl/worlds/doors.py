@@ -7,6 +7,7 @@ nothing of it. What opens it is counted in the session's `done.doors`, never by 
 stand in doors.toml, and widgets.js draws them. Not in a paper: AutoWebWorld's sites have a cookie banner.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from random import Random
 
@@ -34,6 +35,7 @@ class Carpenter:
         self.pages: dict[str, Json] = {page["id"]: page for page in document["pages"]}
         self.done: Json = document["pages"][0]["signature_schema"]["done"]  # which all pages share
         self.meta["doors"], self.done["doors"] = [], {}
+        self.gates = defaultdict[str, list[Json]](list)  # of doors, by pages
         lists, items = zip(*((one["page"], one["one"].upper()) for one in self.meta["lists"]), strict=True)
         self.places = {"lists": lists, "items": items}
 
@@ -57,15 +59,17 @@ class Carpenter:
         self._add(kind, page, "door", [condition(field, "eq", ["due"])], [closed])
 
     def sell_out(self, kind: str) -> None:
-        """Let what a form was first given be gone when its review is opened; the session notes it."""
+        """Let one choice of a form be gone whenever its review is opened with it; the session notes it."""
         flows = ((flow, flow["id"].upper(), n) for n, flow in enumerate(self.meta["flows"]))
         reviewed = [one for one in flows if f"{one[1]}_REVIEW" in self.pages]
         if places := [(*one, name) for one in reviewed for name in one[0]["asks"] if name in SELLS_OUT]:
             flow, id, n, name = self.rng.choice(places)
-            field = self._gate(kind, "string|null", f"{id}_REVIEW", "length_gt", 0)
-            gone = [effect("set", field, value_from=f"$.{name}_{n}"), effect("clear", f"{name}_{n}")]
-            self._add(kind, f"{id}_REVIEW", "door", [condition(field, "eq", None)], gone, f"{id}_FORM", name)
-            flow["sold_out"] = name
+            gone, chosen, page = self.rng.choice(flow["asks"][name]), f"{name}_{n}", f"{id}_REVIEW"
+            noted = self._gate(kind, "string|null", page, "neq", gone, chosen)
+            answer = [effect("set", noted, value=gone), effect("clear", chosen)]
+            self._add(kind, page, "door", [condition(chosen, "eq", gone)], answer, f"{id}_FORM", name)
+            left = [value for value in flow["asks"][name] if value != gone]
+            flow |= {"asks": flow["asks"] | {name: left}, "sold_out": name, "gone": gone}
 
     def imitate(self, kind: str) -> None:
         """Put before a flow's last button one that looks like it, and leads to a page of its own."""
@@ -89,12 +93,14 @@ class Carpenter:
         every = [(page, one) for page, found in self.pages.items() for one in found["actions"]]
         return [(page, one) for page, one in every if any(part in one["id"] for part in named)]
 
-    def _gate(self, kind: str, type: str, page: str, cond: str, value: object) -> str:
-        """Let all that can be done on a page wait for a field of this type. Return the field."""
-        field, self.done["doors"][kind] = f"done.doors.{kind}", type
+    def _gate(self, kind: str, type: str, page: str, cond: str, value: object, field: str = "") -> str:
+        """Let all that can be done on a page wait for a field, by default the one of this type in which the
+        session notes the door. Return that one."""
+        noted, self.done["doors"][kind] = f"done.doors.{kind}", type
+        self.gates[page].append(condition(field or noted, cond, value))
         for one in self.pages[page]["actions"]:
-            one["preconditions"].append(condition(field, cond, value))
-        return field
+            one["preconditions"].append(self.gates[page][-1])
+        return noted
 
     def _add(
         self, kind: str, page: str, widget: str, gates: Sequence[Json] = (), effects: Sequence[Json] = (),
@@ -104,7 +110,7 @@ class Carpenter:
         says, used = self.rng.choice(DOORS[kind]["says"]), control(widget, f"#door-{kind}", kind)
         words = {name: text.format(what=what) for name, text in says.items()}
         label, actions = words.pop("button"), self.pages[page]["actions"]
-        shared = [gate for gate in (before or {}).get("preconditions", ()) if ".done.doors." in gate["path"]]
+        shared = self.gates[page] if before else []
         made = action(f"{page}_{kind.upper()}", page, used, to, [*gates, *shared], effects)
         made["parameters"] = made["parameters"] | words
         actions.insert(actions.index(before) if before else len(actions), made)

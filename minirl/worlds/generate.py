@@ -218,12 +218,12 @@ class Plan:
         It is one of the collection `of`."""
         n, here, role, carried = len(self.flows), start, id.upper(), {item: "string|null"} if of else {}
         opens, ends = (SHOP["buttons"][name] if self.is_tiles else verb.capitalize() for name in TO_PRESS)
+        gates = [condition(item, "length_gt", 0)] if item else []
         if len(asks) > 1 and (of or "." in item):
             here = f"{role}_FORM"
             self._page(here, verb.capitalize(), start, carried)
-            self._press(start, f"START_{role}", opens, "window", to=here)
+            self._press(start, f"START_{role}", opens, "window", to=here, gates=[] if of else gates)
         filled = [self._ask(here, name, n) for name in asks]
-        gates = [condition(item, "length_gt", 0)] if item else []
         gates += [gate for gate in filled if id != "settings"]  # switches may stay as they are
         if id == "order" and "login" in self.done:
             gates.append(condition("done.login.user", "length_gt", 0))

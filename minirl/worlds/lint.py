@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from minirl.worlds.fsm_file import Action, Condition, Fsm, Goal, Page, dotted, is_placeholder, load_fsm
 from minirl.worlds.interpreter import World, meets, suits
-from minirl.worlds.search import SEARCH_SECONDS, solve, symbolic
+from minirl.worlds.search import SEARCH_SECONDS, solve
 from minirl.worlds.tables import read_table
 from minirl.worlds.widgets import SELECTOR
 
@@ -51,7 +51,8 @@ def check(source: Path | Mapping[str, Any], max_states: int = MAX_STATES) -> lis
 
 def check_fsm(fsm: Fsm, max_states: int = MAX_STATES) -> list[Finding]:
     """Return the findings on a machine, errors first."""
-    world = symbolic(fsm)
+    # open parameters stay symbols, but for those whose values the file lists
+    world = World("symbolic", fsm.rebound(lambda one: one.bind if one.bind and one.bind.values else None))
     fsm, rules = world.fsm, list(_reach(world, max_states))
     for page in fsm.pages.values():
         rules += _selectors(page)

@@ -193,8 +193,7 @@ class Draft:
     def do(self, flow: Json, sentence: str = "", item: str = "") -> None:
         """Add a flow, behind the sentence that opens its item, with a value for all that it asks."""
         values = {name: self.rng.choice(offered) for name, offered in flow["asks"].items()}
-        name = flow.get("sold_out")  # of which the first one asked for will be gone
-        tried = {name: self.rng.choice([v for v in flow["asks"][name] if v != values[name]])} if name else {}
+        tried = {flow["sold_out"]: flow["gone"]} if "sold_out" in flow else {}
         id, words = flow["id"], dict[str, Any]()
         if id == "settings":
             on = self.rng.sample(list(values), self.rng.randint(1, 2))
