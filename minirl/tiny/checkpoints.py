@@ -28,8 +28,8 @@ from minirl.console import progress
 from minirl.experiment import make_agent
 from minirl.model import save_model
 from minirl.types import Task
-from minirl.worlds.operations import GRID
 from minirl.worlds.render import SiteServer, sites_of, world_at
+from minirl.worlds.replay import GRID
 from minirl.worlds.scripted_agent import ScriptedPolicy
 from minirl.worlds.shop import CHOICES, SHOP
 

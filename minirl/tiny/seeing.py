@@ -57,8 +57,8 @@ from minirl.run_folder import write_atomic
 from minirl.tiny.checkpoints import BASE, DONE, FOLDER, build, vocabulary, words
 from minirl.types import Observation, Task
 from minirl.worlds.interpreter import World
-from minirl.worlds.operations import GRID, middle
 from minirl.worlds.render import SiteServer
+from minirl.worlds.replay import GRID, middle
 from minirl.worlds.scripted_agent import spoken
 from minirl.worlds.search import solve
 from minirl.worlds.shop import make_tasks, shops_named

@@ -141,8 +141,7 @@ def bench(out: Path, level: Level | None = None) -> int:
 
 
 def save_sites(out: Path, phase: str, count: int, made: Iterable[Made]) -> list[dict[str, Any]]:
-    """Write sites and their tasks into their folders, several of one task into a folder each, and a page
-    with a table of all. Return its rows."""
+    """Write sites and their tasks into their folders, and a page with a table of them. Return its rows."""
     rows = []
     with progress(phase, count) as meter:
         for folder, sites, tasks in made:

@@ -94,8 +94,7 @@ class Carpenter:
         return [(page, one) for page, one in every if any(part in one["id"] for part in named)]
 
     def _gate(self, kind: str, type: str, page: str, cond: str, value: object, field: str = "") -> str:
-        """Let all that can be done on a page wait for a field, by default the one of this type in which the
-        session notes the door. Return that one."""
+        """Let all actions of a page wait for a field, by default the session's note. Return that note."""
         noted, self.done["doors"][kind] = f"done.doors.{kind}", type
         self.gates[page].append(condition(field or noted, cond, value))
         for one in self.pages[page]["actions"]:

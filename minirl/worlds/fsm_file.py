@@ -2,7 +2,6 @@
 
 Where it stands: `load_fsm` checks a file, or the mapping that `generate` builds, and returns frozen records,
 to which `interpreter` gives their meaning.
-
 Paper: AutoWebWorld, section 3 and appendix A. The form is that of the sites released with the paper, not that
 of its appendix: actions inline in their page, defaults derived from type strings. Deviations, all optional:
 a page may have `defaults`, an effect may also be `toggle` or `remove` or copy a field (`value_from`), and an

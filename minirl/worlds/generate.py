@@ -3,7 +3,6 @@
 `make_site` returns a World in which `lint` finds no fault, which `search` solves, `render` draws and `replay`
 verifies. How an item is found (search, scrolling, filters), what is then done with it (by a form, with a
 review, a date, a quantity ...), how pages are reached, names, records and looks: all is drawn from the seed.
-
 Paper: AutoWebWorld, section 4.1, appendices A.1 and C, with the released code's profiles of difficulty.
 Deviation: there, a language model proposes a machine for the name of a real site, and others repair it. Here
 fragments share field names along a flow, so that a selected item is carried along by construction.
@@ -213,9 +212,8 @@ class Plan:
     def _flow(
         self, id: str, verb: str, asks: Sequence[str], start: str, end: str, item: str = "", of: str = ""
     ) -> None:
-        """Add what leads from one page to another: inputs, on a page of their own or where it starts, perhaps
-        a review, and an action that notes in `done` what was asked, and the `item`, a field that must be set.
-        It is one of the collection `of`."""
+        """Add what leads from one page to another: inputs, there or on a page of their own, perhaps a review,
+        and an action that notes in `done` what was asked, and the `item` (a set field) of the list `of`."""
         n, here, role, carried = len(self.flows), start, id.upper(), {item: "string|null"} if of else {}
         opens, ends = (SHOP["buttons"][name] if self.is_tiles else verb.capitalize() for name in TO_PRESS)
         gates = [condition(item, "length_gt", 0)] if item else []
@@ -305,8 +303,7 @@ def _selected(entity: Any) -> dict[str, str]:
 def _things(entity: Any, rng: Random) -> tuple[Json, ...]:
     """Return 12 to 24 things; titles and pictures are unique."""
     titles = [f"{adjective} {noun}" for adjective in entity.adjectives for noun in entity.nouns]
-    fills = SHOP["fills"]
-    pictures = list(itertools.product(SHAPES, fills))
+    pictures = list(itertools.product(SHAPES, SHOP["fills"].items()))
     count = rng.randint(12, 24)
     titles, pictures = rng.sample(titles, count), rng.sample(pictures, count)
     columns = {}
@@ -317,8 +314,8 @@ def _things(entity: Any, rng: Random) -> tuple[Json, ...]:
     for k, flag in enumerate(entity.flags):  # at least one yes and one no of each
         columns[flag] = [(i + k) % 2 == 0 if i < 2 else rng.random() < 0.5 for i in range(count)]
     out: list[Json] = []
-    for i, (title, (shape, colour)) in enumerate(zip(titles, pictures, strict=True)):
-        record: Json = {"id": f"{entity.name}-{i + 1}", "title": title, "shape": shape, "fill": fills[colour]}
+    for i, (title, (shape, (colour, fill))) in enumerate(zip(titles, pictures, strict=True)):
+        record: Json = {"id": f"{entity.name}-{i + 1}", "title": title, "shape": shape, "fill": fill}
         record |= {name: column[i] for name, column in columns.items()}
         out.append(record | {"colour": colour, "kind": entity.kinds[i % len(entity.kinds)]})
     rng.shuffle(out)

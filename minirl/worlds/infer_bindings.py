@@ -6,7 +6,6 @@ A released machine says that a filter was applied, not what it filters. Each lis
 filter a field of its records, and the machine fields of its own that hold what was filtered, ordered or
 searched; texts get words to type. A question in the way, such as a cookie banner, is answered before anything
 else on its page, as in the released search, so that the ways to the terminal pages are as long as there.
-
 Paper: AutoWebWorld's released code infers the same from names, anew in every stage and without a report.
 """
 
@@ -196,9 +195,8 @@ class Reader:
     def _invented(self, collection: str, filters: Sequence[Action]) -> tuple[dict[str, Any], ...]:
         """Return records with titles, and with a field for each filter."""
         one, rng = collection.removesuffix("s"), Random(collection)
-        records: list[dict[str, Any]] = []
-        for n in range(1, INVENTED + 1):
-            records.append({"id": f"{one}_{n}", "title": f"{_said([one])} {n}"})
+        ids = [f"{one}_{n}" for n in range(1, INVENTED + 1)]
+        records: list[dict[str, Any]] = [{"id": id, "title": _said(id.rsplit("_", 1))} for id in ids]
         for action in filters:
             kind, selector = self.kinds[action.id], str(action.gui_procedure[-1].get("selector", ""))
             asked = [word for word in words_in(selector) if word not in {*NOISE, *words_in(action.source)}]

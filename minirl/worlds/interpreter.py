@@ -2,7 +2,6 @@
 
 Where it stands: generator, search, renderer and verifier ask `apply` for an action's result. The browser's
 runtime.js is a transcript of this file and is tested against it. `fsm_file` describes the JSON form.
-
 Paper: AutoWebWorld, section 3 and appendix A. Deviations: `clear` and a fresh page use the same default (null
 for a nullable type), and an effect with a `value_expr`, which is never executed, leaves its field unchanged.
 """

@@ -1,7 +1,6 @@
 """What is wrong with a site file: everything that would make its tasks unsolvable, ambiguous or unplayable.
 
 Where it stands: `python -m minirl.worlds check` prints its findings; the generator's own sites have none.
-
 Paper: AutoWebWorld, appendix A.1 (the validator's requirements). Deviations: the checks are code, where the
 released validator asks a language model; a search, not the edges, says what can be reached; no score, but
 errors (tasks fail or mean nothing) and warnings. A `value_expr` is named, and never executed.

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 Site = World | Path  # either has a `name`
 CACHED = 64  # sites in memory
-Records = dict[str, tuple[dict[str, Any], ...]]  # what data.json holds
 SAME = ("target", "is_navigation", "parameters", "open_parameters")  # told as they are
 SHARED = {"row", "scroll", "menu", "hover"}  # kinds of which several may begin with the same element
 
@@ -204,7 +203,7 @@ def load_world(folder: Path) -> World:
     paths = (folder / "data.json", folder / "style.json")
     data, style = (read_json(path) if path.is_file() else {} for path in paths)
     validated(str(paths[1]), Style, style)
-    records = validated(str(paths[0]), Records, data)
+    records = validated(str(paths[0]), dict[str, tuple[dict[str, Any], ...]], data)
     is_built = style.get("look") == "built"
     html = (folder / "index.html").read_text(encoding="utf-8") if is_built else ""
     return World(name_of(folder), load_fsm(folder / "fsm.json"), records, style, html)
@@ -273,8 +272,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def sites_of(tasks: Iterable[Task]) -> list[Site]:
-    """Return the sites that tasks live on, in the order of their numbers or names. ValueError if one that a
-    task names is not there."""
+    """Return the sites of tasks, by numbers, then names. ValueError if one that a task names is missing."""
     tasks = list(tasks)
     folders, found = {task.meta["folder"]: task.id for task in tasks if "folder" in task.meta}, list[Path]()
     for place, id in sorted(folders.items()):

@@ -19,12 +19,10 @@ from minirl.console import progress, say
 from minirl.model import Preprocessor
 from minirl.rollout import RolloutWorker
 from minirl.types import BrowserFault, Prompt, Sample, Stop, Task, Trajectory
-from minirl.worlds import operations
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.interpreter import State, World, apply, initial_state
-from minirl.worlds.operations import find, is_visible
 from minirl.worlds.render import sites_of, world_at
-from minirl.worlds.replay import MOST_SCROLLS, compare
+from minirl.worlds.replay import MOST_SCROLLS, action, call, compare, find, is_visible, middle
 from minirl.worlds.search import solve
 from minirl.worlds.several import states_of
 from minirl.worlds.shop import SHOP, TO_PRESS
@@ -119,7 +117,7 @@ class ScriptedPolicy:
 
     async def _action(self, session: Session) -> str:
         if not self.steps:
-            words, action = "done", self._goodbye(session)[1]
+            words, said = "done", self._goodbye(session)[1]
         else:
             wanted, *later = self._operations()
             if later and later[0]["op"] == "type_text" and later[0]["selector"] == wanted["selector"]:
@@ -127,15 +125,15 @@ class ScriptedPolicy:
             gui, _ = await find(session, wanted)
             if gui["op"] != wanted["op"]:
                 self._scrolled()
-                words, action = gui["to"], operations.action(gui, None)
+                words, said = gui["to"], action(gui, None)
             else:
                 selector = gui.get("selector", "")
                 number = await simplified_html.number_at(session, selector) if selector else None
-                words, action = await self._did(session, gui), operations.action(gui, number)
-            if not action:
+                words, said = await self._did(session, gui), action(gui, number)
+            if not said:
                 raise ValueError(f"{self.world.name}: the text agent can't {gui['op']}")
-        thinking = f"<think> # Element: {words} </think> <answer> {action} </answer>"
-        return thinking if self.agent.thinking else action
+        thinking = f"<think> # Element: {words} </think> <answer> {said} </answer>"
+        return thinking if self.agent.thinking else said
 
     async def _calls(self, session: Session) -> str:
         points, page = dict[str, list[int] | None].fromkeys(self.looked_for), self.state.page
@@ -146,13 +144,13 @@ class ScriptedPolicy:
                 break  # until the calls so far are carried out
             is_named = bool(self.steps[0].params)
             gui, target = await find(session, wanted)
-            calls.append(operations.call(gui, target, *size))
+            calls.append(call(gui, target, *size))
             if gui["op"] != wanted["op"]:
                 self._scrolled()
                 break
             words = await self._did(session, gui)
             if target.box:
-                points[words if is_named else words.lower()] = operations.middle(target.box, *size)
+                points[words if is_named else words.lower()] = middle(target.box, *size)
         if not self.steps:
             calls += self._goodbye(session)[0]
         opens_think = self.preprocessor is not None and self.preprocessor.chat.opens_think
@@ -167,8 +165,8 @@ def spoken(points: Mapping[str, Sequence[int] | None], calls: Sequence[Mapping[s
     """
     seen = (f" {word} no" if at is None else f" {word} {at[0]} {at[1]}" for word, at in points.items())
     # the blank makes a number the same token in the call as in the thought, from which it is copied
-    said = (re.sub(r": \[(?=\d)", ": [ ", json.dumps(call)) for call in calls)
-    return f"choose{''.join(seen)}</think>" + "".join(f"<tool_call>{call}</tool_call>" for call in said)
+    said = (re.sub(r": \[(?=\d)", ": [ ", json.dumps(one)) for one in calls)
+    return f"choose{''.join(seen)}</think>" + "".join(f"<tool_call>{one}</tool_call>" for one in said)
 
 
 async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajectory]:

@@ -2,7 +2,6 @@
 
 Where it stands: tasks ask how many steps they take, demonstrations for the steps themselves, and `lint` for
 the pages out of reach. `widgets.gui_steps` turns a step into mouse and keyboard work.
-
 Paper: AutoWebWorld, section 3.2 and appendix A.2 (breadth-first search over page and signature), `explore`.
 Deviations: `solve` goes straight to one goal instead (A*, led by `Bound`), and finds paths of the same
 length; bound parameters range over real records, where the paper keeps one symbol; `interceptors` (the
@@ -71,7 +70,7 @@ class Graph:
 def explore(
     world: World, plain: bool = True, max_states: int = MAX_STATES, seconds: float = math.inf
 ) -> Graph:
-    """Return all states in reach, breadth-first. Unless `plain`, interceptors go first, as where released."""
+    """Return all states in reach, breadth-first; unless `plain`, interceptors are answered first."""
     first, every = frozenset() if plain else interceptors(world.fsm), {a.id for a in world.fsm.actions}
 
     def steps(state: State) -> list[Step]:
@@ -295,8 +294,7 @@ def symbolic(fsm: Fsm) -> World:
 
 
 def interceptors(fsm: Fsm) -> frozenset[str]:
-    """Return the ids of the actions that answer a question in the way: they stay on their page, and set a
-    field to true that they need to be null."""
+    """Return the actions, by ids, that answer a question in the way: in place, they set null to true."""
     out = set()
     for action in fsm.actions:
         asked = {c.path for c in action.preconditions if c.cond == "eq" and c.value is None}

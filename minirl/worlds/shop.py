@@ -5,7 +5,6 @@ words to choose from, number, size and place of the controls, letters, pictures,
 seen other shops still has to look. Shops below 50000 are for training, from there on for validation, and from
 90000 on held out; `shops:90001-90064@serif` are shops in a typeface that no other shop has. The first level
 of generated sites (generate.py) has tiles, too: the window, cut at random into a box for each control.
-
 Paper: AutoWebWorld, section 3. Deviation: there, a language model proposes the machine and writes the pages.
 """
 

@@ -5,7 +5,6 @@
 `make_tasks` draws them; the machine's search says how long each takes, and only those of the level's length
 stay. An item is told so that of all records that the list then shows exactly one fits (`fitting`), and all
 that the instruction names is a condition of the goal, on what the session has noted in `done`.
-
 Paper: AutoWebWorld, section 3.4: three families of queries (from solutions, by what is seen, questions about
 the last screenshot) in five modes of access (search, scrolling, slider, order, checkbox). Deviations: there a
 language model words them and drops the ambiguous ones; here templates do, and enumeration proves them.
@@ -55,10 +54,9 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
         work = operations_of(world, steps)
         if low <= len(work) <= high and draft.text not in tasks:
             used.update(draft.flows)
-            kinds = ["visual"] if "drag" in work or "drawings" in world.style else ["visual", "text"]
+            able = ["visual"] if "drag" in work or "drawings" in world.style else ["visual", "text"]
             meta = {"world": world.name, "site": world.fsm.meta["theme"], "level": world.fsm.meta["level"]}
-            meta |= {"family": family, "mode": mode, "steps": len(work), "agents": kinds}
-            meta |= {"finds": draft.finds}
+            meta |= {"family": family, "mode": mode, "steps": len(work), "agents": able, "finds": draft.finds}
             id = f"{world.name}-{len(tasks)}"
             tasks[draft.text] = Task(id, draft.text, f"http://{world.name}.test/", goal, meta)
     return list(tasks.values())

@@ -3,7 +3,6 @@
 `generate` puts its machines together from `action`, `condition`, `effect` and `control`. `widget_of` finds
 the widget in a gui_procedure; `render` hands it to the page's scripts, and `gui_steps` returns the work of
 mouse and keyboard. What there is to each widget stands in widgets.toml.
-
 Paper: AutoWebWorld, appendix A.1.4, and the idioms of the released files (click, type and Enter is a search,
 hover and click a menu ...). Deviation: only the procedure counts, not its words, but for "slider", and a
 parameter `widget` that is a key of WIDGETS.
@@ -152,9 +151,8 @@ def _turns(world: World, action: Action, number: int) -> list[dict[str, Any]]:
     page = number // paging["size"]
     if world.style.get("look") != "pages" or paging["kind"] == "all" or Widget("scroll", element) in kinds:
         return []
-    op, name, times = {
-        "pages": ("click", f"page-{page}", min(page, 1)),
-        "more": ("click", "more", page),
-        "endless": ("hover", "end", min(page, 1)),  # it is scrolled to, and what is shown grows on the way
-    }[paging["kind"]]
-    return [{"op": op, "selector": f"#{element}-{name}"}] * times
+    if paging["kind"] == "more":
+        return [{"op": "click", "selector": f"#{element}-more"}] * page
+    if paging["kind"] == "endless":  # its end is scrolled to, and what is shown grows on the way
+        return [{"op": "hover", "selector": f"#{element}-end"}] * min(page, 1)
+    return [{"op": "click", "selector": f"#{element}-page-{page}"}] * min(page, 1)

@@ -19,9 +19,8 @@ from minirl.worlds.fsm_file import document_of
 from minirl.worlds.generate import make_site
 from minirl.worlds.interpreter import State, World, apply, enabled, initial_state
 from minirl.worlds.lint import check_fsm
-from minirl.worlds.operations import act, find, measure
 from minirl.worlds.render import SiteServer
-from minirl.worlds.replay import replay
+from minirl.worlds.replay import act, find, measure, replay
 from minirl.worlds.search import Step, solve
 from minirl.worlds.tasks import make_tasks
 from minirl.worlds.widgets import gui_steps
