@@ -59,8 +59,7 @@ class Experiment:
         from minirl.browser.host_backoff import HostBackoff
         from minirl.browser.pool import BrowserPool
         from minirl.judges.judge import EndpointJudge, open_judge
-        from minirl.worlds.render import SiteServer
-        from minirl.worlds.sites import sites_of
+        from minirl.worlds.render import SiteServer, sites_of
 
         config, browser, run, tasks = self.config, self.config.browser, self.run, self.tasks.all
         benchmark_of = choose_benchmarks(config)

@@ -19,8 +19,8 @@ from minirl.benchmarks.world import WorldBenchmark
 from minirl.config import Config, JudgeConfig, TaskConfig
 from minirl.samplers.endpoint import Endpoint
 from minirl.types import Benchmark, Task
+from minirl.worlds.render import find_task_files
 from minirl.worlds.shop import NAMED, shops_named, tasks_of
-from minirl.worlds.sites import find_task_files
 
 FindBenchmark = Callable[[Task], Benchmark]
 

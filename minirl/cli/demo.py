@@ -28,8 +28,8 @@ from minirl.experiment import open_experiment
 from minirl.recipes import tiny
 from minirl.run_folder import Run
 from minirl.types import BrowserFault, Observation, Parsed, Prompt, Sample, Sampling, Stop, Trajectory
+from minirl.worlds.render import sites_of, world_at
 from minirl.worlds.scripted_agent import ScriptedPolicy
-from minirl.worlds.sites import sites_of, world_at
 
 NEW = 4 * 10**8  # shops from here on are the clock's
 LOOK = (resources.files("minirl.cli") / "look.js").read_text()

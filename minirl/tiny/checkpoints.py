@@ -24,7 +24,7 @@ from minirl.agents.webagent_r1 import ACTIONS, LEFT_OUT
 from minirl.agents.webagent_r1 import system_prompt as prompt
 from minirl.config import Config
 from minirl.model import save_model
-from minirl.worlds.operations import GRID
+from minirl.worlds.replay import GRID
 from minirl.worlds.scripted_agent import told
 from minirl.worlds.shop import CHOICES, SHOP
 

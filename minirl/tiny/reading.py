@@ -30,7 +30,7 @@ from minirl.recipes import tiny_text
 from minirl.tiny.checkpoints import BASE_TEXT, text_corpus, words
 from minirl.tiny.pretraining import MOST, Example, make, read, task_naming
 from minirl.types import Observation
-from minirl.worlds import operations
+from minirl.worlds import replay
 from minirl.worlds.interpreter import World
 from minirl.worlds.scripted_agent import told
 
@@ -98,9 +98,7 @@ class Reading:
                 continue
             clicked.add(word)
             action = (
-                operations.action({"op": "click"}, int(page.numbers[word]))
-                if word
-                else 'exit(message="done")'
+                replay.action({"op": "click"}, int(page.numbers[word])) if word else 'exit(message="done")'
             )
             html = shown[pages.index(page) % len(shown)].html if shown else page.html
             ids = context.observe(Observation("", page_text=html)).ids

@@ -41,7 +41,7 @@ from minirl.tiny.checkpoints import BASE, DONE, FOLDER, vocabulary, words
 from minirl.tiny.pretraining import MOST, Example, make, read, task_naming
 from minirl.types import Observation
 from minirl.worlds.interpreter import World
-from minirl.worlds.operations import GRID, middle
+from minirl.worlds.replay import GRID, middle
 from minirl.worlds.scripted_agent import spoken
 
 LOOK = FOLDER.joinpath("seeing.js").read_text(encoding="utf-8")

@@ -8,9 +8,8 @@ import asyncio
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from importlib.resources import files
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, TextIO
@@ -38,6 +37,7 @@ from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
 from minirl.worlds.several import make_pair
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
 from minirl.worlds.steps import GROUNDING, save_steps
+from minirl.worlds.tables import read_text
 from minirl.worlds.walks import COUNT, make_walks
 
 TEMPLATE = EndpointConfig()  # which serves nobody
@@ -46,6 +46,7 @@ Level = Literal["first", "easy", "medium", "hard"]
 SPLITS = ("train", "heldout", "train", "validation", "train")
 Folders = tyro.conf.Positional[tuple[Path, ...]]
 File = tyro.conf.Positional[Path]
+Made = tuple[Path, Sequence[World], Sequence[Task]]  # a folder, its sites and its tasks
 
 
 def check(file: File) -> int:
@@ -67,12 +68,15 @@ def solve(file: File, plain: bool = False) -> int:
     fsm = load_fsm(file)
     graph = explore(symbolic(fsm), plain=plain, seconds=SEARCH_SECONDS)
     reached = {node.state.page for node in graph.nodes.values()}
-    answer: dict[str, Any] = {"states": len(graph.nodes), "complete": graph.is_complete}
-    answer["unreached_pages"] = [page for page in fsm.pages if page not in reached]
-    nearest = {page: key for page in fsm.terminal_pages if (key := graph.nearest(page))}
-    answer["paths"] = {page: [step.action_id for step in graph.path(key)] for page, key in nearest.items()}
-    hops = {page: len(path) for page, path in answer["paths"].items()}
-    answer["hops"] = {page: hops.get(page) for page in fsm.terminal_pages}
+    nearest = {page: graph.nearest(page) for page in fsm.terminal_pages}
+    paths = {page: [step.action_id for step in graph.path(key)] for page, key in nearest.items() if key}
+    answer = {
+        "states": len(graph.nodes),
+        "complete": graph.is_complete,
+        "unreached_pages": [page for page in fsm.pages if page not in reached],
+        "paths": paths,
+        "hops": {page: len(paths[page]) if page in paths else None for page in nearest},
+    }
     print(json.dumps(answer, indent=1))
     return 0
 
@@ -106,23 +110,22 @@ def make(
     """
     levels = [level] if level else list(LEVELS)[drawings:]
     themes = themes or tuple(theme for theme in THEMES if theme not in VOCABULARY["bench"]["themes"])
-    rows = []
-    with progress("making sites", count) as meter:
+
+    def made() -> Iterator[Made]:
         for n in range(count):
             # one of each level for training, then one of each held out ...
             split = SPLITS[n // len(levels) % len(SPLITS)] if count > 1 else ""
             later = seed + n // math.lcm(len(levels), len(themes))
             skin = Random(f"{seed} {n}").choice(skins or ("",))
             if pairs:
-                folder, (sites, made) = out / split / f"pair-{seed + n}", make_pair(seed + n, tasks, skin)
-            else:
-                world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin, doors)
-                sites = [with_drawings(world) if drawings else world]
-                folder, made = out / split / world.name, tasks_of_sites.make_tasks(sites[0], tasks)
-            rows += save_sites(out, folder, sites, made)
-            meter.advance()
-    places = save_index(out, rows)
-    _say(f"to look at: {out / 'index.html'}; to train: python train.py tiny --task.train {places[0]} ...")
+                yield out / split / f"pair-{seed + n}", *make_pair(seed + n, tasks, skin)
+                continue
+            world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin, doors)
+            world = with_drawings(world) if drawings else world
+            yield out / split / world.name, [world], tasks_of_sites.make_tasks(world, tasks)
+
+    row, *_ = save_sites(out, "making sites", count, made())
+    _say(f"to look at: {out}/index.html; to train: python train.py tiny --task.train {row['among']} ...")
     return 0
 
 
@@ -130,41 +133,30 @@ def bench(out: Path, level: Level | None = None) -> int:
     """The benchmark's sites and tasks, all or those of a level, in the folder OUT: on themes and skins that
     `make` does not draw, and the same everywhere; where they would not be, an error says so."""
     listed = [place for place in benchmark.LIST if level in (None, place["level"])]
-    with progress("making the benchmark", len(listed)) as meter:
-        rows = []
-        for place in listed:
-            world, tasks = benchmark.checked(place)
-            rows += save_sites(out, out / world.name, [world], tasks)
-            meter.advance()
-    save_index(out, rows)
+    made = ((out / world.name, [world], tasks) for world, tasks in map(benchmark.checked, listed))
+    row, *_ = save_sites(out, "making the benchmark", len(listed), made)
     _say(f"to evaluate: python eval.py RECIPE --task.heldout {out} --eval.episodes 1000; by hand: python -m")
-    _say(f"minirl demo --by-hand --site {out / rows[0]['folder']}")
+    _say(f"minirl demo --by-hand --site {out / row['folder']}")
     return 0
 
 
-def save_sites(
-    out: Path, folder: Path, sites: Sequence[World], tasks: Sequence[Task]
-) -> list[dict[str, Any]]:
-    """Write a site and its tasks into a folder; of several sites, each into a folder there. Return their rows
-    of the index."""
+def save_sites(out: Path, phase: str, count: int, made: Iterable[Made]) -> list[dict[str, Any]]:
+    """Write sites and their tasks into their folders, and a page with a table of them. Return its rows."""
     rows = []
-    for site in sites:
-        place = folder / site.name if len(sites) > 1 else folder
-        save_world(site, place)
-        told = [] if rows else tasks
-        row = {"folder": place.relative_to(out), "pages": len(site.fsm.pages), "tasks": told}
-        rows.append(row | {"among": folder.parent})
-    _save_tasks(folder, tasks)
+    with progress(phase, count) as meter:
+        for folder, sites, tasks in made:
+            for site in sites:
+                place = folder / site.name if len(sites) > 1 else folder
+                save_world(site, place)
+                row = {"folder": place.relative_to(out), "pages": len(site.fsm.pages), "among": folder.parent}
+                rows.append(row | {"tasks": tasks if site is sites[0] else ()})
+            _save_tasks(folder, tasks)
+            meter.advance()
+    places = ", ".join(dict.fromkeys(str(row["among"]) for row in rows))
+    _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {places}")
+    page = Template(read_text("index.html.j2"), autoescape=True).render(rows=rows)
+    write_atomic(out / "index.html", page.encode())
     return rows
-
-
-def save_index(out: Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write a page with a table of sites and their tasks. Return the folders in which they are."""
-    places = list(dict.fromkeys(str(row["among"]) for row in rows))
-    _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {', '.join(places)}")
-    template = files("minirl.worlds").joinpath("index.html.j2").read_text(encoding="utf-8")
-    write_atomic(out / "index.html", Template(template, autoescape=True).render(rows=rows).encode())
-    return places
 
 
 def render(file: File, out: Path, data: Path | None = None, tasks: int = COUNT) -> int:

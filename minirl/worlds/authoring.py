@@ -14,7 +14,6 @@ import re
 import subprocess
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from minirl.worlds.lint import Finding, check
 from minirl.worlds.render import describe, embedded, name_of, save_world
 from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import SEARCH_SECONDS, solve
+from minirl.worlds.tables import read_text
 from minirl.worlds.walks import make_walks
 from minirl.worlds.widgets import WIDGETS
 
@@ -47,7 +47,7 @@ REPLAYED = BrowserConfig(browsers=1, episodes=2, width=1280, height=720)
 
 def text_of(file: str, **told: Any) -> str:
     """Return a file of this folder; of a template, what it becomes with the values that it is told."""
-    text = files("minirl.worlds").joinpath(file).read_text(encoding="utf-8")
+    text = read_text(file)
     return Template(text, keep_trailing_newline=True).render(told) if file.endswith(".j2") else text
 
 

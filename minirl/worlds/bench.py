@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from importlib.resources import files
 from typing import Any
 
 from minirl.types import Task
@@ -19,10 +18,11 @@ from minirl.worlds.fsm_file import document_of
 from minirl.worlds.generate import make_site
 from minirl.worlds.interpreter import World
 from minirl.worlds.search import solve
+from minirl.worlds.tables import read_text
 from minirl.worlds.tasks import make_tasks
 from minirl.worlds.widgets import widget_of
 
-LIST: list[dict[str, Any]] = json.loads(files("minirl.worlds").joinpath("bench.json").read_text("utf-8"))
+LIST: list[dict[str, Any]] = json.loads(read_text("bench.json"))
 
 
 def make(place: Mapping[str, Any]) -> tuple[World, list[Task]]:

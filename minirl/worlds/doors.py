@@ -7,14 +7,14 @@ nothing of it. What opens it is counted in the session's `done.doors`, never by 
 stand in doors.toml, and widgets.js draws them. Not in a paper: AutoWebWorld's sites have a cookie banner.
 """
 
-import tomllib
+from collections import defaultdict
 from collections.abc import Sequence
-from importlib.resources import files
 from random import Random
 
+from minirl.worlds.tables import read_table
 from minirl.worlds.widgets import Json, action, condition, control, effect
 
-DOORS: Json = tomllib.loads(files("minirl.worlds").joinpath("doors.toml").read_text(encoding="utf-8"))
+DOORS: Json = read_table("doors")
 SELLS_OUT = ("option", "date")  # what a form asks for, and may be gone a moment later
 
 
@@ -35,6 +35,7 @@ class Carpenter:
         self.pages: dict[str, Json] = {page["id"]: page for page in document["pages"]}
         self.done: Json = document["pages"][0]["signature_schema"]["done"]  # which all pages share
         self.meta["doors"], self.done["doors"] = [], {}
+        self.gates = defaultdict[str, list[Json]](list)  # of doors, by pages
         lists, items = zip(*((one["page"], one["one"].upper()) for one in self.meta["lists"]), strict=True)
         self.places = {"lists": lists, "items": items}
 
@@ -47,28 +48,28 @@ class Carpenter:
 
     def pop_up(self, kind: str) -> None:
         """Open a box over a page as soon as something was set there other than by typing, key by key."""
-        setters = {
-            id: [one for one in page["actions"] if not one["is_navigation"] and one.get("name") != "type"]
-            for id, page in self.pages.items()
-            if id.endswith("_FORM") or id in self.places["items"]
-        }
-        page = self.rng.choice([id for id, some in setters.items() if some])
+        places = [id for id in self.pages if id.endswith("_FORM") or id in self.places["items"]]
+        found = [(id, one) for id in places for one in self.pages[id]["actions"] if not one["is_navigation"]]
+        setters = [(id, one) for id, one in found if one.get("name") != "type"]
+        page = self.rng.choice(list(dict(setters)))
         field = self._gate(kind, "array<string>", page, "neq", ["due"])
-        for one in setters[page]:
+        for one in (one for id, one in setters if id == page):
             one["effects"].append(effect("append_unique", field, value="due"))
         closed = effect("append_unique", field, value="closed")
         self._add(kind, page, "door", [condition(field, "eq", ["due"])], [closed])
 
     def sell_out(self, kind: str) -> None:
-        """Let what a form was first given be gone when its review is opened; the session notes it."""
+        """Let one choice of a form be gone whenever its review is opened with it; the session notes it."""
         flows = ((flow, flow["id"].upper(), n) for n, flow in enumerate(self.meta["flows"]))
         reviewed = [one for one in flows if f"{one[1]}_REVIEW" in self.pages]
         if places := [(*one, name) for one in reviewed for name in one[0]["asks"] if name in SELLS_OUT]:
             flow, id, n, name = self.rng.choice(places)
-            field = self._gate(kind, "string|null", f"{id}_REVIEW", "length_gt", 0)
-            gone = [effect("set", field, value_from=f"$.{name}_{n}"), effect("clear", f"{name}_{n}")]
-            self._add(kind, f"{id}_REVIEW", "door", [condition(field, "eq", None)], gone, f"{id}_FORM", name)
-            flow["sold_out"] = name
+            gone, chosen, page = self.rng.choice(flow["asks"][name]), f"{name}_{n}", f"{id}_REVIEW"
+            noted = self._gate(kind, "string|null", page, "neq", gone, chosen)
+            answer = [effect("set", noted, value=gone), effect("clear", chosen)]
+            self._add(kind, page, "door", [condition(chosen, "eq", gone)], answer, f"{id}_FORM", name)
+            left = [value for value in flow["asks"][name] if value != gone]
+            flow |= {"asks": flow["asks"] | {name: left}, "sold_out": name, "gone": gone}
 
     def imitate(self, kind: str) -> None:
         """Put before a flow's last button one that looks like it, and leads to a page of its own."""
@@ -92,12 +93,13 @@ class Carpenter:
         every = [(page, one) for page, found in self.pages.items() for one in found["actions"]]
         return [(page, one) for page, one in every if any(part in one["id"] for part in named)]
 
-    def _gate(self, kind: str, type: str, page: str, cond: str, value: object) -> str:
-        """Let all that can be done on a page wait for a field of this type. Return the field."""
-        field, self.done["doors"][kind] = f"done.doors.{kind}", type
+    def _gate(self, kind: str, type: str, page: str, cond: str, value: object, field: str = "") -> str:
+        """Let all actions of a page wait for a field, by default the session's note. Return that note."""
+        noted, self.done["doors"][kind] = f"done.doors.{kind}", type
+        self.gates[page].append(condition(field or noted, cond, value))
         for one in self.pages[page]["actions"]:
-            one["preconditions"].append(condition(field, cond, value))
-        return field
+            one["preconditions"].append(self.gates[page][-1])
+        return noted
 
     def _add(
         self, kind: str, page: str, widget: str, gates: Sequence[Json] = (), effects: Sequence[Json] = (),
@@ -107,7 +109,7 @@ class Carpenter:
         says, used = self.rng.choice(DOORS[kind]["says"]), control(widget, f"#door-{kind}", kind)
         words = {name: text.format(what=what) for name, text in says.items()}
         label, actions = words.pop("button"), self.pages[page]["actions"]
-        shared = [gate for gate in (before or {}).get("preconditions", ()) if ".done.doors." in gate["path"]]
+        shared = self.gates[page] if before else []
         made = action(f"{page}_{kind.upper()}", page, used, to, [*gates, *shared], effects)
         made["parameters"] = made["parameters"] | words
         actions.insert(actions.index(before) if before else len(actions), made)

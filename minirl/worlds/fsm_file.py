@@ -2,7 +2,6 @@
 
 Where it stands: `load_fsm` checks a file, or the mapping that `generate` builds, and returns frozen records,
 to which `interpreter` gives their meaning.
-
 Paper: AutoWebWorld, section 3 and appendix A. The form is that of the sites released with the paper, not that
 of its appendix: actions inline in their page, defaults derived from type strings. Deviations, all optional:
 a page may have `defaults`, an effect may also be `toggle` or `remove` or copy a field (`value_from`), and an
@@ -137,8 +136,7 @@ class Condition:
 
 @dataclass(frozen=True, config=CONFIG)
 class Effect:
-    """A write of `value`, of the parameter `ref`, or of what the field at `source` holds, if there is one;
-    `expr` is text that nobody executes."""
+    """A write of `value`, of the parameter `ref`, or of what is at `source`; nobody executes an `expr`."""
 
     op: Literal["set", "inc", "clear", "append_unique", "remove", "toggle"]
     path: AsPath
@@ -236,8 +234,7 @@ class Goal:
 
 
 def load_goal(goal: Mapping[str, Any]) -> Goal:
-    """Return the goal {"page": id, "where": [{"path": "$.a", "cond": "eq", "value": 1}, ...]}; either may be
-    left out."""
+    """Return the goal {"page": id, "where": [{"path": "$.a", "cond": "eq", "value": 1}]} or a part of it."""
     return validated("goal", Goal, goal)
 
 

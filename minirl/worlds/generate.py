@@ -3,18 +3,14 @@
 `make_site` returns a World in which `lint` finds no fault, which `search` solves, `render` draws and `replay`
 verifies. How an item is found (search, scrolling, filters), what is then done with it (by a form, with a
 review, a date, a quantity ...), how pages are reached, names, records and looks: all is drawn from the seed.
-
 Paper: AutoWebWorld, section 4.1, appendices A.1 and C, with the released code's profiles of difficulty.
 Deviation: there, a language model proposes a machine for the name of a real site, and others repair it. Here
-fragments share field names along a flow, so that a selected item is carried along by construction, and a plan
-is drawn again if its paths do not have the profile's length.
+fragments share field names along a flow, so that a selected item is carried along by construction.
 """
 
 import itertools
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -22,14 +18,14 @@ from typing import Any
 from minirl.worlds.doors import add_doors
 from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.interpreter import World
-from minirl.worlds.looks import draw_style, dress
-from minirl.worlds.render import SHAPES
-from minirl.worlds.tiles import CHOICES, SHOP, TO_PRESS, draw_places, records_of
+from minirl.worlds.looks import SHAPES, draw_style, dress
+from minirl.worlds.shop import CHOICES, SHOP, TO_PRESS, draw_places, records_of
+from minirl.worlds.tables import read_table
 from minirl.worlds.widgets import Json, Offered, action, condition, control, effect
 
 ITEM, *TILES = CHOICES  # the words for what tiles show first, and for what they can ask then
 DAYS = [f"2026-{month:02}-{day:02}" for month in (5, 6, 7) for day in range(1, 29)]
-VOCABULARY = tomllib.loads(files("minirl.worlds").joinpath("themes.toml").read_text(encoding="utf-8"))
+VOCABULARY = read_table("themes")
 
 
 def _records(table: str) -> Any:
@@ -66,10 +62,8 @@ class Plan:
         self.brand = rng.choice(theme.brands)
         self.entities = theme.entities[: level.entities]
         self.is_tiles = level.look == "tiles"
-        self.data = {
-            entity.plural: records_of(ITEM, 8, rng) if self.is_tiles else _things(entity, rng)
-            for entity in self.entities
-        }
+        drawn = [records_of(ITEM, 8, rng) if self.is_tiles else _things(one, rng) for one in self.entities]
+        self.data = dict(zip([one.plural for one in self.entities], drawn, strict=True))
         self.has_cookie = not self.is_tiles and rng.random() < 0.7
         self.id_style = rng.choice(VOCABULARY["id_styles"])
 
@@ -97,7 +91,7 @@ class Plan:
             answer = effect("set", "cookie_accepted", value=True)
             self._action("HOME", "ACCEPT", "Accept cookies", banner, gates=[unanswered], effects=[answer])
         for entity in self.entities:
-            page = self._shelf(entity) if self.is_tiles else self._list(entity)
+            page = self._list(entity)
             self._page(entity.name.upper(), entity.name.capitalize(), page, _selected(entity))
         self._item_flows()
         for extra in self.level.extras:
@@ -121,15 +115,13 @@ class Plan:
         widget = widget or control("button", self._selector(page, role))
         self.pages[page]["actions"].append(action(f"{page}_{role}", page, widget, **more))
 
-    def _input(
-        self, page: str, kind: str, role: str, label: str, field: str, offered: Offered = (), **more: Any
-    ) -> Json:
+    def _input(self, page: str, kind: str, role: str, label: str, field: str, offered: Offered) -> Json:
         """Add a field to a page, and the action that fills it in. Return the condition that this is done."""
         types = {"checkbox": "boolean", "slider": "number|null"}
         self.pages[page]["signature_schema"][field] = types.get(kind, "string|null")
         ending = f"-{kind}" if kind in types else ""  # by which `widget_of` knows them
-        selector = self._selector(page, more.pop("element", role)) + ending
-        self._action(page, role, label, control(kind, selector, field, offered), **more)
+        widget = control(kind, self._selector(page, role) + ending, field, offered)
+        self._action(page, role, label, widget)
         return condition(field, "eq", True) if kind == "checkbox" else condition(field, "length_gt", 0)
 
     def _selector(self, page: str, role: str) -> str:
@@ -137,37 +129,26 @@ class Plan:
         return "#" + self.id_style.format(page=page, role=role)
 
     def _from_home(self, to: str, label: str, schema: Mapping[str, str] | None = None) -> None:
-        """Add a page, and a way to it from the first one: a link, or an entry of a menu that opens on a click
-        or under the pointer."""
+        """Add a page, and a way to it from the first one: a link, or a menu's entry (by click or pointer)."""
         self._page(to, label, "HOME", schema)
         gates = [condition("cookie_accepted", "eq", True)] if self.has_cookie else []
         role, way, widget = f"GO_{to}", self.rng.choice(("direct", "menu", "hover")), None
         if way != "direct":
             opener, item = self._selector("HOME", f"{way}-opener"), self._selector("HOME", role)
-            options = {"container": opener, "options": [{"value": label, "selector": item}]}
+            menu = {"container": opener, "options": [{"value": label, "selector": item}]}
             op, name = ("hover", "hover_menu") if way == "hover" else ("click", "dropdown")
-            choosing = {"op": "click", "selector": item, "ui_elements": options}
-            widget = {"name": "select", "parameters": {"widget": name}}
-            widget["gui_procedure"] = [{"op": op, "selector": opener}, choosing]
+            steps = [{"op": op, "selector": opener}, {"op": "click", "selector": item, "ui_elements": menu}]
+            widget = {"name": "select", "parameters": {"widget": name}, "gui_procedure": steps}
         self._action("HOME", role, label, widget, to=to, gates=gates)
 
-    def _shelf(self, entity: Any) -> str:
-        """Make the first page a list of a few large tiles."""
-        one, many = entity.name, entity.plural
-        row = control("row", f"#{many} .row", f"selected_{one}_id", {"param": one, "collection": many})
-        self.pages["HOME"]["signature_schema"] |= _selected(entity)
-        self.done[many] = {"item": "string|null"}
-        kept = [effect("set", f"done.{many}.item", value_ref=f"{{{one}}}")]
-        self._action("HOME", "OPEN", many.capitalize(), row, to=one.upper(), effects=kept)
-        self.lists.append({"id": many, "one": one, "page": "HOME", "ways": {}})
-        return "HOME"
-
     def _list(self, entity: Any) -> str:
-        """Add the page that lists a kind of thing, with two or more ways to find one of them. Opening a row
-        notes which it is and how the list was set then. Return the page's id."""
+        """Add the page that lists a kind of thing, with two or more ways to find one. Return its id."""
         page, one, many = entity.plural.upper(), entity.name, entity.plural
+        if self.is_tiles:  # which stand on the first page
+            self.pages["HOME"]["signature_schema"] |= _selected(entity)
+            self._rows(entity, "HOME", many.capitalize(), f"#{many} .row", {}, {})
+            return "HOME"
         self._from_home(page, many.capitalize(), _selected(entity))
-        rows: Json = {"param": one, "collection": many, "where": {}}
         flag, numbers = self.rng.choice(entity.flags), [number.name for number in entity.numbers]
         least, order = self.rng.choices(numbers, k=2)
         # each step of the slider leaves another number of rows, at least one
@@ -180,22 +161,24 @@ class Plan:
             "kind": ("kind", "choice", "Kind", entity.kinds, "kind", "eq"),
         }
         drawn = [way for way in inputs if way in self.rng.sample(list(inputs), self.rng.randint(2, 5))]
-        noted, kept = {"item": "string|null"}, []
-        for way in drawn:
-            name, kind, label, offered, field, cond = inputs[way]
+        rows: Json = {"where": {}, "order": f"$.{many}_order" if "sort" in drawn else ""}
+        for name, kind, label, offered, field, cond in (inputs[way] for way in drawn):
             self._input(page, kind, name.upper(), label, f"{many}_{name}", offered)
             if field:
                 rows["where"][field] = {"cond": cond, "value": f"$.{many}_{name}"}
-            noted[name] = self.pages[page]["signature_schema"][f"{many}_{name}"]
-            kept.append(effect("set", f"done.{many}.{name}", value_from=f"$.{many}_{name}"))
-        rows |= {"order": f"$.{many}_order"} if "sort" in drawn else {}
-        self.done[many] = noted
-        row = control("row", f"{self._selector(page, 'LIST')} .{one}-row", f"selected_{one}_id", rows)
-        kept.append(effect("set", f"done.{many}.item", value_ref=f"{{{one}}}"))
-        self._action(page, "OPEN", one.capitalize(), row, to=one.upper(), effects=kept)
-        names = {way: inputs[way][0] for way in drawn}
-        self.lists.append({"id": many, "one": one, "page": page, "ways": names})
+        selector = f"{self._selector(page, 'LIST')} .{one}-row"
+        self._rows(entity, page, one.capitalize(), selector, rows, {way: inputs[way][0] for way in drawn})
         return page
+
+    def _rows(self, entity: Any, page: str, label: str, selector: str, bind: Json, ways: Json) -> None:
+        """Add a list to a page. Opening a row notes which it is, and how the `ways` to find it were set."""
+        one, many, schema = entity.name, entity.plural, self.pages[page]["signature_schema"]
+        self.done[many] = {"item": "string|null"} | {name: schema[f"{many}_{name}"] for name in ways.values()}
+        kept = [effect("set", f"done.{many}.{name}", value_from=f"$.{many}_{name}") for name in ways.values()]
+        kept.append(effect("set", f"done.{many}.item", value_ref=f"{{{one}}}"))
+        row = control("row", selector, f"selected_{one}_id", {"param": one, "collection": many, **bind})
+        self._action(page, "OPEN", label, row, to=one.upper(), effects=kept)
+        self.lists.append({"id": many, "one": one, "page": page, "ways": ways})
 
     def _item_flows(self) -> None:
         """Add what can be done with an item: the theme's own verb, and others."""
@@ -229,18 +212,16 @@ class Plan:
     def _flow(
         self, id: str, verb: str, asks: Sequence[str], start: str, end: str, item: str = "", of: str = ""
     ) -> None:
-        """Add what leads from one page to another: inputs, on a page of their own or where it starts, perhaps
-        a review, and an action that notes in `done` what was asked, and the `item`, a field that must be set.
-        It is one of the collection `of`."""
+        """Add what leads from one page to another: inputs, there or on a page of their own, perhaps a review,
+        and an action that notes in `done` what was asked, and the `item` (a set field) of the list `of`."""
         n, here, role, carried = len(self.flows), start, id.upper(), {item: "string|null"} if of else {}
         opens, ends = (SHOP["buttons"][name] if self.is_tiles else verb.capitalize() for name in TO_PRESS)
+        gates = [condition(item, "length_gt", 0)] if item else []
         if len(asks) > 1 and (of or "." in item):
             here = f"{role}_FORM"
             self._page(here, verb.capitalize(), start, carried)
-            opener = self._press(start, f"START_{role}", "window")
-            self._action(start, f"START_{role}", opens, opener, to=here)
+            self._press(start, f"START_{role}", opens, "window", to=here, gates=[] if of else gates)
         filled = [self._ask(here, name, n) for name in asks]
-        gates = [condition(item, "length_gt", 0)] if item else []
         gates += [gate for gate in filled if id != "settings"]  # switches may stay as they are
         if id == "order" and "login" in self.done:
             gates.append(condition("done.login.user", "length_gt", 0))
@@ -253,11 +234,8 @@ class Plan:
             self._page(review, "Review", here, schema)
             self._action(here, f"REVIEW_{role}", "Review", to=review, gates=gates)
             here = review
-        notes = [
-            effect("set", f"done.{id}.{name}", value_from=f"$.{field}") for name, field in fields.items()
-        ]
-        closer = self._press(here, f"FINISH_{role}", "confirm")
-        self._action(here, f"FINISH_{role}", ends, closer, to=end, gates=gates, effects=notes)
+        notes = [effect("set", f"done.{id}.{name}", value_from=f"$.{f}") for name, f in fields.items()]
+        self._press(here, f"FINISH_{role}", ends, "confirm", to=end, gates=gates, effects=notes)
         after = [gate["path"].split(".")[2] for gate in gates if gate["path"].startswith("$.done.")]
         shown = {name: self.data.get(fields[name]) for name in asks}
         offered = {n: [one["id"] for one in some] if some else self._offered(n) for n, some in shown.items()}
@@ -278,21 +256,19 @@ class Plan:
                 gates, change = [condition(field, gate, 5 if by > 0 else 0)], effect("inc", field, by=by)
                 self._action(page, f"{role}_{n}", label, gates=gates, effects=[change])
             return condition(field, "gte", 1)
-        kinds = {"date": "date", "option": "choice", "payment": "choice"}
-        kind = kinds.get(name, "field" if name in VOCABULARY["words"] else "checkbox")
-        kind = self.faces.choice(VOCABULARY["faces"].get(name) or [kind])
+        usual = "field" if name in VOCABULARY["words"] else "checkbox"
+        kind = self.faces.choice(VOCABULARY["faces"].get(name, [usual]))
         label = "I agree to the terms" if name == "agreed" else label
         return self._input(page, kind, role, label, field, self._offered(name) if kind != "checkbox" else ())
 
-    def _press(self, page: str, role: str, other: str) -> Json:
-        """Return a button, or by chance the `other` widget that does what a button does."""
+    def _press(self, page: str, role: str, label: str, other: str, **more: Any) -> None:
+        """Add an action by a button, or by chance by the `other` widget that does what a button does."""
         kind = self.faces.choices((other, "button"), (0 if self.is_tiles else 1, 3))[0]
-        return control(kind, self._selector(page, role))
+        self._action(page, role, label, control(kind, self._selector(page, role)), **more)
 
     def _offered(self, name: str) -> list[Any]:
         """Return the values that an input may be given in a task."""
-        offered = {"date": DAYS, "pieces": [1, 2, 3], "option": VOCABULARY["options"]}
-        return offered.get(name) or VOCABULARY["words"].get(name) or [True]
+        return DAYS if name == "date" else VOCABULARY["words"].get(name, [True])
 
     def _settings(self) -> None:
         self._from_home("SETTINGS", "Settings")
@@ -327,8 +303,7 @@ def _selected(entity: Any) -> dict[str, str]:
 def _things(entity: Any, rng: Random) -> tuple[Json, ...]:
     """Return 12 to 24 things; titles and pictures are unique."""
     titles = [f"{adjective} {noun}" for adjective in entity.adjectives for noun in entity.nouns]
-    fills = SHOP["fills"]
-    pictures = list(itertools.product(SHAPES, fills))
+    pictures = list(itertools.product(SHAPES, SHOP["fills"].items()))
     count = rng.randint(12, 24)
     titles, pictures = rng.sample(titles, count), rng.sample(pictures, count)
     columns = {}
@@ -339,9 +314,8 @@ def _things(entity: Any, rng: Random) -> tuple[Json, ...]:
     for k, flag in enumerate(entity.flags):  # at least one yes and one no of each
         columns[flag] = [(i + k) % 2 == 0 if i < 2 else rng.random() < 0.5 for i in range(count)]
     out: list[Json] = []
-    for i, (title, (shape, colour)) in enumerate(zip(titles, pictures, strict=True)):
-        id = f"{entity.name}-{i + 1}"
-        record: Json = {"id": id, "title": title, "shape": shape, "fill": fills[colour]}
+    for i, (title, (shape, (colour, fill))) in enumerate(zip(titles, pictures, strict=True)):
+        record: Json = {"id": f"{entity.name}-{i + 1}", "title": title, "shape": shape, "fill": fill}
         record |= {name: column[i] for name, column in columns.items()}
         out.append(record | {"colour": colour, "kind": entity.kinds[i % len(entity.kinds)]})
     rng.shuffle(out)

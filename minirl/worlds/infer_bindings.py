@@ -6,40 +6,35 @@ A released machine says that a filter was applied, not what it filters. Each lis
 filter a field of its records, and the machine fields of its own that hold what was filtered, ordered or
 searched; texts get words to type. A question in the way, such as a cookie banner, is answered before anything
 else on its page, as in the released search, so that the ways to the terminal pages are as long as there.
-
 Paper: AutoWebWorld's released code infers the same from names, anew in every stage and without a report.
 """
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from random import Random
 from typing import Any
 
 from minirl.worlds.fsm_file import Action, Bind, Condition, Effect, Fsm, Page, is_number
 from minirl.worlds.interpreter import World
-from minirl.worlds.looks import dress
-from minirl.worlds.render import SHAPES
+from minirl.worlds.looks import SHAPES, dress
 from minirl.worlds.search import interceptors
-from minirl.worlds.widgets import widget_of, words_in
+from minirl.worlds.tables import read_table
+from minirl.worlds.widgets import options_of, widget_of, words_in
 
-WORDS = tomllib.loads(files("minirl.worlds").joinpath("released.toml").read_text(encoding="utf-8"))
+WORDS = read_table("released")
 NOISE = {*WORDS["noise"].split()}
 INVENTED = 14  # records of a collection that no data are given for
 STEPS = 8  # of a slider
 RANK = "title_rank"  # a record's place in the alphabet
+FILTERS = ("checkbox", "slider", "menu")  # widgets that may change a list
 
 
 def world_of(name: str, fsm: Fsm, data: Mapping[str, Any]) -> tuple[World, list[str]]:
     """Return the site, and a line for each guess that was made for it."""
     reader = Reader(fsm, {key: _records(key, value) for key, value in data.items()})
     pages = [reader.page(page) for page in fsm.pages.values()]
-    facts = {
-        many: {key: "{}" for key, value in records[0].items() if _is_fact(key, value)} if records else {}
-        for many, records in reader.records.items()
-    }
+    facts = {many: _facts(records[0]) if records else {} for many, records in reader.records.items()}
     app = re.split(r"[-_ ]", re.sub(r"[_ -]?app$", "", str(fsm.meta.get("app", "")), flags=re.IGNORECASE))
     brand = app[-1].capitalize() or "Site"
     style = {"look": "pages", "labels": reader.labels, "facts": facts, "brand": brand}
@@ -63,32 +58,30 @@ class Reader:
 
     def __init__(self, fsm: Fsm, records: dict[str, tuple[dict[str, Any], ...]]):
         self.fsm, self.records, self.asked = fsm, records, interceptors(fsm)
+        self.kinds = {action.id: widget_of(action, fsm).kind for action in fsm.actions}
         self.labels = {id: _said([w for w in words_in(id) if w not in NOISE]) or id for id in fsm.pages}
         self.guesses: list[str] = []
 
     def page(self, page: Page) -> Page:
         """Return a page whose lists have records, whose filters filter, and whose fields have words."""
         actions = page.actions.values()
-        kinds = {action.id: widget_of(action, self.fsm).kind for action in actions}
-        lists = [a for a in actions if kinds[a.id] in ("row", "scroll", "search") and a.open_parameters]
-        filters = [
-            a for a in actions if kinds[a.id] in ("checkbox", "slider", "menu") and not a.is_navigation
-        ]
-        filters = [action for action in filters if lists and not action.open_parameters]
+        lists = [a for a in actions if self.kinds[a.id] in ("row", "scroll", "search") and a.open_parameters]
+        filters = [a for a in actions if self.kinds[a.id] in FILTERS and lists and not a.open_parameters]
+        filters = [action for action in filters if not action.is_navigation]
         listing = Listing(self._collection(page, lists, filters) if lists else "", dict(page.schema))
-        made = {action.id: self._filter(action, kinds[action.id], listing) for action in filters}
-        for search in (one for one in lists if kinds[one.id] == "search"):
+        made = {action.id: self._filter(action, listing) for action in filters}
+        for search in (one for one in lists if self.kinds[one.id] == "search"):
             found = next((effect.path for effect in search.effects if effect.ref), None)
             listing.where |= {"id": {"cond": "eq", "value": f"$.{'.'.join(found)}"}} if found else {}
-        made |= {action.id: self._bound(action, kinds[action.id], listing) for action in lists}
+        made |= {action.id: self._bound(action, listing) for action in lists}
         asked = [action for action in actions if action.id in self.asked]
         answered = tuple(Condition(one.effects[0].path, "eq", True) for one in asked)
         for action in actions:
-            kind, whole = kinds[action.id], made.get(action.id) or self._filled(action, kinds[action.id])
+            whole = made.get(action.id) or self._filled(action)
             gates = () if action in asked else answered
             made[action.id] = replace(whole, preconditions=(*whole.preconditions, *gates))
-            self.labels[action.id] = self._label(action, kind, listing.collection)
-            if kind == "menu" and action in filters:
+            self.labels[action.id] = self._label(action, listing.collection)
+            if self.kinds[action.id] == "menu" and action in filters:
                 self.labels[str(action.gui_procedure[0].get("selector"))] = "Sort"
             if {*WORDS["in_the_way"]} & {*words_in(action.id)} and action not in asked:
                 self._guess(action, "is named like a question in the way, and drawn by its procedure")
@@ -97,9 +90,9 @@ class Reader:
     def _guess(self, action: Action, what: str) -> None:
         self.guesses.append(f"{action.source}: {action.id}: {what}")
 
-    def _filter(self, action: Action, kind: str, listing: Listing) -> Action:
+    def _filter(self, action: Action, listing: Listing) -> Action:
         """Return a box, slider or order that notes what it is set to, and let the list heed it."""
-        many, last = listing.collection, action.gui_procedure[-1]
+        many, last, kind = listing.collection, action.gui_procedure[-1], self.kinds[action.id]
         name = self._field(action, many, bool if kind == "checkbox" else float, listing.used)
         if name is None:
             self._guess(action, f"{many} have nothing that it could change")
@@ -142,25 +135,25 @@ class Reader:
         free = [name for name in fits if name not in used]
         return next(iter([*named, *free, *fits]), None if kind is bool else RANK)
 
-    def _bound(self, action: Action, kind: str, listing: Listing) -> Action:
-        """Return an action on an item of a list with the collection as its values: all of it for a search,
-        else what filters and searches leave."""
+    def _bound(self, action: Action, listing: Listing) -> Action:
+        """Return an action on a listed item with its values: all for a search, else what filters leave."""
         if action.bind is not None:
             return action
         param, many = action.open_parameters[0], listing.collection
         self._guess(action, f"{param} is one of {many}")
-        limits = {"where": listing.where, "order": listing.order} if kind != "search" else {}
-        return replace(action, bind=Bind(param, many, **limits))
+        if self.kinds[action.id] == "search":
+            return replace(action, bind=Bind(param, many))
+        return replace(action, bind=Bind(param, many, listing.where, listing.order))
 
-    def _filled(self, action: Action, kind: str) -> Action:
+    def _filled(self, action: Action) -> Action:
         """Return a field with words to be typed, or a list of choices with what can be chosen."""
-        named = next(iter(action.open_parameters), "")
+        named, kind = next(iter(action.open_parameters), ""), self.kinds[action.id]
         if action.bind is not None or kind != "field" and not (kind == "menu" and named):
             return action
         if kind == "menu":
             plurals = _plurals(re.sub(r"_id$", "", named))
             many = next((one for one in plurals if one in self.records), "")
-            values = () if many else tuple(_options(action).values())
+            values = () if many else tuple(options_of(action).values())
             self._guess(action, f"{named} is one of {many or ', '.join(values)}")
             return replace(action, bind=Bind(named, many, values=values))
         name, selector = named or "input_text", str(action.gui_procedure[-1].get("selector", ""))
@@ -186,7 +179,7 @@ class Reader:
         of its rows, or by what they are kept in. Invents records if there are none."""
         arrays = [name for name, kind in page.schema.items() if str(kind).startswith("array<object>")]
         fields = []
-        for one in sorted(lists, key=lambda one: widget_of(one, self.fsm).kind != "row"):
+        for one in sorted(lists, key=lambda one: self.kinds[one.id] != "row"):
             fields += [one.open_parameters[0], *(effect.path[-1] for effect in one.effects if effect.ref)]
         affixes = r"^(selected|matched|current)_|(_viewport_anchor)?_id$"  # selected_video_id -> video
         names = [re.sub(affixes, "", name) for name in fields if name not in ("item_id", "item")]
@@ -195,12 +188,27 @@ class Reader:
         agreed = [many for many in arrays if many in plurals]
         collection = [*known, *agreed, *plurals[:1], *arrays, page.id.lower()][0]
         if collection not in self.records:
-            self.records[collection] = _invented(collection, filters, self.fsm)
+            self.records[collection] = self._invented(collection, filters)
             self.guesses.append(f"{collection}: there are no data, so {INVENTED} records are invented")
         return collection
 
-    def _label(self, action: Action, kind: str, collection: str) -> str:
+    def _invented(self, collection: str, filters: Sequence[Action]) -> tuple[dict[str, Any], ...]:
+        """Return records with titles, and with a field for each filter."""
+        one, rng = collection.removesuffix("s"), Random(collection)
+        ids = [f"{one}_{n}" for n in range(1, INVENTED + 1)]
+        records: list[dict[str, Any]] = [{"id": id, "title": _said(id.rsplit("_", 1))} for id in ids]
+        for action in filters:
+            kind, selector = self.kinds[action.id], str(action.gui_procedure[-1].get("selector", ""))
+            asked = [word for word in words_in(selector) if word not in {*NOISE, *words_in(action.source)}]
+            halves = rng.sample([True, False] * (INVENTED // 2), INVENTED)
+            values = {"checkbox": halves, "slider": rng.sample(range(5, 100), INVENTED)}.get(kind, ())
+            for record, value in zip(records, values, strict=False):
+                record["_".join(asked) or "marked"] = value
+        return _records(collection, records)
+
+    def _label(self, action: Action, collection: str) -> str:
         """Return an action's words for people, from the selector that names it best."""
+        kind = self.kinds[action.id]
         selectors = [str(step["selector"]) for step in action.gui_procedure if "selector" in step]
         last = selectors[-1] if selectors else action.id
         said = words_in(last.split()[-1])
@@ -208,8 +216,8 @@ class Reader:
             return _said([word for word in words_in(action.open_parameters[0]) if word != "id"])
         if kind == "search":
             return f"Search {collection.replace('_', ' ')}"
-        if last in _options(action):
-            return _said(words_in(_options(action)[last]))
+        if last in (options := options_of(action)):
+            return _said(words_in(options[last]))
         for word in ("back", "cancel", "home") if action.is_navigation else ():
             if word in said:
                 return word.capitalize()
@@ -225,35 +233,15 @@ def _said(words: Sequence[str]) -> str:
     return " ".join(words).capitalize()
 
 
-def _options(action: Action) -> dict[str, str]:
-    """Return what a menu offers, by selectors."""
-    given = [step.get("ui_elements", {}).get("options", []) for step in action.gui_procedure]
-    return {str(option["selector"]): str(option["value"]) for options in given for option in options}
-
-
 def _plurals(name: str) -> list[str]:
     return [name] * name.endswith("s") + [f"{name}s", f"{name[:-1]}ies", f"{name}es"]
 
 
-def _is_fact(name: str, value: Any) -> bool:
-    """Return whether a record's field is shown beside its title."""
-    is_short = isinstance(value, (bool, int, float)) or (isinstance(value, str) and len(value) < 30)
-    return is_short and name not in WORDS["hidden"] and not name.endswith("_id")
-
-
-def _invented(collection: str, filters: Sequence[Action], fsm: Fsm) -> tuple[dict[str, Any], ...]:
-    """Return records with titles, and with a field for each filter."""
-    one, rng = collection.removesuffix("s"), Random(collection)
-    numbered = range(1, INVENTED + 1)
-    records: list[dict[str, Any]] = [{"id": f"{one}_{n}", "title": f"{_said([one])} {n}"} for n in numbered]
-    for action in filters:
-        kind, selector = widget_of(action, fsm).kind, str(action.gui_procedure[-1].get("selector", ""))
-        asked = [word for word in words_in(selector) if word not in {*NOISE, *words_in(action.source)}]
-        halves = rng.sample([True, False] * (INVENTED // 2), INVENTED)
-        values = {"checkbox": halves, "slider": rng.sample(range(5, 100), INVENTED)}.get(kind, ())
-        for record, value in zip(records, values, strict=False):
-            record["_".join(asked) or "marked"] = value
-    return _records(collection, records)
+def _facts(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields that are shown beside a record's title, and how they are said."""
+    shown = [name for name in record if name not in WORDS["hidden"] and not name.endswith("_id")]
+    texts = {name for name, value in record.items() if isinstance(value, str) and len(value) < 30}
+    return {name: "{}" for name in shown if name in texts or isinstance(record[name], (bool, int, float))}
 
 
 def _records(collection: str, value: Any) -> tuple[dict[str, Any], ...]:

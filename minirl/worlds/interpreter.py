@@ -2,7 +2,6 @@
 
 Where it stands: generator, search, renderer and verifier ask `apply` for an action's result. The browser's
 runtime.js is a transcript of this file and is tested against it. `fsm_file` describes the JSON form.
-
 Paper: AutoWebWorld, section 3 and appendix A. Deviations: `clear` and a fresh page use the same default (null
 for a nullable type), and an effect with a `value_expr`, which is never executed, leaves its field unchanged.
 """
@@ -10,7 +9,7 @@ for a nullable type), and an effect with a `value_expr`, which is never executed
 import json
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +33,7 @@ class State:
 
 @dataclass(frozen=True)
 class World:
-    """A site that can be served as `<name>.test`: a machine, collections of records in display order, and its
-    looks, a `render.Style`."""
+    """A site served as `<name>.test`: a machine, its records in display order, its looks (`render.Style`)."""
 
     name: str
     fsm: Fsm
@@ -64,17 +62,15 @@ def enabled(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -
     """Return whether the page has the action, `params` gives all its open parameters (fixed ones may be
     repeated) and no unknown one, and all preconditions hold."""
     action = fsm.pages[state.page].actions.get(action_id)
-    if action is None or not params.keys() >= set(action.open_parameters):
+    if action is None or not {*action.open_parameters} <= params.keys() <= action.parameters.keys():
         return False
-    return all(
-        name in action.parameters and (name in action.open_parameters or same(value, action.parameters[name]))
-        for name, value in params.items()
-    ) and all(meets(state.signature, condition) for condition in action.preconditions)
+    fixed = params.keys() - {*action.open_parameters}
+    are_kept = all(same(params[name], action.parameters[name]) for name in fixed)
+    return are_kept and all(meets(state.signature, condition) for condition in action.preconditions)
 
 
 def apply(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> State:
-    """Return the state after the action; a navigation carries over the fields that both pages declare.
-    ValueError if it is not enabled."""
+    """Return the state after an action; fields that both pages declare stay. ValueError if not enabled."""
     if not enabled(fsm, state, action_id, params):
         raise ValueError(f"{action_id} with {dict(params)} is not enabled on page {state.page}")
     page, signature = fsm.pages[state.page], state.signature
@@ -108,12 +104,9 @@ def share_met(state: State, goal: Goal | Mapping[str, Any], answer: str = "") ->
 
 
 def is_answer(said: str, goal: Goal) -> bool:
-    return any(plain_words(said) == plain_words(one) for one in goal.answer)
-
-
-def plain_words(text: str) -> str:
-    """Return a text without case, spaces around and the marks at its end: "215 Crowns. " is "215 crowns"."""
-    return " ".join(text.split()).rstrip(".!").casefold()
+    """Return whether a text is a right answer, whatever its case, spaces, last marks: "215 Crowns. " is."""
+    plain, *right = (" ".join(text.split()).rstrip(".!").casefold() for text in (said, *goal.answer))
+    return plain in right
 
 
 def _met(state: State, goal: Goal) -> Iterator[bool]:
@@ -125,9 +118,12 @@ def _met(state: State, goal: Goal) -> Iterator[bool]:
 def meets(signature: Signature, condition: Condition) -> bool:
     """Return whether a condition is true. A missing field is null, except for `exists`; values of the wrong
     kind (a text compared with `gt`) make it false."""
-    found = value_at(signature, condition.path, _MISSING)
-    value = None if found is _MISSING else found
-    wanted = condition.value
+    return suits(value_at(signature, condition.path, _MISSING), condition)
+
+
+def suits(found: Any, condition: Condition) -> bool:
+    """Return whether a condition is true of what is found at its path."""
+    value, wanted = None if found is _MISSING else found, condition.value
     match condition.cond:
         case "eq" | "neq":
             return same(value, wanted) == (condition.cond == "eq")
@@ -222,6 +218,11 @@ def value_at(signature: Signature, path: FieldPath, missing: Any = None) -> Any:
             return missing
         value = value[name]
     return value
+
+
+def overlaps(path: FieldPath, others: Iterable[FieldPath]) -> bool:
+    """Return whether one of the others is the same field, a part of it, or what it is a part of."""
+    return any(a[: len(path)] == path[: len(a)] for a in others)
 
 
 def _write(signature: Signature, path: FieldPath, value: Any) -> Signature:

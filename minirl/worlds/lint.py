@@ -1,7 +1,6 @@
 """What is wrong with a site file: everything that would make its tasks unsolvable, ambiguous or unplayable.
 
 Where it stands: `python -m minirl.worlds check` prints its findings; the generator's own sites have none.
-
 Paper: AutoWebWorld, appendix A.1 (the validator's requirements). Deviations: the checks are code, where the
 released validator asks a language model; a search, not the edges, says what can be reached; no score, but
 errors (tasks fail or mean nothing) and warnings. A `value_expr` is named, and never executed.
@@ -11,29 +10,25 @@ import itertools
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, NamedTuple
 
 from minirl.worlds.fsm_file import Action, Condition, Fsm, Goal, Page, dotted, is_placeholder, load_fsm
-from minirl.worlds.interpreter import World, meets
-from minirl.worlds.search import SEARCH_SECONDS, solve, symbolic
+from minirl.worlds.interpreter import World, meets, suits
+from minirl.worlds.search import SEARCH_SECONDS, solve
+from minirl.worlds.tables import read_table
+from minirl.worlds.widgets import SELECTOR
 
 MAX_STATES = 20_000  # a site of a person's size has some hundreds
-WARNINGS = {"dead_end", "expression", "never_enabled", "no_effect", "no_procedure", "orphan_page"}
-WARNINGS |= {"search_bounded", "shared_selector"}  # all other codes are errors
-SELECTOR = re.compile(r"([#.][A-Za-z_][\w-]*)+( ([#.][A-Za-z_][\w-]*)+)*")
+TABLES = read_table("lint")
 PAGINATION = re.compile(r"(^|_)(page|page_index|page_number|page_no|current_page|offset)$")
 RESULTS = re.compile(r"search|filter|sort|query")  # fields that decide what a list shows
 CLASSES = {"string": str, "integer": int, "number": (int, float), "object": Mapping, "array": list}
-# Types that an effect's operation or a condition's comparison is for
-NUMBERS, ARRAYS, SIZED = ("integer", "number", "any"), ("array", "any"), ("string", "object", "array", "any")
-NEEDS = {"inc": NUMBERS, "toggle": ("boolean", "any"), "append_unique": ARRAYS, "remove": ARRAYS}
-NEEDS |= {"gt": NUMBERS, "gte": NUMBERS, "lt": NUMBERS, "lte": NUMBERS, "length_gt": SIZED}
-# A rule's code, the place, whether it is broken there, and what is then wrong
-OnSite = Iterator[tuple[str, str, Any, str]]
-OnAction = Iterator[tuple[str, Any, str]]  # without the place
+RULES = {code: (kind, text) for kind in ("error", "warning") for code, text in TABLES[kind].items()}
+NEEDS = {operation: tuple(kinds) for operation, kinds in TABLES["needs"].items()}
+# Of each rule its code, the place if it is not an action, whether it is broken there, and what its text names
+Rules = Iterator[tuple[Any, ...]]
 
 
 class Finding(NamedTuple):
@@ -55,34 +50,32 @@ def check(source: Path | Mapping[str, Any], max_states: int = MAX_STATES) -> lis
 
 def check_fsm(fsm: Fsm, max_states: int = MAX_STATES) -> list[Finding]:
     """Return the findings on a machine, errors first."""
-    world = symbolic(fsm)
+    # open parameters stay symbols, but for those whose values the file lists
+    world = World("symbolic", fsm.rebound(lambda one: one.bind if one.bind and one.bind.values else None))
     fsm, rules = world.fsm, list(_reach(world, max_states))
     for page in fsm.pages.values():
         rules += _selectors(page)
         for action in page.actions.values():
             for look in (_writes, _conditions, _items, _resets, _procedure):
                 rules += [(code, f"{page.id}: {action.id}", *rest) for code, *rest in look(action, page, fsm)]
-    found = [(code, where, text) for code, where, is_broken, text in rules if is_broken]
-    findings = [Finding("warning" if rule[0] in WARNINGS else "error", *rule) for rule in found]
+    broken = [(code, where, told) for code, where, is_broken, *told in rules if is_broken]
+    findings = [Finding(RULES[c][0], c, where, RULES[c][1].format(*told)) for c, where, told in broken]
     return sorted(findings, key=lambda finding: finding.severity)
 
 
-def _reach(world: World, max_states: int) -> OnSite:
+def _reach(world: World, max_states: int) -> Rules:
     fsm, (lost, is_complete) = world.fsm, _lost(world, max_states)
-    text = f"the search stopped after {max_states} states; what it did not reach is not known"
-    yield "search_bounded", "meta", not is_complete, text
-    yield "no_terminals", "meta", not fsm.terminal_pages, "names no terminal page, so nothing is to be done"
+    yield "search_bounded", "meta", not is_complete, max_states
+    yield "no_terminals", "meta", not fsm.terminal_pages
     for page in fsm.pages.values():
         is_end, is_lost = page.id in fsm.terminal_pages, (page.id, "") in lost
         leaves = any(action.target != page.id for action in page.actions.values())
-        doors = [action.id for action in fsm.actions if action.target == page.id != action.source]
-        text = f"no way leads here; the actions that go to it: {', '.join(doors) or 'none'}"
-        yield "dead_end", page.id, not (leaves or is_end), "no action leaves it, and it is no terminal page"
-        yield "unreachable_terminal", page.id, is_lost and is_end, text
-        yield "orphan_page", page.id, is_lost and not is_end, text
+        doors = ", ".join(action.id for action in fsm.actions if action.target == page.id != action.source)
+        yield "dead_end", page.id, not (leaves or is_end)
+        yield "unreachable_terminal", page.id, is_lost and is_end, doors or "none"
+        yield "orphan_page", page.id, is_lost and not is_end, doors or "none"
     for action in fsm.actions:
-        text = "can never be taken: what it waits for does not come together"
-        yield "never_enabled", f"{action.source}: {action.id}", (action.source, action.id) in lost, text
+        yield "never_enabled", f"{action.source}: {action.id}", (action.source, action.id) in lost
 
 
 def _lost(world: World, max_states: int) -> tuple[set[tuple[str, str]], bool]:
@@ -103,23 +96,21 @@ def _lost(world: World, max_states: int) -> tuple[set[tuple[str, str]], bool]:
     return lost, is_complete
 
 
-def _selectors(page: Page) -> OnSite:
+def _selectors(page: Page) -> Rules:
     """The element touched last must say which action is meant."""
     playable = [action for action in page.actions.values() if action.gui_procedure]
     for a, b in itertools.combinations(playable, 2):
         selector, other = (one.gui_procedure[-1].get("selector") for one in (a, b))
         is_same = (a.preconditions, a.effects, a.target) == (b.preconditions, b.effects, b.target)
-        text = f"{selector} means both {a.id} and {b.id}"
-        yield "shared_selector", page.id, selector and selector == other and not is_same, text
+        yield "shared_selector", page.id, selector and selector == other and not is_same, selector, a.id, b.id
 
 
-def _procedure(action: Action, page: Page, fsm: Fsm) -> OnAction:
-    yield "no_procedure", not action.gui_procedure, "has no gui_procedure, so nobody can take it"
+def _procedure(action: Action, page: Page, fsm: Fsm) -> Rules:
+    yield "no_procedure", not action.gui_procedure
     for step in action.gui_procedure:
         op, selector = step["op"], step.get("selector")
         is_free = selector is None and op in ("key_press", "scroll")
-        text = f"{op} on {brief(selector)}, which is no selector like #id or #id .class"
-        yield "bad_selector", not (is_free or SELECTOR.fullmatch(selector or "")), text
+        yield "bad_selector", not (is_free or SELECTOR.fullmatch(selector or "")), op, brief(selector)
 
 
 def _kind(page: Page, path: tuple[str, ...]) -> str:
@@ -141,57 +132,51 @@ def _fits(kind: str, value: Any) -> bool:
     return isinstance(value, CLASSES.get(base, ())) and (">=1" not in kind or value >= 1)
 
 
-def _writes(action: Action, page: Page, fsm: Fsm) -> OnAction:
-    yield "no_effect", not action.effects and not action.is_navigation, "changes nothing"
+def _writes(action: Action, page: Page, fsm: Fsm) -> Rules:
+    yield "no_effect", not action.effects and not action.is_navigation
     for effect in action.effects:
         path, kind = dotted(effect.path), _kind(page, effect.path)
-        yield "undeclared_write", not kind, f"writes {path}, which {page.id} does not declare"
-        text = f"{path} is to be {brief(effect.expr)}; nobody computes that, so it stays as it is"
-        yield "expression", effect.expr is not None, text
+        yield "undeclared_write", not kind, path, page.id
+        yield "expression", effect.expr is not None, path, brief(effect.expr)
         unknown = effect.source is not None and not _kind(page, effect.source)
-        yield "undeclared_read", unknown, f"copies {dotted(effect.source or ())}, which {page.id} lacks"
+        yield "undeclared_read", unknown, f"copies {dotted(effect.source or ())}", page.id
         is_literal = effect.op == "set" and effect.ref is None and effect.source is None
         fits = _fits(kind, effect.value) if is_literal else kind.startswith(NEEDS.get(effect.op, ""))
-        text = f"{effect.op} {brief(effect.value)} does not fit {path}, which is a {kind}"
-        yield "type_mismatch", kind and effect.expr is None and not fits, text
+        is_wrong = kind and effect.expr is None and not fits
+        yield "type_mismatch", is_wrong, effect.op, brief(effect.value), path, kind
 
 
-def _conditions(action: Action, page: Page, fsm: Fsm) -> OnAction:
+def _conditions(action: Action, page: Page, fsm: Fsm) -> Rules:
     for condition in action.preconditions:
         kind, value = _kind(page, condition.path), condition.value
         text = f"waits for {dotted(condition.path)} {condition.cond} {'' if value is None else brief(value)}"
-        yield "undeclared_read", not kind, f"{text}, which {page.id} does not declare"
+        yield "undeclared_read", not kind, text, page.id
         can_be = condition.cond != "eq" or value is None or _fits(kind, value)
         is_odd = is_placeholder(value) or not can_be or not kind.startswith(NEEDS.get(condition.cond, ""))
-        yield "invalid_condition", kind and is_odd, f"{text}, which a {kind} never is"
-        yield "gate_never_set", not _can_hold(condition, fsm), f"{text}, which nothing makes true"
+        yield "invalid_condition", kind and is_odd, text, kind
+        yield "gate_never_set", not _can_hold(condition, fsm), text
 
 
 def _can_hold(condition: Condition, fsm: Fsm) -> bool:
     """Return whether a page's default or any effect makes a condition true; expressions do not count."""
     if any(meets(page.defaults, condition) for page in fsm.pages.values() if _kind(page, condition.path)):
         return True
-    test = replace(condition, path=("it",))
-    return any(
-        effect.op != "set" or effect.ref or effect.source or meets({"it": effect.value}, test)
-        for action in fsm.actions
-        for effect in action.effects
-        if effect.path == condition.path and effect.expr is None and effect.op != "clear"
-    )
+    effects = (effect for action in fsm.actions for effect in action.effects)
+    writes = [e for e in effects if e.path == condition.path and e.expr is None and e.op != "clear"]
+    return any(e.op != "set" or e.ref or e.source or suits(e.value, condition) for e in writes)
 
 
-def _items(action: Action, page: Page, fsm: Fsm) -> OnAction:
+def _items(action: Action, page: Page, fsm: Fsm) -> Rules:
     """What an action opens must be remembered, and still be known on the page that it opens."""
     target, names = fsm.pages[action.target], action.open_parameters
     if action.is_navigation and names and target != page:
         stored = [effect.path for effect in action.effects if effect.ref in names]
-        yield "missing_id", not stored, f"opens {', '.join(names)} and does not store which one"
+        yield "missing_id", not stored, ", ".join(names)
         for path in stored:
-            text = f"stores {dotted(path)}, which {target.id} does not declare, so it is lost"
-            yield "item_lost", path[0] not in target.schema, text
+            yield "item_lost", path[0] not in target.schema, dotted(path), target.id
 
 
-def _resets(action: Action, page: Page, fsm: Fsm) -> OnAction:
+def _resets(action: Action, page: Page, fsm: Fsm) -> Rules:
     """A list that shows other results must begin at its first page again."""
     objects = {name: kind for name, kind in page.schema.items() if isinstance(kind, Mapping)}
     paths = [(name,) for name in page.schema] + [(name, one) for name in objects for one in objects[name]]
@@ -199,4 +184,4 @@ def _resets(action: Action, page: Page, fsm: Fsm) -> OnAction:
     changes = action.name == "search" or any(RESULTS.search(path[-1].lower()) for path in written)
     for path in paths if changes and not action.is_navigation else ():
         is_stale = PAGINATION.search(path[-1]) and path not in written
-        yield "pagination_reset", is_stale, f"changes the results, but leaves {dotted(path)} as it is"
+        yield "pagination_reset", is_stale, dotted(path)

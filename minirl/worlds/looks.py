@@ -2,24 +2,24 @@
 
 A skin (skins.toml, skins/*.css) decides how pages are laid out, and leaves some lengths open. Names, places
 and sentences stand in texts.toml. Looks are drawn apart from a site's machine, so that each can be held out.
-
 Paper: AutoWebWorld, section 3.3. Deviation: there a language model writes each site's front end.
 """
 
 import colorsys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.resources import files
 from random import Random
 from typing import Any
 
 from minirl.worlds.interpreter import World
+from minirl.worlds.tables import read_table
 
 Json = dict[str, Any]
-SKINS: Json = tomllib.loads(files("minirl.worlds").joinpath("skins.toml").read_text(encoding="utf-8"))
-USUAL: Json = tomllib.loads(files("minirl.worlds").joinpath("style.toml").read_text(encoding="utf-8"))
-TEXTS: Json = tomllib.loads(files("minirl.worlds").joinpath("texts.toml").read_text(encoding="utf-8"))
+SKINS: Json = read_table("skins")
+USUAL: Json = read_table("style")
+# The drawings of pictures.js that a record may name
+SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
+TEXTS: Json = read_table("texts")
 
 
 def draw_style(rng: Random) -> Json:
@@ -31,14 +31,13 @@ def draw_style(rng: Random) -> Json:
         return "#" + "".join(f"{round(255 * part):02x}" for part in parts)
 
     turn = rng.choice((0.0, 0.08, 0.5))
-    link = colour(turn, 0.6, 0.72 if dark else 0.33)
     rng.choice((0, 1))  # for nothing: the base model has learned from shops drawn with one choice more
     return {
         "background": colour(0, 0.15, 0.13 if dark else 0.96),
         "tile": colour(0, 0.12, 0.2 if dark else 1.0),
         "text": colour(0, 0.25, 0.92 if dark else 0.14),
         "accent": colour(turn, 0.55, 0.35),
-        "link": link,
+        "link": colour(turn, 0.6, 0.72 if dark else 0.33),
         "consent": rng.choice(("banner", "modal")),
         "corners": rng.choice((0, 4, 10)),
     }
@@ -46,9 +45,8 @@ def draw_style(rng: Random) -> Json:
 
 def draw_looks(rng: Random, skin: str = "") -> Json:
     """Return a site's colours, and a skin, by default any, with all that it leaves open."""
-    drawn = rng.choice(
-        [name for name, plan in SKINS.items() if "kept" not in plan]
-    )  # in any case, so that a given skin changes nothing else
+    # in any case, so that a given skin changes nothing else
+    drawn = rng.choice([name for name, plan in SKINS.items() if "kept" not in plan])
     if (skin or drawn) not in SKINS:
         raise ValueError(f"there is no skin {skin!r}; there are: {', '.join(SKINS)}")
     plan = SKINS[skin or drawn]
@@ -65,9 +63,7 @@ def draw_looks(rng: Random, skin: str = "") -> Json:
 def dress(world: World, category: str, skin: str = "") -> World:
     """Return a site with looks, and with words around its records, as its name draws them."""
     looks, words = Random(f"looks {world.name}"), Random(f"words {world.name}")
-    data = {
-        many: tuple(_told(one, category, words) for one in records) for many, records in world.data.items()
-    }
+    data = {many: tuple(_told(one, category, words) for one in some) for many, some in world.data.items()}
     style = {**draw_looks(looks, skin), "words": draw_words(words, category), **world.style}
     return replace(world, data=data, style=style)
 

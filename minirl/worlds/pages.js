@@ -198,15 +198,25 @@ function showing(node, find, make) {
   return { node, update };
 }
 
+// What the session has noted beside an item: the pieces in a cart, the day of a booking.
+function notes(path) {
+  const noted = path.length > 1 ? read(state.signature, path.slice(0, -1)) : null;
+  return Object.entries(noted ?? {}).filter(([name, value]) => name !== "item" && value !== null && value !== false);
+}
+
+const said = ([name, value]) => [element("dt", "", name.replace(/_\d+$/, "").replaceAll("_", " ")),
+  element("dd", "", value === true ? "yes" : String(value))];
+
 // The items that the page knows of: what is selected, and what its actions wait for in the session's notes.
 function cards() {
   const records = Object.values(world.data).flat();
   const waits = world.pages[state.page].actions.flatMap((one) => one.preconditions.map(({ path }) => path));
   const paths = [...Object.keys(state.signature).filter((name) => name.startsWith("selected_")).map((name) => [name]),
     ...waits.filter((path) => path.length > 1 && path.at(-1) === "item")];
-  const find = () => [...new Set(paths.map((path) => read(state.signature, path)))]
-    .map((id) => records.find((record) => record.id === id)).filter((one) => one);
-  return showing(element("div", paths.some((path) => path.length > 1) ? "cards waits" : "cards"), find, detail);
+  const find = () => [...new Map(paths.map((path) => [read(state.signature, path), path]))]
+    .map(([id, path]) => [records.find((record) => record.id === id), notes(path)]).filter(([record]) => record);
+  const make = ([record, noted]) => [detail(record), noted.length > 0 ? nodeOf("dl", "summary", ...noted.flatMap(said)) : []];
+  return showing(element("div", paths.some((path) => path.length > 1) ? "cards waits" : "cards"), find, (one) => make(one).flat());
 }
 
 function detail(record) {
@@ -226,10 +236,7 @@ function summary(amounts = false) {
   const find = () => Object.entries(state.signature)
     .filter(([name, value]) => !/^(selected|matched)_|_(id|applied|searched|order|kind)$/.test(name) &&
       value !== null && value !== "" && value !== false && (amounts ? typeof value === "number" : typeof value !== "object"));
-  return showing(element("dl", "summary"), find, ([name, value]) => [
-    element("dt", "", name.replace(/_\d+$/, "").replaceAll("_", " ")),
-    element("dd", "", value === true ? "yes" : String(value)),
-  ]);
+  return showing(element("dl", "summary"), find, said);
 }
 
 const samples = (from, to) => Object.values(world.data).flatMap((records) => records.slice(from, to));

@@ -10,9 +10,7 @@ with data that a script draws. Not in a paper: AutoWebWorld's third family asks 
 import base64
 import io
 import itertools
-import tomllib
 from dataclasses import replace
-from importlib.resources import files
 from math import cos, pi, sin
 from random import Random
 
@@ -20,8 +18,9 @@ from PIL import Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
 from minirl.worlds.interpreter import World
+from minirl.worlds.tables import read_table
 
-TABLES = tomllib.loads(files("minirl.worlds").joinpath("pixels.toml").read_text(encoding="utf-8"))
+TABLES = read_table("pixels")
 INKS, KINDS = TABLES["inks"], TABLES["kinds"]
 KINDS["order"]["values"] = [", ".join(some) for some in itertools.permutations(INKS, 3)]
 DARK, PALE = "#1d2733", "#c9ced6"

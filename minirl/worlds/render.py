@@ -7,6 +7,7 @@ site; here one runtime draws all, as "tiles" (done by one click each, for small 
 of several skins (looks.py).
 
 A record shows its `title`, next to its `swatch` (a colour) or a scene with its `shape` in the colour `fill`.
+A folder's tasks name it in their meta (`sites_of`), and it is read when it is first asked for.
 """
 
 from __future__ import annotations
@@ -16,12 +17,10 @@ import itertools
 import json
 import re
 import threading
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,17 +29,19 @@ from typing_extensions import TypedDict
 
 from minirl.console import printable
 from minirl.run_folder import write_atomic
+from minirl.types import Task
 from minirl.worlds.fsm_file import Action, document_of, load_fsm, read_json, validated
 from minirl.worlds.interpreter import State, World
 from minirl.worlds.looks import SKINS, USUAL
-from minirl.worlds.widgets import target_of, widget_of
+from minirl.worlds.shop import shops_of
+from minirl.worlds.tables import read_text
+from minirl.worlds.widgets import options_of, target_of, widget_of
 
 if TYPE_CHECKING:
     from playwright.async_api import Page as BrowserPage
 
-Records = dict[str, tuple[dict[str, Any], ...]]  # what data.json holds
-# The drawings of pictures.js that a record may name
-SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
+Site = World | Path  # either has a `name`
+CACHED = 64  # sites in memory
 SAME = ("target", "is_navigation", "parameters", "open_parameters")  # told as they are
 SHARED = {"row", "scroll", "menu", "hover"}  # kinds of which several may begin with the same element
 
@@ -88,25 +89,19 @@ def render(world: World) -> bytes:
     if look == "pages":
         sheets += [f"skins/{plan_of(world)['skin']}.css"]
         scripts[2:2] = ["scenes.js", "widgets.js", *["drawn.js"] * ("drawings" in world.style)]
-    template = _text("page.html.j2")
-    css, script = ("".join(map(_text, names)) for names in (sheets, scripts))
+    template = read_text("page.html.j2")
+    css, script = ("".join(map(read_text, names)) for names in (sheets, scripts))
     parts = {"css": css, "world": embedded(world), "script": script}
     html = Template(template, keep_trailing_newline=True).render(parts)
     return html.encode("utf-8", errors="replace")  # a lone surrogate in a title becomes "?"
 
 
 def embedded(world: World) -> str:
-    """Return what the scripts read, as it stands within <script>, where only five characters could end the
-    element early or be read as markup."""
+    """Return what the scripts read, as it stands within <script>: without what could be read as markup."""
     text = json.dumps(describe(world), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-@cache
-def _text(name: str) -> str:
-    return files("minirl.worlds").joinpath(name).read_text(encoding="utf-8")
 
 
 def plan_of(world: World) -> dict[str, Any]:
@@ -139,6 +134,7 @@ def describe(world: World) -> dict[str, Any]:
             "actions": actions,
         }
     colours = {name: style.get(name, usual) for name, usual in USUAL["colours"].items()}
+    sizes = {name: f"{int(style.get(name, usual))}px" for name, usual in USUAL["sizes"].items()}
     data = {
         name: [{**one, "title": str(one.get("title", one["id"])), "collection": name} for one in records]
         for name, records in world.data.items()
@@ -147,9 +143,7 @@ def describe(world: World) -> dict[str, Any]:
         "initial_page": world.fsm.initial_page,
         "pages": pages,
         "data": data,
-        "style": colours
-        | {"corners": f"{int(style.get('corners', 4))}px", "letters": f"{int(style.get('letters', 15))}px"}
-        | {"font": USUAL["fonts"][style.get("font", "sans")]},
+        "style": colours | sizes | {"font": USUAL["fonts"][style.get("font", "sans")]},
         "places": style.get("places", {}),
         "brand": str(style.get("brand", world.fsm.meta.get("app", ""))),
         "plan": plan_of(world) if style.get("look") == "pages" else {},
@@ -167,14 +161,12 @@ def _describe_action(action: Action, world: World) -> dict[str, Any]:
             raise ValueError(f"{action.id}: tiles are clicked once, which a {widget['kind']} is not")
         widget["kind"] = "button"
     label = _label(world, action.id, action.id.removeprefix(action.source + "_"))
-    options = next((s["ui_elements"]["options"] for s in action.gui_procedure if "ui_elements" in s), [])
+    options = options_of(action).items()
     return {
         "id": action.id,
         "label": label,
         **widget,
-        "options": [
-            {"text": str(o["value"]), "item": target_of(str(o["selector"]).split()[-1])} for o in options
-        ],
+        "options": [{"text": text, "item": target_of(at.split()[-1])} for at, text in options],
         "opener": world.style.get("labels", {}).get(f"#{widget['element']}"),
         "is_quiet": label in {"Back", "Home", "Cancel"},
         **{name: getattr(action, name) for name in SAME},
@@ -211,7 +203,7 @@ def load_world(folder: Path) -> World:
     paths = (folder / "data.json", folder / "style.json")
     data, style = (read_json(path) if path.is_file() else {} for path in paths)
     validated(str(paths[1]), Style, style)
-    records = validated(str(paths[0]), Records, data)
+    records = validated(str(paths[0]), dict[str, tuple[dict[str, Any], ...]], data)
     is_built = style.get("look") == "built"
     html = (folder / "index.html").read_text(encoding="utf-8") if is_built else ""
     return World(name_of(folder), load_fsm(folder / "fsm.json"), records, style, html)
@@ -222,13 +214,13 @@ class SiteServer(ThreadingHTTPServer):
     when it is first visited. `sites` tells a browser each host's port, as {"shop-0.test": 40313}. ValueError
     if the port can't be had, or two have the same name."""
 
-    def __init__(self, sites: Sequence[World | Path], port: int = 0) -> None:
+    def __init__(self, sites: Sequence[Site], port: int = 0) -> None:
         names = [site.name if isinstance(site, World) else name_of(site) for site in sites]
         self.places = {f"{name}.test": site for name, site in zip(names, sites, strict=True)}
         self.pages: dict[str, bytes] = {}
         if len(self.places) < len(sites):
-            often = [name for name, times in Counter(names).items() if times > 1]
-            raise ValueError(f"two sites have the same name, {often[0]} for one")
+            often = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"two sites have the same name, {often} for one")
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:  # in use, or no port number at all
@@ -277,3 +269,33 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass  # a training run makes thousands of requests
+
+
+def sites_of(tasks: Iterable[Task]) -> list[Site]:
+    """Return the sites of tasks, by numbers, then names. ValueError if one that a task names is missing."""
+    tasks = list(tasks)
+    folders, found = {task.meta["folder"]: task.id for task in tasks if "folder" in task.meta}, list[Path]()
+    for place, id in sorted(folders.items()):
+        files = list(Path(place).glob("fsm.json")) or sorted(Path(place).glob("*/fsm.json"))
+        if not files:
+            raise ValueError(f"task {id}: there is no site in {place}; make it again, or correct meta.folder")
+        found += [file.parent for file in files]
+    return [*shops_of(tasks), *found]
+
+
+def world_at(site: Site) -> World:
+    """Return the site, read from its folder if it is one. Raises ValueError."""
+    return site if isinstance(site, World) else _read(site)
+
+
+_read = lru_cache(CACHED)(load_world)
+
+
+def find_task_files(folder: Path) -> list[Path]:
+    """Return the tasks.jsonl of a site's folder, or of all sites in a folder. ValueError if there is none."""
+    own = folder / "tasks.jsonl"
+    found = [own] if own.is_file() else sorted(folder.glob("*/tasks.jsonl"))
+    if not found:
+        hint = "python -m minirl.worlds make --count 20 --out sites"
+        raise ValueError(f"{folder} holds no sites with tasks; make some: {hint}")
+    return found

@@ -19,15 +19,13 @@ from minirl.console import progress, say
 from minirl.model import Preprocessor
 from minirl.rollout import RolloutWorker
 from minirl.types import BrowserFault, Prompt, Sample, Stop, Task, Trajectory
-from minirl.worlds import operations
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.interpreter import State, World, apply, initial_state
-from minirl.worlds.operations import find, is_visible
-from minirl.worlds.replay import MOST_SCROLLS, compare
+from minirl.worlds.render import sites_of, world_at
+from minirl.worlds.replay import MOST_SCROLLS, action, call, compare, find, is_visible, middle
 from minirl.worlds.search import solve
 from minirl.worlds.several import states_of
-from minirl.worlds.sites import sites_of, world_at
-from minirl.worlds.tiles import SHOP, TO_PRESS
+from minirl.worlds.shop import SHOP, TO_PRESS
 from minirl.worlds.widgets import gui_steps
 
 VISUAL = AgentConfig()
@@ -48,15 +46,14 @@ class ScriptedPolicy:
         others: Sequence[World] = (),
     ):
         self.preprocessor, self.agent = preprocessor, agent
-        worlds, goals = {one.name: one for one in (world, *others)}, task.goal.get("sites")
-        paths = {name: solve(worlds[name], goal) for name, goal in (goals or {world.name: task.goal}).items()}
+        sites, goals = {one.name: one for one in (world, *others)}, task.goal.get("sites")
+        paths = {name: solve(sites[name], goal) for name, goal in (goals or {world.name: task.goal}).items()}
         if None in paths.values():
             raise ValueError(f"task {task.id} has no solution in {', '.join(paths)}")
-        ways, visits = {name: iter(path or ()) for name, path in paths.items()}, task.meta.get("visits")
-        self.visits = [
-            (worlds[name], list(islice(ways[name], n))) for name, n in visits or [(world.name, None)]
-        ]
-        self.states = {name: initial_state(worlds[name].fsm) for name in paths}  # tabs must show these by now
+        ways = {name: iter(path or ()) for name, path in paths.items()}
+        visits = task.meta.get("visits", [(world.name, None)])
+        self.visits = [(sites[name], list(islice(ways[name], n))) for name, n in visits]
+        self.states = {name: initial_state(sites[name].fsm) for name in paths}  # tabs must show these by now
         self.world, self.steps = self.visits.pop(0)  # to be taken
         self.left, self.ended = list[dict[str, Any]](), False  # operations of the first one
         self.answer = next(iter(load_goal(task.goal).answer), "done")
@@ -94,12 +91,8 @@ class ScriptedPolicy:
         self.world, self.steps = self.visits.pop(0)
         url = f"http://{self.world.name}.test/"
         tabs = [n for n, page in enumerate(session.context.pages) if page.url.startswith(url)]
-        ways = (
-            [("switch_tab", {"tab_index": tabs[-1]})]
-            if tabs
-            else [("new_tab", {}), ("goto_url", {"url": url})]
-        )
-        calls: list[dict[str, Any]] = [{"name": name, "arguments": given} for name, given in ways]
+        opening = [{"name": "new_tab", "arguments": {}}, {"name": "goto_url", "arguments": {"url": url}}]
+        calls = [{"name": "switch_tab", "arguments": {"tab_index": tabs[-1]}}] if tabs else opening
         return calls, f'do(action="Switch Tab", argument="{tabs[-1] if tabs else 0}")'
 
     def _operations(self) -> list[dict[str, Any]]:
@@ -108,14 +101,12 @@ class ScriptedPolicy:
         return self.left
 
     async def _did(self, session: Session, gui: Mapping[str, Any]) -> str:
-        """Note that an operation is being said, and predict the state behind its step's last one. Return
-        words for it."""
+        """Note that an operation is said, predict the state behind its step's last one, return its words."""
         step, selector = self.steps[0], gui.get("selector", "")
         words = " ".join(str(value) for value in step.params.values())
         self.left, self.scrolls = self.left[1:], 0
         if not self.left:
-            state = apply(self.world.fsm, self.state, step.action_id, step.params)
-            self.states[self.world.name] = state
+            self.states[self.world.name] = apply(self.world.fsm, self.state, step.action_id, step.params)
             self.steps.pop(0)
         return words or str(await session.do(session.page.inner_text(selector))).strip()
 
@@ -126,7 +117,7 @@ class ScriptedPolicy:
 
     async def _action(self, session: Session) -> str:
         if not self.steps:
-            words, action = "done", self._goodbye(session)[1]
+            words, said = "done", self._goodbye(session)[1]
         else:
             wanted, *later = self._operations()
             if later and later[0]["op"] == "type_text" and later[0]["selector"] == wanted["selector"]:
@@ -134,14 +125,14 @@ class ScriptedPolicy:
             gui, _ = await find(session, wanted)
             if gui["op"] != wanted["op"]:
                 self._scrolled()
-                words, action = gui["to"], operations.action(gui, None)
+                words, said = gui["to"], action(gui, None)
             else:
                 selector = gui.get("selector", "")
                 number = await simplified_html.number_at(session, selector) if selector else None
-                words, action = await self._did(session, gui), operations.action(gui, number)
-            if not action:
+                words, said = await self._did(session, gui), action(gui, number)
+            if not said:
                 raise ValueError(f"{self.world.name}: the text agent can't {gui['op']}")
-        return told(words, action) if self.agent.thinking else action
+        return told(words, said) if self.agent.thinking else said
 
     async def _calls(self, session: Session) -> str:
         points, page = dict[str, list[int] | None].fromkeys(self.looked_for), self.state.page
@@ -152,13 +143,13 @@ class ScriptedPolicy:
                 break  # until the calls so far are carried out
             is_named = bool(self.steps[0].params)
             gui, target = await find(session, wanted)
-            calls.append(operations.call(gui, target, *size))
+            calls.append(call(gui, target, *size))
             if gui["op"] != wanted["op"]:
                 self._scrolled()
                 break
             words = await self._did(session, gui)
             if target.box:
-                points[words if is_named else words.lower()] = operations.middle(target.box, *size)
+                points[words if is_named else words.lower()] = middle(target.box, *size)
         if not self.steps:
             calls += self._goodbye(session)[0]
         opens_think = self.preprocessor is not None and self.preprocessor.chat.opens_think
@@ -176,12 +167,10 @@ def spoken(points: Mapping[str, Sequence[int] | None], calls: Sequence[Mapping[s
     >>> spoken({"dune": None, "red": (140, 700)}, [{"name": "click", "arguments": {"point_2d": [140, 700]}}])
     'choose dune no red 140 700</think><tool_call>{"name": "click", ... [ 140, 700]}}</tool_call>'
     """
-    seen = (
-        f" {word} no" if point is None else f" {word} {point[0]} {point[1]}" for word, point in points.items()
-    )
+    seen = (f" {word} no" if at is None else f" {word} {at[0]} {at[1]}" for word, at in points.items())
     # the blank makes a number the same token in the call as in the thought, from which it is copied
-    said = (re.sub(r": \[(?=\d)", ": [ ", json.dumps(call)) for call in calls)
-    return f"choose{''.join(seen)}</think>" + "".join(f"<tool_call>{call}</tool_call>" for call in said)
+    said = (re.sub(r": \[(?=\d)", ": [ ", json.dumps(one)) for one in calls)
+    return f"choose{''.join(seen)}</think>" + "".join(f"<tool_call>{one}</tool_call>" for one in said)
 
 
 async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajectory]:

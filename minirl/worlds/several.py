@@ -8,11 +8,9 @@ which order the shortest solution goes through them, and how many steps it takes
 Not in a paper: AutoWebWorld's tasks stay on one site.
 """
 
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from random import Random
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,10 +22,11 @@ from minirl.worlds.generate import THEMES, VOCABULARY, make_site
 from minirl.worlds.interpreter import State, World, share_met
 from minirl.worlds.render import read_state
 from minirl.worlds.search import solve
+from minirl.worlds.tables import read_table
 from minirl.worlds.tasks import Draft, operations_of
 from minirl.worlds.widgets import Json, condition
 
-WORDS = tomllib.loads(files("minirl.worlds").joinpath("several.toml").read_text(encoding="utf-8"))
+WORDS = read_table("several")
 LEAST = 3  # things that two sites to be compared must both have
 
 

@@ -13,9 +13,7 @@ import contextlib
 import json
 import random
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +25,9 @@ from minirl.samplers.endpoint import Endpoint, EndpointError, open_endpoint
 from minirl.types import Task
 from minirl.worlds.interpreter import World
 from minirl.worlds.replay import Grounded, Replay, replay_sites
+from minirl.worlds.tables import read_table
 
-WORDS = tomllib.loads(files("minirl.worlds").joinpath("thoughts.toml").read_text(encoding="utf-8"))
+WORDS = read_table("thoughts")
 THOUGHTS, ASKED = WORDS["thoughts"], WORDS["asked"]  # by action
 TAGS = re.compile(r"</?(?:think|action)>")
 GROUNDING = 0.2  # of all rows: the paper's 2:8

@@ -5,17 +5,14 @@
 `make_tasks` draws them; the machine's search says how long each takes, and only those of the level's length
 stay. An item is told so that of all records that the list then shows exactly one fits (`fitting`), and all
 that the instruction names is a condition of the goal, on what the session has noted in `done`.
-
 Paper: AutoWebWorld, section 3.4: three families of queries (from solutions, by what is seen, questions about
 the last screenshot) in five modes of access (search, scrolling, slider, order, checkbox). Deviations: there a
 language model words them and drops the ambiguous ones; here templates do, and enumeration proves them.
 """
 
 import itertools
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from random import Random
 from typing import Any
 
@@ -24,10 +21,11 @@ from minirl.worlds import pixels
 from minirl.worlds.generate import ITEM
 from minirl.worlds.interpreter import State, World, apply, initial_state, parameter_values
 from minirl.worlds.search import Step, solve
-from minirl.worlds.tiles import CHOICES
+from minirl.worlds.shop import CHOICES
+from minirl.worlds.tables import read_table
 from minirl.worlds.widgets import Json, condition, gui_steps
 
-WORDS = tomllib.loads(files("minirl.worlds").joinpath("tasks.toml").read_text(encoding="utf-8"))
+WORDS = read_table("tasks")
 FAMILIES, MODES = ("solution", "visual", "question"), ("search", "scroll", "slider", "sort", "checkbox")
 OUT_OF_SIGHT = 9  # rows of a list before one that is to be scrolled to
 COUNT, TRIES = 8, 60  # tasks of a site, and how many are drawn for them
@@ -56,15 +54,9 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
         work = operations_of(world, steps)
         if low <= len(work) <= high and draft.text not in tasks:
             used.update(draft.flows)
-            kinds = ["visual"] if "drag" in work or "drawings" in world.style else ["visual", "text"]
+            able = ["visual"] if "drag" in work or "drawings" in world.style else ["visual", "text"]
             meta = {"world": world.name, "site": world.fsm.meta["theme"], "level": world.fsm.meta["level"]}
-            meta |= {
-                "family": family,
-                "mode": mode,
-                "steps": len(work),
-                "agents": kinds,
-                "finds": draft.finds,
-            }
+            meta |= {"family": family, "mode": mode, "steps": len(work), "agents": able, "finds": draft.finds}
             id = f"{world.name}-{len(tasks)}"
             tasks[draft.text] = Task(id, draft.text, f"http://{world.name}.test/", goal, meta)
     return list(tasks.values())
@@ -131,25 +123,21 @@ class Draft:
         if family in ("question", "drawing"):
             self.after = [sentence, self._question(of, record)]
             self.size += 3
-            return True
-        flow = self._least_used([flow for flow in self.flows_of.values() if flow["list"] == of["id"]])
-        self.do(flow, sentence, record["id"])
+        else:
+            flows = [flow for flow in self.flows_of.values() if flow["list"] == of["id"]]
+            self.do(self._least_used(flows), sentence, record["id"])
         return True
 
     def extend(self, low: int) -> None:
         """Add parts until the task is likely to take `low` operations."""
         while self.size < low + 2:
             taken = {self.flows_of[id]["list"] for id in self.flows} | {one["list"] for one in self.finds}
-            possible = [
-                flow
-                for flow in self.flows_of.values()
-                if flow["id"] not in self.flows
-                and (not flow["list"] or flow["list"] not in taken)
-                and set(flow["after"]) - {"login"} <= set(self.flows)
-            ]
-            if not possible:
+            left = [flow for flow in self.flows_of.values() if flow["id"] not in self.flows]
+            left = [flow for flow in left if flow["list"] not in taken - {""}]
+            left = [flow for flow in left if {*flow["after"]} - {"login"} <= {*self.flows}]
+            if not left:
                 return
-            flow = self._least_used(possible)
+            flow = self._least_used(left)
             if "login" in flow["after"] and "login" not in self.flows:
                 self.do(self.flows_of["login"])
             if not flow["list"]:
@@ -166,29 +154,28 @@ class Draft:
         sentence means one record alone."""
         records: list[Json] = [dict(one) for one in self.world.data[of["id"]]]
         record = self.rng.choice(records[OUT_OF_SIGHT:] if mode == "scroll" else records)
-        words: Json = {"many": of["id"], "one": of["one"], "title": record["title"]}
-        words |= {"colour": record.get("colour"), "shape": record.get("shape")}
+        words: Json = {"many": of["id"], "one": of["one"]}
         find: Json = {"list": of["id"], "set": {}, "target": {"title": record["title"]}}
         name = of["ways"].get(mode, "")
         if mode == "search":
             find["set"][name] = record["id"]
         elif mode in ("slider", "sort", "checkbox"):
-            value = self._value(of, mode)
+            bind = self.world.fsm.pages[of["page"]].actions[f"{of['page']}_{name.upper()}"].bind
+            values = bind.values if bind else ()  # none of a box
+            half = values[: max(1, len(values) // 2)]
+            value = self.rng.choice(half if mode == "slider" else values) if values else True
             find["set"][name] = value
             field, _, way = str(value).partition(":")
-            words |= {
-                "least": value,
-                "field": name.removeprefix("least_"),
-                "flag": name.removeprefix("only_"),
-            }
-            words |= {"field": field, "direction": WORDS["directions"][way]} if way else {}
+            words |= {"least": value, "flag": name.removeprefix("only_")}
+            words |= {"field": field if way else name.removeprefix("least_")}
+            words |= {"direction": WORDS["directions"].get(way)}
             rank = self.rng.randint(1, len(WORDS["ranks"]))
             find["target"] = {"rank": rank}
             words |= {"rank": WORDS["ranks"][rank - 1], "number": rank}
             if not (ids := fitting(self.world, find)):
                 return None
             record = next(one for one in records if one["id"] == ids[0])
-            words |= {"colour": record["colour"], "shape": record["shape"]}
+        words |= {name: record.get(name) for name in ("title", "colour", "shape")}
         if family == "visual":
             find["target"] = {"colour": record["colour"], "shape": record["shape"]}
         if fitting(self.world, find) != [record["id"]]:
@@ -199,41 +186,21 @@ class Draft:
         self.size += 2 + (3 if mode == "search" else 1)
         target = next(one for one in ("rank", "title", "colour") if one in find["target"])
         setting = self.say(WORDS["modes"][mode], **words)
-        return (
-            f"{setting} and {self.say(WORDS['targets'][target.replace('colour', 'picture')], **words)}",
-            record,
-        )
-
-    def _value(self, of: Json, mode: str) -> Any:
-        """Return a value for the list's slider, order or box."""
-        if mode == "checkbox":
-            return True
-        actions = self.world.fsm.pages[of["page"]].actions
-        bind = actions[f"{of['page']}_{of['ways'][mode].upper()}"].bind
-        assert bind is not None
-        return self.rng.choice(
-            bind.values[: max(1, len(bind.values) // 2)] if mode == "slider" else bind.values
-        )
+        return f"{setting} and {self.say(WORDS['targets'][target], **words)}", record
 
     def do(self, flow: Json, sentence: str = "", item: str = "") -> None:
         """Add a flow, behind the sentence that opens its item, with a value for all that it asks."""
         values = {name: self.rng.choice(offered) for name, offered in flow["asks"].items()}
-        name = flow.get("sold_out")  # of which the first one asked for will be gone
-        tried = {name: self.rng.choice([v for v in flow["asks"][name] if v != values[name]])} if name else {}
+        tried = {flow["sold_out"]: flow["gone"]} if "sold_out" in flow else {}
         id, words = flow["id"], dict[str, Any]()
         if id == "settings":
             on = self.rng.sample(list(values), self.rng.randint(1, 2))
             values = {name: name in on for name in values}
             words["on"] = " and ".join(name.replace("_", " ") for name in on)
         else:
-            asked = [
-                self.say(WORDS["asks"].get(name, WORDS["asks"]["text"]), name=name, value=value)
-                for name, value in (values | tried).items()
-            ]
-            asked += [
-                self.say(WORDS["asks"]["instead"], value=values[name], gone=one)
-                for name, one in tried.items()
-            ]
+            told, given = WORDS["asks"], (values | tried).items()
+            asked = [self.say(told.get(name, told["text"]), name=name, value=value) for name, value in given]
+            asked += [self.say(told["instead"], value=values[name], gone=one) for name, one in tried.items()]
             words["asks"] = ", " + ", ".join(asked)
         self.where += [condition(f"done.{id}.{name}", "eq", value) for name, value in values.items()]
         self.where += [condition("done.doors.sold_out", "eq", value) for value in tried.values()]

@@ -5,17 +5,16 @@ action, and of the values that are chosen a goal has those alone that the termin
 """
 
 import re
-import tomllib
 from collections.abc import Sequence
-from importlib.resources import files
 from random import Random
 
 from minirl.types import Task
 from minirl.worlds.interpreter import World, apply, enabled, initial_state, parameter_values
 from minirl.worlds.search import SEARCH_SECONDS, Step, solve
+from minirl.worlds.tables import read_table
 from minirl.worlds.widgets import condition, gui_steps, widget_of
 
-WORDS = tomllib.loads(files("minirl.worlds").joinpath("walks.toml").read_text(encoding="utf-8"))
+WORDS = read_table("walks")
 COUNT, TRIES = 13, 4  # tasks of a site, half of table 6's, and walks that are drawn for each
 
 

@@ -3,26 +3,24 @@
 `generate` puts its machines together from `action`, `condition`, `effect` and `control`. `widget_of` finds
 the widget in a gui_procedure; `render` hands it to the page's scripts, and `gui_steps` returns the work of
 mouse and keyboard. What there is to each widget stands in widgets.toml.
-
 Paper: AutoWebWorld, appendix A.1.4, and the idioms of the released files (click, type and Enter is a search,
 hover and click a menu ...). Deviation: only the procedure counts, not its words, but for "slider", and a
 parameter `widget` that is a key of WIDGETS.
 """
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 from minirl.worlds.fsm_file import Action, Fsm
 from minirl.worlds.interpreter import State, World, parameter_values
 from minirl.worlds.search import Step, interceptors
+from minirl.worlds.tables import read_table
 
 SELECTOR = re.compile(r"([#.][A-Za-z_][\w-]*)+( ([#.][A-Za-z_][\w-]*)+)*")
 FACES = {"textarea": "field", "password": "field"}  # widgets that only look different from others
-WIDGETS = tomllib.loads(files("minirl.worlds").joinpath("widgets.toml").read_text(encoding="utf-8"))
+WIDGETS = read_table("widgets")
 Json = dict[str, Any]
 Offered = Sequence[Any] | Json  # values, or a `bind` as in an fsm.json
 
@@ -91,12 +89,10 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
             enters = any(step.get("key") == "Enter" for step in action.gui_procedure)
             return Widget("search" if enters and action.name == "search" else "field", element)
         case ("click", "drag"):
-            is_slider = "slider" in first or str(action.parameters.get("widget", "")).startswith("slider")
+            is_slider = "slider" in first or named.startswith("slider")
             return Widget("slider" if is_slider else "scroll", element)
-        case ("hover", "click"):
-            return Widget("hover", element, target_of(selectors[-1].split()[-1]))
-        case ("click", "click"):
-            kind = "menu" if action.bind is None else "choice"
+        case ("hover" | "click", "click"):
+            kind = "hover" if ops[0] == "hover" else "menu" if action.bind is None else "choice"
             return Widget(kind, element, target_of(selectors[-1].split()[-1]))
     if len(ops) > 2 and set(ops) == {"click"} and any(".day" in one for one in selectors):
         return Widget("date", element)
@@ -106,6 +102,12 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
 def target_of(*selectors: str) -> str:
     """Return the id that an element is drawn with: "list" for "#list", "card-like" for ".card .like"."""
     return "-".join(re.findall(r"[\w-]+", " ".join(selectors)))
+
+
+def options_of(action: Action) -> dict[str, str]:
+    """Return what a menu offers, by selectors."""
+    given = [step.get("ui_elements", {}).get("options", []) for step in action.gui_procedure]
+    return {str(option["selector"]): str(option["value"]) for options in given for option in options}
 
 
 def words_in(name: str) -> list[str]:
@@ -131,8 +133,8 @@ def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
     if widget.kind == "date" and value is None:  # the one day that the file names
         named = action.parameters
         value = f"{named.get('year', 2026)}-{named.get('month', 1):02}-{named.get('day', 1):02}"
-    values = {"item": widget.item, "value": value, "number": number, "month": str(value)[:7]}
-    values["start"] = str(value)[:3]
+    values = {"item": widget.item, "value": value, "number": number}
+    values |= {"month": str(value)[:7], "start": str(value)[:3]}
     turns = _turns(world, action, number) if widget.kind == "row" else []
     return turns + [
         {name: text.replace("@", f"#{widget.element}").format(**values) for name, text in operation.items()}
@@ -149,9 +151,8 @@ def _turns(world: World, action: Action, number: int) -> list[dict[str, Any]]:
     page = number // paging["size"]
     if world.style.get("look") != "pages" or paging["kind"] == "all" or Widget("scroll", element) in kinds:
         return []
-    op, name, times = {
-        "pages": ("click", f"page-{page}", min(page, 1)),
-        "more": ("click", "more", page),
-        "endless": ("hover", "end", min(page, 1)),  # it is scrolled to, and what is shown grows on the way
-    }[paging["kind"]]
-    return [{"op": op, "selector": f"#{element}-{name}"}] * times
+    if paging["kind"] == "more":
+        return [{"op": "click", "selector": f"#{element}-more"}] * page
+    if paging["kind"] == "endless":  # its end is scrolled to, and what is shown grows on the way
+        return [{"op": "hover", "selector": f"#{element}-end"}] * min(page, 1)
+    return [{"op": "click", "selector": f"#{element}-page-{page}"}] * min(page, 1)

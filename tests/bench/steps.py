@@ -41,7 +41,7 @@ from drawing import COLOURS, Curve, lines
 from minirl.agents.autowebworld import action_of, spell
 from minirl.recipes import tiny
 from minirl.run_folder import Run
-from minirl.worlds.tiles import CHOICES
+from minirl.worlds.shop import CHOICES
 
 CELLS = ("steps", "grounding", "contents", "shuffled")
 LABELS = {"before training": "before", "after SFT": "cloned", "after RL": "reinforced"}

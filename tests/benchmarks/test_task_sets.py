@@ -17,8 +17,8 @@ from minirl.cli import lifecycle
 from minirl.config import TaskConfig
 from minirl.recipes import tiny
 from minirl.types import Task
+from minirl.worlds.render import sites_of
 from minirl.worlds.shop import make_shop, make_tasks, shops_of
-from minirl.worlds.sites import sites_of
 
 WHERE = [{"path": "$.done.rooms.item", "cond": "eq", "value": "room-1"}]
 

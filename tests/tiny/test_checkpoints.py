@@ -20,7 +20,7 @@ from transformers import (
 from minirl import recipes
 from minirl.agents.openwebrl import SCALE, TOOLS, parse
 from minirl.tiny import checkpoints as tiny
-from minirl.worlds.operations import GRID
+from minirl.worlds.replay import GRID
 from minirl.worlds.scripted_agent import spoken, told
 from minirl.worlds.shop import CHOICES, SHOP, make_shop, make_tasks
 

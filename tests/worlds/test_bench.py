@@ -21,8 +21,7 @@ from minirl.worlds.__main__ import main
 from minirl.worlds.generate import LEVELS, THEMES, VOCABULARY, make_site
 from minirl.worlds.interpreter import enabled, initial_state
 from minirl.worlds.looks import SKINS, draw_looks
-from minirl.worlds.render import SiteServer, read_state, render
-from minirl.worlds.sites import find_task_files
+from minirl.worlds.render import SiteServer, find_task_files, read_state, render
 
 KEPT = VOCABULARY["bench"]["themes"]
 KEPT_SKINS = [name for name, plan in SKINS.items() if "kept" in plan]

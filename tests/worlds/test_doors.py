@@ -17,11 +17,10 @@ from minirl.types import BrowserFault, Task
 from minirl.worlds.doors import DOORS
 from minirl.worlds.fsm_file import document_of
 from minirl.worlds.generate import make_site
-from minirl.worlds.interpreter import World, apply, initial_state
+from minirl.worlds.interpreter import State, World, apply, enabled, initial_state
 from minirl.worlds.lint import check_fsm
-from minirl.worlds.operations import act, find, measure
 from minirl.worlds.render import SiteServer
-from minirl.worlds.replay import replay
+from minirl.worlds.replay import act, find, measure, replay
 from minirl.worlds.search import Step, solve
 from minirl.worlds.tasks import make_tasks
 from minirl.worlds.widgets import gui_steps
@@ -168,3 +167,34 @@ def test_what_is_sold_out_is_told_with_what_to_take_instead():
         value for one in steps for value in one.params.values() if value in (values["sold_out"], values[name])
     ]
     assert taken == [values["sold_out"], values[name]]
+
+
+def test_what_is_sold_out_can_never_be_had():
+    """Not in the end either: a review with it waits for another choice, and one with any other goes on."""
+    fsm, door = SITES["sold_out"].fsm, SITES["sold_out"].fsm.meta["doors"][0]
+    (flow,) = [flow for flow in fsm.meta["flows"] if "sold_out" in flow]
+    step = next(one for one in WAYS["sold_out"][2] if flow["gone"] in one.params.values())
+    (chosen,) = fsm.pages[f"{flow['id'].upper()}_FORM"].actions[step.action_id].effects
+    review = fsm.pages[door["page"]]
+    assert flow["gone"] not in flow["asks"][flow["sold_out"]]
+    for value in (flow["gone"], *flow["asks"][flow["sold_out"]]):
+        filled = dict.fromkeys(review.defaults, "something") | {"done": review.defaults["done"]}
+        state = State(review.id, filled | {chosen.path[0]: value})
+        possible = {id for id in review.actions if enabled(fsm, state, id, {})}
+        is_gone = value == flow["gone"]
+        assert (possible == {f"{review.id}_SOLD_OUT"}) == is_gone and len(possible) == (1 if is_gone else 2)
+
+
+@in_browser
+async def test_what_is_sold_out_is_said_as_often_as_it_is_asked_for(pool):
+    world, task, steps = WAYS["sold_out"]
+    gone = next(one["value"] for one in task.goal["where"] if one["path"].endswith(".sold_out"))
+    at = next(i for i, one in enumerate(steps) if one.action_id.endswith("SOLD_OUT"))
+    first = max(i for i, one in enumerate(steps[:at]) if gone in one.params.values())
+    again = [*steps[: at + 1], *steps[first:at]]
+    async with pool.session() as session:
+        await session.start(task.start_url)
+        assert (await replay(session, world, again)).reason == ""
+        shown = await session.page.inner_text(".door:not([hidden])")
+        assert any(one["title"] in shown for one in DOORS["sold_out"]["says"])
+        assert not await session.page.is_visible("main")

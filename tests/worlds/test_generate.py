@@ -17,9 +17,8 @@ from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.interpreter import State, World, parameter_values
 from minirl.worlds.lint import check, check_fsm
 from minirl.worlds.render import load_world, save_world
-from minirl.worlds.shop import make_shop
+from minirl.worlds.shop import CHOICES, controls_of, make_shop
 from minirl.worlds.tasks import make_tasks
-from minirl.worlds.tiles import CHOICES, controls_of
 from minirl.worlds.widgets import action, control, widget_of
 
 SITES = [(theme, level) for theme in THEMES for level in LEVELS]

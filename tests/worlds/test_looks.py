@@ -7,10 +7,13 @@ from test_render import visit
 
 from minirl.worlds.fsm_file import document_of
 from minirl.worlds.generate import make_site
-from minirl.worlds.interpreter import World
+from minirl.worlds.interpreter import World, apply, enabled, initial_state
 from minirl.worlds.looks import SKINS
 from minirl.worlds.render import render
 from minirl.worlds.search import solve
+from minirl.worlds.widgets import condition
+
+TAKE = "([id, params]) => window.minirl.dispatch(id, params)"
 
 
 def test_a_skin_changes_the_looks_alone():
@@ -52,3 +55,26 @@ async def test_a_page_is_full_and_has_its_pictures_at_once():
         assert await page.evaluate("[...document.images].every((one) => one.naturalWidth > 0)")
         assert await page.locator("a, button, input, select").count() >= 15
         assert len(await page.inner_text("body")) >= 600
+
+
+@pytest.mark.parametrize(("place", "start"), [("CART", "START_ORDER"), ("BOOKINGS", "START_CHANGE")])
+async def test_what_was_put_somewhere_is_shown_there_and_nothing_can_be_done_before(place, start):
+    """In the cart, or among the bookings: the item, and what the session has noted with it."""
+    world = make_site("shop", 2, "hard", "grid")
+    flows = {flow["id"]: flow for flow in world.fsm.meta["flows"]}
+    id = "cart" if place == "CART" else next(iter(flows))
+    name, value = next((name, some[-1]) for name, some in flows[id]["asks"].items() if some != [True])
+    item = world.data[flows[id]["list"]][3]
+    noted = {"item": item["id"], name: value}
+    where = [condition(f"done.{id}.{field}", "eq", one) for field, one in noted.items()]
+    async with visit(world) as page:
+        for goal, is_there in (({"page": place}, False), ({"page": place, "where": where}, True)):
+            state = initial_state(world.fsm)
+            await page.reload()
+            for step in solve(world, goal) or []:
+                assert await page.evaluate(TAKE, [step.action_id, dict(step.params)])
+                state = apply(world.fsm, state, step.action_id, step.params)
+            assert state.page == place and enabled(world.fsm, state, f"{place}_{start}", {}) == is_there
+            shown = await page.text_content("main .cards") or ""
+            assert all((part in shown) == is_there for part in (item["title"], name, str(value)))
+            assert await page.locator("main .cards.waits:empty").count() == (not is_there)

@@ -20,9 +20,8 @@ from minirl.worlds import render
 from minirl.worlds.__main__ import main
 from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.interpreter import World, apply, enabled, initial_state, parameter_values
-from minirl.worlds.operations import OPERATIONS
 from minirl.worlds.render import SiteServer, save_world
-from minirl.worlds.replay import Replay, replay, replay_sites
+from minirl.worlds.replay import OPERATIONS, Replay, replay, replay_sites
 from minirl.worlds.search import Step, solve
 from minirl.worlds.tasks import make_tasks
 from minirl.worlds.widgets import WIDGETS, widget_of

@@ -28,8 +28,8 @@ from minirl.run_folder import Run
 from minirl.types import BrowserFault, Prompt, Sample, Score, Stop, Task, ToolFailure
 from minirl.worlds.generate import make_site
 from minirl.worlds.interpreter import World
-from minirl.worlds.operations import middle
 from minirl.worlds.render import SiteServer
+from minirl.worlds.replay import middle
 from minirl.worlds.scripted_agent import ScriptedPolicy, spoken
 from minirl.worlds.search import solve
 from minirl.worlds.shop import make_shop, make_tasks

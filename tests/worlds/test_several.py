@@ -22,10 +22,9 @@ from minirl.types import BrowserFault, Score, Task
 from minirl.worlds.__main__ import main
 from minirl.worlds.interpreter import State, World
 from minirl.worlds.lint import check_fsm
-from minirl.worlds.render import SiteServer
+from minirl.worlds.render import SiteServer, sites_of, world_at
 from minirl.worlds.scripted_agent import ScriptedPolicy
 from minirl.worlds.several import make_pair, share_over, states_of
-from minirl.worlds.sites import sites_of, world_at
 
 PAIRS = [make_pair(seed, 4) for seed in range(10)]
 PATIENT = {"start_seconds": 300.0, "call_seconds": 120.0, "screenshot_seconds": 300.0}

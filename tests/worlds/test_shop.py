@@ -14,8 +14,7 @@ from minirl.types import Task
 from minirl.worlds.interpreter import State, World, apply, holds, initial_state
 from minirl.worlds.render import describe
 from minirl.worlds.search import solve
-from minirl.worlds.shop import CHOICES, SHOP, make_shop, make_tasks, shops_named, shops_of, tasks_of
-from minirl.worlds.tiles import cut
+from minirl.worlds.shop import CHOICES, SHOP, cut, make_shop, make_tasks, shops_named, shops_of, tasks_of
 
 MANY = [make_shop(n) for n in (*range(120), *range(50001, 50041), *range(90001, 90041))]
 
