@@ -144,7 +144,8 @@ def start(args: Args, bench: learning.Args, heldout: list[str]) -> Run:
         rows = recorded(folder, tiny().task.train, "--count", args.orders)
         file = folder / "own_words.json"
         file.write_text(json.dumps(rows))
-        cloning = ["--sft.max-steps", str(args.updates), "--task.demo-goals", str(len(rows))]
+        cloning = ["--sft.max-steps", str(args.updates)]
+        cloning += ["--task.train-goals", str(len(rows)), "--task.demo-goals", str(len(rows))]
         flags = ["--seed", str(args.seed), "--task.train", str(file), *heldout, *cloning]
         learning.start(bench, run, "sft.py", *AGENT, *flags)
     return run
