@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,15 @@ def test_numbers_of_equal_episodes_are_numbers(reward):
     metrics = rollout_metrics(collected(episode(turn(1, 1, 1), reward=reward)))
     assert json.loads(json.dumps(metrics["success"])) is not (reward == 1.0)
     assert metrics["success"] == reward and metrics["reward_std"] == 0.0
+
+
+def test_a_recorded_steps_rewards_are_counted_one_by_one():
+    """Of valid episodes alone."""
+    parts = [{"action": 1.0, "coordinate": 0.0}, {"action": 1.0, "coordinate": 1.0}]
+    steps = [replace(episode(turn(1, 1, 1)), final_state={"rewards": part}) for part in parts]
+    lost = replace(steps[0], stop=Stop.SITE_ERROR)
+    metrics = rollout_metrics(collected(*steps, lost))
+    assert (metrics["reward/action"], metrics["reward/coordinate"], metrics["invalid"]) == (1.0, 0.5, 1)
 
 
 def test_a_step_without_a_valid_episode_has_counts_and_no_means():

@@ -51,23 +51,21 @@ def parse(text: str) -> Parsed:
                 before.rpartition("Thought:")[2].strip(), read_ui_tars(said.split("\n\n")[0].strip())
             )
         inside = found[1].rpartition("<action>")[2]  # a thought may have named the tag
-        return Parsed(thought, (read_call(inside.strip()),))
+        return Parsed(thought, (read_call(_literal(inside.strip())),))
     except ValueError as problem:
         return Parsed(thought, error=f"Error: invalid action, {problem}")
 
 
-def read_call(source: str | Mapping[str, Any]) -> Call:
-    """Return an action's dictionary as a call, the first one of several. ValueError with the fault. Words
-    without quotation marks are read as texts, as in the paper's list; nothing is evaluated."""
-    given = _literal(source) if isinstance(source, str) else source
-    name = given.get("action")
+def read_call(given: Mapping[str, Any]) -> Call:
+    """Return an action's dictionary as a call. ValueError with the fault."""
+    name, arguments = given.get("action"), {}
     if not isinstance(name, str) or name not in ACTIONS:
         raise ValueError(f"there is no {str(name)[:40]!r}; the actions are {', '.join(ACTIONS)}")
-    arguments = {}
     for key in ACTIONS[name]:
         value = given.get(key)
         if key in POINTS:
-            if not (isinstance(value, list) and len(value) == 2 and all(map(_is_length, value))):
+            numbers = value if isinstance(value, list) else []
+            if [type(n) in (int, float) and 0 <= n < 1e6 for n in numbers] != [True, True]:  # refuses NaN
                 raise ValueError(f"{name} needs {key} as [x, y], two numbers of pixels")
         elif value is None or isinstance(value, list | dict):
             raise ValueError(f"{name} needs {key} as a text")
@@ -92,12 +90,9 @@ def read_ui_tars(source: str) -> tuple[Call, ...]:
     return (call, Call("press_enter")) if name == "type_text" and given["text"].endswith("\n") else (call,)
 
 
-def _is_length(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < 1e6  # refuses NaN
-
-
 def _literal(source: str) -> dict[str, Any]:
-    """Return the dictionary that a Python literal, or JSON, spells out; of a list of them the first."""
+    """Return the dictionary that a Python literal, or JSON, spells out; of a list of them the first. Words
+    without quotation marks are read as texts, as in the paper's list; nothing is evaluated."""
     try:
         if len(source) > LONGEST_ACTION:
             raise ValueError

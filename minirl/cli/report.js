@@ -32,6 +32,7 @@ function short(x) {
 const CHARTS = [
   {title: "Success", keys: {success: "training"}, evals: true, top: 1, zero: true},
   {title: "Reward", keys: {reward: "mean", reward_std: "deviation"}},
+  {title: "Rewards of recorded steps", prefix: "reward/", top: 1, zero: true},
   {title: "Tokens per episode", zero: true,
     keys: {tokens_mean: "mean", tokens_p90: "90th percentile", response_tokens: "sampled"}},
   {title: "Turns per episode", keys: {turns: "turns"}, zero: true},

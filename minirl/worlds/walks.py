@@ -25,8 +25,7 @@ def make_walks(world: World, count: int = COUNT) -> list[Task]:
     goals = [{"page": page} for page in world.fsm.terminal_pages]
     ways = [way for goal in goals if (way := solve(world, goal, seconds=SEARCH_SECONDS))]
     for way in ways * (TRIES * count):
-        task = _walk(world, way, rng, len(tasks))
-        if task is not None and len(tasks) < count:
+        if len(tasks) < count and (task := _walk(world, way, rng, len(tasks))):
             tasks.setdefault(task.instruction, task)
     return list(tasks.values())
 

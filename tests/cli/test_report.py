@@ -223,6 +223,20 @@ def test_the_curves_show_values_under_the_pointer(page, run):
     assert page.locator('[data-title="Stops by kind"] path.area').count() == 4
 
 
+def test_rewards_of_recorded_steps_are_drawn_one_by_one(page, run, tmp_path):
+    """And not where there are none."""
+    open_report(page, run)
+    assert page.locator('[data-title="Rewards of recorded steps"]').count() == 0
+    recorded = Run(tmp_path / "recorded")
+    for step, share in ((1, 0.25), (2, 0.5)):
+        recorded.add_metrics(step, {"reward": share, "reward/action": 1.0, "reward/coordinate": share})
+    write_report(recorded.root)
+    open_report(page, recorded)
+    card = page.locator('[data-title="Rewards of recorded steps"]')
+    assert card.locator("svg path.line").count() == 2
+    assert "action 1 coordinate 0.5" in " ".join(card.inner_text().split())
+
+
 def mark_position(page: Page) -> tuple[float, float]:
     mark = page.locator(".shot circle.mark").first
     mark.wait_for()
