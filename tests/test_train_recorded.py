@@ -1,4 +1,5 @@
-"""AutoWebWorld's recipe on recorded steps, as a user runs it: a random Qwen2.5-VL, and no Chromium at all."""
+"""AutoWebWorld's recipe as a user runs it, with a random Qwen2.5-VL: on recorded steps, without Chromium, and
+live."""
 
 from __future__ import annotations
 
@@ -68,3 +69,21 @@ def test_a_broken_record_ends_the_script_in_one_line(argv, tmp_path, ended):
 def test_another_agent_is_told_that_it_cannot(argv, ended):
     code, said = ended(train, *argv, "--agent.kind", "visual")
     assert code == 2 and "recorded steps are AutoWebWorld's: add --agent.kind autowebworld" in said
+
+
+def test_the_same_agent_is_trained_live(argv, tmp_path, ended, monkeypatch):
+    """In shops, whose machine decides; cloned it can only be what was recorded."""
+    monkeypatch.undo()  # Chromium is there again
+    live = ["--task.train=shops:400-401", "--task.train-goals=8", "--task.demo-goals=4"]
+    live += ["--task.heldout=shops:90001-90002"]
+    live += ["--steps=1", "--rollout.max-steps=2", "--rollout.group=2", "--eval.max-steps=2", "--eval-size=1"]
+    live += ["--browser.episodes=4"]
+    train.run([*argv, *live])
+    run = Run(tmp_path / "runs/autowebworld_3b")
+    (step,) = run.metrics()
+    assert (step["episodes"], step["turns"], step["invalid"]) == (6, 1, 0), "the first response has no end"
+    assert step["ratio_mean"] == pytest.approx(1, abs=1e-3) and "reward/action" not in step
+    (first, *_) = run.load_trajectories("step_00001")
+    assert first.turns[0].url.startswith("http://shop-40") and first.turns[0].images
+    code, said = ended(sft, *argv, *live, "--name=cloned")
+    assert code == 2 and "clone this agent's tasks as recorded steps: python -m minirl.worlds record" in said
