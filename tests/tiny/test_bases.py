@@ -78,6 +78,29 @@ def test_turns_click_what_is_there_one_by_one_and_end(text_preprocessor):
     assert seen > {"pearl", "mint", "slim", "Next", "done"}
 
 
+def test_every_word_that_a_task_names_is_looked_up_in_one_page(text_preprocessor):
+    teacher = Reading(tiny_text(), text_preprocessor, nn.Linear(1, 1), [PAGES], [])
+    decode, absent = text_preprocessor.tokenizer.decode, 0
+    for one in islice(teacher.draw("words", np.random.default_rng(1)), 40):
+        asked, _, said = decode(one.ids).partition("\n\npage ")
+        page = PAGES["AB".index(said[0])]
+        named = [
+            word
+            for word in re.findall(r"\w+", asked.removeprefix("Click"))
+            if word in teacher.words + ["Next", "Buy"]
+        ]
+        expected = "".join(
+            f' {word} do(action="Click", element="{page.numbers[word]}")'
+            if word in page.numbers
+            else f" {word} no"
+            for word in named
+        )
+        assert said[1:] == expected + text_preprocessor.tokenizer.eos_token and named
+        absent += expected.count(" no")
+        assert one.is_learned == [False] * one.is_learned.count(False) + [True] * sum(one.is_learned)
+    assert absent > 5
+
+
 def test_the_control_shows_another_shops_pages(text_preprocessor):
     teacher = Reading(tiny_text(), text_preprocessor, nn.Linear(1, 1), [PAGES], [])
     other = [Page("#C", "page C", {})]
