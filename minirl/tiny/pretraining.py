@@ -1,8 +1,8 @@
-"""How a base model of the tiny recipes is taught: one loop for the one that sees and the one that reads.
+"""How a base model is taught, stage by stage: the loop around the examples that seeing.py makes.
 
     shops' pages, looked at once --> examples of a stage, drawn without end --> batches --> Muon and AdamW
 
-seeing.py and reading.py make the examples. Every rank has its own shops and draws its own examples; gradients
+Every rank has its own shops and draws its own examples; gradients
 are averaged. Not in a paper: those start from Qwen's and Meta's models.
 """
 
@@ -184,9 +184,8 @@ def teach(teacher: Teacher, seed: int, ranks: Ranks) -> list[dict[str, Any]]:
 
 def make(
     config: Config,
-    kind: str,
     page_of: PageOf,
-    texts: Callable[[list[Any]], Iterable[str]],
+    texts: Iterable[str],
     teacher_of: Callable[..., Teacher],
     out: Path,
     curve: Path,
@@ -201,7 +200,7 @@ def make(
         own, unseen = (shops_named(some)[ranks.rank :: ranks.world] for some in (TRAIN, TEST))
         seen = asyncio.run(look(own + unseen, config, page_of))
         if ranks.is_main:
-            build(out, texts(seen), seed, kind=kind)
+            build(out, texts, seed)
         ranks.barrier()
         config = replace(config, model=replace(config.model, path=str(out)))
         model = open_model(config)
