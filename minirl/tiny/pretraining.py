@@ -2,8 +2,8 @@
 
     shops' pages, looked at once --> examples of a stage, drawn without end --> batches --> Muon and AdamW
 
-Every rank has its own shops and draws its own examples; gradients
-are averaged. Not in a paper: those start from Qwen's and Meta's models.
+Every rank has its own shops and draws its own examples; gradients are averaged. Not in a paper: those start
+from Qwen's and Meta's models.
 """
 
 import asyncio
