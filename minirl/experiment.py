@@ -194,7 +194,7 @@ def open_experiment(config: Config, ranks: Ranks) -> Experiment:
     if config.model.path == "tiny":
         path = (config.replay or config.run_dir) / "model"
         if ranks.is_main and not (path / "config.json").is_file():
-            build_tiny(path, config, tasks.train)
+            build_tiny(path, config)
         config = replace(config, model=replace(config.model, path=str(path)))
     ranks.barrier()
     torch.manual_seed(config.seed)

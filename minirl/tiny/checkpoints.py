@@ -1,78 +1,48 @@
 """The tiny checkpoints: the real Qwen3-VL and Llama architectures at about 1M parameters, for laptops.
 
-`build_tiny` makes one per run folder, an ordinary Hugging Face folder that is loaded as Qwen3-VL-4B-Thinking
-would be. Its byte-level BPE can spell any text; the words, tool-call pieces and round coordinates of its
-world, or a text agent's attributes, are single tokens, which keeps responses short.
+`build_tiny` copies one to a run's folder: an ordinary Hugging Face folder that is loaded as
+Qwen3-VL-4B-Thinking would be. Its byte-level BPE can spell any text; the words, tool-call pieces and round
+coordinates of its world, or a text agent's attributes, are single tokens, which keeps responses short.
 """
 
-import asyncio
 import itertools
 import json
 import shutil
 import tomllib
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from minirl.agents.openwebrl import SCALE, TOOLS, system_prompt
-from minirl.browser.pool import BrowserPool
+from minirl.agents.webagent_r1 import ACTIONS, LEFT_OUT
+from minirl.agents.webagent_r1 import system_prompt as prompt
 from minirl.config import Config
-from minirl.console import progress
-from minirl.experiment import make_agent
 from minirl.model import save_model
-from minirl.types import Task
-from minirl.worlds.render import SiteServer, sites_of, world_at
 from minirl.worlds.replay import GRID
-from minirl.worlds.scripted_agent import ScriptedPolicy
+from minirl.worlds.scripted_agent import told
 from minirl.worlds.shop import CHOICES, SHOP
 
 DONE = {"name": "done", "arguments": {"response": "done"}}
-PAGES_OF = 24  # tasks whose pages a small tokenizer learns from
+PAGES, OFTEN = 400, 5  # pages that a small tokenizer learns from, and how often it reads everything else
 
 FOLDER = Path(__file__).parent
 BASE = FOLDER / "base"  # made by `python -m minirl.tiny.seeing`
+BASE_TEXT = FOLDER / "base_text"  # and by `python -m minirl.tiny.reading`
 # ChatML as Qwen3-VL-Thinking's template writes it: the assistant's turn opens inside <think>
 CHAT_TEMPLATE = FOLDER.joinpath("chat_template.jinja").read_text(encoding="utf-8").removesuffix("\n")
 TEXT_TEMPLATE = CHAT_TEMPLATE.replace("<|im_start|>assistant\n<think>\n", "<|im_start|>assistant\n")
 SETTINGS = tomllib.loads(FOLDER.joinpath("checkpoints.toml").read_text(encoding="utf-8"))
 
 
-def build_tiny(path: Path, config: Config, tasks: Sequence[Task]) -> Path:
-    """Write the checkpoint that a run starts from: a visual agent's base model, or for a text agent random
-    weights and a tokenizer that knows its pages of the tasks. Return its folder."""
-    if config.agent.kind != "text":
-        return shutil.copytree(BASE, path, dirs_exist_ok=True)
-    # in a thread, because the caller may be inside an event loop
-    with progress("reading pages for the tokenizer"), ThreadPoolExecutor(1) as thread:
-        texts = thread.submit(asyncio.run, scripted_texts(config, tasks[:PAGES_OF])).result()
-    return build_text(path, texts, config.seed)
-
-
-async def scripted_texts(config: Config, tasks: Sequence[Task]) -> list[str]:
-    """Return the system prompt, and all that a text agent reads and writes while the tasks are solved."""
-    agent, sites = make_agent(config), {site.name: site for site in sites_of(tasks)}
-    texts = [agent.system]
-    with SiteServer(list(sites.values())) as server:
-        async with BrowserPool(config.browser, server.sites, sealed=True) as pool:
-            for task in tasks:
-                world = world_at(sites[str(task.meta["world"])])
-                policy = ScriptedPolicy(world, task, agent=config.agent)
-                async with pool.session() as session:
-                    await session.start(task.start_url)
-                    while not policy.ended:
-                        observation = await agent.observe(session)
-                        response = await policy.respond(session)
-                        texts += agent.words(len(texts) - 1, task.instruction, observation, ())
-                        texts.append(response)
-                        await agent.act(session, agent.parse(response).calls[0])
-    return texts
+def build_tiny(path: Path, config: Config) -> Path:
+    """Copy the base model of the agent's kind to where a run starts from. Return its folder."""
+    return shutil.copytree(BASE_TEXT if config.agent.kind == "text" else BASE, path, dirs_exist_ok=True)
 
 
 def corpus(said: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[str]:
@@ -101,11 +71,23 @@ def vocabulary() -> list[str]:
     return corpus(said, "http://shop-10.test/", pages) + ["Click a, b. choose a no", *phrases]
 
 
+def text_corpus(pages: Iterable[str]) -> list[str]:
+    """Return what a text agent's tokenizer learns from: pages, and often the words of orders and answers."""
+    said = [*words(), *SHOP["buttons"].values(), "done"]
+    actions = [*(f'do(action="{name}", element="' for name in ACTIONS), 'exit(message="done")']
+    texts = [f"Task Instruction: Click {word}, {word} in {word}.\n\nRound 0\n\n" for word in said]
+    texts += [told(word, action) for word in said for action in actions]
+    texts += [choice["phrase"].format("") for choice in CHOICES.values()] + [LEFT_OUT, " no"] * OFTEN
+    return [prompt(brief=True, thinking=True), *texts * OFTEN, *itertools.islice(pages, PAGES)]
+
+
 def build_tokenizer(texts: Iterable[str], kind: str = "visual") -> PreTrainedTokenizerFast:
     """Return a byte-level BPE over `texts`, with Qwen's control tokens, for one `kind` of checkpoint."""
     parts, alphabet = SETTINGS["tokenizers"][kind], pre_tokenizers.ByteLevel.alphabet()
     bpe, split = Tokenizer(models.BPE()), pre_tokenizers.Split(Regex(parts["chunks"]), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    if "unread" in parts:
+        bpe.normalizer = normalizers.Replace(Regex(parts["unread"]), "")
     bpe.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     bpe.decoder = decoders.ByteLevel()
     settings = {"initial_alphabet": alphabet, "special_tokens": SETTINGS["special"], "show_progress": False}
@@ -150,4 +132,4 @@ def build(
 
 
 build_judge = partial(build, kind="judge")  # which reads questions and writes reasons, without thoughts
-build_text = partial(build, kind="text", layers=3)
+build_text = partial(build, kind="text", layers=4)

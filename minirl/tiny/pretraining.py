@@ -1,9 +1,9 @@
-"""How a base model is taught, stage by stage: the loop around the examples that seeing.py makes.
+"""How a base model of the tiny recipes is taught: one loop for the one that sees and the one that reads.
 
     shops' pages, looked at once --> examples of a stage, drawn without end --> batches --> Muon and AdamW
 
-Every rank has its own shops and draws its own examples; gradients are averaged. Not in a paper: those start
-from Qwen's and Meta's models.
+seeing.py and reading.py make the examples. Every rank has its own shops and draws its own examples; gradients
+are averaged. Not in a paper: those start from Qwen's and Meta's models.
 """
 
 import asyncio
@@ -95,8 +95,9 @@ def read(
     examples: Sequence[Example],
     grids: Sequence[Grid] = (),
     **seen: Any,
-) -> tuple[Tensor, Tensor]:
-    """Return what is said (N, V) where the examples are learned, and the N ids that should be."""
+) -> tuple[Tensor, Tensor, Any]:
+    """Return what is said (N, V) where the examples are learned, the N ids that should be, and what the
+    model returned."""
     merge = preprocessor.images.merge if preprocessor.images else 1
     arrays = [np.array(one.ids) for one in examples]
     rows = [Encoded(ids, positions(ids, grids, preprocessor.pad, merge), []) for ids in arrays]
@@ -105,7 +106,7 @@ def read(
     where = [(b, i) for b, one in enumerate(examples) for i in np.flatnonzero(one.is_learned)]
     b_N, i_N = torch.tensor(where).T
     wanted_N = torch.tensor([examples[b].ids[i] for b, i in where])
-    return out.last_hidden_state[b_N, i_N - 1] @ model.get_input_embeddings().weight.T, wanted_N
+    return out.last_hidden_state[b_N, i_N - 1] @ model.get_input_embeddings().weight.T, wanted_N, out
 
 
 def batches(examples: Iterator[Example], size: int, order: np.random.Generator) -> Iterator[list[Example]]:
@@ -184,8 +185,9 @@ def teach(teacher: Teacher, seed: int, ranks: Ranks) -> list[dict[str, Any]]:
 
 def make(
     config: Config,
+    kind: str,
     page_of: PageOf,
-    texts: Iterable[str],
+    texts: Callable[[list[Any]], Iterable[str]],
     teacher_of: Callable[..., Teacher],
     out: Path,
     curve: Path,
@@ -200,7 +202,7 @@ def make(
         own, unseen = (shops_named(some)[ranks.rank :: ranks.world] for some in (TRAIN, TEST))
         seen = asyncio.run(look(own + unseen, config, page_of))
         if ranks.is_main:
-            build(out, texts, seed)
+            build(out, texts(seen), seed, kind=kind)
         ranks.barrier()
         config = replace(config, model=replace(config.model, path=str(out)))
         model = open_model(config)

@@ -188,7 +188,9 @@ class Seeing:
         return self.model.model.get_image_features(pixels, grids, return_dict=True)
 
     def read(self, examples: Sequence[Example], seen: Any) -> tuple[Tensor, Tensor]:
-        return read(self.model, self.preprocessor, examples, [PATCHES], mm_encoder_outputs={"image": seen})
+        return read(self.model, self.preprocessor, examples, [PATCHES], mm_encoder_outputs={"image": seen})[
+            :2
+        ]
 
     def loss(self, stage: str, examples: Sequence[Example]) -> Tensor:
         """Return the loss of what is seen and, but for the first stage, of what is said."""
@@ -236,7 +238,7 @@ class Seeing:
 
 def main(out: Path = BASE, curve: Path = Path("docs/seeing.json"), seed: int = 0) -> None:
     """Make the base model."""
-    make(tiny(), make_page, vocabulary(), Seeing, out, curve, seed)
+    make(tiny(), "visual", make_page, lambda _: vocabulary(), Seeing, out, curve, seed)
 
 
 if __name__ == "__main__":

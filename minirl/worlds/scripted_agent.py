@@ -132,8 +132,7 @@ class ScriptedPolicy:
                 words, said = await self._did(session, gui), action(gui, number)
             if not said:
                 raise ValueError(f"{self.world.name}: the text agent can't {gui['op']}")
-        thinking = f"<think> # Element: {words} </think> <answer> {said} </answer>"
-        return thinking if self.agent.thinking else said
+        return told(words, said) if self.agent.thinking else said
 
     async def _calls(self, session: Session) -> str:
         points, page = dict[str, list[int] | None].fromkeys(self.looked_for), self.state.page
@@ -155,6 +154,11 @@ class ScriptedPolicy:
             calls += self._goodbye(session)[0]
         opens_think = self.preprocessor is not None and self.preprocessor.chat.opens_think
         return ("" if opens_think else "<think>\n") + spoken(points, calls)
+
+
+def told(words: str, action: str) -> str:
+    """Return what a text agent says that acts on the element with these words."""
+    return f"<think> # Element: {words} </think> <answer> {action} </answer>"
 
 
 def spoken(points: Mapping[str, Sequence[int] | None], calls: Sequence[Mapping[str, Any]]) -> str:

@@ -83,17 +83,23 @@ def bars(title: str, frames: Mapping[str, float], parts: Mapping[str, Mapping[st
     return whole(title, out, edge + 120, TOP + high + 50)
 
 
-def seeing(made: Mapping[str, list[dict]]) -> str:
-    """Return the curve of a base model's making, which docs/seeing.json holds."""
+TAUGHT = {
+    "seeing": "The base model: words named (vision), points in their control (words, agent), unseen shops",
+    "reading": "The text base model: turns of which every token is the likeliest, unseen shops",
+}
+
+
+def making(made: Mapping[str, list[dict]], title: str) -> str:
+    """Return the curve of a base model's making, which docs/seeing.json or docs/reading.json holds."""
     stages = list(dict.fromkeys(point["stage"] for point in made["curve"]))
     curves = [
         Curve(stage, [(p["minutes"], p["accuracy"]) for p in made["curve"] if p["stage"] == stage], colour)
         for stage, colour in zip(stages, COLOURS, strict=False)
     ]
-    title = "The base model: words named (vision), points in their control (words, agent), unseen shops"
     return lines(title, curves, "minutes on two cores", range(0, int(made["curve"][-1]["minutes"]) + 1, 5))
 
 
 if __name__ == "__main__":  # python tests/bench/drawing.py docs/seeing.json
     source = Path(sys.argv[1])
-    source.with_suffix(".svg").write_text(seeing(json.loads(source.read_text())))
+    drawn = making(json.loads(source.read_text()), TAUGHT[source.stem])
+    source.with_suffix(".svg").write_text(drawn)

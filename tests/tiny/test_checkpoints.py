@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from minirl import recipes
 from minirl.agents.openwebrl import SCALE, TOOLS, parse
 from minirl.tiny import checkpoints as tiny
 from minirl.worlds.replay import GRID
-from minirl.worlds.scripted_agent import spoken
+from minirl.worlds.scripted_agent import spoken, told
 from minirl.worlds.shop import CHOICES, SHOP, make_shop, make_tasks
 
 WORDS = ["mug", "plate", "birch", "maroon"]
@@ -156,23 +155,27 @@ def test_the_base_model_has_the_words_of_todays_shops():
     assert (text.vocab_size, text.eos_token_id) == (len(own), own.eos_token_id)
 
 
-def test_a_visual_agent_begins_with_a_copy_of_the_base_model(tmp_path, tiny_folder, monkeypatch):
-    monkeypatch.setattr(tiny, "BASE", tiny_folder)
+@pytest.mark.parametrize("kind", ["visual", "text"])
+def test_a_run_begins_with_a_copy_of_the_base_model(kind, tmp_path, tiny_folder, monkeypatch):
+    monkeypatch.setattr(tiny, "BASE" if kind == "visual" else "BASE_TEXT", tiny_folder)
     (tmp_path / "model").mkdir()  # left by a run that was interrupted
-    path = tiny.build_tiny(tmp_path / "model", recipes.tiny(), TASKS)
+    path = tiny.build_tiny(tmp_path / "model", recipes.tiny() if kind == "visual" else recipes.tiny_text())
     assert path == tmp_path / "model"
     copied, base = ({file.name: file.read_bytes() for file in at.iterdir()} for at in (path, tiny_folder))
     assert copied == base and "model.safetensors" in base
 
 
-async def test_a_text_agents_knows_its_pages_and_is_built_inside_a_loop_too(tmp_path, monkeypatch):
-    """The solution of one task is acted out in a browser, while this test's event loop runs."""
-    monkeypatch.setattr(tiny, "PAGES_OF", 1)
-    config = recipes.tiny_text()
-    config = replace(config, browser=replace(config.browser, browsers=1, episodes=1))
-    path = tiny.build_tiny(tmp_path / "model", config, TASKS)
-    own = AutoTokenizer.from_pretrained(path)
-    assert pieces(own, ' do(action="Click", element="7') == [' do(action="Click", element="', "7"]
-    assert AutoConfig.from_pretrained(path).model_type == "llama"
-    for condition in TASKS[0].goal["where"]:
-        assert len(pieces(own, " " + condition["value"])) == 1
+def test_what_a_text_agent_reads_and_says_are_single_tokens(tmp_path):
+    page = (
+        '<html data-bbox="0,0,480,360"> <button id="7" type="button" data-bbox="3,33,144,114"> Buy </button>'
+    )
+    own = tiny.build_tokenizer(tiny.text_corpus([page]), "text")
+    for word in [*tiny.words(), *SHOP["buttons"].values()]:
+        assert pieces(own, f"in {word},")[1] == f" {word}"
+        assert pieces(own, told(word, 'do(action="Click", element="7")'))[5:12] == [
+            f" {word}", " ", "</think>", " ", "<answer>", ' do(action="Click", element="', "7",
+        ]  # fmt: skip
+    assert (
+        AutoConfig.from_pretrained(tiny.build_text(tmp_path / "m", [page], 0, hidden=32)).model_type
+        == "llama"
+    )
