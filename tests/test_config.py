@@ -269,7 +269,7 @@ def test_the_first_screen_of_help_shows_the_settings_that_people_change(capsys):
         "--name", "--steps", "--seed", "--resume", "--model.path", "--task.train", "--task.heldout",
         "--rollout.group", "--rollout.groups", "--optim.lr",
     ]  # fmt: skip
-    assert "[18] RL steps" in said and "--help-all" in said and len(said.splitlines()) <= 24
+    assert "[10] RL steps" in said and "--help-all" in said and len(said.splitlines()) <= 24
 
 
 def test_all_settings_are_a_flag_away_and_only_those_of_the_script(capsys):

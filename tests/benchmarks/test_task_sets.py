@@ -37,7 +37,7 @@ def test_held_out_shops_are_never_trained_on():
     plain, sets = make_task_sets(config), make_task_sets(replace(config, eval_every=5, eval_size=40))
     whole = make_task_sets(replace(config, task=replace(config.task, short=0)))
     assert len(whole.train) == config.task.train_goals and len(sets.heldout) == config.eval.episodes
-    assert shops(whole.train) == {f"shop-{n}" for n in range(400, 700)}
+    assert shops(whole.train) == {f"shop-{n}" for n in range(600, 900)}
     assert whole.demos == whole.train[: config.task.demo_goals] and whole.heldout == sets.heldout
     assert shops(sets.heldout) == {f"shop-{n}" for n in range(90001, 90065)}
     # what chooses the best weights is neither trained on nor held out, and changes neither

@@ -245,7 +245,7 @@ async def test_an_observation_has_tabs_address_title_and_a_screenshot(session, s
     assert seen.text == (
         f"screen size: {WIDTH} x {HEIGHT}\nCurrent tab: 0\nAvailable tabs:\n- Tab 0 (active): {site}/ - Home"
     )
-    assert (seen.url, seen.title) == (f"{site}/", "Home")
+    assert seen.url == f"{site}/"
     assert Image.open(io.BytesIO(seen.image)).size == (WIDTH, HEIGHT)
 
 
@@ -287,7 +287,7 @@ async def test_a_page_that_hangs_fails_the_call_and_goes_on(pool, site):
         news = "did not finish in time. The page's script hung and was stopped"
         with pytest.raises(ToolFailure, match=news):
             await do(session, "click", point_2d=HANG)
-        assert (await observe(session)).title == "Home"
+        assert " - Home" in (await observe(session)).text
         assert f"Now at {site}/two" in await do(session, "click", point_2d=LINK)
     assert contexts(pool) == 0
 

@@ -140,8 +140,8 @@ def test_what_is_missing_is_sampled_as_evaluations_want_it(eval_script):
     asked = {}
 
     class FakeWorker:
-        async def evaluate(self, tasks, label, max_steps, tick, members, on_done):
-            asked.update(tasks=tasks, max_steps=max_steps, members=members, on_done=on_done)
+        async def evaluate(self, places, label, max_steps, tick, on_done):
+            asked.update(places=places, max_steps=max_steps, on_done=on_done)
 
     class FakeExperiment:
         config, ranks = EvalScriptConfig(**vars(openwebrl_4b())), alone()
@@ -160,7 +160,7 @@ def test_what_is_missing_is_sampled_as_evaluations_want_it(eval_script):
             asked["written"] = "on_done" in asked
 
     asyncio.run(eval_script.attempt(FakeExperiment(), FakeLedger(), [(TASKS[1], 0), (TASKS[0], 7)]))
-    assert asked["tasks"] == [TASKS[1], TASKS[0]] and asked["members"] == [0, 7]
+    assert asked["places"] == [(TASKS[1], 0), (TASKS[0], 7)]
     assert asked["max_steps"] == openwebrl_4b().eval.max_steps and asked["on_done"] == "the ledger's"
     assert asked["reset"], "before anything is run"
     assert asked["written"], "and the results, however it ends"
