@@ -45,6 +45,7 @@ CONTROL = re.compile(
 )
 CONTROLS = 10
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIGITS = {word: str(n) for n, word in enumerate(NUMBERS, 1)}  # quantities: shown 4, asked four
 LAYERS = {"numbers": 1, "left": 2, "found": 2}  # behind which these are known
 CHOSEN = re.compile(r' <p data-text="[^"]*"[^>]*> [^<]* </p>')
 BUTTON = re.compile(r"<button .*?</button>")
@@ -75,7 +76,7 @@ def click(page: Page, word: str) -> str:
 
 def html_of(page: Page, chosen: Iterable[str] = ()) -> str:
     """Return a page that shows what has been chosen."""
-    path = " › ".join(chosen)
+    path = " › ".join(DIGITS.get(word, word) for word in chosen)
     return page.html.replace(PATH, f' <p data-text="{path}"> {path} </p>' if path else "")
 
 
@@ -104,9 +105,12 @@ class Reading:
         self.agent, self.words, tokenizer = make_agent(config), words(), preprocessor.tokenizer
         vocab: dict[str, int] = tokenizer.get_vocab()
         self.numbers = torch.tensor([vocab[str(n)] for n in range(CONTROLS)])
-        self.marks = {name: vocab[f"Ġ{name}"] for name in ('id="', "</button>", "</html>", "no")}
+        self.marks = {
+            name: vocab[name.replace(" ", "Ġ")]
+            for name in (' id="', " </button>", " </html>", " no", "Round")
+        }
         width = model.config.hidden_size
-        spelled = {f" {n}": word for n, word in enumerate(NUMBERS, 1)}  # quantities: shown 4, asked four
+        spelled = {f" {digit}": word for word, digit in DIGITS.items()}
         spelled |= {
             f"{space}{word}": word for word in (*self.words, *SHOP["buttons"].values()) for space in ("", " ")
         }
@@ -163,7 +167,8 @@ class Reading:
             if word in clicked:
                 continue
             action = click(page, word) if word else 'exit(message="done")'
-            html = html_of(shown[pages.index(page) % len(shown)] if shown else page, clicked)
+            chosen = [word for word in clicked if word in self.words]  # not Next
+            html = html_of(shown[pages.index(page) % len(shown)] if shown else page, chosen)
             clicked.append(word)
             ids = context.observe(Observation("", page_text=html)).ids
             text, said = self.preprocessor.said(told(word or "done", action))
@@ -178,19 +183,19 @@ class Reading:
         named, numbers, number, is_answer = Counter[str](), dict[str, int](), None, False
         for i, id in enumerate(ids):
             word = self.word_of.get(id)
-            if i and ids[i - 1] == self.marks['id="']:
+            if i and ids[i - 1] == self.marks[' id="']:
                 number = id
-            elif id == self.marks["</button>"]:
+            elif id == self.marks[" </button>"]:
                 number = None
-            elif id == self.marks["</html>"]:
+            elif id == self.marks[" </html>"]:
                 is_answer = True
             elif word and is_answer:
-                out["found"].append((i, numbers.get(word, self.marks["no"])))
+                out["found"].append((i, numbers.get(word, self.marks[" no"])))
             elif word and number is not None:
                 numbers[word] = number
                 out["numbers"].append((i, number))
                 out["left"].append((i, int(named[word] == 1)))
-            elif word:
+            elif word and ids[i - 1] != self.marks["Round"]:
                 named[word] += 1
         return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import replace
 from itertools import islice
@@ -12,29 +13,42 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from minirl.config import ModelConfig
 from minirl.distributed import open_ranks
 from minirl.experiment import open_model
 from minirl.model import load_preprocessor
 from minirl.recipes import tiny, tiny_text
 from minirl.tiny import pretraining
-from minirl.tiny.checkpoints import build, text_corpus, vocabulary
+from minirl.tiny.checkpoints import build, vocabulary
 from minirl.tiny.pretraining import Example, look, muon, task_naming, teach
-from minirl.tiny.reading import Page, Reading, make_page
+from minirl.tiny.reading import DIGITS, PATH, Reading, html_of, make_page, texts
 from minirl.tiny.seeing import Seeing, moved, whole
 from minirl.tiny.seeing import make_page as make_visual_page
 from minirl.worlds.shop import make_shop
 
-PAGES = [
-    Page("#A", "page A", {"pearl": "4", "mint": "0", "Next": "5"}),
-    Page("#B", "page B", {"slim": "12", "Buy": "1", "Next": "2"}),
-]
-
 
 @pytest.fixture(scope="module")
-def text_preprocessor(tmp_path_factory):
-    path = build(tmp_path_factory.mktemp("text") / "m", text_corpus(["page A"]), 0, 32, 1, "text")
-    return load_preprocessor(ModelConfig(path=str(path)))
+def reading(tmp_path_factory):
+    """A teacher of the text base's: it has looked at two shops, and knows nothing yet."""
+    config = tiny_text()
+    shops = asyncio.run(look([make_shop(7), make_shop(8)], config, make_page))
+    path = build(tmp_path_factory.mktemp("text") / "m", texts(shops), 0, 32, 2, "text")
+    config = replace(config, model=replace(config.model, path=str(path)))
+    return Reading(config, load_preprocessor(config.model), open_model(config), shops[:1], shops[1:])
+
+
+def parts(teacher, one):
+    """What an example's response is given, and the response."""
+    count = one.is_learned.count(False)
+    assert one.is_learned == [False] * count + [True] * sum(one.is_learned)
+    return teacher.preprocessor.tokenizer.decode(one.ids[:count]), teacher.preprocessor.tokenizer.decode(
+        one.ids[count:]
+    )
+
+
+def asked_in(instruction, teacher):
+    return [
+        word for word in re.findall(r"\w+", instruction) if word in [*teacher.words, "Next", "Back", "Buy"]
+    ]
 
 
 # --- tasks ---------------------------------------------------------------------------------------------
@@ -58,58 +72,74 @@ async def test_a_text_page_knows_its_controls_by_the_words_that_a_response_calls
         assert re.search(rf'id="{number}"[^>]*>[^/]*\b{word}\b', first.html)
 
 
-def test_turns_click_what_is_there_one_by_one_and_end(text_preprocessor):
-    teacher = Reading(tiny_text(), text_preprocessor, nn.Linear(1, 1), [PAGES], [])
-    decode, seen = text_preprocessor.tokenizer.decode, set()
-    for one in islice(teacher.draw("agent", np.random.default_rng(1)), 60):
-        said = decode([i for i, learned in zip(one.ids, one.is_learned, strict=True) if learned])
-        prompt = decode([i for i, learned in zip(one.ids, one.is_learned, strict=True) if not learned])
-        shown = PAGES[0] if "page A" in prompt else PAGES[1]
-        assert ("page A" in prompt) != ("page B" in prompt)  # earlier pages are left out
-        asked = re.findall(r"\w+", prompt.partition("Click")[2].partition("Round")[0])
-        before = re.findall(r"# Element: (\w+)", prompt)
-        word = re.findall(r"# Element: (\w+)", said)[0]
-        left = [w for w in asked if w in shown.numbers and w not in before]
+def test_turns_click_what_is_there_one_by_one_and_end(reading):
+    seen = set()
+    for one in islice(reading.draw("agent", np.random.default_rng(1)), 80):
+        prompt, said = parts(reading, one)
+        (page,) = [page for page in reading.shops[0] if heading(page) in prompt]  # earlier ones are left out
+        asked = asked_in(prompt.partition("Task Instruction: Click")[2].partition("Round")[0], reading)
+        before, (word,) = (re.findall(r"# Element: (\w+)", text) for text in (prompt, said))
+        left = [w for w in page.numbers if w in asked and w not in before]
         if word == "done":
             assert not left and 'exit(message="done")' in said
         else:
-            assert word == left[0] and f'element="{shown.numbers[word]}"' in said
+            assert word == left[0] and f'element="{page.numbers[word]}"' in said
+        chosen = " › ".join(DIGITS.get(w, w) for w in before if w in reading.words)
+        assert (f"> {chosen} </p>" in prompt) == bool(chosen), "the page shows what was chosen"
         seen.add(word)
-    assert seen > {"pearl", "mint", "slim", "Next", "done"}
+    assert seen > {"Next", "done"} and seen & set(DIGITS)
 
 
-def test_every_word_that_a_task_names_is_looked_up_in_one_page(text_preprocessor):
-    teacher = Reading(tiny_text(), text_preprocessor, nn.Linear(1, 1), [PAGES], [])
-    decode, absent = text_preprocessor.tokenizer.decode, 0
-    for one in islice(teacher.draw("words", np.random.default_rng(1)), 40):
-        asked, _, said = decode(one.ids).partition("\n\npage ")
-        page = PAGES["AB".index(said[0])]
-        named = [
-            word
-            for word in re.findall(r"\w+", asked.removeprefix("Click"))
-            if word in teacher.words + ["Next", "Buy"]
+def test_every_word_that_a_task_names_is_looked_up_in_part_of_a_page(reading):
+    absent = 0
+    for one in islice(reading.draw("words", np.random.default_rng(1)), 40):
+        prompt, said = parts(reading, one)
+        asked, _, html = prompt.partition("\n\n")
+        numbers = {
+            dict(zip(DIGITS.values(), DIGITS, strict=True)).get(word, word): number
+            for number, word in re.findall(
+                r'id="(\d+)" type="button"(?:>| data-text="\w+">) ?(?:<span[^>]*>)? ?(\w+)', html
+            )
+        }
+        answers = [
+            f'{w} do(action="Click", element="{numbers[w]}")' if w in numbers else f"{w} no"
+            for w in asked_in(asked, reading)
         ]
-        expected = "".join(
-            f' {word} do(action="Click", element="{page.numbers[word]}")'
-            if word in page.numbers
-            else f" {word} no"
-            for word in named
-        )
-        assert said[1:] == expected + text_preprocessor.tokenizer.eos_token and named
-        absent += expected.count(" no")
-        assert one.is_learned == [False] * one.is_learned.count(False) + [True] * sum(one.is_learned)
+        assert said == " " + " ".join(answers) + reading.preprocessor.tokenizer.eos_token
+        absent += said.count(" no")
     assert absent > 5
 
 
-def test_the_control_shows_another_shops_pages(text_preprocessor):
-    teacher = Reading(tiny_text(), text_preprocessor, nn.Linear(1, 1), [PAGES], [])
-    other = [Page("#C", "page C", {})]
-    right, wrong = ([*teacher.turns(PAGES, np.random.default_rng(3), shown)] for shown in ((), other))
-    learned = [
-        [[i for i, k in zip(e.ids, e.is_learned, strict=True) if k] for e in some] for some in (right, wrong)
-    ]
-    assert learned[0] == learned[1]
-    assert all("page C" in text_preprocessor.tokenizer.decode(one.ids) for one in wrong)
+def test_words_are_to_know_their_number_and_whether_they_are_left_to_do(reading):
+    """Of the second click of a conversation: what the page offers, what is asked for and not yet chosen."""
+    tokenizer, page = reading.preprocessor.tokenizer, reading.shops[0][0]
+    first, second, *_ = [word for word in page.numbers if word in reading.words]
+    html = re.sub(' data-bbox="[^"]*"', "", html_of(page, [first]))
+    text = f"Click {first}, {second}.\n\nRound 2\n\n{html} # Element: {second} falcon"
+    labels = reading.labels(tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert {word for word, is_left in named(labels["left"], text, tokenizer) if is_left} == {second}
+    no = tokenizer(" no", add_special_tokens=False)["input_ids"][0]
+    number = int(tokenizer(page.numbers[second], add_special_tokens=False)["input_ids"][0])
+    assert named(labels["found"], text, tokenizer) == [(second, number), ("falcon", no)]
+    known = {word: tokenizer.decode([id]) for word, id in named(labels["numbers"], text, tokenizer)}
+    assert known == page.numbers
+
+
+def test_the_control_shows_another_shops_pages(reading):
+    mine, others = reading.shops[0], reading.test[0]
+    right, wrong = ([*reading.turns(mine, np.random.default_rng(3), some)] for some in ((), others))
+    assert [parts(reading, one)[1] for one in right] == [parts(reading, one)[1] for one in wrong]
+    for one in wrong:
+        assert any(heading(page) in parts(reading, one)[0] for page in others)
+
+
+def heading(page):
+    return re.sub(' data-bbox="[^"]*"', "", page.html.partition(PATH)[2])
+
+
+def named(labels, text, tokenizer):
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return [(tokenizer.decode([ids[i]]).strip(), label) for i, label in labels]
 
 
 # --- seeing --------------------------------------------------------------------------------------------
