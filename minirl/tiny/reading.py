@@ -83,7 +83,9 @@ def html_of(page: Page, chosen: Iterable[str] = ()) -> str:
 def part(page: Page, rng: np.random.Generator) -> Page:
     """Return a page that has some of the controls of another, and little else."""
     buttons = BUTTON.findall(page.html)
-    kept = set(np.flatnonzero(rng.random(len(buttons)) < rng.random()).tolist())
+    is_kept = rng.random(len(buttons)) < rng.random()
+    is_kept[rng.integers(len(buttons))] = True  # at least one
+    kept = np.flatnonzero(is_kept).tolist()
     numbers = {w: n for k, (w, n) in enumerate(page.numbers.items()) if k in kept}
     return Page(
         page.address, " ".join(["<html> <body>", *(buttons[k] for k in kept), "</body> </html>"]), numbers
@@ -99,7 +101,7 @@ class Reading:
         self.config, self.preprocessor, self.model = config, preprocessor, model
         # the last look at each page: its header shows what was chosen
         self.shops, self.test = (
-            [list({page.address: page for page in shop}.values()) for shop in some]
+            [list({page.address: page for page in shop if page.numbers}.values()) for shop in some]
             for some in (shops, unseen)
         )
         self.agent, self.words, tokenizer = make_agent(config), words(), preprocessor.tokenizer
@@ -152,7 +154,7 @@ class Reading:
         """Yield the turns of a conversation over one to three pages that follow each other; `shown`: with
         these in their place."""
         first, count = int(rng.integers(len(shop))), int(rng.integers(1, 4))
-        pages, most = [page for page in shop[first : first + count] if page.numbers], 5 - count  # of a page
+        pages, most = shop[first : first + count], 5 - count  # of a page
         drawn = ((page, rng.permutation([*page.numbers])[: rng.integers(most) + 1]) for page in pages)
         named = [str(word) for _, some in drawn for word in some]
         absent = max(0, int(rng.integers(1, MOST + 1)) - len(named))

@@ -85,7 +85,7 @@ def bars(title: str, frames: Mapping[str, float], parts: Mapping[str, Mapping[st
 
 TAUGHT = {
     "seeing": "The base model: words named (vision), points in their control (words, agent), unseen shops",
-    "reading": "The text base model: turns of which every token is the likeliest, unseen shops",
+    "reading": "The text base model: pages of which all numbers are right (words), right turns, unseen shops",
 }
 
 
