@@ -32,7 +32,8 @@ def tiny() -> Config:
         recipe="tiny",
         steps=10,
         save_every=1,
-        task=TaskConfig(short=3),  # imitation is shown short orders; long ones are left to reinforcement
+        # imitation is shown short orders and three long ones, which are left to reinforcement
+        task=TaskConfig(short=3, demo_long=0.03),
         model=ModelConfig(max_pixels=256 * 192, freeze_vision=True),
         agent=AgentConfig(brief=True, response_tokens=96, context_tokens=1024),
         browser=BrowserConfig(
