@@ -135,7 +135,7 @@ class Reading:
         if stage == "agent":
             yield from self.turns(shop, rng, shown)
             return
-        page = shop[rng.integers(len(shop))]
+        page = shop[int(rng.integers(len(shop)))]
         page, count = part(shown[0] if shown else page, rng), int(rng.integers(1, MOST + 1))
         there = rng.permutation([*page.numbers])[:count]
         absent = [w for w in rng.choice(self.words, int(rng.integers(1, 3))) if w not in page.numbers]
