@@ -124,13 +124,16 @@ def test_replay_trains_on_the_dumps_without_a_browser(finished, monkeypatch):
 
 
 def heeding_interrupts(command: list[str]) -> subprocess.Popen[str]:
-    """Shells start what runs in the background with SIGINT ignored, and children inherit that: tests that
-    run there would wait for ever. A handler is not inherited, the default takes its place."""
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Shells start what runs in the background with SIGINT ignored, nohup with SIGHUP, and children inherit
+    that: tests that run there would wait for ever. A handler is not inherited: the default takes its
+    place."""
+    causes = (signal.SIGINT, signal.SIGHUP)
+    usual = {cause: signal.signal(cause, signal.default_int_handler) for cause in causes}
     try:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     finally:
-        signal.signal(signal.SIGINT, usual)
+        for cause, handler in usual.items():
+            signal.signal(cause, handler)
 
 
 def interrupted(out: Path, finished: Path, *causes: signal.Signals) -> tuple[dict, list[str]]:

@@ -132,4 +132,3 @@ def build(
 
 
 build_judge = partial(build, kind="judge")  # which reads questions and writes reasons, without thoughts
-build_text = partial(build, kind="text", layers=4)

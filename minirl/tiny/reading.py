@@ -37,15 +37,14 @@ from minirl.types import Observation
 from minirl.worlds import replay
 from minirl.worlds.interpreter import World
 from minirl.worlds.scripted_agent import told
-from minirl.worlds.shop import SHOP
+from minirl.worlds.shop import CHOICES, SHOP
 
 STAGES = {"words": 32_000, "agent": 32_000}  # pages, and turns
 CONTROL = re.compile(
     r'<button id="(\d+)" type="button"(?: data-text="(\w+)")?[^>]*>(?: <span data-text="(\w+)")?'
 )
 CONTROLS = 10
-NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-DIGITS = {word: str(n) for n, word in enumerate(NUMBERS, 1)}  # quantities: shown 4, asked four
+DIGITS = {word: str(n) for n, word in enumerate(CHOICES["quantity"]["words"], 1)}  # shown 4, asked four
 LAYERS = {"numbers": 1, "left": 2, "found": 2}  # behind which these are known
 CHOSEN = re.compile(r' <p data-text="[^"<]{0,99}"[^<>]{0,99}> [^<]{0,99} </p>')
 PATH = "{path}"
@@ -87,9 +86,8 @@ def part(page: Page, rng: np.random.Generator) -> Page:
     is_kept[rng.integers(len(buttons))] = True  # at least one
     kept = np.flatnonzero(is_kept).tolist()
     numbers = {w: n for k, (w, n) in enumerate(page.numbers.items()) if k in kept}
-    return Page(
-        page.address, " ".join(["<html> <body>", *(buttons[k] for k in kept), "</body> </html>"]), numbers
-    )
+    html = " ".join(["<html> <body>", *(buttons[k] for k in kept), "</body> </html>"])
+    return Page(page.address, html, numbers)
 
 
 class Reading:
@@ -116,8 +114,8 @@ class Reading:
         spelled |= {
             f"{space}{word}": word for word in (*self.words, *SHOP["buttons"].values()) for space in ("", " ")
         }
-        ids = {text: tokenizer(text, add_special_tokens=False)["input_ids"] for text in spelled}
-        self.word_of = {id[0]: spelled[text] for text, id in ids.items() if len(id) == 1}
+        ids = tokenizer([*spelled], add_special_tokens=False)["input_ids"]
+        self.word_of = {one[0]: w for one, w in zip(ids, spelled.values(), strict=True) if len(one) == 1}
         for layer in model.model.layers:  # half the heads look for equal tokens from the first
             queries = layer.self_attn.q_proj.weight.data.view(2, 2, width // 4, width)
             layer.self_attn.k_proj.weight.data.copy_(queries[:, 0].reshape(-1, width))
@@ -140,12 +138,10 @@ class Reading:
         there = rng.permutation([*page.numbers])[:count]
         absent = [w for w in rng.choice(self.words, int(rng.integers(1, 3))) if w not in page.numbers]
         wanted, task = task_naming([*there, *absent], rng)
-        html, tokenizer = html_of(page), self.preprocessor.tokenizer
         said = (f" {word} {click(page, word) if word in page.numbers else 'no'}" for word in wanted)
-        asked, answer = (
-            tokenizer(text, add_special_tokens=False)["input_ids"]
-            for text in (f"{task.instruction}\n\n{html}", "".join(said) + tokenizer.eos_token)
-        )
+        text = f"{task.instruction}\n\n{html_of(page)}"
+        asked = self.preprocessor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        _, answer = self.preprocessor.said("".join(said))
         yield Example([*asked, *answer], [False] * len(asked) + [True] * len(answer))
 
     def turns(
@@ -159,13 +155,12 @@ class Reading:
         named = [str(word) for _, some in drawn for word in some]
         absent = max(0, int(rng.integers(1, MOST + 1)) - len(named))
         on_pages = {word for page in pages for word in page.numbers}
-        wanted, task = task_naming(
-            named + [w for w in rng.choice(self.words, absent) if w not in on_pages], rng
-        )
+        named += [word for word in rng.choice(self.words, absent) if word not in on_pages]
+        wanted, task = task_naming(named, rng)
         context = conversation(self.agent, self.config.agent, self.preprocessor, task)
         clicks = [(page, word) for page in pages for word in page.numbers if word in wanted]
         clicked: list[str] = []
-        for page, word in [*clicks, *((page, "") for page in pages[-1:])]:
+        for page, word in [*clicks, (pages[-1], "")]:
             if word in clicked:
                 continue
             action = click(page, word) if word else 'exit(message="done")'
@@ -181,7 +176,7 @@ class Reading:
         """Return what tokens are to know, as positions and labels: every word on a control its "numbers", and
         whether it is "left" to do, asked for and neither said nor shown as chosen; every word of the response
         its control's number, "found", or "no"."""
-        out: dict[str, list[tuple[int, int]]] = {"numbers": [], "left": [], "found": []}
+        out: dict[str, list[tuple[int, int]]] = {name: [] for name in LAYERS}
         named, numbers, number, is_answer = Counter[str](), dict[str, int](), None, False
         for i, id in enumerate(ids):
             word = self.word_of.get(id)
@@ -205,10 +200,8 @@ class Reading:
         """Return the loss of what is said, and of what a page's and a response's words know of each other:
         layers behind can then look words up."""
         said_NV, wanted_N, out = read(self.model, self.preprocessor, examples, output_hidden_states=True)
-        embed_VH, labels = (
-            self.model.get_input_embeddings().weight,
-            [self.labels(one.ids) for one in examples],
-        )
+        embed_VH = self.model.get_input_embeddings().weight
+        labels = [self.labels(one.ids) for one in examples]
         losses = [F.cross_entropy(said_NV, wanted_N)]
         for name, layer in LAYERS.items():
             b_N, i_N, label_N = torch.tensor([(b, *one) for b, of in enumerate(labels) for one in of[name]]).T
@@ -230,10 +223,9 @@ class Reading:
             for one in islice(examples, TURNS):
                 said_NV, wanted_N, _ = read(self.model, self.preprocessor, [one])
                 is_right_N = said_NV.argmax(-1) == wanted_N
-                counts_N = (
-                    torch.isin(wanted_N, self.numbers) if stage == "words" else torch.ones_like(is_right_N)
-                )
-                hits.append(bool(is_right_N[counts_N.bool()].all()))
+                if stage == "words":
+                    is_right_N = is_right_N[torch.isin(wanted_N, self.numbers)]
+                hits.append(bool(is_right_N.all()))
         return hits
 
     def results(self) -> dict[str, list[bool]]:

@@ -188,9 +188,8 @@ class Seeing:
         return self.model.model.get_image_features(pixels, grids, return_dict=True)
 
     def read(self, examples: Sequence[Example], seen: Any) -> tuple[Tensor, Tensor]:
-        return read(self.model, self.preprocessor, examples, [PATCHES], mm_encoder_outputs={"image": seen})[
-            :2
-        ]
+        shown = {"image": seen}
+        return read(self.model, self.preprocessor, examples, [PATCHES], mm_encoder_outputs=shown)[:2]
 
     def loss(self, stage: str, examples: Sequence[Example]) -> Tensor:
         """Return the loss of what is seen and, but for the first stage, of what is said."""

@@ -15,7 +15,7 @@ from minirl.context import answer_start
 from minirl.episode import Harness
 from minirl.model import Preprocessor, load_preprocessor
 from minirl.recipes import tiny_text
-from minirl.tiny.checkpoints import build_text
+from minirl.tiny.checkpoints import build
 from minirl.types import Task, Trajectory, Turn
 
 ACTIONS = ['do(action="Click", element="3")', "go_backward()", 'exit(message="done")']
@@ -33,7 +33,7 @@ DEMO = Trajectory(TASK, 0, turns=tuple(TURNS), success=True)
 def reader(tmp_path_factory) -> Preprocessor:
     """The tokenizer of a text agent that has seen these pages."""
     path = tmp_path_factory.mktemp("text") / "model"
-    build_text(path, [*TEXTS, "Round 1", PAGES[0]] * 3, 0, hidden=32, layers=1)
+    build(path, [*TEXTS, "Round 1", PAGES[0]] * 3, 0, hidden=32, layers=1, kind="text")
     return load_preprocessor(replace(tiny_text().model, path=str(path)))
 
 

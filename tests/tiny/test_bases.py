@@ -38,11 +38,9 @@ def reading(tmp_path_factory):
 
 def parts(teacher, one):
     """What an example's response is given, and the response."""
-    count = one.is_learned.count(False)
+    decode, count = teacher.preprocessor.tokenizer.decode, one.is_learned.count(False)
     assert one.is_learned == [False] * count + [True] * sum(one.is_learned)
-    return teacher.preprocessor.tokenizer.decode(one.ids[:count]), teacher.preprocessor.tokenizer.decode(
-        one.ids[count:]
-    )
+    return decode(one.ids[:count]), decode(one.ids[count:])
 
 
 def asked_in(instruction, teacher):

@@ -175,7 +175,5 @@ def test_what_a_text_agent_reads_and_says_are_single_tokens(tmp_path):
         assert pieces(own, told(word, 'do(action="Click", element="7")'))[5:12] == [
             f" {word}", " ", "</think>", " ", "<answer>", ' do(action="Click", element="', "7",
         ]  # fmt: skip
-    assert (
-        AutoConfig.from_pretrained(tiny.build_text(tmp_path / "m", [page], 0, hidden=32)).model_type
-        == "llama"
-    )
+    built = tiny.build(tmp_path / "m", [page], 0, hidden=32, kind="text")
+    assert AutoConfig.from_pretrained(built).model_type == "llama"
