@@ -69,8 +69,10 @@ def divide(tasks: list[Task], settings: TaskConfig) -> tuple[list[Task], list[Ta
     for task in tasks:
         (long if len(task.goal["where"]) > settings.short else short).append(task)
     few = round(settings.demo_long * settings.demo_goals)
-    demos = [*long[:few], *short, *long[few:]][: settings.demo_goals]
-    random.Random("demos").shuffle(demos)  # the first ones are held back, which should be of either kind
+    demos = [*short, *long[few:]][: settings.demo_goals - few]
+    random.Random("demos").shuffle(demos)
+    for place, task in enumerate(long[:few]):  # evenly: the first demos are held back, and should be alike
+        demos.insert(int((place + 0.5) * settings.demo_goals / few), task)
     return long, demos
 
 

@@ -49,8 +49,8 @@ def test_held_out_shops_are_never_trained_on():
 
 
 def test_short_orders_are_demonstrated_and_long_ones_practised():
-    """Of the recipe's 300 orders those for 4 or 5 things are practised. Of its 100 demonstrations 3 are
-    such, none of which is held back."""
+    """Of the recipe's 300 orders those for 4 or 5 things are practised. Of its 100 demonstrations 4 are
+    such, one of the 20 that are held back and three of the others."""
     config = tiny()
     sets, plain = make_task_sets(config), make_task_sets(replace(config, task=replace(config.task, short=0)))
 
@@ -59,9 +59,9 @@ def test_short_orders_are_demonstrated_and_long_ones_practised():
 
     assert sets.train == [task for task in plain.train if len(task.goal["where"]) > 3]
     assert set(things(sets.train)) == {4, 5} and set(things(sets.heldout)) == {3, 4, 5}
-    assert len(sets.demos) == 100 and sum(n > 3 for n in things(sets.demos)) == 3
+    assert len(sets.demos) == 100 and sum(n > 3 for n in things(sets.demos)) == 4
     assert len({task.id for task in sets.demos} & {task.id for task in plain.train}) == 100
-    assert sum(n > 3 for n in things(sets.demos[:20])) == 0  # of those held back
+    assert sum(n > 3 for n in things(sets.demos[:20])) == 1  # of those held back
     assert shops(sets.demos) < shops(sets.all)  # which are served
     # where short ones are too few, long ones take their places
     few = make_task_sets(replace(config, task=replace(config.task, train_goals=12, demo_goals=10)))
