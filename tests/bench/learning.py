@@ -54,7 +54,7 @@ class Args:
     """Further flags for train.py, separated by blanks: --flags="--steps 10"."""
     control: bool = True
     """Train with permuted rewards, and clone on, too."""
-    cloning_updates: int = 120
+    cloning_updates: int = 60
     """How many the warm start makes,"""
     cloning_seconds: float = 1.5
     """and how long one takes."""
