@@ -65,7 +65,6 @@ def tiny_text() -> Config:
         loss=LossConfig(weighting="webagent-r1", clip_high=0.2, kl=0.001, std_eps=1e-4),
         optim=replace(config.optim, lr=3e-4),
         batch=BatchConfig(epochs=1, minibatch_turns=256, micro_tokens=4096),
-        sft=replace(config.sft, max_steps=60),
         eval=EvalConfig(max_steps=10, temperature=1.0, top_p=0.9, top_k=0, response_tokens=48),
     )
 
