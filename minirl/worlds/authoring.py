@@ -17,8 +17,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template
-
 from minirl.config import BrowserConfig
 from minirl.console import printable, say
 from minirl.run_folder import write_atomic
@@ -30,7 +28,7 @@ from minirl.worlds.lint import Finding, check
 from minirl.worlds.render import describe, embedded, name_of, save_world
 from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import SEARCH_SECONDS, solve
-from minirl.worlds.tables import read_text
+from minirl.worlds.tables import text_of
 from minirl.worlds.walks import make_walks
 from minirl.worlds.widgets import WIDGETS
 
@@ -43,12 +41,6 @@ LIMITED = ("timeout", "300", "env", "NO_COLOR=1")  # `timeout` ends what a comma
 INSTALL = (*LIMITED, "npm", "install", "--ignore-scripts", "--no-audit", "--no-fund")
 BUILD = (*LIMITED, "node", "node_modules/vite/bin/vite.js", "build")
 REPLAYED = BrowserConfig(browsers=1, episodes=2, width=1280, height=720)
-
-
-def text_of(file: str, **told: Any) -> str:
-    """Return a file of this folder; of a template, what it becomes with the values that it is told."""
-    text = read_text(file)
-    return Template(text, keep_trailing_newline=True).render(told) if file.endswith(".j2") else text
 
 
 @dataclass

@@ -24,7 +24,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jinja2 import Template
 from typing_extensions import TypedDict
 
 from minirl.console import printable
@@ -34,7 +33,7 @@ from minirl.worlds.fsm_file import Action, document_of, load_fsm, read_json, val
 from minirl.worlds.interpreter import State, World
 from minirl.worlds.looks import SKINS, USUAL
 from minirl.worlds.shop import shops_of
-from minirl.worlds.tables import read_text
+from minirl.worlds.tables import read_text, text_of
 from minirl.worlds.widgets import options_of, target_of, widget_of
 
 if TYPE_CHECKING:
@@ -89,10 +88,8 @@ def render(world: World) -> bytes:
     if look == "pages":
         sheets += [f"skins/{plan_of(world)['skin']}.css"]
         scripts[2:2] = ["scenes.js", "widgets.js", *["drawn.js"] * ("drawings" in world.style)]
-    template = read_text("page.html.j2")
     css, script = ("".join(map(read_text, names)) for names in (sheets, scripts))
-    parts = {"css": css, "world": embedded(world), "script": script}
-    html = Template(template, keep_trailing_newline=True).render(parts)
+    html = text_of("page.html.j2", css=css, world=embedded(world), script=script)
     return html.encode("utf-8", errors="replace")  # a lone surrogate in a title becomes "?"
 
 

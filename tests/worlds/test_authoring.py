@@ -14,11 +14,12 @@ from endpoint_server import completion, say, send, serve, status
 from minirl.run_folder import read_records
 from minirl.types import Task
 from minirl.worlds.__main__ import main
-from minirl.worlds.authoring import BUILD, OURS, REPLAYED, THEIRS, read_machine, text_of
+from minirl.worlds.authoring import BUILD, OURS, REPLAYED, THEIRS, read_machine
 from minirl.worlds.lint import check
 from minirl.worlds.render import load_world
 from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import solve
+from minirl.worlds.tables import text_of
 
 VUE = Path(__file__).parents[1] / "data/vue"
 LINE = re.compile(r'^- (\w+) "(.*)": (\w+), ELEMENT ([\w-]+)(?:, ITEM ([\w-]+))?', re.MULTILINE)
