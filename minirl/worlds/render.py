@@ -10,8 +10,6 @@ A record shows its `title`, next to its `swatch` (a colour) or a scene with its 
 A folder's tasks name it in their meta (`sites_of`), and it is read when it is first asked for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -22,8 +20,9 @@ from dataclasses import asdict
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
+from playwright.async_api import Page as BrowserPage
 from typing_extensions import TypedDict
 
 from minirl.console import printable
@@ -35,9 +34,6 @@ from minirl.worlds.looks import SKINS, USUAL
 from minirl.worlds.shop import shops_of
 from minirl.worlds.tables import read_text, text_of
 from minirl.worlds.widgets import options_of, target_of, widget_of
-
-if TYPE_CHECKING:
-    from playwright.async_api import Page as BrowserPage
 
 Site = World | Path  # either has a `name`
 CACHED = 64  # sites in memory
@@ -235,7 +231,7 @@ class SiteServer(ThreadingHTTPServer):
                 return 500, f"{printable(str(error))}\n".encode(errors="replace")
         return 200, self.pages[host]
 
-    def __enter__(self) -> SiteServer:
+    def __enter__(self) -> Self:
         threading.Thread(target=self.serve_forever, name="sites", daemon=True).start()
         return self
 
