@@ -8,8 +8,6 @@ a page may have `defaults`, an effect may also be `toggle` or `remove` or copy a
 action may `bind` a parameter.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,7 +15,7 @@ from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Annotated, Any, Literal, Required, TypeGuard
+from typing import Annotated, Any, Literal, Required, Self, TypeGuard
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter
 from pydantic.aliases import AliasPath
@@ -209,7 +207,7 @@ class Fsm:
     def actions(self) -> list[Action]:
         return [action for page in self.pages.values() for action in page.actions.values()]
 
-    def rebound(self, bind: Callable[[Action], Bind | None]) -> Fsm:
+    def rebound(self, bind: Callable[[Action], Bind | None]) -> Self:
         """Return the machine with `bind(action)` as every action's binding."""
         pages = []
         for page in self.pages.values():
@@ -226,7 +224,7 @@ class Goal:
     page: str = ""  # "": on any page
     where: tuple[Condition, ...] = ()
     answer: tuple[str, ...] = ()
-    sites: dict[str, Goal] = field(default_factory=dict)
+    sites: dict[str, "Goal"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not (self.page or self.where or self.answer or self.sites):
