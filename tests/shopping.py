@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
 from minirl.run_folder import Run
 from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn
+from minirl.worlds.fsm_file import load_goal
+from minirl.worlds.interpreter import State, met
 from minirl.worlds.search import Step
 from minirl.worlds.shop import CHOICES, make_shop, make_tasks
 
@@ -23,6 +26,10 @@ TITLES = {record["id"]: record["title"] for records in SHOP.data.values() for re
 
 def tasks(number: int) -> list[Task]:
     return make_tasks(SHOP, number)
+
+
+def holds(state: State, goal: Mapping[str, Any]) -> bool:
+    return all(met(state, load_goal(goal)))
 
 
 def wanted(task: Task) -> dict[str, str]:

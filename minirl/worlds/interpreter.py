@@ -87,18 +87,13 @@ def apply(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> 
     return State(action.target, {**defaults, **carried})
 
 
-def holds(state: State, goal: Goal | Mapping[str, Any]) -> bool:
-    """Return whether a state is as a goal wants it, whatever is to be answered."""
-    return all(_met(state, goal if isinstance(goal, Goal) else load_goal(goal)))
-
-
 def share_met(state: State, goal: Goal | Mapping[str, Any], answer: str = "") -> float:
     """Return how much of the goal holds: the share of its conditions; page and answer are one each."""
     goal = goal if isinstance(goal, Goal) else load_goal(goal)
-    met = list(_met(state, goal))
+    found = list(met(state, goal))
     if goal.answer:
-        met.append(is_answer(answer, goal))
-    return sum(met) / len(met)
+        found.append(is_answer(answer, goal))
+    return sum(found) / len(found)
 
 
 def is_answer(said: str, goal: Goal) -> bool:
@@ -107,7 +102,8 @@ def is_answer(said: str, goal: Goal) -> bool:
     return plain in right
 
 
-def _met(state: State, goal: Goal) -> Iterator[bool]:
+def met(state: State, goal: Goal) -> Iterator[bool]:
+    """Yield whether page and conditions are as a goal wants them, whatever is to be answered."""
     if goal.page:
         yield state.page == goal.page
     yield from (meets(state.signature, condition) for condition in goal.where)

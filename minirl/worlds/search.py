@@ -109,7 +109,7 @@ def _search(
         is_late = next(expanded) % 64 == 0 and time.process_time() > ends  # the clock is slower than a step
         if graph.nodes[here].depth < -minus:
             continue  # a shorter way here was found meanwhile
-        if goal and machine.holds(state, goal):
+        if goal and all(machine.met(state, goal)):
             return graph, here
         for step in steps(state):
             after = machine.apply(world.fsm, state, step.action_id, step.params)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shopping
 
 from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.generate import LEVELS, THEMES, make_site
-from minirl.worlds.interpreter import State, World, apply, enabled, holds, initial_state, parameter_values
+from minirl.worlds.interpreter import State, World, apply, enabled, initial_state, parameter_values
 from minirl.worlds.search import Step, explore, interceptors, solve, symbolic
 
 LIBRARY = Path(__file__).parents[1] / "data" / "lending_library.fsm.json"
@@ -118,10 +119,10 @@ def test_paths_are_as_short_as_brute_force_finds_them():
         ]
     ]
     for goal in goals:
-        depths = [depth for depth, state in reached.values() if holds(state, goal)]
+        depths = [depth for depth, state in reached.values() if shopping.holds(state, goal)]
         steps = solve(world, goal)
         assert (None if steps is None else len(steps)) == min(depths, default=None), goal
-        assert steps is None or holds(replay(world, steps), goal)
+        assert steps is None or shopping.holds(replay(world, steps), goal)
 
 
 def trimmed(world: World) -> World:
@@ -171,10 +172,10 @@ def test_paths_on_generated_sites_are_as_short_as_trying_everything_finds_them(s
             picked = rng.sample(fields, min(len(fields), rng.randint(1, 4)))
             where = [{"path": path, "cond": "eq", "value": value} for path, value in picked]
             goal = {"where": where} | ({"page": state.page} if rng.random() < 0.5 or not where else {})
-            least = min(depth for depth, one in reached if holds(one, goal))
+            least = min(depth for depth, one in reached if shopping.holds(one, goal))
             steps = solve(world, goal)
             assert steps is not None and len(steps) == least, (world.name, goal)
-            assert holds(replay(world, steps), goal)
+            assert shopping.holds(replay(world, steps), goal)
             deepest = max(deepest, least)
     assert deepest >= 4
 
