@@ -115,8 +115,8 @@ async def play(options: Options, config: Config, ranks: Ranks) -> None:
     task = tasks[options.task]
     row("task", task.instruction, "bold")
     async with experiment.worker() as worker:
-        world, *others = map(world_at, sites_of([task]))
-        policy = ScriptedPolicy(world, task, worker.harness.preprocessor, others=others)
+        worlds = [world_at(site) for site in sites_of([task])]
+        policy = ScriptedPolicy(worlds, task, worker.harness.preprocessor, config.agent)
         label = "scripted"
         if options.by_hand:
             label, policy = "by-hand", ask_person

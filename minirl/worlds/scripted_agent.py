@@ -28,25 +28,18 @@ from minirl.worlds.several import states_of
 from minirl.worlds.shop import SHOP, TO_PRESS
 from minirl.worlds.widgets import gui_steps
 
-VISUAL = AgentConfig()
-
 
 class ScriptedPolicy:
     """The shortest solution of one task, told turn by turn with the agent's own tools: of tiles all that is
     done on the current page, else as much of one step as can be seen, or a scroll towards it; a text agent's
-    response does one thing. Without a preprocessor there is only `respond`. With `others` the task is over
-    several sites, which are visited in turn as its meta tells."""
+    response does one thing. Without a preprocessor there is only `respond`. A task over several `worlds`
+    visits them in turn as its meta tells."""
 
     def __init__(
-        self,
-        world: World,
-        task: Task,
-        preprocessor: Preprocessor | None = None,
-        agent: AgentConfig = VISUAL,
-        others: Sequence[World] = (),
+        self, worlds: Sequence[World], task: Task, preprocessor: Preprocessor | None, agent: AgentConfig
     ):
-        self.preprocessor, self.agent = preprocessor, agent
-        sites, goals = {one.name: one for one in (world, *others)}, task.goal.get("sites")
+        self.preprocessor, self.agent, (world, *_) = preprocessor, agent, worlds
+        sites, goals = {one.name: one for one in worlds}, task.goal.get("sites")
         paths = {name: solve(sites[name], goal) for name, goal in (goals or {world.name: task.goal}).items()}
         if None in paths.values():
             raise ValueError(f"task {task.id} has no solution in {', '.join(paths)}")
@@ -55,7 +48,7 @@ class ScriptedPolicy:
         self.visits = [(sites[name], list(islice(ways[name], n))) for name, n in visits]
         self.states = {name: initial_state(sites[name].fsm) for name in paths}  # tabs must show these by now
         self.world, self.steps = self.visits.pop(0)  # to be taken
-        self.left, self.ended = list[dict[str, Any]](), False  # operations of the first one
+        self.left = list[dict[str, Any]]()  # operations of the first one
         self.answer = next(iter(load_goal(task.goal).answer), "done")
         self.is_tiles, self.scrolls = world.style.get("look", "tiles") == "tiles", 0
         asked = [str(condition["value"]) for condition in task.goal.get("where", [])]
@@ -85,7 +78,6 @@ class ScriptedPolicy:
         """Return what each agent says when the steps are done: that the task is, or the way to the next site,
         to the newest of its tabs, which is opened if there is none."""
         if not self.visits:
-            self.ended = True
             done = {"name": "done", "arguments": {"response": self.answer}}
             return [done], f"exit(message={json.dumps(self.answer)})"
         self.world, self.steps = self.visits.pop(0)
@@ -181,7 +173,7 @@ async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajecto
     async def solve_in_browser(task: Task) -> Trajectory:
         if not (worlds := [world_at(site) for site in sites_of([task])]):
             raise ValueError(f"task {task.id} has no scripted solution; give --warm-start a checkpoint")
-        policy = ScriptedPolicy(worlds[0], task, worker.harness.preprocessor, config.agent, worlds[1:])
+        policy = ScriptedPolicy(worlds, task, worker.harness.preprocessor, config.agent)
         trajectory = await worker.episode(task, 0, policy, config.eval.max_steps)
         meter.advance(ranks.world)
         if not trajectory.success:

@@ -96,7 +96,7 @@ async def play(kind: Any, session: Session, policy: Any, task: Task) -> tuple[se
     agent, names = make_agent(replace(tiny(), agent=AgentConfig(kind=kind))), set[str]()
     await session.start(task.start_url)
     await BENCHMARK.prepare(session, task)
-    while not policy.ended:
+    while names.isdisjoint({"done", "exit"}):
         await agent.observe(session)
         for call in agent.parse(await policy.respond(session)).calls:
             names.add(call.name)
@@ -105,7 +105,7 @@ async def play(kind: Any, session: Session, policy: Any, task: Task) -> tuple[se
 
 
 def policy_of(task: Task, sites: Sequence[World], kind: Any) -> ScriptedPolicy:
-    return ScriptedPolicy(sites[0], task, None, AgentConfig(kind=kind), sites[1:])
+    return ScriptedPolicy(sites, task, None, AgentConfig(kind=kind))
 
 
 @pytest.mark.timeout(1800)
