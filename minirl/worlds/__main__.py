@@ -36,7 +36,7 @@ from minirl.worlds.replay import replay_sites, save_replays
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
 from minirl.worlds.several import make_pair
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
-from minirl.worlds.steps import GROUNDING, save_steps
+from minirl.worlds.steps import GROUNDING, one_of_each, recorded, save_steps
 from minirl.worlds.tables import read_text
 from minirl.worlds.walks import COUNT, make_walks
 
@@ -227,7 +227,8 @@ def record(
         raise ValueError(f"{tasks} holds no tasks: name a JSONL file of them, or shops as shops:400-499")
     worlds = {world.name: world for world in (*shops_of(wanted), *map(load_world, sites))}
     config = BrowserConfig(browsers=browsers, episodes=workers, width=width, height=height)
-    asyncio.run(save_steps(wanted, worlds, out, config, endpoint, grounding, seed))
+    found = asyncio.run(recorded(one_of_each(wanted, seed), worlds, config))
+    asyncio.run(save_steps(found, out, endpoint, grounding, seed))
     return 0
 
 

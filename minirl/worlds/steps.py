@@ -1,6 +1,6 @@
 """Recorded steps: solutions acted out, as rows of the file that AutoWebWorld's loader reads.
 
-    tasks --one_of_each--> tasks --record--> Replays --rows_of--> rows --mixed--> steps.json, pictures/
+    tasks --one_of_each--> tasks --recorded--> Replays --rows_of--> rows --mixed--> steps.json, pictures/
 
 benchmarks/recorded.py reads such a file. Points are pixels of the screenshot. Paper: AutoWebWorld, sections
 4.3 and 5.1. Deviations: the solutions are shortest ones, and tasks with the same goal on the same site are
@@ -44,7 +44,7 @@ def one_of_each(tasks: Sequence[Task], seed: int) -> list[Task]:
     return [random.Random(f"{seed} {key}").choice(same) for key, same in alike.items()]
 
 
-async def record(
+async def recorded(
     tasks: Sequence[Task], worlds: Mapping[str, World], config: BrowserConfig
 ) -> list[tuple[Task, Replay]]:
     """Return the shortest solutions of tasks, acted out with pictures; `worlds` are named as in the tasks'
@@ -127,22 +127,16 @@ def mixed(rows: Sequence[Json], share: float, seed: int) -> list[Json]:
 
 
 async def save_steps(
-    tasks: Sequence[Task],
-    worlds: Mapping[str, World],
-    out: Path,
-    config: BrowserConfig,
-    served: EndpointConfig,
-    share: float = GROUNDING,
-    seed: int = 0,
+    found: Sequence[tuple[Task, Replay]], out: Path, served: EndpointConfig, share: float, seed: int
 ) -> None:
-    """Write the recorded steps of tasks as steps.json, and the pictures that it names. The model that is
+    """Write the steps of `recorded` tasks as steps.json, and the pictures that it names. The model that is
     `served`, if it has a name, writes the thoughts, and its cost is told."""
-    recorded, images = await record(one_of_each(tasks, seed), worlds, config), ImageFolder(out / "pictures")
+    images = ImageFolder(out / "pictures")
     async with open_endpoint(served) if served.model else contextlib.nullcontext() as endpoint:
         with progress("writing thoughts"):
-            found = await asyncio.gather(*(rows_of(*one, images, endpoint) for one in recorded))
-    rows = [row for own in found for row in own]
+            told = await asyncio.gather(*(rows_of(*one, images, endpoint) for one in found))
+    rows = [row for own in told for row in own]
     everything = mixed(rows, share, seed)
     write_atomic(out / "steps.json", json.dumps(everything, indent=1, ensure_ascii=False).encode() + b"\n")
     extra = len(everything) - len(rows)
-    say(f"{out / 'steps.json'}: {len(recorded)} trajectories, {len(rows)} steps, {extra} for grounding")
+    say(f"{out / 'steps.json'}: {len(found)} trajectories, {len(rows)} steps, {extra} for grounding")
