@@ -15,7 +15,6 @@ from random import Random
 from typing import Any, Literal, TextIO
 
 import tyro
-from jinja2 import Template
 
 from minirl.config import BrowserConfig, EndpointConfig, Positive
 from minirl.console import printable, progress
@@ -37,7 +36,7 @@ from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
 from minirl.worlds.several import make_pair
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
 from minirl.worlds.steps import GROUNDING, one_of_each, recorded, save_steps
-from minirl.worlds.tables import read_text
+from minirl.worlds.tables import text_of
 from minirl.worlds.walks import COUNT, make_walks
 
 TEMPLATE = EndpointConfig()  # which serves nobody
@@ -154,8 +153,7 @@ def save_sites(out: Path, phase: str, count: int, made: Iterable[Made]) -> list[
             meter.advance()
     places = ", ".join(dict.fromkeys(str(row["among"]) for row in rows))
     _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {places}")
-    page = Template(read_text("index.html.j2"), autoescape=True).render(rows=rows)
-    write_atomic(out / "index.html", page.encode())
+    write_atomic(out / "index.html", text_of("index.html.j2", rows=rows).encode())
     return rows
 
 

@@ -18,11 +18,11 @@ from minirl.worlds.fsm_file import document_of
 from minirl.worlds.generate import make_site
 from minirl.worlds.interpreter import World
 from minirl.worlds.search import solve
-from minirl.worlds.tables import read_text
+from minirl.worlds.tables import text_of
 from minirl.worlds.tasks import make_tasks
 from minirl.worlds.widgets import widget_of
 
-LIST: list[dict[str, Any]] = json.loads(read_text("bench.json"))
+LIST: list[dict[str, Any]] = json.loads(text_of("bench.json"))
 
 
 def make(place: Mapping[str, Any]) -> tuple[World, list[Task]]:

@@ -32,7 +32,7 @@ from minirl.worlds.fsm_file import Action, document_of, load_fsm, read_json, val
 from minirl.worlds.interpreter import State, World
 from minirl.worlds.looks import SKINS, USUAL
 from minirl.worlds.shop import shops_of
-from minirl.worlds.tables import read_text, text_of
+from minirl.worlds.tables import text_of
 from minirl.worlds.widgets import options_of, target_of, widget_of
 
 Site = World | Path  # either has a `name`
@@ -84,7 +84,7 @@ def render(world: World) -> bytes:
     if look == "pages":
         sheets += [f"skins/{plan_of(world)['skin']}.css"]
         scripts[2:2] = ["scenes.js", "widgets.js", *["drawn.js"] * ("drawings" in world.style)]
-    css, script = ("".join(map(read_text, names)) for names in (sheets, scripts))
+    css, script = ("".join(map(text_of, names)) for names in (sheets, scripts))
     html = text_of("page.html.j2", css=css, world=embedded(world), script=script)
     return html.encode("utf-8", errors="replace")  # a lone surrogate in a title becomes "?"
 

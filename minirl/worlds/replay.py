@@ -26,11 +26,11 @@ from minirl.types import BrowserFault, Stop, Task, ToolFailure
 from minirl.worlds.interpreter import State, World, apply, initial_state
 from minirl.worlds.render import SiteServer, read_state
 from minirl.worlds.search import Step, solve
-from minirl.worlds.tables import read_table, read_text
+from minirl.worlds.tables import read_table, text_of
 from minirl.worlds.widgets import gui_steps
 
 MOST_SCROLLS = 10  # until an element must be in the window
-MEASURE = read_text("measure.js")
+MEASURE = text_of("measure.js")
 OPERATIONS = read_table("operations")
 WINDOW_MS = 10_000  # for a window to open
 GRID = 20  # of the coordinates that a visual agent says, from 0 to SCALE
