@@ -66,15 +66,15 @@ def solve(file: File, plain: bool = False) -> int:
     """
     fsm = load_fsm(file)
     graph = explore(symbolic(fsm), plain=plain, seconds=SEARCH_SECONDS)
-    reached = {node.state.page for node in graph.nodes.values()}
-    nearest = {page: graph.nearest(page) for page in fsm.terminal_pages}
-    paths = {page: [step.action_id for step in graph.path(key)] for page, key in nearest.items() if key}
+    nearest = {node.state.page: key for key, node in reversed(graph.nodes.items())}  # the first ones seen
+    ways = {page: graph.path(nearest[page]) for page in fsm.terminal_pages if page in nearest}
+    paths = {page: [step.action_id for step in way] for page, way in ways.items()}
     answer = {
         "states": len(graph.nodes),
         "complete": graph.is_complete,
-        "unreached_pages": [page for page in fsm.pages if page not in reached],
+        "unreached_pages": [page for page in fsm.pages if page not in nearest],
         "paths": paths,
-        "hops": {page: len(paths[page]) if page in paths else None for page in nearest},
+        "hops": {page: len(paths[page]) if page in paths else None for page in fsm.terminal_pages},
     }
     print(json.dumps(answer, indent=1))
     return 0

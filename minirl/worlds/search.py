@@ -54,10 +54,6 @@ class Graph:
     nodes: dict[str, Node]
     is_complete: bool = True  # False if the limit left something out
 
-    def nearest(self, page: str) -> str | None:
-        """Return the key of the first state on a page, which is a nearest one."""
-        return next((key for key, node in self.nodes.items() if node.state.page == page), None)
-
     def path(self, key: str) -> list[Step]:
         """Return a shortest path to a state, the first in the order of the file."""
         steps = []
