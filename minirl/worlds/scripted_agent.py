@@ -32,12 +32,9 @@ from minirl.worlds.widgets import gui_steps
 class ScriptedPolicy:
     """The shortest solution of one task, told turn by turn with the agent's own tools: of tiles all that is
     done on the current page, else as much of one step as can be seen, or a scroll towards it; a text agent's
-    response does one thing. Without a preprocessor there is only `respond`. A task over several `worlds`
-    visits them in turn as its meta tells."""
+    response does one thing. A task over several `worlds` visits them in turn as its meta tells."""
 
-    def __init__(
-        self, worlds: Sequence[World], task: Task, preprocessor: Preprocessor | None, agent: AgentConfig
-    ):
+    def __init__(self, worlds: Sequence[World], task: Task, preprocessor: Preprocessor, agent: AgentConfig):
         self.preprocessor, self.agent, (world, *_) = preprocessor, agent, worlds
         sites, goals = {one.name: one for one in worlds}, task.goal.get("sites")
         paths = {name: solve(sites[name], goal) for name, goal in (goals or {world.name: task.goal}).items()}
@@ -56,7 +53,6 @@ class ScriptedPolicy:
         self.looked_for = asked if self.is_tiles else []
 
     async def __call__(self, t: int, prompt: Prompt, session: Any) -> Sample:
-        assert self.preprocessor is not None
         tokenizer = self.preprocessor.tokenizer
         text = f"{await self.respond(session)}{tokenizer.eos_token}"
         ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -144,8 +140,7 @@ class ScriptedPolicy:
                 points[words if is_named else words.lower()] = middle(target.box, *size)
         if not self.steps:
             calls += self._goodbye(session)[0]
-        opens_think = self.preprocessor is not None and self.preprocessor.chat.opens_think
-        return ("" if opens_think else "<think>\n") + spoken(points, calls)
+        return ("" if self.preprocessor.chat.opens_think else "<think>\n") + spoken(points, calls)
 
 
 def told(words: str, action: str) -> str:
