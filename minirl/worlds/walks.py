@@ -51,7 +51,5 @@ def _walk(world: World, way: Sequence[Step], rng: Random, n: int) -> Task | None
     where = [condition(name, "eq", value) for name, value in state.signature.items() if value in chosen]
     text = ", then ".join(filter(None, said))
     meta = {"world": world.name, "site": world.name, "benchmark": "autowebworld-sites", "steps": size}
-    goal = {"page": state.page, "where": where}
-    return Task(
-        f"{world.name}-{n}", f"{text[:1].upper()}{text[1:]}.", f"http://{world.name}.test/", goal, meta
-    )
+    goal, url = {"page": state.page, "where": where}, f"http://{world.name}.test/"
+    return Task(f"{world.name}-{n}", f"{text[:1].upper()}{text[1:]}.", url, goal, meta)
