@@ -169,9 +169,7 @@ async def write_pages(author: Author, name: str, world: World, folder: Path) -> 
 
 def run(command: tuple[str, ...], folder: Path) -> str:
     """Return the end of what a command says that fails, without what differs from one time to the next."""
-    done = subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
-    )
-    log = f"{done.stdout}{done.stderr}".replace(str(folder.resolve()), "")
+    ran = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, errors="replace")
+    log = f"{ran.stdout}{ran.stderr}".replace(str(folder.resolve()), "")
     log = re.sub(r"\b[\d.]{1,9} ?m?s\b|\n +at .*", "", log)  # times, and where in Vite it was noticed
-    return f"{log[-LOG:]}\nexit status {done.returncode}" if done.returncode else ""
+    return f"{log[-LOG:]}\nexit status {ran.returncode}" if ran.returncode else ""
