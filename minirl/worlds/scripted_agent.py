@@ -53,9 +53,7 @@ class ScriptedPolicy:
         self.looked_for = asked if self.is_tiles else []
 
     async def __call__(self, t: int, prompt: Prompt, session: Any) -> Sample:
-        tokenizer = self.preprocessor.tokenizer
-        text = f"{await self.respond(session)}{tokenizer.eos_token}"
-        ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+        _, ids = self.preprocessor.said(await self.respond(session))
         return Sample(ids, (0.0,) * len(ids), "stop")
 
     async def respond(self, session: Session) -> str:
@@ -140,7 +138,7 @@ class ScriptedPolicy:
                 points[words if is_named else words.lower()] = middle(target.box, *size)
         if not self.steps:
             calls += self._goodbye(session)[0]
-        return ("" if self.preprocessor.chat.opens_think else "<think>\n") + spoken(points, calls)
+        return f"<think>\n{spoken(points, calls)}"
 
 
 def told(words: str, action: str) -> str:

@@ -43,7 +43,7 @@ FIRST = make_site("music", 1, "first")  # a form on a page of its own
 TASKS = [task for shop in SHOPS for task in make_tasks(shop, 3)]
 CONFIG = replace(tiny(), browser=replace(tiny().browser, browsers=1))
 BENCHMARK = WorldBenchmark()
-ANY_CHAT: Any = SimpleNamespace(chat=SimpleNamespace(opens_think=False))  # enough of a preprocessor
+NO_MODEL: Any = None  # responses are asked for as texts
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -265,7 +265,7 @@ SAYS = {
 async def played(kind: Any, pool: BrowserPool, world: World, task: Task) -> tuple[set[str], Score]:
     """The names of all calls of a scripted episode, and its score."""
     agent = make_agent(replace(CONFIG, agent=AgentConfig(kind=kind)))
-    policy, names, answer = ScriptedPolicy([world], task, ANY_CHAT, agent.config), set[str](), ""
+    policy, names, answer = ScriptedPolicy([world], task, NO_MODEL, agent.config), set[str](), ""
     async with pool.session() as session:
         await session.start(task.start_url)
         for _ in range(60):

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ PAIRS = [make_pair(seed, 4) for seed in range(10)]
 PATIENT = {"start_seconds": 300.0, "call_seconds": 120.0, "screenshot_seconds": 300.0}
 CONFIG = BrowserConfig(browsers=1, episodes=4, width=1280, height=720, **PATIENT)
 BENCHMARK = WorldBenchmark(0.5)
-ANY_CHAT: Any = SimpleNamespace(chat=SimpleNamespace(opens_think=False))  # enough of a preprocessor
+NO_MODEL: Any = None  # responses are asked for as texts
 
 
 def some(pairs: Sequence[tuple[list[World], list[Task]]], kind: str) -> tuple[list[World], Task]:
@@ -107,7 +106,7 @@ async def play(kind: Any, session: Session, policy: Any, task: Task) -> tuple[se
 
 
 def policy_of(task: Task, sites: Sequence[World], kind: Any) -> ScriptedPolicy:
-    return ScriptedPolicy(sites, task, ANY_CHAT, AgentConfig(kind=kind))
+    return ScriptedPolicy(sites, task, NO_MODEL, AgentConfig(kind=kind))
 
 
 @pytest.mark.timeout(1800)
