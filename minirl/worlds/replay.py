@@ -10,7 +10,6 @@ Paper: AutoWebWorld, section 4.3 (execution-based filtering). Deviation: there, 
 and the page is believed to be where the trace says; here the page's state is read after every action.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,8 +19,8 @@ from minirl.agents.openwebrl import SCALE
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
-from minirl.console import progress
 from minirl.run_folder import ImageFolder, to_line, write_atomic
+from minirl.samplers.endpoint import ask_all
 from minirl.types import BrowserFault, Stop, Task, ToolFailure
 from minirl.worlds.interpreter import State, World, apply, initial_state
 from minirl.worlds.render import SiteServer, read_state
@@ -224,29 +223,27 @@ async def replay_sites(
 ) -> dict[tuple[str, str], Replay]:
     """Return a shortest solution, acted out, of every task, or of every terminal page of a site without any;
     `config.episodes` run at a time. What has no solution has a Replay too."""
-    places, ways = asyncio.Semaphore(config.episodes), {}
+    ways = {}
     for world in worlds:
         goals = {task.id: task.goal for task in tasks if task.meta.get("world") == world.name}
         for name, goal in (goals or {page: {"page": page} for page in world.fsm.terminal_pages}).items():
             ways[world.name, name] = (world, solve(world, goal))
 
-    async def visit(world: World, steps: list[Step] | None) -> Replay:
+    async def visit(way: tuple[World, list[Step] | None]) -> Replay:
+        world, steps = way
         if steps is None:
             return Replay((), reason="no solution was found")
-        async with places:
-            try:
-                async with pool.session() as session:
-                    await session.start(f"http://{world.name}.test/")
-                    return await replay(session, world, steps, pictures)
-            except BrowserFault as fault:
-                return Replay(steps, reason=str(fault))
-            finally:
-                meter.advance()
+        try:
+            async with pool.session() as session:
+                await session.start(f"http://{world.name}.test/")
+                return await replay(session, world, steps, pictures)
+        except BrowserFault as fault:
+            return Replay(steps, reason=str(fault))
 
-    with SiteServer(worlds, config.site_port) as server, progress("acting out solutions", len(ways)) as meter:
-        async with BrowserPool(config, server.sites, sealed=True) as pool, asyncio.TaskGroup() as group:
-            visits = [group.create_task(visit(*way)) for way in ways.values()]
-    return dict(zip(ways, (task.result() for task in visits), strict=True))
+    with SiteServer(worlds, config.site_port) as server:
+        async with BrowserPool(config, server.sites, sealed=True) as pool:
+            found = await ask_all(visit, [*ways.values()], config.episodes, "acting out solutions")
+    return dict(zip(ways, found, strict=True))
 
 
 def save_replays(replays: Mapping[tuple[str, str], Replay], folder: Path) -> None:
