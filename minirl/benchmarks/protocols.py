@@ -85,8 +85,6 @@ def _without_aborted(official: Protocol) -> Protocol:
 _DATA = tomllib.loads(files("minirl.benchmarks").joinpath("protocols.toml").read_text())
 _OFFICIAL = TypeAdapter(tuple[Protocol, ...]).validate_python(_DATA["protocols"])
 PROTOCOLS = tuple(protocol for official in _OFFICIAL for protocol in (official, _without_aborted(official)))
-WEBVOYAGER, ONLINE_MIND2WEB, DEEPSHOP, WEBARENA_LITE, *_AUTOWEBWORLD = _OFFICIAL
-AUTOWEBWORLD, AUTOWEBWORLD_MIND2WEB, AUTOWEBWORLD_SITES = _AUTOWEBWORLD
 
 
 def protocol_of(name: str) -> Protocol:

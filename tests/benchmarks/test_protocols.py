@@ -7,19 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minirl.benchmarks.protocols import (
-    AUTOWEBWORLD,
-    AUTOWEBWORLD_MIND2WEB,
-    AUTOWEBWORLD_SITES,
-    DEEPSHOP,
-    JUDGE,
-    ONLINE_MIND2WEB,
-    PROTOCOLS,
-    WEBARENA_LITE,
-    WEBVOYAGER,
-    apply,
-    protocol_of,
-)
+from minirl.benchmarks.protocols import JUDGE, PROTOCOLS, apply, protocol_of
 from minirl.benchmarks.task_files import load_tasks
 from minirl.cli.command_line import check
 from minirl.config import Config, JudgeConfig
@@ -28,6 +16,8 @@ from minirl.types import GRADED, Sampling, Stop, Task
 
 FARA = Path(__file__).parents[1] / "data" / "webvoyager" / "fara_595.jsonl"
 WITHOUT = protocol_of("webvoyager-without-aborted")
+WEBVOYAGER, ONLINE_MIND2WEB, DEEPSHOP, WEBARENA_LITE, *_AUTOWEBWORLD = PROTOCOLS[::2]
+AUTOWEBWORLD, AUTOWEBWORLD_MIND2WEB, AUTOWEBWORLD_SITES = _AUTOWEBWORLD
 
 
 def test_every_benchmark_has_two_protocols():
