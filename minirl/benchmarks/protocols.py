@@ -28,7 +28,6 @@ JUDGE = ("model", "input", "parser", "screenshots", "temperature", "seconds", "r
 class Protocol:
     name: str
     benchmark: str  # as in a task's meta
-    tasks: int  # how many the benchmark has
     sampling: Sampling
     judge: JudgeConfig
     max_steps: int
