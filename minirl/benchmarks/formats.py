@@ -51,9 +51,9 @@ BenchmarkName = Annotated[Text, AfterValidator(_benchmark)]
 class Format(Record):
     model_config = ConfigDict(extra="allow")
 
-    name: Identifier
+    name: Identifier = Field(alias="task_id")
     instruction: Text
-    urls: Addresses
+    urls: Websites = Field(alias="website")  # a bare host gets https:// in front
     site: Text | None = Field(None, alias="web_name")
     difficulty: Level = None
 
@@ -80,17 +80,13 @@ class WebVoyager(DeepShop):
 
 
 class WebGym(Format):
-    name: Identifier = Field(alias="task_id")
     instruction: Text = Field(alias="task_name")
-    urls: Websites = Field(alias="website")  # a bare host gets https:// in front
     benchmark: BenchmarkName = Field(alias="benchmark_name")
 
 
 class OnlineMind2Web(Format):
-    name: Identifier = Field(alias="task_id")
     # in its newer and its older edition
     instruction: Text = Field(validation_alias=AliasChoices("confirmed_task", "task_description"))
-    urls: Websites = Field(alias="website")
     difficulty: Level = Field(None, alias="level")
 
 

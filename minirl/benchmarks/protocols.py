@@ -28,7 +28,6 @@ JUDGE = ("model", "input", "parser", "screenshots", "temperature", "seconds", "r
 class Protocol:
     name: str
     benchmark: str  # as in a task's meta
-    tasks: int  # how many the benchmark has
     sampling: Sampling
     judge: JudgeConfig
     max_steps: int
@@ -85,8 +84,6 @@ def _without_aborted(official: Protocol) -> Protocol:
 _DATA = tomllib.loads(files("minirl.benchmarks").joinpath("protocols.toml").read_text())
 _OFFICIAL = TypeAdapter(tuple[Protocol, ...]).validate_python(_DATA["protocols"])
 PROTOCOLS = tuple(protocol for official in _OFFICIAL for protocol in (official, _without_aborted(official)))
-WEBVOYAGER, ONLINE_MIND2WEB, DEEPSHOP, WEBARENA_LITE, *_AUTOWEBWORLD = _OFFICIAL
-AUTOWEBWORLD, AUTOWEBWORLD_MIND2WEB, AUTOWEBWORLD_SITES = _AUTOWEBWORLD
 
 
 def protocol_of(name: str) -> Protocol:

@@ -70,7 +70,7 @@ def filter_tasks(
         row_of = {task.id: n for n, task in enumerate(tasks)}
         known, ordered = len(evaluation), [*evaluation, *some]
         rows = [*range(len(tasks), len(tasks) + known), *(row_of[task.id] for task in some)]
-        found = {} if embeddings_NE is None else duplicates(embeddings_NE, threshold, known, rows=rows)
+        found = {} if embeddings_NE is None else duplicates(embeddings_NE, rows, threshold, known)
         return {ordered[n].id: f"{cosine:.3f} like {ordered[m].id}" for n, (m, cosine) in found.items()}
 
     kept, removed = list(tasks), list[dict[str, Any]]()
@@ -95,22 +95,17 @@ def unstable_sites(hosts: Path | None, results: Sequence[Path]) -> dict[str, str
 
 
 def duplicates(
-    vectors_NE: np.ndarray,
-    threshold: float,
-    first: int = 0,
-    block: int = BLOCK,
-    rows: Sequence[int] | None = None,
+    vectors_NE: np.ndarray, rows: Sequence[int], threshold: float, first: int = 0, block: int = BLOCK
 ) -> Alike:
     """Compare rows greedily, from the first to the last: one goes if it is at least `threshold` like one that
     stays. Return those that go, each with the row before it that it is most like, and the cosine. The `first`
-    rows all stay. With `rows` these are compared, in that order, and counted by it. Beside the vectors, which
-    may lie in a file, memory holds a copy of those that stay, and a few blocks.
+    rows all stay. Rows are counted by their order in `rows`. Beside the vectors, which may lie in a file,
+    memory holds a copy of those that stay, and a few blocks.
 
-    >>> found = duplicates(np.array([[1.0, 0], [0, 1], [2, 0], [1, 0.1]]), 0.99)
+    >>> found = duplicates(np.array([[1.0, 0], [0, 1], [2, 0], [1, 0.1]]), range(4), 0.99)
     >>> {row: (like, round(cosine, 3)) for row, (like, cosine) in found.items()}
     {2: (0, 1.0), 3: (0, 0.995)}
     """
-    rows = range(len(vectors_NE)) if rows is None else rows
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # of each row, how like it is to the most like of those before it that stay, and which that is
     best_N, like_N = torch.full((len(rows),), -2.0), torch.zeros(len(rows), dtype=torch.long)

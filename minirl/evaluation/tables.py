@@ -26,7 +26,7 @@ NAMED = 5  # aborted episodes that are named one by one
 PARTS = {"difficulty": "difficulty", "widget": "widgets"}  # further tables, and a result's field
 RATE_COLUMNS = ("success", "95% interval", "n")
 # How results count without a protocol; the settings are then those of `config.eval`.
-UNNAMED = Protocol("", "", 0, aborted="leave out", sampling=Sampling(), judge=GPT_41, max_steps=0)
+UNNAMED = Protocol("", "", aborted="leave out", sampling=Sampling(), judge=GPT_41, max_steps=0)
 
 
 def named(protocol: str, reward: Mapping[str, Any]) -> Protocol:

@@ -95,9 +95,7 @@ def training_rows(
 def training_row(example: Example, question: Question, images: ImageStore, preprocessor: Preprocessor) -> Row:
     prompt = prompt_of(preprocessor, question.messages(example.trajectory, images))
     names = tuple(name for _, name in question.screenshots_of(example.trajectory))
-    tokenizer = preprocessor.tokenizer
-    answer = target(example.label.rationale, example.label.verdict, preprocessor) + str(tokenizer.eos_token)
-    ids = tuple(tokenizer(answer, add_special_tokens=False)["input_ids"])
+    _, ids = preprocessor.said(target(example.label.rationale, example.label.verdict, preprocessor))
     return Row(prompt.ids + ids, len(prompt.ids), names, (0.0,) * len(ids), advantage=1.0)
 
 

@@ -17,7 +17,7 @@ from peers import alone
 from playwright.async_api import Error as PlaywrightError
 from stand_in import World, record_of, serve
 
-from minirl.benchmarks.protocols import WEBARENA_LITE, WEBVOYAGER, apply
+from minirl.benchmarks.protocols import apply, protocol_of
 from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.task_sets import TaskSets
 from minirl.benchmarks.webarena import benchmark, lookups
@@ -31,6 +31,7 @@ from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
 from minirl.types import Sampling, Stop, Task, ToolFailure, Trajectory
 
+WEBARENA_LITE, WEBVOYAGER = protocol_of("webarena-lite-official"), protocol_of("webvoyager-official")
 TEXT = tiny_text()
 CONFIG = replace(
     TEXT,

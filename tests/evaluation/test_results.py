@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minirl.benchmarks.protocols import AUTOWEBWORLD, PROTOCOLS, WEBVOYAGER, protocol_of
+from minirl.benchmarks.protocols import PROTOCOLS, protocol_of
 from minirl.benchmarks.task_files import load_tasks
 from minirl.evaluation.results import (
     Evaluation,
@@ -31,6 +31,7 @@ from minirl.judges.intervals import wilson
 from minirl.types import Stop, Task, Trajectory, Turn, Verdict
 
 FARA = Path(__file__).parents[1] / "data" / "webvoyager" / "fara_595.jsonl"
+AUTOWEBWORLD, WEBVOYAGER = protocol_of("autowebworld-official"), protocol_of("webvoyager-official")
 WITHOUT = protocol_of("webvoyager-without-aborted")
 
 # Site A: three successes of four, the fourth aborted with a verdict all the same; site B: none of two, one of

@@ -223,7 +223,7 @@ async def test_what_is_no_verdict_masks_the_episode(protocol, ranks):
 async def test_without_a_judge_and_under_rules_there_is_nothing_to_say(ranks):
     async with open_judge(Config("test"), ranks, PNGS) as judge:
         assert "there is no judge: give --judge.model" in (await judge(episode())).error
-    said, requests = await judged_by(protocols.WEBARENA_LITE, [say("SUCCESS")], ranks)
+    said, requests = await judged_by(protocols.protocol_of("webarena-lite-official"), [say("SUCCESS")], ranks)
     assert said.success is None and "a program reads" in said.error and not requests
 
 

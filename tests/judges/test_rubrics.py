@@ -12,13 +12,14 @@ from episodes import PNGS, TASK, Gone, episode, labels_of, pictures_of, turn, wo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minirl.benchmarks.protocols import GPT_41, JUDGE, PROTOCOLS, WEBVOYAGER, Protocol, apply
+from minirl.benchmarks.protocols import GPT_41, JUDGE, PROTOCOLS, Protocol, apply, protocol_of
 from minirl.cli.command_line import check, from_command_line, read_flags
 from minirl.config import Config, Input, JudgeConfig, Parser
 from minirl.judges.parsers import parse
 from minirl.judges.rubrics import HISTORY_CHARS, RUBRICS, TRACE_CHARS, Question
 from minirl.types import Call, Message, Parsed, Task, Trajectory, Turn
 
+WEBVOYAGER = protocol_of("webvoyager-official")
 JUDGED = tuple(name for name in get_args(Input) if name != "rules")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minirl.benchmarks.protocols import AUTOWEBWORLD_SITES
+from minirl.benchmarks.protocols import protocol_of
 from minirl.benchmarks.task_sets import make_task_sets
 from minirl.config import Config, TaskConfig
 from minirl.worlds.__main__ import main
@@ -51,7 +51,8 @@ def test_a_rendered_site_has_tasks_to_evaluate(tmp_path):
         out = str(tmp_path / name)
         assert main(["render", str(MARKET), "--out", out, "--tasks", count]) == 0
     settings = TaskConfig(heldout=str(tmp_path))
-    tasks = AUTOWEBWORLD_SITES.select(make_task_sets(Config("tiny", task=settings)).heldout)
+    protocol = protocol_of("autowebworld-sites-official")
+    tasks = protocol.select(make_task_sets(Config("tiny", task=settings)).heldout)
     assert sorted(task.meta["site"] for task in tasks) == ["north"] * 3 + ["south"] * 2
 
 
