@@ -139,11 +139,16 @@ class Teacher(Protocol):
 
     parts: nn.ModuleDict  # "model", and what is thrown away afterwards
     stages: Mapping[str, int]  # their examples
+    shops: list[Any]
 
-    def draw(self, stage: str, rng: np.random.Generator) -> Iterator[Example]: ...
+    def examples(self, stage: str, shop: Any, rng: np.random.Generator) -> Iterator[Example]: ...
     def loss(self, stage: str, examples: Sequence[Example]) -> Tensor: ...
     def measure(self, stage: str) -> list[bool]: ...
     def results(self) -> dict[str, list[bool]]: ...
+
+    def draw(self, stage: str, rng: np.random.Generator) -> Iterator[Example]:
+        while True:
+            yield from self.examples(stage, self.shops[rng.integers(len(self.shops))], rng)
 
 
 def teach(teacher: Teacher, seed: int, ranks: Ranks) -> list[dict[str, Any]]:
