@@ -71,8 +71,9 @@ def vocabulary() -> list[str]:
     return corpus(said, "http://shop-10.test/", pages) + ["Click a, b. choose a no", *phrases]
 
 
-def text_corpus(pages: Iterable[str]) -> list[str]:
+def text_corpus(shops: Iterable[Iterable[Any]]) -> list[str]:
     """Return what a text agent's tokenizer learns from: pages, and often the words of orders and answers."""
+    pages = (page.html for shop in shops for page in shop)
     said = [*words(), *SHOP["buttons"].values(), "done"]
     actions = [*(f'do(action="{name}", element="' for name in ACTIONS), 'exit(message="done")']
     texts = [f"Task Instruction: Click {word}, {word} in {word}.\n\nRound 0\n\n" for word in said]

@@ -227,14 +227,9 @@ class Reading(Teacher):
         return {"unseen": self.measure("agent"), "other_page": self.measure("agent", other=True)}
 
 
-def texts(shops: Iterable[Sequence[Page]]) -> list[str]:
-    """Return what the tokenizer learns from."""
-    return text_corpus(page.html for shop in shops for page in shop)
-
-
 def main(out: Path = BASE_TEXT, curve: Path = Path("docs/reading.json"), seed: int = 0) -> None:
     """Make the base model."""
-    make(tiny_text(), "text", make_page, texts, Reading, out, curve, seed)
+    make(tiny_text(), "text", make_page, text_corpus, Reading, out, curve, seed)
 
 
 if __name__ == "__main__":
