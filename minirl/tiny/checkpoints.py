@@ -64,9 +64,8 @@ def words() -> list[str]:
 
 
 def vocabulary() -> list[str]:
-    asked = [" ".join(fields) for n in (1, 2) for fields in itertools.combinations(CHOICES, n)]
     phrases = [choice["phrase"].format("") for choice in CHOICES.values()]
-    pages = [name.capitalize() for name in asked]
+    pages = [" ".join(fields).capitalize() for n in (1, 2) for fields in itertools.combinations(CHOICES, n)]
     said = [*words(), *SHOP["buttons"].values(), *map(str, range(1, 10))]
     return corpus(said, "http://shop-10.test/", pages) + ["Click a, b. choose a no", *phrases]
 
