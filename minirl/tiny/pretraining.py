@@ -190,7 +190,6 @@ def teach(teacher: Teacher, seed: int, ranks: Ranks) -> list[dict[str, Any]]:
 
 def make(
     config: Config,
-    kind: str,
     page_of: PageOf,
     texts: Callable[[list[Any]], Iterable[str]],
     teacher_of: Callable[..., Teacher],
@@ -207,7 +206,7 @@ def make(
         own, unseen = (shops_named(some)[ranks.rank :: ranks.world] for some in (TRAIN, TEST))
         seen = asyncio.run(look(own + unseen, config, page_of))
         if ranks.is_main:
-            build(out, texts(seen), seed, kind=kind)
+            build(out, texts(seen), seed, kind=config.agent.kind)
         ranks.barrier()
         config = replace(config, model=replace(config.model, path=str(out)))
         model = open_model(config)

@@ -229,7 +229,7 @@ class Reading(Teacher):
 
 def main(out: Path = BASE_TEXT, curve: Path = Path("docs/reading.json"), seed: int = 0) -> None:
     """Make the base model."""
-    make(tiny_text(), "text", make_page, text_corpus, Reading, out, curve, seed)
+    make(tiny_text(), make_page, text_corpus, Reading, out, curve, seed)
 
 
 if __name__ == "__main__":

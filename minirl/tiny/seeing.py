@@ -232,7 +232,7 @@ class Seeing(Teacher):
 
 def main(out: Path = BASE, curve: Path = Path("docs/seeing.json"), seed: int = 0) -> None:
     """Make the base model."""
-    make(tiny(), "visual", make_page, lambda _: vocabulary(), Seeing, out, curve, seed)
+    make(tiny(), make_page, lambda _: vocabulary(), Seeing, out, curve, seed)
 
 
 if __name__ == "__main__":
