@@ -12,7 +12,6 @@ stranger's runs no code.
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch import Tensor
 from transformers.utils import cached_file
 
 from minirl.config import ModelConfig
-from minirl.console import first_line
+from minirl.console import first_line, say
 from minirl.model import compute_dtype, load_model, save_model
 from minirl.policy import copy_weights
 from minirl.trainer import Trainer
@@ -135,7 +134,7 @@ class Checkpoints:
         except UNREADABLE as error:
             raise unusable(path, error) from None
 
-    def resume(self, say: Callable[[str], None]) -> dict[str, Any]:
+    def resume(self) -> dict[str, Any]:
         """Load the newest checkpoint that can be read, and delete newer ones; return the run's state."""
         paths = self.ranks.broadcast(checkpoints(self.folder)[::-1])
         for i, path in enumerate(paths):
@@ -147,6 +146,7 @@ class Checkpoints:
             self.ranks.barrier()
             for newer in paths[:i] if self.ranks.is_main else []:
                 shutil.rmtree(newer)
+            say(f"resumed after step {state['step']}")
             return state
         raise ValueError(f"nothing to resume: no usable checkpoint in {self.folder}")
 

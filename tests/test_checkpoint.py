@@ -56,7 +56,7 @@ def test_a_resumed_run_continues_as_if_never_interrupted(new_trainer, new_checkp
 
     resumed = new_checkpoints()
     resumed.trainer.sft_step(rows_of(groups), lr=1e-2)  # whatever it was before
-    assert resumed.resume(pytest.fail) == {"step": 1, "cursor": 7, "best": 0.25}
+    assert resumed.resume() == {"step": 1, "cursor": 7, "best": 0.25}
     learn(resumed.trainer, groups, 1)
     assert equal(weights(resumed.trainer), weights(running.trainer))
 
@@ -83,7 +83,7 @@ def on_some_ranks(ranks: Ranks, path: Path, folder: Path, replicas: int) -> tupl
     trainer = make_trainer(path, ranks, optim={"replicas": replicas})
     groups = make_groups(trainer.preprocessor)
     here = Checkpoints(trainer, folder)
-    step = here.resume(print)["step"] if here.saved() else 0
+    step = here.resume()["step"] if here.saved() else 0
     metrics = learn(trainer, groups, step)
     here.save(f"step_{step + 1:05d}", {"step": step + 1}, keep=5)
     here.finish()
@@ -201,13 +201,15 @@ def saved(new_checkpoints, groups):
 
 
 @pytest.mark.parametrize(("part", "damage"), DAMAGE)
-def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(saved, part, damage):
+def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(saved, part, damage, monkeypatch):
     here, first = saved
     damage(next((here.folder / "step_00002").glob(part)))
     said: list[str] = []
-    assert here.resume(said.append) == {"step": 1}
+    monkeypatch.setattr("minirl.checkpoint.say", said.append)
+    assert here.resume() == {"step": 1}
     assert equal(weights(here.trainer), first)
-    (line,) = said
+    line, resumed = said
+    assert resumed == "resumed after step 1"
     assert line.startswith(f"checkpoint {here.folder / 'step_00002'} can't be used: ")
     assert line.endswith("; trying the one before") and "\n" not in line
     assert names(here.folder) == ["step_00001"]
@@ -234,9 +236,9 @@ def test_code_in_a_strangers_shards_is_not_run(saved, tmp_path):
     assert shard.suffix == ".safetensors"
     for name in (".metadata", "__0_0.distcp"):
         shard.with_name(name).write_bytes(content)
-    assert here.resume(pytest.fail) == {"step": 2}
+    assert here.resume() == {"step": 2}
     shard.write_bytes(content)
-    assert here.resume([].append) == {"step": 1} and equal(weights(here.trainer), first)
+    assert here.resume() == {"step": 1} and equal(weights(here.trainer), first)
     assert not proof.exists()
 
 
@@ -244,17 +246,18 @@ def test_the_newest_checkpoint_is_used_if_it_can_be_read(saved):
     here, _ = saved
     second = weights(here.trainer)
     here.load(here.folder / "step_00001")
-    assert here.resume(pytest.fail) == {"step": 2}
+    assert here.resume() == {"step": 2}
     assert equal(weights(here.trainer), second)
 
 
-def test_no_checkpoint_that_can_be_read(saved, new_checkpoints):
+def test_no_checkpoint_that_can_be_read(saved, monkeypatch):
     here, _ = saved
     for name in ("step_00001", "step_00002"):
         shutil.rmtree(here.folder / name / "shards")
     said: list[str] = []
+    monkeypatch.setattr("minirl.checkpoint.say", said.append)
     with pytest.raises(ValueError, match=f"nothing to resume: no usable checkpoint in {here.folder}"):
-        here.resume(said.append)
+        here.resume()
     assert len(said) == 2
 
 
@@ -303,7 +306,7 @@ def test_an_interrupted_save_leaves_the_one_before(saved, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         here.save("step_00002", {"step": 99}, keep=5)  # over an old one
     assert names(here.folder) == ["step_00001", "step_00002"]
-    assert here.resume(pytest.fail) == {"step": 2}
+    assert here.resume() == {"step": 2}
 
 
 @pytest.mark.parametrize("method", ["save", "export"])

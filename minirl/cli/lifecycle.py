@@ -46,9 +46,8 @@ async def begin(experiment: Experiment, worker: RolloutWorker, warm_start: Calla
     trainer.reset_optimizer()
     state = {"step": 0, "cursor": 0}
     if resumed:
-        state = kept.resume(say)
+        state = kept.resume()
         experiment.run.truncate_after(state["step"])
-        say(f"resumed after step {state['step']}")
     worker.sync(trainer.weights())
     label = "before" if config.zero else "after_sft"
     if PHASES[label] not in evaluated(experiment):

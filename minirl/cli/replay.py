@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from minirl.checkpoint import prune
 from minirl.cli.lifecycle import State
-from minirl.console import say
 from minirl.experiment import Experiment
 from minirl.rollout import Collected, TaskStream
 from minirl.run_folder import Run
@@ -36,8 +35,7 @@ def begin_replay(experiment: Experiment, source: Run) -> State:
         kept.start_from(start)
     experiment.trainer.keep_reference()
     if config.resume and kept.saved():
-        state = kept.resume(say)
-        say(f"resumed after step {state['step']}")
+        state = kept.resume()
     elif experiment.ranks.is_main:
         prune(kept.folder, keep=0)
     experiment.run.truncate_after(state["step"] or -1)

@@ -50,8 +50,7 @@ def start_engine(config: Config, preprocessor: Preprocessor, ranks: Ranks) -> An
 
             args = EngineArgs(**engine_settings(config, preprocessor, ranks))
             # by this name vLLM chooses how many tokens a step may have: as for its `LLM`, not an eighth of it
-            options = {"usage_context": UsageContext.LLM_CLASS, "enable_multiprocessing": False}
-            return LLMEngine.from_engine_args(args, **options)
+            return LLMEngine.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
         except ImportError as error:
             raise ValueError(f"--sampler vllm: {error}; pip install 'minirl[vllm]'") from None
         finally:

@@ -64,15 +64,15 @@ def words() -> list[str]:
 
 
 def vocabulary() -> list[str]:
-    asked = [" ".join(fields) for n in (1, 2) for fields in itertools.combinations(CHOICES, n)]
     phrases = [choice["phrase"].format("") for choice in CHOICES.values()]
-    pages = [name.capitalize() for name in asked]
+    pages = [" ".join(fields).capitalize() for n in (1, 2) for fields in itertools.combinations(CHOICES, n)]
     said = [*words(), *SHOP["buttons"].values(), *map(str, range(1, 10))]
     return corpus(said, "http://shop-10.test/", pages) + ["Click a, b. choose a no", *phrases]
 
 
-def text_corpus(pages: Iterable[str]) -> list[str]:
+def text_corpus(shops: Iterable[Iterable[Any]]) -> list[str]:
     """Return what a text agent's tokenizer learns from: pages, and often the words of orders and answers."""
+    pages = (page.html for shop in shops for page in shop)
     said = [*words(), *SHOP["buttons"].values(), "done"]
     actions = [*(f'do(action="{name}", element="' for name in ACTIONS), 'exit(message="done")']
     texts = [f"Task Instruction: Click {word}, {word} in {word}.\n\nRound 0\n\n" for word in said]

@@ -26,15 +26,7 @@ from minirl.config import Config
 from minirl.console import CONSOLE, progress, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.experiment import make_agent, open_model
-from minirl.model import (
-    Encoded,
-    Grid,
-    Preprocessor,
-    load_preprocessor,
-    padded_inputs,
-    positions,
-    save_model,
-)
+from minirl.model import Encoded, Grid, Preprocessor, load_preprocessor, padded_inputs, positions, save_model
 from minirl.run_folder import write_atomic
 from minirl.tiny.checkpoints import build
 from minirl.types import Observation, Task
@@ -139,11 +131,16 @@ class Teacher(Protocol):
 
     parts: nn.ModuleDict  # "model", and what is thrown away afterwards
     stages: Mapping[str, int]  # their examples
+    shops: list[Any]
 
-    def draw(self, stage: str, rng: np.random.Generator) -> Iterator[Example]: ...
+    def examples(self, stage: str, shop: Any, rng: np.random.Generator) -> Iterator[Example]: ...
     def loss(self, stage: str, examples: Sequence[Example]) -> Tensor: ...
     def measure(self, stage: str) -> list[bool]: ...
     def results(self) -> dict[str, list[bool]]: ...
+
+    def draw(self, stage: str, rng: np.random.Generator) -> Iterator[Example]:
+        while True:
+            yield from self.examples(stage, self.shops[rng.integers(len(self.shops))], rng)
 
 
 def teach(teacher: Teacher, seed: int, ranks: Ranks) -> list[dict[str, Any]]:
@@ -185,7 +182,6 @@ def teach(teacher: Teacher, seed: int, ranks: Ranks) -> list[dict[str, Any]]:
 
 def make(
     config: Config,
-    kind: str,
     page_of: PageOf,
     texts: Callable[[list[Any]], Iterable[str]],
     teacher_of: Callable[..., Teacher],
@@ -202,7 +198,7 @@ def make(
         own, unseen = (shops_named(some)[ranks.rank :: ranks.world] for some in (TRAIN, TEST))
         seen = asyncio.run(look(own + unseen, config, page_of))
         if ranks.is_main:
-            build(out, texts(seen), seed, kind=kind)
+            build(out, texts(seen), seed, kind=config.agent.kind)
         ranks.barrier()
         config = replace(config, model=replace(config.model, path=str(out)))
         model = open_model(config)

@@ -14,7 +14,7 @@ Which button leads on, and when, is left to demonstrations and reinforcement.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,14 +32,13 @@ from minirl.experiment import make_agent
 from minirl.model import Preprocessor
 from minirl.recipes import tiny_text
 from minirl.tiny.checkpoints import BASE_TEXT, text_corpus, words
-from minirl.tiny.pretraining import MOST, Example, make, read, task_naming
+from minirl.tiny.pretraining import MOST, Example, Teacher, make, read, task_naming
 from minirl.types import Observation
 from minirl.worlds import replay
 from minirl.worlds.interpreter import World
 from minirl.worlds.scripted_agent import told
 from minirl.worlds.shop import CHOICES, SHOP
 
-STAGES = {"words": 32_000, "agent": 32_000}  # pages, and turns
 CONTROL = re.compile(
     r'<button id="(\d+)" type="button"(?: data-text="(\w+)")?[^>]*>(?: <span data-text="(\w+)")?'
 )
@@ -90,10 +89,10 @@ def part(page: Page, rng: np.random.Generator) -> Page:
     return Page(page.address, html, numbers)
 
 
-class Reading:
-    """The text agent's teacher, as `pretraining.Teacher`."""
+class Reading(Teacher):
+    """The text agent's teacher."""
 
-    stages: Mapping[str, int] = STAGES
+    stages = {"words": 32_000, "agent": 32_000}  # pages, and turns
 
     def __init__(self, config: Config, preprocessor: Preprocessor, model: Any, shops: Shops, unseen: Shops):
         self.config, self.preprocessor, self.model = config, preprocessor, model
@@ -121,10 +120,6 @@ class Reading:
             layer.self_attn.k_proj.weight.data.copy_(queries[:, 0].reshape(-1, width))
         heads = {name: nn.Linear(width, width, bias=False) for name in ("numbers", "found")}
         self.parts = nn.ModuleDict({"model": model, **heads, "left": nn.Linear(width, 1)})
-
-    def draw(self, stage: str, rng: np.random.Generator) -> Iterator[Example]:
-        while True:
-            yield from self.examples(stage, self.shops[rng.integers(len(self.shops))], rng)
 
     def examples(
         self, stage: str, shop: Sequence[Page], rng: np.random.Generator, shown: Sequence[Page] = ()
@@ -232,14 +227,9 @@ class Reading:
         return {"unseen": self.measure("agent"), "other_page": self.measure("agent", other=True)}
 
 
-def texts(shops: Iterable[Sequence[Page]]) -> list[str]:
-    """Return what the tokenizer learns from."""
-    return text_corpus(page.html for shop in shops for page in shop)
-
-
 def main(out: Path = BASE_TEXT, curve: Path = Path("docs/reading.json"), seed: int = 0) -> None:
     """Make the base model."""
-    make(tiny_text(), "text", make_page, texts, Reading, out, curve, seed)
+    make(tiny_text(), make_page, text_corpus, Reading, out, curve, seed)
 
 
 if __name__ == "__main__":

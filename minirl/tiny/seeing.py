@@ -17,7 +17,7 @@ L row length.
 
 import io
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,13 @@ from minirl.episode import conversation
 from minirl.model import VIDEO_PAD, Preprocessor
 from minirl.recipes import tiny
 from minirl.tiny.checkpoints import BASE, DONE, FOLDER, vocabulary, words
-from minirl.tiny.pretraining import MOST, Example, make, read, task_naming
+from minirl.tiny.pretraining import MOST, Example, Teacher, make, read, task_naming
 from minirl.types import Observation
 from minirl.worlds.interpreter import World
 from minirl.worlds.replay import GRID, middle
 from minirl.worlds.scripted_agent import spoken
 
 LOOK = FOLDER.joinpath("seeing.js").read_text(encoding="utf-8")
-STAGES = {"vision": 41_600, "words": 25_600, "agent": 17_600}  # pictures
 ROWS, COLUMNS, TOKEN = 6, 8, 32  # image tokens of a picture, and the pixels of one, which is 2 x 2 patches
 PATCHES = (1, 2 * ROWS, 2 * COLUMNS)
 ALPHABET = string.ascii_lowercase + string.digits
@@ -103,10 +102,10 @@ def patches(picture: np.ndarray) -> np.ndarray:
     return (frames.reshape(len(frames), -1) / 127.5 - 1).astype(np.float32)
 
 
-class Seeing:
-    """The visual agent's teacher, as `pretraining.Teacher`."""
+class Seeing(Teacher):
+    """The visual agent's teacher."""
 
-    stages: Mapping[str, int] = STAGES
+    stages = {"vision": 41_600, "words": 25_600, "agent": 17_600}  # pictures
 
     def __init__(self, config: Config, preprocessor: Preprocessor, model: Any, shops: Shops, unseen: Shops):
         self.config, self.preprocessor, self.model, self.shops = config, preprocessor, model, shops
@@ -125,10 +124,6 @@ class Seeing:
 
     def ids(self, text: str) -> list[int]:
         return self.preprocessor.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def draw(self, stage: str, rng: np.random.Generator) -> Iterator[Example]:
-        while True:
-            yield from self.examples(stage, self.shops[rng.integers(len(self.shops))], rng)
 
     def examples(self, stage: str, shop: Sequence[Page], rng: np.random.Generator) -> Iterator[Example]:
         """Yield a stage's examples of a shop: of one of its pages, or the turns of a conversation over one to
@@ -237,7 +232,7 @@ class Seeing:
 
 def main(out: Path = BASE, curve: Path = Path("docs/seeing.json"), seed: int = 0) -> None:
     """Make the base model."""
-    make(tiny(), "visual", make_page, lambda _: vocabulary(), Seeing, out, curve, seed)
+    make(tiny(), make_page, lambda _: vocabulary(), Seeing, out, curve, seed)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Checkpoints:
     def start_from(self, path: Any) -> None:
         self.told.append(f"start from {path}")
 
-    def resume(self, say: Any) -> dict:
+    def resume(self) -> dict:
         return {"step": 4, "cursor": 9}
 
 

@@ -18,9 +18,9 @@ from minirl.experiment import open_model
 from minirl.model import load_preprocessor
 from minirl.recipes import tiny, tiny_text
 from minirl.tiny import pretraining
-from minirl.tiny.checkpoints import build, vocabulary
+from minirl.tiny.checkpoints import build, text_corpus, vocabulary
 from minirl.tiny.pretraining import Example, look, muon, task_naming, teach
-from minirl.tiny.reading import DIGITS, PATH, Reading, html_of, make_page, texts
+from minirl.tiny.reading import DIGITS, PATH, Reading, html_of, make_page
 from minirl.tiny.seeing import Seeing, moved, whole
 from minirl.tiny.seeing import make_page as make_visual_page
 from minirl.worlds.shop import make_shop
@@ -31,7 +31,7 @@ def reading(tmp_path_factory):
     """A teacher of the text base's: it has looked at two shops, and knows nothing yet."""
     config = tiny_text()
     shops = asyncio.run(look([make_shop(7), make_shop(8)], config, make_page))
-    path = build(tmp_path_factory.mktemp("text") / "m", texts(shops), 0, 32, 2, "text")
+    path = build(tmp_path_factory.mktemp("text") / "m", text_corpus(shops), 0, 32, 2, "text")
     config = replace(config, model=replace(config.model, path=str(path)))
     return Reading(config, load_preprocessor(config.model), open_model(config), shops[:1], shops[1:])
 

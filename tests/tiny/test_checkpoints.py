@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -169,7 +170,7 @@ def test_what_a_text_agent_reads_and_says_are_single_tokens(tmp_path):
     page = (
         '<html data-bbox="0,0,480,360"> <button id="7" type="button" data-bbox="3,33,144,114"> Buy </button>'
     )
-    own = tiny.build_tokenizer(tiny.text_corpus([page]), "text")
+    own = tiny.build_tokenizer(tiny.text_corpus([[SimpleNamespace(html=page)]]), "text")
     for word in [*tiny.words(), *SHOP["buttons"].values()]:
         assert pieces(own, f"in {word},")[1] == f" {word}"
         assert pieces(own, told(word, 'do(action="Click", element="7")'))[5:12] == [
