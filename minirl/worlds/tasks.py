@@ -44,7 +44,9 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
     rng.shuffle(cells)
     for family, mode in itertools.islice(itertools.cycle(cells), TRIES):
         draft = Draft(world, rng, used)
-        if len(tasks) == count or not draft.main(family, mode):
+        if len(tasks) == count:
+            break
+        if not draft.main(family, mode):
             continue
         draft.extend(low)
         goal = {"where": draft.where} | ({"answer": draft.answer} if draft.answer else {})
