@@ -50,7 +50,8 @@ def start_engine(config: Config, preprocessor: Preprocessor, ranks: Ranks) -> An
 
             args = EngineArgs(**engine_settings(config, preprocessor, ranks))
             # by this name vLLM chooses how many tokens a step may have: as for its `LLM`, not an eighth of it
-            return LLMEngine.from_engine_args(args, usage_context=UsageContext.LLM_CLASS)
+            options = {"usage_context": UsageContext.LLM_CLASS, "enable_multiprocessing": False}
+            return LLMEngine.from_engine_args(args, **options)
         except ImportError as error:
             raise ValueError(f"--sampler vllm: {error}; pip install 'minirl[vllm]'") from None
         finally:
