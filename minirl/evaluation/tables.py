@@ -16,7 +16,8 @@ from typing import Any
 
 from rich.table import Table
 
-from minirl.benchmarks.protocols import GPT_41, Protocol, protocol_of
+from minirl.benchmarks.protocols import Protocol, protocol_of
+from minirl.config import JudgeConfig
 from minirl.console import CONSOLE, new_table, say
 from minirl.evaluation.results import Paired, Result, Row, by_task, paired, read_results, rows_by, summary
 from minirl.run_folder import differences
@@ -26,7 +27,8 @@ NAMED = 5  # aborted episodes that are named one by one
 PARTS = {"difficulty": "difficulty", "widget": "widgets"}  # further tables, and a result's field
 RATE_COLUMNS = ("success", "95% interval", "n")
 # How results count without a protocol; the settings are then those of `config.eval`.
-UNNAMED = Protocol("", "", aborted="leave out", sampling=Sampling(), judge=GPT_41, max_steps=0)
+RULES = JudgeConfig(input="rules", parser="rules")
+UNNAMED = Protocol("", "", aborted="leave out", sampling=Sampling(), judge=RULES, max_steps=0)
 
 
 def named(protocol: str, reward: Mapping[str, Any]) -> Protocol:
@@ -76,8 +78,7 @@ def show(results: Sequence[Result], protocol: Protocol) -> Row:
 
 def is_live(results: Sequence[Result], protocol: Protocol) -> bool:
     """Return True if tables show the share of blocked episodes: where judges decide, or if there are any."""
-    judged = protocol is not UNNAMED and protocol.judge.input != "rules"
-    return judged or any(r.stop is Stop.BLOCKED for r in results)
+    return protocol.judge.input != "rules" or any(r.stop is Stop.BLOCKED for r in results)
 
 
 def curve(results: Sequence[Result], budgets: Sequence[int], protocol: Protocol) -> Table:

@@ -18,7 +18,7 @@ from workers import make_worker
 from minirl.benchmarks.protocols import protocol_of
 from minirl.config import EndpointConfig
 from minirl.evaluation.results import Evaluation, Result, write_results
-from minirl.evaluation.tables import UNNAMED, compare, curve, show
+from minirl.evaluation.tables import UNNAMED, compare, curve, named, show
 from minirl.judges.intervals import wilson
 from minirl.recipes import tiny
 from minirl.samplers.endpoint import Endpoint
@@ -84,6 +84,7 @@ def test_the_share_that_sites_have_blocked_stands_in_every_table_of_a_live_bench
     capsys.readouterr()
     for protocol, live in (
         (UNNAMED, False),
+        (named("", {"after": "any"}), False),  # as eval.py makes it
         (protocol_of("webarena-lite-official"), False),
         (WEBVOYAGER, True),
     ):
