@@ -299,18 +299,16 @@ class Agent(Protocol):
     """What an agent sees, says and does: minirl/agents/."""
 
     system: str
-    message_format: Any = None  # a context.ChatFormat in place of the model's own
+    message_format: Any  # a context.ChatFormat in place of the model's own, or None
 
     # the n-th message to the model, as context.Words; the feedback is on the last turn
     def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Any: ...
     async def observe(self, session: Any) -> Observation: ...
     def parse(self, text: str) -> Parsed: ...
     async def act(self, session: Any, call: Call) -> str: ...  # returns a line of feedback
+    def past(self, task: Task) -> Sequence[str]: ...  # what was said before a recorded step
     def final_answer(self, call: Call) -> str | None: ...  # None unless the call ends the episode
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]: ...
-
-    def past(self, task: Task) -> Sequence[str]:  # what was said before a recorded step
-        return ()
 
 
 class Benchmark(Protocol):

@@ -23,7 +23,7 @@ from minirl.agents.openwebrl import read_prompt
 from minirl.browser.session import Session
 from minirl.config import AgentConfig
 from minirl.context import Words
-from minirl.types import Agent, Call, Observation, Parsed, Task, ToolFailure
+from minirl.types import Call, Observation, Parsed, Task, ToolFailure
 
 FILES = resources.files("minirl.agents")
 PROMPT = FILES.joinpath("prompts/autowebworld.md").read_text("utf-8").rstrip("\n")
@@ -130,9 +130,10 @@ def spell(thought: str, action: Mapping[str, Any]) -> str:
     return f"<think>{thought}</think><action>{dict(action)}</action>"
 
 
-class AutoWebWorldAgent(Agent):
+class AutoWebWorldAgent:
     """The agent, as `types.Agent`. ValueError if `config.prompt` can't be read."""
 
+    message_format = None  # the model's own chat template
     parse = staticmethod(parse)
 
     def __init__(self, config: AgentConfig, resized: Callable[[int, int], tuple[int, int]]):

@@ -10,7 +10,7 @@ told to the model with `--agent.names paper`. Deviations: coordinates are 0-1000
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from minirl.agents import openwebrl_actions
 from minirl.agents.openwebrl_actions import SCALE, TABLES, TOOL_FUNCTIONS
 from minirl.config import AgentConfig
 from minirl.context import Words
-from minirl.types import Agent, Call, Observation, Parsed
+from minirl.types import Call, Observation, Parsed, Task
 
 PROMPT = Path(__file__).with_name("prompts").joinpath("openwebrl.md").read_text("utf-8").rstrip("\n")
 NO_THOUGHT = "no </think> in the response. Think, close with </think>, then call a tool."
@@ -173,9 +173,10 @@ def _number(value: Any, where: str) -> float:
     return value
 
 
-class OpenWebRLAgent(Agent):
+class OpenWebRLAgent:
     """The visual agent, as `types.Agent`. ValueError if `config.prompt` is no usable file."""
 
+    message_format = None  # the model's own chat template
     parse = staticmethod(parse)
     observe = staticmethod(openwebrl_actions.observe)
     act = staticmethod(openwebrl_actions.act)
@@ -189,6 +190,9 @@ class OpenWebRLAgent(Agent):
             lines = "".join(line + "\n" for line in feedback) + "\n" * bool(feedback)
             head, tail = f"<tool_response>\n{lines}", "</observation>\n</tool_response>"
         return Words(f"{head}<observation>\n{seen.text}\n", seen.page_text and seen.page_text + "\n", tail)
+
+    def past(self, task: Task) -> Sequence[str]:
+        return ()
 
     def final_answer(self, call: Call) -> str | None:
         return str(call.arguments["response"]) if call.name == "done" else None

@@ -14,6 +14,7 @@ import contextlib
 import re
 import tomllib
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -27,7 +28,7 @@ from minirl.agents.openwebrl import read_prompt
 from minirl.browser.session import PageHangs, Session
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, Words
-from minirl.types import Agent, Call, Observation, Parsed, ToolFailure
+from minirl.types import Call, Observation, Parsed, Task, ToolFailure
 
 FILES = Path(__file__).parent
 TABLES = tomllib.loads(FILES.joinpath("webagent_r1.toml").read_text("utf-8"))
@@ -214,7 +215,7 @@ async def _on_element(session: Session, action: str, point: tuple[float, float],
     return f"{result} {await tools.press_keys(session, ['Enter'])}" if action == "Search" else result
 
 
-class WebAgentR1Agent(Agent):
+class WebAgentR1Agent:
     """The text agent, as `types.Agent`. `config.history` "webrl" is the conversation of WebRL's Llama
     checkpoints: one completion, in which the task stands in for the first page."""
 
@@ -224,7 +225,7 @@ class WebAgentR1Agent(Agent):
 
     def __init__(self, config: AgentConfig):
         self.config, self.is_webrl = config, config.history == "webrl"
-        self.system = ""
+        self.system, self.message_format = "", None  # the model's own chat template
         if config.prompt or not self.is_webrl:
             self.system = system_prompt(config.brief, config.thinking, config.prompt)
         if self.is_webrl:
@@ -235,6 +236,9 @@ class WebAgentR1Agent(Agent):
         lines = "".join(line + "\n\n" for line in feedback)
         head = f"{opening}Round {n}\n\n{WEBRL_USER if self.is_webrl else ''}{lines}"
         return Words(head, seen.page_text, "", instruction if self.is_webrl and n == 0 else LEFT_OUT)
+
+    def past(self, task: Task) -> Sequence[str]:
+        return ()
 
     def final_answer(self, call: Call) -> str | None:
         return str(call.arguments["message"]) if call.name == "exit" else None
