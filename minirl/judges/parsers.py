@@ -49,6 +49,8 @@ def parse(parser: Parser, text: str) -> Verdict:
     if answer.startswith("<think>"):
         return Verdict(None, answer, "the judge's answer ends while it still thinks")
     try:
+        if parser == "rules":
+            raise ValueError("a program decides by rules, not a judge")
         return PARSERS[parser](answer)
     except ValueError as problem:
         return Verdict(None, answer, f"the judge's answer can't be used: {problem}")

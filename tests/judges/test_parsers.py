@@ -117,6 +117,7 @@ def test_reasons_are_kept_and_problems_are_said():
     assert "contradict each other" in parse("status", "Status: success\nStatus: failure").error
     assert "a field is there twice" in parse("structured", '{"a": 1, "a": 2}').error
     assert "its verdict is 'MAYBE'" in parse("structured", answer("MAYBE")).error
+    assert "a program decides" in parse("rules", "SUCCESS").error
     for parser in PARSERS:
         assert "still thinks" in parse(parser, "<think>SUCCESS").error
 
