@@ -39,7 +39,7 @@ def tiny() -> Config:
         browser=BrowserConfig(
             width=480, height=360, episodes=24, action_seconds=15, episode_seconds=120, quiet_ms=0
         ),
-        sampler=SamplerConfig(temperature=0.8, max_batch=12),
+        sampler=SamplerConfig(temperature=1.0, max_batch=12),
         rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 6), stage_steps=(4,)),
         reward=RewardConfig(partial=0.5),
         optim=OptimConfig(lr=2e-4, decay=True),
@@ -58,7 +58,6 @@ def tiny_text() -> Config:
         recipe="tiny_text",
         steps=11,
         model=ModelConfig(),
-        sampler=replace(config.sampler, temperature=1.0),
         agent=replace(agent, response_tokens=48, context_tokens=1536),
         rollout=replace(config.rollout, group=16, groups=8, max_steps=(10,), stage_steps=()),
         reward=RewardConfig(format_error=0.0),
