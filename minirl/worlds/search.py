@@ -63,7 +63,9 @@ class Graph:
         return steps[::-1]
 
 
-def explore(world: World, plain: bool = True, seconds: float = math.inf) -> Graph:
+def explore(
+    world: World, plain: bool = True, max_states: int = MAX_STATES, seconds: float = math.inf
+) -> Graph:
     """Return all states in reach, breadth-first; unless `plain`, interceptors are answered first."""
     first, every = frozenset() if plain else interceptors(world.fsm), {a.id for a in world.fsm.actions}
 
@@ -71,7 +73,7 @@ def explore(world: World, plain: bool = True, seconds: float = math.inf) -> Grap
         possible = list(_steps(world, state, every))
         return [step for step in possible if step.action_id in first] or possible
 
-    return _search(world, steps, None, MAX_STATES, seconds)[0]
+    return _search(world, steps, None, max_states, seconds)[0]
 
 
 def solve(

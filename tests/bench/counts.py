@@ -27,11 +27,11 @@ from worlds import Json, plan
 
 from minirl.config import BrowserConfig
 from minirl.types import Task
-from minirl.worlds import search
 from minirl.worlds.generate import make_site
 from minirl.worlds.interpreter import World
 from minirl.worlds.render import render
 from minirl.worlds.replay import Replay, replay_sites
+from minirl.worlds.search import explore, symbolic
 from minirl.worlds.steps import one_of_each
 from minirl.worlds.tasks import make_tasks
 
@@ -127,8 +127,7 @@ def main() -> None:
         return f"${seconds * args.dollars_an_hour / 3600:.6f}"
 
     machines = [world.fsm for world in total.worlds]
-    search.MAX_STATES = STATES
-    graphs = [search.explore(search.symbolic(fsm)) for fsm in machines]
+    graphs = [explore(symbolic(fsm), max_states=STATES) for fsm in machines]
     more = "" if all(graph.is_complete for graph in graphs) else "more than "
     states = f"{more}{sum(len(graph.nodes) for graph in graphs)}"
     pages, actions = sum(len(fsm.pages) for fsm in machines), sum(len(fsm.actions) for fsm in machines)

@@ -80,7 +80,7 @@ def test_several_faults_are_found_at_once():
     assert {finding.code for finding in check(site(*NOT_STORED, *ORPHAN))} >= {"missing_id", "orphan_page"}
 
 
-def test_a_machine_without_end_is_searched_for_a_while(monkeypatch):
+def test_a_machine_without_end_is_searched_for_a_while():
     counters = {f"c{i}": "integer" for i in range(6)}  # 10^6 states within 60 actions
     ups = [
         {
@@ -100,8 +100,7 @@ def test_a_machine_without_end_is_searched_for_a_while(monkeypatch):
     document = {"meta": {"initial_page_id": "A", "terminal_pages": ["B"]}, "pages": pages}
     (finding,) = check(document, max_states=2000)
     assert (finding.severity, finding.code) == ("warning", "search_bounded")
-    monkeypatch.setattr("minirl.worlds.search.MAX_STATES", 2000)
-    graph = explore(symbolic(load_fsm(document)))
+    graph = explore(symbolic(load_fsm(document)), max_states=2000)
     assert len(graph.nodes) == 2000 and not graph.is_complete
 
 
