@@ -49,6 +49,8 @@ class Row(NamedTuple):
     precision: float | None
     recall: float | None
     f1: float | None
+    base_rate: float | None  # how many succeeded: a judge that always says so is right in as many
+    passed: float | None  # how many the judge lets pass
 
 
 # Headings and the fields below them, as in table 3; short ones leave room for a site's name on 80 columns
@@ -63,8 +65,9 @@ def count(name: str, pairs: Sequence[Pair]) -> Row:
     n = succeeded + counts[False, True] + counts[False, False]
     tasks = len({pair.task for pair in pairs if pair.verdict is not None} - {""})
     interval = clustered_wilson(agreed, n, tasks or n)
-    rates = ((agreed, n), (hits, passed), (hits, succeeded), (2 * hits, succeeded + passed))
-    return Row(name, n, len(pairs) - n, interval, *(number / of if of else None for number, of in rates))
+    rates = ((agreed, n), (hits, passed), (hits, succeeded), (2 * hits, succeeded + passed), (succeeded, n))
+    shares = [number / of if of else None for number, of in (*rates, (passed, n))]
+    return Row(name, n, len(pairs) - n, interval, *shares)
 
 
 def score(pairs: Sequence[Pair]) -> list[Row]:

@@ -27,7 +27,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import learning
@@ -35,7 +34,7 @@ import tyro
 from drawing import COLOURS, Curve, lines
 
 from minirl.distributed import open_ranks
-from minirl.judges.agreement import Pair, score
+from minirl.judges.agreement import Pair, Row, score
 from minirl.judges.judge import open_judge
 from minirl.judges.labels import RunsImages, read_examples, read_records
 from minirl.judges.rubrics import Question
@@ -73,14 +72,14 @@ def distilled(args: Args, name: str, flags: Sequence[str], labels: Path) -> Path
     return checkpoint
 
 
-def agreement(args: Args, checkpoint: Path, asked: str) -> list[Pair]:
-    """What a judge says, beside the truth, of what was kept from the one called `asked`."""
+def agreement(args: Args, checkpoint: Path, asked: str) -> Row:
+    """How far a judge agrees with the truth on what was kept from the one called `asked`."""
     judge(args, "score", asked, "--judge.path", str(checkpoint))
     name = str(checkpoint.relative_to(args.out))
     for path in (args.out / asked / "scores").rglob("*.jsonl"):
         pairs = read_records(path, Pair)
         if pairs[0].judge == name:
-            return pairs
+            return score(pairs)[0]
     raise FileNotFoundError(f"{checkpoint} has no scores")
 
 
@@ -157,12 +156,10 @@ def last_step(run: Run) -> dict[str, float]:
     return {name: last[name] for name in ("step", "judged_success", "success") if name in last}
 
 
-def figures(pairs: Sequence[Pair]) -> dict[str, Any]:
+def figures(row: Row) -> dict[str, Any]:
     """Table 3's columns in percent, and what share of the episodes succeed and pass."""
-    row, judged = score(pairs)[0], [pair for pair in pairs if pair.verdict is not None]
-    values = {name: getattr(row, name) for name in ("accuracy", "precision", "recall", "f1")}
-    values["base_rate"] = fmean(pair.truth for pair in judged) if judged else None
-    values["passed"] = fmean(pair.verdict is True for pair in judged) if judged else None
+    names = ("accuracy", "precision", "recall", "f1", "base_rate", "passed")
+    values = {name: getattr(row, name) for name in names}
     percent = {name: None if v is None else round(100 * v, 1) for name, v in values.items()}
     return {**percent, "n": row.n, "invalid": row.invalid}
 
