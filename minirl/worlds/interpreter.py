@@ -42,6 +42,8 @@ class World:
     html: str = ""  # its page, if `render` does not draw it
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", self.name):
+            raise ValueError(f"world name {self.name!r}: use lower-case letters, digits and inner dashes")
         for collection, records in self.data.items():
             ids = [str(record.get("id", "")) for record in records]
             if len(set(ids)) < len(ids) or not all(re.fullmatch(r"[A-Za-z0-9_-]+", id) for id in ids):

@@ -229,8 +229,10 @@ def test_bound_parameters_take_the_ids_of_matching_records():
     assert parameter_values(world, state, "OTHER") == [{}]
 
 
-def test_a_world_refuses_ids_that_cannot_be_addressed():
+def test_a_world_refuses_names_and_ids_that_cannot_be_addressed():
     fsm = load_fsm(machine())
+    with pytest.raises(ValueError, match="lower-case"):
+        World("Shop One", fsm)
     with pytest.raises(ValueError, match="goods: ids must"):
         World("shop", fsm, {"goods": ({"id": "a b"},)})
     with pytest.raises(ValueError, match="goods: ids must differ"):
