@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from annotated_types import MinLen
 from pydantic import BaseModel, BeforeValidator, TypeAdapter
@@ -91,6 +92,7 @@ def read_episode(path: Path, benchmark: str) -> Trajectory:
     sent = [call.arguments["text"] for call in calls if call.name == "send_msg_to_user"]
     # a step that did something shows what was there before it; one that did nothing, the end
     final = "" if turns[-1].parsed.calls else "".join(turns[-1].images)
-    task = Task(path.stem, str(episode.goal), turns[0].url, meta={"benchmark": benchmark})
+    meta = {"benchmark": benchmark, "site": urlsplit(turns[0].url).hostname or ""}
+    task = Task(path.stem, str(episode.goal), turns[0].url, meta=meta)
     stop, answer = (Stop.DONE, sent[-1]) if sent else (Stop.MAX_STEPS, "")
     return Trajectory(task, 0, turns=acted, stop=stop, answer=answer, final_image=final)
