@@ -54,10 +54,8 @@ class Args:
     """Further flags for train.py, separated by blanks: --flags="--steps 10"."""
     control: bool = True
     """Train with permuted rewards, and clone on, too."""
-    cloning_updates: int = 60
-    """How many the warm start makes,"""
     cloning_seconds: float = 1.5
-    """and how long one takes."""
+    """How long an update of cloning takes."""
     baselines: bool = False
     """Train with filtered behaviour cloning and AWR, too, with the first seed."""
 
@@ -100,7 +98,7 @@ def clone_on(args: Args, learned: Run, seed: int) -> Run:
     run = run_of(args, f"seed{seed}_cloned")
     if outcome(run, "after SFT") is None:
         seconds = sum(row["seconds/total"] for row in learned.metrics())
-        updates = args.cloning_updates + round(seconds / args.cloning_seconds)
+        updates = learned.config()["sft"]["max_steps"] + round(seconds / args.cloning_seconds)
         demos = str(learned.trajectory_path("demos"))
         how = ["--sft.held-back", "0", "--sft.max-steps", str(updates), "--sft.demos", demos]
         start(args, run, "sft.py", "--seed", str(seed), *how)
