@@ -129,7 +129,8 @@ def refuse_impossible(
         benchmark = benchmark_of(task)
         if benchmark.judged and rewarded and not (judge.model or judge.path):
             raise ValueError(f"task {task.id} has no goal to check: give --judge.model, or --judge.path")
-        if not benchmark.judged and benchmark.needs_judge(task) and not judge.model:
-            raise ValueError(f"task {task.id} wants an answer judged: give --judge.model and --judge.url")
+        if not benchmark.judged and benchmark.needs_judge(task) and (judge.path or not judge.model):
+            told = "give --judge.model and --judge.url, and no --judge.path"
+            raise ValueError(f"task {task.id} wants an answer judged: {told}")
     if missing := {name for task in tasks for name in benchmark_of(task).missing(task)}:
         raise ValueError(f"set {', '.join(sorted(missing))} to the addresses of WebArena's sites")

@@ -92,7 +92,7 @@ def part(page: Page, rng: np.random.Generator) -> Page:
 class Reading(Teacher):
     """The text agent's teacher."""
 
-    stages = {"words": 32_000, "agent": 32_000}  # pages, and turns
+    stages = {"words": 25_600, "agent": 16_000}  # pages, and turns
 
     def __init__(self, config: Config, preprocessor: Preprocessor, model: Any, shops: Shops, unseen: Shops):
         self.config, self.preprocessor, self.model = config, preprocessor, model

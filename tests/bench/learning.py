@@ -54,8 +54,8 @@ class Args:
     """Further flags for train.py, separated by blanks: --flags="--steps 10"."""
     control: bool = True
     """Train with permuted rewards, and clone on, too."""
-    cloning_seconds: float = 1.5
-    """How long an update of cloning takes."""
+    cloning_seconds: float = 0.35
+    """How long an update of cloning takes: the warm start's progress shows it."""
     baselines: bool = False
     """Train with filtered behaviour cloning and AWR, too, with the first seed."""
 
@@ -94,7 +94,7 @@ def minutes(run: Run) -> float:
 
 def clone_on(args: Args, learned: Run, seed: int) -> Run:
     """Clones the same demonstrations, none held back, for as many more updates as take the time that
-    reinforcement took; their time is taken from a run of a few."""
+    reinforcement took; how long one takes is told, for it is not known before."""
     run = run_of(args, f"seed{seed}_cloned")
     if outcome(run, "after SFT") is None:
         seconds = sum(row["seconds/total"] for row in learned.metrics())
