@@ -21,7 +21,7 @@ from minirl.evaluation.results import Evaluation, Result, read_results, write_re
 from minirl.evaluation.resume import EvalScriptConfig, Ledger, label_of, select_tasks, settings
 from minirl.evaluation.tables import UNNAMED
 from minirl.model import Preprocessor
-from minirl.recipes import tiny
+from minirl.recipes import tiny, tiny_text
 from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
 from minirl.types import Sample, SamplerError, Stop, Task, Trajectory, Turn
@@ -339,7 +339,7 @@ def test_a_served_model_is_not_said_to_have_had_a_top_k(eval_script):
 
 def test_the_tasks_flag_is_the_usual_one(resolve):
     config = resolve("tiny-text", "--tasks", "some/file.jsonl")
-    assert config.task == replace(tiny().task, heldout="some/file.jsonl") and config.recipe == "tiny_text"
+    assert config.task == replace(tiny_text().task, heldout="some/file.jsonl") and config.recipe == "tiny_text"
 
 
 def test_the_order_of_seeds_and_a_second_one_do_not_matter(resolve):
