@@ -339,7 +339,8 @@ def test_a_served_model_is_not_said_to_have_had_a_top_k(eval_script):
 
 def test_the_tasks_flag_is_the_usual_one(resolve):
     config = resolve("tiny-text", "--tasks", "some/file.jsonl")
-    assert config.task == replace(tiny_text().task, heldout="some/file.jsonl") and config.recipe == "tiny_text"
+    assert config.task == replace(tiny_text().task, heldout="some/file.jsonl")
+    assert config.recipe == "tiny_text"
 
 
 def test_the_order_of_seeds_and_a_second_one_do_not_matter(resolve):
