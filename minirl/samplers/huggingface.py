@@ -42,7 +42,9 @@ class HfSampler:
         if self.pump is None or self.pump.done():
             self.pump = asyncio.create_task(self._pump())
         try:
-            return await asyncio.wait_for(future, request.seconds)
+            # not wait_for, which before Python 3.12 swallows a cancellation that comes with the answer
+            async with asyncio.timeout(request.seconds):
+                return await future
         except TimeoutError:
             raise SamplerError("the sampler did not answer in time") from None
 

@@ -60,7 +60,9 @@ class VllmSampler:
         future = self.futures[name] = asyncio.get_running_loop().create_future()
         self._write(partial(self._add, name, request))
         try:
-            return await asyncio.wait_for(future, request.seconds)
+            # not wait_for, which before Python 3.12 swallows a cancellation that comes with the answer
+            async with asyncio.timeout(request.seconds):
+                return await future
         except TimeoutError:
             raise SamplerError("the sampler did not answer in time") from None
         finally:

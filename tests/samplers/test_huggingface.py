@@ -273,6 +273,17 @@ async def test_a_request_cancelled_while_it_waits_is_not_decoded(new_sampler, pr
     assert gate.batches == [[1], [3]]
 
 
+async def test_a_cancellation_counts_even_if_it_comes_with_the_answer(new_sampler, prompts):
+    sampler = new_sampler()
+    asked = asyncio.create_task(sampler.generate(Request(prompts[0], 0, 4, sampler.how)))
+    await asyncio.sleep(0)
+    ((_, future),) = sampler.waiting
+    future.set_result(Sample((1,), (0.0,), "length"))
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+
+
 async def test_the_sampler_goes_on_after_everybody_left(new_sampler, prompts):
     sampler = new_sampler()
     (lonely,) = start(sampler, prompts[:1], 3)
