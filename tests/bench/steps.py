@@ -54,7 +54,7 @@ CHECKED = {"text", "value", "to"}  # fields of a record that the released reward
 GROUNDING = 0.2
 BATCH, FEWEST = 32, 16  # steps of the recording in a step of training, and of these
 WIDTH, HEIGHT = tiny().browser.width, tiny().browser.height
-SAID = re.compile(r'<think>[^<]*"(\w+)"[^<]*</think>(<action>[^<]*\[(\d+), (\d+)\])')
+SAID = re.compile(r'<think>[^<]*"(\w+)"[^<]*</think>(<action>[^<]*)\[(\d+), (\d+)\]')
 AGENT = ["--agent.kind", "autowebworld", "--agent.no-feedback", "--eval.max-steps", "8", "--eval-size", "8"]
 # as recipes.autowebworld_7b; what it leaves open is the tiny recipe's
 STEPWISE = [
@@ -75,7 +75,7 @@ class Args:
     """How many are made; three in five are for training."""
     orders: int = 300
     """How many are recorded in shops,"""
-    updates: int = 400
+    updates: int = 600
     """and in how many updates they are cloned."""
     episodes: int = 128
     """Of an evaluation."""
@@ -116,12 +116,22 @@ def in_own_words(row: dict[str, Any]) -> dict[str, Any]:
         # a quantity is shown as a digit
         word = CHOICES["quantity"]["words"][int(word) - 1] if word.isdigit() else word.lower()
         x, y = (20 * round(50 * int(at) / side) for at, side in ((x, WIDTH), (y, HEIGHT)))
-        return f"<think>choose {word} {x} {y}</think>{action}"
+        return f"<think>choose {word} {x} {y}</think>{action}{pixels(x, y)}"
 
     said = SAID.sub(own, spell(row["thought"], action_of(row) or {}))
     thought = said.removeprefix("<think>").partition("</think>")[0]
     told = thought if thought.startswith("choose") else "choose"  # an answer looks for nothing
     return row | {"thought": told, "history": SAID.sub(own, row["history"])}
+
+
+def pixels(x: int, y: int) -> list[int]:
+    return [round(x * WIDTH / 1000), round(y * HEIGHT / 1000)]
+
+
+def to_clone(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a step whose click is just where its thought says, so that there is one answer to learn."""
+    named = row["thought"].split()[2:]
+    return row | {"bbox": 2 * pixels(*map(int, named))} if named else row
 
 
 def choose(rows: list[dict[str, Any]], size: int, kind: str, seed: int) -> list[dict[str, Any]]:
@@ -141,10 +151,10 @@ def start(args: Args, bench: learning.Args, heldout: list[str]) -> Run:
     run = learning.run_of(bench, f"start_seed{args.seed}")
     if learning.outcome(run, "after SFT") is None:
         folder = args.out / f"shops{args.orders}"
-        rows = recorded(folder, tiny().task.train, "--count", args.orders)
+        rows = [to_clone(row) for row in recorded(folder, tiny().task.train, "--count", args.orders)]
         file = folder / "own_words.json"
         file.write_text(json.dumps(rows))
-        cloning = ["--sft.max-steps", str(args.updates)]
+        cloning = ["--sft.max-steps", str(args.updates), "--sft.lr", "1e-3"]
         cloning += ["--task.train-goals", str(len(rows)), "--task.demo-goals", str(len(rows))]
         flags = ["--seed", str(args.seed), "--task.train", str(file), *heldout, *cloning]
         learning.start(bench, run, "sft.py", *AGENT, *flags)
