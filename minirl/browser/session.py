@@ -82,7 +82,7 @@ class Session:
         """Return the result of a browser call. Raises PageHangs after its time, ToolFailure if it fails, and
         BrowserFault if the page has crashed or the browser is gone."""
         try:
-            # not wait_for, as in the samplers
+            # not wait_for, which before Python 3.12 may swallow a cancellation
             async with asyncio.timeout(seconds or self.config.call_seconds):
                 return await work
         except TimeoutError:

@@ -43,8 +43,10 @@ import tyro
 from drawing import COLOURS, Curve, lines
 
 from minirl.agents.autowebworld import action_of, spell
+from minirl.agents.openwebrl import SCALE
 from minirl.recipes import tiny
 from minirl.run_folder import Run
+from minirl.worlds.replay import GRID
 from minirl.worlds.shop import CHOICES
 
 CELLS = ("steps", "grounding", "contents", "shuffled")
@@ -115,7 +117,7 @@ def in_own_words(row: dict[str, Any]) -> dict[str, Any]:
         word, action, x, y = match.groups()
         # a quantity is shown as a digit
         word = CHOICES["quantity"]["words"][int(word) - 1] if word.isdigit() else word.lower()
-        x, y = (20 * round(50 * int(at) / side) for at, side in ((x, WIDTH), (y, HEIGHT)))
+        x, y = (GRID * round(SCALE // GRID * int(at) / side) for at, side in ((x, WIDTH), (y, HEIGHT)))
         return f"<think>choose {word} {x} {y}</think>{action}{pixels(x, y)}"
 
     said = SAID.sub(own, spell(row["thought"], action_of(row) or {}))
@@ -125,7 +127,7 @@ def in_own_words(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def pixels(x: int, y: int) -> list[int]:
-    return [round(x * WIDTH / 1000), round(y * HEIGHT / 1000)]
+    return [round(x * WIDTH / SCALE), round(y * HEIGHT / SCALE)]
 
 
 def to_clone(row: dict[str, Any]) -> dict[str, Any]:
