@@ -32,8 +32,11 @@ def whole(title: str, parts: Sequence[str], width: float = WIDTH, height: float 
     return head + text(LEFT, 22, title, 'font-weight="bold"') + "".join(parts) + "</svg>\n"
 
 
-def lines(title: str, curves: Sequence[Curve], below: str, marks: Sequence[float]) -> str:
-    """Return curves over a common axis, which is called `below` and has `marks`."""
+def lines(
+    title: str, curves: Sequence[Curve], below: str, marks: Sequence[float] | Mapping[float, str]
+) -> str:
+    """Return curves over a common axis, which is called `below` and has `marks`, as numbers or as named."""
+    named = marks if isinstance(marks, Mapping) else {mark: f"{mark:g}" for mark in marks}
     wide, high = WIDTH - LEFT - 150, HEIGHT - TOP - 50
     every = [*marks, *(x for curve in curves for x, _ in curve.points)]
     low, span = min(every), max(every) - min(every) or 1
@@ -48,7 +51,7 @@ def lines(title: str, curves: Sequence[Curve], below: str, marks: Sequence[float
     for share in (0, 0.25, 0.5, 0.75, 1):
         out.append(f'<path stroke="#ddd" d="M{LEFT} {y(share):.1f}h{wide}"/>')
         out.append(text(LEFT - 8, y(share) + 4, f"{share:.0%}", 'text-anchor="end"'))
-    out += [text(x(mark), HEIGHT - 32, f"{mark:g}", 'text-anchor="middle"') for mark in marks]
+    out += [text(x(mark), HEIGHT - 32, name, 'text-anchor="middle"') for mark, name in named.items()]
     out.append(text(LEFT + wide / 2, HEIGHT - 12, below, 'text-anchor="middle"'))
     shown = 0
     for curve in curves:

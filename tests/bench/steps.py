@@ -13,11 +13,12 @@ and behind that the agent browses held-out sites of other themes, whose machines
     grounding   a fifth of them replaced by steps that are asked for by themselves
     contents    as the first, but texts and directions are checked, too; left out where no step has any, for
                 then both rewards are the same: on the first level all is clicked
+    longer      as the first, but few steps are trained on as long as 4,096: is it the steps or the updates?
     shuffled    as the first with each group's rewards permuted: the control
 
 and, without recorded steps, `online` and `online_shuffled`: the tiny recipe on the same sites, with a fifth
 of its demonstrations, since a hundred leave little to learn (83.3% in docs/results.md).
-All steps are seen once, as there, 32 at a time; few ones again and again, until there were 16 times.
+All steps are seen once, as there, 32 at a time; few ones again and again, until there were 16 times, or 128.
 Thoughts are put into the words that the base model was taught, "choose delta 220 160".
 
 Every cell is a run of train.py as in learning.py: found again if it is there, gone on with if it was
@@ -37,6 +38,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import learning
@@ -50,12 +52,12 @@ from minirl.run_folder import Run
 from minirl.worlds.replay import GRID
 from minirl.worlds.shop import CHOICES
 
-CELLS = ("steps", "grounding", "contents", "shuffled")
+CELLS = ("steps", "grounding", "contents", "longer", "shuffled")
 LABELS = {"before training": "base", "after SFT": "before", "after RL": "after"}
 REWARDS = ("reward", "reward/action", "reward/coordinate", "reward/format")
 CHECKED = {"text", "value", "to"}  # fields of a record that the released reward leaves alone
 GROUNDING = 0.2
-BATCH, FEWEST = 32, 16  # steps of the recording in a step of training, and of these
+BATCH, FEWEST, LONG = 32, 16, 128  # steps of the recording in a step of training, and of these
 WIDTH, HEIGHT = tiny().browser.width, tiny().browser.height
 SAID = re.compile(r'<think>[^<]*"(\w+)"[^<]*</think>(<action>[^<]*)\[(\d+), (\d+)\]')
 AGENT = ["--agent.kind", "autowebworld", "--agent.no-feedback", "--eval.max-steps", "8", "--eval-size", "8"]
@@ -172,18 +174,21 @@ def cells(args: Args) -> Iterator[tuple[str, Run]]:
     heldout = ["--task.heldout", str(sites / "heldout"), "--eval.episodes", str(args.episodes)]
     first = learning.start_of(start(args, bench, heldout))
     for size in args.sizes:
-        steps = str(max(FEWEST, size // BATCH))
         for cell in args.cells:
+            steps = max(LONG if cell == "longer" else FEWEST, size // BATCH)
+            same = (
+                "steps" if cell == "longer" and steps == size // BATCH else cell
+            )  # the largest is the first
             kind = "grounding" if cell == "grounding" else "steps"
             file, chosen = folder / f"{kind}{size}_{args.seed}.json", choose(rows, size, kind, args.seed)
             file.write_text(json.dumps(chosen))
             if cell == "contents" and not any(row.keys() & CHECKED for row in chosen):
                 print(f"contents {size}: no step has a text, a direction or an end", file=sys.stderr)
                 continue
-            flags = [*AGENT, *STEPWISE, *first, "--steps", steps, "--task.train", str(file), *heldout]
+            flags = [*AGENT, *STEPWISE, *first, "--steps", str(steps), "--task.train", str(file), *heldout]
             flags += ["--reward.contents"] * (cell == "contents")
             flags += ["--shuffle-rewards"] * (cell == "shuffled")
-            yield f"{cell} {size}", learning.train(bench, f"{cell}{size}_seed{args.seed}", args.seed, *flags)
+            yield f"{cell} {size}", learning.train(bench, f"{same}{size}_seed{args.seed}", args.seed, *flags)
     if args.online:
         flags = ["--task.train", str(sites / "train"), *heldout, "--task.demo-goals", "20"]
         run = learning.train(bench, f"online_seed{args.seed}", args.seed, *flags)
@@ -212,21 +217,24 @@ def draw(found: dict[str, dict[str, Any]], runs: dict[str, Run], docs: Path) -> 
     before = next(one["before"][0] for name, one in found.items() if " " in name)
     curves = [Curve("before", [(mark, before) for mark in marks.values()], "#999999", True)]
     for cell, colour in zip(CELLS, COLOURS, strict=False):
-        named = {mark: found.get(f"{cell} {size}") for size, mark in marks.items()}
-        points = [(mark, one["after"][0]) for mark, one in named.items() if one]
-        curves.append(Curve(cell, points, colour))
+        seen = {mark: found.get(f"{cell} {size}") for size, mark in marks.items()}
+        points = [(mark, one["after"][0]) for mark, one in seen.items() if one]
+        curves += [Curve(cell, points, colour)] if points else []
     title = "Success on held-out sites after step-wise GRPO, and before (dashed)"
-    picture = lines(title, curves, "recorded steps, as a power of two", list(marks.values()))
-    (docs / "steps.svg").write_text(picture)
+    named = {mark: f"{size:,}" for size, mark in marks.items()}
+    (docs / "steps.svg").write_text(lines(title, curves, "recorded steps", named))
 
     most, curves = sizes[-1], list[Curve]()
     for cell in ("steps", "grounding"):
         metrics = runs[f"{cell} {most}"].metrics() if f"{cell} {most}" in runs else []
         for name, colour in zip(REWARDS, COLOURS, strict=False):
-            points = [(row["step"], row[name]) for row in metrics]
+            points = [  # means of eight steps
+                (some[-1]["step"], mean(row[name] for row in some))
+                for some in (metrics[n : n + 8] for n in range(0, len(metrics), 8))
+            ]
             curves.append(Curve(name.removeprefix("reward/"), points, colour, cell == "steps"))
-    title = f"Rewards in training on {most} steps, with steps for grounding, and without (dashed)"
-    every = range(0, max(FEWEST, most // BATCH) + 1, 8)
+    title = f"Rewards in training on {most:,} steps, with steps for grounding, and without (dashed)"
+    every = range(0, max(FEWEST, most // BATCH) + 1, 16)
     (docs / "steps_rewards.svg").write_text(lines(title, curves, "training step", every))
 
 
