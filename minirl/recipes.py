@@ -51,21 +51,22 @@ def tiny() -> Config:
 
 
 def tiny_text() -> Config:
-    """WebAgent-R1 in small: a Llama of 0.7M parameters reads that shop's HTML, and does one thing a turn."""
+    """WebAgent-R1 in small: a Llama of 0.7M parameters reads that shop's HTML, and does one thing a turn. Its
+    loss is OpenWebRL's; WebAgent-R1's is in the recipes below."""
     config, agent = tiny(), AgentConfig(kind="text", brief=True, feedback=False, format_errors=5, repeats=5)
     return replace(
         config,
         recipe="tiny_text",
-        steps=11,
+        steps=16,
         # six short orders: with more of them imitation alone comes almost to the end
         task=replace(config.task, demo_goals=6, demo_long=0.01),
         model=ModelConfig(),
         agent=replace(agent, response_tokens=48, context_tokens=1536),
-        rollout=replace(config.rollout, group=16, groups=8, max_steps=(10,), stage_steps=()),
+        rollout=replace(config.rollout, max_steps=(10,), stage_steps=()),
         reward=RewardConfig(format_error=0.0),
-        loss=LossConfig(weighting="webagent-r1", clip_high=0.2, kl=0.001, std_eps=1e-4),
+        loss=LossConfig(std_eps=1e-4),
         optim=replace(config.optim, lr=3e-4),
-        batch=BatchConfig(epochs=1, minibatch_turns=256, micro_tokens=4096),
+        batch=replace(config.batch, micro_tokens=4096),
         eval=EvalConfig(max_steps=10, temperature=1.0, top_p=0.9, top_k=0, response_tokens=48),
     )
 
