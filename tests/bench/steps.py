@@ -176,9 +176,8 @@ def cells(args: Args) -> Iterator[tuple[str, Run]]:
     for size in args.sizes:
         for cell in args.cells:
             steps = max(LONG if cell == "longer" else FEWEST, size // BATCH)
-            same = (
-                "steps" if cell == "longer" and steps == size // BATCH else cell
-            )  # the largest is the first
+            # so many take that long anyway
+            name = "steps" if cell == "longer" and steps == size // BATCH else cell
             kind = "grounding" if cell == "grounding" else "steps"
             file, chosen = folder / f"{kind}{size}_{args.seed}.json", choose(rows, size, kind, args.seed)
             file.write_text(json.dumps(chosen))
@@ -188,7 +187,7 @@ def cells(args: Args) -> Iterator[tuple[str, Run]]:
             flags = [*AGENT, *STEPWISE, *first, "--steps", str(steps), "--task.train", str(file), *heldout]
             flags += ["--reward.contents"] * (cell == "contents")
             flags += ["--shuffle-rewards"] * (cell == "shuffled")
-            yield f"{cell} {size}", learning.train(bench, f"{same}{size}_seed{args.seed}", args.seed, *flags)
+            yield f"{cell} {size}", learning.train(bench, f"{name}{size}_seed{args.seed}", args.seed, *flags)
     if args.online:
         flags = ["--task.train", str(sites / "train"), *heldout, "--task.demo-goals", "20"]
         run = learning.train(bench, f"online_seed{args.seed}", args.seed, *flags)

@@ -55,17 +55,21 @@ def test_load_gives_back_what_save_wrote(tmp_path):
 
 
 TEXT = st.text(max_size=10)
-MEANT = {
-    *PageGoal.model_fields,
-    *Tabs.model_fields,
-    "kind",
-}  # names that say more, and are refused if they lie
-NAMES = TEXT.filter(lambda name: name not in MEANT)
-MAPPINGS = st.dictionaries(NAMES, st.none() | st.integers() | TEXT | st.lists(TEXT, max_size=2), max_size=2)
+
+
+def mappings(*meant: str) -> st.SearchStrategy[dict]:
+    """Any names but those that say more, and are refused if what they say is broken."""
+    names, values = TEXT.filter(lambda name: name not in meant), TEXT | st.lists(TEXT, max_size=2)
+    return st.dictionaries(names, st.none() | st.integers() | values, max_size=2)
+
+
 URLS = st.builds(
     "http{}://{}.test:{}/".format, st.sampled_from(["", "s"]), st.integers(0, 9), st.integers(1, 99)
 )
-TASKS = st.builds(Task, id=TEXT, instruction=TEXT, start_url=URLS, goal=MAPPINGS, meta=MAPPINGS)
+GOALS = mappings(*PageGoal.model_fields, "kind")
+TASKS = st.builds(
+    Task, id=TEXT, instruction=TEXT, start_url=URLS, goal=GOALS, meta=mappings(*Tabs.model_fields)
+)
 
 
 @given(st.lists(TASKS, min_size=1, max_size=3, unique_by=lambda task: task.id))
