@@ -27,7 +27,7 @@ from minirl.distributed import Ranks
 from minirl.episode import Harness
 from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.rollout import RolloutWorker
-from minirl.run_folder import Run
+from minirl.run_folder import Run, save_tasks
 from minirl.trainer import Trainer, cores
 from minirl.types import Agent, Sampler, Task, Trajectory
 
@@ -182,7 +182,6 @@ def open_model(config: Config, device: torch.device = CPU, dtype: str | None = "
 
 def open_experiment(config: Config, ranks: Ranks) -> Experiment:
     """Open run folder, tasks and weights; build the tiny checkpoint if the recipe names it."""
-    from minirl.benchmarks.task_files import save_tasks
     from minirl.benchmarks.task_sets import make_task_sets
     from minirl.cli.logger import Logger
     from minirl.tiny.checkpoints import build_tiny

@@ -23,14 +23,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from minirl.types import Group, Trajectory
+from minirl.types import Group, Task, Trajectory
 
 T = TypeVar("T")
 RUNNING_EPISODE_SECONDS = 3600.0  # `prune` keeps younger screenshots: an episode names its own when it ends
@@ -61,6 +61,10 @@ def own(path: Path) -> Path:
 
 def to_line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def save_tasks(path: Path, tasks: Iterable[Task]) -> None:
+    write_atomic(path, b"".join(to_line(asdict(task)) for task in tasks))
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:

@@ -9,9 +9,8 @@ holds one JSON object per line, or one JSON array, or is Parquet; its first byte
 """
 
 import codecs
-import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +20,6 @@ from minirl.benchmarks import formats, page_goals, recorded
 from minirl.benchmarks.fields import AN_ADDRESS, Record, must, read
 from minirl.benchmarks.webarena import tasks as webarena
 from minirl.browser.access import is_address
-from minirl.run_folder import write_atomic
 from minirl.types import Task
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.shop import HOST
@@ -168,7 +166,3 @@ def _without_empty_cells(row: Any, as_json: AsJson, place: str) -> dict[str, Any
     except (TypeError, ValueError) as error:  # dates and bytes
         raise ValueError(f"{place}: {error}") from None
     return json.loads(text, object_hook=lambda d: {k: v for k, v in d.items() if v is not None})
-
-
-def save_tasks(path: Path, tasks: Sequence[Task]) -> None:
-    write_atomic(path, "".join(json.dumps(dataclasses.asdict(task)) + "\n" for task in tasks).encode())

@@ -18,13 +18,12 @@ class WorldBenchmark(JudgedBenchmark):
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         if "sites" in task.goal:
             states = await states_of(session)
-            found = {name: [asdict(state) for state in some] for name, some in states.items()}
+            details = {"sites": {name: [asdict(state) for state in some] for name, some in states.items()}}
             share = share_over(states, task.goal)
-            return Score(share if share == 1 else self.partial * share, {"sites": found})
-        state = await session.do(read_state(session.page))
-        if state is None:
+        elif state := await session.do(read_state(session.page)):
+            details = {"page": state.page, "signature": dict(state.signature)}
+            details |= {"answer": answer} if "answer" in task.goal else {}
+            share = share_met(state, task.goal, answer)
+        else:
             return Score(0.0)
-        details = {"page": state.page, "signature": dict(state.signature)}
-        details |= {"answer": answer} if "answer" in task.goal else {}
-        share = share_met(state, task.goal, answer)
         return Score(share if share == 1 else self.partial * share, details)

@@ -66,7 +66,7 @@ async def evaluate(
         raise ValueError(f"{label}: no episode counts; of the first one: {trajectories[0].error}")
     successes, aborted = sum(t.success for t in valid), len(trajectories) - len(valid)
     label = PHASES.get(label, label)
-    return experiment.log.evaluation(label, step, successes, len(valid), aborted)["success"]
+    return experiment.log.evaluation(label, step, successes, len(valid), aborted)
 
 
 def evaluated(experiment: Experiment) -> dict[str, dict[str, Any]]:

@@ -45,9 +45,8 @@ class Logger:
         if time.monotonic() - self.reported >= REPORT_SECONDS:
             self.report()
 
-    def evaluation(self, label: str, step: int, successes: int, n: int, aborted: int = 0) -> dict[str, Any]:
-        """Record and print an evaluation of `n` episodes, and how many more were aborted, which no
-        rate counts; return its row for `final_table`."""
+    def evaluation(self, label: str, step: int, successes: int, n: int, aborted: int = 0) -> float:
+        """Record and print an evaluation of `n` episodes; `aborted` more are in no rate. Return the rate."""
         low, high = wilson(successes, n)
         row = {"step": step, "success": successes / max(n, 1), "low": low, "high": high, "n": n}
         row["invalid"] = aborted
@@ -57,7 +56,7 @@ class Logger:
         line = f"{label}: {successes}/{n} episodes succeed ({low:.1%} to {high:.1%})"
         say(line + left_out(aborted), "bold green")
         self.report()
-        return {"label": label, **row}
+        return row["success"]
 
     def report(self) -> None:
         if self.run.records:

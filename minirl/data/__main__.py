@@ -13,12 +13,12 @@ import numpy as np
 import tyro
 from pydantic import TypeAdapter
 
-from minirl.benchmarks.task_files import load_tasks, save_tasks
+from minirl.benchmarks.task_files import load_tasks
 from minirl.config import AgentConfig, Config
 from minirl.console import printable, say
 from minirl.data import filters, writers
 from minirl.experiment import make_agent
-from minirl.run_folder import Run, to_line, write_atomic
+from minirl.run_folder import Run, save_tasks, to_line, write_atomic
 
 File = tyro.conf.Positional[Path]
 

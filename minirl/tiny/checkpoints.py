@@ -94,11 +94,8 @@ def build_tokenizer(texts: Iterable[str], kind: str = "visual") -> PreTrainedTok
     trainer = trainers.BpeTrainer(vocab_size=parts["vocabulary"], **settings)
     bpe.train_from_iterator(texts, trainer)
     bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in parts["markup"]])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        chat_template=CHAT_TEMPLATE if kind == "visual" else TEXT_TEMPLATE,
-        **SETTINGS["tokenizer"],
-    )
+    template = CHAT_TEMPLATE if kind == "visual" else TEXT_TEMPLATE
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, chat_template=template, **SETTINGS["tokenizer"])
 
 
 def build(
@@ -124,8 +121,7 @@ def build(
     save_model(model, part)
     tokenizer.save_pretrained(part)
     if kind != "text":  # AutoProcessor and vLLM tell a Qwen3-VL by these files
-        for file in FOLDER.joinpath("processor").iterdir():
-            (part / file.name).write_bytes(file.read_bytes())
+        shutil.copytree(FOLDER / "processor", part, dirs_exist_ok=True)
     shutil.rmtree(path, ignore_errors=True)
     part.rename(path)
     return path

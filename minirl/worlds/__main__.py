@@ -9,7 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, TextIO
@@ -18,7 +18,7 @@ import tyro
 
 from minirl.config import BrowserConfig, EndpointConfig, Positive
 from minirl.console import printable, progress
-from minirl.run_folder import read_records, to_line, write_atomic
+from minirl.run_folder import read_records, save_tasks, write_atomic
 from minirl.samplers.endpoint import open_endpoint
 from minirl.types import Task
 from minirl.worlds import bench as benchmark
@@ -132,7 +132,7 @@ def bench(out: Path, level: Level | None = None) -> int:
     """The benchmark's sites and tasks, all or those of a level, in the folder OUT: on themes and skins that
     `make` does not draw, and the same everywhere; where they would not be, an error says so."""
     listed = [place for place in benchmark.LIST if level in (None, place["level"])]
-    made = ((out / world.name, [world], tasks) for world, tasks in map(benchmark.checked, listed))
+    made = ((out / world.name, [world], tasks) for world, tasks in map(benchmark.make, listed))
     row, *_ = save_sites(out, "making the benchmark", len(listed), made)
     _say(f"to evaluate: python eval.py RECIPE --task.heldout {out} --eval.episodes 1000; by hand: python -m")
     _say(f"minirl demo --by-hand --site {out / row['folder']}")
@@ -149,7 +149,7 @@ def save_sites(out: Path, phase: str, count: int, made: Iterable[Made]) -> list[
                 save_world(site, place)
                 row = {"folder": place.relative_to(out), "pages": len(site.fsm.pages), "among": folder.parent}
                 rows.append(row | {"tasks": tasks if site is sites[0] else ()})
-            _save_tasks(folder, tasks)
+            save_tasks(folder / "tasks.jsonl", tasks)
             meter.advance()
     places = ", ".join(dict.fromkeys(str(row["among"]) for row in rows))
     _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {places}")
@@ -168,7 +168,7 @@ def render(file: File, out: Path, data: Path | None = None, tasks: int = COUNT) 
     for guess in guesses:
         _say(f"guessed: {guess}")
     save_world(world, out)
-    _save_tasks(out, make_walks(world, tasks))
+    save_tasks(out / "tasks.jsonl", make_walks(world, tasks))
     _say(f"{out / 'index.html'}: {len(world.fsm.pages)} pages")
     return 0
 
@@ -255,15 +255,11 @@ def author(
             return await write_site(Author(served, calls, dollars, tokens, rounds), name, out)
 
     faults = asyncio.run(write())
-    _save_tasks(out, make_walks(load_world(out)))
+    save_tasks(out / "tasks.jsonl", make_walks(load_world(out)))
     for fault in faults:
         _say(f"still wrong with the pages: {fault}")
     _say(f"{out / 'index.html'}: {'drawn by minirl' if faults else 'as the model has written it'}")
     return int(bool(faults))
-
-
-def _save_tasks(folder: Path, tasks: Sequence[Task]) -> None:
-    write_atomic(folder / "tasks.jsonl", b"".join(to_line(asdict(task)) for task in tasks))
 
 
 def _say(line: str, file: TextIO | None = None) -> None:

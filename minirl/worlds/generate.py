@@ -26,13 +26,8 @@ from minirl.worlds.widgets import Json, Offered, action, condition, control, eff
 ITEM, *TILES = CHOICES  # the words for what tiles show first, and for what they can ask then
 DAYS = [f"2026-{month:02}-{day:02}" for month in (5, 6, 7) for day in range(1, 29)]
 VOCABULARY = read_table("themes")
-
-
-def _records(table: str) -> Any:
-    return json.loads(json.dumps(VOCABULARY[table]), object_hook=lambda fields: SimpleNamespace(**fields))
-
-
-THEMES, LEVELS = {theme.name: theme for theme in _records("themes")}, vars(_records("levels"))
+NAMED = json.loads(json.dumps(VOCABULARY), object_hook=lambda fields: SimpleNamespace(**fields))
+THEMES, LEVELS = {theme.name: theme for theme in NAMED.themes}, vars(NAMED.levels)
 
 
 def make_site(theme: str, seed: int, level: str = "medium", skin: str = "", doors: int = 0) -> World:
@@ -142,7 +137,7 @@ class Plan:
         self._action("HOME", role, label, widget, to=to, gates=gates)
 
     def _list(self, entity: Any) -> str:
-        """Add the page that lists a kind of thing, with two or more ways to find one. Return its id."""
+        """Add the page that lists a kind of thing, and the ways to find one that are drawn. Return its id."""
         page, one, many = entity.plural.upper(), entity.name, entity.plural
         if self.is_tiles:  # which stand on the first page
             self.pages["HOME"]["signature_schema"] |= _selected(entity)

@@ -36,8 +36,6 @@ from minirl.worlds.tables import text_of
 from minirl.worlds.widgets import options_of, target_of, widget_of
 
 Site = World | Path  # either has a `name`
-CACHED = 64  # sites in memory
-SAME = ("target", "is_navigation", "parameters", "open_parameters")  # told as they are
 SHARED = {"row", "scroll", "menu", "hover"}  # kinds of which several may begin with the same element
 
 
@@ -162,7 +160,7 @@ def _describe_action(action: Action, world: World) -> dict[str, Any]:
         "options": [{"text": text, "item": target_of(at.split()[-1])} for at, text in options],
         "opener": world.style.get("labels", {}).get(f"#{widget['element']}"),
         "is_quiet": label in {"Back", "Home", "Cancel"},
-        **{name: getattr(action, name) for name in SAME},
+        **{n: getattr(action, n) for n in ("target", "is_navigation", "parameters", "open_parameters")},
         "preconditions": [asdict(condition) for condition in action.preconditions],
         "effects": [asdict(effect) for effect in action.effects],
         "bind": action.bind and asdict(action.bind),
@@ -281,13 +279,12 @@ def world_at(site: Site) -> World:
     return site if isinstance(site, World) else _read(site)
 
 
-_read = lru_cache(CACHED)(load_world)
+_read = lru_cache(64)(load_world)  # sites in memory
 
 
 def find_task_files(folder: Path) -> list[Path]:
     """Return the tasks.jsonl of a site's folder, or of all sites in a folder. ValueError if there is none."""
-    own = folder / "tasks.jsonl"
-    found = [own] if own.is_file() else sorted(folder.glob("*/tasks.jsonl"))
+    found = list(folder.glob("tasks.jsonl")) or sorted(folder.glob("*/tasks.jsonl"))
     if not found:
         hint = "python -m minirl.worlds make --count 20 --out sites"
         raise ValueError(f"{folder} holds no sites with tasks; make some: {hint}")

@@ -1,7 +1,7 @@
-// The machine behind a page: it follows the state machine exactly as fsm.py does, and has its names, so that
-// the two can be read side by side.
+// The machine behind a page: it follows the state machine exactly as interpreter.py does, and has its
+// names, so that the two can be read side by side.
 //
-// The document carries a JSON description (see `describe` in site.py): pages with their defaults and
+// The document carries a JSON description (see `describe` in render.py): pages with their defaults and
 // actions, the records, and the style. What draws it, tiles.js or pages.js, comes behind this file and defines
 // `draw`, which is called after every change.
 //

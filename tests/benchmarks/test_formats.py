@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.benchmarks import task_files
-from minirl.benchmarks.task_files import load_tasks, save_tasks, task_of
+from minirl.benchmarks.task_files import load_tasks, task_of
 from minirl.browser.access import is_address
+from minirl.run_folder import save_tasks
 from minirl.types import Task
 
 FARA = Path(__file__).parents[1] / "data" / "webvoyager" / "fara_595.jsonl"

@@ -19,7 +19,7 @@ from workers import make_worker
 from minirl.advantages import assign_advantages, make_group
 from minirl.agents.autowebworld import ACTIONS
 from minirl.benchmarks.recorded import RecordedBenchmark, RecordedPage, demonstrations, rewards
-from minirl.benchmarks.task_files import load_tasks, save_tasks
+from minirl.benchmarks.task_files import load_tasks
 from minirl.config import Config
 from minirl.distributed import Ranks
 from minirl.episode import conversation
@@ -27,7 +27,7 @@ from minirl.model import Preprocessor
 from minirl.recipes import RECIPES
 from minirl.rollout import TaskStream
 from minirl.rows import make_rows
-from minirl.run_folder import Run
+from minirl.run_folder import Run, save_tasks
 from minirl.types import Request, Sample, Sampling, Stop, Task
 
 FIXTURE = Path(__file__).parents[1] / "data/autowebworld_rewards.jsonl"

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.benchmarks.page_goals import PageGoal
-from minirl.benchmarks.task_files import Tabs, load_tasks, save_tasks, task_of
+from minirl.benchmarks.task_files import Tabs, load_tasks, task_of
 from minirl.benchmarks.task_sets import make_task_sets
 from minirl.config import TaskConfig
 from minirl.recipes import tiny
+from minirl.run_folder import save_tasks
 from minirl.types import Task
 
 GOOD = '{"id": "a", "instruction": "buy", "start_url": "http://shop.test/"}'

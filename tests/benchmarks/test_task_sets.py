@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 
 from minirl.benchmarks.own_reward import OwnReward
-from minirl.benchmarks.task_files import save_tasks
 from minirl.benchmarks.task_sets import choose_benchmarks, make_task_sets
 from minirl.cli import lifecycle
 from minirl.config import TaskConfig
 from minirl.recipes import tiny
+from minirl.run_folder import save_tasks
 from minirl.types import Task
 from minirl.worlds.render import sites_of
 from minirl.worlds.shop import make_shop, make_tasks, shops_of

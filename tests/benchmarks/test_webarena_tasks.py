@@ -21,7 +21,7 @@ from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.task_sets import choose_benchmarks, make_task_sets
 from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
 from minirl.benchmarks.webarena.locators import check_locator, check_press, post_address, read_helper
-from minirl.benchmarks.webarena.login import LOGINS, login_sites, logins_from_environment
+from minirl.benchmarks.webarena.login import LOGINS, login_sites, login_to
 from minirl.benchmarks.webarena.tasks import SITES, rules_of, sites_from_environment, task_of
 from minirl.config import TaskConfig
 from minirl.recipes import tiny
@@ -314,7 +314,8 @@ def test_the_places_of_sites_are_those_that_are_set_and_named(monkeypatch):
 
 
 def test_accounts_are_the_benchmarks_unless_the_environment_says_others():
-    found = logins_from_environment({"GITLAB_USER": "me", "GITLAB_PASSWORD": "secret"})
+    environ = {"GITLAB_USER": "me", "GITLAB_PASSWORD": "secret"}
+    found = {name: login_to(name, environ) for name in LOGINS}
     assert found == LOGINS | {"gitlab": {**LOGINS["gitlab"], "user": "me", "password": "secret"}}
 
 

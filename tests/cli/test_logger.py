@@ -37,10 +37,11 @@ def test_the_logger_writes_prints_and_reports(tmp_path, capsys):
     run = Run(tmp_path / "first")
     logger = Logger(run, total=10)
     logger.step(1, METRICS)
-    row = logger.evaluation("after RL", 1, successes=3, n=10)
+    success = logger.evaluation("after RL", 1, successes=3, n=10)
     logger.close()
     assert run.metrics() == [{"step": 1, **METRICS}]
-    assert run.evals() == [row] and row["success"] == 0.3 and row["low"] < 0.3 < row["high"]
+    (row,) = run.evals()
+    assert row["success"] == success == 0.3 and row["low"] < 0.3 < row["high"]
     out = capsys.readouterr().out
     assert "step 1/10" in out and "3/10 episodes" in out and "report.html" in out
     assert "after RL" in run.report_path.read_text()

@@ -18,13 +18,12 @@ from test_train import SMALL_FLAGS
 from workers import make_worker
 
 import sft
-from minirl.benchmarks.task_files import save_tasks
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.data import __main__ as script
 from minirl.evaluation.results import read_results
 from minirl.recipes import tiny
-from minirl.run_folder import Run
+from minirl.run_folder import Run, save_tasks
 from minirl.worlds.render import SiteServer
 from minirl.worlds.scripted_agent import ScriptedPolicy
 

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from minirl.benchmarks.task_files import load_tasks, save_tasks
+from minirl.benchmarks.task_files import load_tasks
 from minirl.data import __main__ as script
 from minirl.data.filters import RL, SFT, duplicates
 from minirl.evaluation.results import Evaluation, Result, write_results
+from minirl.run_folder import save_tasks
 from minirl.types import Stop, Task
 
 PUBLIC = Path(__file__).parents[1] / "data" / "public"

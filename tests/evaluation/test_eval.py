@@ -18,12 +18,11 @@ from types import ModuleType
 import pytest
 from peers import alone
 
-from minirl.benchmarks.task_files import save_tasks
 from minirl.config import TaskConfig, to_json
 from minirl.evaluation.results import read_results
 from minirl.evaluation.resume import EvalScriptConfig
 from minirl.recipes import openwebrl_4b, tiny
-from minirl.run_folder import Run
+from minirl.run_folder import Run, save_tasks
 from minirl.types import Stop, Task
 
 FILE = Path(__file__).parents[2] / "eval.py"

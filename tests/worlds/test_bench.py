@@ -52,14 +52,14 @@ def test_no_site_for_training_has_its_themes_skins_and_verbs(tmp_path, capsys):
 def test_sites_are_those_of_the_list_and_their_tasks_are_solved(level):
     """The last of each level, which has doors if any has; another site is told from it in one line."""
     place = OF_LEVEL[level][-1]
-    world, tasks = bench.checked(place)
+    world, tasks = bench.make(place)
     low, high = LEVELS[level].steps
     assert len(tasks) >= 4 and all(low <= task.meta["steps"] <= high for task in tasks)
     assert all(task.meta["widgets"] and task.meta["level"] == level for task in tasks)
     assert (world.style.get("skin", "") or "first") == (place["skin"] or "first")
     if level == "first":
         with pytest.raises(ValueError, match="is not the benchmark's any more") as told:
-            bench.checked({**place, "seed": place["seed"] + 1})
+            bench.make({**place, "seed": place["seed"] + 1})
         assert "\n" not in str(told.value)
 
 

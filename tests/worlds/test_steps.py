@@ -13,12 +13,12 @@ from workers import make_worker
 
 from minirl.agents.autowebworld import ACTIONS, action_of
 from minirl.benchmarks.recorded import rewards
-from minirl.benchmarks.task_files import load_tasks, save_tasks
+from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.config import BrowserConfig
 from minirl.recipes import RECIPES
-from minirl.run_folder import Run
+from minirl.run_folder import Run, save_tasks
 from minirl.types import Sample, Stop, Task
 from minirl.worlds.__main__ import main
 from minirl.worlds.generate import make_site

@@ -24,13 +24,10 @@ Site = Mapping[str, str]  # how to log in to it, and the account; sites.toml exp
 LOGINS: dict[str, Site] = tomllib.loads(FOLDER.joinpath("sites.toml").read_text())
 
 
-def logins_from_environment(environ: Mapping[str, str]) -> dict[str, Site]:
-    """Return the logins by site, with the benchmark's accounts or those in GITLAB_USER, GITLAB_PASSWORD..."""
-    found = {}
-    for name, site in LOGINS.items():
-        account = {key: environ.get(f"{name}_{key}".upper(), site[key]) for key in ("user", "password")}
-        found[name] = {**site, **account}
-    return found
+def login_to(name: str, environ: Mapping[str, str]) -> Site:
+    """Return how to log in to a site, with the benchmark's account or GITLAB_USER, GITLAB_PASSWORD..."""
+    site = LOGINS[name]
+    return {**site, **{key: environ.get(f"{name}_{key}".upper(), site[key]) for key in ("user", "password")}}
 
 
 async def log_in(session: Session, task: Task, environ: Mapping[str, str], folder: Path | None) -> None:
@@ -43,9 +40,9 @@ async def log_in(session: Session, task: Task, environ: Mapping[str, str], folde
         await session.do(session.context.add_cookies(cookies))
         # a context takes it as a whole only when it is made
         await session.do(session.context.add_init_script(f"({RESTORE})({json.dumps(stored)})"))
-    sites, logins = sites_from_environment(environ), logins_from_environment(environ)
+    sites = sites_from_environment(environ)
     for name in names:
-        site, address = logins[name], sites[name.upper()]
+        site, address = login_to(name, environ), sites[name.upper()]
         try:
             if folder is None:
                 await _fill_in(session, address, site)

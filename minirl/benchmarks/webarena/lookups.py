@@ -17,7 +17,7 @@ from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import Page
 
 from minirl.benchmarks.webarena.locators import post_address, read_helper
-from minirl.benchmarks.webarena.login import FOLDER, fetch, logins_from_environment
+from minirl.benchmarks.webarena.login import FOLDER, fetch, login_to
 from minirl.benchmarks.webarena.tasks import sites_from_environment
 from minirl.samplers.endpoint import Endpoint, EndpointError
 from minirl.types import BrowserFault, Stop
@@ -91,7 +91,7 @@ async def call_helper(call: str, page: Page, environ: Mapping[str, str]) -> str 
     if name == "gitlab_get_project_memeber_role":
         return str(await _answer(page.evaluate(MEMBER_ROLE, argument)))
     shop = sites_from_environment(environ)["SHOPPING"]
-    admin = logins_from_environment(environ)["shopping_admin"]
+    admin = login_to("shopping_admin", environ)
     login = {"username": admin["user"], "password": admin["password"]}
     token = await _fetch_json(f"{shop}/rest/default/V1/integration/admin/token", login)
     if not isinstance(token, str) or not re.fullmatch(r"[!-~]+", token):
