@@ -57,7 +57,6 @@ class BrowserConfig:
     browsers: Positive = 2  # Chromium processes per rank; a crash takes only the episodes of one
     connect: tuple[str, ...] = ()  # browsers elsewhere: ws://HOST:PORT/ of Playwright servers, or cdp:ADDRESS
     episodes: Positive = 16  # episodes in flight, of all ranks together; each has an even share
-    site_port: int = 0  # loopback port of the generated sites; 0: any free one
     width: int = 1280
     height: int = 1000
     start_attempts: Positive = 3  # how often a first page is tried; nothing else is ever retried

@@ -31,7 +31,7 @@ from minirl.worlds.infer_bindings import world_of
 from minirl.worlds.interpreter import World
 from minirl.worlds.pixels import with_drawings
 from minirl.worlds.render import load_world, name_of, save_world
-from minirl.worlds.replay import replay_sites, save_replays
+from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
 from minirl.worlds.several import make_pair
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
@@ -173,13 +173,12 @@ def render(file: File, out: Path, data: Path | None = None, tasks: int = COUNT) 
     return 0
 
 
-def replay(folders: Folders, out: Path | None = None, workers: int = 8, browsers: int = 2) -> int:
+def replay(folders: Folders, workers: int = 8, browsers: int = 2) -> int:
     """A shortest solution per task, or per terminal page of a site without tasks, acted out in Chromium and
     compared after every action.
 
     Args:
         folders: Sites that `make` has made.
-        out: A folder for the trajectories that matched: steps.jsonl and pictures.
         workers: How many episodes at a time.
     """
     if not folders:
@@ -187,12 +186,10 @@ def replay(folders: Folders, out: Path | None = None, workers: int = 8, browsers
     worlds = [load_world(folder) for folder in folders]
     tasks = [task for folder in folders for task in read_records(folder / "tasks.jsonl", Task)]
     config = BrowserConfig(browsers=browsers, episodes=workers, width=1280, height=720)
-    replays = asyncio.run(replay_sites(worlds, config, tasks, pictures=out is not None))
+    replays = asyncio.run(replay_sites(worlds, config, tasks))
     kept = {place: replay for place, replay in replays.items() if not replay.reason}
     for place in replays.keys() - kept.keys():
         _say(f"dropped: {', '.join(place)}: {replays[place].reason}")
-    if out is not None:
-        save_replays(kept, out)
     _say(f"{len(worlds)} sites, {len(kept)} of {len(replays)} trajectories kept")
     return int(len(kept) < len(replays))
 

@@ -203,20 +203,16 @@ def load_world(folder: Path) -> World:
 class SiteServer(ThreadingHTTPServer):
     """Serves worlds, or the folders in which they are, on 127.0.0.1 while a `with` block runs; each is drawn
     when it is first visited. `sites` tells a browser each host's port, as {"shop-0.test": 40313}. ValueError
-    if the port can't be had, or two have the same name."""
+    if two have the same name."""
 
-    def __init__(self, sites: Sequence[Site], port: int = 0) -> None:
+    def __init__(self, sites: Sequence[Site]) -> None:
         names = [site.name if isinstance(site, World) else name_of(site) for site in sites]
         self.places = {f"{name}.test": site for name, site in zip(names, sites, strict=True)}
         self.pages: dict[str, bytes] = {}
         if len(self.places) < len(sites):
             often = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"two sites have the same name, {often} for one")
-        try:
-            super().__init__(("127.0.0.1", port), _Handler)
-        except (OSError, OverflowError) as error:  # in use, or no port number at all
-            hint = "choose another --browser.site-port, or 0 for any free one"
-            raise ValueError(f"cannot serve on 127.0.0.1:{port} ({error}): {hint}") from error
+        super().__init__(("127.0.0.1", 0), _Handler)
         self.sites = dict.fromkeys(self.places, self.server_port)
 
     def page(self, host: str) -> tuple[int, bytes]:

@@ -11,15 +11,13 @@ and the page is believed to be where the trace says; here the page's state is re
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from minirl.agents.openwebrl import SCALE
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
-from minirl.run_folder import ImageFolder, to_line, write_atomic
 from minirl.samplers.endpoint import ask_all
 from minirl.types import BrowserFault, Stop, Task, ToolFailure
 from minirl.worlds.interpreter import State, World, apply, initial_state
@@ -240,18 +238,7 @@ async def replay_sites(
         except BrowserFault as fault:
             return Replay(steps, reason=str(fault))
 
-    with SiteServer(worlds, config.site_port) as server:
+    with SiteServer(worlds) as server:
         async with BrowserPool(config, server.sites, sealed=True) as pool:
             found = await ask_all(visit, [*ways.values()], config.episodes, "acting out solutions")
     return dict(zip(ways, found, strict=True))
-
-
-def save_replays(replays: Mapping[tuple[str, str], Replay], folder: Path) -> None:
-    """Write a line of steps.jsonl for every trajectory, and the pictures that it names by their hashes."""
-    images, lines = ImageFolder(folder / "pictures"), []
-    for (world, task), one in replays.items():
-        line = {"world": world, "task": task, **asdict(one)}
-        for step in line["grounded"]:
-            step["picture"] = f"{images.put(step['picture'])}.png"
-        lines.append(to_line(line))
-    write_atomic(folder / "steps.jsonl", b"".join(lines))

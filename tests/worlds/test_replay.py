@@ -216,11 +216,7 @@ async def test_the_command_replays_folders(tmp_path, capsys):
     for world in worlds(2):
         save_world(world, tmp_path / "sites" / world.name)
     folders = [str(path) for path in sorted((tmp_path / "sites").iterdir())]
-    flags = ["--out", str(tmp_path / "out"), "--workers", "2", "--browsers", "1"]
+    flags = ["--workers", "2", "--browsers", "1"]
     assert await asyncio.to_thread(main, ["replay", *folders, *flags]) == 0
-    assert "2 sites" in capsys.readouterr().out
-    lines = (tmp_path / "out/steps.jsonl").read_text().splitlines()
-    assert len(lines) == sum(len(world.fsm.terminal_pages) for world in worlds(2)), "they have no tasks"
-    for line in lines:
-        for step in json.loads(line)["grounded"]:
-            assert (tmp_path / "out/pictures" / step["picture"]).is_file()
+    n = sum(len(world.fsm.terminal_pages) for world in worlds(2))  # they have no tasks
+    assert f"2 sites, {n} of {n} trajectories kept" in capsys.readouterr().out
