@@ -57,7 +57,7 @@ def tiny_text() -> Config:
     return replace(
         config,
         recipe="tiny_text",
-        steps=16,
+        steps=12,
         # six short orders: with more of them imitation alone comes almost to the end
         task=replace(config.task, demo_goals=6, demo_long=0.01),
         model=ModelConfig(),
