@@ -50,9 +50,9 @@ class Log:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def evaluation(self, label: str, step: int, successes: int, n: int, aborted: int) -> dict:
+    def evaluation(self, label: str, step: int, successes: int, n: int, aborted: int) -> float:
         self.told.append((label, step, successes, n, aborted))
-        return {"label": label, "success": successes / n}
+        return successes / n
 
     def step(self, step: int, metrics: dict) -> None:
         self.told.append((step, metrics))
@@ -120,9 +120,9 @@ async def test_the_best_weights_so_far_are_kept(tmp_path, step, earlier, exporte
     experiment = make_experiment(tmp_path, [ended(success=True), ended()], rows)
     experiment.config = replace(experiment.config, eval_every=2, eval_size=2)
 
-    def evaluation(label: str, step: int, successes: int, n: int, aborted: int) -> dict:
+    def evaluation(label: str, step: int, successes: int, n: int, aborted: int) -> float:
         rows.append({"label": label, "success": successes / n})
-        return rows[-1]
+        return successes / n
 
     experiment.run.evals, experiment.log.evaluation = lambda: rows, evaluation
     await lifecycle.evaluate_if_due(experiment, None, {"step": step})
