@@ -44,7 +44,8 @@ class Args:
 def phase_of(line: str) -> str | None:
     """Return the phase that a line of progress tells of."""
     named = re.match(r"(?:step \d+: )?(\w+)[\w ]*: \d+/\d+", line)
-    names = {"evaluating": "evaluations", "recording": "demonstrations", "updating": "updates"}
+    names = dict.fromkeys(("evaluating", "before", "after"), "evaluations")  # the last two: their results
+    names |= {"recording": "demonstrations", "updating": "updates"}
     return names.get(named[1], named[1]) if named else None
 
 
@@ -103,14 +104,14 @@ def measure(args: Args) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
         for line in run.stdout or ():
             sys.stderr.write(line)
             phase = phase_of(line)
-            if phase is None and "report:" not in line:
+            if phase is None:
                 continue
             with lock:
                 now = defaultdict[str, float](float)
                 for (who, _), seconds in seen.items():
                     now[who] += seconds
-            wall[phase or "start"] = wall.get(phase or "start", 0.0) + time.monotonic() - last
-            new = spent.setdefault(phase or "start", defaultdict(float))
+            wall[phase] = wall.get(phase, 0.0) + time.monotonic() - last
+            new = spent.setdefault(phase, defaultdict(float))
             for who in now:
                 own = (
                     who if phase not in ("updates", "cloning") or who in ("Chromium", "driver") else "updates"
