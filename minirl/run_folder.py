@@ -63,8 +63,12 @@ def to_line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    write_atomic(path, b"".join(map(to_line, records)))
+
+
 def save_tasks(path: Path, tasks: Iterable[Task]) -> None:
-    write_atomic(path, b"".join(to_line(asdict(task)) for task in tasks))
+    write_lines(path, map(asdict, tasks))
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
@@ -200,7 +204,7 @@ class Run:
     def save_trajectories(self, label: str, trajectories: Iterable[Trajectory]) -> None:
         """Save trajectories as one dump, a line each."""
         if self.records:
-            write_atomic(self.trajectory_path(label), b"".join(map(to_line, map(to_record, trajectories))))
+            write_lines(self.trajectory_path(label), map(to_record, trajectories))
 
     def add_trajectory(self, label: str, trajectory: Trajectory) -> None:
         """Append one trajectory, which outlives a killed process. Every rank has its own label."""
@@ -239,7 +243,7 @@ class Run:
             return
         for path in filter(Path.exists, (self.root / "metrics.jsonl", self.root / "evals.jsonl")):
             kept = [record for record in read_records(path, dict) if record["step"] <= step]
-            write_atomic(path, b"".join(map(to_line, kept)))
+            write_lines(path, kept)
         for label in self.labels():
             match = re.search(r"(?:^|_)step_(\d+)$", label)
             if match and int(match[1]) > step:

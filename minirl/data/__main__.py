@@ -18,7 +18,7 @@ from minirl.config import AgentConfig, Config
 from minirl.console import printable, say
 from minirl.data import filters, writers
 from minirl.experiment import make_agent
-from minirl.run_folder import Run, save_tasks, to_line, write_atomic
+from minirl.run_folder import Run, save_tasks, write_lines
 
 File = tyro.conf.Positional[Path]
 
@@ -56,7 +56,7 @@ def filter(
     sites = filters.unstable_sites(unstable, results)
     kept, removed = filters.filter_tasks(pool, unseen, sites, least, vectors_NE, threshold)
     save_tasks(out / "tasks.jsonl", kept)
-    write_atomic(out / "removed.jsonl", b"".join(map(to_line, removed)))
+    write_lines(out / "removed.jsonl", removed)
     say(f"{out / 'tasks.jsonl'}: {len(kept)} of {len(pool)} tasks")
 
 

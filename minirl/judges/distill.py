@@ -32,7 +32,7 @@ from minirl.judges.rubrics import Question
 from minirl.judges.settings import JudgeScriptConfig
 from minirl.model import Preprocessor, load_preprocessor
 from minirl.rows import Row, TrajectoryRows, that_fit
-from minirl.run_folder import Run, to_line, write_atomic
+from minirl.run_folder import Run, write_lines
 from minirl.samplers.endpoint import ask_all
 from minirl.trainer import Trainer, cloning_batches
 from minirl.types import ImageStore
@@ -65,7 +65,7 @@ async def distil(config: JudgeScriptConfig, ranks: Ranks, build_tiny: BuildModel
     torch.manual_seed(config.seed)
     trainer = Trainer(partial(open_model, config), preprocessor, config, images, ranks)
     if ranks.is_main:
-        write_atomic(run.root / "heldout.jsonl", b"".join(to_line(vars(e.label)) for e in heldout))
+        write_lines(run.root / "heldout.jsonl", (vars(e.label) for e in heldout))
         (run.root / "metrics.jsonl").unlink(missing_ok=True)
     run.write_config(to_json(config))
     rate = sum(example.label.verdict for example in train) / len(train)
@@ -118,6 +118,6 @@ async def score_judge(config: JudgeScriptConfig, ranks: Ranks) -> None:
     judged = zip(examples, verdicts, strict=True)
     pairs = [pair_of(e.trajectory, e.label.verdict, verdict, name) for e, verdict in judged]
     file = re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("_.")[-100:] + ".jsonl"
-    write_atomic(config.run_dir / "scores" / file, b"".join(to_line(vars(pair)) for pair in pairs))
+    write_lines(config.run_dir / "scores" / file, map(vars, pairs))
     yes, no = ([Pair(pair.truth, said) for pair in pairs] for said in (True, False))
     show({"always SUCCESS": score(yes), "always NOT SUCCESS": score(no), name: score(pairs)})

@@ -43,9 +43,8 @@ class Args:
 
 def phase_of(line: str) -> str | None:
     """Return the phase that a line of progress tells of."""
-    named = re.match(r"(?:step \d+: )?(\w+)[\w ]*: \d+/\d+", line)
-    names = dict.fromkeys(("evaluating", "before", "after"), "evaluations")  # the last two: their results
-    names |= {"recording": "demonstrations", "updating": "updates"}
+    named = re.match(r"(?:step \d+: )?(\w+)[\w ]*: \d+/\d+,", line)  # without a comma it is a result
+    names = {"evaluating": "evaluations", "recording": "demonstrations", "updating": "updates"}
     return names.get(named[1], named[1]) if named else None
 
 
