@@ -24,12 +24,11 @@ from minirl.distributed import open_ranks
 from minirl.judges.distill import distil, score_judge
 from minirl.judges.labels import label_dumps
 from minirl.judges.settings import COMMON, RECIPES
-from minirl.tiny.checkpoints import build_judge
 from minirl.worlds.teacher import world_teacher
 
 COMMANDS = {
     "label": partial(label_dumps, world_teacher=world_teacher),
-    "distil": partial(distil, build_tiny=build_judge),
+    "distil": distil,
     "score": score_judge,
 }
 

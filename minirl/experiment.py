@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from minirl.checkpoint import Checkpoints
-from minirl.config import Config, to_json
+from minirl.config import Config, ModelConfig, to_json
 from minirl.console import CONSOLE, progress, say
 from minirl.distributed import Ranks
 from minirl.episode import Harness
@@ -180,22 +181,28 @@ def open_model(config: Config, device: torch.device = CPU, dtype: str | None = "
     return model
 
 
+def place_model(config: Config, folder: Path, ranks: Ranks) -> ModelConfig:
+    """Return which model to load: the recipe's, or a copy of the tiny one in `folder`, if it names that."""
+    from minirl.tiny.checkpoints import build_tiny
+
+    if config.model.path != "tiny":
+        return config.model
+    if ranks.is_main and not (folder / "config.json").is_file():
+        build_tiny(folder, config)
+    ranks.barrier()
+    return replace(config.model, path=str(folder))
+
+
 def open_experiment(config: Config, ranks: Ranks) -> Experiment:
-    """Open run folder, tasks and weights; build the tiny checkpoint if the recipe names it."""
+    """Open run folder, tasks and weights."""
     from minirl.benchmarks.task_sets import make_task_sets
     from minirl.cli.logger import Logger
-    from minirl.tiny.checkpoints import build_tiny
 
     disable_progress_bar()  # transformers' own, which is drawn even where there is no terminal
     CONSOLE.quiet = not ranks.is_main
     tasks = make_task_sets(config)
     run = Run(config.run_dir, records=ranks.is_main)
-    if config.model.path == "tiny":
-        path = (config.replay or config.run_dir) / "model"
-        if ranks.is_main and not (path / "config.json").is_file():
-            build_tiny(path, config)
-        config = replace(config, model=replace(config.model, path=str(path)))
-    ranks.barrier()
+    config = replace(config, model=place_model(config, (config.replay or config.run_dir) / "model", ranks))
     torch.manual_seed(config.seed)
     preprocessor = load_preprocessor(config.model)
     trainer, checkpoints = cast(Trainer, None), cast(Checkpoints, None)

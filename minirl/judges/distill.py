@@ -9,12 +9,10 @@ agrees with its teacher on held-out ones. Beside it stand constant judges: it ma
 """
 
 import asyncio
-import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -22,7 +20,7 @@ from minirl.checkpoint import Checkpoints
 from minirl.config import to_json
 from minirl.console import progress, say
 from minirl.distributed import Ranks
-from minirl.experiment import open_model
+from minirl.experiment import open_model, place_model
 from minirl.judges import labels
 from minirl.judges.agent_reward_bench import FolderImages, read_agent_reward_bench
 from minirl.judges.agreement import Pair, pair_of, score, show
@@ -37,13 +35,10 @@ from minirl.samplers.endpoint import ask_all
 from minirl.trainer import Trainer, cloning_batches
 from minirl.types import ImageStore
 
-TOKENIZER_TEXTS = 400  # examples that a small tokenizer learns from
-BuildModel = Callable[[Path, Iterable[str], int], Path]  # folder, texts for the tokenizer, seed
 
-
-async def distil(config: JudgeScriptConfig, ranks: Ranks, build_tiny: BuildModel) -> None:
+async def distil(config: JudgeScriptConfig, ranks: Ranks) -> None:
     """Train a judge on the labels that are not held out and save it as checkpoints/judge, what is held out as
-    heldout.jsonl, and the losses as metrics.jsonl. `build_tiny` makes `--model.path tiny`."""
+    heldout.jsonl, and the losses as metrics.jsonl."""
     labels.refuse_training_run(config)
     examples = labels.read_examples((config.labelled or config.run_dir) / "labels.jsonl")
     train, heldout = labels.split(examples, config.goals, config.stages, config.seed)
@@ -51,16 +46,7 @@ async def distil(config: JudgeScriptConfig, ranks: Ranks, build_tiny: BuildModel
         train = labels.shuffled(train, config.seed)
     run, images = Run(config.run_dir, records=ranks.is_main), RunsImages(e.label.run for e in examples)
     question = Question.of(config.judge)
-    if config.model.path == "tiny":
-        folder = run.root / "model"
-        if ranks.is_main:
-            some = random.Random(config.seed).sample(train, min(len(train), TOKENIZER_TEXTS))
-            texts = [target(e.label.rationale, e.label.verdict) for e in some]
-            asked = [question.messages(e.trajectory, images) for e in some]
-            parts = [part for messages in asked for _, content in messages for part in content]
-            build_tiny(folder, [*texts, *(part for part in parts if isinstance(part, str))], config.seed)
-        ranks.barrier()
-        config = replace(config, model=replace(config.model, path=str(folder)))
+    config = replace(config, model=place_model(config, run.root / "model", ranks))
     preprocessor = load_preprocessor(config.model)
     torch.manual_seed(config.seed)
     trainer = Trainer(partial(open_model, config), preprocessor, config, images, ranks)

@@ -27,7 +27,7 @@ class JudgeScriptConfig(Config):
 
 
 def tiny_judge() -> JudgeScriptConfig:
-    """A judge of 1M parameters for the generated shop, which at this size can only go by the reports."""
+    """A judge of 1M parameters for generated shops, from the base model that `tiny` starts from."""
     config = JudgeScriptConfig(**vars(tiny()))
     sft = SftConfig(lr=2e-3, epochs=1000, max_steps=800, batch=32)
     return replace(config, recipe="tiny_judge", batch=replace(config.batch, micro_tokens=4096), sft=sft)

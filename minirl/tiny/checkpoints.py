@@ -10,7 +10,6 @@ import json
 import shutil
 import tomllib
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ def build_tokenizer(texts: Iterable[str], kind: str = "visual") -> PreTrainedTok
 def build(
     path: Path, texts: Iterable[str], seed: int, hidden: int = 128, layers: int = 4, kind: str = "visual"
 ) -> Path:
-    """Write a checkpoint of one kind ("visual", "judge", "text") with random weights; return its folder."""
+    """Write a checkpoint of one kind ("visual", "text") with random weights; return its folder."""
     tokenizer = build_tokenizer(texts, kind)
     sizes: dict[str, Any] = {"hidden_size": hidden, "intermediate_size": 2 * hidden}
     sizes |= {"num_hidden_layers": layers, "vocab_size": len(tokenizer)}
@@ -125,6 +124,3 @@ def build(
     shutil.rmtree(path, ignore_errors=True)
     part.rename(path)
     return path
-
-
-build_judge = partial(build, kind="judge")  # which reads questions and writes reasons, without thoughts

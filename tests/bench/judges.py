@@ -4,7 +4,7 @@
 
 A policy is trained by what the site knows of its episodes. A judge is distilled from these episodes and
 scored on goals and training steps that were held out, and so is an ignorant one, which is distilled only for
-as long as it takes to write verdicts at all. (Random weights never would, and a judge without verdicts is no
+as long as it takes to write verdicts at all. (The base model never would, and a judge without verdicts is no
 reward.) By each of the two another policy is trained, from the first one's warm start and on the same tasks.
 Their rewards pass the gates of minirl/advantages.py first; what the site knows needs none. The picture
 shows for
@@ -83,9 +83,10 @@ def agreement(args: Args, checkpoint: Path, asked: str) -> Row:
     raise FileNotFoundError(f"{checkpoint} has no scores")
 
 
-async def read_from_text(args: Args, checkpoint: Path, asked: str) -> str:
-    """How many verdicts stay as they are when every episode's newest screenshot is another one's: those were
-    read from the text. (Black ones would be no test: nothing that a small model has seen looks like that.)"""
+async def other_screenshots(args: Args, checkpoint: Path, asked: str) -> dict[str, Any]:
+    """How many verdicts stay as they are when every episode's newest screenshot is another one's, and how
+    many are right then: a judge that reads the text alone loses nothing. (Black ones would be no test:
+    nothing that a small model has seen looks like that.)"""
     examples = read_examples(args.out / asked / "heldout.jsonl")
     episodes = [example.trajectory for example in examples]
     config = replace(tiny_judge(), judge=replace(tiny_judge().judge, path=str(checkpoint)))
@@ -94,8 +95,13 @@ async def read_from_text(args: Args, checkpoint: Path, asked: str) -> str:
         async with open_judge(config, ranks, images) as ask:
             own = await ask_all(ask, episodes, config.judge.concurrency)
             swapped = await ask_all(ask, exchanged(episodes), config.judge.concurrency)
-    pairs = [(a.success, b.success) for a, b in zip(own, swapped, strict=True) if a.success is not None]
-    return f"{sum(a == b for a, b in pairs)} of {len(pairs)}"
+    said = [(a.success, b.success) for a, b in zip(own, swapped, strict=True)]
+    right = sum(b == e.label.verdict for e, (_, b) in zip(examples, said, strict=True))
+    stay = [a == b for a, b in said if a is not None]
+    return {
+        "as before with another screenshot": f"{sum(stay)} of {len(stay)}",
+        "right with another screenshot": f"{right} of {len(said)}",
+    }
 
 
 def exchanged(episodes: Sequence[Trajectory]) -> list[Trajectory]:
@@ -127,8 +133,7 @@ def main() -> None:
         checkpoint = distilled(args, folder, flags, labels)
         rows[name] = figures(agreement(args, checkpoint, "judge_distilled"))
         if name == "distilled":
-            stays = asyncio.run(read_from_text(args, checkpoint, "judge_distilled"))
-            rows[name]["as before with another screenshot"] = stays
+            rows[name] |= asyncio.run(other_screenshots(args, checkpoint, "judge_distilled"))
         if name != "permuted":
             runs[name] = judged(args, bench, f"by_{folder}", runs["truth"], checkpoint)
             drawn = picture({kind: run.metrics() for kind, run in runs.items()})

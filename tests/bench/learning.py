@@ -100,7 +100,8 @@ def clone_on(args: Args, learned: Run, seed: int) -> Run:
         seconds = sum(row["seconds/total"] for row in learned.metrics())
         updates = learned.config()["sft"]["max_steps"] + round(seconds / args.cloning_seconds)
         demos = str(learned.trajectory_path("demos"))
-        how = ["--sft.held-back", "0", "--sft.max-steps", str(updates), "--sft.demos", demos]
+        as_long = ["--sft.epochs", str(updates), "--sft.max-steps", str(updates)]
+        how = ["--sft.held-back", "0", *as_long, "--sft.demos", demos]
         start(args, run, "sft.py", "--seed", str(seed), *how)
     return run
 
