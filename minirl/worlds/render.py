@@ -79,6 +79,8 @@ def render(world: World) -> bytes:
         return world.html.encode("utf-8", errors="replace")
     look = world.style.get("look", "tiles")
     sheets, scripts = [f"{look}.css"], ["runtime.js", "pictures.js", f"{look}.js"]
+    if look == "tiles":  # which a small model reads letter by letter, so they bring their letters
+        sheets.insert(0, f"{world.style.get('font', 'sans')}.css")
     if look == "pages":
         sheets += [f"skins/{plan_of(world)['skin']}.css"]
         scripts[2:2] = ["scenes.js", "widgets.js", *["drawn.js"] * ("drawings" in world.style)]

@@ -20,6 +20,7 @@ from minirl.browser.executable import launch_options
 from minirl.worlds.fsm_file import Fsm, load_fsm
 from minirl.worlds.generate import make_site
 from minirl.worlds.interpreter import State, World, apply, enabled, initial_state, parameter_values
+from minirl.worlds.looks import USUAL
 from minirl.worlds.render import SiteServer, read_state, render
 from minirl.worlds.search import Step, solve
 from minirl.worlds.shop import make_shop, make_tasks
@@ -259,7 +260,17 @@ async def test_every_page_fits_its_window_no_word_is_cut_off_and_nothing_ever_mo
                     assert found == pytest.approx(box, abs=0.1), (shop.name, control)
                 letters.add(layout["font"])
             assert list(layouts) == list(shop.fsm.pages)
-    assert len(letters) == 1 and ("Serif" in letters.pop().split(",")[1]) == serif
+    assert {names.split(",")[0] for names in letters} == {'"Shop Serif"' if serif else '"Shop Sans"'}
+
+
+async def test_a_shop_brings_its_letters(monkeypatch):
+    """Its picture is the same whatever letters the system has; without its own it would not be."""
+    pictures = []
+    for own, behind in [('"Shop Sans", ', "serif"), ('"Shop Sans", ', "monospace"), ("", "monospace")]:
+        monkeypatch.setitem(USUAL["fonts"], "sans", own + behind)
+        async with visit(SHOP) as page:
+            pictures.append(await page.screenshot())
+    assert pictures[0] == pictures[1] != pictures[2]
 
 
 async def test_one_state_is_one_picture():
