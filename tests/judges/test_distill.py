@@ -15,11 +15,12 @@ from minirl.config import JudgeConfig
 from minirl.console import CONSOLE
 from minirl.judges.distill import distil, score_judge, training_row, training_rows
 from minirl.judges.judge import open_judge
-from minirl.judges.labels import Example, Label, label_dumps, read_labels
+from minirl.judges.labels import Example, Label, label_dumps, read_examples, read_labels, target
 from minirl.judges.rubrics import Question
 from minirl.judges.settings import JudgeScriptConfig, tiny_judge
 from minirl.rows import TrajectoryRows
 from minirl.run_folder import Run
+from minirl.tiny.checkpoints import build
 from minirl.worlds.teacher import world_teacher
 
 TASK = shopping.tasks(1)[0]
@@ -75,14 +76,18 @@ async def test_a_small_judge_learns_its_labels_and_is_scored(tmp_path, ranks):
     """20 trajectories to learn from. What it says of them afterwards shows what it was taught."""
     run = shopping.make_run(tmp_path / "web", goals=14, stages=("step_00001", "step_00002"))
     config = config_of(tmp_path, runs=(run.root,), goals=0.29, stages=0.0)
-    config = replace(config, sft=replace(config.sft, lr=4e-3, batch=10, max_steps=50))
+    config = replace(config, sft=replace(config.sft, lr=4e-3, batch=10, max_steps=30))
     with CONSOLE.capture() as said:
         await label_dumps(config, ranks, world_teacher)
+        folder = tmp_path / "small"  # which learns faster than the recipe's
+        texts = [p for e in read_examples(tmp_path / "judge/labels.jsonl") for p in words_of(e)]
+        build(folder, texts, seed=0, hidden=64, layers=2)
+        config = replace(config, model=replace(config.model, path=str(folder)))
         await distil(config, ranks)
         await score_judge(config, ranks)
     records = Run(tmp_path / "judge").metrics()
     losses = [record["loss"] for record in records]
-    assert len(losses) == 50 and losses[-1] < 0.2 * losses[0]
+    assert len(losses) == 30 and losses[-1] < 0.2 * losses[0]
     assert 0 < records[-1]["lr"] < max(record["lr"] for record in records) <= 4e-3
     heldout = read_labels(tmp_path / "judge/heldout.jsonl")
     assert len(heldout) == 8
@@ -94,6 +99,11 @@ async def test_a_small_judge_learns_its_labels_and_is_scored(tmp_path, ranks):
     records = [json.loads(line) for line in scored.read_text().splitlines()]
     assert len(records) == 8 and all("should be" in record["rationale"] for record in records)
     await check_question(config, ranks)
+
+
+def words_of(example: Example) -> list[str]:
+    messages = Question(brief=True, screenshots=0).messages(example.trajectory, {})
+    return [*(part for _, parts in messages for part in parts), target(example.label.rationale, True)]
 
 
 async def check_question(config: JudgeScriptConfig, ranks) -> None:
