@@ -13,14 +13,15 @@ from endpoint_server import say, serve
 
 from minirl.config import JudgeConfig
 from minirl.console import CONSOLE
+from minirl.experiment import place_model
 from minirl.judges.distill import distil, score_judge, training_row, training_rows
 from minirl.judges.judge import open_judge
 from minirl.judges.labels import Example, Label, label_dumps, read_examples, read_labels, target
 from minirl.judges.rubrics import Question
-from minirl.judges.settings import JudgeScriptConfig, tiny_judge
+from minirl.judges.settings import JudgeScriptConfig, judge_4b, tiny_judge
 from minirl.rows import TrajectoryRows
 from minirl.run_folder import Run
-from minirl.tiny.checkpoints import build
+from minirl.tiny.checkpoints import BASE, build
 from minirl.worlds.teacher import world_teacher
 
 TASK = shopping.tasks(1)[0]
@@ -70,6 +71,15 @@ def test_questions_that_do_not_fit_are_left_out(preprocessor, pictures):
         ValueError, match=f"no question has at most --agent.context-tokens {min(lengths) - 1}"
     ):
         rows_within(min(lengths) - 1)
+
+
+def test_the_tiny_judge_begins_with_the_model_that_sees_and_others_with_their_own(tmp_path, ranks):
+    placed = place_model(tiny_judge(), tmp_path / "model", ranks)
+    assert placed == replace(tiny_judge().model, path=str(tmp_path / "model"))
+    weights = [folder / "model.safetensors" for folder in (tmp_path / "model", BASE)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert place_model(judge_4b(), tmp_path / "other", ranks) == judge_4b().model
+    assert not (tmp_path / "other").exists()
 
 
 async def test_a_small_judge_learns_its_labels_and_is_scored(tmp_path, ranks):
