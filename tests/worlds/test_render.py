@@ -7,6 +7,7 @@ import json
 import random
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from playwright.async_api import Page, async_playwright
 from shopping import PAGES, SHOP, choose, press
 
+from minirl.browser import executable
 from minirl.browser.executable import launch_options
 from minirl.worlds.fsm_file import Fsm, load_fsm
 from minirl.worlds.generate import make_site
@@ -271,6 +273,17 @@ async def test_a_shop_brings_its_letters(monkeypatch):
         async with visit(SHOP) as page:
             pictures.append(await page.screenshot())
     assert pictures[0] == pictures[1] != pictures[2]
+
+
+async def test_chromium_hints_letters_slightly(monkeypatch):
+    """Hinted fully, as Chromium without a screen does it, the small model reads fewer of them."""
+    flags, pictures = executable.FLAGS, []
+    for more in ([], ["--font-render-hinting=slight"], ["--font-render-hinting=full"]):
+        monkeypatch.setattr(executable, "FLAGS", [*flags, *more])  # the last one counts
+        async with visit(SHOP) as page:
+            pictures.append(await page.screenshot())
+    assert pictures[0] == pictures[1]
+    assert pictures[0] != pictures[2] or sys.platform != "linux"
 
 
 async def test_one_state_is_one_picture():
