@@ -18,7 +18,6 @@ from playwright.async_api import Page, async_playwright
 from shopping import PAGES, SHOP, choose, press
 
 from minirl.browser import executable
-from minirl.browser.executable import launch_options
 from minirl.worlds.fsm_file import Fsm, load_fsm
 from minirl.worlds.generate import make_site
 from minirl.worlds.interpreter import State, World, apply, enabled, initial_state, parameter_values
@@ -37,8 +36,9 @@ async def visit(*worlds: World) -> AsyncIterator[Page]:
     """A tab in a fresh browser, on the first world's first page."""
     with SiteServer(worlds) as server:
         async with async_playwright() as playwright:
-            rules = f"--host-resolver-rules=MAP *.test 127.0.0.1:{server.server_port}"
-            browser = await playwright.chromium.launch(**launch_options([rules, "--no-proxy-server"]))
+            found_here = f"--host-resolver-rules=MAP *.test 127.0.0.1:{server.server_port}"
+            options = executable.launch_options([found_here, "--no-proxy-server"])
+            browser = await playwright.chromium.launch(**options)
             page = await browser.new_page(viewport={"width": 480, "height": 360})
             await page.goto(f"http://{worlds[0].name}.test/")
             yield page
