@@ -176,7 +176,7 @@ async def test_a_page_that_hangs_while_it_is_scored_is_nobodys_failure(pool):
     """Only the time limit of browser calls can end it: the renderer never answers."""
     async with pool.session() as session:
         await session.start(TASKS[0].start_url)
-        session.config = replace(CONFIG.browser, action_seconds=0.5)
+        session.config = replace(CONFIG.browser, call_seconds=0.5)
         await session.page.evaluate("setTimeout(() => { for (;;); }, 50)")
         await asyncio.sleep(0.2)
         with pytest.raises(ToolFailure, match="did not finish in time"):  # an episode's ENV_ERROR
