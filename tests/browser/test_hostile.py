@@ -188,9 +188,7 @@ async def test_data_that_an_action_asked_for_is_in_the_screenshot(pool, site):
 
 
 @pytest.mark.parametrize("path", ["/loop", "/reset", "/empty", "/slow"])
-async def test_a_first_page_that_does_not_open_is_the_sites_error(play, pool, path, monkeypatch):
-    if path == "/slow":  # which is waited for; the others are opened twice
-        monkeypatch.setattr(pool, "config", replace(BROWSER, start_attempts=1))
+async def test_a_first_page_that_does_not_open_is_the_sites_error(play, path):
     trajectory = await play(path)
     assert (trajectory.stop, trajectory.valid, trajectory.turns) == (Stop.SITE_ERROR, False, ())
     assert "did not open: " in trajectory.error
