@@ -157,7 +157,8 @@ class RewardConfig:
     contents: bool = False
     """Of recorded steps check texts, directions, keys and ends of drags, too, as released code does not."""
     partial: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """On generated sites, times the share of a goal's conditions that hold: what a failure is worth."""
+    """On generated sites, times the share of a goal's conditions that hold: what a failure is worth. Groups
+    without a success then teach their best failure (docs/results.md, seed 1)."""
 
 
 @dataclass(frozen=True)

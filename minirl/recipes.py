@@ -41,7 +41,6 @@ def tiny() -> Config:
         ),
         sampler=SamplerConfig(temperature=1.0, max_batch=12),
         rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 6), stage_steps=(4,)),
-        reward=RewardConfig(partial=0.5),
         optim=OptimConfig(lr=2e-4, decay=True),
         batch=BatchConfig(epochs=3, minibatch_turns=128, micro_tokens=8192),
         sft=SftConfig(lr=5e-4, epochs=1000, max_steps=60, batch=32, held_back=0.2),

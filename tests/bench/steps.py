@@ -65,7 +65,7 @@ AGENT = ["--agent.kind", "autowebworld", "--agent.no-feedback", "--eval.max-step
 STEPWISE = [
     *("--rollout.max-steps", "1", "--rollout.stage-steps", "--rollout.no-dynamic"),
     *("--rollout.groups", str(BATCH), "--sampler.temperature", "1"),
-    *("--reward.after", "any", "--reward.format-error", "0", "--reward.partial", "0"),
+    *("--reward.after", "any", "--reward.format-error", "0"),
     *("--loss.weighting", "grpo", "--loss.clip-high", "0.2", "--loss.kl", "0.04"),
     *("--batch.epochs", "1", "--batch.minibatch-turns", "64"),  # there 256
 ]
