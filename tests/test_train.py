@@ -34,6 +34,7 @@ SMALL = {
     "sft.batch": 8,
     "rollout.group": 3,
     "rollout.groups": 2,
+    "reward.partial": 0.5,  # without a success only a failure's worth can differ
     "browser.episodes": 6,
     "optim.lr": 1e-5,  # so that ratios stay near 1 through all passes of a step
     "threads": 1,
