@@ -103,7 +103,7 @@ def play(pool: BrowserPool, preprocessor: Preprocessor, site: str) -> Callable[.
 @pytest.mark.parametrize("case", CASES)
 async def test_the_agent_is_told_and_the_episode_goes_on(play, pool, site, case, monkeypatch):
     path, steps, title = CASES[case]["path"], CASES[case]["steps"], CASES[case]["title"]
-    if case in ("a flood of windows", "an address that never rests"):
+    if CASES[case].get("patient"):
         monkeypatch.setattr(pool, "config", replace(BROWSER, **PATIENT))
     trajectory = await play(path, *(step for step, _ in steps))
     assert (trajectory.stop, trajectory.valid) == (Stop.DONE, True), trajectory.error
