@@ -1,4 +1,4 @@
-"""How judges' answers are read: answers with their verdicts for each parser, and what no text may do to one."""
+"""How judges' answers are read: answers with their verdicts, and what no text may do to a parser."""
 
 from __future__ import annotations
 
