@@ -109,12 +109,7 @@ async def see(session: Session, world: World, task: Task) -> bool:
 
 async def seen(sites: Sequence[tuple[World, list[Task]]], workers: int) -> list[bool]:
     worlds, places = [world for world, _ in sites], asyncio.Semaphore(workers)
-    patient = {
-        "start_seconds": 300.0,
-        "call_seconds": 120.0,
-        "screenshot_seconds": 300.0,
-    }  # beside other load
-    config = BrowserConfig(browsers=1, episodes=workers, width=1280, height=720, **patient)
+    config = BrowserConfig(browsers=1, episodes=workers, width=1280, height=720)
     with SiteServer(worlds) as server:
         async with BrowserPool(config, server.sites, sealed=True) as pool:
 

@@ -81,7 +81,7 @@ def test_tiles_have_no_drawings():
 
 @pytest.mark.timeout(1800)
 async def test_who_sees_answers_and_the_simplified_page_says_nothing():
-    config = BrowserConfig(browsers=1, width=1280, height=720, call_seconds=120.0, start_seconds=300.0)
+    config = BrowserConfig(browsers=1, width=1280, height=720)
     world, tasks = SITES[0]
     with SiteServer([world]) as server:
         async with BrowserPool(config, server.sites, sealed=True) as pool, pool.session() as session:

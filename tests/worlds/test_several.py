@@ -27,8 +27,7 @@ from minirl.worlds.scripted_agent import ScriptedPolicy
 from minirl.worlds.several import make_pair, share_over, states_of
 
 PAIRS = [make_pair(seed, 4) for seed in range(10)]
-PATIENT = {"start_seconds": 300.0, "call_seconds": 120.0, "screenshot_seconds": 300.0}
-CONFIG = BrowserConfig(browsers=1, episodes=4, width=1280, height=720, **PATIENT)
+CONFIG = BrowserConfig(browsers=1, episodes=4, width=1280, height=720)
 BENCHMARK = WorldBenchmark(0.5)
 NO_MODEL: Any = None  # responses are asked for as texts
 
