@@ -39,7 +39,7 @@ async def solutions(run: Run, preprocessor) -> dict[str, list[str]]:
         async with BrowserPool(browser, server.sites, sealed=True) as pool:
             worker = make_worker(config, preprocessor, None, pool, run.images, WorldBenchmark())
             for task in TASKS:
-                policy = ScriptedPolicy([SHOP], task, preprocessor, config.agent)
+                policy = ScriptedPolicy(SHOP, task, preprocessor, config.agent)
                 solved = await worker.episode(task, 0, policy, 6)
                 found[task.instruction] = [turn.text for turn in solved.turns]
     return found
