@@ -14,7 +14,7 @@ from workers import make_worker
 from examples.chain_of_thought.rewrite import action_text, with_thought, with_thoughts
 from minirl.agents.webagent_r1 import parse
 from minirl.config import EndpointConfig
-from minirl.data.readers import load
+from minirl.demonstrations import load_demonstrations
 from minirl.model import Preprocessor, load_preprocessor
 from minirl.recipes import tiny_text
 from minirl.run_folder import Run
@@ -62,7 +62,7 @@ def test_the_dump_that_is_written_is_cloned(reader, tmp_path):
     assert any(ACTIONS[1] in q and PAGES[1] in q and ACTIONS[0] in q for q in questions)
 
     harness = make_worker(tiny_text(), reader).harness
-    (new,) = load(run.trajectory_path("demos_thoughts"), harness)
+    (new,) = load_demonstrations(run.trajectory_path("demos_thoughts"), harness)
     assert [turn.parsed.calls for turn in new.turns] == [turn.parsed.calls for turn in TURNS]
     assert [action_text(turn.text) for turn in new.turns] == ACTIONS
     assert {turn.parsed.thought for turn in new.turns} == {"I want mugs, and they are number 3."}
