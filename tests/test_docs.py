@@ -106,7 +106,7 @@ def test_the_verbs_of_worlds_are_run_on_one_site(place, capsys):
 def test_the_verbs_of_data_are_understood(place, capsys):
     """Their files are the reader's to fill in, and not there; flags would be refused before."""
     lines = [shlex.split(command)[2:] for command in commands() if command.startswith("-m minirl.data")]
-    assert {verb for verb, *_ in lines} == {"filter", "curate", "write", "push"}
+    assert {verb for verb, *_ in lines} == {"filter", "curate", "read", "write", "push"}
     for argv in lines:
         assert data.main(argv) == 2
         with pytest.raises(SystemExit) as stop:
