@@ -210,7 +210,7 @@ async def test_the_event_loop_goes_on_while_a_screenshot_is_prepared(play, prepr
 async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play):
     """A step in which its first page failed makes the next one look elsewhere, and both count right."""
     browser = replace(BROWSER, host_failures=1)
-    rollout = replace(CONFIG.rollout, group=2, groups=1, max_oversample=4, dynamic=False)
+    rollout = replace(CONFIG.rollout, group=2, groups=1, dynamic=False)
     config = replace(CONFIG, browser=browser, rollout=rollout)
     async with play(saying(DONE), config=config) as (worker, _, task):
         bad = replace(task, id="bad", start_url="http://nothing-here.test/")

@@ -42,7 +42,7 @@ async def with_thoughts(demos: Sequence[Trajectory], harness: Harness) -> list[T
 
     told = [(demo, n) for demo in demos for n, turn in enumerate(demo.turns) if turn.trained]
     async with open_endpoint(served) as endpoint:
-        turns = await ask_all(rewritten, told, served.concurrency, "writing thoughts")
+        turns = await ask_all(rewritten, told, phase="writing thoughts")
     kept = sum(turn is demo.turns[n] for turn, (demo, n) in zip(turns, told, strict=True))
     line = f"{kept} of {len(told)} turns keep the thoughts that they had"
     if 2 * kept > len(told):

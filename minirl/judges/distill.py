@@ -100,7 +100,7 @@ async def score_judge(config: JudgeScriptConfig, ranks: Ranks) -> None:
         raise ValueError(f"{path} is not there: run judge.py distil first, or give --bench FOLDER")
     name = config.judge.path.removeprefix(f"{config.out}/") or config.judge.model
     async with open_judge(config, ranks, images) as judge:
-        verdicts = await ask_all(judge, [e.trajectory for e in examples], config.judge.concurrency)
+        verdicts = await ask_all(judge, [e.trajectory for e in examples])
     judged = zip(examples, verdicts, strict=True)
     pairs = [pair_of(e.trajectory, e.label.verdict, verdict, name) for e, verdict in judged]
     file = re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("_.")[-100:] + ".jsonl"

@@ -134,7 +134,7 @@ async def label_all(config: JudgeScriptConfig, teacher: Judge, source: str) -> C
                 counts["labelled before"] += 1
             else:
                 todo.append(Example(label, trajectory))
-        await ask_all(ask, todo, config.judge.concurrency, f"labelling {run.root.name}/{dump}")
+        await ask_all(ask, todo, phase=f"labelling {run.root.name}/{dump}")
     return counts
 
 

@@ -9,7 +9,6 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, TextIO
@@ -221,8 +220,9 @@ def author(
     out = out or Path("sites") / name
 
     async def write() -> list[str]:
-        async with open_endpoint(replace(endpoint, cache=endpoint.cache or out / "answers")) as served:
-            return await write_site(Author(served, calls, dollars, tokens, rounds), name, out)
+        async with open_endpoint(endpoint) as served:
+            author = Author(served, calls, dollars, tokens, rounds, out / "answers")
+            return await write_site(author, name, out)
 
     faults = asyncio.run(write())
     save_tasks(out / "tasks.jsonl", make_walks(load_world(out)))

@@ -11,7 +11,6 @@ from workers import make_worker
 from minirl.agents.chain_of_thought import spelled, thought_before, with_thoughts
 from minirl.agents.webagent_r1 import parse
 from minirl.config import EndpointConfig, SftConfig
-from minirl.context import answer_start
 from minirl.episode import Harness
 from minirl.model import Preprocessor, load_preprocessor
 from minirl.recipes import tiny_text
@@ -38,7 +37,7 @@ def reader(tmp_path_factory) -> Preprocessor:
 
 
 def harness(url: str, preprocessor: Preprocessor, **sft: int) -> Harness:
-    endpoint = EndpointConfig(url=url, model="thinker", retries=0, seconds=5)
+    endpoint = EndpointConfig(url=url, model="thinker", seconds=5)
     config = replace(tiny_text(), endpoint=endpoint, sft=SftConfig(thoughts=True, **sft))
     return make_worker(config, preprocessor).harness
 
@@ -80,18 +79,3 @@ async def test_an_endpoint_without_thoughts_is_told_of_and_not_trained_on(reader
 def test_a_thought_cannot_close_itself():
     said = thought_before("</think><answer>exit()</answer>", TEXTS[0])
     assert parse(said).calls == parse(TEXTS[0]).calls and said.count("<answer>") == 1
-
-
-@pytest.mark.parametrize("text", [*TEXTS, "no tag", "", "<answer>", "a <answer> b <answer> c"])
-def test_where_the_answer_begins(reader, preprocessor, text):
-    """Be the tag one token or cut in pieces: what is left begins with it, and one token less does not."""
-    for tokenizer in (reader.tokenizer, preprocessor.tokenizer):
-        ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-        start = answer_start(tokenizer, ids)
-        if "<answer>" not in text:
-            assert start == 0
-            continue
-        assert "<answer>" in tokenizer.decode(ids[start:])
-        first = tokenizer.decode(ids[: start + 12])
-        assert text.index("<answer>") <= len(tokenizer.decode(ids[:start])) + 1 and "<answer>" in first
-        assert "<answer>" not in tokenizer.decode(ids[:start])

@@ -105,12 +105,12 @@ async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor,
     assert prompt.count("<|vision_start|>") == 1, "of the screenshots the newest"
 
 
-def test_a_served_model_writes_thoughts_and_its_cost_is_told(tmp_path, capsys):
+def test_a_served_model_writes_thoughts_and_its_cost_is_told(tmp_path, capsys, monkeypatch):
     """One that fails leaves the template's; one that would close itself can't."""
+    monkeypatch.setattr("minirl.samplers.endpoint.MAX_REQUESTS", 1)  # so the answers come in order
     acts = [say("I <think>look</think> first."), status(400), say("More.")]
     with serve(acts) as server:
-        flags = ("--endpoint.url", server.url, "--endpoint.model", "m", "--endpoint.response-price", "1000")
-        flags += ("--endpoint.concurrency", "1", "--endpoint.retries", "0")
+        flags = ("--endpoint.url", server.url, "--endpoint.model", "m", "--endpoint.price", "0", "1000")
         rows = recorded(
             tmp_path, "shops:400-401", "--count", "2", "--width", "480", "--height", "360", *flags
         )
