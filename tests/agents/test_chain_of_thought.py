@@ -8,6 +8,7 @@ import pytest
 from endpoint_server import say, serve, status
 from workers import make_worker
 
+from examples.base_models.checkpoints import build
 from minirl.agents.chain_of_thought import spelled, thought_before, with_thoughts
 from minirl.agents.webagent_r1 import parse
 from minirl.config import EndpointConfig, SftConfig
@@ -15,7 +16,6 @@ from minirl.context import answer_start
 from minirl.episode import Harness
 from minirl.model import Preprocessor, load_preprocessor
 from minirl.recipes import tiny_text
-from minirl.tiny.checkpoints import build
 from minirl.types import Task, Trajectory, Turn
 
 ACTIONS = ['do(action="Click", element="3")', "go_backward()", 'exit(message="done")']

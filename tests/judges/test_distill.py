@@ -11,6 +11,7 @@ import pytest
 import shopping
 from endpoint_server import say, serve
 
+from examples.base_models.checkpoints import build
 from minirl.config import JudgeConfig
 from minirl.console import CONSOLE
 from minirl.experiment import place_model
@@ -21,7 +22,7 @@ from minirl.judges.rubrics import Question
 from minirl.judges.settings import JudgeScriptConfig, judge_4b, tiny_judge
 from minirl.rows import TrajectoryRows
 from minirl.run_folder import Run
-from minirl.tiny.checkpoints import BASE, build
+from minirl.tiny.checkpoints import BASE
 from minirl.worlds.teacher import world_teacher
 
 TASK = shopping.tasks(1)[0]
