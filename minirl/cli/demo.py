@@ -125,7 +125,7 @@ async def play(options: Options, config: Config, ranks: Ranks) -> None:
     row("task", task.instruction, "bold")
     async with experiment.worker() as worker:
         worlds = [world_at(site) for site in sites_of([task])]
-        policy = ScriptedPolicy(worlds, task, worker.harness.preprocessor, config.agent)
+        policy = ScriptedPolicy(worlds[0], task, worker.harness.preprocessor, config.agent)
         label = "scripted"
         if options.by_hand:
             label, policy = "by-hand", ask_person
