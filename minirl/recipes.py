@@ -48,7 +48,7 @@ def tiny() -> Config:
         batch=BatchConfig(epochs=3, minibatch_turns=128, micro_tokens=8192),
         sft=SftConfig(lr=5e-4, epochs=1000, max_steps=60, batch=32, held_back=0.2),
         eval=EvalConfig(max_steps=6, response_tokens=96),
-        judge=JudgeConfig(brief=True),
+        judge=JudgeConfig(input="brief"),
     )
 
 
@@ -79,7 +79,6 @@ def openwebrl_4b() -> Config:
         recipe="openwebrl_4b",
         steps=140,
         model=ModelConfig(path="Qwen/Qwen3-VL-4B-Thinking", gradient_checkpointing=True),
-        agent=AgentConfig(names="code"),  # code; paper: table 6
         browser=BrowserConfig(episodes=80, width=1280, height=1000),  # of 80 to 100 sandboxes; size: code
         sampler=SamplerConfig(temperature=0.8),
         rollout=RolloutConfig(group=5, groups=48, max_steps=(15, 30), stage_steps=(90,)),

@@ -348,8 +348,6 @@ COUNTS = (
         ("--sft.held-back 1", "--sft.held-back must be below 1"),
         ("--loss.kl -0.1", "--loss.kl must be at least 0"),
         ("--zero --warm-start x", "--zero starts from the model itself"),
-        ("--sft.thoughts", "is the text agent's"),
-        ("--agent.kind text --sft.thoughts", "--sft.thoughts needs --agent.thinking and --endpoint.model"),
         ("--sampler.temperature 0", "--sampler.temperature must be above 0"),
         *((f"--{flag} 0", f"--{flag} must be at least 1") for flag in COUNTS.split()),
         ("--gpus 0", "--gpus must be at least 1"),

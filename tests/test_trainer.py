@@ -355,7 +355,7 @@ def test_answers_alone_are_trained_with_a_reference_and_recomputed_log_probs_too
 
 
 def test_the_recomputed_loss_by_hand(new_trainer, preprocessor):
-    """Two turns of one episode with advantage 2 and one of -1, with log-probs recomputed (so every ratio is 1)
+    """Two turns of one episode with advantage 2, one of -1, with log-probs recomputed (so every ratio is 1)
     and a reference that is the model itself (k3 is 0): the mean over turns of the mean over tokens of
     -A * min(p trainer / p sampler, 2)."""
     tokenizer = preprocessor.tokenizer

@@ -27,12 +27,12 @@ from minirl.worlds.fsm_file import load_fsm, read_json
 from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.infer_bindings import world_of
 from minirl.worlds.interpreter import World
+from minirl.worlds.looks import text_of
 from minirl.worlds.render import load_world, name_of, save_world
 from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
 from minirl.worlds.steps import GROUNDING, one_of_each, recorded, save_steps
-from minirl.worlds.tables import text_of
 from minirl.worlds.walks import COUNT, make_walks
 
 TEMPLATE = EndpointConfig()  # which serves nobody

@@ -11,13 +11,14 @@ from types import ModuleType
 
 import pytest
 from endpoint_server import Act, say, serve
+from public_records import PUBLIC
 from safetensors.torch import load_file
 from shopping import SHOP, tasks
-from test_readers import PUBLIC
 from test_train import SMALL_FLAGS
 from workers import make_worker
 
 import sft
+from examples.publish import __main__ as publish
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.data import __main__ as script
@@ -72,6 +73,12 @@ def rollouts(eval_script: ModuleType, out: Path, said: Mapping[str, Sequence[str
     return Run(out / "teacher-eval")
 
 
+def read(path: Path, out: Path, recipe: str) -> Path:
+    """The dump of a file of public records."""
+    assert script.main(["read", str(path), "--out", str(out), "--recipe", recipe]) == 0
+    return Run(out).trajectory_path("demos")
+
+
 def cloned(out: Path, demos: Path, recipe: str = "tiny") -> Run:
     """A run of two updates on demonstrations, evaluated on held-out shops before and after."""
     sft.run([recipe, "--out", str(out), *SMALL_FLAGS, "--sft.max-steps", "2", "--sft.demos", str(demos)])
@@ -95,9 +102,10 @@ def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_publis
     demos = run.load_trajectories("demos")
     assert {t.task.id for t in demos} == {task.id for task in TASKS} and all(t.success for t in demos)
     flags = ["--out", str(tmp_path / "set"), "--license", "cc0-1.0", "--source", "generated shops"]
-    assert script.main(["write", str(run.trajectory_path("demos")), *flags]) == 0
+    assert publish.main(["write", str(run.trajectory_path("demos")), *flags]) == 0
 
-    places = run.trajectory_path("demos"), tmp_path / "set" / "data" / "train.parquet"
+    published = tmp_path / "set" / "data" / "train.parquet"
+    places = run.trajectory_path("demos"), read(published, tmp_path / "read", "tiny")
     students = [cloned(tmp_path / str(n), place) for n, place in enumerate(places)]
     heldout = {t.task.start_url for student in students for t in student.load_trajectories("after_sft")}
     assert len(heldout) == 4 and heldout.isdisjoint(t.task.start_url for t in demos)
@@ -107,6 +115,7 @@ def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_publis
 
 @pytest.mark.slow
 def test_public_records_are_cloned_by_the_text_agent(tmp_path, capsys):
-    run = cloned(tmp_path, PUBLIC / "webrl_policy.json", "tiny_text")
+    dump = read(PUBLIC / "webrl_policy.json", tmp_path / "read", "tiny_text")
+    run = cloned(tmp_path, dump, "tiny_text")
     assert "3 demonstrations, 3 responses to clone; 0 were unreadable" in capsys.readouterr().out
     assert (run.checkpoint_dir / "sft" / "model.safetensors").is_file()

@@ -172,11 +172,11 @@ async def test_the_score_is_not_fooled_by_other_pages(pool):
 
 
 @in_browser
-async def test_a_page_that_hangs_while_it_is_scored_is_nobodys_failure(pool):
+async def test_a_page_that_hangs_while_it_is_scored_is_nobodys_failure(pool, monkeypatch):
     """Only the time limit of browser calls can end it: the renderer never answers."""
     async with pool.session() as session:
         await session.start(TASKS[0].start_url)
-        session.config = replace(CONFIG.browser, call_seconds=0.5)
+        monkeypatch.setattr("minirl.browser.readiness.CALL_SECONDS", 0.5)
         await session.page.evaluate("setTimeout(() => { for (;;); }, 50)")
         await asyncio.sleep(0.2)
         with pytest.raises(ToolFailure, match="did not finish in time"):  # an episode's ENV_ERROR
