@@ -207,11 +207,11 @@ class Fsm:
     def actions(self) -> list[Action]:
         return [action for page in self.pages.values() for action in page.actions.values()]
 
-    def rebound(self, bind: Callable[[Action], Bind | None]) -> Self:
-        """Return the machine with `bind(action)` as every action's binding."""
+    def changed(self, change: Callable[[Action], Action]) -> Self:
+        """Return the machine with `change(action)` in place of each action."""
         pages = []
         for page in self.pages.values():
-            actions = [replace(action, bind=bind(action)) for action in page.actions.values()]
+            actions = [change(action) for action in page.actions.values()]
             pages.append(replace(page, actions=actions))
         return replace(self, pages=pages)
 
