@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from minirl.checkpoint import Checkpoints
@@ -26,7 +25,7 @@ from minirl.config import Config, ModelConfig, to_json
 from minirl.console import CONSOLE, progress, say
 from minirl.distributed import Ranks
 from minirl.episode import Harness
-from minirl.model import Preprocessor, load_model, load_preprocessor
+from minirl.model import Preprocessor, load_preprocessor, open_model
 from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run, save_tasks
 from minirl.trainer import Trainer, cores
@@ -35,8 +34,6 @@ from minirl.types import Agent, Sampler, Task, Trajectory
 if TYPE_CHECKING:
     from minirl.benchmarks.task_sets import TaskSets
     from minirl.cli.logger import Logger
-
-CPU = torch.device("cpu")
 
 
 @dataclass
@@ -122,11 +119,11 @@ class Experiment:
         return trajectories
 
     async def demonstrate(self, worker: RolloutWorker) -> list[Trajectory]:
-        """Return the successes of the file that the config names, without those on held-out tasks, or the
+        """Return the successes of the dump that the config names, without those on held-out tasks, or the
         shortest solutions of the demonstrated goals, acted out and confirmed by the task's rules."""
         from minirl.benchmarks.recorded import demonstrations
         from minirl.benchmarks.task_sets import apart
-        from minirl.data.readers import load
+        from minirl.demonstrations import load_demonstrations
         from minirl.worlds.scripted_agent import act_out
 
         demos, heldout, benchmark_of = self.config.sft.demos, self.tasks.heldout, worker.harness.benchmark_of
@@ -138,7 +135,7 @@ class Experiment:
             found = demonstrations(recorded, worker.harness) + await act_out(live, worker)
             self.run.save_trajectories("demos", found)
             return found
-        found = load(demos, worker.harness)
+        found = load_demonstrations(demos, worker.harness)
         wordings = {task.instruction for task in heldout}  # of a public record, whose site may not be told
         clean = {task.id for task in apart([t.task for t in found], heldout, benchmark_of)}
         named = [t for t in found if t.task.start_url or t.task.instruction not in wordings]
@@ -170,15 +167,6 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
             raise ValueError("this model can't see; use a vision-language model for AutoWebWorld's agent")
         return AutoWebWorldAgent(config.agent, preprocessor.images.resized)
     return (OpenWebRLAgent if config.agent.kind == "visual" else WebAgentR1Agent)(config.agent)
-
-
-def open_model(config: Config, device: torch.device = CPU, dtype: str | None = "auto") -> PreTrainedModel:
-    """Return the checkpoint's model, with faster linear layers on a CPU; `dtype` as in `load_model`."""
-    from minirl.tiny.onednn_linear import quicken
-
-    model = load_model(config.model, device, dtype)
-    quicken(model)
-    return model
 
 
 def place_model(config: Config, folder: Path, ranks: Ranks) -> ModelConfig:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import tyro
 from rich.text import Text
@@ -27,7 +26,17 @@ from minirl.distributed import Ranks, open_ranks
 from minirl.experiment import open_experiment
 from minirl.recipes import tiny
 from minirl.run_folder import Run
-from minirl.types import BrowserFault, Observation, Parsed, Prompt, Sample, Sampling, Stop, Trajectory
+from minirl.types import (
+    BrowserFault,
+    Observation,
+    Parsed,
+    Prompt,
+    Sample,
+    Sampling,
+    Session,
+    Stop,
+    Trajectory,
+)
 from minirl.worlds.render import sites_of, world_at
 from minirl.worlds.scripted_agent import ScriptedPolicy
 
@@ -116,7 +125,7 @@ async def play(options: Options, config: Config, ranks: Ranks) -> None:
     row("task", task.instruction, "bold")
     async with experiment.worker() as worker:
         worlds = [world_at(site) for site in sites_of([task])]
-        policy = ScriptedPolicy(worlds, task, worker.harness.preprocessor, config.agent)
+        policy = ScriptedPolicy(worlds[0], task, worker.harness.preprocessor, config.agent)
         label = "scripted"
         if options.by_hand:
             label, policy = "by-hand", ask_person
@@ -143,7 +152,7 @@ class Shown(OpenWebRLAgent):
         super().__init__(config.agent)
         self.images, self.turns = run.images, 0
 
-    async def observe(self, session: Any) -> Observation:
+    async def observe(self, session: Session) -> Observation:
         seen = await super().observe(session)
         row("tabs", seen.text.partition("Available tabs:\n")[2])
         if seen.image is not None:
@@ -163,7 +172,7 @@ class Shown(OpenWebRLAgent):
         return super().visible_feedback(parsed, feedback)
 
 
-async def ask_person(t: int, prompt: Prompt, session: Any) -> Sample:
+async def ask_person(t: int, prompt: Prompt, session: Session) -> Sample:
     """Be the policy of a person, who is asked until a line is a call, and told what can be clicked."""
     if t == 0:
         say(USAGE + "\n".join(f"  {name} {' '.join(tool.arguments)}" for name, tool in TOOLS.items()), "dim")

@@ -16,13 +16,12 @@ from minirl.evaluation.failures import step_metrics
 from minirl.experiment import Experiment
 from minirl.metrics import rollout_metrics
 from minirl.rollout import Collected, RolloutWorker
-from minirl.run_folder import Run
+from minirl.run_folder import REGULAR, Run
 from minirl.types import Group, RunEnds, Task
 
 State = dict[str, Any]
 # Evaluations of the whole held-out set: the name of the dump, and for people
 PHASES = {"before": "before training", "after_sft": "after SFT", "after_rl": "after RL"}
-REGULAR = "eval_step_"  # begins the names of the evaluations every `eval_every` steps
 
 
 async def begin(experiment: Experiment, worker: RolloutWorker, warm_start: Callable) -> State:

@@ -64,7 +64,6 @@ class Style(TypedDict, total=False):
     font: Literal["sans", "serif"]
     places: dict[str, dict[str, tuple[float, float, float, float]]]
     consent: str
-    drawings: dict[str, str]
 
 
 async def read_state(page: BrowserPage) -> State | None:
@@ -83,7 +82,7 @@ def render(world: World) -> bytes:
         sheets.insert(0, f"{world.style.get('font', 'sans')}.css")
     if look == "pages":
         sheets += [f"skins/{plan_of(world)['skin']}.css"]
-        scripts[2:2] = ["scenes.js", "widgets.js", *["drawn.js"] * ("drawings" in world.style)]
+        scripts[2:2] = ["scenes.js", "widgets.js"]
     css, script = ("".join(map(text_of, names)) for names in (sheets, scripts))
     html = text_of("page.html.j2", css=css, world=embedded(world), script=script)
     return html.encode("utf-8", errors="replace")  # a lone surrogate in a title becomes "?"
