@@ -17,9 +17,8 @@ from typing import Any
 
 from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.interpreter import World
-from minirl.worlds.looks import SHAPES, draw_style, dress
+from minirl.worlds.looks import SHAPES, draw_style, dress, read_table
 from minirl.worlds.shop import CHOICES, SHOP, TO_PRESS, draw_places, records_of
-from minirl.worlds.tables import read_table
 from minirl.worlds.widgets import Json, Offered, action, condition, control, effect
 
 ITEM, *TILES = CHOICES  # the words for what tiles show first, and for what they can ask then

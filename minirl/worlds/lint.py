@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from minirl.worlds.fsm_file import Action, Condition, Fsm, Page, dotted, is_placeholder, load_fsm
 from minirl.worlds.interpreter import meets, suits
+from minirl.worlds.looks import read_table
 from minirl.worlds.search import MAX_STATES, explore, outline, possible_steps
-from minirl.worlds.tables import read_table
 from minirl.worlds.widgets import SELECTOR
 
 TABLES = read_table("lint")

@@ -30,9 +30,8 @@ from minirl.run_folder import write_atomic
 from minirl.types import Task
 from minirl.worlds.fsm_file import Action, document_of, load_fsm, read_json, validated
 from minirl.worlds.interpreter import State, World
-from minirl.worlds.looks import SKINS, USUAL
+from minirl.worlds.looks import SKINS, USUAL, text_of
 from minirl.worlds.shop import shops_of
-from minirl.worlds.tables import text_of
 from minirl.worlds.widgets import options_of, target_of, widget_of
 
 Site = World | Path  # either has a `name`

@@ -145,12 +145,15 @@ def symbolic(fsm: Fsm) -> World:
 
 def outline(fsm: Fsm, conditions: Sequence[Condition] = ()) -> World:
     """Return the symbolic machine without what makes no difference to which pages and actions are in reach,
-    or to whether `conditions` hold: effects that nobody reads, and all but one of the listed values that every
-    condition takes alike. It has as many pages and the same shortest paths, and far fewer states."""
+    or to whether `conditions` hold: effects that nobody reads, and all but one of the listed values that no
+    condition tells apart. It has the same shortest paths, and far fewer states."""
     tests = [*conditions]
     for action in fsm.actions:
         tests += action.preconditions
     read = {condition.path for condition in tests}
+    for action in fsm.actions:
+        matches = action.bind.where.values() if action.bind else ()
+        read |= {tuple(match[2:].split(".")) for match in matches if str(match).startswith("$.")}
     copies = [effect for action in fsm.actions for effect in action.effects if effect.source]
     size = 0
     while size < len(read):

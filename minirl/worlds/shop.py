@@ -17,8 +17,7 @@ from typing import Any
 from minirl.types import Task
 from minirl.worlds.fsm_file import Action, Fsm, load_fsm
 from minirl.worlds.interpreter import World
-from minirl.worlds.looks import SHAPES, draw_style
-from minirl.worlds.tables import read_table
+from minirl.worlds.looks import SHAPES, draw_style, read_table
 from minirl.worlds.widgets import action, condition, control
 
 SHOP = read_table("shop")
@@ -117,12 +116,12 @@ def _solution(fsm: Fsm, chosen: Mapping[str, str]) -> list[Any]:
     """Return the steps of an order as a task holds them: page by page all that is asked, then the button."""
     steps = []
     for page in fsm.pages.values():
-        for action in page.actions.values():
-            if action.bind:
-                field = action.bind.param
-                steps.append([action.id, {field: chosen[field]}])
-            elif not action.id.endswith("_back"):
-                steps.append([action.id, {}])
+        for one in page.actions.values():
+            if one.bind is not None:
+                field = one.bind.param
+                steps.append([one.id, {field: chosen[field]}])
+            elif not one.id.endswith("_back"):
+                steps.append([one.id, {}])
     return steps
 
 

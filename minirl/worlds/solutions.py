@@ -1,6 +1,6 @@
 """The path through a generated site that does a task: known by construction, and carried by the task.
 
-    a task's parts: an item to be found, what is to be done with it --compose--> steps --> task.meta["solution"]
+    parts: an item to be found, what is to be done with it --compose--> steps --> task.meta["solution"]
 
 Where it stands: tasks.py draws the parts in words and has their path composed here, by the names that
 generate.py gives to actions. Whoever acts a task out reads it by `solution_of`. Paper: AutoWebWorld, section
@@ -112,7 +112,7 @@ def in_json(steps: Sequence[Step]) -> list[Any]:
 
 
 def solution_of(task: Task, world: World) -> list[Step]:
-    """Return the path that a task carries or, to an end page, the shortest one. ValueError if there is none."""
+    """Return the path that a task carries or, to an end page, a shortest one. ValueError without any."""
     if "solution" in task.meta:
         return [Step(id, params) for id, params in task.meta["solution"]]
     steps = solve(world, task.goal)

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint_server import say, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from workers import make_worker
 
-from minirl.agents.chain_of_thought import with_thoughts
 from minirl.benchmarks.task_sets import TaskSets
-from minirl.config import EndpointConfig
 from minirl.data import __main__ as script
 from minirl.data.readers import Reader, read_demonstrations
 from minirl.demonstrations import load_demonstrations, tokenised
@@ -233,18 +230,6 @@ def test_any_field_of_any_kind_gives_demonstrations_or_one_line(which, data, har
         load(path, harness("text" if which is STEPS[1] else "visual"))
     except ValueError as problem:
         assert "\n" not in str(problem) and str(path) in str(problem)
-
-
-async def test_new_thoughts_are_written_for_what_is_cloned_alone(preprocessor, tmp_path):
-    """R1-CoT of public steps: one question for each, and a history as the record tells it."""
-    with serve([say("It is so.")]) as server:
-        endpoint = EndpointConfig(url=server.url, model="thinker", retries=0)
-        config = replace(webagent_r1_3b(), endpoint=endpoint)
-        given_by = make_worker(config, preprocessor, images=Run(tmp_path).images).harness
-        new = await with_thoughts(load(PUBLIC / "webrl_policy.json", given_by), given_by)
-    assert len(server.requests) == len(new) == 3
-    ((prompt, said),) = rows_as_text(new[1], preprocessor)
-    assert "It is so. </think> <answer> exit(" in said and "# Element: the link of the blue lamp" in prompt
 
 
 async def test_a_record_that_solves_a_held_out_task_is_left_out(preprocessor, tmp_path, capsys):
