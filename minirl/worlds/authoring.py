@@ -28,7 +28,7 @@ from minirl.worlds.lint import Finding, check
 from minirl.worlds.looks import text_of
 from minirl.worlds.render import describe, embedded, name_of, save_world
 from minirl.worlds.replay import replay_sites
-from minirl.worlds.search import SEARCH_SECONDS, solve
+from minirl.worlds.search import solve
 from minirl.worlds.walks import make_walks
 from minirl.worlds.widgets import WIDGETS
 
@@ -121,7 +121,7 @@ def read_machine(draft: Path) -> tuple[World | None, list[Finding]]:
         world, _ = world_of(name_of(draft.parent), load_fsm(document), records)
         describe(world)
         for page in world.fsm.terminal_pages:
-            if solve(world, {"page": page}, seconds=SEARCH_SECONDS) is None:
+            if solve(world, {"page": page}) is None:
                 raise ValueError(f"no way leads to {page} with the records in data")
     except (ValueError, LookupError, TypeError, AttributeError) as error:  # anything may be nested anywhere
         return None, [*findings, Finding("error", "unplayable", "site", str(error) or repr(error))]

@@ -24,8 +24,8 @@ from minirl.worlds.__main__ import main
 from minirl.worlds.generate import make_site
 from minirl.worlds.render import SiteServer, save_world
 from minirl.worlds.replay import Grounded, replay
-from minirl.worlds.search import solve
 from minirl.worlds.shop import make_shop, make_tasks
+from minirl.worlds.solutions import solution_of
 from minirl.worlds.steps import mixed, move_of, one_of_each
 
 
@@ -88,7 +88,7 @@ async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor,
             worker = make_worker(config, seeing, None, pool, Run(tmp_path).images, WorldBenchmark())
             async with pool.session() as session:
                 await session.start(task.start_url)
-                solved = await replay(session, shop, solve(shop, task.goal), pictures=True)
+                solved = await replay(session, shop, solution_of(task, shop), pictures=True)
             actions = [action_of(move_of(one)) for one in solved.grounded]
             actions = [*actions[: len(actions) - 1 - left_out], actions[-1]]  # the last is the answer
             sayings = [worker.harness.agent.say("so", action, size) for action in actions]
