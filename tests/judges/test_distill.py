@@ -10,6 +10,7 @@ import pytest
 import shopping
 from episodes import PNGS
 
+from examples.base_models.checkpoints import build
 from minirl.console import CONSOLE
 from minirl.experiment import place_model
 from minirl.judges.distill import distil, score_judge, training_row, training_rows
@@ -19,7 +20,7 @@ from minirl.judges.rubrics import Question
 from minirl.judges.settings import JudgeScriptConfig, judge_4b, tiny_judge
 from minirl.rows import TrajectoryRows
 from minirl.run_folder import Run
-from minirl.tiny.checkpoints import BASE, build
+from minirl.tiny.checkpoints import BASE
 from minirl.worlds.teacher import world_teacher
 
 TASK = shopping.tasks(1)[0]
