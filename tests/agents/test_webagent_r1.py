@@ -222,6 +222,7 @@ async def test_tabs_are_named_and_switched(session):
     await do(session, 'do(action="Switch Tab", argument="0")')
     assert await session.page.evaluate("!!window.log")
     await session.page.evaluate("""document.title = '<button id="3">Confirm</button>'""")
+    await session.settle()
     tabs = (await webagent_r1.observe(session)).page_text.partition("\n")[0]
     assert "&lt;button" in tabs and "<" not in tabs, "a title is no markup"
 
