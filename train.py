@@ -20,7 +20,7 @@ from minirl.cli.command_line import from_command_line, run_async, run_main
 from minirl.cli.folders import check_folders, refuse_default_tasks
 from minirl.cli.lifecycle import State, begin, end_step, evaluate, evaluate_if_due, finish, saving
 from minirl.cli.replay import Replay, begin_replay
-from minirl.config import Config
+from minirl.config import ACQUIRE_SECONDS, Config
 from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.experiment import Experiment, open_experiment
@@ -55,7 +55,7 @@ async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: S
         groups = assign_advantages(groups, config.loss)
 
         # 3. Rows: every turn as the tokens that were sampled, and the weight of each in the loss.
-        rows: list[TrajectoryRows] = make_rows(groups, config.loss, experiment.preprocessor)
+        rows: list[TrajectoryRows] = make_rows(groups, config.loss)
         experiment.checkpoints.finish()  # the last one was written while the episodes ran
         collected_at = time.monotonic()
 
@@ -99,7 +99,7 @@ def run(argv: Sequence[str]) -> None:
         return show(plan(config))
     refuse_default_tasks(config, argv)
     check_folders(config)
-    seconds = config.browser.acquire_seconds + config.browser.episode_seconds
+    seconds = ACQUIRE_SECONDS + config.browser.episode_seconds
     with open_ranks(seconds) as ranks, Run(config.run_dir, ranks.is_main).held():
         run_async(main(config, ranks))
 

@@ -17,8 +17,9 @@ from tyro.conf import arg
 Positive = Annotated[int, Ge(1)]
 Share = Annotated[float, Gt(0), Lt(1)]
 
-Input = Literal["openwebrl", "webvoyager", "agenttrek", "deepshop", "trace", "rules"]
-Parser = Literal["not-success-first", "verdict-line", "status", "structured", "rules"]
+ACQUIRE_SECONDS = 600.0  # for a browser, and a context in it, to be free (OpenWebRL, table 7)
+
+Input = Literal["openwebrl", "brief", "webvoyager", "agenttrek", "deepshop", "trace", "rules"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,6 @@ class AgentConfig:
     brief: bool = False  # a one-line system prompt without tool schemas, for models too small to read them
     prompt: Annotated[Path | None, arg(name="prompt", prefix_name=False)] = None
     """A file with the system prompt; `{tools}` in it becomes the tools' schemas. By default our own."""
-    names: Literal["code", "paper"] = "code"
-    """The arguments' names in the tools' schemas, as in the released code or the paper; both are read."""
     screenshots: Positive = 1  # how many of the newest screenshots stay in the prompt
     feedback: bool = True  # tell what each call did; without, only what failed or could not be read
     thinking: bool = True  # the text agent's answers: `<think>` and `<answer>`; without, the action alone
@@ -59,25 +58,13 @@ class BrowserConfig:
     episodes: Positive = 16  # episodes in flight, of all ranks together; each has an even share
     width: int = 1280
     height: int = 1000
-    start_attempts: Positive = 3  # how often a first page is tried; nothing else is ever retried
-    acquire_seconds: float = 600.0  # for a browser, and a context in it, to be free
-    start_seconds: float = 30.0  # for a browser, or a task's first page, to open
     action_seconds: float = 45.0  # of one tool call, waiting for the page included
-    call_seconds: float = 10.0  # of one question to the browser; a page that takes longer hangs
-    screenshot_seconds: float = 30.0
-    exit_seconds: float = 15.0  # for a context or a browser to close; browsers that take longer are killed
-    first_check_seconds: float = 180.0  # when browsers are first asked for a sign of life ...
-    check_seconds: float = 30.0  # ... and how often afterwards; one that gives none in this time is replaced
     episode_seconds: float = 600.0  # deadline of an episode
-    quiet_ms: float = 300.0  # ready: the DOM has rested twice as long as it was stirred, at most so long ...
-    calm_ms: float = 25.0  # ... and at least so long ...
-    ready_ms: float = 3000.0  # ... and at the latest after this time
+    quiet_ms: float = 300.0  # the longest quiet time that is asked of a page before it counts as ready
     private: bool = False  # let pages reach private and loopback addresses beside those of the tasks' sites
     allow: tuple[str, ...] = ()  # domains that may be visited (or, with deny, may not), with their subdomains
     deny: tuple[str, ...] = ()
     host_rate: Annotated[float, Ge(0)] = 0.0  # most actions a second on one host, of a rank; 0: no limit
-    host_failures: Positive = 3  # first pages in a row that did not open leave their host out ...
-    host_minutes: float = 60.0  # ... for so long, and the next time for twice as long, up to a day
 
 
 @dataclass(frozen=True)
@@ -86,7 +73,6 @@ class SamplerConfig:
     """vllm in process; hf: transformers; auto: vllm on CUDA, else hf; remote: --endpoint.url (eval.py)."""
     temperature: Annotated[float, Gt(0)] = 1.0  # of training; its episodes use no top-p and no top-k
     max_batch: Positive = 32  # most requests that the transformers sampler decodes together
-    request_seconds: float = 120.0  # most for a response, or its episode is lost; remote: --endpoint.seconds
     gpu_memory: Share = 0.5  # share of each GPU's memory that vLLM has while episodes run
 
 
@@ -95,13 +81,9 @@ class EndpointConfig:
     url: str = "http://127.0.0.1:8000/v1"  # base of an OpenAI-compatible API
     model: str = ""  # the name under which the model is served
     key: str = "OPENAI_API_KEY"  # the environment variable that holds the key; local servers need none
-    concurrency: Positive = 16  # most requests in flight
     seconds: Annotated[float, Gt(0)] = 120.0
     """Longest silence in one attempt; an answer that drips may take twice as long with all its attempts."""
-    retries: Annotated[int, Ge(0)] = 5  # further attempts after a timeout, a broken connection, 429 or 5xx
-    cache: Path | None = None  # folder of answers: a request that was answered before is not sent again
-    prompt_price: Annotated[float, Ge(0)] = 0.0  # dollars for a million tokens of prompts, and of responses
-    response_price: Annotated[float, Ge(0)] = 0.0
+    price: tuple[float, float] = (0.0, 0.0)  # dollars for a million tokens of prompts, and of responses
 
 
 @dataclass(frozen=True)
@@ -109,14 +91,11 @@ class JudgeConfig(EndpointConfig):
     """What decides where tasks can't: a served model (--judge.model), or one of our own (--judge.path)."""
 
     path: str = ""  # a checkpoint that judges beside the agent, in transformers; serve larger ones
-    screenshots: int = 3  # how many of the last screenshots it is shown
-    input: Input = "openwebrl"  # what it is shown, and by which rubric it decides
-    parser: Parser = "verdict-line"  # how its words become a verdict
-    temperature: Annotated[float, Ge(0)] | None = None  # None: the server's own, and 0 for a judge of our own
-    prompt: Path | None = None  # a file with its system prompt; by default our own
+    input: Input = "openwebrl"
+    """The rubric: what it is shown, how it decides and answers (minirl/judges/rubrics.py). brief: openwebrl's
+    in one line, for a small judge behind --judge.path; a served one is asked in full."""
+    prompt: Path | None = None  # a file with its system prompt; by default the rubric's
     response_tokens: int = 1024
-    brief: bool = False
-    """Ask a small judge of our own in one line, with the newest screenshot alone, for at most 192 tokens."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +118,6 @@ class RolloutConfig:
     group: Annotated[int, Ge(2)] = 8  # episodes per task
     groups: Positive = 16  # groups per step; with dynamic sampling, groups of unequal rewards
     dynamic: bool = True  # drop groups whose rewards are all equal, and sample further tasks instead
-    max_oversample: Annotated[float, Ge(1)] = 6.0  # give up on a step after this many times `groups`
     max_steps: tuple[Positive, ...] = (15,)  # turns per episode, one value for each stage of the curriculum
     stage_steps: tuple[int, ...] = ()  # how many training steps each stage but the last takes
     dump_all: bool = False  # dump dropped groups, too, and keep every step's dump: for a judge to learn from
@@ -165,7 +143,6 @@ class RewardConfig:
 class LossConfig:
     method: Literal["grpo", "filtered-bc", "awr"] = "grpo"  # clipped surrogate, or minirl/loss.py's baselines
     weighting: Literal["openwebrl", "webagent-r1", "token-mean", "grpo"] = "openwebrl"  # of tokens
-    tokens: Literal["response", "answer"] = "response"  # all of it, or the text agent's from `<answer>` on
     over: Literal["turns", "trajectories"] = "turns"
     """What openwebrl divides the sum over turns by: the minibatch's turns (code) or trajectories (paper)."""
     old: Literal["sampler", "recompute"] = "sampler"  # whose log-probs the ratio starts from
@@ -202,8 +179,6 @@ class BatchConfig:
 class SftConfig:
     demos: Path | None = None
     """Clone this file's successes: a run's dump, public records (docs/data.md); by default scripted ones."""
-    thoughts: bool = False  # the model at --endpoint.url writes the text agent's thoughts (R1-CoT)
-    thought_tokens: Positive = 4096  # longest answer with such a thought, hidden reasoning included
     lr: float = 1e-5
     epochs: int = 3
     max_steps: int | None = None  # stop after this many updates even if epochs remain

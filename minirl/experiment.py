@@ -66,7 +66,7 @@ class Experiment:
         if len(live) < len(tasks) and config.agent.kind != "autowebworld":
             raise ValueError("recorded steps are AutoWebWorld's: add --agent.kind autowebworld")
         trusted = {place for task in tasks for place in benchmark_of(task).places(task)}
-        hosts = HostBackoff(browser.host_failures, 60 * browser.host_minutes)
+        hosts = HostBackoff()
         with SiteServer(sites_of(tasks)) as server:
             # then browsers need to reach nothing else
             sealed = {urlsplit(task.start_url).hostname for task in live} <= set(server.sites)

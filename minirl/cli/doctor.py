@@ -67,7 +67,7 @@ def open_page() -> None:
         browser.new_page().goto("about:blank", timeout=10_000)
         browser.close()
     path, risk = executable.executable(), "; sandbox off" * executable.sandbox_off()
-    print(f"{path}: {executable.version(path)}; opens a page{risk}")
+    print(f"{path}: opens a page{risk}")
 
 
 def memory() -> str:

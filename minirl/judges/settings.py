@@ -9,7 +9,7 @@ from annotated_types import Ge, Lt
 from minirl.config import Config, ModelConfig, SftConfig, Share
 from minirl.recipes import openwebrl_4b, tiny
 
-COMMON = ("name", "runs", "teacher", "judge.url", "judge.model", "judge.path", "labelled", "bench")
+COMMON = ("name", "runs", "teacher", "judge.url", "judge.model", "judge.path", "labelled")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,6 @@ class JudgeScriptConfig(Config):
     stages: Annotated[float, Ge(0), Lt(1)] = 0.2  # share of the training steps that are held out
     shuffle_labels: bool = False
     """Control: permute the labels among the trajectories, so that only their base rate can be learned."""
-    bench: Path | None = None  # score on a folder of AgentRewardBench in place of the held-out labels
 
 
 def tiny_judge() -> JudgeScriptConfig:

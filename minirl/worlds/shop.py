@@ -143,7 +143,7 @@ def make_tasks(world: World, count: int) -> list[Task]:
             instruction=order_in_words(chosen),
             start_url=f"http://{world.name}.test/",
             goal={"page": "DONE", "where": where},
-            meta={"world": world.name, "site": "shops"},
+            meta={"world": world.name, "site": "shops", "solution": _solution(world.fsm, chosen)},
         )
         tasks.append(task)
     return tasks
@@ -159,6 +159,19 @@ def order_in_words(chosen: Mapping[str, str]) -> str:
     for field, word in chosen.items():
         text += CHOICES[field]["phrase"].format(word)
     return f"{text}."
+
+
+def _solution(fsm: Fsm, chosen: Mapping[str, str]) -> list[Any]:
+    """Return the steps of an order as a task holds them: page by page all that is asked, then the button."""
+    steps = []
+    for page in fsm.pages.values():
+        for action in page.actions.values():
+            if action.bind is not None:
+                field = action.bind.param
+                steps.append([action.id, {field: chosen[field]}])
+            elif not action.id.endswith("_back"):
+                steps.append([action.id, {}])
+    return steps
 
 
 def tasks_of(shops: Sequence[World], count: int) -> list[Task]:

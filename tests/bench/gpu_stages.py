@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from tree import Dims, Lengths, flops, trajectory_rows
 
+from examples.base_models import checkpoints as tiny
 from minirl import tree_attention
 from minirl.cli.memory_plan import meta_model, plan
 from minirl.config import ModelConfig, SamplerConfig
@@ -38,7 +39,6 @@ from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.prefix_tree import Forest
 from minirl.recipes import openwebrl_4b
 from minirl.rows import Row, TrajectoryRows
-from minirl.tiny import checkpoints as tiny
 from minirl.trainer import Trainer
 from minirl.tree_attention import Chain, Tree
 
@@ -285,7 +285,7 @@ def trainer_config(here: Here) -> Any:
         model=ModelConfig(str(here.model), gradient_checkpointing=True),
         agent=replace(config.agent, context_tokens=context, response_tokens=here.size(1024, 64)),
         browser=replace(config.browser, episodes=64),
-        sampler=SamplerConfig(temperature=0.8, gpu_memory=0.3, request_seconds=300),
+        sampler=SamplerConfig(temperature=0.8, gpu_memory=0.3),
         loss=replace(config.loss, old="recompute"),
         batch=replace(config.batch, epochs=1, micro_tokens=context),
     )

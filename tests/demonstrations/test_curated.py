@@ -11,13 +11,14 @@ from types import ModuleType
 
 import pytest
 from endpoint_server import Act, say, serve
+from public_records import PUBLIC
 from safetensors.torch import load_file
 from shopping import SHOP, tasks
-from test_readers import PUBLIC
 from test_train import SMALL_FLAGS
 from workers import make_worker
 
 import sft
+from examples.publish import __main__ as publish
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.data import __main__ as script
@@ -65,7 +66,7 @@ def rollouts(eval_script: ModuleType, out: Path, said: Mapping[str, Sequence[str
     """The run in which eval.py has left two rollouts of each task by a served model."""
     save_tasks(out / "pool.jsonl", TASKS)
     flags = ["--out", str(out), "--name", "teacher", "--tasks", str(out / "pool.jsonl"), "--seeds", "0", "1"]
-    flags += ["--browser.browsers", "1", "--browser.episodes", "1", "--endpoint.prompt-price", "10"]
+    flags += ["--browser.browsers", "1", "--browser.episodes", "1", "--endpoint.price", "10", "0"]
     with serve([teacher(said)]) as server:
         served = ["--sampler", "remote", "--endpoint.url", server.url, "--endpoint.model", "scripted"]
         eval_script.run(["tiny", *flags, *served])
@@ -101,7 +102,7 @@ def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_publis
     demos = run.load_trajectories("demos")
     assert {t.task.id for t in demos} == {task.id for task in TASKS} and all(t.success for t in demos)
     flags = ["--out", str(tmp_path / "set"), "--license", "cc0-1.0", "--source", "generated shops"]
-    assert script.main(["write", str(run.trajectory_path("demos")), *flags]) == 0
+    assert publish.main(["write", str(run.trajectory_path("demos")), *flags]) == 0
 
     published = tmp_path / "set" / "data" / "train.parquet"
     places = run.trajectory_path("demos"), read(published, tmp_path / "read", "tiny")

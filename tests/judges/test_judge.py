@@ -7,7 +7,6 @@ import json
 from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import openai._base_client
@@ -27,14 +26,15 @@ from minirl.types import Request, Sample, SamplerError, Stop, Trajectory, Verdic
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """Between attempts the library would wait for seconds."""
+    """Between attempts the library would wait for seconds, and there would be six."""
+    monkeypatch.setattr("minirl.samplers.endpoint.RETRIES", 1)
     monkeypatch.setattr(openai._base_client.BaseClient, "_calculate_retry_timeout", lambda *_, **__: 0.0)
 
 
 async def judged(acts: Sequence[Act], *episodes: Trajectory, images=PNGS, **settings):
     """The verdicts of a served judge, asked all at once, and the server that it asked."""
     with serve(acts) as server:
-        config = {"url": server.url, "model": "judge", "seconds": 5.0, "retries": 1} | settings
+        config = {"url": server.url, "model": "judge", "seconds": 5.0} | settings
         endpoint = Endpoint(judge := JudgeConfig(**config))
         asked = EndpointJudge(endpoint, judge, images)
         async with asyncio.timeout(30):
@@ -92,7 +92,7 @@ BEHAVIOUR: dict[str, tuple[list[Act], float | None]] = {
     "truncated": ([say("The agent\nSUCCESS", finish="length")], None),
     "still thinking": ([body(EMPTY)], None),
     "no verdict": ([say("It is hard to say.")], None),
-    "both verdicts": ([say("SUCCESS\nNOT SUCCESS")], None),
+    "two verdicts": ([say("SUCCESS\nNOT SUCCESS")], 0.0),
 }
 
 
@@ -113,7 +113,7 @@ async def test_every_behaviour_of_a_judge_gives_its_reward_or_a_mask(name):
 
 
 async def test_no_server_is_no_verdict():
-    judge = JudgeConfig(url="http://127.0.0.1:9/v1", model="judge", retries=0)
+    judge = JudgeConfig(url="http://127.0.0.1:9/v1", model="judge")
     endpoint = Endpoint(judge)
     said = await EndpointJudge(endpoint, judge, PNGS)(episode())
     await endpoint.close()
@@ -126,28 +126,19 @@ async def test_a_screenshot_that_is_gone_is_no_verdict(error):
     assert said == Verdict(None, "", str(error)) and not server.requests
 
 
-async def test_many_episodes_are_judged_at_once_within_the_limit():
+async def test_many_episodes_are_judged_at_once_within_the_limit(monkeypatch):
+    monkeypatch.setattr("minirl.samplers.endpoint.MAX_REQUESTS", 4)
     episodes = [episode(turn(image="a"), answer=f"answer {n}") for n in range(12)]
-    verdicts, server = await judged([slow(0.05)] * 3 + [say("SUCCESS")], *episodes, concurrency=4)
+    verdicts, server = await judged([slow(0.05)] * 3 + [say("SUCCESS")], *episodes)
     assert len(verdicts) == 12 and server.most <= 4
     assert sum(said.success is None for said in verdicts) == 3, "'late' is no verdict"
 
 
-async def test_an_episode_that_was_judged_before_costs_nothing(tmp_path: Path):
-    with serve([say("SUCCESS"), say("NOT SUCCESS")]) as server:
-        endpoint = Endpoint(config := JudgeConfig(url=server.url, model="judge", cache=tmp_path))
-        judge = EndpointJudge(endpoint, config, PNGS)
-        first, again = [await judge(episode(turn(image="a"))) for _ in range(2)]
-        other = await judge(episode(turn(image="b")))
-        await endpoint.close()
-    assert first == again == Verdict(True, "") and other.success is False and len(server.requests) == 2
-
-
 YES = {
-    "verdict-line": "So.\nSUCCESS",
-    "not-success-first": "SUCCESS",
-    "status": "Thoughts: so.\nStatus: success",
-    "structured": json.dumps({"thought": "So.", "verdict": "SUCCESS"}),
+    "trace": "So.\nSUCCESS",
+    "webvoyager": "SUCCESS",
+    "agenttrek": "Thoughts: so.\nStatus: success",
+    "deepshop": json.dumps({"thought": "So.", "verdict": "SUCCESS"}),
 }
 NO = {key: text.replace("SUCCESS", "NOT SUCCESS").replace("success", "failure") for key, text in YES.items()}
 OFFICIAL = [p for p in protocols.PROTOCOLS if p.name.endswith("-official") and p.judge.input != "rules"]
@@ -159,7 +150,7 @@ CLICKS = episode(*(turn(image=name) for name in "abc"))
 async def judged_by(protocol, acts, ranks, trajectory: Trajectory = CLICKS):
     """A protocol's judge from its settings to its verdict, and what the server was asked."""
     with serve(acts) as server:
-        config = protocols.apply(protocol, Config("test", judge=JudgeConfig(url=server.url, retries=1)))
+        config = protocols.apply(protocol, Config("test", judge=JudgeConfig(url=server.url)))
         async with open_judge(config, ranks, PNGS) as asked:
             said = await asked(trajectory)
     return said, server.requests
@@ -169,15 +160,15 @@ async def judged_by(protocol, acts, ranks, trajectory: Trajectory = CLICKS):
 async def test_a_protocols_judge_is_asked_and_read(protocol, ranks):
     own = protocol.judge
     for texts, success in ((YES, True), (NO, False)):
-        said, (request,) = await judged_by(protocol, [say(texts[own.parser])], ranks)
+        said, (request,) = await judged_by(protocol, [say(texts[own.input])], ranks)
         assert said.success is success and not said.error
         assert gate(replace(CLICKS, verdict=said)).reward == float(success)
     limit = "max_completion_tokens" if own.model == "o4-mini" else "max_tokens"
     assert (request["model"], request["seed"], request[limit]) == (own.model, 42, own.response_tokens)
-    assert request.get("temperature") == own.temperature
-    assert ("temperature" in request) is (own.temperature is not None)
+    greedy = own.input in ("webvoyager", "deepshop")
+    assert request.get("temperature", "the server's") == (0.0 if greedy else "the server's")
     system, user = request["messages"]
-    asked = Question(own.input, own.screenshots).messages(CLICKS, PNGS)
+    asked = Question(own.input).messages(CLICKS, PNGS)
     assert (system["role"], system["content"][0]["text"]) == ("system", asked[0][1][0])
     pictures = [part["image_url"]["url"] for part in user["content"] if part["type"] == "image_url"]
     names = [b64decode(url.partition(",")[2]).decode().removeprefix("PNG of ") for url in pictures]
@@ -191,7 +182,7 @@ async def test_a_protocols_judge_is_asked_and_read(protocol, ranks):
 async def test_done_without_an_answer_fails_unasked_where_released_code_says_so(protocol, ranks, answer):
     """The server would say yes. AgentTrek's judge goes by the steps and is asked, and so is the trace's.
     Where the agent did not end the episode itself, all are asked."""
-    silent, yes = replace(CLICKS, answer=answer), [say(YES[protocol.judge.parser])]
+    silent, yes = replace(CLICKS, answer=answer), [say(YES[protocol.judge.input])]
     said, requests = await judged_by(protocol, yes, ranks, silent)
     asked = protocol.judge.input in ("agenttrek", "trace")
     assert (said.success, len(requests)) == (asked, int(asked)) and not said.error
@@ -210,8 +201,8 @@ async def test_the_other_metrics_judge_fails_an_empty_answer_too(ranks):
 
 @each_protocol
 async def test_what_is_no_verdict_masks_the_episode(protocol, ranks):
-    yes = YES[protocol.judge.parser]
-    other = YES["status"] if protocol.judge.parser != "status" else YES["structured"]
+    yes = YES[protocol.judge.input]
+    other = YES["agenttrek"] if protocol.judge.input != "agenttrek" else YES["deepshop"]
     for act in (say("It is hard to say."), say(other), say(yes, finish="length"), say(""), status(500)):
         said, _ = await judged_by(protocol, [act], ranks)
         assert said.success is None and said.error
@@ -260,7 +251,7 @@ def pictures(png) -> dict[str, bytes]:
 
 @pytest.fixture
 def local(tiny_folder, ranks, pictures):
-    """`local(screenshots=2)`: the tiny model as a judge with these settings."""
+    """`local(input="trace")`: the tiny model as a judge with these settings."""
     made = []
 
     def make(**settings) -> LocalJudge:
@@ -325,7 +316,7 @@ async def test_a_real_model_is_asked(local):
     question is asked with one screenshot, and may be answered in 192 tokens."""
     said = await local(response_tokens=8, seconds=60.0)(CLICKS)
     assert said.success is None and "token limit" in said.error
-    judge = scripted(local(brief=True), "so</think>\nSUCCESS<|im_end|>")
+    judge = scripted(local(input="brief"), "so</think>\nSUCCESS<|im_end|>")
     assert (await judge(CLICKS)).success
     (request,) = judge.sampler.requests
     assert (len(request.prompt.images), request.max_tokens) == (1, 192)
@@ -334,13 +325,12 @@ async def test_a_real_model_is_asked(local):
 @each_protocol
 async def test_a_judge_of_our_own_judges_as_the_protocol_says(protocol, local, pictures):
     own = protocol.judge
-    settings = {"input": own.input, "parser": own.parser, "screenshots": own.screenshots}
-    judge = local(**settings, temperature=own.temperature and 0.5)
-    said = await scripted(judge, f"Hm.\n</think>\n\n{YES[own.parser]}<|im_end|>")(CLICKS)
+    judge = local(input=own.input)
+    said = await scripted(judge, f"Hm.\n</think>\n\n{YES[own.input]}<|im_end|>")(CLICKS)
     assert said.success is True, said
     (request,) = judge.sampler.requests
     assert list(request.prompt.images) == [pictures[name] for name in SHOTS[own.input]]
-    assert request.sampling.temperature == (own.temperature and 0.5 or 0.0)
+    assert request.sampling.temperature == 0
     assert "can't be used" in (await scripted(judge, "Hm.</think>Perhaps<|im_end|>")(CLICKS)).error
 
 
@@ -355,7 +345,7 @@ async def test_a_picture_that_is_gone_or_torn_is_no_verdict_of_a_local_judge(loc
 
 async def test_a_local_judge_runs_in_transformers_with_its_own_time_limit(tiny_folder, ranks, monkeypatch):
     """Whatever draws the agent's responses; and its sampler ends with the block."""
-    sampler = SamplerConfig(kind="vllm", request_seconds=5.0)
+    sampler = SamplerConfig(kind="vllm")
     judge = JudgeConfig(path=str(tiny_folder), seconds=77.0)
     config = Config("test", sampler=sampler, judge=judge)
     async with open_judge(config, ranks, SimpleNamespace(get=lambda _: BLANK_PNG.getvalue())) as opened:

@@ -14,6 +14,7 @@ from typing import Any
 
 from minirl.benchmarks.webarena.tasks import sites_from_environment
 from minirl.browser.access import is_address
+from minirl.browser.session import FIRST_PAGE_SECONDS
 from minirl.types import BrowserFault, Session, Stop, Task, ToolFailure
 
 ANSWER_SECONDS = 30.0  # for a server to answer one request
@@ -59,16 +60,16 @@ async def log_in(session: Session, task: Task, environ: Mapping[str, str], folde
 
 async def _fill_in(session: Session, address: str, site: Site) -> None:
     await session.goto(address + site["form"])
-    page, seconds = session.page, session.config.start_seconds
+    page = session.page
     for field in ("user", "password"):
         await session.do(page.locator(site[f"{field}_field"]).first.fill(site[field]))
 
     async def submit() -> None:
         # to leave before the site has answered would take it back, and some sites take long
-        async with page.expect_navigation(wait_until="commit", timeout=1000 * seconds):
+        async with page.expect_navigation(wait_until="commit", timeout=1000 * FIRST_PAGE_SECONDS):
             await page.locator(site["submit"]).first.click()
 
-    await session.do(submit(), seconds)
+    await session.do(submit(), FIRST_PAGE_SECONDS)
 
 
 def login_sites(task: Task) -> list[str]:
@@ -109,17 +110,14 @@ async def reset(address: str, seconds: float = 600.0, pause: float = 5.0) -> Non
 
 async def fetch(url: str, data: Any = None, **headers: str) -> tuple[int, str]:
     """Return a server's status and text, or 0 and why there is none."""
-    import httpx2  # slow to import, as is the next: only where a server is asked
-    from openai import OpenAIError
-
-    from minirl.samplers.endpoint_http import BoundedClient
+    import httpx2  # slow to import: only where a server is asked
 
     if not is_address(url):
         return 0, "no web address"
     method = "GET" if data is None else "POST"
     try:
-        async with asyncio.timeout(2 * ANSWER_SECONDS), BoundedClient(timeout=ANSWER_SECONDS) as client:
+        async with asyncio.timeout(2 * ANSWER_SECONDS), httpx2.AsyncClient(timeout=ANSWER_SECONDS) as client:
             answer = await client.request(method, url, json=data, headers=headers)
         return answer.status_code, answer.text
-    except (httpx2.HTTPError, OpenAIError, TimeoutError) as error:
+    except (httpx2.HTTPError, TimeoutError) as error:
         return 0, repr(error)
