@@ -108,7 +108,7 @@ async def score_judge(config: JudgeScriptConfig, ranks: Ranks) -> None:
     name = config.judge.path.removeprefix(f"{config.out}/") or config.judge.model
     async with open_judge(config, ranks, images) as judge:
         trajectories = [example.trajectory for example in examples]
-        verdicts = await ask_all(judge, trajectories, config.judge.concurrency)
+        verdicts = await ask_all(judge, trajectories)
     pairs = []
     for example, verdict in zip(examples, verdicts, strict=True):
         pairs.append(pair_of(example.trajectory, example.label.verdict, verdict, name))

@@ -34,7 +34,7 @@ from minirl.benchmarks.webarena.tasks import (
     sites_from_environment,
 )
 from minirl.benchmarks.webarena.text_match import clean, meets, url_matches
-from minirl.browser.access import is_address, place_of
+from minirl.browser.access import host_and_port, is_address
 from minirl.samplers.endpoint import Endpoint
 from minirl.types import Score, Session, Task
 
@@ -61,7 +61,7 @@ class WebArenaBenchmark(JudgedBenchmark):
     def places(self, task: Task) -> set[tuple[str, int]]:
         # the browser's guard opens these, which may be private, and nothing else that tasks name
         sites = self._sites(task)
-        return {place_of(address) for name, address in sites.items() if self.environ.get(name)}
+        return {host_and_port(address) for name, address in sites.items() if self.environ.get(name)}
 
     def _sites(self, task: Task) -> dict[str, str]:
         """Return the addresses of the sites that a task is on, or that its texts name."""
@@ -138,7 +138,7 @@ class WebArenaBenchmark(JudgedBenchmark):
     def is_on_sites(self, task: Task, url: str) -> bool:
         """Return whether rules may open an address: no file, and no server but the task's sites."""
         # a browser takes a backslash for /, where urlsplit sees no end of the host
-        return is_address(url) and "\\" not in url and place_of(url) in self.places(task)
+        return is_address(url) and "\\" not in url and host_and_port(url) in self.places(task)
 
     async def _check_target(self, task: Task, target: PageTarget, page: Page) -> Outcome:
         """Look until the page shows what is expected, or has had its time. The shop's server needs none."""
