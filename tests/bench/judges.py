@@ -6,7 +6,7 @@ A policy is trained by what the site knows of its episodes. A judge is distilled
 scored on goals and training steps that were held out, and so is an ignorant one, which is distilled only for
 as long as it takes to write verdicts at all. (The base model never would, and a judge without verdicts is no
 reward.) By each of the two another policy is trained, from the first one's warm start and on the same tasks.
-Their rewards pass the gates of minirl/advantages.py first; what the site knows needs none. The picture
+Their rewards pass the gates of minirl/rewards.py first; what the site knows needs none. The picture
 shows for
 each what its judge takes for a success and what is one: where the first rises and the second does not, the
 judge is exploited. One that is exploited to the end leaves no group to learn from, and such a run ends there.

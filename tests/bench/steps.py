@@ -11,8 +11,6 @@ and behind that the agent browses held-out sites of other themes, whose machines
 
     steps       recorded steps alone; action, coordinate and format are rewarded as by the released code
     grounding   a fifth of them replaced by steps that are asked for by themselves
-    contents    as the first, but texts and directions are checked, too; left out where no step has any, for
-                then both rewards are the same: on the first level all is clicked
     longer      as the first, but few steps are trained on as long as 4,096: is it the steps or the updates?
     shuffled    as the first with each group's rewards permuted: the control
 
@@ -52,10 +50,9 @@ from minirl.run_folder import Run
 from minirl.worlds.replay import GRID
 from minirl.worlds.shop import CHOICES
 
-CELLS = ("steps", "grounding", "contents", "longer", "shuffled")
+CELLS = ("steps", "grounding", "longer", "shuffled")
 LABELS = {"before training": "base", "after SFT": "before", "after RL": "after"}
 REWARDS = ("reward", "reward/action", "reward/coordinate", "reward/format")
-CHECKED = {"text", "value", "to"}  # fields of a record that the released reward leaves alone
 GROUNDING = 0.2
 BATCH, FEWEST, LONG = 32, 16, 128  # steps of the recording in a step of training, and of these
 WIDTH, HEIGHT = tiny().browser.width, tiny().browser.height
@@ -181,11 +178,7 @@ def cells(args: Args) -> Iterator[tuple[str, Run]]:
             kind = "grounding" if cell == "grounding" else "steps"
             file, chosen = folder / f"{kind}{size}_{args.seed}.json", choose(rows, size, kind, args.seed)
             file.write_text(json.dumps(chosen))
-            if cell == "contents" and not any(row.keys() & CHECKED for row in chosen):
-                print(f"contents {size}: no step has a text, a direction or an end", file=sys.stderr)
-                continue
             flags = [*AGENT, *STEPWISE, *first, "--steps", str(steps), "--task.train", str(file), *heldout]
-            flags += ["--reward.contents"] * (cell == "contents")
             flags += ["--shuffle-rewards"] * (cell == "shuffled")
             yield f"{cell} {size}", learning.train(bench, f"{name}{size}_seed{args.seed}", args.seed, *flags)
     if args.online:
