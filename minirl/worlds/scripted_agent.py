@@ -43,7 +43,7 @@ class ScriptedPolicy:
         self.looked_for = asked if self.is_tiles else []
 
     async def __call__(self, t: int, prompt: Prompt, session: Session) -> Sample:
-        _, ids = self.preprocessor.said(await self.respond(session))
+        _, ids = self.preprocessor.render_response(await self.respond(session))
         return Sample(ids, (0.0,) * len(ids), "stop")
 
     async def respond(self, session: Session) -> str:
