@@ -42,7 +42,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test types test-slow test-vllm train demo doctor clean FORCE
+.PHONY: help setup test types test-slow test-vllm train demo clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,9 +74,6 @@ train: setup ## train; ARGS passes flags to train.py
 
 demo: setup ## watch or play one episode on a generated site
 	$(PY) -m minirl demo $(ARGS)
-
-doctor: setup ## what this machine has, what it lacks, and how to get it
-	$(PY) -m minirl doctor
 
 clean: ## remove the environments and caches; runs/ stays
 	rm -rf .venv .venv-vllm build dist minirl.egg-info .pytest_cache .ruff_cache .hypothesis

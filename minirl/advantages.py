@@ -104,7 +104,7 @@ def assign_advantages(groups: Sequence[Group], config: LossConfig) -> list[Group
             values = tuple(float(r == 1) for r in rewards)
         else:
             center, limit = mean(rewards), log(AWR_MAX)
-            values = tuple(exp(min((r - center) / config.awr_temperature, limit)) for r in rewards)
+            values = tuple(exp(min((r - center) / AWR_TEMPERATURE, limit)) for r in rewards)
         pairs = zip(group, values, strict=True)
         out.append(tuple(replace(t, group=number, advantage=v if t.valid else 0.0) for t, v in pairs))
     return out

@@ -41,7 +41,7 @@ class TaskSets:
 def make_task_sets(config: Config) -> TaskSets:
     """Return the config's tasks, generated or from files. ValueError if one is held out and trained on."""
     settings, benchmark_of = config.task, choose_benchmarks(config)
-    spare = config.eval_size if config.eval_every else 0
+    spare = config.eval.interim_episodes if config.eval_every else 0
     in_shops = NAMED.fullmatch(settings.train) is not None
     train = _tasks(settings.train, settings.train_goals if in_shops else sys.maxsize, config)
     heldout = _tasks(settings.heldout, config.eval.episodes, config)
@@ -79,6 +79,8 @@ def divide(tasks: list[Task], settings: TaskConfig) -> tuple[list[Task], list[Ta
 def _tasks(source: str, count: int, config: Config) -> list[Task]:
     """Return `count` tasks in the shops that a setting names, at most `count` of those of the sites in a
     folder that the agent has the means for, or a file's."""
+    if not source:
+        return []
     if shops := shops_named(source):
         return tasks_of(shops, count)
     path, any_goal, sites = Path(source), bool(config.task.reward), list[list[Task]]()

@@ -76,7 +76,7 @@ class BrowserPool:
             await self._browser(self.places[0])
         except (PlaywrightError, TimeoutError, OSError) as error:
             await self.__aexit__()
-            hint = "`python -m minirl doctor` says what is missing"
+            hint = "`make setup` installs one"
             raise ValueError(f"no browser can be started ({first_line(error)}): {hint}") from None
         checking = asyncio.create_task(self._check())
         self.closing.callback(checking.cancel)

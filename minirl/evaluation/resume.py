@@ -57,7 +57,8 @@ def resolve_run(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptCo
     if asked.compare:
         return asked
     path, is_remote = asked.model.path, asked.sampler.kind == "remote"
-    folder = asked.out / (asked.name or asked.recipe).removesuffix("-eval")
+    name = (asked.name or asked.recipe).removesuffix("-eval")
+    folder = replace(asked, name=name).run_dir
     has_path, has_tasks = path not in ("", "tiny"), bool(asked.tasks or asked.task.heldout)
     if asked.protocol:
         judge = replace(recipe.judge, model=asked.judge.model, path=asked.judge.path)
@@ -77,8 +78,8 @@ def resolve_run(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptCo
     top_k = 0 if is_remote else how.top_k  # a served model's API has no such parameter
     how = replace(how, max_steps=max(asked.success_within, default=how.max_steps), top_k=top_k)
     limit = asked.limit or asked.eval.episodes  # fewer than a file holds
-    name, seeds = f"{folder.name}-eval", tuple(sorted(set(asked.seeds)))
-    return replace(config, name=name, model=model, task=task, eval=how, limit=limit, seeds=seeds)
+    seeds = tuple(sorted(set(asked.seeds)))
+    return replace(config, name=f"{name}-eval", model=model, task=task, eval=how, limit=limit, seeds=seeds)
 
 
 def tasks_of_run(folder: Path, task: TaskConfig) -> TaskConfig:

@@ -363,7 +363,7 @@ async def test_a_chromium_that_never_starts_is_told_at_once(tmp_path, monkeypatc
     script.chmod(0o755)
     monkeypatch.setenv("MINIRL_CHROMIUM", str(script))
     pool = BrowserPool(CONFIG)
-    line = r"no browser can be started \(.*\): `python -m minirl doctor`"
+    line = r"no browser can be started \(.*\): `make setup` installs one"
     with pytest.raises(ValueError, match=line) as caught:
         async with pool:
             pass

@@ -295,7 +295,7 @@ def test_a_protocols_judge_as_settings(protocol):
 def test_the_users_judge_and_flags_win_over_the_protocols():
     assert under(WEBVOYAGER, JudgeConfig(model="mine")).model == "mine"
     assert under(WEBVOYAGER, JudgeConfig(path="folder")).model == "", "a judge of one's own is named"
-    config = read_flags(apply(WEBVOYAGER, Config("test")), ["--judge.screenshots", "1"], "eval.py", ())
+    config = read_flags(apply(WEBVOYAGER, Config("test")), ["--judge.screenshots", "1"], "eval.py")
     assert (config.judge.screenshots, config.judge.temperature) == (1, 0.0)
 
 
