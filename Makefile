@@ -7,7 +7,7 @@
 #   TORCH   what pip is asked for, on its own, before everything else. On Linux the plain name takes
 #           the CUDA build of several GB; without a GPU, name PyTorch's CPU index:
 #           make setup TORCH="torch==2.13.0 --index-url URL"
-#   WORKERS how many files of quick tests run at a time; 0 for one after the other in one process
+#   WORKERS how many files of tests run at a time; 0 for one after the other in one process
 #   RANKS   how many processes `make train` starts, each of which keeps a core busy
 #   ARGS    flags for `make train`, `make demo` and the tests
 
@@ -24,6 +24,7 @@ TORCH ?= torch==2.13.0
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
 STAMP := $(VENV)/.stamp
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Where no Chromium runs, Playwright's download is tried; then, for root, the distribution's package, and the
 # libraries that a download lacks. One that the user names is never replaced.
@@ -42,7 +43,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test types test-slow test-vllm train demo clean FORCE
+.PHONY: help setup check test test-more test-slow test-vllm train demo clean FORCE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,13 +52,16 @@ help: ## list the targets
 setup: $(STAMP) ## make .venv/ with all packages, and find or install Chromium
 	$(find-chromium)
 
-test: types ## lint, format check, types and the quick tests
+check: setup ## lint, format and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
-
-types: setup ## check types
 	$(VENV)/bin/basedpyright --pythonpath $(PY)
+
+test: setup ## the quick tests
+	$(PYTEST) $(ARGS)
+
+test-more: setup ## heavier tests, each of which has a quick one beside it, and those of examples/ and benchmarks/
+	$(PYTEST) -m more $(ARGS)
 
 test-slow: setup ## the tests that take minutes
 	$(PY) -m pytest -m slow $(ARGS)
@@ -104,5 +108,6 @@ $(STAMP): pyproject.toml | $(PY)
 	fi
 	@echo 'setup: pip install minirl[$(EXTRAS)]'
 	@$(PIP) install --editable '.[$(EXTRAS)]'
+	@$(PIP) check || echo 'setup: some packages do not fit together, as pip says above'
 	$(find-chromium)
 	@touch $(STAMP)

@@ -30,7 +30,7 @@ from minirl.types import GRADED, Group, Stop, Trajectory
 # Which responses must be in format. "none" is an evaluation's, where the judge sees to an empty answer, too
 Gates = Literal["every", "last", "none"]
 USUAL = RewardConfig()
-AWR_MAX = 20.0  # on exp(advantage / temperature), as in the code of AWR's authors
+AWR_MAX = 20.0  # on exp(advantage), as in the code of AWR's authors
 
 
 def reward(stop: Stop, value: float, config: RewardConfig = USUAL) -> float:
@@ -93,7 +93,7 @@ def advantages(rewards: Sequence[float], eps: float) -> tuple[float, ...]:
 
 def assign_advantages(groups: Sequence[Group], config: LossConfig) -> list[Group]:
     """Return the groups with the number of each and every trajectory's weight: GRPO's advantage; for filtered
-    behaviour cloning 1 for a success, else 0; for AWR exp((r - mean) / temperature), at most AWR_MAX. Invalid
+    behaviour cloning 1 for a success, else 0; for AWR exp(r - mean), at most AWR_MAX. Invalid
     ones weigh 0."""
     out = []
     for number, group in enumerate(groups):
@@ -104,7 +104,7 @@ def assign_advantages(groups: Sequence[Group], config: LossConfig) -> list[Group
             values = tuple(float(r == 1) for r in rewards)
         else:
             center, limit = mean(rewards), log(AWR_MAX)
-            values = tuple(exp(min((r - center) / AWR_TEMPERATURE, limit)) for r in rewards)
+            values = tuple(exp(min(r - center, limit)) for r in rewards)
         pairs = zip(group, values, strict=True)
         out.append(tuple(replace(t, group=number, advantage=v if t.valid else 0.0) for t, v in pairs))
     return out

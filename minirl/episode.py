@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
 
 from playwright.async_api import Error as PlaywrightError
 
@@ -28,11 +27,13 @@ from minirl.types import (
     Agent,
     Benchmark,
     BrowserFault,
+    Browsers,
     Observation,
     Parsed,
     PolicyFn,
     SamplerError,
     Score,
+    Session,
     Stop,
     Task,
     ToolFailure,
@@ -48,7 +49,7 @@ class Harness:
     config: Config
     preprocessor: Preprocessor
     agent: Agent
-    browsers: Any  # minirl/browser/pool.py
+    browsers: Browsers
     images: ImageFolder
     benchmark_of: Callable[[Task], Benchmark]
     told: bool = False  # whether an unexpected failure has been printed
@@ -145,7 +146,7 @@ class Episode:
                 starting = (ready or time.monotonic()) - acquired
                 self.diagnostics = {"acquire": acquired - start, "start": starting, **session.diagnostics()}
 
-    async def _take_turns(self, session: Any) -> None:
+    async def _take_turns(self, session: Session) -> None:
         """Take turns until the episode stops."""
         agent, config, images = self.harness.agent, self.harness.config, self.harness.images
         observation, feedback = await agent.observe(session), ()
@@ -203,7 +204,7 @@ class Episode:
                 break
         self.final_image = images.put(observation.image) if observation.image else ""
 
-    async def _act(self, session: Any, parsed: Parsed) -> tuple[str, ...]:
+    async def _act(self, session: Session, parsed: Parsed) -> tuple[str, ...]:
         """Run the calls up to the first failure or final answer; return a line of feedback for each."""
         if parsed.error or self.benchmark.recorded:
             return (parsed.error,) if parsed.error else ()

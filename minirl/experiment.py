@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from minirl.checkpoint import Checkpoints
@@ -26,7 +25,7 @@ from minirl.config import Config, ModelConfig, to_json
 from minirl.console import CONSOLE, progress, say
 from minirl.distributed import Ranks
 from minirl.episode import Harness
-from minirl.model import Preprocessor, load_model, load_preprocessor
+from minirl.model import Preprocessor, load_preprocessor, open_model
 from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run, save_tasks
 from minirl.trainer import Trainer, cores
@@ -35,8 +34,6 @@ from minirl.types import Agent, Sampler, Task, Trajectory
 if TYPE_CHECKING:
     from minirl.benchmarks.task_sets import TaskSets
     from minirl.cli.logger import Logger
-
-CPU = torch.device("cpu")
 
 
 @dataclass
@@ -170,15 +167,6 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
             raise ValueError("this model can't see; use a vision-language model for AutoWebWorld's agent")
         return AutoWebWorldAgent(config.agent, preprocessor.images.resized)
     return (OpenWebRLAgent if config.agent.kind == "visual" else WebAgentR1Agent)(config.agent)
-
-
-def open_model(config: Config, device: torch.device = CPU, dtype: str | None = "auto") -> PreTrainedModel:
-    """Return the checkpoint's model, with faster linear layers on a CPU; `dtype` as in `load_model`."""
-    from minirl.tiny.onednn_linear import quicken
-
-    model = load_model(config.model, device, dtype)
-    quicken(model)
-    return model
 
 
 def place_model(config: Config, folder: Path, ranks: Ranks) -> ModelConfig:

@@ -2,7 +2,7 @@
 
     grpo         sum of  w * [ max(-ratio * A, -clip(ratio, 1 - low, 1 + high) * A)  +  kl * k3 ]
     filtered-bc  sum of  w * -logprob, over the successes only (or demonstrations: imitation)
-    awr          sum of  w * -logprob * exp(A / temperature), A = reward - group mean
+    awr          sum of  w * -logprob * exp(A), A = reward - group mean
 
 ratio = exp(logprob - old), where old is the sampler's log-prob or, with `--loss.old recompute`, the trainer's
 before the step's first update; then a token's weight is multiplied by min(trainer / sampler, 2), truncated
@@ -29,6 +29,7 @@ from torch import Tensor
 from minirl.config import LossConfig
 
 MAX_CORRECTION = 2.0  # of truncated importance sampling
+
 
 def token_logprobs(
     hidden_NH: Tensor, targets_N: Tensor, weight_VH: Tensor, bias_V: Tensor, temperature: float

@@ -25,11 +25,13 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from minirl.config import ModelConfig
+from minirl.config import Config, ModelConfig
 from minirl.console import first_line
 from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN, ChatFormat
+from minirl.onednn_linear import quicken
 from minirl.types import Tokenizer
 
+CPU = torch.device("cpu")
 VIDEO_PAD = "<|video_pad|>"
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}  # or transformers asks whether to run a folder's own
 Grid = tuple[int, int, int]  # an image's patches: frames, rows, columns
@@ -171,6 +173,13 @@ def load_model(config: ModelConfig, device: torch.device, dtype: str | None = No
         if found["missing_keys"]:  # they would be random
             raise ValueError(f"no weights for {min(found['missing_keys'])}")
     return _faster_patches(model.to(device))
+
+
+def open_model(config: Config, device: torch.device = CPU, dtype: str | None = "auto") -> PreTrainedModel:
+    """Return the checkpoint's model, with faster linear layers on a CPU; `dtype` as in `load_model`."""
+    model = load_model(config.model, device, dtype)
+    quicken(model)
+    return model
 
 
 def _faster_patches(model: PreTrainedModel) -> PreTrainedModel:

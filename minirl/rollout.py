@@ -24,6 +24,7 @@ from minirl.episode import Episode, Harness
 from minirl.model import request_seed
 from minirl.types import (
     Group,
+    Hosts,
     Judge,
     PolicyFn,
     Prompt,
@@ -32,6 +33,7 @@ from minirl.types import (
     Sample,
     Sampler,
     Sampling,
+    Session,
     Task,
     Trajectory,
     billed,
@@ -77,7 +79,7 @@ class RolloutWorker:
     harness: Harness
     sampler: Sampler
     ranks: Ranks
-    hosts: Any  # leaves out those whose first pages fail: minirl/browser/host_backoff.py
+    hosts: Hosts
     judge: Judge | None = None
     queues: int = 0  # that were opened
 
@@ -92,7 +94,7 @@ class RolloutWorker:
         """Return the policy that asks the sampler, with a seed made of the names and the turn."""
         seconds = self.config.sampler.request_seconds
 
-        async def ask(t: int, prompt: Prompt, session: Any) -> Sample:
+        async def ask(t: int, prompt: Prompt, session: Session) -> Sample:
             room = self.config.agent.context_tokens - len(prompt.ids)
             seed = request_seed(self.config.seed, *names, t)
             request = Request(prompt, seed, min(tokens, room), sampling, seconds)

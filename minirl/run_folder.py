@@ -35,6 +35,7 @@ from minirl.types import Group, Task, Trajectory
 T = TypeVar("T")
 RUNNING_EPISODE_SECONDS = 3600.0  # `prune` keeps younger screenshots: an episode names its own when it ends
 TRAJECTORY = TypeAdapter(Trajectory)
+REGULAR = "eval_step_"  # begins the names of the evaluations every `eval_every` steps
 STEP_LABEL = re.compile(r"step_(\d+)")
 IMAGE_NAME = re.compile("[0-9a-f]{16}")
 QUOTED_IMAGE = re.compile(rb'"([0-9a-f]{16})"')

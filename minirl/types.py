@@ -11,8 +11,16 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from playwright.async_api import BrowserContext, Frame, Page
+
+    from minirl.config import BrowserConfig
+    from minirl.context import ChatFormat, Words
+    from minirl.distributed import Ranks
+    from minirl.episode import Harness
 
 
 class Stop(Enum):
@@ -275,7 +283,6 @@ def charge(dollars: float) -> None:
 
 
 Tokenizer = Any  # a transformers tokenizer, whose own annotations leave its answers' types open
-PolicyFn = Callable[[int, Prompt, Any], Awaitable[Sample]]  # answers turn t; scripts may use the Session too
 Judge = Callable[[Trajectory], Awaitable[Verdict]]  # minirl/judges/; a failure has success None
 
 
@@ -295,17 +302,71 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
+class Session(Protocol):
+    """One episode's browser, in which agents act and which benchmarks read: minirl/browser/session.py."""
+
+    config: "BrowserConfig"
+    context: "BrowserContext"  # Playwright's, with all tabs
+    page: "Page"  # Playwright's: the current tab
+    width: int  # of the page, in pixels
+    height: int
+    news: list[str]  # what happened by itself, a sentence each
+
+    # awaits a call of Playwright's, with a time limit; raises ToolFailure or BrowserFault
+    async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any: ...
+    async def start(self, url: str) -> None: ...  # opens the task's first page
+    async def goto(self, url: str) -> int: ...  # returns the HTTP status, or 0
+    async def travel(self, step: int) -> bool: ...  # -1 back, 1 forward; False if there is nothing
+    async def pace(self) -> None: ...  # waits for the next turn on the page's host
+    # before an action: marks the page, and returns what is at the point
+    async def arm(self, point: tuple[float, float] | None = None) -> Mapping[str, Any]: ...
+    async def settle(self, quiet: bool = False) -> Any: ...  # after it: what has changed, a Settled
+    # returns the innermost frame at a point, or with the focus, and a script's answer from there
+    async def ask(
+        self, script: str, point: tuple[float, float] | None = None, *rest: Any
+    ) -> tuple["Frame", Mapping[str, Any]]: ...
+    async def press(self, key: str) -> None: ...
+    async def revive(self) -> None: ...  # stops what makes the page hang
+    async def screenshot(self) -> bytes: ...  # PNG
+    async def tabs(
+        self,
+    ) -> tuple[list[tuple[str, str]], int]: ...  # URLs and titles, and the current one
+    async def new_tab(self) -> int: ...
+    async def switch_tab(self, index: int) -> None: ...
+    async def close_tab(self) -> int: ...
+    def take_news(self) -> list[str]: ...
+    async def blocked(self) -> str: ...  # why the page keeps visitors out, or ""
+    def diagnostics(self) -> dict[str, float]: ...
+
+
+class Browsers(Protocol):
+    """Opens a session for each episode: minirl/browser/pool.py."""
+
+    def session(self) -> AbstractAsyncContextManager[Session]: ...
+
+
+class Hosts(Protocol):
+    """Leaves out the sites whose first pages fail: minirl/browser/host_backoff.py."""
+
+    def note(self, trajectory: Trajectory) -> None: ...
+    def agree(self, ranks: "Ranks") -> list[str]: ...  # all ranks call it; returns lines for the user
+    def left_out(self, task: Task) -> bool: ...
+
+
+PolicyFn = Callable[[int, Prompt, Session], Awaitable[Sample]]  # answers turn t; scripts also look
+
+
 class Agent(Protocol):
     """What an agent sees, says and does: minirl/agents/."""
 
     system: str
-    message_format: Any  # a context.ChatFormat in place of the model's own, or None
+    message_format: "ChatFormat | None"  # in place of the model's own
 
-    # the n-th message to the model, as context.Words; the feedback is on the last turn
-    def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Any: ...
-    async def observe(self, session: Any) -> Observation: ...
+    # the n-th message to the model; the feedback is on the last turn
+    def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> "Words": ...
+    async def observe(self, session: Session) -> Observation: ...
     def parse(self, text: str) -> Parsed: ...
-    async def act(self, session: Any, call: Call) -> str: ...  # returns a line of feedback
+    async def act(self, session: Session, call: Call) -> str: ...  # returns a line of feedback
     def past(self, task: Task) -> Sequence[str]: ...  # what was said before a recorded step
     def final_answer(self, call: Call) -> str | None: ...  # None unless the call ends the episode
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]: ...
@@ -321,6 +382,6 @@ class Benchmark(Protocol):
     def missing(self, task: Task) -> list[str]: ...  # unset environment variables that it needs
     def places(self, task: Task) -> set[tuple[str, int]]: ...  # hosts and ports of its own
     def needs_judge(self, task: Task) -> bool: ...  # if scoring takes a language model
-    def session(self, harness: Any, task: Task) -> AbstractAsyncContextManager[Any]: ...  # browser/session.py
-    async def prepare(self, session: Any, task: Task) -> None: ...  # logs in, between first page and look
-    async def score(self, task: Task, session: Any, answer: str) -> Score: ...  # by the page left, the answer
+    def session(self, harness: "Harness", task: Task) -> AbstractAsyncContextManager[Session]: ...
+    async def prepare(self, session: Session, task: Task) -> None: ...  # logs in, between first page and look
+    async def score(self, task: Task, session: Session, answer: str) -> Score: ...  # by page and answer

@@ -20,10 +20,9 @@ from typing import Any
 
 from minirl.agents import openwebrl_actions as tools
 from minirl.agents.openwebrl import read_prompt
-from minirl.browser.session import Session
 from minirl.config import AgentConfig
-from minirl.context import Words
-from minirl.types import Call, Observation, Parsed, Task, ToolFailure
+from minirl.context import ChatFormat, Words
+from minirl.types import Call, Observation, Parsed, Session, Task, ToolFailure
 
 FILES = resources.files("minirl.agents")
 PROMPT = FILES.joinpath("prompts/autowebworld.md").read_text("utf-8").rstrip("\n")
@@ -133,7 +132,7 @@ def spell(thought: str, action: Mapping[str, Any]) -> str:
 class AutoWebWorldAgent:
     """The agent, as `types.Agent`. ValueError if `config.prompt` can't be read."""
 
-    message_format = None  # the model's own chat template
+    message_format: ChatFormat | None = None  # the model's own chat template
     parse = staticmethod(parse)
 
     def __init__(self, config: AgentConfig, resized: Callable[[int, int], tuple[int, int]]):

@@ -17,7 +17,7 @@ from typing import Any
 from minirl.agents import openwebrl_actions
 from minirl.agents.openwebrl_actions import SCALE, TABLES, TOOL_FUNCTIONS
 from minirl.config import AgentConfig
-from minirl.context import Words
+from minirl.context import ChatFormat, Words
 from minirl.types import Call, Observation, Parsed, Task
 
 PROMPT = Path(__file__).with_name("prompts").joinpath("openwebrl.md").read_text("utf-8").rstrip("\n")
@@ -176,7 +176,7 @@ def _number(value: Any, where: str) -> float:
 class OpenWebRLAgent:
     """The visual agent, as `types.Agent`. ValueError if `config.prompt` is no usable file."""
 
-    message_format = None  # the model's own chat template
+    message_format: ChatFormat | None = None  # the model's own chat template
     parse = staticmethod(parse)
     observe = staticmethod(openwebrl_actions.observe)
     act = staticmethod(openwebrl_actions.act)

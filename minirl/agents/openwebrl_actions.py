@@ -18,8 +18,8 @@ from importlib import resources
 from types import SimpleNamespace
 
 from minirl.browser.page_scripts import CHOOSE, FOCUS, SCROLL, names_of, number_of, record, text_of
-from minirl.browser.session import PageHangs, Session
-from minirl.types import Call, Observation, ToolFailure
+from minirl.browser.session import PageHangs
+from minirl.types import Call, Observation, Session, ToolFailure
 
 SCALE = 1000  # coordinates run from 0 to SCALE on both axes
 FEEDBACK_CHARS, VALUE_CHARS, URL_CHARS = 512, 100, 300  # of a line of feedback, a field in it, an address
@@ -53,7 +53,7 @@ async def act(session: Session, call: Call) -> str:
 async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
     """Run a call of any agent under an action's time limit; return a line of feedback and the browser's news.
     A ToolFailure is short enough for the episode's line `name: failed, reason.`."""
-    await session.guard.pace(session.page.url)
+    await session.pace()
     extra = LONGEST_WAIT if call.name.lower() == "wait" else 0  # waiting on purpose does not count
     try:
         async with asyncio.timeout(session.config.action_seconds + extra):

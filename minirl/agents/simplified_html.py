@@ -19,8 +19,7 @@ import lxml.etree
 import lxml.html
 
 from minirl.browser.page_scripts import number_of, text_of
-from minirl.browser.session import Session
-from minirl.types import ToolFailure
+from minirl.types import Session, ToolFailure
 
 SCRIPT = resources.files("minirl.agents").joinpath("simplified_html.js").read_text("utf-8")
 WIDTH, HEIGHT = 1280, 720

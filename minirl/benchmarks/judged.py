@@ -2,18 +2,16 @@
 
 import json
 from contextlib import AbstractAsyncContextManager
-from typing import Any
 from urllib.parse import urlsplit
 
-from minirl.browser.session import Session
 from minirl.episode import Harness
-from minirl.types import BrowserFault, Score, Stop, Task, ToolFailure
+from minirl.types import BrowserFault, Score, Session, Stop, Task, ToolFailure
 
 
 class JudgedBenchmark:
     judged, recorded = True, False
 
-    def session(self, harness: Harness, task: Task) -> AbstractAsyncContextManager[Any]:
+    def session(self, harness: Harness, task: Task) -> AbstractAsyncContextManager[Session]:
         return harness.browsers.session()
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:

@@ -18,8 +18,7 @@ from pathlib import Path
 from playwright.async_api import Page
 
 from minirl.benchmarks.judged import JudgedBenchmark
-from minirl.browser.session import Session
-from minirl.types import BrowserFault, Score, Stop, Task
+from minirl.types import BrowserFault, Score, Session, Stop, Task
 
 REWARD_SECONDS = 60.0  # for one call; a call that blocks the event loop, as time.sleep does, can't be ended
 

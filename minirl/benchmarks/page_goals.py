@@ -19,8 +19,8 @@ from pydantic import ConfigDict, model_validator
 from minirl.benchmarks.fields import Record, Text, must, read
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.browser.access import is_address
-from minirl.browser.session import PageHangs, Session
-from minirl.types import BrowserFault, Score, Stop, Task, ToolFailure
+from minirl.browser.session import PageHangs
+from minirl.types import BrowserFault, Score, Session, Stop, Task, ToolFailure
 
 LATE_SECONDS = 3.0  # for a page to show what is wanted
 LOOK_SECONDS = 0.25  # between two looks

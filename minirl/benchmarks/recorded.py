@@ -165,7 +165,7 @@ def has_contents(said: str, goal: Mapping[str, Any], scale: Sequence[float]) -> 
 
 @dataclass
 class RecordedPage:
-    """A picture in a browser's place, as `types.Session`."""
+    """A picture in a browser's place: as much of a `types.Session` as an agent needs to look at it."""
 
     url: str
     picture: bytes
@@ -193,8 +193,8 @@ class RecordedBenchmark(JudgedBenchmark):
     judged, recorded = False, True
 
     @asynccontextmanager
-    async def session(self, harness: Harness, task: Task) -> AsyncIterator[RecordedPage]:
-        """Open a step's picture. BrowserFault if it is gone."""
+    async def session(self, harness: Harness, task: Task) -> AsyncIterator[Any]:
+        """Open a step's picture, a RecordedPage. BrowserFault if it is gone."""
         size, images = task.meta["size"], harness.preprocessor.images
         assert images is not None, "the agent has checked that the model can see"
         try:

@@ -3,8 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from minirl.benchmarks.judged import JudgedBenchmark
-from minirl.browser.session import Session
-from minirl.types import Score, Task
+from minirl.types import Score, Session, Task
 from minirl.worlds.interpreter import share_met
 from minirl.worlds.render import read_state
 from minirl.worlds.several import share_over, states_of

@@ -182,6 +182,10 @@ class Session:
                 break
         return response.status if response else 0
 
+    async def pace(self) -> None:
+        """Wait for the next turn on the page's host."""
+        await self.guard.pace(self.page.url)
+
     async def travel(self, step: int) -> bool:
         """Go back (-1) or forward again (1) in the tab's history; return False if nothing is there."""
         history = await self.do((await self.tab()).cdp.send("Page.getNavigationHistory"))

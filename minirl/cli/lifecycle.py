@@ -19,13 +19,12 @@ from minirl.evaluation.failures import step_metrics
 from minirl.experiment import Experiment
 from minirl.metrics import rollout_metrics
 from minirl.rollout import Collected, RolloutWorker
-from minirl.run_folder import Run, flatten
+from minirl.run_folder import REGULAR, Run, flatten
 from minirl.types import Group, RunEnds, Task
 
 State = dict[str, Any]
 # Evaluations of the whole held-out set: the name of the dump, and for people
 PHASES = {"before": "before training", "after_sft": "after SFT", "after_rl": "after RL"}
-REGULAR = "eval_step_"  # begins the names of the evaluations every `eval_every` steps
 KEPT_DUMPS = 10  # the newest RL steps, beside every tenth
 # A run with others of these would not be the same run: its warm start and held-out tasks would not fit
 FIXED = ("seed", "task.", "model.", "agent.", "sft.", "eval.episodes")

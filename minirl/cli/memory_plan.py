@@ -1,10 +1,10 @@
 """Plan a run's memory: the bytes on each GPU, whether they fit, and if not, flags to try.
 
-Stands behind `python train.py RECIPE --plan 8x80`. With P parameters sharded by FSDP2 over S = gpus / replicas,
-and e bytes in the compute dtype: weights and gradients are 4 P / S each, AdamW's moments 8 P / S, a reference
-(with a KL term) 4 P / S. Gathered are the root and two layers, one of them prefetched, and their gradients, a
-layer's in float32 too. vLLM has e P and a KV cache, which it drops for the update, as gradients are dropped
-after it; a local judge has e P. Fragmentation is not counted; a GB is 1e9 bytes.
+Stands behind `python train.py RECIPE --plan 8x80`. With P parameters sharded by FSDP2 over S = gpus /
+replicas, and e bytes in the compute dtype: weights and gradients are 4 P / S each, AdamW's moments 8 P / S, a
+reference (with a KL term) 4 P / S. Gathered are the root and two layers, one of them prefetched, and their
+gradients, a layer's in float32 too. vLLM has e P and a KV cache, which it drops for the update, as gradients
+are dropped after it; a local judge has e P. Fragmentation is not counted; a GB is 1e9 bytes.
 """
 
 import functools
@@ -153,7 +153,7 @@ class Plan:
 
 
 def plan(config: Config) -> Plan:
-    """Return the bytes that a run would hold on each GPU of --plan's machine. ValueError for what can't be."""
+    """Return the bytes that a run would hold on each GPU of --plan's machine."""
     gpus, gpu_gb = machine(config.plan or "")
     replicas = config.optim.replicas
     if gpus % replicas:

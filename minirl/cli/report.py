@@ -17,8 +17,7 @@ from typing import Any
 
 import jinja2
 
-from minirl.cli.lifecycle import REGULAR
-from minirl.run_folder import STEP_LABEL, TRAJECTORY, Run, to_record, write_atomic
+from minirl.run_folder import REGULAR, STEP_LABEL, TRAJECTORY, Run, to_record, write_atomic
 from minirl.types import Trajectory
 
 MAX_DUMPS, MAX_OTHERS = 12, 8  # in all; evaluations and demonstrations, which come before RL steps

@@ -20,7 +20,7 @@ from minirl.checkpoint import Checkpoints
 from minirl.config import to_json
 from minirl.console import progress, say
 from minirl.distributed import Ranks
-from minirl.experiment import open_model, place_model
+from minirl.experiment import place_model
 from minirl.judges import labels
 from minirl.judges.agent_reward_bench import FolderImages, read_agent_reward_bench
 from minirl.judges.agreement import Pair, pair_of, score, show
@@ -28,7 +28,7 @@ from minirl.judges.judge import open_judge, prompt_of
 from minirl.judges.labels import Example, RunsImages, target
 from minirl.judges.rubrics import Question
 from minirl.judges.settings import JudgeScriptConfig
-from minirl.model import Preprocessor, load_preprocessor
+from minirl.model import Preprocessor, load_preprocessor, open_model
 from minirl.rows import Row, TrajectoryRows, that_fit
 from minirl.run_folder import Run, write_lines
 from minirl.samplers.endpoint import ask_all

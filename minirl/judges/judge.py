@@ -17,10 +17,9 @@ from minirl.config import Config, JudgeConfig
 from minirl.console import progress
 from minirl.context import THINK_END, control_tokens, ids_with_pictures, inert
 from minirl.distributed import Ranks
-from minirl.experiment import open_model
 from minirl.judges.parsers import parse
 from minirl.judges.rubrics import Question
-from minirl.model import Preprocessor, compute_dtype, load_preprocessor
+from minirl.model import Preprocessor, compute_dtype, load_preprocessor, open_model
 from minirl.samplers.endpoint import Endpoint, EndpointError, open_endpoint
 from minirl.samplers.huggingface import HfSampler
 from minirl.types import ImageStore, Message, Prompt, Request, SamplerError, Sampling, Trajectory, Verdict

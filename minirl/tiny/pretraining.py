@@ -25,8 +25,17 @@ from minirl.browser.session import Session
 from minirl.config import Config
 from minirl.console import CONSOLE, progress, say
 from minirl.distributed import Ranks, open_ranks
-from minirl.experiment import make_agent, open_model
-from minirl.model import Encoded, Grid, Preprocessor, load_preprocessor, padded_inputs, positions, save_model
+from minirl.experiment import make_agent
+from minirl.model import (
+    Encoded,
+    Grid,
+    Preprocessor,
+    load_preprocessor,
+    open_model,
+    padded_inputs,
+    positions,
+    save_model,
+)
 from minirl.run_folder import write_atomic
 from minirl.tiny.checkpoints import build
 from minirl.types import Observation, Task

@@ -16,10 +16,9 @@ from typing import Any
 
 from minirl.agents.openwebrl import SCALE
 from minirl.browser.pool import BrowserPool
-from minirl.browser.session import Session
 from minirl.config import BrowserConfig
 from minirl.samplers.endpoint import ask_all
-from minirl.types import BrowserFault, Stop, Task, ToolFailure
+from minirl.types import BrowserFault, Session, Stop, Task, ToolFailure
 from minirl.worlds.interpreter import State, World, apply, initial_state
 from minirl.worlds.render import SiteServer, read_state
 from minirl.worlds.search import Step, solve

@@ -13,12 +13,11 @@ from itertools import islice
 from typing import Any
 
 from minirl.agents import simplified_html
-from minirl.browser.session import Session
 from minirl.config import AgentConfig
 from minirl.console import progress, say
 from minirl.model import Preprocessor
 from minirl.rollout import RolloutWorker
-from minirl.types import BrowserFault, Prompt, Sample, Stop, Task, Trajectory
+from minirl.types import BrowserFault, Prompt, Sample, Session, Stop, Task, Trajectory
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.interpreter import State, World, apply, initial_state
 from minirl.worlds.render import sites_of, world_at
@@ -52,7 +51,7 @@ class ScriptedPolicy:
         asked += [SHOP["buttons"][role].lower() for role in TO_PRESS]
         self.looked_for = asked if self.is_tiles else []
 
-    async def __call__(self, t: int, prompt: Prompt, session: Any) -> Sample:
+    async def __call__(self, t: int, prompt: Prompt, session: Session) -> Sample:
         _, ids = self.preprocessor.said(await self.respond(session))
         return Sample(ids, (0.0,) * len(ids), "stop")
 

@@ -15,8 +15,7 @@ from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
-from minirl.browser.session import Session
-from minirl.types import Task
+from minirl.types import Session, Task
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.generate import THEMES, VOCABULARY, make_site
 from minirl.worlds.interpreter import State, World, share_met

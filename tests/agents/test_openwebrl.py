@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from minirl.agents.openwebrl import TOOLS, parse, schemas, system_prompt
 from minirl.agents.openwebrl_actions import FEEDBACK_CHARS, carry_out, shorten
-from minirl.browser.access import Guard
 from minirl.config import BrowserConfig
 from minirl.types import Call, Parsed, ToolFailure
 
@@ -335,8 +334,10 @@ async def test_the_reason_of_a_failure_fits_the_episodes_line(reason):
     async def fail() -> str:
         raise ToolFailure(reason)
 
-    session = SimpleNamespace(config=BrowserConfig(), take_news=lambda: ["A dialog was accepted."])
-    session.guard, session.page = Guard(), SimpleNamespace(url="http://a.test/")
+    async def pace() -> None: ...
+
+    news = ["A dialog was accepted."]
+    session = SimpleNamespace(config=BrowserConfig(), take_news=lambda: news, pace=pace)
     with pytest.raises(ToolFailure) as failure:
         await carry_out(session, Call("click"), fail())
     line = f"click: failed, {failure.value}."

@@ -16,6 +16,7 @@ from minirl.cli.memory_plan import (
     REMEDIES,
     activations,
     layer_bytes,
+    machine,
     meta_model,
     plan,
     row_patches,
@@ -191,6 +192,13 @@ def test_show_names_every_item_the_share_and_the_room(llama, capsys):
 def test_mistakes_name_the_flag(llama, values, words):
     with pytest.raises(ValueError, match=words):
         plan(small(llama, 8, 80, **values))
+
+
+@pytest.mark.parametrize("text", ["", "8", "0x80", "8x0", "8x80x2", "-1x80", "8xnan"])
+def test_a_machine_is_its_gpus_and_the_gb_of_each(text):
+    assert machine("8x80") == (8, 80) and machine("1x141") == (1, 141)
+    with pytest.raises(ValueError, match="as in --plan 8x80"):
+        machine(text)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -85,10 +85,19 @@ def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened
 ):
     """Real browsers, sites, verifier and files. All is the same, to the byte."""
     size = ["--browser.width", "320", "--browser.height", "240"]
-    flags = ["tiny", *size, "--model.path", str(tiny_folder), "--out", str(tmp_path), "--eval.episodes", "60"]
+    flags = [
+        "tiny",
+        *size,
+        "--model.path",
+        str(tiny_folder),
+        "--name",
+        str(tmp_path / "tiny"),
+        "--eval.episodes",
+        "60",
+    ]
     flags += ["--eval.max-steps", "6", "--eval.temperature", "0", "--sampler.max-batch", "1"]
     flags += ["--eval.response-tokens", "12"]  # for the model, whose weights are random
-    flags += ["--browser.browsers", "1", "--browser.episodes", "8", "--threads", "1"]
+    flags += ["--browser.browsers", "1", "--browser.episodes", "8"]
     folder, name = tmp_path / "tiny-eval", f"eval_{tiny_folder.name}"
 
     def play(interrupt_at: int = 0) -> Cast:

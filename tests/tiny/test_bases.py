@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from minirl.distributed import open_ranks
-from minirl.experiment import open_model
-from minirl.model import load_preprocessor
+from minirl.model import load_preprocessor, open_model
 from minirl.recipes import tiny, tiny_text
 from minirl.tiny import pretraining
 from minirl.tiny.checkpoints import build, text_corpus, vocabulary

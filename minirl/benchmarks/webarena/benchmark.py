@@ -25,9 +25,8 @@ from minirl.benchmarks.webarena.lookups import NoVerdict
 from minirl.benchmarks.webarena.tasks import ProgramHtml, StringMatch, Target, UrlMatch, rules_of
 from minirl.benchmarks.webarena.text_match import clean, meets, url_matches
 from minirl.browser.access import is_address, place_of
-from minirl.browser.session import Session
 from minirl.samplers.endpoint import Endpoint
-from minirl.types import Score, Task
+from minirl.types import Score, Session, Task
 
 Outcome = tuple[bool, str]  # whether the rules are met, and the reason, for people
 

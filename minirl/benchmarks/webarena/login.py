@@ -14,8 +14,7 @@ from typing import Any
 
 from minirl.benchmarks.webarena.tasks import sites_from_environment
 from minirl.browser.access import is_address
-from minirl.browser.session import Session
-from minirl.types import BrowserFault, Stop, Task, ToolFailure
+from minirl.types import BrowserFault, Session, Stop, Task, ToolFailure
 
 ANSWER_SECONDS = 30.0  # for a server to answer one request
 FOLDER = Path(__file__).parent
@@ -54,7 +53,8 @@ async def log_in(session: Session, task: Task, environ: Mapping[str, str], folde
             raise BrowserFault(Stop.SITE_ERROR, problem) from None
     await session.goto(task.start_url)
     # the agent should not go back to the login
-    await session.do((await session.tab()).cdp.send("Page.resetNavigationHistory"))
+    cdp = await session.do(session.context.new_cdp_session(session.page))
+    await session.do(cdp.send("Page.resetNavigationHistory"))
 
 
 async def _fill_in(session: Session, address: str, site: Site) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from minirl.tiny.onednn_linear import FEWEST_ROWS, Product, QuickLinear, quicken
+from minirl.onednn_linear import FEWEST_ROWS, Product, QuickLinear, quicken
 
 SHAPES = [(FEWEST_ROWS,), (2, FEWEST_ROWS), (3, 5, 2 * FEWEST_ROWS)]
 
