@@ -26,11 +26,6 @@ async def warm_start(experiment: Experiment, worker: RolloutWorker) -> None:
     config, sft, trainer = experiment.config, experiment.config.sft, experiment.trainer
     await evaluate(experiment, worker, experiment.tasks.heldout[: config.eval.interim_episodes], "before", 0)
     demos = await experiment.demonstrate(worker)
-    if sft.thoughts:
-        from minirl.agents.chain_of_thought import with_thoughts
-
-        demos = await with_thoughts(demos, worker.harness)
-        experiment.run.save_trajectories("demos", demos)
     if not demos:
         raise ValueError("no demonstration succeeded; look at the dump demos.jsonl in the run folder")
 

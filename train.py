@@ -19,7 +19,7 @@ from minirl.advantages import assign_advantages, shuffle_rewards
 from minirl.cli.command_line import from_command_line, run_async, run_main
 from minirl.cli.lifecycle import State, begin, check_run, end_step, evaluate, evaluate_if_due, finish, saving
 from minirl.cli.offline import Replay, begin_replay
-from minirl.config import Config
+from minirl.config import ACQUIRE_SECONDS, Config
 from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.experiment import Experiment, open_experiment
@@ -98,7 +98,7 @@ def run(argv: Sequence[str]) -> None:
         show(plan(config))
         return
     check_run(config)
-    seconds = config.browser.acquire_seconds + config.browser.episode_seconds
+    seconds = ACQUIRE_SECONDS + config.browser.episode_seconds
     with open_ranks(seconds) as ranks, Run(config.run_dir, ranks.is_main).held():
         run_async(main(config, ranks))
 

@@ -17,6 +17,8 @@ from tyro.conf import arg
 Positive = Annotated[int, Ge(1)]
 Share = Annotated[float, Gt(0), Lt(1)]
 
+ACQUIRE_SECONDS = 600.0  # for a browser, and a context in it, to be free (OpenWebRL, table 7)
+
 Input = Literal["openwebrl", "webvoyager", "agenttrek", "deepshop", "trace", "rules"]
 Parser = Literal["not-success-first", "verdict-line", "status", "structured", "rules"]
 
@@ -38,8 +40,6 @@ class AgentConfig:
     brief: bool = False  # a one-line system prompt without tool schemas, for models too small to read them
     prompt: Annotated[Path | None, arg(name="prompt", prefix_name=False)] = None
     """A file with the system prompt; `{tools}` in it becomes the tools' schemas. By default our own."""
-    names: Literal["code", "paper"] = "code"
-    """The arguments' names in the tools' schemas, as in the released code or the paper; both are read."""
     screenshots: Positive = 1  # how many of the newest screenshots stay in the prompt
     feedback: bool = True  # tell what each call did; without, only what failed or could not be read
     thinking: bool = True  # the text agent's answers: `<think>` and `<answer>`; without, the action alone
@@ -59,25 +59,13 @@ class BrowserConfig:
     episodes: Positive = 16  # episodes in flight, of all ranks together; each has an even share
     width: int = 1280
     height: int = 1000
-    start_attempts: Positive = 3  # how often a first page is tried; nothing else is ever retried
-    acquire_seconds: float = 600.0  # for a browser, and a context in it, to be free
-    start_seconds: float = 30.0  # for a browser, or a task's first page, to open
     action_seconds: float = 45.0  # of one tool call, waiting for the page included
-    call_seconds: float = 10.0  # of one question to the browser; a page that takes longer hangs
-    screenshot_seconds: float = 30.0
-    exit_seconds: float = 15.0  # for a context or a browser to close; browsers that take longer are killed
-    first_check_seconds: float = 180.0  # when browsers are first asked for a sign of life ...
-    check_seconds: float = 30.0  # ... and how often afterwards; one that gives none in this time is replaced
     episode_seconds: float = 600.0  # deadline of an episode
-    quiet_ms: float = 300.0  # ready: the DOM has rested twice as long as it was stirred, at most so long ...
-    calm_ms: float = 25.0  # ... and at least so long ...
-    ready_ms: float = 3000.0  # ... and at the latest after this time
+    quiet_ms: float = 300.0  # the longest quiet time that is asked of a page before it counts as ready
     private: bool = False  # let pages reach private and loopback addresses beside those of the tasks' sites
     allow: tuple[str, ...] = ()  # domains that may be visited (or, with deny, may not), with their subdomains
     deny: tuple[str, ...] = ()
     host_rate: Annotated[float, Ge(0)] = 0.0  # most actions a second on one host, of a rank; 0: no limit
-    host_failures: Positive = 3  # first pages in a row that did not open leave their host out ...
-    host_minutes: float = 60.0  # ... for so long, and the next time for twice as long, up to a day
 
 
 @dataclass(frozen=True)
@@ -202,8 +190,6 @@ class BatchConfig:
 class SftConfig(AdamConfig):
     demos: Path | None = None
     """Clone this file's successes: a run's dump, public records (docs/data.md); by default scripted ones."""
-    thoughts: bool = False  # the model at --endpoint.url writes the text agent's thoughts (R1-CoT)
-    thought_tokens: Positive = 4096  # longest answer with such a thought, hidden reasoning included
     lr: float = 1e-5
     epochs: int = 3
     max_steps: int | None = None  # stop after this many updates even if epochs remain

@@ -1,14 +1,37 @@
 """Demonstrations: what somebody else has said becomes what our model would have read and said.
 
-Stands between the readers (minirl/data/readers.py) and the warm start (sft.py). OpenWebRL section 3.3. Only
-here is a response tokenised: it is told again through the `Context` that episodes use, so a cloned turn has
-exactly the prompt that the model will see. Its log-probs are zeros: no policy of ours sampled it.
+    RUN/trajectories/LABEL.jsonl --load_demonstrations--> trajectories with token ids
+
+Stands before the warm start (sft.py). OpenWebRL section 3.3. The dump is of a run of ours, of a served
+teacher, or of public records (`python -m minirl.data read`); the last two hold texts without ids. Only here
+is a response tokenised: it goes through the `Context` that episodes use, so a cloned turn has exactly the
+prompt that the model will see. Its log-probs are zeros: no policy of ours sampled it.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 from minirl.episode import Harness, conversation
+from minirl.run_folder import Run
 from minirl.types import Observation, Trajectory
+
+
+def load_demonstrations(path: Path, harness: Harness) -> list[Trajectory]:
+    """Return a dump's successes with the ids that our model would have read and said; their screenshots are
+    put where the harness's are. ValueError if the file is no dump, or holds no success."""
+    run = Run(path.resolve().parents[1])
+    label = path.stem
+    if run.trajectory_path(label) != path.resolve():
+        fix = "read public records into one first, with python -m minirl.data read"
+        raise ValueError(f"--sft.demos {path} is no dump in a run's trajectories folder: {fix}")
+    successes = [episode for episode in run.load_trajectories(label) if episode.success and episode.valid]
+    if not successes:
+        raise ValueError(f"--sft.demos {path} holds no success to clone")
+    for episode in successes:
+        for turn in episode.turns:
+            for name in turn.images:
+                harness.images.put(run.images.get(name))
+    return [episode if episode.trunk else tokenised(episode, harness) for episode in successes]
 
 
 def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:

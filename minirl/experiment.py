@@ -66,7 +66,7 @@ class Experiment:
         if len(live) < len(tasks) and config.agent.kind != "autowebworld":
             raise ValueError("recorded steps are AutoWebWorld's: add --agent.kind autowebworld")
         trusted = {place for task in tasks for place in benchmark_of(task).places(task)}
-        hosts = HostBackoff(browser.host_failures, 60 * browser.host_minutes)
+        hosts = HostBackoff()
         with SiteServer(sites_of(tasks)) as server:
             # then browsers need to reach nothing else
             sealed = {urlsplit(task.start_url).hostname for task in live} <= set(server.sites)
@@ -119,11 +119,11 @@ class Experiment:
         return trajectories
 
     async def demonstrate(self, worker: RolloutWorker) -> list[Trajectory]:
-        """Return the successes of the file that the config names, without those on held-out tasks, or the
+        """Return the successes of the dump that the config names, without those on held-out tasks, or the
         shortest solutions of the demonstrated goals, acted out and confirmed by the task's rules."""
         from minirl.benchmarks.recorded import demonstrations
         from minirl.benchmarks.task_sets import apart
-        from minirl.data.readers import load
+        from minirl.demonstrations import load_demonstrations
         from minirl.worlds.scripted_agent import act_out
 
         demos, heldout, benchmark_of = self.config.sft.demos, self.tasks.heldout, worker.harness.benchmark_of
@@ -135,7 +135,7 @@ class Experiment:
             found = demonstrations(recorded, worker.harness) + await act_out(live, worker)
             self.run.save_trajectories("demos", found)
             return found
-        found = load(demos, worker.harness)
+        found = load_demonstrations(demos, worker.harness)
         wordings = {task.instruction for task in heldout}  # of a public record, whose site may not be told
         clean = {task.id for task in apart([t.task for t in found], heldout, benchmark_of)}
         named = [t for t in found if t.task.start_url or t.task.instruction not in wordings]

@@ -80,7 +80,6 @@ def openwebrl_4b() -> Config:
         steps=140,
         task=NO_TASKS,
         model=ModelConfig(path="Qwen/Qwen3-VL-4B-Thinking", gradient_checkpointing=True, freeze_vision="sft"),
-        agent=AgentConfig(names="code"),  # code; paper: table 6
         browser=BrowserConfig(episodes=80, width=1280, height=1000),  # of 80 to 100 sandboxes; size: code
         sampler=SamplerConfig(temperature=0.8, request_seconds=120.0),  # time: ours; paper: 30
         rollout=RolloutConfig(group=5, groups=48, max_steps=(15, 30), stage_steps=(90,)),

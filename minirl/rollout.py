@@ -18,6 +18,7 @@ from itertools import chain, count, islice
 from typing import Any
 
 from minirl.advantages import Gates, excuse, gate, is_effective, make_group, needs_verdict
+from minirl.config import ACQUIRE_SECONDS
 from minirl.console import say
 from minirl.distributed import SLACK_SECONDS, Ranks, TaskQueue
 from minirl.episode import Episode, Harness
@@ -263,7 +264,7 @@ class RolloutWorker:
         except ExceptionGroup as failed:  # a full disk is one line for the user, a group is not
             raise failed.exceptions[0] from None
         # Others end what they have begun, which may take longer than a collective call would wait.
-        ends = time.monotonic() + 2 * (browser.acquire_seconds + browser.episode_seconds) + SLACK_SECONDS
+        ends = time.monotonic() + 2 * (ACQUIRE_SECONDS + browser.episode_seconds) + SLACK_SECONDS
         while len(queue.results()) < len(places) and not queue.given_up():
             if time.monotonic() > ends:
                 raise TimeoutError("another rank's episodes have not ended in time")

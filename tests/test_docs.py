@@ -83,10 +83,10 @@ def test_a_verb_of_minirl_is_understood(command):
 
 
 def test_the_verbs_of_worlds_are_run_on_one_site(place, capsys):
-    """But for `replay` and `record`, which open Chromium, and `bench`, which takes long (tests/worlds)."""
+    """But for `replay` and `record`, which open Chromium (tests/worlds)."""
     lines = [shlex.split(command)[2:] for command in commands() if command.startswith("-m minirl.worlds")]
     verbs = {verb: flags for verb, *flags in reversed(lines)}  # the first command of each verb, one site's
-    assert set(verbs) == {"make", "bench", "replay", "record", "render", "check", "solve", "author"}
+    assert set(verbs) == {"make", "replay", "record", "render", "check", "solve", "author"}
     assert worlds.main(["author", *verbs["author"]]) == 2, "URL is the reader's to fill in"
     assert worlds.main(["make", *verbs["make"]]) == 0
     (site,) = (path for path in (place / "sites").iterdir() if path.is_dir())
@@ -103,7 +103,7 @@ def test_the_verbs_of_worlds_are_run_on_one_site(place, capsys):
 def test_the_verbs_of_data_are_understood(place, capsys):
     """Their files are the reader's to fill in, and not there; flags would be refused before."""
     lines = [shlex.split(command)[2:] for command in commands() if command.startswith("-m minirl.data")]
-    assert {verb for verb, *_ in lines} == {"filter", "curate", "write", "push"}
+    assert {verb for verb, *_ in lines} == {"filter", "curate", "read", "write", "push"}
     for argv in lines:
         assert data.main(argv) == 2
         with pytest.raises(SystemExit) as stop:

@@ -46,9 +46,7 @@ from minirl.worlds.render import SiteServer
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 (TASK,) = tasks(1)
-BROWSER = BrowserConfig(
-    browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=0, action_seconds=10, private=True, start_attempts=1
-)
+BROWSER = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=0, action_seconds=10, private=True)
 AGENT = AgentConfig(brief=True, response_tokens=400, context_tokens=8192)
 CONFIG = replace(tiny(), agent=AGENT, browser=BROWSER)
 
@@ -207,11 +205,12 @@ async def test_the_event_loop_goes_on_while_a_screenshot_is_prepared(play, prepr
     assert meanwhile and min(meanwhile) > 5
 
 
-async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play):
+async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play, monkeypatch):
     """A step in which its first page failed makes the next one look elsewhere, and both count right."""
-    browser = replace(BROWSER, host_failures=1)
+    monkeypatch.setattr("minirl.browser.host_backoff.MAX_FAILURES", 1)
+    monkeypatch.setattr("minirl.browser.session.START_ATTEMPTS", 1)
     rollout = replace(CONFIG.rollout, group=2, groups=1, max_oversample=4, dynamic=False)
-    config = replace(CONFIG, browser=browser, rollout=rollout)
+    config = replace(CONFIG, rollout=rollout)
     async with play(saying(DONE), config=config) as (worker, _, task):
         bad = replace(task, id="bad", start_url="http://nothing-here.test/")
         stream = TaskStream([task, bad], 0)

@@ -71,5 +71,5 @@ def make_worker(
     benchmark = benchmark or Scored()
     agent = make_agent(config, preprocessor)
     harness = Harness(config, preprocessor, agent, browsers, images, lambda task: benchmark)
-    hosts = HostBackoff(config.browser.host_failures, 60 * config.browser.host_minutes)
+    hosts = HostBackoff()
     return RolloutWorker(harness, sampler, ranks or alone(), hosts, judge)

@@ -2,8 +2,8 @@
 
 Holds what the model is told, and how its response is read; minirl/agents/openwebrl_actions.py carries the
 calls out. Paper: section 3.1 and appendix A.3. Names are those of the released code, data and checkpoints
-(`point_2d`, `message`, ...); those of the paper's table 6 (`x`, `y`, `text`, ...) are understood as well, and
-told to the model with `--agent.names paper`. Deviations: coordinates are 0-1000 of the viewport everywhere
+(`point_2d`, `message`, ...); those of the paper's table 6 (`x`, `y`, `text`, ...) are understood as well.
+Deviations: coordinates are 0-1000 of the viewport everywhere
 (the released texts mix in pixels); calls of one response stop at the first failure or at `done`.
 """
 
@@ -40,15 +40,13 @@ class Tool:
 TOOLS = {name: Tool(function) for name, function in TOOL_FUNCTIONS.items()}
 
 
-def schemas(names: str = "code") -> list[dict[str, Any]]:
+def schemas() -> list[dict[str, Any]]:
     """Return the tools as JSON schemas, in the shape of chat templates and OpenAI-compatible servers."""
     out = []
     for name, tool in TOOLS.items():
         properties, required = {}, []
         for argument, (kind, default) in tool.arguments.items():
             shown = {argument: TABLES["schemas"].get(kind, {"type": kind})}
-            if names == "paper":
-                shown = TABLES["paper_names"].get(name, {}).get(argument, shown)
             properties |= shown
             required += shown if default is ... else ()
         parameters = {"type": "object", "properties": properties, "required": required}
@@ -65,7 +63,7 @@ def read_prompt(file: Path) -> str:
         raise ValueError(f"--prompt {file} can't be read: {error}") from None
 
 
-def system_prompt(brief: bool, names: str = "code", file: Path | None = None) -> str:
+def system_prompt(brief: bool, file: Path | None = None) -> str:
     """Return the system prompt: a file's text, or ours, with schemas in place of `{tools}`. `brief` is for
     models that are too small to read them. ValueError if the file can't be read or has no place for them."""
     if brief and file is None:
@@ -73,7 +71,7 @@ def system_prompt(brief: bool, names: str = "code", file: Path | None = None) ->
     text = read_prompt(file) if file else PROMPT
     if "{tools}" not in text:
         raise ValueError(f"--prompt {file}: write {{tools}} where the tools' schemas are to stand")
-    return text.replace("{tools}", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in schemas(names)))
+    return text.replace("{tools}", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in schemas()))
 
 
 def parse(text: str) -> Parsed:
@@ -182,7 +180,7 @@ class OpenWebRLAgent:
     act = staticmethod(openwebrl_actions.act)
 
     def __init__(self, config: AgentConfig):
-        self.config, self.system = config, system_prompt(config.brief, config.names, config.prompt)
+        self.config, self.system = config, system_prompt(config.brief, config.prompt)
 
     def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Words:
         head, tail = f"<user_request>\n{instruction}\n</user_request>\n\n", "</observation>"

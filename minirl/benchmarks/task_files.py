@@ -10,7 +10,7 @@ holds one JSON object per line, or one JSON array, or is Parquet; its first byte
 
 import codecs
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,25 +39,22 @@ class Tabs(Record):
     tabs: list[str] = []  # in any task's meta: further pages, opened beside the first
 
 
-AsJson = Callable[[Any], Any] | None
-MOST_UNPACKED = 2**29  # bytes of a Parquet file's records
-MOST_LEVELS = 40  # of a task's goal and meta: what writes and shows them goes down one by one
+BATCH_ROWS = 4  # of a Parquet file, that are held at a time: pictures are large
 
 
 def load_tasks(path: Path, any_goal: bool = False) -> list[Task]:
     """Return a file's tasks. With `any_goal` goals of an unknown form pass, for a reward of the user's own.
     ValueError names the file, the line or record, the field and its fault."""
     tasks: dict[str, Task] = {}
-    for place, record in records(path):
+    for place, record in file_records(path):
         try:
-            check_depth(record)
             if isinstance(record, dict) and "img_filename" in record:
                 task = recorded.task_of(record, path.parent, f"{path.stem}-{place.split()[-1]}")
             else:
-                task = task_of(record, any_goal)
+                task = parse_task(record, any_goal)
             if task.id in tasks:
                 raise ValueError(f"the id {task.id!r} occurs twice")
-        except (ValueError, RecursionError) as problem:
+        except ValueError as problem:
             raise ValueError(f"{path}, {place}: {problem}") from None
         tasks[task.id] = task
     if not tasks:
@@ -65,15 +62,7 @@ def load_tasks(path: Path, any_goal: bool = False) -> list[Task]:
     return list(tasks.values())
 
 
-def check_depth(value: Any, levels: int = MOST_LEVELS) -> None:
-    """Raise ValueError for objects and lists within one another that are more than MOST_LEVELS deep."""
-    if not levels:
-        raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        check_depth(inner, levels - 1)
-
-
-def task_of(record: Any, any_goal: bool = False) -> Task:
+def parse_task(record: Any, any_goal: bool = False) -> Task:
     if not isinstance(record, dict):
         raise ValueError("a task must be a JSON object")
     if "instruction" in record or ("start_url" in record and "intent" not in record):
@@ -103,52 +92,54 @@ def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     return task
 
 
-def records(path: Path, most: int = 0, as_json: AsJson = None) -> Iterator[tuple[str, Any]]:
-    """Yield every record of a file with its place there: "line 3", "record 3". A Parquet file may have `most`
-    bytes, and `as_json` converts cells that JSON lacks. ValueError names what can't be read."""
+def file_records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield every record of a file with its place there: "line 3", "record 3". ValueError names what can't be
+    read."""
     try:
         with path.open("rb") as file:
             head = file.read(4096).removeprefix(codecs.BOM_UTF8)
             file.seek(0)
             if head.startswith(b"PAR1"):
-                yield from _parquet_records(path, most or MOST_UNPACKED, as_json)
+                yield from _parquet_records(path)
             elif head.lstrip().startswith(b"["):
-                for number, record in enumerate(_parse(file.read(), str(path)), 1):
+                for number, record in enumerate(_read_json(file.read(), str(path)), 1):
                     yield f"record {number}", record
             else:
                 for number, line in enumerate(file, 1):
                     if line.strip():
-                        yield f"line {number}", _parse(line.rstrip(), f"{path}, line {number}")
+                        yield f"line {number}", _read_json(line.rstrip(), f"{path}, line {number}")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"task file {path} can't be read: {error}") from None
+        raise ValueError(f"{path} can't be read: {error}") from None
 
 
-def _parse(text: bytes, place: str) -> Any:
-    words = text.decode("utf-8-sig")
+def _read_json(text: bytes, place: str) -> Any:
+    content = text.decode("utf-8-sig")
     try:
-        return json.loads(words)
-    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
+        return json.loads(content)
+    except ValueError as error:
         raise ValueError(f"{place}: not valid JSON ({error})") from None
 
 
-def _parquet_records(path: Path, room: int, as_json: AsJson) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield a record for each row. An empty cell is a missing field: a row can't leave out a column."""
     pyarrow = import_pyarrow(path)
-    number, most = 0, room
+    number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            groups = map(file.metadata.row_group, range(file.num_row_groups))
-            room -= sum(group.total_byte_size for group in groups)  # in which what repeats counts once
-            for batch in file.iter_batches(4, use_threads=False) if room > 0 else ():
-                if (room := room - batch.nbytes) < 0:
-                    break
+            for batch in file.iter_batches(BATCH_ROWS):
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"record {number}", _without_empty_cells(row, as_json, f"{path}, record {number}")
-        if room < 0:
-            raise ValueError(f"task file {path} unpacks to more than {most:,} bytes")
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"task file {path} can't be read: {str(error)!r:.200}") from None
+                    yield f"record {number}", _without_empty_cells(row)
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} can't be read: {error}") from None
+
+
+def _without_empty_cells(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_empty_cells(cell) for name, cell in value.items() if cell is not None}
+    if isinstance(value, list):
+        return [_without_empty_cells(cell) for cell in value]
+    return value
 
 
 def import_pyarrow(path: Path) -> Any:
@@ -158,11 +149,3 @@ def import_pyarrow(path: Path) -> Any:
     except ImportError:
         raise ValueError(f"{path} is Parquet, which needs pyarrow: pip install pyarrow") from None
     return pyarrow
-
-
-def _without_empty_cells(row: Any, as_json: AsJson, place: str) -> dict[str, Any]:
-    try:
-        text = json.dumps(row, default=as_json)
-    except (TypeError, ValueError) as error:  # dates and bytes
-        raise ValueError(f"{place}: {error}") from None
-    return json.loads(text, object_hook=lambda d: {k: v for k, v in d.items() if v is not None})

@@ -22,12 +22,16 @@ from minirl.browser import executable
 from minirl.browser.access import Guard
 from minirl.browser.proxy import FLAGS, Proxy
 from minirl.browser.session import Session
-from minirl.config import BrowserConfig
+from minirl.config import ACQUIRE_SECONDS, BrowserConfig
 from minirl.console import first_line, say
 from minirl.types import BrowserFault, Stop
 
 CDP = "cdp:"  # before the address of a browser that speaks Chromium's protocol, not Playwright's
 NO_PROXY = "socks5://127.0.0.1:9"  # nobody listens there: a context without its own proxy reaches nothing
+START_SECONDS = 30.0  # for a browser, or a context in it, to open
+EXIT_SECONDS = 15.0  # for a context or a browser to close; a browser that takes longer is killed
+FIRST_CHECK_SECONDS = 180.0  # after the start, when browsers are first asked for a sign of life
+CHECK_SECONDS = 30.0  # from check to check; a browser that gives no sign for as long is replaced
 CONNECT_PAUSE = 1.0  # seconds between attempts to reach a browser elsewhere
 
 
@@ -106,7 +110,7 @@ class BrowserPool:
 
     async def _driver(self) -> Playwright:
         """Return Playwright. Its driver process is started if there is none, or if it died."""
-        async with self.starting, asyncio.timeout(self.config.start_seconds):
+        async with self.starting, asyncio.timeout(START_SECONDS):
             with contextlib.suppress(PlaywrightError):
                 if self.playwright is not None:
                     await (await self.playwright.request.new_context()).dispose()  # it answers
@@ -118,7 +122,7 @@ class BrowserPool:
 
     async def _stop_driver(self, starter: Any) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.config.exit_seconds):
+            async with asyncio.timeout(EXIT_SECONDS):
                 await starter.__aexit__()
 
     async def _browser(self, place: Place) -> Browser:
@@ -131,12 +135,12 @@ class BrowserPool:
                 browser = await self._connect(place, chromium)
             else:
                 # Playwright's own limit: it also ends the process that took too long
-                limit = 1000 * self.config.start_seconds
+                limit = 1000 * START_SECONDS
                 browser = await chromium.launch(**self.options, timeout=limit)
             place.browser, place.pid, place.born = browser, None, time.monotonic()
             self.launches += 1
             if not place.address:
-                found = await ask(browser, "SystemInfo.getProcessInfo", self.config.start_seconds)
+                found = await ask(browser, "SystemInfo.getProcessInfo", START_SECONDS)
                 browsers = (one["id"] for one in found["processInfo"] if one["type"] == "browser")
                 place.pid = next(browsers, None)
             return browser
@@ -144,10 +148,10 @@ class BrowserPool:
     async def _connect(self, place: Place, chromium: BrowserType) -> Browser:
         """Return a browser elsewhere. While it is being started it refuses, and episodes go to others."""
         connect = chromium.connect_over_cdp if place.address.startswith(CDP) else chromium.connect
-        deadline = time.monotonic() + self.config.acquire_seconds
+        deadline = time.monotonic() + ACQUIRE_SECONDS
         while True:
             try:
-                found = connect(place.address.removeprefix(CDP), timeout=1000 * self.config.start_seconds)
+                found = connect(place.address.removeprefix(CDP), timeout=1000 * START_SECONDS)
                 browser, place.is_down = await found, False
                 return browser
             except PlaywrightError:
@@ -167,7 +171,7 @@ class BrowserPool:
     async def _end(self, browser: Browser, pid: int | None) -> None:
         with contextlib.suppress(PlaywrightError, ProcessLookupError):  # it is gone already
             try:
-                async with asyncio.timeout(self.config.exit_seconds):
+                async with asyncio.timeout(EXIT_SECONDS):
                     await browser.close()
             except TimeoutError:
                 if pid is not None:
@@ -175,16 +179,16 @@ class BrowserPool:
 
     async def _check(self) -> None:
         """Every so often ask all browsers for a sign of life; one that gives none is replaced."""
-        await asyncio.sleep(self.config.first_check_seconds)
+        await asyncio.sleep(FIRST_CHECK_SECONDS)
         while True:
             for place in self.places:
                 if (browser := place.browser) is None or not browser.is_connected():
                     continue
                 try:
-                    await ask(browser, "Browser.getVersion", self.config.check_seconds)
+                    await ask(browser, "Browser.getVersion", CHECK_SECONDS)
                 except (PlaywrightError, TimeoutError):
                     self._drop(place, browser)
-            await asyncio.sleep(self.config.check_seconds)
+            await asyncio.sleep(CHECK_SECONDS)
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
@@ -195,7 +199,7 @@ class BrowserPool:
         opened = contextlib.AsyncExitStack()
         try:
             try:
-                async with asyncio.timeout(self.config.acquire_seconds):
+                async with asyncio.timeout(ACQUIRE_SECONDS):
                     try:
                         session = await self._open(place, opened)
                     except (PlaywrightError, TimeoutError):  # in another browser
@@ -233,12 +237,12 @@ class BrowserPool:
 
         async def close() -> None:
             with contextlib.suppress(PlaywrightError, TimeoutError):
-                async with asyncio.timeout(self.config.exit_seconds):
+                async with asyncio.timeout(EXIT_SECONDS):
                     await (await opening).close()
 
         opened.push_async_callback(close)
         try:
-            async with asyncio.timeout(self.config.start_seconds):
+            async with asyncio.timeout(START_SECONDS):
                 context = await asyncio.shield(opening)
                 context.set_default_timeout(1000 * self.config.action_seconds)
                 await context.grant_permissions([])  # all that a page asks for is refused at once

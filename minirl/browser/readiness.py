@@ -21,8 +21,11 @@ from minirl.types import ToolFailure
 if TYPE_CHECKING:
     from minirl.browser.session import Session
 
+CALL_SECONDS = 10.0  # for one question to the browser; a page that takes longer hangs
+CALM_MS = 25.0  # the shortest quiet time that is asked of a page before it counts as ready
+READY_MS = 3000.0  # after this time it counts as ready, whatever it does
 WINDOW_SECONDS = 1.0  # for a window to open
-MOST_DOCUMENTS = 3  # one after the other that have a `ready_ms` each: some pages never rest
+MOST_DOCUMENTS = 3  # one after the other that have READY_MS each: some pages never rest
 
 
 class PageHangs(ToolFailure):
@@ -91,8 +94,8 @@ class Tab:
 
 async def wait_until_ready(session: "Session", calm_ms: float) -> Settled:
     """Return the page's last answer, once it rests; its `error` is the network's or the guard's reason."""
-    config, page, tab, documents, settled = session.config, session.page, await session.tab(), 0, None
-    seconds = config.ready_ms / 1000
+    page, tab, documents, settled = session.page, await session.tab(), 0, None
+    seconds = READY_MS / 1000
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if tab.window:  # it becomes the page
@@ -128,7 +131,7 @@ async def _ask(session: "Session", page: Page, tab: Tab, calm_ms: float, deadlin
     async def ask(place: Page | Frame) -> Settled:
         left = max(0.0, deadline - time.monotonic())
         work = place.evaluate(SETTLE, [config.quiet_ms, calm_ms, 1000 * left])
-        return Settled.read(await session.do(work, left + config.call_seconds))
+        return Settled.read(await session.do(work, left + CALL_SECONDS))
 
     try:
         settled = await ask(page)

@@ -21,15 +21,19 @@ from typing import Any
 from playwright.async_api import BrowserContext, Dialog, Download, Frame, Page
 from playwright.async_api import Error as PlaywrightError
 
+from minirl.browser import readiness
 from minirl.browser.access import Guard, Refused, is_address
 from minirl.browser.page_scripts import ARM, BLOCKED, FOCUS, PASTE, Settled, number_of, record, text_of
-from minirl.browser.readiness import PageHangs, Tab, wait_until_ready
+from minirl.browser.readiness import CALM_MS, PageHangs, Tab, wait_until_ready
 from minirl.config import BrowserConfig
 from minirl.types import BrowserFault, Stop, ToolFailure
 
 Point = tuple[float, float]  # x and y in pixels
 Answer = Mapping[str, Any]
 PNG = {"format": "png", "optimizeForSpeed": True}
+START_ATTEMPTS = 3  # how often a task's first page is tried; nothing else is ever tried again
+FIRST_PAGE_SECONDS = 30.0  # for one such attempt
+SCREENSHOT_SECONDS = 30.0  # for a screenshot, with all attempts
 SCREENSHOT_SHARES = (0.1, 0.3, 0.6)  # of the time limit, for the attempts at one screenshot
 SCREENSHOT_PAUSE = 0.05  # seconds before it is asked again when it refuses,
 MOST_REFUSALS = 20  # so often
@@ -83,7 +87,7 @@ class Session:
         BrowserFault if the page has crashed or the browser is gone."""
         try:
             # not wait_for, which before Python 3.12 may swallow a cancellation
-            async with asyncio.timeout(seconds or self.config.call_seconds):
+            async with asyncio.timeout(seconds or readiness.CALL_SECONDS):
                 return await work
         except TimeoutError:
             raise PageHangs("the browser did not finish in time") from None
@@ -146,9 +150,9 @@ class Session:
 
     async def start(self, url: str) -> None:
         """Open the task's first page; only here may a navigation be tried again."""
-        for left in reversed(range(self.config.start_attempts)):
+        for left in reversed(range(START_ATTEMPTS)):
             try:
-                await self.goto(url, self.config.start_seconds)
+                await self.goto(url, FIRST_PAGE_SECONDS)
                 return
             except ToolFailure as failure:
                 if not left:
@@ -231,7 +235,7 @@ class Session:
     async def settle(self, quiet: bool = False) -> Settled:
         """Wait until the page is ready; return what has changed since `arm`. `quiet` waits the full time even
         where nothing stirs, as after typing, which pages like to answer late."""
-        calm_ms = self.config.quiet_ms if quiet else self.config.calm_ms
+        calm_ms = self.config.quiet_ms if quiet else CALM_MS
         settled, self.armed = await wait_until_ready(self, calm_ms), None
         self.clipboard = settled.copied or self.clipboard
         if self.config.connect and is_address(self.page.url):  # no proxy of ours is between
@@ -262,7 +266,7 @@ class Session:
                 raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
             try:
                 asked = (await self.tab()).cdp.send("Page.captureScreenshot", PNG)
-                shot = await self.do(asked, shares[0] * self.config.screenshot_seconds)
+                shot = await self.do(asked, shares[0] * SCREENSHOT_SECONDS)
                 return base64.b64decode(shot["data"])
             except PageHangs as failure:
                 reason, shares = str(failure), shares[1:]

@@ -1,4 +1,4 @@
-"""`python -m minirl.data VERB`: pools of tasks filtered, demonstrations curated, trajectories published.
+"""`python -m minirl.data VERB`: pools of tasks filtered, demonstrations read, curated and published.
 
 Exit status 0: fine; 2: the command line or a file is of no use.
 """
@@ -17,7 +17,9 @@ from minirl.benchmarks.task_files import load_tasks
 from minirl.config import AgentConfig, Config
 from minirl.console import printable, say
 from minirl.data import filters, writers
+from minirl.data.readers import Reader, read_demonstrations
 from minirl.experiment import make_agent
+from minirl.recipes import RECIPES
 from minirl.run_folder import Run, save_tasks, write_lines
 
 File = tyro.conf.Positional[Path]
@@ -74,6 +76,23 @@ def curate(run: File, dumps: tuple[str, ...], preset: Literal["412", "912", "1.9
     say(f"--sft.demos {folder.trajectory_path('demos')}")
 
 
+def read(file: File, out: Path, recipe: str) -> None:
+    """Public demonstrations as a dump to clone, OUT/trajectories/demos.jsonl, with their screenshots.
+
+    Args:
+        file: WebRL's policy set, OpenWebRL's SFT trajectories, or records of messages and images.
+        recipe: The recipe that will clone them, whose agent must understand the responses.
+    """
+    name = recipe.replace("-", "_")
+    if name not in RECIPES:
+        raise ValueError(f"unknown recipe {recipe!r}; there are {', '.join(RECIPES)}")
+    config = RECIPES[name]()
+    run = Run(out)
+    reader = Reader(make_agent(config), config.agent, run.images)
+    run.save_trajectories("demos", read_demonstrations(file, reader))
+    say(f"--sft.demos {run.trajectory_path('demos')}")
+
+
 def write(dump: File, out: Path, license: str, source: str) -> None:
     """A dump in a run's trajectories folder as a Parquet data set of messages and images, with a card.
 
@@ -96,7 +115,7 @@ def push(folder: File, repository: tyro.conf.Positional[str], public: bool = Fal
 
 
 def main(argv: Sequence[str]) -> int:
-    verbs = {"filter": filter, "curate": curate, "write": write, "push": push}
+    verbs = {"filter": filter, "read": read, "curate": curate, "write": write, "push": push}
     try:
         tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.data", args=list(argv))
         return 0

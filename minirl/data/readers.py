@@ -1,23 +1,24 @@
-"""Read demonstrations to clone: a teacher's dump, or public records, which are recognised by their fields.
+"""Read public demonstrations, whose form is recognised by their fields, as trajectories to clone.
 
-    turns, stop, ...                a dump in a run's trajectories folder
     conversations: from, value      WebRL's policy set (ShareGPT), a step in each record
     prompt, response, metadata      OpenWebRL's SFT trajectories, a turn in each record
-    messages, images                the form of TRL and prime-rl, in which writers.py publishes
+    messages, images                the form of TRL and prime-rl
 
-    file --load--> what a served model has said --tokenised--> our agent's prompts, the record's responses
+    file --read_demonstrations--> trajectories of texts and screenshots, for a run's dump
 
-Stands before sft.py. OpenWebRL section 3.3; WebAgent-R1 section 4.1, whose 9,460 "trajectories" are steps.
-Our agent tells a record again, with its own system prompt, as reinforcement will. Only turns whose page the
-record shows are cloned: of a step or a turn that brings its history along, the last one. A response that the
-agent can't read is not cloned.
+OpenWebRL section 3.3; WebAgent-R1 section 4.1, whose 9,460 "trajectories" are steps. The prompts are not
+read: sft.py builds them again with its own agent, as reinforcement does.
+
+1. Only turns whose page the record shows are cloned. Of a step or a turn that brings its history along, this
+   is the last one.
+2. A response that the agent can't parse is not cloned.
 """
 
 import json
 import re
-from base64 import b64decode, b64encode
-from collections.abc import Sequence
-from dataclasses import replace
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import takewhile
 from pathlib import Path
@@ -26,186 +27,275 @@ from typing import Any
 from PIL import Image
 
 from minirl.agents.webagent_r1 import LEFT_OUT, WEBRL, WEBRL_USER
-from minirl.benchmarks.task_files import records, task_of
+from minirl.benchmarks.task_files import file_records, parse_task
+from minirl.config import AgentConfig
 from minirl.console import say
 from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN
-from minirl.demonstrations import tokenised
-from minirl.episode import Harness
-from minirl.run_folder import Run
-from minirl.types import Observation, Task, Trajectory, Turn
+from minirl.run_folder import ImageFolder
+from minirl.types import Agent, Observation, Task, Trajectory, Turn
 
 PICTURE = VISION_OPEN + IMAGE_PAD + VISION_CLOSE  # stands for a screenshot in a message
-MOST_UNPACKED = 2**36  # bytes of a Parquet file's records, which are read four at a time
 TASK_AND_ROUND = re.compile(r"(?:Task Instruction: (.*?)\n\n)?Round \d+\n\n", re.DOTALL)
 WEBRL_ROUND = re.compile(r"Round (\d+)\n\n" + re.escape(WEBRL_USER))
 TASK_FIELDS = {"task_id", "intent", "start_url", "benchmark_name", "domain", "subdomain", "difficulty"}
 
-Said = tuple[str, str]  # a message: its role, and its text
+ChatMessage = tuple[str, str]  # the role and the text, with PICTURE where a screenshot is
 
 
-def load(path: Path, harness: Harness) -> list[Trajectory]:
-    """Return a file's successes with the ids that our model would have read and said; their screenshots are
-    put where the harness's are. ValueError names a broken record, or says that there is no success."""
-    found, unreadable = list[Trajectory](), 0
-    for place, record in records(path, MOST_UNPACKED, as_address):
-        if isinstance(record, dict) and "turns" in record:
-            source = Run(path.resolve().parents[1])
-            found = [t for t in source.load_trajectories(path.stem) if t.success and t.valid]
-            for name in {image for t in found for turn in t.turns for image in turn.images}:
-                harness.images.put(source.images.get(name))
-            found = [t if t.trunk else tokenised(t, harness) for t in found]
-            break
+@dataclass(frozen=True)
+class Conversation:
+    """A record in one form for all: messages, screenshots in their order, and what else it tells."""
+
+    messages: Sequence[ChatMessage]
+    screenshots: Sequence[bytes] = ()
+    task: Task | None = None
+    member: int = 0
+    success: bool = True
+
+
+@dataclass(frozen=True)
+class UserMessage:
+    """What a message to the agent holds."""
+
+    instruction: str
+    feedback: tuple[str, ...]
+    observation: Observation
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads conversations as turns of an agent, whose screenshots are stored in `images`."""
+
+    agent: Agent
+    settings: AgentConfig
+    images: ImageFolder
+
+    def trajectory(self, record: Any, name: str) -> Trajectory:
+        """Return a record as a trajectory without token ids. `name` is its task's if the record has none.
+        ValueError says what is wrong with it."""
+        conversation = read_conversation(record)
+        instruction, turns = self.turns(conversation)
+        task = conversation.task or Task(name, instruction, "")
+        return Trajectory(task, conversation.member, turns=turns, success=conversation.success)
+
+    def turns(self, conversation: Conversation) -> tuple[str, tuple[Turn, ...]]:
+        """Return the instruction and the turns of a conversation."""
+        messages = list(conversation.messages)
+        if messages and messages[0][0] == "system":
+            del messages[0]
+        roles = [role for role, _ in messages]
+        if not messages or roles != ["user", "assistant"] * (len(messages) // 2):
+            raise ValueError("user and assistant must take turns, and the assistant have the last word")
+        prompts = [text for _, text in messages[::2]]
+        responses = [text for _, text in messages[1::2]]
+        places = sum(prompt.count(PICTURE) for prompt in prompts)
+        if places != len(conversation.screenshots):
+            raise ValueError(
+                f"its messages show {places} screenshots, and it has {len(conversation.screenshots)}"
+            )
+
+        screenshots = list(conversation.screenshots)
+        instruction = ""
+        turns: list[Turn] = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            if prompt.count(PICTURE) > 1 or IMAGE_PAD in response:
+                raise ValueError("a screenshot must be in a user's message, with no other beside it")
+            message = read_in_tags(prompt) if self.settings.kind == "visual" else read_in_rounds(prompt)
+            instruction = instruction or message.instruction
+            # a message tells what the calls before it did
+            if turns:
+                turns[-1] = replace(turns[-1], feedback=message.feedback)
+            screenshot = screenshots.pop(0) if PICTURE in prompt else None
+            turns.append(self.turn(message.observation, screenshot, response))
+        return instruction, tuple(turns)
+
+    def turn(self, observation: Observation, screenshot: bytes | None, response: str) -> Turn:
+        """Return a turn, which is trained on if its page is shown and its response can be parsed."""
+        text = response.rstrip().removesuffix("<|im_end|>")
+        if self.settings.kind == "text" and self.settings.thinking:
+            text = comments_as_thought(text)
+        else:
+            text = with_opening_think(text)
+        parsed = self.agent.parse(text)
+        images = () if screenshot is None else (self.images.put(screenshot),)
+        is_shown = bool(images or observation.page_text)
+        return Turn(
+            shared=0,
+            branch=(),
+            response_ids=(),
+            logprobs=(),
+            text=text,
+            images=images,
+            parsed=parsed,
+            observation=observation.text,
+            page_text=observation.page_text,
+            trained=is_shown and not parsed.error,
+        )
+
+
+def read_demonstrations(path: Path, reader: Reader) -> list[Trajectory]:
+    """Return a file's successes that have a turn to clone. ValueError names a broken record, or says that
+    there is no success."""
+    demonstrations = []
+    unreadable = 0
+    for place, record in file_records(path):
         try:
-            told = trajectory_of(record, f"{path.stem}, {place}", harness)
+            trajectory = reader.trajectory(record, f"{path.stem}, {place}")
         except ValueError as problem:
             raise ValueError(f"{path}, {place}: {problem}") from None
-        shown = [turn for turn in told.turns if turn.images or turn.page_text]
-        unreadable += sum(not turn.trained for turn in shown)
-        if told.success and any(turn.trained for turn in told.turns):
-            found.append(tokenised(told, harness))
-    if not found:
-        raise ValueError(f"--sft.demos {path} holds no success to clone")
-    responses = sum(turn.trained for trajectory in found for turn in trajectory.turns)
-    say(f"{path}: {len(found)} demonstrations, {responses} responses to clone; {unreadable} were unreadable")
-    return found
+        for turn in trajectory.turns:
+            is_shown = bool(turn.images or turn.page_text)
+            unreadable += is_shown and not turn.trained
+        if trajectory.success and any(turn.trained for turn in trajectory.turns):
+            demonstrations.append(trajectory)
+    if not demonstrations:
+        raise ValueError(f"{path} holds no success to clone")
+    responses = sum(turn.trained for trajectory in demonstrations for turn in trajectory.turns)
+    counts = f"{len(demonstrations)} demonstrations, {responses} responses to clone"
+    say(f"{path}: {counts}; {unreadable} were unreadable")
+    return demonstrations
 
 
-def trajectory_of(record: Any, name: str, harness: Harness) -> Trajectory:
-    """Return a public record as what a served model leaves. ValueError says what is wrong with it."""
-    task, others, pictures = None, {}, list[Any]()
+def read_conversation(record: Any) -> Conversation:
+    """Return a record of any of the three forms. ValueError if it has none of them."""
     match record:
-        case {"conversations": [{"from": "human", "value": str(asked)}, {"from": "gpt", "value": str(said)}]}:
-            messages = webrl_messages(asked, said)
-        case {"prompt": str(asked), "response": str(said), "metadata": {"images": [*pictures], **facts}}:
-            parts = [part.partition("\n") for part in asked.split("<|im_start|>")[1:-1]]  # ChatML
-            messages = [(role, text.rstrip().removesuffix("<|im_end|>")) for role, _, text in parts]
-            messages.append(("assistant", said))
-            task = task_of({"metadata": {key: facts[key] for key in facts.keys() & TASK_FIELDS}})
-            others = {"member": record.get("rollout_idx", 0), "success": record.get("reward", 1) == 1}
-        case {"messages": [*messages], **others}:
-            messages, pictures = chat_messages(messages, others.get("images"))
-            task = task_of(json.loads(str(others["task"]))) if "task" in others else None
-        case _:
-            fields = ", ".join(record) if isinstance(record, dict) else "none"
-            raise ValueError(f"none of the forms in minirl/data/readers.py; its fields are {fields:.200}")
-    instruction, turns = turns_of(messages, pictures, harness)
-    member, success = int(str(others.get("member", 0))), others.get("success", True) is True
-    return Trajectory(task or Task(name, instruction, ""), member, turns=turns, success=success)
+        case {
+            "conversations": [{"from": "human", "value": str(prompt)}, {"from": "gpt", "value": str(action)}]
+        }:
+            return Conversation(read_webrl_step(prompt, action))
+        case {"prompt": str(), "response": str(), "metadata": {"images": [*_]}}:
+            return read_openwebrl_turn(record)
+        case {"messages": [*_]}:
+            return read_chat(record)
+    fields = ", ".join(record) if isinstance(record, dict) else "none"
+    raise ValueError(f"none of the forms in minirl/data/readers.py; its fields are {fields:.200}")
 
 
-def webrl_messages(asked: str, answer: str) -> list[Said]:
+def read_webrl_step(prompt: str, last_action: str) -> list[ChatMessage]:
     """Return a step as a chat. Its past rounds show no page, the first one the task in its place."""
-    opening, *rest = WEBRL_ROUND.split(asked)
-    rounds = [body.partition(WEBRL.to_assistant) for body in rest[1::2]]
-    if not rounds or rest[::2] != [str(n) for n in range(len(rounds))]:
+    # before the first round stands the task; then number and text of each round alternate
+    opening, *rest = WEBRL_ROUND.split(prompt)
+    numbers, rounds = rest[::2], rest[1::2]
+    if not rounds or numbers != [str(n) for n in range(len(rounds))]:
         raise ValueError("its rounds must be numbered from 0 on")
-    pages = [LEFT_OUT] * (len(rounds) - 1) + [rounds[-1][0]]
-    actions = [action.removesuffix(WEBRL.close) for _, _, action in rounds[:-1]] + [answer]
-    said = list[Said]()
-    for n, (page, action) in enumerate(zip(pages, actions, strict=True)):
-        said += [("user", f"{'' if n else opening}Round {n}\n\n{page}"), ("assistant", action)]
-    return said
+    messages = []
+    for n, text in enumerate(rounds):
+        page, _, action = text.partition(WEBRL.to_assistant)
+        action = action.removesuffix(WEBRL.close)
+        if n == len(rounds) - 1:
+            action = last_action
+        else:
+            page = LEFT_OUT
+        head = opening if n == 0 else ""
+        messages += [("user", f"{head}Round {n}\n\n{page}"), ("assistant", action)]
+    return messages
 
 
-def chat_messages(messages: Sequence[Any], cells: Any) -> tuple[list[Said], list[Any]]:
-    """Return the messages with PICTURE where a screenshot is, and the screenshots in their order."""
-    cells, said = cells if isinstance(cells, list) else [], list[Said]()
-    pictures = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
-    for message in messages:
+def read_openwebrl_turn(record: Mapping[str, Any]) -> Conversation:
+    """Return a turn with its history, whose prompt is in ChatML."""
+    messages = []
+    for part in record["prompt"].split("<|im_start|>")[1:-1]:
+        role, _, text = part.partition("\n")
+        messages.append((role, text.rstrip().removesuffix("<|im_end|>")))
+    messages.append(("assistant", record["response"]))
+    metadata = record["metadata"]
+    task_fields = {name: value for name, value in metadata.items() if name in TASK_FIELDS}
+    return Conversation(
+        messages,
+        screenshots=[read_picture(cell) for cell in metadata["images"]],
+        task=parse_task({"metadata": task_fields}),
+        member=int(str(record.get("rollout_idx", 0))),
+        success=record.get("reward", 1) == 1,
+    )
+
+
+def read_chat(record: Mapping[str, Any]) -> Conversation:
+    """Return a record of `messages`, whose screenshots are in `images`, or in the messages as addresses."""
+    cells = record.get("images")
+    pictures = list(cells) if isinstance(cells, list) else []
+    messages = []
+    for message in record["messages"]:
         match message:
-            case {"role": str(role), "content": str(words)}:
-                words = words.replace("<image>", PICTURE) if pictures else words
-                parts: list[Any] = [{"type": "text", "text": words}]
+            case {"role": str(role), "content": str(text)}:
+                # without pictures `<image>` is a word of the page
+                messages.append((role, text.replace("<image>", PICTURE) if pictures else text))
             case {"role": str(role), "content": [*parts]}:
-                pass
+                messages.append((role, read_parts(parts, pictures)))
             case _:
                 raise ValueError(f"a message needs a role and a content, not {message!r:.60}")
-        text = ""
-        for part in parts:
-            match part:
-                case {"type": "text", "text": str(words)}:
-                    text += words
-                case {"type": "image"}:
-                    text += PICTURE
-                case {"type": "image_url", "image_url": {"url": address}}:
-                    text, pictures = text + PICTURE, [*pictures, address]
-                case _:
-                    raise ValueError(f"a part of a message is neither text nor image: {part!r:.60}")
-        said.append((role, text))
-    return said, pictures
+    return Conversation(
+        messages,
+        screenshots=[read_picture(cell) for cell in pictures],
+        task=parse_task(json.loads(str(record["task"]))) if "task" in record else None,
+        member=int(str(record.get("member", 0))),
+        success=record.get("success", True) is True,
+    )
 
 
-def turns_of(said: Sequence[Said], pictures: Sequence[Any], harness: Harness) -> tuple[str, tuple[Turn, ...]]:
-    """Return the instruction and the turns of a conversation, which the configured agent has had."""
-    agent, config, turns, instruction = harness.agent, harness.config.agent, list[Turn](), ""
-    said = said[1:] if said and said[0][0] == "system" else said
-    if not said or [role for role, _ in said] != ["user", "assistant"] * (len(said) // 2):
-        raise ValueError("user and assistant must take turns, and the assistant say the last word")
-    if (places := sum(text.count(PICTURE) for _, text in said[::2])) != len(pictures):
-        raise ValueError(f"its messages show {places} screenshots, and it has {len(pictures)}")
-    names = iter([harness.images.put(picture(cell)) for cell in pictures])
-    for (_, asked), (_, text) in zip(said[::2], said[1::2], strict=True):
-        task, lines, seen = (in_tags if config.kind == "visual" else in_rounds)(asked)
-        if asked.count(PICTURE) > 1 or IMAGE_PAD in text:
-            raise ValueError("a screenshot must be in a user's message, with no other beside it")
-        instruction = instruction or task
-        turns[-1:] = [replace(turn, feedback=lines) for turn in turns[-1:]]
-        text = text.rstrip().removesuffix("<|im_end|>")
-        text = as_answer(text) if config.kind == "text" and config.thinking else whole(text)
-        images = tuple(next(names) for _ in range(asked.count(PICTURE)))
-        turn = Turn(0, (), (), (), text, images, agent.parse(text), (), seen.text, seen.page_text)
-        is_shown = bool(images or seen.page_text)
-        turns.append(replace(turn, trained=is_shown and not turn.parsed.error))
-    return instruction, tuple(turns)
+def read_parts(parts: Sequence[Any], pictures: list[Any]) -> str:
+    """Return a message's parts as one text, and append the pictures that they hold themselves."""
+    text = ""
+    for part in parts:
+        match part:
+            case {"type": "text", "text": str(words)}:
+                text += words
+            case {"type": "image"}:
+                text += PICTURE
+            case {"type": "image_url", "image_url": {"url": address}}:
+                text += PICTURE
+                pictures.append(address)
+            case _:
+                raise ValueError(f"a part of a message is neither text nor image: {part!r:.60}")
+    return text
 
 
-def in_tags(text: str) -> tuple[str, tuple[str, ...], Observation]:
-    """Return the task, the feedback and the observation in a message to the visual agent."""
-    before, opened, seen = text.partition("<observation>")
-    seen, closed, _ = seen.rpartition("</observation>")
+def read_in_tags(text: str) -> UserMessage:
+    """Return what a message to the visual agent holds."""
+    before, opened, rest = text.partition("<observation>")
+    observation, closed, _ = rest.rpartition("</observation>")
     if not opened or not closed:
         raise ValueError("a user's message has no <observation>, as the visual agent's have")
-    seen = seen.replace(PICTURE, "").strip().removesuffix("screenshot:").rstrip()
-    task = before.partition("<user_request>")[2].rpartition("</user_request>")[0].strip()
-    lines = before.partition("<tool_response>")[2].strip().splitlines()
-    return task, tuple(lines), Observation(seen)
+    observation = observation.replace(PICTURE, "").strip().removesuffix("screenshot:").rstrip()
+    instruction = before.partition("<user_request>")[2].rpartition("</user_request>")[0].strip()
+    feedback = before.partition("<tool_response>")[2].strip().splitlines()
+    return UserMessage(instruction, tuple(feedback), Observation(observation))
 
 
-def in_rounds(text: str) -> tuple[str, tuple[str, ...], Observation]:
-    """Return the task, the feedback and the page in a message to the text agent."""
+def read_in_rounds(text: str) -> UserMessage:
+    """Return what a message to the text agent holds."""
     head = TASK_AND_ROUND.match(text)
     if not head:
         raise ValueError("a user's message does not begin with Round 0, 1, ..., as the text agent's do")
     parts = [part for part in text[head.end() :].split("\n\n") if part]
-    lines = tuple(takewhile(lambda part: not part.startswith(("<", "Tabs: ", LEFT_OUT)), parts))
-    page = "\n\n".join(parts[len(lines) :])
-    return head[1] or "", lines, Observation("", page_text="" if page == LEFT_OUT else page)
+    feedback = tuple(takewhile(lambda part: not part.startswith(("<", "Tabs: ", LEFT_OUT)), parts))
+    page = "\n\n".join(parts[len(feedback) :])
+    if page == LEFT_OUT:
+        page = ""
+    return UserMessage(head[1] or "", feedback, Observation("", page_text=page))
 
 
-def as_answer(text: str) -> str:
+def comments_as_thought(text: str) -> str:
     """Return WebRL's comments and action as WebAgent-R1's thought and answer; other responses as they are."""
+    if "<answer>" in text:
+        return text
     lines = text.strip().splitlines()
     comments = list(takewhile(lambda line: line.startswith("#"), lines))
     action = "\n".join(lines[len(comments) :])
-    said = f"<think> {' '.join(comments)} </think> <answer> {action} </answer>"
-    return text if "<answer>" in text else said
+    return f"<think> {' '.join(comments)} </think> <answer> {action} </answer>"
 
 
-def whole(text: str) -> str:
+def with_opening_think(text: str) -> str:
     """Return a response with the `<think>` that its model's template had written."""
     return text if "<think>" in text or "</think>" not in text else f"<think>\n{text}"
 
 
-def as_address(cell: Any) -> str:
-    """Return a Parquet cell's bytes as a data: address. TypeError for what else JSON lacks."""
-    return "data:;base64," + b64encode(cell).decode()
-
-
-def picture(address: Any) -> bytes:
-    """Return the bytes of a data: address, or of base64. ValueError if they are no picture."""
+def read_picture(cell: Any) -> bytes:
+    """Return a picture's bytes: a Parquet cell's, or those in a data: address or in base64."""
+    if isinstance(cell, dict):
+        cell = cell.get("bytes")
     try:
-        content = b64decode(str(address).rpartition(",")[2], validate=True)
+        content = cell if isinstance(cell, bytes) else b64decode(str(cell).rpartition(",")[2], validate=True)
         Image.open(BytesIO(content)).verify()
     except (ValueError, OSError, SyntaxError, Image.DecompressionBombError):
-        raise ValueError(f"{address!r:.60} is no picture in base64") from None
+        raise ValueError(f"{cell!r:.60} is no picture in base64") from None
     return content

@@ -16,7 +16,7 @@ from typing import Any
 
 from minirl.benchmarks.task_files import import_pyarrow
 from minirl.console import first_line
-from minirl.data.readers import whole
+from minirl.data.readers import with_opening_think
 from minirl.run_folder import write_atomic
 from minirl.types import Agent, ImageStore, Observation, Trajectory
 
@@ -36,7 +36,7 @@ def row_of(trajectory: Trajectory, agent: Agent, images: ImageStore) -> dict[str
         if turn.images:
             asked = message("user", f"{head}{page}screenshot:\n", None, f"\n{tail}")
             shown.append({"bytes": images.get(turn.images[-1]), "path": None})
-        messages += [asked, message("assistant", whole(turn.text))]
+        messages += [asked, message("assistant", with_opening_think(turn.text))]
         feedback = agent.visible_feedback(turn.parsed, turn.feedback)
     facts = {"task": json.dumps(asdict(task)), "task_id": task.id, "site": task.site}
     facts |= {"member": trajectory.member, "stop": trajectory.stop.value, "success": trajectory.success}

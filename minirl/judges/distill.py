@@ -98,7 +98,7 @@ async def score_judge(config: JudgeScriptConfig, ranks: Ranks) -> None:
         images = RunsImages(e.label.run for e in examples)
     else:
         raise ValueError(f"{path} is not there: run judge.py distil first, or give --bench FOLDER")
-    name = config.judge.path.removeprefix("runs/") or config.judge.model
+    name = config.judge.path.removeprefix(f"{config.run_dir.parent}/") or config.judge.model
     async with open_judge(config, ranks, images) as judge:
         verdicts = await ask_all(judge, [e.trajectory for e in examples], config.judge.concurrency)
     judged = zip(examples, verdicts, strict=True)

@@ -21,22 +21,19 @@ from minirl.console import printable, progress
 from minirl.run_folder import read_records, save_tasks, write_atomic
 from minirl.samplers.endpoint import open_endpoint
 from minirl.types import Task
-from minirl.worlds import bench as benchmark
 from minirl.worlds import lint
 from minirl.worlds import tasks as tasks_of_sites
 from minirl.worlds.authoring import Author, write_site
 from minirl.worlds.fsm_file import load_fsm, read_json
-from minirl.worlds.generate import LEVELS, THEMES, VOCABULARY, make_site
+from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.infer_bindings import world_of
 from minirl.worlds.interpreter import World
-from minirl.worlds.pixels import with_drawings
+from minirl.worlds.looks import text_of
 from minirl.worlds.render import load_world, name_of, save_world
 from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
-from minirl.worlds.several import make_pair
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
 from minirl.worlds.steps import GROUNDING, one_of_each, recorded, save_steps
-from minirl.worlds.tables import text_of
 from minirl.worlds.walks import COUNT, make_walks
 
 TEMPLATE = EndpointConfig()  # which serves nobody
@@ -45,7 +42,7 @@ Level = Literal["first", "easy", "medium", "hard"]
 SPLITS = ("train", "heldout", "train", "validation", "train")
 Folders = tyro.conf.Positional[tuple[Path, ...]]
 File = tyro.conf.Positional[Path]
-Made = tuple[Path, Sequence[World], Sequence[Task]]  # a folder, its sites and its tasks
+Made = tuple[Path, World, Sequence[Task]]  # a folder, its site and its tasks
 
 
 def check(file: File) -> int:
@@ -88,27 +85,20 @@ def make(
     count: int = 1,
     level: Level | None = None,
     tasks: int = tasks_of_sites.COUNT,
-    doors: int = 0,
-    drawings: bool = False,
-    pairs: bool = False,
 ) -> int:
     """Sites with their tasks: one in the folder OUT, or several in OUT/train, OUT/heldout and OUT/validation.
     All levels and themes take turns, then comes the next seed. OUT/index.html shows what there is.
 
     Args:
-        themes: What the sites are about, by default all but the benchmark's.
+        themes: What the sites are about, by default all.
         skins: What they look like, by default whatever each seed draws. Theme, skin and machine are drawn
-            apart, so that each can be held out: --skins grid table for training, --skins magazine for tests.
+            apart, so that each can be held out: --skins table feed for training, --skins magazine for tests.
         level: How many steps a task takes: first 3 to 5 (clicks on large tiles, for small models), easy 5 to
             8, medium 10 to 15, hard 20 to 40.
         tasks: How many tasks a site is to have.
-        doors: How many things stand in the way on a medium or hard site: a late pop-up, an expired session,
-            an error page, a slow one, something sold out, a look-alike button, a field that complains.
-        drawings: Tasks about drawings, which only who sees can do. Not on the first level.
-        pairs: Tasks over two sites each, which lie in a folder with them. Theme and level are drawn.
     """
-    levels = [level] if level else list(LEVELS)[drawings:]
-    themes = themes or tuple(theme for theme in THEMES if theme not in VOCABULARY["bench"]["themes"])
+    levels = [level] if level else list(LEVELS)
+    themes = themes or tuple(THEMES)
 
     def made() -> Iterator[Made]:
         for n in range(count):
@@ -116,39 +106,22 @@ def make(
             split = SPLITS[n // len(levels) % len(SPLITS)] if count > 1 else ""
             later = seed + n // math.lcm(len(levels), len(themes))
             skin = Random(f"{seed} {n}").choice(skins or ("",))
-            if pairs:
-                yield out / split / f"pair-{seed + n}", *make_pair(seed + n, tasks, skin)
-                continue
-            world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin, doors)
-            world = with_drawings(world) if drawings else world
-            yield out / split / world.name, [world], tasks_of_sites.make_tasks(world, tasks)
+            world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin)
+            yield out / split / world.name, world, tasks_of_sites.make_tasks(world, tasks)
 
-    row, *_ = save_sites(out, "making sites", count, made())
+    row, *_ = save_sites(out, count, made())
     _say(f"to look at: {out}/index.html; to train: python train.py tiny --task.train {row['among']} ...")
     return 0
 
 
-def bench(out: Path, level: Level | None = None) -> int:
-    """The benchmark's sites and tasks, all or those of a level, in the folder OUT: on themes and skins that
-    `make` does not draw, and the same everywhere; where they would not be, an error says so."""
-    listed = [place for place in benchmark.LIST if level in (None, place["level"])]
-    made = ((out / world.name, [world], tasks) for world, tasks in map(benchmark.make, listed))
-    row, *_ = save_sites(out, "making the benchmark", len(listed), made)
-    _say(f"to evaluate: python eval.py RECIPE --task.heldout {out} --eval.episodes 1000; by hand: python -m")
-    _say(f"minirl demo --by-hand --site {out / row['folder']}")
-    return 0
-
-
-def save_sites(out: Path, phase: str, count: int, made: Iterable[Made]) -> list[dict[str, Any]]:
+def save_sites(out: Path, count: int, made: Iterable[Made]) -> list[dict[str, Any]]:
     """Write sites and their tasks into their folders, and a page with a table of them. Return its rows."""
     rows = []
-    with progress(phase, count) as meter:
-        for folder, sites, tasks in made:
-            for site in sites:
-                place = folder / site.name if len(sites) > 1 else folder
-                save_world(site, place)
-                row = {"folder": place.relative_to(out), "pages": len(site.fsm.pages), "among": folder.parent}
-                rows.append(row | {"tasks": tasks if site is sites[0] else ()})
+    with progress("making sites", count) as meter:
+        for folder, site, tasks in made:
+            save_world(site, folder)
+            row = {"folder": folder.relative_to(out), "pages": len(site.fsm.pages), "among": folder.parent}
+            rows.append(row | {"tasks": tasks})
             save_tasks(folder / "tasks.jsonl", tasks)
             meter.advance()
     places = ", ".join(dict.fromkeys(str(row["among"]) for row in rows))
@@ -266,7 +239,7 @@ def _say(line: str, file: TextIO | None = None) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run one verb and return the exit status."""
-    verbs = {f.__name__: f for f in (make, bench, check, solve, render, replay, record, author)}
+    verbs = {f.__name__: f for f in (make, check, solve, render, replay, record, author)}
     try:
         return tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.worlds", args=list(argv))
     except (ValueError, OSError, OverflowError) as error:  # the last: for an integer larger than any float

@@ -25,10 +25,10 @@ from minirl.worlds.fsm_file import load_fsm, read_json, validated
 from minirl.worlds.infer_bindings import world_of
 from minirl.worlds.interpreter import World
 from minirl.worlds.lint import Finding, check
+from minirl.worlds.looks import text_of
 from minirl.worlds.render import describe, embedded, name_of, save_world
 from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import SEARCH_SECONDS, solve
-from minirl.worlds.tables import text_of
 from minirl.worlds.walks import make_walks
 from minirl.worlds.widgets import WIDGETS
 

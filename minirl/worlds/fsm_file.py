@@ -218,16 +218,14 @@ class Fsm:
 
 @dataclass(frozen=True, config=CONFIG)
 class Goal:
-    """Conditions on the last state, and what is to be answered: one of the spellings in `answer`. A task over
-    several sites has a goal for each of the `sites` instead."""
+    """Conditions on the last state, and what is to be answered: one of the spellings in `answer`."""
 
     page: str = ""  # "": on any page
     where: tuple[Condition, ...] = ()
     answer: tuple[str, ...] = ()
-    sites: dict[str, "Goal"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not (self.page or self.where or self.answer or self.sites):
+        if not (self.page or self.where or self.answer):
             raise ValueError("a goal names a page, conditions or an answer")
 
 

@@ -15,12 +15,10 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from minirl.worlds.doors import add_doors
 from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.interpreter import World
-from minirl.worlds.looks import SHAPES, draw_style, dress
+from minirl.worlds.looks import SHAPES, draw_style, dress, read_table
 from minirl.worlds.shop import CHOICES, SHOP, TO_PRESS, draw_places, records_of
-from minirl.worlds.tables import read_table
 from minirl.worlds.widgets import Json, Offered, action, condition, control, effect
 
 ITEM, *TILES = CHOICES  # the words for what tiles show first, and for what they can ask then
@@ -30,15 +28,13 @@ NAMED = json.loads(json.dumps(VOCABULARY), object_hook=lambda fields: SimpleName
 THEMES, LEVELS = {theme.name: theme for theme in NAMED.themes}, vars(NAMED.levels)
 
 
-def make_site(theme: str, seed: int, level: str = "medium", skin: str = "", doors: int = 0) -> World:
+def make_site(theme: str, seed: int, level: str = "medium", skin: str = "") -> World:
     """Return the site `<theme>-<level>-<seed>`: the same arguments give the same site. Another `skin` than
-    the one that the seed draws changes the looks alone. With `doors`, which only medium and hard sites can
-    have, `<theme>-<level>-<seed>-<n>doors` has the same pages, and something in the way."""
+    the one that the seed draws changes the looks alone."""
     if theme not in THEMES:
         raise ValueError(f"there is no theme {theme!r}; there are: {', '.join(THEMES)}")
     plan = Plan(THEMES[theme], LEVELS[level], Random(f"{theme} {level} {seed}"))
-    doors *= plan.level.has_doors
-    world = plan.world(f"{theme}-{level}-{seed}" + f"-{doors}doors" * (doors > 0), doors)
+    world = plan.world(f"{theme}-{level}-{seed}")
     return world if plan.is_tiles else dress(world, THEMES[theme].category, skin)
 
 
@@ -62,17 +58,14 @@ class Plan:
         self.has_cookie = not self.is_tiles and rng.random() < 0.7
         self.id_style = rng.choice(VOCABULARY["id_styles"])
 
-    def world(self, name: str, doors: int = 0) -> World:
+    def world(self, name: str) -> World:
         """Return the site with its records, words and looks; to be called once."""
-        document, facts = self.fsm(), {}  # facts of a record in a row, and how they are said
-        if doors:
-            add_doors(document, self.labels, doors, Random(f"doors {name}"))
-        fsm = load_fsm(document)
+        fsm, facts = load_fsm(self.fsm()), {}  # facts of a record in a row, and how they are said
         for entity in self.entities:
             numbers = {number.name: f"{number.name} {number.unit}" for number in entity.numbers}
             facts[entity.plural] = {"kind": "{}", **numbers, **dict.fromkeys(entity.flags, "{}")}
         words = {"brand": self.brand, "labels": self.labels, "messages": self.messages, "facts": facts}
-        style = words | {"look": self.level.look} | ({"complains": True} if doors else {})
+        style = words | {"look": self.level.look}
         if self.is_tiles:
             style |= draw_style(self.rng) | {"letters": self.rng.randint(22, 28)}
             style["places"] = draw_places(fsm, self.data, self.rng)

@@ -17,9 +17,8 @@ from typing import Any
 
 from minirl.worlds.fsm_file import Action, Bind, Condition, Effect, Fsm, Page, is_number
 from minirl.worlds.interpreter import World
-from minirl.worlds.looks import SHAPES, dress
+from minirl.worlds.looks import SHAPES, dress, read_table
 from minirl.worlds.search import interceptors
-from minirl.worlds.tables import read_table
 from minirl.worlds.widgets import options_of, widget_of, words_in
 
 WORDS = read_table("released")

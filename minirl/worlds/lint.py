@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from minirl.worlds.fsm_file import Action, Condition, Fsm, Goal, Page, dotted, is_placeholder, load_fsm
 from minirl.worlds.interpreter import World, meets, suits
+from minirl.worlds.looks import read_table
 from minirl.worlds.search import SEARCH_SECONDS, solve
-from minirl.worlds.tables import read_table
 from minirl.worlds.widgets import SELECTOR
 
 MAX_STATES = 20_000  # a site of a person's size has some hundreds

@@ -31,8 +31,6 @@ function partsOf(record) {
 
 const flag = ([name, isOn]) => isOn ? element("b", "flag on", name) : element("s", "flag off", name);
 const words = (parts) => parts.words.map(([, text]) => element("em", "kind", text));
-// "price 40 crowns", but "7 votes"
-const named = ([name, text]) => text.includes(name) ? text : `${name} ${text}`;
 const number = ([name, text]) => nodeOf("span", "number", text.includes(name) ? null : element("small", "", name + " "),
   element("strong", "", text));
 const titleOf = (record) => Object.assign(element("a", "title", record.title), { href: "#" });
@@ -40,33 +38,13 @@ const by = (record) => record.by ? nodeOf("cite", "by", record.by, ", ", element
 const when = (record) => record.date ? Object.assign(element("time", "", record.date), { dateTime: record.date }) : null;
 const short = (record) => record.text ? element("p", "text", record.text.split(". ")[0] + ".") : null;
 
-// The share of a record's first number in the largest one of its kind.
-function shareOf(record, [name]) {
-  return record[name] / Math.max(...world.data[record.collection].map((one) => one[name]), 1);
-}
-
-function meterOf(record, fact) {
-  const made = element("meter", "");
-  made.value = fact ? shareOf(record, fact) : 0;
-  return made;
-}
-
 // How each skin draws one record of a list; [tag of the list, tag of the record, its children].
 const ITEMS = {
-  grid: ["ul", "li", (r, p) => [
-    nodeOf("figure", "", scene(r), nodeOf("figcaption", "", ...words(p))),
-    nodeOf("h3", "", titleOf(r)), by(r),
-    nodeOf("p", "numbers", ...p.numbers.map(number)), nodeOf("p", "flags", ...p.flags.map(flag))]],
   table: ["tbody", "tr", (r, p) => [
     nodeOf("td", "picture", scene(r)), nodeOf("td", "", titleOf(r)),
     ...p.words.map(([, text]) => element("td", "", text)),
     ...p.numbers.map(([, text]) => element("td", "number", text)),
     ...p.flags.map(([, isOn]) => element("td", isOn ? "flag on" : "flag off", isOn ? "yes" : "no"))]],
-  rows: ["div", "article", (r, p) => [
-    scene(r),
-    nodeOf("div", "middle", nodeOf("h3", "", titleOf(r)), by(r), short(r), nodeOf("p", "flags", ...p.flags.map(flag))),
-    nodeOf("div", "price", ...words(p), ...p.numbers.slice(0, 1).map(number), ...p.numbers.slice(1).map(number),
-      element("span", "pill", "See more"))]],
   feed: ["div", "article", (r, p) => [
     nodeOf("header", "", face(r.by ?? r.title), nodeOf("div", "", nodeOf("h3", "", titleOf(r)), by(r), when(r))),
     r.text ? element("p", "text", r.text) : null, scene(r),
@@ -75,16 +53,10 @@ const ITEMS = {
     scene(r), nodeOf("p", "kicker", ...words(p)), nodeOf("h3", "", titleOf(r)),
     r.text ? element("p", "text", r.text) : null,
     nodeOf("p", "numbers", ...p.numbers.map(number), ...p.flags.map(flag)), by(r)]],
-  dashboard: ["ul", "li", (r, p) => [
-    scene(r), nodeOf("div", "name", titleOf(r), ...words(p)), meterOf(r, p.numbers[0]),
-    ...p.numbers.map(number), nodeOf("span", "flags", ...p.flags.map(flag))]],
   portal: ["div", "section", (r, p) => [
     nodeOf("h3", "", titleOf(r), " ", ...words(p)), scene(r),
     nodeOf("dl", "", ...p.numbers.flatMap(([name, text]) => [element("dt", "", name), element("dd", "", text)]),
       ...p.flags.flatMap(([name, isOn]) => [element("dt", "", name), element("dd", "", isOn ? "yes" : "no")]))]],
-  compact: ["ol", "li", (r, p) => [
-    scene(r), titleOf(r), nodeOf("small", "", ...words(p), ...p.numbers.map((fact) => ` | ${named(fact)}`),
-      ...p.flags.map(([name, isOn]) => ` | ${isOn ? "" : "not "}${name}`), r.by ? ` | ${r.by}` : null)]],
 };
 
 function itemOf(record) {
@@ -259,12 +231,6 @@ const BLOCKS = {
     ...world.words.reviews.map(([name, text]) => nodeOf("blockquote", "", element("q", "", text), face(name), element("cite", "", name)))),
   people: () => nodeOf("section", "people", element("h2", "", "Who is here"),
     nodeOf("ul", "", ...world.words.reviews.map(([name]) => nodeOf("li", "", face(name), element("span", "", name))))),
-  charts: () => nodeOf("section", "charts", ...Object.entries(world.data).map(([name, records]) => {
-    const fact = partsOf(records[0]).numbers[0];
-    return nodeOf("figure", "", element("strong", "", String(records.length)), ` ${name}`,
-      fact ? bars(records.slice(0, 12).map((one) => shareOf(one, fact))) : null,
-      fact ? element("figcaption", "", fact[0]) : null);
-  })),
   hours: () => nodeOf("section", "hours", element("h2", "", "Our desks"), nodeOf("table", "", nodeOf("tbody", "",
     ...world.words.towns.map((town, i) => nodeOf("tr", "", element("th", "", town), element("td", "", `${8 + i}:00 to 17:00`)))))),
   news: () => nodeOf("section", "news", element("h2", "", "In short"), nodeOf("ul", "",
@@ -324,7 +290,7 @@ function hero() {
 // --- the page ------------------------------------------------------------------------------------------
 
 const ENTRIES = ["choice", "select", "radio", "tabs", "upload", "autocomplete", "drop", "slider", "checkbox", "search", "date", "field"];
-const MAKERS = { button, link, banner, door, confirm, window: windowLink, checkbox, choice, select, radio, tabs, upload,
+const MAKERS = { button, link, banner, confirm, window: windowLink, checkbox, choice, select, radio, tabs, upload,
   autocomplete, drop, field, search, slider, date };
 
 // The page's widgets, and their nodes by the role that they play in it.
@@ -344,7 +310,7 @@ function parts(page) {
       for (const one of shared) done.add(one);
     } else {
       const goes = action.kind === "button" && action.is_navigation;
-      const role = ["banner", "door"].includes(action.kind) ? "notice" : ENTRIES.includes(action.kind) ? "entry"
+      const role = action.kind === "banner" ? "notice" : ENTRIES.includes(action.kind) ? "entry"
         : goes && action.is_quiet ? "back" : goes && page.is_first ? "way" : "action";
       put(role, (role === "back" || role === "way" ? link : MAKERS[action.kind])(action), action);
       done.add(action);

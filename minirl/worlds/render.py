@@ -30,9 +30,8 @@ from minirl.run_folder import write_atomic
 from minirl.types import Task
 from minirl.worlds.fsm_file import Action, document_of, load_fsm, read_json, validated
 from minirl.worlds.interpreter import State, World
-from minirl.worlds.looks import SKINS, USUAL
+from minirl.worlds.looks import SKINS, USUAL, text_of
 from minirl.worlds.shop import shops_of
-from minirl.worlds.tables import text_of
 from minirl.worlds.widgets import options_of, target_of, widget_of
 
 Site = World | Path  # either has a `name`
@@ -64,7 +63,6 @@ class Style(TypedDict, total=False):
     font: Literal["sans", "serif"]
     places: dict[str, dict[str, tuple[float, float, float, float]]]
     consent: str
-    drawings: dict[str, str]
 
 
 async def read_state(page: BrowserPage) -> State | None:
@@ -83,7 +81,7 @@ def render(world: World) -> bytes:
         sheets.insert(0, f"{world.style.get('font', 'sans')}.css")
     if look == "pages":
         sheets += [f"skins/{plan_of(world)['skin']}.css"]
-        scripts[2:2] = ["scenes.js", "widgets.js", *["drawn.js"] * ("drawings" in world.style)]
+        scripts[2:2] = ["scenes.js", "widgets.js"]
     css, script = ("".join(map(text_of, names)) for names in (sheets, scripts))
     html = text_of("page.html.j2", css=css, world=embedded(world), script=script)
     return html.encode("utf-8", errors="replace")  # a lone surrogate in a title becomes "?"

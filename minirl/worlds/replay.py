@@ -20,9 +20,9 @@ from minirl.config import BrowserConfig
 from minirl.samplers.endpoint import ask_all
 from minirl.types import BrowserFault, Session, Stop, Task, ToolFailure
 from minirl.worlds.interpreter import State, World, apply, initial_state
+from minirl.worlds.looks import read_table, text_of
 from minirl.worlds.render import SiteServer, read_state
 from minirl.worlds.search import Step, solve
-from minirl.worlds.tables import read_table, text_of
 from minirl.worlds.widgets import gui_steps
 
 MOST_SCROLLS = 10  # until an element must be in the window

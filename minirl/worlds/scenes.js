@@ -1,4 +1,4 @@
-// Pictures that are drawn, not loaded: a scene for each record, faces, icons and small charts. A record's scene
+// Pictures that are drawn, not loaded: a scene for each record, faces and icons. A record's scene
 // shows its `shape` in its colour `fill`, large and alone, before a background that its id decides.
 
 const STROKES = { // icons, on a grid of 24
@@ -82,11 +82,4 @@ function face(name) {
   const hue = Math.floor(360 * next.next().value), width = 60 + 40 * next.next().value;
   return picture(`<path fill="hsl(${hue} 40% 80%)" d="M0 0h400v300h-400z"/><ellipse fill="hsl(${hue} 35% 45%)" cx="200"
     cy="300" rx="${width + 50}" ry="90"/><circle fill="hsl(${hue} 30% 62%)" cx="200" cy="130" r="${width - 5}"/>`, 300, 300);
-}
-
-// Bars of the given heights, from 0 to 1.
-function bars(values) {
-  const width = 400 / values.length;
-  const one = (value, i) => `<path d="M${i * width + 4} 300v-${20 + 260 * value}h${width - 8}v${20 + 260 * value}z"/>`;
-  return picture(`<g fill="${world.style.accent}">${values.map(one).join("")}</g>`, 400, 300, "none");
 }

@@ -9,7 +9,6 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from minirl.agents import simplified_html
@@ -19,11 +18,10 @@ from minirl.model import Preprocessor
 from minirl.rollout import RolloutWorker
 from minirl.types import BrowserFault, Prompt, Sample, Session, Stop, Task, Trajectory
 from minirl.worlds.fsm_file import load_goal
-from minirl.worlds.interpreter import State, World, apply, initial_state
+from minirl.worlds.interpreter import World, apply, initial_state
 from minirl.worlds.render import sites_of, world_at
 from minirl.worlds.replay import MOST_SCROLLS, action, call, compare, find, is_visible, middle
 from minirl.worlds.search import solve
-from minirl.worlds.several import states_of
 from minirl.worlds.shop import SHOP, TO_PRESS
 from minirl.worlds.widgets import gui_steps
 
@@ -31,19 +29,15 @@ from minirl.worlds.widgets import gui_steps
 class ScriptedPolicy:
     """The shortest solution of one task, told turn by turn with the agent's own tools: of tiles all that is
     done on the current page, else as much of one step as can be seen, or a scroll towards it; a text agent's
-    response does one thing. A task over several `worlds` visits them in turn as its meta tells."""
+    response does one thing."""
 
-    def __init__(self, worlds: Sequence[World], task: Task, preprocessor: Preprocessor, agent: AgentConfig):
-        self.preprocessor, self.agent, (world, *_) = preprocessor, agent, worlds
-        sites, goals = {one.name: one for one in worlds}, task.goal.get("sites")
-        paths = {name: solve(sites[name], goal) for name, goal in (goals or {world.name: task.goal}).items()}
-        if None in paths.values():
-            raise ValueError(f"task {task.id} has no solution in {', '.join(paths)}")
-        ways = {name: iter(path or ()) for name, path in paths.items()}
-        visits = task.meta.get("visits", [(world.name, None)])
-        self.visits = [(sites[name], list(islice(ways[name], n))) for name, n in visits]
-        self.states = {name: initial_state(sites[name].fsm) for name in paths}  # tabs must show these by now
-        self.world, self.steps = self.visits.pop(0)  # to be taken
+    def __init__(self, world: World, task: Task, preprocessor: Preprocessor, agent: AgentConfig):
+        self.world, self.preprocessor, self.agent = world, preprocessor, agent
+        path = solve(world, task.goal)
+        if path is None:
+            raise ValueError(f"task {task.id} has no solution in {world.name}")
+        self.steps = list(path)  # to be taken
+        self.state = initial_state(world.fsm)  # which the page must show by now
         self.left = list[dict[str, Any]]()  # operations of the first one
         self.answer = next(iter(load_goal(task.goal).answer), "done")
         self.is_tiles, self.scrolls = world.style.get("look", "tiles") == "tiles", 0
@@ -56,29 +50,9 @@ class ScriptedPolicy:
         return Sample(ids, (0.0,) * len(ids), "stop")
 
     async def respond(self, session: Session) -> str:
-        """Return the next response's text. BrowserFault if a site is not in the predicted state."""
+        """Return the next response's text. BrowserFault if the site is not in the predicted state."""
         await compare(session, self.state)
-        for name, states in (await states_of(session)).items() if len(self.states) > 1 else ():
-            if self.states[name].key() not in [state.key() for state in states]:
-                raise BrowserFault(Stop.ENV_ERROR, f"no tab shows {name} in the predicted state")
         return await (self._calls(session) if self.agent.kind == "visual" else self._action(session))
-
-    @property
-    def state(self) -> State:
-        return self.states[self.world.name]
-
-    def _goodbye(self, session: Session) -> tuple[list[dict[str, Any]], str]:
-        """Return what each agent says when the steps are done: that the task is, or the way to the next site,
-        to the newest of its tabs, which is opened if there is none."""
-        if not self.visits:
-            done = {"name": "done", "arguments": {"response": self.answer}}
-            return [done], f"exit(message={json.dumps(self.answer)})"
-        self.world, self.steps = self.visits.pop(0)
-        url = f"http://{self.world.name}.test/"
-        tabs = [n for n, page in enumerate(session.context.pages) if page.url.startswith(url)]
-        opening = [{"name": "new_tab", "arguments": {}}, {"name": "goto_url", "arguments": {"url": url}}]
-        calls = [{"name": "switch_tab", "arguments": {"tab_index": tabs[-1]}}] if tabs else opening
-        return calls, f'do(action="Switch Tab", argument="{tabs[-1] if tabs else 0}")'
 
     def _operations(self) -> list[dict[str, Any]]:
         """Return what is left to do of the next step."""
@@ -91,7 +65,7 @@ class ScriptedPolicy:
         words = " ".join(str(value) for value in step.params.values())
         self.left, self.scrolls = self.left[1:], 0
         if not self.left:
-            self.states[self.world.name] = apply(self.world.fsm, self.state, step.action_id, step.params)
+            self.state = apply(self.world.fsm, self.state, step.action_id, step.params)
             self.steps.pop(0)
         return words or str(await session.do(session.page.inner_text(selector))).strip()
 
@@ -102,7 +76,7 @@ class ScriptedPolicy:
 
     async def _action(self, session: Session) -> str:
         if not self.steps:
-            words, said = "done", self._goodbye(session)[1]
+            words, said = "done", f"exit(message={json.dumps(self.answer)})"
         else:
             wanted, *later = self._operations()
             if later and later[0]["op"] == "type_text" and later[0]["selector"] == wanted["selector"]:
@@ -136,7 +110,7 @@ class ScriptedPolicy:
             if target.box:
                 points[words if is_named else words.lower()] = middle(target.box, *size)
         if not self.steps:
-            calls += self._goodbye(session)[0]
+            calls.append({"name": "done", "arguments": {"response": self.answer}})
         return f"<think>\n{spoken(points, calls)}"
 
 
@@ -165,7 +139,7 @@ async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajecto
     async def solve_in_browser(task: Task) -> Trajectory:
         if not (worlds := [world_at(site) for site in sites_of([task])]):
             raise ValueError(f"task {task.id} has no scripted solution; give --warm-start a checkpoint")
-        policy = ScriptedPolicy(worlds, task, worker.harness.preprocessor, config.agent)
+        policy = ScriptedPolicy(worlds[0], task, worker.harness.preprocessor, config.agent)
         trajectory = await worker.episode(task, 0, policy, config.eval.max_steps)
         meter.advance(ranks.world)
         if not trajectory.success:

@@ -17,8 +17,7 @@ from typing import Any
 from minirl.types import Task
 from minirl.worlds.fsm_file import Action, Fsm, load_fsm
 from minirl.worlds.interpreter import World
-from minirl.worlds.looks import SHAPES, draw_style
-from minirl.worlds.tables import read_table
+from minirl.worlds.looks import SHAPES, draw_style, read_table
 from minirl.worlds.widgets import action, condition, control
 
 SHOP = read_table("shop")

@@ -24,8 +24,8 @@ from minirl.run_folder import ImageFolder, write_atomic
 from minirl.samplers.endpoint import Endpoint, EndpointError, open_endpoint
 from minirl.types import Task
 from minirl.worlds.interpreter import World
+from minirl.worlds.looks import read_table
 from minirl.worlds.replay import Grounded, Replay, replay_sites
-from minirl.worlds.tables import read_table
 
 WORDS = read_table("thoughts")
 THOUGHTS, ASKED = WORDS["thoughts"], WORDS["asked"]  # by action

@@ -17,12 +17,11 @@ from random import Random
 from typing import Any
 
 from minirl.types import Task
-from minirl.worlds import pixels
 from minirl.worlds.generate import ITEM
 from minirl.worlds.interpreter import State, World, apply, initial_state, parameter_values
+from minirl.worlds.looks import read_table
 from minirl.worlds.search import Step, solve
 from minirl.worlds.shop import CHOICES
-from minirl.worlds.tables import read_table
 from minirl.worlds.widgets import Json, condition, gui_steps
 
 WORDS = read_table("tasks")
@@ -39,8 +38,6 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
     cells = [*itertools.product(FAMILIES, MODES)]
     if world.style["look"] == "tiles":
         cells = [("solution", "plain")]
-    if "drawings" in world.style:  # of which alone such a site's tasks are
-        cells = [("drawing", mode) for mode in ("plain", *MODES)]
     rng.shuffle(cells)
     for family, mode in itertools.islice(itertools.cycle(cells), TRIES):
         draft = Draft(world, rng, used)
@@ -54,7 +51,7 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
         work = operations_of(world, steps)
         if low <= len(work) <= high and draft.text not in tasks:
             used.update(draft.flows)
-            able = ["visual"] if "drag" in work or "drawings" in world.style else ["visual", "text"]
+            able = ["visual"] if "drag" in work else ["visual", "text"]
             meta = {"world": world.name, "site": world.fsm.meta["theme"], "level": world.fsm.meta["level"]}
             meta |= {"family": family, "mode": mode, "steps": len(work), "agents": able, "finds": draft.finds}
             id = f"{world.name}-{len(tasks)}"
@@ -120,7 +117,7 @@ class Draft:
         if not (found := self._find(of, family, mode)):
             return False
         sentence, record = found
-        if family in ("question", "drawing"):
+        if family == "question":
             self.after = [sentence, self._question(of, record)]
             self.size += 3
         else:
@@ -191,19 +188,16 @@ class Draft:
     def do(self, flow: Json, sentence: str = "", item: str = "") -> None:
         """Add a flow, behind the sentence that opens its item, with a value for all that it asks."""
         values = {name: self.rng.choice(offered) for name, offered in flow["asks"].items()}
-        tried = {flow["sold_out"]: flow["gone"]} if "sold_out" in flow else {}
         id, words = flow["id"], dict[str, Any]()
         if id == "settings":
             on = self.rng.sample(list(values), self.rng.randint(1, 2))
             values = {name: name in on for name in values}
             words["on"] = " and ".join(name.replace("_", " ") for name in on)
         else:
-            told, given = WORDS["asks"], (values | tried).items()
+            told, given = WORDS["asks"], values.items()
             asked = [self.say(told.get(name, told["text"]), name=name, value=value) for name, value in given]
-            asked += [self.say(told["instead"], value=values[name], gone=one) for name, one in tried.items()]
             words["asks"] = ", " + ", ".join(asked)
         self.where += [condition(f"done.{id}.{name}", "eq", value) for name, value in values.items()]
-        self.where += [condition("done.doors.sold_out", "eq", value) for value in tried.values()]
         if item:
             self.where.append(condition(f"done.{id}.item", "eq", item))
         said = self.say(WORDS["flows"].get(id, WORDS["flows"]["item"]), verb=flow["verb"], **words)
@@ -214,9 +208,6 @@ class Draft:
 
     def _question(self, of: Json, record: Json) -> str:
         """Return a question about a record; its answer is noted, in all spellings that are right."""
-        if "drawings" in self.world.style:
-            words, self.answer = pixels.question(self.world, of["id"], record["id"])
-            return self.say(WORDS["questions"]["ask"], fact=self.say(words))
         facts = self.world.style["facts"][of["id"]]  # of which nobody need answer yes or no
         fact = self.rng.choice([n for n in ("colour", "shape", *facts) if not isinstance(record[n], bool)])
         value = str(record[fact])

@@ -10,8 +10,8 @@ from random import Random
 
 from minirl.types import Task
 from minirl.worlds.interpreter import World, apply, enabled, initial_state, parameter_values
+from minirl.worlds.looks import read_table
 from minirl.worlds.search import SEARCH_SECONDS, Step, solve
-from minirl.worlds.tables import read_table
 from minirl.worlds.widgets import condition, gui_steps, widget_of
 
 WORDS = read_table("walks")

@@ -85,17 +85,6 @@ function banner(action) {
   return { node, update: () => { node.hidden = !can(action); } };
 }
 
-// What stands in the way until it is answered: a box over the page, or all that is to be seen of it.
-function door(action) {
-  const { title, text, looks = "page" } = action.parameters;
-  const node = nodeOf("section", "door " + looks), answer = control("button", action.element, "button");
-  node.setAttribute("role", "alertdialog");
-  answer.append(label(action));
-  answer.addEventListener("click", () => take(action));
-  node.append(nodeOf("div", "notice", element("h2", "", title), element("p", "", text), answer));
-  return { node, update: () => { node.hidden = !can(action); } };
-}
-
 // A button that asks back before it does anything.
 function confirm(action) {
   const node = element("span", "asks"), box = element("div", "options dialog");

@@ -15,8 +15,8 @@ from typing import Any
 
 from minirl.worlds.fsm_file import Action, Fsm
 from minirl.worlds.interpreter import State, World, parameter_values
+from minirl.worlds.looks import read_table
 from minirl.worlds.search import Step, interceptors
-from minirl.worlds.tables import read_table
 
 SELECTOR = re.compile(r"([#.][A-Za-z_][\w-]*)+( ([#.][A-Za-z_][\w-]*)+)*")
 FACES = {"textarea": "field", "password": "field"}  # widgets that only look different from others

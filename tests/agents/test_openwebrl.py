@@ -34,11 +34,7 @@ NEEDED = {
 }  # fmt: skip
 
 
-def parameters(names="code") -> dict[str, dict]:
-    return {schema["function"]["name"]: schema["function"]["parameters"] for schema in schemas(names)}
-
-
-PUBLISHED = parameters()
+PUBLISHED = {schema["function"]["name"]: schema["function"]["parameters"] for schema in schemas()}
 
 
 def test_the_thirteen_tools_and_their_arguments():
@@ -254,27 +250,12 @@ def test_the_papers_names_mean_the_same(paper, code):
     assert ours == theirs and ours.error is None
 
 
-def test_the_schema_in_the_papers_names():
-    shown = parameters("paper")
-    assert list(shown["click"]["properties"]) == ["x", "y", "click_type", "button"]
-    assert shown["click"]["required"] == ["x", "y"]
-    assert shown["click"]["properties"]["click_type"]["enum"] == ["single", "double", "triple"]
-    required = {
-        "write": ["text"],
-        "switch_tab": ["index"],
-        "done": ["answer"],
-        "drag": ["x1", "y1", "x2", "y2"],
-    }
-    assert {name: shown[name]["required"] for name in required} == required
-    assert shown["goto_url"] == PUBLISHED["goto_url"]
-
-
 def test_a_system_prompt_from_a_file(tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_text("Mine.\n{tools}\nEnd. {braces} stay.")
-    text = system_prompt(brief=False, names="paper", file=path)
+    text = system_prompt(brief=False, file=path)
     assert text.startswith("Mine.\n{") and text.endswith("\nEnd. {braces} stay.")
-    assert '"click_type"' in text and '"point_2d"' not in text
+    assert '"point_2d"' in text
     path.write_text("No place.")
     with pytest.raises(ValueError, match="write {tools} where"):
         system_prompt(brief=False, file=path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -279,9 +278,9 @@ async def test_wait_and_exit(session):
     assert agent.final_answer(call) == "4" and "ended" in await agent.act(session, call)
 
 
-async def test_a_page_that_hangs_is_revived(pool):
+async def test_a_page_that_hangs_is_revived(pool, monkeypatch):
     async with pool.session() as session:
-        session.config = replace(CONFIG, call_seconds=1)
+        monkeypatch.setattr("minirl.browser.readiness.CALL_SECONDS", 1.0)
         await session.page.set_content("<button onclick='setTimeout(() => { for (;;); })'>Spin</button>")
         await webagent_r1.observe(session)
         await session.page.evaluate("document.querySelector('button').click()")

@@ -50,8 +50,6 @@ TRAJECTORIES, STATES = 11_663, 1000
 @dataclass
 class Args:
     sites: int = 12
-    doors: int = 0
-    """How many things stand in the way on medium and hard sites, which are then the only ones."""
     workers: int = 4
     """How many solutions are acted out at a time."""
     dollars_an_hour: float = 0.05
@@ -113,7 +111,7 @@ def table(head: str, rows: list[list[object]]) -> None:
 
 def main() -> None:
     args, levels = tyro.cli(Args), defaultdict[str, Level](Level)
-    for place in plan(args.sites, args.doors):
+    for place in plan(args.sites):
         levels[place["level"]].make(place)
     total = Level()
     for level in levels.values():

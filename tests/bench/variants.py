@@ -65,6 +65,15 @@ def thought(request: dict[str, Any]) -> str:
     return f"{task} # Element: {found[1] if found else 'done'}"
 
 
+def demos_with_thoughts(run: Run, url: str) -> Path:
+    """R1's demonstrations, with the thoughts of the endpoint."""
+    script = learning.ROOT / "examples/chain_of_thought/rewrite.py"
+    endpoint = ["--endpoint.url", url, "--endpoint.model", TEACHER]
+    command = [sys.executable, script, run.trajectory_path("demos"), *endpoint]
+    subprocess.run(list(map(str, command)), check=True, stdout=sys.stderr)
+    return run.trajectory_path("demos_thoughts")
+
+
 def measured(run: Run, label: str) -> dict[str, float]:
     """Of an evaluation: success, tokens a response, turns an episode."""
     trajectories = [t for t in run.load_trajectories(label) if t.valid]
@@ -79,7 +88,7 @@ def measured(run: Run, label: str) -> dict[str, float]:
 
 def curve(run: Run, weights: Path, flags: str) -> dict[int, float]:
     """Success within so many turns of what a run has saved, on its held-out tasks."""
-    place = ["--out", str(run.root.parent), "--name", run.root.name, "--model.path", str(weights)]
+    place = ["--name", str(run.root.resolve()), "--model.path", str(weights)]
     budgets = ["--success-within", *map(str, BUDGETS)]
     command = [sys.executable, str(learning.ROOT / "eval.py"), "tiny-text", *place, *flags.split(), *budgets]
     subprocess.run(command, check=True, stdout=sys.stderr)
@@ -94,18 +103,21 @@ def main() -> None:
     bench = learning.Args(recipe="tiny-text", out=args.out, flags=args.flags)
     rows: dict[str, Any] = {}
     with serve([say(thought)]) as server:
-        teacher = ["--endpoint.url", server.url, "--endpoint.model", TEACHER]
-        longer = ["--agent.response-tokens", "80", "--eval.response-tokens", "80", "--sft.thoughts"]
+        longer = ["--agent.response-tokens", "80", "--eval.response-tokens", "80"]
         flags_of: dict[Variant, list[str]] = {
             "R1": [],
             "R1, no thoughts": ["--agent.no-thinking"],
-            "CoT": [*longer, *teacher],
+            "CoT": longer,
             "Zero": ZERO,
             "Zero, no thoughts": [*ZERO, "--agent.no-thinking"],
         }
         for name in args.variants:
             folder = "_".join([f"seed{args.seed}", *re.findall(r"\w+", name.removeprefix("R1").lower())])
-            run = learning.train(bench, folder, args.seed, *flags_of[name])
+            flags = flags_of[name]
+            if name == "CoT":
+                base = learning.train(bench, f"seed{args.seed}", args.seed)
+                flags = [*flags, "--sft.demos", str(demos_with_thoughts(base, server.url))]
+            run = learning.train(bench, folder, args.seed, *flags)
             rows[name] = {"before": measured(run, "after_sft"), "after": measured(run, "after_rl")}
             if name == "R1":
                 ends = {"before": run.checkpoint_dir / "sft", "after": checkpoints(run.checkpoint_dir)[-1]}

@@ -18,7 +18,7 @@ from minirl.types import BrowserFault, Stop, Task
 
 browsing = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
 
-CONFIG = BrowserConfig(browsers=1, width=500, height=400, quiet_ms=50, private=True, call_seconds=2)
+CONFIG = BrowserConfig(browsers=1, width=500, height=400, quiet_ms=50, private=True)
 FORM = """<!doctype html><title>Form</title>
 <h1>Thank   you,<br>Amy</h1><p hidden>secret</p>
 <label for="a">E-mail: *</label><input id="a" name="mail" value="a@b.test">

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.benchmarks.page_goals import PageGoal
-from minirl.benchmarks.task_files import Tabs, load_tasks, task_of
+from minirl.benchmarks.task_files import Tabs, load_tasks, parse_task
 from minirl.benchmarks.task_sets import make_task_sets
 from minirl.config import TaskConfig
 from minirl.recipes import tiny
@@ -34,7 +34,6 @@ PAGE_GOALS = [  # minirl/benchmarks/page_goals.py
     ('{"text": "a", "adress": "http://a.test/"}', "the field 'adress' is unknown"),
 ]
 WEBARENA = '{"sites": ["map"], "tabs": [], "require_login": true, "storage_state": %s}'
-TOO_DEEP = "it is nested more than 40 levels deep"
 STATE = "the field 'storage_state' must be a file's name alone, not '"
 
 
@@ -81,7 +80,7 @@ def test_any_text_survives(tmp_path_factory, tasks):
 
 
 def test_goal_and_meta_may_be_left_out():
-    assert task_of(json.loads(GOOD)) == Task("a", "buy", "http://shop.test/", {}, {})
+    assert parse_task(json.loads(GOOD)) == Task("a", "buy", "http://shop.test/", {}, {})
 
 
 def test_a_goal_that_nobody_understands_is_refused_unless_it_is_for_a_function_of_the_users(tmp_path):
@@ -124,7 +123,6 @@ def test_only_a_newline_ends_a_line(tmp_path):
     [
         ('{"id": "b"', r"not valid JSON \(Expecting ',' delimiter: line 1 column 11 "),
         ("no json", r"not valid JSON \(Expecting value: line 1 column 1 "),
-        ("[" * 5000, "not valid JSON"),
         ('["b"]', "a task must be a JSON object"),
         ("null", "a task must be a JSON object"),
         ('{"id": "b", "instruction": "buy"}', "the field 'start_url' is missing"),
@@ -142,12 +140,6 @@ def test_only_a_newline_ends_a_line(tmp_path):
             r"the field 'sites\[0\]' must be",
         ),
         *((with_field(f'"goal": {goal}'), problem) for goal, problem in PAGE_GOALS),
-        *(
-            (with_field(f'"{field}": ' + '{"a":' * n + "1" + "}" * n), TOO_DEEP)
-            for field in ("goal", "meta")
-            for n in (40, 500, 900)
-        ),
-        (with_field('"meta": {"a": ' + "[" * 500 + "]" * 500 + "}"), TOO_DEEP),
         *(
             (with_field(f'"goal": {{"kind": "webarena"}}, "meta": {WEBARENA % json.dumps(name)}'), STATE)
             for name in ("../map_state.json", "/etc/map_state.json", "a/../map_state.json", "..", "x\n")
@@ -188,10 +180,10 @@ def test_a_task_on_a_generated_shop_needs_a_goal_of_its_kind(tmp_path, goal, pro
 def test_a_file_without_tasks(tmp_path, content, problem):
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"task file {path} {problem}"):
+    with pytest.raises(ValueError, match=f"{path} {problem}"):
         load_tasks(path)
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=f"task file {tmp_path / 'none'} can't be read: "):
+    with pytest.raises(ValueError, match=f"{tmp_path / 'none'} can't be read: "):
         load_tasks(tmp_path / "none")

@@ -21,7 +21,7 @@ from minirl.types import BrowserFault, Stop, Task
 
 browsing = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
 
-CONFIG = BrowserConfig(browsers=1, width=500, height=400, quiet_ms=50, private=True, call_seconds=3)
+CONFIG = BrowserConfig(browsers=1, width=500, height=400, quiet_ms=50, private=True)
 RULES = {"eval_types": ["string_match"], "reference_answers": {"must_include": ["2"]}}
 GOOD = record_of("gitlab", "__GITLAB__", "Open the issues", **RULES)
 

@@ -8,14 +8,14 @@ import pytest
 from peers import alone
 
 from minirl.browser import host_backoff
-from minirl.browser.host_backoff import HostBackoff
+from minirl.browser.host_backoff import MAX_FAILURES, PAUSE_SECONDS, HostBackoff
 from minirl.types import Stop, Task, Trajectory, Turn
 
 BAD, GOOD = Task("b", "", "https://bad.test/x"), Task("g", "", "https://good.test/")
 TURN = Turn(0, (), (), (), "")
 
 
-def failed(task: Task = BAD, n: int = 0) -> Trajectory:
+def failed(n: int, task: Task = BAD) -> Trajectory:
     return Trajectory(replace(task, id=f"b{n}"), 0, stop=Stop.SITE_ERROR, error="net::ERR_CONNECTION_RESET")
 
 
@@ -31,58 +31,44 @@ def clock(monkeypatch) -> list[float]:
 
 
 def test_failures_in_a_row_leave_a_host_out_until_the_time_is_over(clock):
-    listed = HostBackoff(limit=3, seconds=60)
-    for trajectory in (failed(n=0), failed(n=1), reached(), failed(n=2), failed(n=3), reached(GOOD)):
+    listed = HostBackoff()
+    for trajectory in (failed(0), failed(1), reached(), failed(2), failed(3), reached(GOOD)):
         listed.note(trajectory)
     assert listed.agree(alone()) == [] and not listed.left_out(BAD)
-    listed.note(failed(n=4))
+    listed.note(failed(4))
     assert not listed.left_out(BAD)  # not before all ranks know
-    assert listed.agree(alone()) == ["bad.test is left out for 1 minutes: net::ERR_CONNECTION_RESET"]
+    assert listed.agree(alone()) == ["bad.test is left out for 60 minutes: net::ERR_CONNECTION_RESET"]
     assert listed.left_out(BAD) and not listed.left_out(GOOD)
-    clock[0] += 61
-    listed.agree(alone())
-    assert not listed.left_out(BAD)
-
-
-def test_the_next_time_is_twice_as_long_up_to_a_day_and_a_success_forgets(clock):
-    listed, spans = HostBackoff(limit=1, seconds=3600), []
-    for _ in range(7):
-        listed.note(failed())
-        listed.agree(alone())
-        spans.append((listed.records["bad.test"].until - clock[0]) / 3600)
-        clock[0] = listed.records["bad.test"].until
-    assert spans == [1, 2, 4, 8, 16, 24, 24]
-    listed.note(reached())
-    listed.agree(alone())
-    assert listed.records == {}
+    clock[0] += PAUSE_SECONDS + 1
+    assert listed.agree(alone()) == [] and not listed.left_out(BAD)
 
 
 def test_episodes_that_fail_while_a_host_is_out_do_not_lengthen_it(clock):
-    listed = HostBackoff(limit=1, seconds=60)
-    for _ in range(2):
-        listed.note(failed())
+    listed = HostBackoff()
+    for n in range(2 * MAX_FAILURES):
+        listed.note(failed(n))
         listed.agree(alone())
         clock[0] += 30
-    assert listed.records["bad.test"].until == 1060
+    assert listed.until["bad.test"] == 1000 + 30 * (MAX_FAILURES - 1) + PAUSE_SECONDS
 
 
 def test_an_episode_without_a_browser_says_nothing_about_its_host():
-    listed = HostBackoff(limit=1, seconds=60)
+    listed = HostBackoff()
     listed.note(Trajectory(BAD, 0, stop=Stop.INFRA_ERROR))
     assert listed.noted == []
 
 
 def test_the_episodes_of_one_task_count_once(clock):
-    listed = HostBackoff(limit=2, seconds=60)
+    listed = HostBackoff()
     for _ in range(5):
-        listed.note(failed())
-    listed.agree(alone())
-    assert listed.records["bad.test"].failures == 1 and not listed.left_out(BAD)
+        listed.note(failed(0))
+    assert listed.agree(alone()) == [] and listed.failures == {"bad.test": 1}
 
 
 def test_a_network_that_is_down_is_not_the_sites_fault(clock):
-    listed = HostBackoff(limit=1, seconds=60)
-    for trajectory in (failed(), failed(GOOD)):
-        listed.note(trajectory)
+    listed = HostBackoff()
+    for n in range(MAX_FAILURES):
+        listed.note(failed(n))
+        listed.note(failed(n, GOOD))
     (line,) = listed.agree(alone())
-    assert line.startswith("no site opened at all") and listed.records == {}
+    assert line.startswith("no site opened at all") and not listed.left_out(BAD)

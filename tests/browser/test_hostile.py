@@ -19,7 +19,8 @@ from hostile import HEIGHT, SPOTS, WIDTH, hits, point, serve
 from pages import call, carry_out, contexts, do, loads, observe
 from workers import Scored, make_worker
 
-from minirl.browser.pool import BrowserPool
+from minirl.browser.pool import EXIT_SECONDS, BrowserPool
+from minirl.browser.readiness import READY_MS
 from minirl.browser.session import Session
 from minirl.config import AgentConfig, BrowserConfig
 from minirl.model import Preprocessor
@@ -28,16 +29,27 @@ from minirl.types import BrowserFault, Prompt, Sample, Score, Stop, Task, Trajec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LIMITS = {"start_seconds": 5, "action_seconds": 12, "call_seconds": 2}
-LIMITS |= {"screenshot_seconds": 20, "start_attempts": 2}
-# As long as outside of tests, for what keeps a busy machine's browser from answering for seconds: forty
-# windows, or a page that replaces itself without end (its tab is given up when no screenshot comes in time).
-PATIENT = {"start_seconds": 30, "call_seconds": 10, "screenshot_seconds": 30, "action_seconds": 45}
-BROWSER = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, private=True, **LIMITS)
+LIMITS = {
+    "minirl.browser.session.START_ATTEMPTS": 2,
+    "minirl.browser.session.FIRST_PAGE_SECONDS": 5.0,
+    "minirl.browser.session.SCREENSHOT_SECONDS": 20.0,
+    "minirl.browser.readiness.CALL_SECONDS": 2.0,
+}
+BROWSER = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, private=True, action_seconds=12)
 AGENT = AgentConfig(brief=True, response_tokens=1000, context_tokens=32768)
 CONFIG = replace(tiny(), agent=AGENT, browser=BROWSER)
 HOSTILE = tomllib.loads((Path(__file__).parents[1] / "data/hostile.toml").read_text())
 CASES, ROUTES = HOSTILE["cases"], HOSTILE["routes"]
+
+
+@pytest.fixture(autouse=True)
+def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorter than in use, but for what keeps a busy machine's browser from answering for seconds: forty
+    windows, or a page that replaces itself without end (its tab is given up when no screenshot comes)."""
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if not CASES.get(params.get("case"), {}).get("patient") and not request.node.get_closest_marker("slow"):
+        for name, value in LIMITS.items():
+            monkeypatch.setattr(name, value)
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +112,16 @@ def play(pool: BrowserPool, preprocessor: Preprocessor, site: str) -> Callable[.
     return play
 
 
-@pytest.mark.parametrize("case", CASES)
+def marked(value: Any, more: bool) -> Any:
+    """A parameter, in the quick run or not."""
+    return pytest.param(value, marks=pytest.mark.more) if more else value
+
+
+@pytest.mark.parametrize("case", [marked(case, CASES[case].get("more", False)) for case in CASES])
 async def test_the_agent_is_told_and_the_episode_goes_on(play, pool, site, case, monkeypatch):
     path, steps, title = CASES[case]["path"], CASES[case]["steps"], CASES[case]["title"]
     if CASES[case].get("patient"):
-        monkeypatch.setattr(pool, "config", replace(BROWSER, **PATIENT))
+        monkeypatch.setattr(pool, "config", replace(BROWSER, action_seconds=45))
     trajectory = await play(path, *(step for step, _ in steps))
     assert (trajectory.stop, trajectory.valid) == (Stop.DONE, True), trajectory.error
     for turn, (_, expected) in zip(trajectory.turns, steps, strict=False):
@@ -120,7 +137,7 @@ async def test_the_agent_is_told_and_the_episode_goes_on(play, pool, site, case,
     [
         ("/late-frame", "late-frame", 1.5),
         ("/leaving", "no-content", 1.5),
-        ("/leaving", "never-page", BROWSER.ready_ms / 1000 + BROWSER.call_seconds + 1.5),
+        ("/leaving", "never-page", READY_MS / 1000 + LIMITS["minirl.browser.readiness.CALL_SECONDS"] + 1.5),
         ("/leaving", "fetch-and-leave", 1.5),
     ],
 )
@@ -188,7 +205,7 @@ async def test_data_that_an_action_asked_for_is_in_the_screenshot(pool, site):
         assert await session.page.inner_text("#out") == "arrived"
 
 
-@pytest.mark.parametrize("path", ["/loop", "/reset", "/empty", "/slow"])
+@pytest.mark.parametrize("path", ["/reset", *(marked(path, True) for path in ("/loop", "/empty", "/slow"))])
 async def test_a_first_page_that_does_not_open_is_the_sites_error(play, path):
     trajectory = await play(path)
     assert (trajectory.stop, trajectory.valid, trajectory.turns) == (Stop.SITE_ERROR, False, ())
@@ -265,7 +282,7 @@ async def test_five_hundred_episodes_while_browsers_are_killed(play, site):
     """Each ends within its deadline with a `Stop`: that of its page, or infra_error where its browser was
     killed. Nothing is left of them, and memory stays where it was."""
     chance, n, killed = random.Random(0), 500, 0
-    browser = replace(BROWSER, browsers=2, episodes=16, episode_seconds=180, **PATIENT)
+    browser = replace(BROWSER, browsers=2, episodes=16, episode_seconds=180, action_seconds=45)
     config = replace(CONFIG, browser=browser)
     memory: list[float] = []
     before = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -297,7 +314,7 @@ async def test_five_hundred_episodes_while_browsers_are_killed(play, site):
         expected = Stop.SITE_ERROR if ROUTES[i % len(ROUTES)] == ["/reset"] else Stop.DONE
         allowed = {expected, Stop.INFRA_ERROR}
         assert trajectory.stop in allowed, (i, trajectory.stop, trajectory.error)
-        assert trajectory.seconds < config.browser.episode_seconds + config.browser.exit_seconds
+        assert trajectory.seconds < config.browser.episode_seconds + EXIT_SECONDS
     lost = sum(trajectory.stop is Stop.INFRA_ERROR for trajectory in ended)
     assert 0 < lost <= 16 * killed
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]

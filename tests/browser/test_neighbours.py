@@ -22,7 +22,7 @@ from minirl.browser.session import Session
 from minirl.config import BrowserConfig
 from minirl.types import BrowserFault, Stop, ToolFailure
 
-CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=50, private=True, exit_seconds=5)
+CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=50, private=True)
 PROXIED = replace(CONFIG, deny=("denied.test",))  # a list calls for the proxy
 PAGES = {
     "/": "<!doctype html><title>Home</title>Hello",

@@ -27,7 +27,7 @@ from minirl.config import BrowserConfig
 from minirl.types import BrowserFault, Stop, ToolFailure
 
 MANIFEST = Path(__file__).resolve().parents[2] / "docs/kubernetes.yaml"
-CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=50, private=True, exit_seconds=5)
+CONFIG = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, quiet_ms=50, private=True)
 LINK = point(50, 25)
 
 
@@ -65,7 +65,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 async def test_episodes_in_a_browser_elsewhere(address, site):
     """Several at once, each with its own cookies; and again after the connection was lost."""
-    config = replace(CONFIG, connect=(address,), acquire_seconds=20)
+    config = replace(CONFIG, connect=(address,))
     async with BrowserPool(config) as pool:
 
         async def visit(n: int) -> str:
@@ -96,14 +96,16 @@ async def test_private_addresses_are_left_again_in_a_browser_elsewhere(address, 
         assert session.page.url == "about:blank"
 
 
-async def test_an_address_without_a_browser(site):
+async def test_an_address_without_a_browser(site, monkeypatch):
     """It is an error at the start; later, episodes go elsewhere, but for one that asks whether it is back."""
     nowhere = "ws://127.0.0.1:9/"
-    config = replace(CONFIG, connect=(nowhere,), acquire_seconds=0.5, start_seconds=5)
+    config = replace(CONFIG, connect=(nowhere,))
+    monkeypatch.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 0.5)
     with pytest.raises(ValueError, match="no browser can be started"):
         async with BrowserPool(config):
             pass
-    async with BrowserPool(replace(CONFIG, acquire_seconds=2, browsers=2)) as pool:
+    monkeypatch.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 2.0)
+    async with BrowserPool(replace(CONFIG, browsers=2)) as pool:
         down = pool.places[1]
         down.address = nowhere
 

@@ -22,7 +22,7 @@ from playwright.async_api import Error as PlaywrightError
 
 from minirl.agents.openwebrl import TOOLS
 from minirl.browser.pool import BrowserPool
-from minirl.browser.session import MOST_REFUSALS, REMEDIES, Session
+from minirl.browser.session import MOST_REFUSALS, REMEDIES, START_ATTEMPTS, Session
 from minirl.config import BrowserConfig
 from minirl.types import BrowserFault, Stop, ToolFailure
 
@@ -263,7 +263,7 @@ async def test_a_refused_screenshot_is_taken_again(session):
 
 
 async def test_a_tab_that_cannot_be_helped_is_replaced(session, monkeypatch):
-    session.config = replace(CONFIG, screenshot_seconds=2)
+    monkeypatch.setattr("minirl.browser.session.SCREENSHOT_SECONDS", 2.0)
     impatient = [(remedy, 0.1, line) for remedy, _, line in REMEDIES]
     monkeypatch.setattr("minirl.browser.session.REMEDIES", impatient)
     session.tabs_of[session.page].cdp = Mock(send=lambda *_: asyncio.sleep(60))
@@ -273,17 +273,17 @@ async def test_a_tab_that_cannot_be_helped_is_replaced(session, monkeypatch):
 
 
 async def test_screenshots_of_a_page_that_is_being_replaced(session, site):
-    session.config = replace(CONFIG, screenshot_seconds=10)
     for i in range(5):
         with contextlib.suppress(PlaywrightError):  # the page may be gone before it answers
             await session.page.evaluate("url => { location.href = url }", f"{site}/{'' if i % 2 else 'two'}")
         assert await session.screenshot()
 
 
-async def test_a_page_that_hangs_fails_the_call_and_goes_on(pool, site):
+async def test_a_page_that_hangs_fails_the_call_and_goes_on(pool, site, monkeypatch):
     async with pool.session() as session:
         await session.start(f"{site}/")
-        session.config = replace(CONFIG, action_seconds=1, call_seconds=1)
+        session.config = replace(CONFIG, action_seconds=1)
+        monkeypatch.setattr("minirl.browser.readiness.CALL_SECONDS", 1.0)
         news = "did not finish in time. The page's script hung and was stopped"
         with pytest.raises(ToolFailure, match=news):
             await do(session, "click", point_2d=HANG)
@@ -314,7 +314,7 @@ async def test_a_first_page_that_does_not_open_is_tried_again_and_given_up(pool)
         session.page.on("request", lambda request: opened.append(request.url))
         with pytest.raises(BrowserFault, match="did not open: net::ERR_NAME_NOT_RESOLVED") as caught:
             await session.start("http://nothing-here.test/")
-    assert caught.value.stop is Stop.SITE_ERROR and len(opened) == CONFIG.start_attempts
+    assert caught.value.stop is Stop.SITE_ERROR and len(opened) == START_ATTEMPTS
 
 
 async def test_a_killed_browser_takes_only_its_own_sessions_and_is_replaced(site):
@@ -336,17 +336,19 @@ async def test_a_killed_browser_takes_only_its_own_sessions_and_is_replaced(site
         assert pool.launches == 3 and loads(pool) == [1, 0]
 
 
-async def test_a_browser_that_hangs_is_replaced_for_the_episode_that_finds_it_so(site):
-    async with BrowserPool(replace(CONFIG, start_seconds=10, exit_seconds=0.5)) as pool:
-        hung, pid, usual = pool.places[0].browser, pool.places[0].pid, pool.config
+async def test_a_browser_that_hangs_is_replaced_for_the_episode_that_finds_it_so(site, monkeypatch):
+    monkeypatch.setattr("minirl.browser.pool.START_SECONDS", 10.0)
+    monkeypatch.setattr("minirl.browser.pool.EXIT_SECONDS", 0.5)
+    async with BrowserPool(CONFIG) as pool:
+        hung, pid = pool.places[0].browser, pool.places[0].pid
         os.kill(pid, signal.SIGSTOP)
         try:
-            pool.config = replace(usual, acquire_seconds=0.5)
+            monkeypatch.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 0.5)
             with pytest.raises(BrowserFault, match="no browser: TimeoutError") as caught:
                 async with pool.session():
                     pass
             assert caught.value.stop is Stop.INFRA_ERROR and pool.launches == 1
-            pool.config = usual
+            monkeypatch.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 600.0)
             async with pool.session() as session:
                 await session.start(f"{site}/")
                 assert session.context.browser is not hung
@@ -415,9 +417,10 @@ async def test_sessions_cancelled_while_they_close_leave_nothing_behind(pool):
         assert contexts(pool) == 0 and loads(pool) == [0]
 
 
-async def test_a_browser_without_a_sign_of_life_is_replaced(site):
-    config = replace(CONFIG, first_check_seconds=0.2, check_seconds=0.5, exit_seconds=1)
-    async with BrowserPool(config) as pool:
+async def test_a_browser_without_a_sign_of_life_is_replaced(site, monkeypatch):
+    for name, seconds in {"FIRST_CHECK_SECONDS": 0.2, "CHECK_SECONDS": 0.5, "EXIT_SECONDS": 1.0}.items():
+        monkeypatch.setattr(f"minirl.browser.pool.{name}", seconds)
+    async with BrowserPool(CONFIG) as pool:
         first = pool.places[0].browser
         os.kill(pool.places[0].pid, signal.SIGSTOP)
         await until(lambda: pool.places[0].browser is not first, 30)

@@ -39,7 +39,7 @@ async def solutions(run: Run, preprocessor) -> dict[str, list[str]]:
         async with BrowserPool(browser, server.sites, sealed=True) as pool:
             worker = make_worker(config, preprocessor, None, pool, run.images, WorldBenchmark())
             for task in TASKS:
-                policy = ScriptedPolicy([SHOP], task, preprocessor, config.agent)
+                policy = ScriptedPolicy(SHOP, task, preprocessor, config.agent)
                 solved = await worker.episode(task, 0, policy, 6)
                 found[task.instruction] = [turn.text for turn in solved.turns]
     return found
@@ -72,6 +72,12 @@ def rollouts(eval_script: ModuleType, out: Path, said: Mapping[str, Sequence[str
     return Run(out / "teacher-eval")
 
 
+def read(path: Path, out: Path, recipe: str) -> Path:
+    """The dump of a file of public records."""
+    assert script.main(["read", str(path), "--out", str(out), "--recipe", recipe]) == 0
+    return Run(out).trajectory_path("demos")
+
+
 def cloned(out: Path, demos: Path, recipe: str = "tiny") -> Run:
     """A run of two updates on demonstrations, evaluated on held-out shops before and after."""
     sft.run(
@@ -99,7 +105,8 @@ def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_publis
     flags = ["--out", str(tmp_path / "set"), "--license", "cc0-1.0", "--source", "generated shops"]
     assert script.main(["write", str(run.trajectory_path("demos")), *flags]) == 0
 
-    places = run.trajectory_path("demos"), tmp_path / "set" / "data" / "train.parquet"
+    published = tmp_path / "set" / "data" / "train.parquet"
+    places = run.trajectory_path("demos"), read(published, tmp_path / "read", "tiny")
     students = [cloned(tmp_path / str(n), place) for n, place in enumerate(places)]
     heldout = {t.task.start_url for student in students for t in student.load_trajectories("after_sft")}
     assert len(heldout) == 4 and heldout.isdisjoint(t.task.start_url for t in demos)
@@ -109,6 +116,7 @@ def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_publis
 
 @pytest.mark.slow
 def test_public_records_are_cloned_by_the_text_agent(tmp_path, capsys):
-    run = cloned(tmp_path, PUBLIC / "webrl_policy.json", "tiny_text")
+    dump = read(PUBLIC / "webrl_policy.json", tmp_path / "read", "tiny_text")
+    run = cloned(tmp_path, dump, "tiny_text")
     assert "3 demonstrations, 3 responses to clone; 0 were unreadable" in capsys.readouterr().out
     assert (run.checkpoint_dir / "sft" / "model.safetensors").is_file()

@@ -15,13 +15,12 @@ from pathlib import Path
 import pages
 import pytest
 from endpoint_server import send
-from test_readers import PUBLIC, rows_as_text
+from test_readers import PUBLIC, load, rows_as_text
 from workers import make_worker
 
 from minirl.config import to_json
 from minirl.data import __main__ as script
 from minirl.data.filters import PRESETS, curate
-from minirl.data.readers import load
 from minirl.recipes import openwebrl_4b, webagent_r1_3b
 from minirl.run_folder import Run
 from minirl.types import Stop, Task, Trajectory, Turn

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint_server import say, serve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from workers import make_worker
 
-from minirl.agents.chain_of_thought import with_thoughts
 from minirl.benchmarks.task_sets import TaskSets
-from minirl.config import EndpointConfig
-from minirl.data.readers import load
+from minirl.data import __main__ as script
+from minirl.data.readers import Reader, read_demonstrations
+from minirl.demonstrations import load_demonstrations, tokenised
 from minirl.episode import Harness
 from minirl.experiment import Experiment
 from minirl.recipes import openwebrl_4b, webagent_r1_3b, webagent_r1_8b
@@ -37,6 +36,12 @@ OPENWEBRL = ["openwebrl_sft.jsonl", "messages.jsonl", "messages_images.jsonl"]
 def harness(preprocessor, tmp_path) -> Callable[[str], Harness]:
     """What demonstrations need of a run with a recipe's agent."""
     return lambda kind: make_worker(RECIPES[kind](), preprocessor, images=Run(tmp_path).images).harness
+
+
+def load(path: Path, harness: Harness) -> list[Trajectory]:
+    """A file's demonstrations as the harness's model would have read and said them, without a dump."""
+    reader = Reader(harness.agent, harness.config.agent, harness.images)
+    return [tokenised(trajectory, harness) for trajectory in read_demonstrations(path, reader)]
 
 
 def rows_as_text(trajectory: Trajectory, preprocessor: Any) -> list[tuple[str, str]]:
@@ -61,6 +66,34 @@ def test_the_counts_of_the_fixtures(harness):
         "messages_images.jsonl": [2],
         "webrl_policy.json": [1, 1, 1],
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "visual") for name in OPENWEBRL),
+        ("webrl_policy.json", "text"),
+        ("webrl_policy.json", "webrl"),
+    ],
+)
+def test_the_dump_that_is_written_gives_the_same_rows(name, kind, harness, tmp_path, capsys):
+    """In another run's folder, with its screenshots."""
+    recipe = RECIPES[kind].__name__.replace("_", "-")
+    assert script.main(["read", str(PUBLIC / name), "--out", str(tmp_path / "read"), "--recipe", recipe]) == 0
+    dump = Run(tmp_path / "read").trajectory_path("demos")
+    assert f"--sft.demos {dump}" in capsys.readouterr().out
+    demonstrations = load_demonstrations(dump, harness(kind))
+    assert demonstrations == load(PUBLIC / name, harness(kind))
+    images = {image for t in demonstrations for turn in t.turns for image in turn.images}
+    assert all(harness(kind).images.get(image) for image in images) and bool(images) == (kind == "visual")
+
+
+def test_a_public_file_and_a_recipe_that_are_none_are_refused(harness, tmp_path, capsys):
+    with pytest.raises(ValueError, match="is no dump .*: read public records into one first"):
+        load_demonstrations(PUBLIC / "webrl_policy.json", harness("text"))
+    flags = ["--out", str(tmp_path), "--recipe", "webrl"]
+    assert script.main(["read", str(PUBLIC / "webrl_policy.json"), *flags]) == 2
+    assert "unknown recipe 'webrl'; there are tiny, " in capsys.readouterr().err
 
 
 def test_of_a_webrl_step_the_last_action_is_cloned_from_the_very_prompt_of_the_record(harness, preprocessor):
@@ -199,22 +232,12 @@ def test_any_field_of_any_kind_gives_demonstrations_or_one_line(which, data, har
         assert "\n" not in str(problem) and str(path) in str(problem)
 
 
-async def test_new_thoughts_are_written_for_what_is_cloned_alone(preprocessor, tmp_path):
-    """R1-CoT of public steps: one question for each, and a history as the record tells it."""
-    with serve([say("It is so.")]) as server:
-        endpoint = EndpointConfig(url=server.url, model="thinker", retries=0)
-        config = replace(webagent_r1_3b(), endpoint=endpoint)
-        given_by = make_worker(config, preprocessor, images=Run(tmp_path).images).harness
-        new = await with_thoughts(load(PUBLIC / "webrl_policy.json", given_by), given_by)
-    assert len(server.requests) == len(new) == 3
-    ((prompt, said),) = rows_as_text(new[1], preprocessor)
-    assert "It is so. </think> <answer> exit(" in said and "# Element: the link of the blue lamp" in prompt
-
-
 async def test_a_record_that_solves_a_held_out_task_is_left_out(preprocessor, tmp_path, capsys):
     """By its wording, as it names no site; the control is a task that is not in the file."""
+    flags = ["--out", str(tmp_path), "--recipe", "webagent-r1-3b"]
+    assert script.main(["read", str(PUBLIC / "webrl_policy.json"), *flags]) == 0
     config = webagent_r1_3b()
-    config = replace(config, sft=replace(config.sft, demos=PUBLIC / "webrl_policy.json"))
+    config = replace(config, sft=replace(config.sft, demos=Run(tmp_path).trajectory_path("demos")))
     worker = make_worker(config, preprocessor, images=Run(tmp_path).images)
 
     async def demonstrated(*wordings: str) -> int:

@@ -45,7 +45,7 @@ class Cast:
         task = names[3]
         number = self.order.index(task)
         (shop,) = shops_of([self.tasks[task]])
-        scripted = ScriptedPolicy([shop], self.tasks[task], self.preprocessor, tiny().agent)
+        scripted = ScriptedPolicy(shop, self.tasks[task], self.preprocessor, tiny().agent)
         model = POLICY(worker, sampling, response_tokens, *names)
 
         async def policy(t, prompt, session):

@@ -61,7 +61,7 @@ async def episode(pool, preprocessor, run: Run, url: str) -> Trajectory:
 async def solution(pool, preprocessor, run: Run) -> Trajectory:
     config = replace(CONFIG, sampler=SamplerConfig(kind="hf"))
     worker = make_worker(config, preprocessor, None, pool, run.images, WorldBenchmark())
-    return await worker.episode(TASK, 0, ScriptedPolicy([SHOP], TASK, preprocessor, config.agent), 6)
+    return await worker.episode(TASK, 0, ScriptedPolicy(SHOP, TASK, preprocessor, config.agent), 6)
 
 
 @in_browser

@@ -16,10 +16,10 @@ from minirl.types import Task
 from minirl.worlds.__main__ import main
 from minirl.worlds.authoring import BUILD, OURS, REPLAYED, THEIRS, read_machine
 from minirl.worlds.lint import check
+from minirl.worlds.looks import text_of
 from minirl.worlds.render import load_world
 from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import solve
-from minirl.worlds.tables import text_of
 
 VUE = Path(__file__).parents[1] / "data/vue"
 LINE = re.compile(r'^- (\w+) "(.*)": (\w+), ELEMENT ([\w-]+)(?:, ITEM ([\w-]+))?', re.MULTILINE)

@@ -17,11 +17,11 @@ TAKE = "([id, params]) => window.minirl.dispatch(id, params)"
 
 
 def test_a_skin_changes_the_looks_alone():
-    one, other = (make_site("hotels", 4, "medium", skin) for skin in ("grid", "magazine"))
+    one, other = (make_site("hotels", 4, "medium", skin) for skin in ("table", "magazine"))
     drawn = make_site("hotels", 4, "medium")
     assert document_of(one.fsm) == document_of(other.fsm) == document_of(drawn.fsm)
     assert one.data == other.data == drawn.data
-    assert one.style["skin"] == "grid" and other.style["skin"] == "magazine"
+    assert one.style["skin"] == "table" and other.style["skin"] == "magazine"
     same = {name for name in one.style if one.style[name] == other.style[name]}
     assert {"words", "labels", "accent", "background"} <= same
 
@@ -30,12 +30,11 @@ def test_subjects_and_skins_are_drawn_independently():
     drawn = {
         (theme, make_site(theme, seed).style["skin"]) for theme in ("bank", "films") for seed in range(40)
     }
-    free = [skin for skin, plan in SKINS.items() if "kept" not in plan]
-    assert drawn == {(theme, skin) for theme in ("bank", "films") for skin in free}
+    assert drawn == {(theme, skin) for theme in ("bank", "films") for skin in SKINS}
 
 
 def test_an_unknown_skin_is_named():
-    with pytest.raises(ValueError, match="there is no skin 'gird'; there are: grid, table"):
+    with pytest.raises(ValueError, match="there is no skin 'gird'; there are: table, feed"):
         make_site("bank", 1, "easy", "gird")
     sound = make_site("bank", 1, "easy")
     with pytest.raises(ValueError, match="there is no skin 'gird'"):
@@ -43,7 +42,7 @@ def test_an_unknown_skin_is_named():
 
 
 async def test_a_page_is_full_and_has_its_pictures_at_once():
-    world = make_site("shop", 3, "medium", "grid")
+    world = make_site("shop", 3, "medium", "portal")
     steps = solve(world, {"page": "PRODUCTS"}) or []
     taken = "calls => calls.forEach(([id, params]) => window.minirl.dispatch(id, params))"
     async with visit(world) as page:
@@ -60,7 +59,7 @@ async def test_a_page_is_full_and_has_its_pictures_at_once():
 @pytest.mark.parametrize(("place", "start"), [("CART", "START_ORDER"), ("BOOKINGS", "START_CHANGE")])
 async def test_what_was_put_somewhere_is_shown_there_and_nothing_can_be_done_before(place, start):
     """In the cart, or among the bookings: the item, and what the session has noted with it."""
-    world = make_site("shop", 2, "hard", "grid")
+    world = make_site("shop", 2, "hard", "portal")
     flows = {flow["id"]: flow for flow in world.fsm.meta["flows"]}
     id = "cart" if place == "CART" else next(iter(flows))
     name, value = next((name, some[-1]) for name, some in flows[id]["asks"].items() if some != [True])

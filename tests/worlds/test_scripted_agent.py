@@ -59,7 +59,7 @@ def worker(pool: BrowserPool, preprocessor: Preprocessor, tmp_path: Path) -> Rol
 
 
 def script(task: Task, preprocessor: Preprocessor) -> ScriptedPolicy:
-    return ScriptedPolicy([SHOPS[TASKS.index(task) // 3]], task, preprocessor, CONFIG.agent)
+    return ScriptedPolicy(SHOPS[TASKS.index(task) // 3], task, preprocessor, CONFIG.agent)
 
 
 def inside(point: list[int], box: Any) -> bool:
@@ -91,7 +91,7 @@ async def test_a_site_of_the_first_level_is_looked_over_as_a_shop_is(worker, pre
     """Page by page the thought goes through what the task names, and the buttons that lead on."""
     task = tasks_in_words(FIRST, 1)[0]
     assert task.instruction == "Order ember forks, size tiny."
-    t = await worker.episode(task, 0, ScriptedPolicy([FIRST], task, preprocessor, CONFIG.agent), 6)
+    t = await worker.episode(task, 0, ScriptedPolicy(FIRST, task, preprocessor, CONFIG.agent), 6)
     assert (t.stop, t.success, len(t.turns)) == (Stop.DONE, True, 3)
     thoughts = [re.sub(r" \d+ \d+", " here", turn.parsed.thought) for turn in t.turns]
     assert thoughts == [
@@ -146,7 +146,7 @@ def test_a_task_without_a_solution_is_refused(preprocessor):
     where = [{"path": "$.size", "cond": "eq", "value": "giant"}]  # no size of this shop
     task = replace(TASKS[0], goal={"page": "DONE", "where": where})
     with pytest.raises(ValueError, match="has no solution in shop-7"):
-        ScriptedPolicy(SHOPS[:1], task, preprocessor, CONFIG.agent)
+        ScriptedPolicy(SHOPS[0], task, preprocessor, CONFIG.agent)
 
 
 @in_browser
@@ -172,11 +172,11 @@ async def test_the_score_is_not_fooled_by_other_pages(pool):
 
 
 @in_browser
-async def test_a_page_that_hangs_while_it_is_scored_is_nobodys_failure(pool):
+async def test_a_page_that_hangs_while_it_is_scored_is_nobodys_failure(pool, monkeypatch):
     """Only the time limit of browser calls can end it: the renderer never answers."""
     async with pool.session() as session:
         await session.start(TASKS[0].start_url)
-        session.config = replace(CONFIG.browser, call_seconds=0.5)
+        monkeypatch.setattr("minirl.browser.readiness.CALL_SECONDS", 0.5)
         await session.page.evaluate("setTimeout(() => { for (;;); }, 50)")
         await asyncio.sleep(0.2)
         with pytest.raises(ToolFailure, match="did not finish in time"):  # an episode's ENV_ERROR
@@ -265,7 +265,7 @@ SAYS = {
 async def played(kind: Any, pool: BrowserPool, world: World, task: Task) -> tuple[set[str], Score]:
     """The names of all calls of a scripted episode, and its score."""
     agent = make_agent(replace(CONFIG, agent=AgentConfig(kind=kind)))
-    policy, names, answer = ScriptedPolicy([world], task, NO_MODEL, agent.config), set[str](), ""
+    policy, names, answer = ScriptedPolicy(world, task, NO_MODEL, agent.config), set[str](), ""
     async with pool.session() as session:
         await session.start(task.start_url)
         for _ in range(60):

@@ -15,8 +15,8 @@ from minirl.worlds.__main__ import main
 from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.infer_bindings import world_of
 from minirl.worlds.interpreter import World
+from minirl.worlds.looks import text_of
 from minirl.worlds.search import solve
-from minirl.worlds.tables import text_of
 from minirl.worlds.walks import make_walks
 
 MARKET = Path(__file__).parents[1] / "data/market.fsm.json"

@@ -85,7 +85,7 @@ async def visit(*sites: World) -> AsyncIterator[Callable[[World, list[Step]], Aw
 
 
 @pytest.mark.parametrize(
-    "skins", [["rows"], pytest.param([skin for skin in SKINS if skin != "rows"], marks=pytest.mark.slow)]
+    "skins", [["feed"], pytest.param([skin for skin in SKINS if skin != "feed"], marks=pytest.mark.slow)]
 )
 async def test_every_widget_does_what_its_machine_says(skins):
     sites = [site(f"all-{skin}", *KINDS, skin=skin) for skin in skins]

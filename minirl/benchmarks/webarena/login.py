@@ -14,6 +14,7 @@ from typing import Any
 
 from minirl.benchmarks.webarena.tasks import sites_from_environment
 from minirl.browser.access import is_address
+from minirl.browser.session import FIRST_PAGE_SECONDS
 from minirl.types import BrowserFault, Session, Stop, Task, ToolFailure
 
 ANSWER_SECONDS = 30.0  # for a server to answer one request
@@ -59,16 +60,16 @@ async def log_in(session: Session, task: Task, environ: Mapping[str, str], folde
 
 async def _fill_in(session: Session, address: str, site: Site) -> None:
     await session.goto(address + site["form"])
-    page, seconds = session.page, session.config.start_seconds
+    page = session.page
     for field in ("user", "password"):
         await session.do(page.locator(site[f"{field}_field"]).first.fill(site[field]))
 
     async def submit() -> None:
         # to leave before the site has answered would take it back, and some sites take long
-        async with page.expect_navigation(wait_until="commit", timeout=1000 * seconds):
+        async with page.expect_navigation(wait_until="commit", timeout=1000 * FIRST_PAGE_SECONDS):
             await page.locator(site["submit"]).first.click()
 
-    await session.do(submit(), seconds)
+    await session.do(submit(), FIRST_PAGE_SECONDS)
 
 
 def login_sites(task: Task) -> list[str]:
