@@ -326,13 +326,13 @@ def test_a_disk_that_is_full_is_a_usual_error(saved, monkeypatch, method):
 
     monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
     with pytest.raises(OSError, match=r"step_00009\.part could not be written: .*File too large") as caught:
-        here.save("step_00009", {"step": 9}, 2) if method == "save" else here.export("step_00009", {})
+        here.save("step_00009", {"step": 9}) if method == "save" else here.export("step_00009", {})
     assert "\n" not in str(caught.value) and not isinstance(caught.value, SafetensorError)
     assert names(here.folder) == before
     monkeypatch.undo()
-    here.save("step_00009", {"step": 9}, 1)
+    here.save("step_00009", {"step": 9})
     here.finish()
-    assert names(here.folder) == ["step_00009"]
+    assert names(here.folder) == ["step_00002", "step_00009"]
 
 
 def test_a_save_replaces_what_was_there(saved):

@@ -19,15 +19,12 @@ FLAGS = """
 --recipe --name --seed --steps --eval-every --save-every --resume --replay --warm-start --shuffle-rewards
 --wandb --plan
 --model.path --model.dtype --model.gradient-checkpointing --model.freeze-vision --model.max-pixels
---agent.kind --agent.brief --agent.prompt --agent.names --agent.screenshots --agent.feedback
---agent.thinking --agent.history --agent.reasoning --agent.response-tokens --agent.context-tokens
---agent.format-errors --agent.repeats
+--agent.kind --agent.brief --agent.prompt --agent.screenshots --agent.feedback --agent.thinking
+--agent.history --agent.reasoning --agent.response-tokens --agent.context-tokens --agent.format-errors
+--agent.repeats
 --browser.browsers --browser.connect --browser.episodes --browser.width --browser.height
---browser.start-attempts --browser.acquire-seconds --browser.start-seconds --browser.action-seconds
---browser.call-seconds --browser.screenshot-seconds --browser.exit-seconds --browser.first-check-seconds
---browser.check-seconds --browser.episode-seconds --browser.quiet-ms --browser.calm-ms --browser.ready-ms
---browser.private --browser.allow --browser.deny --browser.host-rate --browser.host-failures
---browser.host-minutes
+--browser.action-seconds --browser.episode-seconds --browser.quiet-ms --browser.private --browser.allow
+--browser.deny --browser.host-rate
 --sampler.kind --sampler.temperature --sampler.max-batch --sampler.request-seconds --sampler.gpu-memory
 --endpoint.url --endpoint.model --endpoint.key --endpoint.concurrency --endpoint.seconds --endpoint.retries
 --endpoint.cache --endpoint.prompt-price --endpoint.response-price
@@ -45,8 +42,8 @@ FLAGS = """
 --optim.betas --optim.weight-decay --optim.grad-clip --optim.lr --optim.decay --optim.replicas
 --optim.offload
 --batch.epochs --batch.minibatch-turns --batch.micro-tokens --batch.layout
---sft.betas --sft.weight-decay --sft.grad-clip --sft.demos --sft.thoughts --sft.thought-tokens --sft.lr
---sft.epochs --sft.max-steps --sft.batch --sft.max-pixels --sft.warmup --sft.held-back
+--sft.betas --sft.weight-decay --sft.grad-clip --sft.demos --sft.lr --sft.epochs --sft.max-steps --sft.batch
+--sft.max-pixels --sft.warmup --sft.held-back
 --eval.episodes --eval.max-steps --eval.temperature --eval.top-p --eval.top-k --eval.response-tokens
 """
 BUILT = ["tiny", "tiny_text", "openwebrl_4b", "openwebrl_8b", "webagent_r1_3b", "webagent_r1_8b"]

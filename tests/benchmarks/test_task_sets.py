@@ -41,11 +41,11 @@ def test_held_out_shops_are_never_trained_on():
     assert whole.demos == whole.train[: config.task.demo_goals] and whole.heldout == sets.heldout
     assert shops(sets.heldout) == {f"shop-{n}" for n in range(90001, 90065)}
     # what chooses the best weights is neither trained on nor held out, and changes neither
-    assert shops(sets.aside) == {f"shop-{n}" for n in range(50001, 50041)}
+    assert shops(sets.aside) == {f"shop-{n}" for n in range(50001, 50065)}
     assert plain.aside == [] and replace(sets, aside=[]) == plain and sets.all == [*plain.all, *sets.aside]
     for tasks in (sets.train, sets.heldout, sets.aside):
         assert len(goals(tasks)) == len({task.id for task in tasks}) == len(tasks)
-    assert len(sets.aside) == 40
+    assert len(sets.aside) == 64
 
 
 def test_short_orders_are_demonstrated_and_long_ones_practised():

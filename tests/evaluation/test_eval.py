@@ -38,14 +38,13 @@ def checkpoint(tiny_folder: Path) -> Callable[[Path, str], str]:
 
 
 @pytest.fixture
-def resolve(eval_script: ModuleType, tmp_path: Path, monkeypatch) -> Callable[..., EvalScriptConfig]:
+def resolve(eval_script: ModuleType, tmp_path: Path) -> Callable[..., EvalScriptConfig]:
     """The settings of a command line."""
-    (tmp_path / "runs").symlink_to(tmp_path)
-    monkeypatch.chdir(tmp_path)
 
     def read(*flags: str) -> EvalScriptConfig:
         recipe = [] if flags and not flags[0].startswith("-") else ["tiny"]
-        return eval_script.read_config([*recipe, *flags])
+        place = [] if "--name" in flags else ["--name", str(tmp_path / "tiny")]
+        return eval_script.read_config([*recipe, *flags, *place])
 
     return read
 
@@ -64,7 +63,7 @@ def test_the_newest_checkpoint_of_the_run_is_evaluated_in_a_folder_of_its_own(re
 @pytest.mark.parametrize("name", ["other", "other-eval"])
 def test_the_name_is_that_of_the_run_with_or_without_its_ending(resolve, tmp_path, checkpoint, name):
     path = checkpoint(tmp_path / "other", "step_00003")
-    chosen = resolve("--name", name)
+    chosen = resolve("--name", str(tmp_path / name))
     assert (chosen.model.path, chosen.run_dir) == (path, tmp_path / "other-eval")
 
 
@@ -74,7 +73,7 @@ def test_a_given_model_is_taken_as_it_is(resolve, tmp_path, checkpoint):
     newest = checkpoint(tmp_path / "tiny", "step_00004")
     assert resolve("--model.path", "tiny").model.path == newest, "tiny has no weights"
     base = openwebrl_4b().model.path  # beside a run's checkpoints: the recipe's own
-    assert resolve("openwebrl-4b", "--name", "tiny", "--model.path", base).model.path == base
+    assert resolve("openwebrl-4b", "--model.path", base).model.path == base
 
 
 def test_without_any_checkpoint_a_published_model_is_evaluated_an_untrained_one_only_on_tasks_of_its_own(
