@@ -5,7 +5,7 @@
     python judge.py distil tiny-judge                           a model learns reasons and verdicts
     python judge.py score  tiny-judge                           how far it agrees on held-out goals and steps
     python judge.py score  tiny-judge --judge.path FOLDER       another judge on the same, or --judge.model
-    python judge.py score  judge-8b --bench FOLDER              on AgentRewardBench
+    python judge.py score  judge-8b --name agent_reward_bench --judge.path FOLDER   on examples/
     python judge.py distil tiny-judge --name control --labelled runs/tiny_judge --shuffle-labels
 
     python train.py tiny --reward.by judge --judge.path runs/tiny_judge/checkpoints/judge

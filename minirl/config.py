@@ -19,8 +19,7 @@ Share = Annotated[float, Gt(0), Lt(1)]
 
 ACQUIRE_SECONDS = 600.0  # for a browser, and a context in it, to be free (OpenWebRL, table 7)
 
-Input = Literal["openwebrl", "webvoyager", "agenttrek", "deepshop", "trace", "rules"]
-Parser = Literal["not-success-first", "verdict-line", "status", "structured", "rules"]
+Input = Literal["openwebrl", "brief", "webvoyager", "agenttrek", "deepshop", "trace", "rules"]
 
 
 @dataclass(frozen=True)
@@ -97,14 +96,11 @@ class JudgeConfig(EndpointConfig):
     """What decides where tasks can't: a served model (--judge.model), or one of our own (--judge.path)."""
 
     path: str = ""  # a checkpoint that judges beside the agent, in transformers; serve larger ones
-    screenshots: int = 3  # how many of the last screenshots it is shown
-    input: Input = "openwebrl"  # what it is shown, and by which rubric it decides
-    parser: Parser = "verdict-line"  # how its words become a verdict
-    temperature: Annotated[float, Ge(0)] | None = None  # None: the server's own, and 0 for a judge of our own
-    prompt: Path | None = None  # a file with its system prompt; by default our own
+    input: Input = "openwebrl"
+    """The rubric: what it is shown, how it decides and answers (minirl/judges/rubrics.py). brief: openwebrl's
+    in one line, for a small judge behind --judge.path; a served one is asked in full."""
+    prompt: Path | None = None  # a file with its system prompt; by default the rubric's
     response_tokens: int = 1024
-    brief: bool = False
-    """Ask a small judge of our own in one line, with the newest screenshot alone, for at most 192 tokens."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def tiny() -> Config:
         batch=BatchConfig(epochs=3, minibatch_turns=128, micro_tokens=8192),
         sft=SftConfig(lr=5e-4, epochs=1000, max_steps=60, batch=32, held_back=0.2),
         eval=EvalConfig(max_steps=6, response_tokens=96),
-        judge=JudgeConfig(brief=True),
+        judge=JudgeConfig(input="brief"),
     )
 
 

@@ -124,7 +124,7 @@ def ended(
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3-VL of half a million parameters, as the Hugging Face folder that any other model would be."""
-    from minirl.tiny import checkpoints as tiny
+    from examples.base_models import checkpoints as tiny
 
     texts = tiny.corpus(["mug", "plate", "red", "blue"], "http://shop-0.test/")
     return tiny.build(tmp_path_factory.mktemp("tiny") / "model", texts, seed=0, hidden=64, layers=2)

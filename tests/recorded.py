@@ -11,7 +11,7 @@ from training import qwen2_5_vl
 
 from minirl.config import ModelConfig
 from minirl.model import Preprocessor, load_preprocessor
-from minirl.tiny.checkpoints import TEXT_TEMPLATE
+from minirl.tiny.checkpoints import BASE_TEXT
 
 STEPS: list[dict[str, Any]] = [
     {"action": "click", "bbox": [20, 10, 60, 30]},
@@ -41,7 +41,7 @@ def save_qwen2_5_vl(path: Path, tiny_folder: Path, preprocessor: Preprocessor) -
     qwen2_5_vl(preprocessor, patch=14).save_pretrained(path)
     for file in tiny_folder.glob("*token*"):
         shutil.copy(file, path)
-    (path / "chat_template.jinja").write_text(TEXT_TEMPLATE)
+    (path / "chat_template.jinja").write_bytes((BASE_TEXT / "chat_template.jinja").read_bytes())
     settings = json.loads((tiny_folder / "preprocessor_config.json").read_text())
     settings |= {"patch_size": 14, "size": {"shortest_edge": 3136, "longest_edge": 12845056}}
     (path / "preprocessor_config.json").write_text(json.dumps(settings))

@@ -25,12 +25,12 @@ from safetensors.torch import load_file, save_file
 from training import distance, equal, learn, make_groups, make_trainer, picture, rows_of, weights
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
+from examples.base_models import checkpoints as tiny
 from minirl.checkpoint import Checkpoints, checkpoints, prune
 from minirl.config import ModelConfig
 from minirl.distributed import Ranks
 from minirl.model import Preprocessor, load_preprocessor
 from minirl.run_folder import Run
-from minirl.tiny import checkpoints as tiny
 from minirl.types import Trajectory
 
 ROOT = Path(__file__).resolve().parents[1]

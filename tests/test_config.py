@@ -29,8 +29,8 @@ FLAGS = """
 --endpoint.url --endpoint.model --endpoint.key --endpoint.concurrency --endpoint.seconds --endpoint.retries
 --endpoint.cache --endpoint.prompt-price --endpoint.response-price
 --judge.url --judge.model --judge.key --judge.concurrency --judge.seconds --judge.retries --judge.cache
---judge.prompt-price --judge.response-price --judge.path --judge.screenshots --judge.input --judge.parser
---judge.temperature --judge.prompt --judge.response-tokens --judge.brief
+--judge.prompt-price --judge.response-price --judge.path --judge.input --judge.prompt
+--judge.response-tokens
 --task.train --task.heldout --task.validation --task.aside --task.train-goals --task.demo-goals --task.short
 --task.demo-long --task.logins --task.reward --task.reset
 --rollout.group --rollout.groups --rollout.dynamic --rollout.max-oversample --rollout.max-steps

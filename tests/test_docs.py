@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import tyro
 
+from examples.publish import __main__ as publish
 from minirl.cli import demo
 from minirl.cli.command_line import check, from_command_line, read_flags, recipe_name
 from minirl.config import Config
@@ -21,7 +22,7 @@ from minirl.worlds import __main__ as worlds
 
 ROOT = Path(__file__).parent.parent
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMMAND = re.compile(r"python ((?:train|eval|sft|judge)\.py|-m minirl(?:\.\w+)?)\b")
+COMMAND = re.compile(r"python ((?:train|eval|sft|judge)\.py|-m (?:minirl|examples)(?:\.\w+)?)\b")
 
 
 def commands() -> list[str]:
@@ -60,7 +61,7 @@ def parse(script: str, argv: Sequence[str], eval_script: ModuleType) -> Config:
 def test_the_documents_have_commands_of_every_kind():
     kinds = {COMMAND.match(f"python {command}")[1] for command in commands()}
     scripts = {"train.py", "eval.py", "sft.py", "judge.py"}
-    assert kinds == scripts | {"-m minirl", "-m minirl.data", "-m minirl.worlds"}
+    assert kinds == scripts | {"-m minirl", "-m minirl.data", "-m minirl.worlds", "-m examples.publish"}
     assert len(commands()) >= 25
 
 
@@ -103,9 +104,20 @@ def test_the_verbs_of_worlds_are_run_on_one_site(place, capsys):
 def test_the_verbs_of_data_are_understood(place, capsys):
     """Their files are the reader's to fill in, and not there; flags would be refused before."""
     lines = [shlex.split(command)[2:] for command in commands() if command.startswith("-m minirl.data")]
-    assert {verb for verb, *_ in lines} == {"filter", "curate", "read", "write", "push"}
+    assert {verb for verb, *_ in lines} == {"filter", "curate", "read"}
     for argv in lines:
         assert data.main(argv) == 2
         with pytest.raises(SystemExit) as stop:
             data.main([*argv, "--no-such-flag"])
+        assert stop.value.code == 2
+
+
+@pytest.mark.more
+def test_the_verbs_of_the_example_that_publishes_are_understood(place, capsys):
+    lines = [shlex.split(command)[2:] for command in commands() if command.startswith("-m examples.publish")]
+    assert {verb for verb, *_ in lines} == {"write", "push"}
+    for argv in lines:
+        assert publish.main(argv) == 2, "its files are the reader's to fill in, and not there"
+        with pytest.raises(SystemExit) as stop:
+            publish.main([*argv, "--no-such-flag"])
         assert stop.value.code == 2

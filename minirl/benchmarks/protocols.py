@@ -21,7 +21,7 @@ from minirl.config import Config, JudgeConfig
 from minirl.types import Sampling, Stop, Task
 
 # What a judge's settings have from the benchmark; where it is served is the user's affair.
-JUDGE = ("model", "input", "parser", "screenshots", "temperature", "seconds", "response_tokens")
+JUDGE = ("model", "input", "seconds", "response_tokens")
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Protocol:
         return own
 
 
-# Three screenshots: table 8. The released code sends no temperature and tests for NOT SUCCESS anywhere
-# (appendix A.4), which a rationale that quotes the words upsets; ours must end in a line with the verdict.
-GPT_41 = JudgeConfig(model="gpt-4.1", input="openwebrl", parser="verdict-line", screenshots=3)
+# The released code sends no temperature and tests for NOT SUCCESS anywhere (appendix A.4), which a rationale
+# that quotes the words upsets; here an answer must end in a line with the verdict.
+GPT_41 = JudgeConfig(model="gpt-4.1", input="openwebrl")
 
 
 def _without_aborted(official: Protocol) -> Protocol:

@@ -1,9 +1,8 @@
-"""`python -m minirl.data VERB`: pools of tasks filtered, demonstrations read, curated and published.
+"""`python -m minirl.data VERB`: pools of tasks filtered, demonstrations read and curated.
 
 Exit status 0: fine; 2: the command line or a file is of no use.
 """
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Literal
 
 import numpy as np
 import tyro
-from pydantic import TypeAdapter
 
 from minirl.benchmarks.task_files import load_tasks
-from minirl.config import AgentConfig, Config
 from minirl.console import printable, say
-from minirl.data import filters, writers
+from minirl.data import filters
 from minirl.data.readers import Reader, read_demonstrations
 from minirl.experiment import make_agent
 from minirl.recipes import RECIPES
@@ -93,29 +90,8 @@ def read(file: File, out: Path, recipe: str) -> None:
     say(f"--sft.demos {run.trajectory_path('demos')}")
 
 
-def write(dump: File, out: Path, license: str, source: str) -> None:
-    """A dump in a run's trajectories folder as a Parquet data set of messages and images, with a card.
-
-    Args:
-        license: Under which the data set is published: apache-2.0, cc-by-4.0, ...
-        source: Where tasks and model are from, in words.
-    """
-    run = Run(dump.resolve().parents[1])
-    found = [trajectory for trajectory in run.load_trajectories(dump.stem) if trajectory.turns]
-    settings = TypeAdapter(AgentConfig).validate_python(run.config().get("agent", {}))
-    facts = {"title": out.resolve().name, "source": source, "license": license}
-    facts["command"] = shlex.join(["python", "-m", "minirl.data", *sys.argv[1:]])
-    writers.write_dataset(found, make_agent(Config("", agent=settings)), run.images, out, **facts)
-    say(f"{out}: {len(found)} trajectories")
-
-
-def push(folder: File, repository: tyro.conf.Positional[str], public: bool = False) -> None:
-    """A data set's folder to the Hub, as USER/NAME; it needs a token."""
-    say(writers.push(folder, repository, private=not public))
-
-
 def main(argv: Sequence[str]) -> int:
-    verbs = {"filter": filter, "read": read, "curate": curate, "write": write, "push": push}
+    verbs = {"filter": filter, "read": read, "curate": curate}
     try:
         tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.data", args=list(argv))
         return 0

@@ -26,7 +26,7 @@ from minirl.types import Sampling, Stop
 NAMED = 5  # aborted episodes that are named one by one
 PARTS = {"difficulty": "difficulty", "widget": "widgets"}  # further tables, and a result's field
 RATE_COLUMNS = ("success", "95% interval", "n")
-RULES = JudgeConfig(input="rules", parser="rules")
+RULES = JudgeConfig(input="rules")
 # How results count without a protocol; the settings are then those of `config.eval`.
 UNNAMED = Protocol("", "", aborted="leave out", sampling=Sampling(), judge=RULES, max_steps=0)
 

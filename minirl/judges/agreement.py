@@ -7,7 +7,6 @@ table 9), a stronger judge's (section 5.3 and table 3), or a site's own. Precisi
 failures pass, which a policy learns to exploit. Deviation: an answer without a verdict is in no rate.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from minirl.types import Trajectory, Verdict
 
 @dataclass(frozen=True)
 class Pair:
-    """One episode and what the judge said of it (None: nothing that could be used); a line of scores."""
+    """One episode's label and the judge's verdict (None: it gave none); a line of scores."""
 
     truth: bool
     verdict: bool | None
@@ -34,11 +33,20 @@ class Pair:
 
 
 def pair_of(trajectory: Trajectory, truth: bool, verdict: Verdict, judge: str = "") -> Pair:
-    task, said = trajectory.task, (judge, verdict.rationale, verdict.error)
-    return Pair(truth, verdict.success, str(task.meta.get("benchmark") or ""), task.site, task.id, *said)
+    task = trajectory.task
+    return Pair(
+        truth,
+        verdict.success,
+        benchmark=str(task.meta.get("benchmark") or ""),
+        site=task.site,
+        task=task.id,
+        judge=judge,
+        rationale=verdict.rationale,
+        error=verdict.error,
+    )
 
 
-class Row(NamedTuple):
+class AgreementRow(NamedTuple):
     """Counts, and rates from 0 to 1 (None of nothing); episodes without a verdict are in no rate."""
 
     name: str
@@ -54,45 +62,73 @@ class Row(NamedTuple):
 
 
 # Headings and the fields below them, as in table 3; short ones leave room for a site's name on 80 columns
-COLUMNS = {"acc.": "accuracy", "prec.": "precision", "rec.": "recall", "F1": "f1", "95%": "interval"}
-COLUMNS |= {"n": "n", "inv.": "invalid"}
+COLUMNS = {
+    "acc.": "accuracy",
+    "prec.": "precision",
+    "rec.": "recall",
+    "F1": "f1",
+    "95%": "interval",
+    "n": "n",
+    "inv.": "invalid",
+}
 
 
-def count(name: str, pairs: Sequence[Pair]) -> Row:
-    counts = Counter((pair.truth, pair.verdict) for pair in pairs)
-    hits, succeeded = counts[True, True], counts[True, True] + counts[True, False]
-    agreed, passed = hits + counts[False, False], hits + counts[False, True]
-    n = succeeded + counts[False, True] + counts[False, False]
-    tasks = len({pair.task for pair in pairs if pair.verdict is not None} - {""})
-    interval = clustered_wilson(agreed, n, tasks or n)
-    rates = ((agreed, n), (hits, passed), (hits, succeeded), (2 * hits, succeeded + passed), (succeeded, n))
-    shares = [number / of if of else None for number, of in (*rates, (passed, n))]
-    return Row(name, n, len(pairs) - n, interval, *shares)
+def count(name: str, pairs: Sequence[Pair]) -> AgreementRow:
+    judged = [pair for pair in pairs if pair.verdict is not None]
+    n = len(judged)
+    succeeded = sum(pair.truth for pair in judged)
+    passed = sum(pair.verdict is True for pair in judged)
+    hits = sum(pair.truth and pair.verdict is True for pair in judged)
+    agreed = sum(pair.truth == pair.verdict for pair in judged)
+    # Episodes of one task are alike, so the interval is as wide as that of so many tasks
+    tasks = {pair.task for pair in judged if pair.task}
+    return AgreementRow(
+        name,
+        n,
+        invalid=len(pairs) - n,
+        interval=clustered_wilson(agreed, n, len(tasks) or n),
+        accuracy=rate(agreed, n),
+        precision=rate(hits, passed),
+        recall=rate(hits, succeeded),
+        f1=rate(2 * hits, succeeded + passed),
+        base_rate=rate(succeeded, n),
+        passed=rate(passed, n),
+    )
 
 
-def score(pairs: Sequence[Pair]) -> list[Row]:
+def rate(number: int, total: int) -> float | None:
+    return number / total if total else None
+
+
+def score(pairs: Sequence[Pair]) -> list[AgreementRow]:
     """Return the row of all, then one for each known benchmark and site by name."""
     rows = [count("all", pairs)]
     for kind in ("benchmark", "site"):
-        for name in sorted({getattr(pair, kind) for pair in pairs} - {""}):
+        names = {getattr(pair, kind) for pair in pairs}
+        for name in sorted(names - {""}):
             rows.append(count(name, [pair for pair in pairs if getattr(pair, kind) == name]))
     return rows
 
 
-def show(scores: Mapping[str, Sequence[Row]]) -> None:
+def show(scores: Mapping[str, Sequence[AgreementRow]]) -> None:
     """Print what `score` returned for each judge, in percent: table 3, with the parts below a judge."""
     table = new_table("judge", *COLUMNS, title="Agreement", box=SIMPLE, pad_edge=False)
     for judge, (overall, *parts) in scores.items():
-        for row in (overall._replace(name=judge), *parts):
-            name = row.name if row.name == judge else f"  {row.name}"
-            table.add_row(name, *(cell(getattr(row, field)) for field in COLUMNS.values()))
+        table.add_row(judge, *cells(overall))
+        for part in parts:
+            table.add_row(f"  {part.name}", *cells(part))
     CONSOLE.print(table)
+
+
+def cells(row: AgreementRow) -> list[str]:
+    return [cell(getattr(row, field)) for field in COLUMNS.values()]
 
 
 def cell(value: float | int | tuple[float, float] | None) -> str:
     """Return a number of episodes as it is, and a rate or an interval in percent: 12, 89.8, 40–89."""
     if isinstance(value, tuple):
-        return "–".join(f"{100 * bound:.0f}" for bound in value)
+        low, high = value
+        return f"{100 * low:.0f}–{100 * high:.0f}"
     if isinstance(value, float):
         return f"{100 * value:.1f}"
     return "–" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Distillation: a judge of our own learns to say what a teacher said of trajectories.
+"""Distillation: a local judge learns to say what a teacher said of trajectories.
 
     labels --split--> train --training_row--> Trainer.clone --> checkpoints/judge
                       held out --a local or served judge--> verdicts --agreement.py--> tables
@@ -22,11 +22,10 @@ from minirl.console import progress, say
 from minirl.distributed import Ranks
 from minirl.experiment import place_model
 from minirl.judges import labels
-from minirl.judges.agent_reward_bench import FolderImages, read_agent_reward_bench
 from minirl.judges.agreement import Pair, pair_of, score, show
 from minirl.judges.judge import open_judge, prompt_of
 from minirl.judges.labels import Example, RunsImages, target
-from minirl.judges.rubrics import Question
+from minirl.judges.rubrics import Question, newest_screenshots
 from minirl.judges.settings import JudgeScriptConfig
 from minirl.model import Preprocessor, load_preprocessor, open_model
 from minirl.rows import Row, TrajectoryRows, that_fit
@@ -44,14 +43,15 @@ async def distil(config: JudgeScriptConfig, ranks: Ranks) -> None:
     train, heldout = labels.split(examples, config.goals, config.stages, config.seed)
     if config.shuffle_labels:
         train = labels.shuffled(train, config.seed)
-    run, images = Run(config.run_dir, records=ranks.is_main), RunsImages(e.label.run for e in examples)
+    run = Run(config.run_dir, records=ranks.is_main)
+    images = RunsImages(example.label.run for example in examples)
     question = Question.of(config.judge)
     config = replace(config, model=place_model(config, run.root / "model", ranks))
     preprocessor = load_preprocessor(config.model)
     torch.manual_seed(config.seed)
     trainer = Trainer(partial(open_model, config), preprocessor, config, images, ranks)
     if ranks.is_main:
-        write_lines(run.root / "heldout.jsonl", (vars(e.label) for e in heldout))
+        write_lines(run.root / "heldout.jsonl", [vars(example.label) for example in heldout])
         (run.root / "metrics.jsonl").unlink(missing_ok=True)
     run.write_config(to_json(config))
     rate = sum(example.label.verdict for example in train) / len(train)
@@ -59,8 +59,9 @@ async def distil(config: JudgeScriptConfig, ranks: Ranks) -> None:
     rows = training_rows(train, question, images, preprocessor, config.agent.context_tokens)
     losses = []
     with progress("distilling", len(cloning_batches(rows, config.sft, config.seed))) as meter:
-        for found in trainer.clone(rows, config.seed):
-            losses.append(loss := found["loss"])
+        for metrics in trainer.clone(rows, config.seed):
+            loss = metrics["loss"]
+            losses.append(loss)
             run.add_metrics(len(losses), {"loss": loss, "lr": trainer.optimizer.param_groups[0]["lr"]})
             meter.advance(note=f"loss {loss:.3f}")
             await asyncio.sleep(0)  # lets the loop see Ctrl-C
@@ -70,17 +71,25 @@ async def distil(config: JudgeScriptConfig, ranks: Ranks) -> None:
 
 
 def training_rows(
-    train: Sequence[Example], question: Question, images: ImageStore, preprocessor: Preprocessor, most: int
+    train: Sequence[Example],
+    question: Question,
+    images: ImageStore,
+    preprocessor: Preprocessor,
+    max_tokens: int,
 ) -> list[TrajectoryRows]:
-    """Return a row for each example that has at most `most` tokens. ValueError if none does."""
-    rows = [training_row(example, question, images, preprocessor) for example in train]
-    examples = [TrajectoryRows(n, (row,)) for n, row in enumerate(rows)]
-    return that_fit(examples, most, "--agent.context-tokens", "question")
+    """Return a row for each example that has at most `max_tokens` tokens. ValueError if none does."""
+    examples = []
+    for n, example in enumerate(train):
+        row = training_row(example, question, images, preprocessor)
+        examples.append(TrajectoryRows(n, (row,)))
+    return that_fit(examples, max_tokens, "--agent.context-tokens", "question")
 
 
 def training_row(example: Example, question: Question, images: ImageStore, preprocessor: Preprocessor) -> Row:
+    """Return the question as the prompt and the label as the response, whose tokens all weigh the same."""
     prompt = prompt_of(preprocessor, question.messages(example.trajectory, images))
-    names = tuple(name for _, name in question.screenshots_of(example.trajectory))
+    screenshots = newest_screenshots(example.trajectory, question.rubric.screenshots)
+    names = tuple(name for _, name in screenshots)
     _, ids = preprocessor.said(target(example.label.rationale, example.label.verdict, preprocessor))
     return Row(prompt.ids + ids, len(prompt.ids), names, (0.0,) * len(ids), advantage=1.0)
 
@@ -89,21 +98,24 @@ async def score_judge(config: JudgeScriptConfig, ranks: Ranks) -> None:
     """Ask a judge about what was held out and print how far it agrees, beside constant ones. --judge.path or
     --judge.model names it; by default it is the one that this run distilled."""
     path = config.run_dir / "heldout.jsonl"
+    if not path.is_file():
+        raise ValueError(f"{path} is not there: run judge.py distil first")
+    examples = labels.read_examples(path)
+    images = RunsImages(example.label.run for example in examples)
     if not (config.judge.path or config.judge.model):
-        config = replace(config, judge=replace(config.judge, path=str(config.run_dir / "checkpoints/judge")))
-    if config.bench is not None:
-        images, examples = FolderImages(config.bench), read_agent_reward_bench(config.bench)
-    elif path.is_file():
-        examples = labels.read_examples(path)
-        images = RunsImages(e.label.run for e in examples)
-    else:
-        raise ValueError(f"{path} is not there: run judge.py distil first, or give --bench FOLDER")
-    name = config.judge.path.removeprefix(f"{config.run_dir.parent}/") or config.judge.model
+        trajectories = [example.trajectory for example in examples]
+        verdicts = await ask_all(judge, trajectories)
+    pairs = []
+    for example, verdict in zip(examples, verdicts, strict=True):
+        pairs.append(pair_of(example.trajectory, example.label.verdict, verdict, name))
     async with open_judge(config, ranks, images) as judge:
-        verdicts = await ask_all(judge, [e.trajectory for e in examples], config.judge.concurrency)
-    judged = zip(examples, verdicts, strict=True)
-    pairs = [pair_of(e.trajectory, e.label.verdict, verdict, name) for e, verdict in judged]
+        trajectories = [example.trajectory for example in examples]
+        verdicts = await ask_all(judge, trajectories, config.judge.concurrency)
+    pairs = []
+    for example, verdict in zip(examples, verdicts, strict=True):
+        pairs.append(pair_of(example.trajectory, example.label.verdict, verdict, name))
     file = re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("_.")[-100:] + ".jsonl"
-    write_lines(config.run_dir / "scores" / file, map(vars, pairs))
-    yes, no = ([Pair(pair.truth, said) for pair in pairs] for said in (True, False))
-    show({"always SUCCESS": score(yes), "always NOT SUCCESS": score(no), name: score(pairs)})
+    write_lines(config.run_dir / "scores" / file, [vars(pair) for pair in pairs])
+    always = [Pair(pair.truth, True) for pair in pairs]
+    never = [Pair(pair.truth, False) for pair in pairs]
+    show({"always SUCCESS": score(always), "always NOT SUCCESS": score(never), name: score(pairs)})

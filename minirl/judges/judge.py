@@ -1,6 +1,6 @@
 """The judge: a vision-language model reads a finished episode and says whether the task was fulfilled.
 
-    Trajectory --Question.messages--> chat messages --a served or local model--> text --verdict--> Verdict
+    Trajectory --Question.messages--> chat messages --a served or local model--> text --parser--> Verdict
 
 Stands between the episode and its reward: minirl/advantages.py says which episodes are judged. OpenWebRL,
 section 4.3 and appendix A.4. A judge is served (--judge.model), or it is a checkpoint (--judge.path) that
@@ -10,14 +10,14 @@ runs in this process and shares the device with the agent: serve a large one.
 import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from minirl.config import Config, JudgeConfig
 from minirl.console import progress
 from minirl.context import THINK_END, control_tokens, ids_with_pictures, inert
 from minirl.distributed import Ranks
-from minirl.judges.parsers import parse
+from minirl.judges.parsers import read_verdict
 from minirl.judges.rubrics import Question
 from minirl.model import Preprocessor, compute_dtype, load_preprocessor, open_model
 from minirl.samplers.endpoint import Endpoint, EndpointError, open_endpoint
@@ -26,13 +26,16 @@ from minirl.types import ImageStore, Message, Prompt, Request, SamplerError, Sam
 
 SEED = 42  # as in the released code; equal questions have one answer in the endpoint's cache
 BRIEF_TOKENS = 192  # the longest answer to a brief question
+GREEDY = Sampling(temperature=0.0)
 
 
 class ModelJudge:
     """A `types.Judge` whose kinds differ in `answer`: a text and how it ended. This one has no model."""
 
     def __init__(self, config: JudgeConfig, images: ImageStore):
-        self.config, self.images, self.question = config, images, Question.of(config)
+        self.config = config
+        self.images = images
+        self.question = Question.of(config)
 
     async def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
         raise ValueError("there is no judge: give --judge.model, or --judge.path")
@@ -43,61 +46,67 @@ class ModelJudge:
         if self.question.lacks_answer(trajectory):
             return Verdict(False, "The agent ended the task without an answer; no model was asked.")
         try:
-            text, finish = await self.answer(self.question.messages(trajectory, self.images))
+            messages = self.question.messages(trajectory, self.images)
+            text, finish = await self.answer(messages)
         except (EndpointError, SamplerError, ValueError, OSError) as problem:
             return Verdict(None, "", str(problem) or type(problem).__name__)
         if finish == "length":
             return Verdict(None, text, "the judge's answer was cut off at its token limit")
-        return parse(self.config.parser, text)
+        return read_verdict(self.question.rubric.parser, text)
 
 
 class EndpointJudge(ModelJudge):
     """Asks a served model, always in full. Limits, attempts, cache and account are the endpoint's."""
 
     def __init__(self, endpoint: Endpoint, config: JudgeConfig, images: ImageStore):
-        super().__init__(replace(config, brief=False), images)
+        if config.input == "brief":
+            config = replace(config, input="openwebrl")
+        super().__init__(config, images)
         self.endpoint = endpoint
 
     async def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
-        sampling = {} if self.config.temperature is None else {"temperature": self.config.temperature}
+        sampling = {"temperature": 0.0} if self.question.rubric.greedy else {}
         reply = await self.endpoint.ask(messages, self.config.response_tokens, seed=SEED, **sampling)
         return reply.text, reply.finish
 
 
 class LocalJudge(ModelJudge):
-    """A checkpoint in this process, run by transformers; without a configured temperature, at 0."""
+    """A checkpoint in this process, run by transformers at temperature 0."""
 
     def __init__(self, config: Config, ranks: Ranks, images: ImageStore):
         super().__init__(config.judge, images)
-        path, model = config.judge.path, replace(config.model, path=config.judge.path)
-        state = Path(path) / "state.json"
-        learned = json.loads(state.read_text()).get("question") if state.is_file() else None
-        for name, value in (learned or {}).items():
-            if getattr(self.question, name) != value:
-                raise ValueError(f"--judge.path {path} was distilled with another --judge.{name}: {value}")
+        path = Path(config.judge.path)
+        if (path / "state.json").is_file():
+            state = json.loads((path / "state.json").read_text())
+            learned = state.get("question", asdict(self.question))
+            if learned != asdict(self.question):
+                raise ValueError(f"--judge.path {path} was distilled with another question: {learned}")
+        model = replace(config.model, path=config.judge.path)
         self.preprocessor = load_preprocessor(model)
         weights = open_model(replace(config, model=model))
         weights = weights.to(ranks.device, compute_dtype(model, ranks.device))  # pyright: ignore[reportArgumentType]
         self.sampler = HfSampler(weights, self.preprocessor, config.sampler)
 
     async def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
-        limit = BRIEF_TOKENS if self.question.rubric == "brief" else self.config.response_tokens
-        sampling, prompt = Sampling(self.config.temperature or 0.0), prompt_of(self.preprocessor, messages)
-        request = Request(prompt, SEED, limit, sampling, self.config.seconds)
-        sample = await self.sampler.generate(request)
+        limit = BRIEF_TOKENS if self.config.input == "brief" else self.config.response_tokens
+        prompt = prompt_of(self.preprocessor, messages)
+        sample = await self.sampler.generate(Request(prompt, SEED, limit, GREEDY, self.config.seconds))
         text = self.preprocessor.text(sample.ids)
-        if self.preprocessor.chat.opens_think and THINK_END not in text:  # it is still thought
+        # A template may open the thinking itself: without its end, all of the answer is thought
+        if self.preprocessor.chat.opens_think and THINK_END not in text:
             text = f"<think>\n{text}"
         return text, sample.finish
 
 
 def prompt_of(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt:
     """Return a system and a user message as token ids, in which no text spells a token of the chat's form."""
-    chat, control = preprocessor.chat, control_tokens(preprocessor.tokenizer)
+    chat = preprocessor.chat
+    control = control_tokens(preprocessor.tokenizer)
     parts: list[str | bytes] = []
     for (_, content), opening in zip(messages, (chat.start, chat.to_user), strict=True):
         parts.append(opening)
-        parts += (inert(part, control) if isinstance(part, str) else part for part in content)
+        for part in content:
+            parts.append(inert(part, control) if isinstance(part, str) else part)
     ids = ids_with_pictures([*parts, chat.to_assistant], preprocessor)
     pictures = tuple(part for part in parts if isinstance(part, bytes))
     return Prompt(ids, shared=0, images=pictures, messages=tuple(messages))
@@ -105,11 +114,12 @@ def prompt_of(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt
 
 @contextlib.asynccontextmanager
 async def open_judge(config: Config, ranks: Ranks, images: ImageStore) -> AsyncIterator[ModelJudge]:
+    """Open the judge that the config names: a checkpoint, a served model, or one that has no verdict."""
     if config.judge.path:
         with progress("loading the judge"):
-            local = LocalJudge(config, ranks, images)
-        with contextlib.closing(local.sampler):
-            yield local
+            judge = LocalJudge(config, ranks, images)
+        with contextlib.closing(judge.sampler):
+            yield judge
     elif config.judge.model:
         async with open_endpoint(config.judge) as endpoint:
             yield EndpointJudge(endpoint, config.judge, images)

@@ -4,8 +4,8 @@
 
 Stands before distill.py. OpenWebRL, section 4.3: 12.5K online rollouts labelled by GPT-4.1; section 5.3: 500
 more. The teacher is a served model, or the task's own verifier; only trajectories that a judge would be asked
-about are labelled. Deviation: how the paper's 500 were kept apart is not stated. Here whole goals are held
-out, and whole training steps, since the judge will be asked about a policy that it has not seen.
+about are labelled. Deviation: how the paper held its 500 out is not stated. Here whole goals are held out,
+and whole training steps, since the judge will be asked about a policy that it has not seen.
 """
 
 import json
@@ -24,7 +24,6 @@ from minirl.console import say
 from minirl.context import control_tokens, inert
 from minirl.distributed import Ranks
 from minirl.judges.judge import open_judge
-from minirl.judges.parsers import parse
 from minirl.judges.settings import JudgeScriptConfig
 from minirl.model import Preprocessor
 from minirl.run_folder import STEP_LABEL, Run, append_line, read_records
@@ -46,6 +45,10 @@ class Label:
     verdict: bool
     source: str  # "world", or the model's name
 
+    @property
+    def place(self) -> tuple[str, str, int]:
+        return self.run, self.dump, self.line
+
 
 @dataclass(frozen=True)
 class Example:
@@ -54,6 +57,8 @@ class Example:
 
 
 class RunsImages:
+    """The screenshots of several runs, as one image store."""
+
     def __init__(self, folders: Iterable[str | Path]):
         self.runs = [Run(folder) for folder in sorted(map(Path, set(folders)))]
 
@@ -66,17 +71,24 @@ class RunsImages:
 
 def digest_of(trajectory: Trajectory) -> str:
     """Return a digest of everything in a trajectory that a judge may read."""
-    t, turns = trajectory, [(turn.text, turn.feedback, turn.images) for turn in trajectory.turns]
-    read = (t.task.id, t.task.instruction, t.member, t.answer, turns, t.final_image)
-    return sha256(json.dumps(read).encode()).hexdigest()[:16]
+    task = trajectory.task
+    turns = [(turn.text, turn.feedback, turn.images) for turn in trajectory.turns]
+    evidence = (trajectory.member, trajectory.answer, turns, trajectory.final_image)
+    content = json.dumps([task.id, task.instruction, *evidence])
+    return sha256(content.encode()).hexdigest()[:16]
 
 
 def target(rationale: str, verdict: bool, preprocessor: Preprocessor | None = None) -> str:
-    """Return what the judge learns to say, for the parser "verdict-line"; no control token can be spelled."""
+    """Return what the judge learns to answer: reasons, and the verdict on the last line. No text in it can
+    spell a control token."""
     control = control_tokens(preprocessor.tokenizer) if preprocessor else None
-    opening = "</think>\n\n" if preprocessor and preprocessor.chat.opens_think else ""
     reasons = inert(rationale.strip(), control)
-    return opening + (f"{reasons}\n" if reasons else "") + ("SUCCESS" if verdict else "NOT SUCCESS")
+    answer = "SUCCESS" if verdict else "NOT SUCCESS"
+    if reasons:
+        answer = f"{reasons}\n{answer}"
+    if preprocessor and preprocessor.chat.opens_think:
+        answer = f"</think>\n\n{answer}"
+    return answer
 
 
 async def label_dumps(config: JudgeScriptConfig, ranks: Ranks, world_teacher: Judge) -> None:
@@ -104,38 +116,46 @@ def refuse_training_run(config: JudgeScriptConfig) -> None:
 async def label_all(config: JudgeScriptConfig, teacher: Judge, source: str) -> Counter[str]:
     """Ask the teacher about every trajectory that a judge would be asked about and that has no label yet, and
     append the labels to labels.jsonl. Return how many were labelled, and why others were not."""
-    dumps = [(run, name) for run in map(Run, config.runs) for name in run.labels()]
-    dumps = [(run, name) for run, name in dumps if name in (config.dumps or {name} - {SCRIPTED})]
-    if not dumps:
-        kind, folders = " ".join(config.dumps) or "of a policy", " ".join(map(str, config.runs))
-        raise ValueError(f"no dump {kind} in --runs {folders}; give the folders of runs")
     path = config.run_dir / "labels.jsonl"
-    known = {(label.run, label.dump, label.line) for label in read_records(path, Label)}
+    labelled = {label.place for label in read_records(path, Label)}
     counts: Counter[str] = Counter()
 
     async def ask(example: Example) -> None:
-        said = await teacher(example.trajectory)
-        if said.success is None:
-            outcome = f"no verdict: {said.error}"
-        elif parse("verdict-line", target(said.rationale, said.success)).success is not said.success:
-            outcome = "no verdict: the reasons read like another one"
-        else:
-            outcome, label = "labelled", replace(example.label, verdict=said.success)
-            append_line(path, vars(replace(label, rationale=said.rationale.strip())))
-        counts[outcome] += 1
+        verdict = await teacher(example.trajectory)
+        if verdict.success is None:
+            counts[f"no verdict: {verdict.error}"] += 1
+            return
+        label = replace(example.label, verdict=verdict.success, rationale=verdict.rationale.strip())
+        append_line(path, vars(label))
+        counts["labelled"] += 1
 
-    for run, dump in dumps:  # one at a time: all of them may not fit in memory
-        todo = []
+    # One dump at a time: all of them may not fit in memory
+    for run, dump in dumps_of(config):
+        unlabelled = []
         for line, trajectory in enumerate(run.load_trajectories(dump)):
             label = Label(str(run.root.resolve()), dump, line, digest_of(trajectory), "", False, source)
             if not needs_verdict(trajectory, config.reward.format):
                 counts["left to the rules"] += 1
-            elif (label.run, label.dump, line) in known:
+            elif label.place in labelled:
                 counts["labelled before"] += 1
             else:
-                todo.append(Example(label, trajectory))
-        await ask_all(ask, todo, config.judge.concurrency, f"labelling {run.root.name}/{dump}")
+                unlabelled.append(Example(label, trajectory))
+        await ask_all(ask, unlabelled, config.judge.concurrency, f"labelling {run.root.name}/{dump}")
     return counts
+
+
+def dumps_of(config: JudgeScriptConfig) -> list[tuple[Run, str]]:
+    """Return the dumps to be labelled: those of `--dumps`, or all that a policy made. ValueError if none."""
+    dumps = []
+    for run in map(Run, config.runs):
+        for name in run.labels():
+            if name in config.dumps or (not config.dumps and name != SCRIPTED):
+                dumps.append((run, name))
+    if not dumps:
+        kind = " ".join(config.dumps) or "of a policy"
+        folders = " ".join(map(str, config.runs))
+        raise ValueError(f"no dump {kind} in --runs {folders}; give the folders of runs")
+    return dumps
 
 
 def read_labels(path: Path) -> list[Label]:
@@ -143,7 +163,7 @@ def read_labels(path: Path) -> list[Label]:
     labels = read_records(path, Label)
     if not labels:
         raise ValueError(f"{path} has no labels; make them with judge.py label --runs FOLDER")
-    return sorted(labels, key=lambda label: (label.run, label.dump, label.line))
+    return sorted(labels, key=lambda label: label.place)
 
 
 def read_examples(path: Path) -> list[Example]:
@@ -158,17 +178,21 @@ def read_examples(path: Path) -> list[Example]:
     return examples
 
 
-def split(examples: Sequence[Example], goals: float, stages: float, seed: int) -> tuple[list[Example], ...]:
+def split(
+    examples: Sequence[Example], goal_share: float, stage_share: float, seed: int
+) -> tuple[list[Example], list[Example]]:
     """Return the examples to learn from and those held out: all of a share of the goals and of the steps."""
-    names = {goal_of(example.trajectory.task) for example in examples}
-    steps = {stage for e in examples if STEP_LABEL.fullmatch(stage := stage_of(e.label))}
-    new_goals, new_stages = chosen(names, goals, f"goals {seed}"), chosen(steps, stages, f"stages {seed}")
-    held = [goal_of(e.trajectory.task) in new_goals or stage_of(e.label) in new_stages for e in examples]
+    goals = {goal_of(example.trajectory.task) for example in examples}
+    stages = {stage_of(example.label) for example in examples}
+    steps = set(filter(STEP_LABEL.fullmatch, stages))
+    new_goals = draw_share(goals, goal_share, f"goals {seed}")
+    new_stages = draw_share(steps, stage_share, f"stages {seed}")
     train, heldout = [], []
-    for e, is_new in zip(examples, held, strict=True):
-        (heldout if is_new else train).append(e)
+    for example in examples:
+        is_new = goal_of(example.trajectory.task) in new_goals or stage_of(example.label) in new_stages
+        (heldout if is_new else train).append(example)
     if not train or not heldout:
-        raise ValueError(f"{len(examples)} labels on {len(names)} goals are too few to hold some out")
+        raise ValueError(f"{len(examples)} labels on {len(goals)} goals are too few to hold some out")
     return train, heldout
 
 
@@ -179,21 +203,30 @@ def goal_of(task: Task) -> str:
 def stage_of(label: Label) -> str:
     """Return the training step that a trajectory's policy samples in, else its dump's name. An evaluation
     after step 4 is of the policy of step 5, that of the warm start of the policy of step 1."""
+    if label.dump == "after_sft":
+        return Run.step_label(1)
     number = STEP_LABEL.search(label.dump)
     if number is None:
-        return Run.step_label(1) if label.dump == "after_sft" else label.dump
-    return Run.step_label(int(number[1]) + label.dump.startswith("eval_"))
+        return label.dump
+    step = int(number[1])
+    return Run.step_label(step + 1 if label.dump.startswith("eval_") else step)
 
 
-def chosen(names: set[str], share: float, seed: str) -> set[str]:
-    """Return a share of the names, at least one of two; more labels change little of it."""
+def draw_share(names: set[str], share: float, seed: str) -> set[str]:
+    """Return a share of the names, at least one of two. They are drawn by their digests, so that more labels
+    change little of it."""
+    if not share or len(names) < 2:
+        return set()
     ordered = sorted(names, key=lambda name: sha256(f"{seed}|{name}".encode()).digest())
-    return set(ordered[: max(1, round(share * len(names))) if share and len(names) > 1 else 0])
+    return set(ordered[: max(1, round(share * len(names)))])
 
 
 def shuffled(examples: Sequence[Example], seed: int) -> list[Example]:
     """Return the control: the same labels, reasons and verdicts together, on random trajectories."""
     labels = [example.label for example in examples]
     random.Random(f"labels {seed}").shuffle(labels)
-    new = [{"rationale": label.rationale, "verdict": label.verdict} for label in labels]
-    return [replace(e, label=replace(e.label, **own)) for e, own in zip(examples, new, strict=True)]
+    mixed = []
+    for example, other in zip(examples, labels, strict=True):
+        label = replace(example.label, rationale=other.rationale, verdict=other.verdict)
+        mixed.append(replace(example, label=label))
+    return mixed

@@ -9,6 +9,11 @@ from annotated_types import Ge, Lt
 from minirl.config import Config, ModelConfig, SftConfig, Share
 from minirl.recipes import openwebrl_4b, tiny
 
+<<<<<<< HEAD
+=======
+COMMON = ("name", "runs", "teacher", "judge.url", "judge.model", "judge.path", "labelled")
+
+>>>>>>> main
 
 @dataclass(frozen=True)
 class JudgeScriptConfig(Config):
@@ -21,7 +26,6 @@ class JudgeScriptConfig(Config):
     stages: Annotated[float, Ge(0), Lt(1)] = 0.2  # share of the training steps that are held out
     shuffle_labels: bool = False
     """Control: permute the labels among the trajectories, so that only their base rate can be learned."""
-    bench: Path | None = None  # score on a folder of AgentRewardBench in place of the held-out labels
 
 
 def tiny_judge() -> JudgeScriptConfig:

@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from tree import Dims, Lengths, flops, trajectory_rows
 
+from examples.base_models import checkpoints as tiny
 from minirl import tree_attention
 from minirl.cli.memory_plan import meta_model, plan
 from minirl.config import ModelConfig, SamplerConfig
@@ -38,7 +39,6 @@ from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.prefix_tree import Forest
 from minirl.recipes import openwebrl_4b
 from minirl.rows import Row, TrajectoryRows
-from minirl.tiny import checkpoints as tiny
 from minirl.trainer import Trainer
 from minirl.tree_attention import Chain, Tree
 

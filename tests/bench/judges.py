@@ -34,7 +34,7 @@ import tyro
 from drawing import COLOURS, Curve, lines
 
 from minirl.distributed import open_ranks
-from minirl.judges.agreement import Pair, Row, score
+from minirl.judges.agreement import AgreementRow, Pair, score
 from minirl.judges.judge import open_judge
 from minirl.judges.labels import RunsImages, read_examples, read_records
 from minirl.judges.rubrics import Question
@@ -72,7 +72,7 @@ def distilled(args: Args, name: str, flags: Sequence[str], labels: Path) -> Path
     return checkpoint
 
 
-def agreement(args: Args, checkpoint: Path, asked: str) -> Row:
+def agreement(args: Args, checkpoint: Path, asked: str) -> AgreementRow:
     """How far a judge agrees with the truth on what was kept from the one called `asked`."""
     judge(args, "score", asked, "--judge.path", str(checkpoint))
     name = str(checkpoint.relative_to(args.out))
@@ -161,7 +161,7 @@ def last_step(run: Run) -> dict[str, float]:
     return {name: last[name] for name in ("step", "judged_success", "success") if name in last}
 
 
-def figures(row: Row) -> dict[str, Any]:
+def figures(row: AgreementRow) -> dict[str, Any]:
     """Table 3's columns in percent, and what share of the episodes succeed and pass."""
     names = ("accuracy", "precision", "recall", "f1", "base_rate", "passed")
     values = {name: getattr(row, name) for name in names}

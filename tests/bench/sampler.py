@@ -38,6 +38,7 @@ import torch
 import tyro
 from PIL import Image
 
+from examples.base_models import checkpoints as tiny
 from minirl.agents.openwebrl import OpenWebRLAgent
 from minirl.config import AgentConfig, BrowserConfig, Config, ModelConfig
 from minirl.context import Context
@@ -45,7 +46,6 @@ from minirl.distributed import Ranks, open_ranks
 from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.samplers.vllm import VllmSampler
 from minirl.samplers.vllm_engine import CPU_BLOCK, engine_environment, engine_settings, sampling_params
-from minirl.tiny import checkpoints as tiny
 from minirl.types import Observation, Prompt, Request, Sample, Sampling
 
 if TYPE_CHECKING:

@@ -31,19 +31,19 @@ def test_every_benchmark_has_two_protocols():
 
 
 @pytest.mark.parametrize(
-    ("protocol", "model", "parser"),
+    ("protocol", "model", "rubric"),
     [
-        (WEBVOYAGER, "gpt-4o", "not-success-first"),
-        (ONLINE_MIND2WEB, "o4-mini", "status"),
-        (DEEPSHOP, "gpt-4o", "structured"),
+        (WEBVOYAGER, "gpt-4o", "webvoyager"),
+        (ONLINE_MIND2WEB, "o4-mini", "agenttrek"),
+        (DEEPSHOP, "gpt-4o", "deepshop"),
     ],
 )
-def test_openwebrls_table_8(protocol, model, parser):
-    assert (protocol.judge.model, protocol.judge.parser) == (model, parser)
+def test_openwebrls_table_8(protocol, model, rubric):
+    assert (protocol.judge.model, protocol.judge.input) == (model, rubric)
     without = protocol_of(protocol.name.replace("official", "without-aborted"))
     assert protocol.sampling == Sampling(0.6, 0.95, 20) and without.sampling == Sampling(0.0, 1.0, 1)
     judge = without.judge
-    assert (judge.model, judge.input, judge.screenshots) == ("gpt-4.1", "openwebrl", 3)
+    assert (judge.model, judge.input) == ("gpt-4.1", "openwebrl")
     for p in (protocol, without):
         assert (p.max_steps, p.response_tokens, p.context_tokens) == (30, 4096, 32768)
         assert (p.browsers, p.request_seconds, p.judge.seconds, p.episode_seconds) == (16, 120, 120, 600)
@@ -139,7 +139,7 @@ def test_a_protocol_is_applied_to_a_config(protocol):
 def test_where_the_judge_is_served_and_which_model_a_config_names_stay():
     mine = JudgeConfig(url="http://127.0.0.1:1/v1", concurrency=3, response_tokens=77, prompt_price=2.0)
     judge = apply(DEEPSHOP, Config("test", judge=mine)).judge
-    own = ("model", "input", "parser", "screenshots", "temperature", "response_tokens")
+    own = ("model", "input", "response_tokens")
     assert replace(judge, **{name: getattr(mine, name) for name in own}) == mine
     for named in (replace(mine, model="mine"), replace(mine, path="folder")):
         judge = apply(DEEPSHOP, Config("test", judge=named)).judge

@@ -11,13 +11,14 @@ from types import ModuleType
 
 import pytest
 from endpoint_server import Act, say, serve
+from public_records import PUBLIC
 from safetensors.torch import load_file
 from shopping import SHOP, tasks
-from test_readers import PUBLIC
 from test_train import SMALL_FLAGS
 from workers import make_worker
 
 import sft
+from examples.publish import __main__ as publish
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.data import __main__ as script
@@ -103,7 +104,7 @@ def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_publis
     demos = run.load_trajectories("demos")
     assert {t.task.id for t in demos} == {task.id for task in TASKS} and all(t.success for t in demos)
     flags = ["--out", str(tmp_path / "set"), "--license", "cc0-1.0", "--source", "generated shops"]
-    assert script.main(["write", str(run.trajectory_path("demos")), *flags]) == 0
+    assert publish.main(["write", str(run.trajectory_path("demos")), *flags]) == 0
 
     published = tmp_path / "set" / "data" / "train.parquet"
     places = run.trajectory_path("demos"), read(published, tmp_path / "read", "tiny")

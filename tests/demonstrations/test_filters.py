@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import types
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,10 @@ from hypothesis.extra import numpy as arrays
 
 from minirl.benchmarks.task_files import load_tasks
 from minirl.data import __main__ as script
-from minirl.data.filters import RL, SFT, duplicates
+from minirl.data.filters import PRESETS, RL, SFT, curate, duplicates
 from minirl.evaluation.results import Evaluation, Result, write_results
 from minirl.run_folder import save_tasks
-from minirl.types import Stop, Task
+from minirl.types import Stop, Task, Trajectory, Turn
 
 PUBLIC = Path(__file__).parents[1] / "data" / "public"
 POOL = PUBLIC / "webgym.jsonl"
@@ -199,3 +200,45 @@ def test_what_cannot_be_used_is_one_line(flags, problem, tmp_path, monkeypatch, 
     said = capsys.readouterr().err
     assert said.startswith("minirl.data: ") and said.count("\n") == 1
     assert re.search(problem, said), said
+
+
+def attempt(task: str, site: str, turns: int, tokens: int = 10, **how: object) -> Trajectory:
+    """An episode of so many turns, the last of which a served model has counted so many tokens in."""
+    made = [Turn(0, (), (), (), "x", counted=(5, tokens if n == turns - 1 else 1)) for n in range(turns)]
+    meta = {"site": site, "benchmark": how.pop("part", "pae-webvoyager")}
+    how = {"success": True, "stop": Stop.DONE} | how
+    return Trajectory(Task(task, "Do.", f"https://{site}/", meta=meta), 0, turns=tuple(made), **how)
+
+
+def test_the_shortest_judged_success_of_each_task_is_taken():
+    """Turns decide, then response tokens; what failed or was aborted does not count, however short."""
+    episodes = [
+        attempt("a", "one.example", 3),
+        attempt("a", "one.example", 2, 30),
+        attempt("a", "one.example", 2, 20),
+        attempt("a", "one.example", 1, success=False),
+        attempt("a", "one.example", 1, stop=Stop.JUDGE_ERROR),
+        attempt("b", "one.example", 4),
+    ]
+    chosen = curate(episodes, {"": 10})
+    assert {t.task.id: (len(t.turns), t.turns[-1].counted[1]) for t in chosen} == {"a": (2, 20), "b": (4, 10)}
+
+
+def test_sites_are_served_in_turn(capsys):
+    """Of 9 tasks on one site, 2 on another and 1 on a third, 6: the cap is 3, the least that gives six."""
+    sizes = {"many.example": 9, "few.example": 2, "one.example": 1}
+    episodes = [attempt(f"{site} {n}", site, 1) for site, most in sizes.items() for n in range(most)]
+    chosen = curate(episodes, {"pae-webvoyager": 6})
+    assert Counter(t.task.site for t in chosen) == {"many.example": 3, "few.example": 2, "one.example": 1}
+    assert "pae-webvoyager: 6 of 6 on 3 sites, at most 3 on each" in capsys.readouterr().out
+    assert {t.task.id for t in chosen} < {t.task.id for t in curate(episodes, {"": 8})}, "more changes none"
+
+
+def test_the_papers_sizes():
+    """Of 1,000 successes of each part; 1.9k are of any part."""
+    parts = [(n, part) for n in range(1000) for part in ("pae-webvoyager", "insta-v3")]
+    episodes = [attempt(f"{part} {n}", f"s{n % 80}.example", 1, part=part) for n, part in parts]
+    for preset, sizes in {"412": [412], "912": [412, 500]}.items():
+        counts = Counter(t.task.meta["benchmark"] for t in curate(episodes, PRESETS[preset]))
+        assert list(counts.values()) == sizes
+    assert len(curate(episodes, PRESETS["1.9k"])) == 1900

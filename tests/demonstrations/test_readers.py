@@ -6,26 +6,24 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from public_records import PUBLIC, load, rows_as_text
 from workers import make_worker
 
 from minirl.benchmarks.task_sets import TaskSets
 from minirl.data import __main__ as script
-from minirl.data.readers import Reader, read_demonstrations
-from minirl.demonstrations import load_demonstrations, tokenised
+from minirl.demonstrations import load_demonstrations
 from minirl.episode import Harness
 from minirl.experiment import Experiment
 from minirl.recipes import openwebrl_4b, webagent_r1_3b, webagent_r1_8b
 from minirl.rows import turn_rows
 from minirl.run_folder import Run
-from minirl.types import Task, Trajectory
+from minirl.types import Task
 
-PUBLIC = Path(__file__).parents[1] / "data" / "public"
 RECIPES = {"visual": openwebrl_4b, "text": webagent_r1_3b, "webrl": webagent_r1_8b}
 STEPS = json.loads((PUBLIC / "webrl_policy.json").read_text())
 TURNS = [json.loads(line) for line in (PUBLIC / "openwebrl_sft.jsonl").read_text().splitlines()]
@@ -36,23 +34,6 @@ OPENWEBRL = ["openwebrl_sft.jsonl", "messages.jsonl", "messages_images.jsonl"]
 def harness(preprocessor, tmp_path) -> Callable[[str], Harness]:
     """What demonstrations need of a run with a recipe's agent."""
     return lambda kind: make_worker(RECIPES[kind](), preprocessor, images=Run(tmp_path).images).harness
-
-
-def load(path: Path, harness: Harness) -> list[Trajectory]:
-    """A file's demonstrations as the harness's model would have read and said them, without a dump."""
-    reader = Reader(harness.agent, harness.config.agent, harness.images)
-    return [tokenised(trajectory, harness) for trajectory in read_demonstrations(path, reader)]
-
-
-def rows_as_text(trajectory: Trajectory, preprocessor: Any) -> list[tuple[str, str]]:
-    """Of each row its prompt and what is trained, as text; pads count as one."""
-    decode, pad, out = preprocessor.tokenizer.decode, preprocessor.pad, []
-    for row in turn_rows(trajectory, advantage=1.0):
-        assert row.weights == (1.0,) * row.length and pad not in row.ids[row.start :]
-        ids = [i for n, i in enumerate(row.ids) if i != pad or row.ids[n - 1] != pad]
-        start = len(ids) - row.length
-        out.append((decode(ids[:start]), decode(ids[start:])))
-    return out
 
 
 def test_the_counts_of_the_fixtures(harness):

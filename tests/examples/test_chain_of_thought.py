@@ -11,6 +11,7 @@ import pytest
 from endpoint_server import say, serve, status
 from workers import make_worker
 
+from examples.base_models.checkpoints import build
 from examples.chain_of_thought.rewrite import action_text, with_thought, with_thoughts
 from minirl.agents.webagent_r1 import parse
 from minirl.config import EndpointConfig
@@ -18,7 +19,6 @@ from minirl.demonstrations import load_demonstrations
 from minirl.model import Preprocessor, load_preprocessor
 from minirl.recipes import tiny_text
 from minirl.run_folder import Run
-from minirl.tiny.checkpoints import build
 from minirl.types import Stop, Task, Trajectory, Turn
 
 pytestmark = pytest.mark.more

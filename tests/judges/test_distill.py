@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import shopping
-from endpoint_server import say, serve
+from episodes import PNGS
 
-from minirl.config import JudgeConfig
+from examples.base_models.checkpoints import build
 from minirl.console import CONSOLE
 from minirl.experiment import place_model
 from minirl.judges.distill import distil, score_judge, training_row, training_rows
@@ -21,7 +20,7 @@ from minirl.judges.rubrics import Question
 from minirl.judges.settings import JudgeScriptConfig, judge_4b, tiny_judge
 from minirl.rows import TrajectoryRows
 from minirl.run_folder import Run
-from minirl.tiny.checkpoints import BASE, build
+from minirl.tiny.checkpoints import BASE
 from minirl.worlds.teacher import world_teacher
 
 TASK = shopping.tasks(1)[0]
@@ -51,7 +50,7 @@ def test_a_row_is_the_question_and_the_label(preprocessor, pictures):
     assert asked.endswith("<|im_end|>\n<|im_start|>assistant\n<think>\n") and TASK.instruction in asked
     assert row.images == ("a", "b") and row.length == len(row.old)
     assert row.ids.count(preprocessor.pad) == sum(map(preprocessor.image_tokens, pictures.values()))
-    brief = training_row(LABELLED, Question(brief=True), pictures, preprocessor)
+    brief = training_row(LABELLED, Question("brief"), pictures, preprocessor)
     assert brief.images == ("b",) and len(brief.ids) < len(row.ids)
 
 
@@ -112,50 +111,23 @@ async def test_a_small_judge_learns_its_labels_and_is_scored(tmp_path, ranks):
 
 
 def words_of(example: Example) -> list[str]:
-    messages = Question(brief=True, screenshots=0).messages(example.trajectory, {})
-    return [*(part for _, parts in messages for part in parts), target(example.label.rationale, True)]
+    messages = Question("brief").messages(example.trajectory, PNGS)
+    texts = [part for _, parts in messages for part in parts if isinstance(part, str)]
+    return [*texts, target(example.label.rationale, True)]
 
 
 async def check_question(config: JudgeScriptConfig, ranks) -> None:
     """A distilled judge refuses to be asked otherwise than it was taught."""
     folder = config.run_dir / "checkpoints/judge"
     state = json.loads((folder / "state.json").read_text())
-    assert state["question"] == {"input": "openwebrl", "screenshots": 3, "prompt": None, "brief": True}
+    assert state["question"] == {"input": "brief", "prompt": None}
     judge = replace(config.judge, path=str(folder))
-    for field, other, taught in (("brief", False, "True"), ("input", "webvoyager", "openwebrl")):
-        asked = replace(config, judge=replace(judge, **{field: other}))
-        with pytest.raises(ValueError, match=f"was distilled with another --judge.{field}: {taught}"):
-            async with open_judge(asked, ranks, {}):
-                pass
+    asked = replace(config, judge=replace(judge, input="openwebrl"))
+    with pytest.raises(ValueError, match="was distilled with another question: {'input': 'brief'"):
+        async with open_judge(asked, ranks, {}):
+            pass
     async with open_judge(replace(config, judge=judge), ranks, {}):
         pass
-
-
-async def test_a_served_judge_is_scored_on_agent_reward_bench(tmp_path, ranks):
-    """Four episodes of which three succeed; the judge lets all of them pass but the one without an answer."""
-    bench = tmp_path / "bench"
-    lines = ["benchmark,model_name,task_id,trajectory_success"]
-    for n, truth in enumerate(["Successful", "Unsuccessful", "Successful", "Successful"]):
-        lines.append(f"webarena,Agent,{n},{truth}")
-        says = {"action": f"send_msg_to_user('answer {n}')", "screenshot_path": "shot.png"}
-        path = bench / f"trajectories/Agent/{n}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            json.dumps({"goal": "Count the mugs", "steps": [says | {"url": "http://shop.test/"}]})
-        )
-    (bench / "annotations.csv").write_text("\n".join(lines))
-    (bench / "shot.png").write_bytes(shopping.picture(1))
-
-    def answer(request: dict) -> str:
-        return "Hm." if "answer 3" in json.dumps(request) else "Fine.\nSUCCESS"
-
-    with serve([say(answer)]) as server, CONSOLE.capture() as said:
-        judge = JudgeConfig(url=server.url, model="big")
-        await score_judge(replace(config_of(tmp_path, bench=bench), judge=judge), ranks)
-    out = " ".join(said.get().split())
-    # of three verdicts two are right, and one was not to be had
-    assert re.search(r"big 66.7 66.7 100.0 80.0 \S+ 3 1 webarena 66.7 66.7 100.0 80.0", out)
-    assert "always SUCCESS 75.0 75.0 100.0 85.7" in out
 
 
 async def test_a_policys_folder_is_left_alone(tmp_path, ranks):

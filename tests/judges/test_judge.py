@@ -92,7 +92,7 @@ BEHAVIOUR: dict[str, tuple[list[Act], float | None]] = {
     "truncated": ([say("The agent\nSUCCESS", finish="length")], None),
     "still thinking": ([body(EMPTY)], None),
     "no verdict": ([say("It is hard to say.")], None),
-    "both verdicts": ([say("SUCCESS\nNOT SUCCESS")], None),
+    "two verdicts": ([say("SUCCESS\nNOT SUCCESS")], 0.0),
 }
 
 
@@ -144,10 +144,10 @@ async def test_an_episode_that_was_judged_before_costs_nothing(tmp_path: Path):
 
 
 YES = {
-    "verdict-line": "So.\nSUCCESS",
-    "not-success-first": "SUCCESS",
-    "status": "Thoughts: so.\nStatus: success",
-    "structured": json.dumps({"thought": "So.", "verdict": "SUCCESS"}),
+    "trace": "So.\nSUCCESS",
+    "webvoyager": "SUCCESS",
+    "agenttrek": "Thoughts: so.\nStatus: success",
+    "deepshop": json.dumps({"thought": "So.", "verdict": "SUCCESS"}),
 }
 NO = {key: text.replace("SUCCESS", "NOT SUCCESS").replace("success", "failure") for key, text in YES.items()}
 OFFICIAL = [p for p in protocols.PROTOCOLS if p.name.endswith("-official") and p.judge.input != "rules"]
@@ -169,15 +169,15 @@ async def judged_by(protocol, acts, ranks, trajectory: Trajectory = CLICKS):
 async def test_a_protocols_judge_is_asked_and_read(protocol, ranks):
     own = protocol.judge
     for texts, success in ((YES, True), (NO, False)):
-        said, (request,) = await judged_by(protocol, [say(texts[own.parser])], ranks)
+        said, (request,) = await judged_by(protocol, [say(texts[own.input])], ranks)
         assert said.success is success and not said.error
         assert gate(replace(CLICKS, verdict=said)).reward == float(success)
     limit = "max_completion_tokens" if own.model == "o4-mini" else "max_tokens"
     assert (request["model"], request["seed"], request[limit]) == (own.model, 42, own.response_tokens)
-    assert request.get("temperature") == own.temperature
-    assert ("temperature" in request) is (own.temperature is not None)
+    greedy = own.input in ("webvoyager", "deepshop")
+    assert request.get("temperature", "the server's") == (0.0 if greedy else "the server's")
     system, user = request["messages"]
-    asked = Question(own.input, own.screenshots).messages(CLICKS, PNGS)
+    asked = Question(own.input).messages(CLICKS, PNGS)
     assert (system["role"], system["content"][0]["text"]) == ("system", asked[0][1][0])
     pictures = [part["image_url"]["url"] for part in user["content"] if part["type"] == "image_url"]
     names = [b64decode(url.partition(",")[2]).decode().removeprefix("PNG of ") for url in pictures]
@@ -191,7 +191,7 @@ async def test_a_protocols_judge_is_asked_and_read(protocol, ranks):
 async def test_done_without_an_answer_fails_unasked_where_released_code_says_so(protocol, ranks, answer):
     """The server would say yes. AgentTrek's judge goes by the steps and is asked, and so is the trace's.
     Where the agent did not end the episode itself, all are asked."""
-    silent, yes = replace(CLICKS, answer=answer), [say(YES[protocol.judge.parser])]
+    silent, yes = replace(CLICKS, answer=answer), [say(YES[protocol.judge.input])]
     said, requests = await judged_by(protocol, yes, ranks, silent)
     asked = protocol.judge.input in ("agenttrek", "trace")
     assert (said.success, len(requests)) == (asked, int(asked)) and not said.error
@@ -210,8 +210,8 @@ async def test_the_other_metrics_judge_fails_an_empty_answer_too(ranks):
 
 @each_protocol
 async def test_what_is_no_verdict_masks_the_episode(protocol, ranks):
-    yes = YES[protocol.judge.parser]
-    other = YES["status"] if protocol.judge.parser != "status" else YES["structured"]
+    yes = YES[protocol.judge.input]
+    other = YES["agenttrek"] if protocol.judge.input != "agenttrek" else YES["deepshop"]
     for act in (say("It is hard to say."), say(other), say(yes, finish="length"), say(""), status(500)):
         said, _ = await judged_by(protocol, [act], ranks)
         assert said.success is None and said.error
@@ -260,7 +260,7 @@ def pictures(png) -> dict[str, bytes]:
 
 @pytest.fixture
 def local(tiny_folder, ranks, pictures):
-    """`local(screenshots=2)`: the tiny model as a judge with these settings."""
+    """`local(input="trace")`: the tiny model as a judge with these settings."""
     made = []
 
     def make(**settings) -> LocalJudge:
@@ -325,7 +325,7 @@ async def test_a_real_model_is_asked(local):
     question is asked with one screenshot, and may be answered in 192 tokens."""
     said = await local(response_tokens=8, seconds=60.0)(CLICKS)
     assert said.success is None and "token limit" in said.error
-    judge = scripted(local(brief=True), "so</think>\nSUCCESS<|im_end|>")
+    judge = scripted(local(input="brief"), "so</think>\nSUCCESS<|im_end|>")
     assert (await judge(CLICKS)).success
     (request,) = judge.sampler.requests
     assert (len(request.prompt.images), request.max_tokens) == (1, 192)
@@ -334,13 +334,12 @@ async def test_a_real_model_is_asked(local):
 @each_protocol
 async def test_a_judge_of_our_own_judges_as_the_protocol_says(protocol, local, pictures):
     own = protocol.judge
-    settings = {"input": own.input, "parser": own.parser, "screenshots": own.screenshots}
-    judge = local(**settings, temperature=own.temperature and 0.5)
-    said = await scripted(judge, f"Hm.\n</think>\n\n{YES[own.parser]}<|im_end|>")(CLICKS)
+    judge = local(input=own.input)
+    said = await scripted(judge, f"Hm.\n</think>\n\n{YES[own.input]}<|im_end|>")(CLICKS)
     assert said.success is True, said
     (request,) = judge.sampler.requests
     assert list(request.prompt.images) == [pictures[name] for name in SHOTS[own.input]]
-    assert request.sampling.temperature == (own.temperature and 0.5 or 0.0)
+    assert request.sampling.temperature == 0
     assert "can't be used" in (await scripted(judge, "Hm.</think>Perhaps<|im_end|>")(CLICKS)).error
 
 

@@ -143,7 +143,9 @@ def test_reward_by_judge_needs_a_judge():
     with pytest.raises(ValueError, match="--reward.by judge needs one"):
         check(replace(tiny(), reward=RewardConfig(by="judge")))
     config = from_command_line(["tiny", "--reward.by", "judge", "--judge.path", "x"], "train.py")
-    assert config.reward.by == "judge" and config.judge.brief, "the tiny policy's judge is the tiny one"
+    assert config.reward.by == "judge" and config.judge.input == "brief", (
+        "the tiny policy's judge is the tiny one"
+    )
 
 
 def test_recipes_of_judges_are_not_those_of_policies():
@@ -152,11 +154,13 @@ def test_recipes_of_judges_are_not_those_of_policies():
     )
     for name, recipe in JUDGE_RECIPES.items():
         config = check(recipe())
-        assert config.recipe == name and config.judge.brief == (name == "tiny_judge")
+        assert config.recipe == name and config.judge.input == (
+            "brief" if name == "tiny_judge" else "openwebrl"
+        )
     assert (config.sft.lr, config.sft.epochs, config.sft.batch) == (1e-5, 3, 128)
     policy = RECIPES["openwebrl_8b"]().sft
     assert config.sft == replace(policy, max_pixels=None), "its policy's, with whole screenshots"
-    assert config.model.path == "Qwen/Qwen3-VL-8B-Instruct" and config.judge.screenshots == 3
+    assert config.model.path == "Qwen/Qwen3-VL-8B-Instruct"
     with pytest.raises(ValueError, match="unknown recipe 'judge_8b'"):
         from_command_line(["judge_8b"], "train.py")
 
@@ -174,9 +178,8 @@ def test_recipes_of_judges_are_not_those_of_policies():
         (("distil",), "has no labels; make them with judge.py label"),
         (("distil", "--goals", "0"), "--goals must be above 0"),
         (("distil", "--stages", "1"), "--stages must be below 1"),
-        (("score",), "is not there: run judge.py distil first, or give --bench"),
-        (("score", "--judge.path", "NOWHERE"), "is not there: run judge.py distil first, or give --bench"),
-        (("score", "--bench", "NOWHERE", "--judge.path", "NOWHERE"), "annotations.csv can't be read"),
+        (("score",), "is not there: run judge.py distil first"),
+        (("score", "--judge.path", "NOWHERE"), "is not there: run judge.py distil first"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(ended, tmp_path, monkeypatch, argv, told):

@@ -27,7 +27,7 @@ from minirl.judges.labels import (
     split,
     target,
 )
-from minirl.judges.parsers import parse
+from minirl.judges.parsers import parse_last_line, read_verdict
 from minirl.judges.settings import JudgeScriptConfig, tiny_judge
 from minirl.run_folder import Run
 from minirl.types import Parsed, Stop, Task, Trajectory
@@ -122,7 +122,7 @@ async def test_a_served_teacher_is_asked_in_full_and_what_it_leaves_out_is_tried
 
     for acts, expected in ([say(answer)], 2), ([say("Not one kite.\nNOT SUCCESS")], 3):
         with serve(acts) as server:
-            judge = JudgeConfig(url=server.url, model="teacher", brief=True)
+            judge = JudgeConfig(url=server.url, model="teacher", input="brief")
             config = replace(config_of(tmp_path, run, teacher="endpoint"), judge=judge)
             await label_dumps(config, ranks, world_teacher)
         labels = read_labels(tmp_path / "judge/labels.jsonl")
@@ -138,21 +138,10 @@ async def test_a_served_teacher_is_asked_in_full_and_what_it_leaves_out_is_tried
     assert {each.source for each in labels} == {"teacher"}
 
 
-async def test_reasons_that_would_undo_the_verdict_are_left_out(tmp_path):
-    run = dump(Run(tmp_path / "web"), "step_00001", shopping.episode(TASK))
-
-    async def sly(trajectory):
-        return parse("verdict-line", "SUCCESS\nAnd yet it did not")
-
-    counts = await label_all(config_of(tmp_path, run), sly, "sly")
-    assert counts == {"no verdict: the reasons read like another one": 1}
-
-
 @given(st.text(), st.booleans())
-def test_a_target_reads_as_its_verdict_or_as_none(rationale, verdict):
-    said = parse("verdict-line", target(rationale, verdict))
-    if said.success is not None:
-        assert said.success is verdict
+def test_a_target_reads_as_its_verdict(rationale, verdict):
+    said = read_verdict(parse_last_line, target(f"So: {rationale}", verdict))
+    assert said.success is verdict
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.benchmarks.protocols import GPT_41, JUDGE, PROTOCOLS, Protocol, apply, protocol_of
-from minirl.cli.command_line import check, from_command_line, read_flags
-from minirl.config import Config, Input, JudgeConfig, Parser
-from minirl.judges.parsers import parse
+from minirl.cli.command_line import check, from_command_line
+from minirl.config import Config, Input, JudgeConfig
+from minirl.judges.parsers import read_verdict
 from minirl.judges.rubrics import HISTORY_CHARS, RUBRICS, TRACE_CHARS, Question
 from minirl.types import Call, Message, Parsed, Task, Trajectory, Turn
 
 WEBVOYAGER = protocol_of("webvoyager-official")
-JUDGED = tuple(name for name in get_args(Input) if name != "rules")
+JUDGED = tuple(name for name in get_args(Input) if name not in ("rules", "brief"))
 
 
 def shown(trajectory: Trajectory, input: Input = "openwebrl", **question: object) -> tuple[Message, ...]:
@@ -73,27 +73,22 @@ def test_a_judge_sees_what_it_must_and_nothing_else(input):
     }
 
 
-@pytest.mark.parametrize("input", ["webvoyager", "deepshop", "trace", "openwebrl"])
-@pytest.mark.parametrize("most", [0, 1, 3, 30])
-def test_as_many_of_the_last_screenshots_as_asked_for_oldest_first(input, most):
-    messages = shown(marked(), input, screenshots=most)
-    assert pictures_of(messages) == [f"shot{n}" for n in (1, 2, 3, 4)][4 - min(most, 4) :]
-
-
-def test_screenshots_are_labelled():
-    for input in ("webvoyager", "deepshop"):
-        assert labels_of(shown(marked(), input)) == [f"Screenshot {n} of 3:" for n in (1, 2, 3)]
-    for input in ("trace", "openwebrl"):
-        assert labels_of(shown(marked(), input)) == [f"Screenshot before step {n}:" for n in (2, 3, 4)]
-    assert labels_of(shown(marked(), "agenttrek")) == ["The final screenshot:"]
-
-
-def test_agenttreks_judge_sees_the_final_screenshot_alone():
-    for most in (1, 3):
-        assert pictures_of(shown(marked(), "agenttrek", screenshots=most)) == ["shot4"]
+@pytest.mark.parametrize(
+    ("input", "labels"),
+    [
+        ("openwebrl", [f"Screenshot before step {n}:" for n in (2, 3, 4)]),
+        ("webvoyager", [f"Screenshot {n} of 3:" for n in (1, 2, 3)]),
+        ("deepshop", [f"Screenshot {n} of 3:" for n in (1, 2, 3)]),
+        ("agenttrek", ["The final screenshot:"]),
+        ("trace", []),
+    ],
+)
+def test_the_newest_screenshots_are_shown_oldest_first_with_labels(input, labels):
+    messages = shown(marked(), input)
+    assert labels_of(messages) == labels
+    assert pictures_of(messages) == [f"shot{n}" for n in (1, 2, 3, 4)][4 - len(labels) :]
     acted = marked(turns=(step(1, Call("click"), Call("done", {"response": "x"})),))
     assert pictures_of(shown(acted, "agenttrek")) == ["end"], "what the last click did"
-    assert pictures_of(shown(marked(), "agenttrek", screenshots=0)) == []
 
 
 def test_a_screenshot_that_did_not_change_takes_one_place():
@@ -195,7 +190,7 @@ def test_thoughts_actions_and_traces_step_by_step():
         "> Thought 1: [thought]\n"
         '> Action 1: done({"response": "[response]"})\n'
         "> Report 1: [report]\n"
-    ) in words_of(shown(marked(1), "trace", screenshots=0))
+    ) in words_of(shown(marked(1), "trace"))
 
 
 def test_what_could_not_be_read_is_a_step_too():
@@ -247,28 +242,29 @@ def test_a_long_trace_loses_its_middle(input):
 
 def test_a_brief_question_has_a_line_for_each_step_and_no_calls():
     done = shopping.episode(shopping.tasks(1)[0], image="a")
-    system, (_, (words, *pictures)) = shown(done, brief=True)
+    system, (_, (words, *pictures)) = shown(done, "brief")
     assert pictures == [PNGS.get("a")] and "point_2d" not in words and len(words) < 600
     assert len(system[1][0]) < 150 and "> 2: click: clicked button" in words
     long = replace(done, turns=(done.turns[0],) * 60)
-    words = shown(long, brief=True)[1][1][0]
+    words = shown(long, "brief")[1][1][0]
     assert len(words) < 2300 and "are left out.)" in words, "a long history is cut"
-    assert shown(done, "trace", brief=True) == shown(done, "trace"), "only openwebrl's can be brief"
 
 
 @pytest.mark.parametrize("input", JUDGED)
-def test_a_prompt_asks_for_what_its_parsers_read(input):
-    """The form that the prompt names last, given back as an answer, has a verdict or both of them."""
+def test_a_prompt_asks_for_what_its_parser_reads(input):
+    """The form that the prompt names last has a verdict."""
     (role, (system,)), (user, parts) = shown(marked(), input)
     assert (role, user) == ("system", "user") and "never obey" in system
     question = parts[-1].strip()
     assert question.startswith("That is all there is.")
     form = {"agenttrek": '"Status:"', "deepshop": '"thought"'}.get(input, "SUCCESS or NOT SUCCESS")
     assert form in question and form.split(" or ")[-1] in system
-    in_json = json.dumps({"thought": "So.", "verdict": "NOT SUCCESS"})
-    for parser in RUBRICS[input].parsers:
-        said = {"status": "So.\nStatus: failure", "structured": in_json}.get(parser, "So.\nNOT SUCCESS")
-        assert parse(parser, said).success is False
+    answers = {
+        "agenttrek": "So.\nStatus: failure",
+        "deepshop": json.dumps({"thought": "", "verdict": "NOT SUCCESS"}),
+    }
+    verdict = read_verdict(RUBRICS[input].parser, answers.get(input, "So.\nNOT SUCCESS"))
+    assert verdict.success is False
 
 
 @pytest.mark.parametrize("input", JUDGED)
@@ -292,24 +288,18 @@ def test_a_protocols_judge_as_settings(protocol):
     assert Question.of(judge).input == judge.input
 
 
-def test_the_users_judge_and_flags_win_over_the_protocols():
+def test_the_users_judge_wins_over_the_protocols():
     assert under(WEBVOYAGER, JudgeConfig(model="mine")).model == "mine"
     assert under(WEBVOYAGER, JudgeConfig(path="folder")).model == "", "a judge of one's own is named"
+<<<<<<< HEAD
     config = read_flags(apply(WEBVOYAGER, Config("test")), ["--judge.screenshots", "1"], "eval.py")
     assert (config.judge.screenshots, config.judge.temperature) == (1, 0.0)
+=======
+>>>>>>> main
 
 
-def test_flags_name_inputs_and_parsers_that_go_together():
-    judge = JudgeConfig()  # without a protocol it is OpenWebRL's
-    assert (judge.input, judge.parser, judge.temperature) == (GPT_41.input, GPT_41.parser, None)
-    flags = ["--judge.input", "agenttrek", "--judge.parser", "status", "--judge.temperature", "0.5"]
-    judge = from_command_line(["tiny", *flags], "train.py").judge
-    assert (judge.input, judge.parser, judge.temperature) == ("agenttrek", "status", 0.5)
-    assert set(RUBRICS) == {*JUDGED, "brief"}
-    assert {p for rubric in RUBRICS.values() for p in rubric.parsers} == set(get_args(Parser)) - {"rules"}
-    with pytest.raises(ValueError, match="deepshop asks for what only --judge.parser structured can read"):
-        Question.of(JudgeConfig(input="deepshop"))
-    with pytest.raises(ValueError, match="rules asks for what only --judge.parser rules can read"):
-        Question.of(JudgeConfig(input="rules"))
-    with pytest.raises(ValueError, match="--judge.temperature must be at least 0"):
-        check(Config("test", judge=JudgeConfig(temperature=-1.0)))
+def test_an_input_names_a_rubric():
+    assert JudgeConfig().input == GPT_41.input == "openwebrl", "without a protocol it is OpenWebRL's"
+    assert from_command_line(["tiny", "--judge.input", "agenttrek"], "train.py").judge.input == "agenttrek"
+    assert set(RUBRICS) == set(get_args(Input)) - {"rules"}
+    assert {name for name, rubric in RUBRICS.items() if rubric.greedy} == {"webvoyager", "deepshop"}

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from examples.base_models.checkpoints import build
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 from minirl.config import Config
@@ -37,7 +38,6 @@ from minirl.model import (
     save_model,
 )
 from minirl.run_folder import write_atomic
-from minirl.tiny.checkpoints import build
 from minirl.types import Observation, Task
 from minirl.worlds.interpreter import World
 from minirl.worlds.render import SiteServer

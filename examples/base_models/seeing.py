@@ -1,6 +1,8 @@
 """The tiny recipe's base model: a Qwen3-VL of 1.05M parameters that finds a word on a page it never saw.
 
-    torchrun --nproc-per-node 2 -m minirl.tiny.seeing        writes minirl/tiny/base/ and docs/seeing.json
+    torchrun --nproc-per-node 2 -m examples.base_models.seeing
+
+It writes minirl/tiny/base/ and docs/seeing.json.
 
 It is to the tiny recipe what Qwen3-VL is to OpenWebRL's: a model that can look, has heard of clicks, and
 knows nothing of any task. Pages of generated shops, in Chromium, teach it, for there the truth is known:
@@ -29,6 +31,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from examples.base_models.checkpoints import DONE, FOLDER, vocabulary, words
+from examples.base_models.pretraining import MOST, Example, Teacher, make, read, task_naming
 from minirl.agents.openwebrl import OpenWebRLAgent
 from minirl.agents.openwebrl_actions import SCALE
 from minirl.browser.session import Session
@@ -37,8 +41,7 @@ from minirl.context import VISION_CLOSE, VISION_OPEN
 from minirl.episode import conversation
 from minirl.model import VIDEO_PAD, Preprocessor
 from minirl.recipes import tiny
-from minirl.tiny.checkpoints import BASE, DONE, FOLDER, vocabulary, words
-from minirl.tiny.pretraining import MOST, Example, Teacher, make, read, task_naming
+from minirl.tiny.checkpoints import BASE
 from minirl.types import Observation
 from minirl.worlds.interpreter import World
 from minirl.worlds.replay import GRID, middle

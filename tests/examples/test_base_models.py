@@ -13,16 +13,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from examples.base_models import pretraining
+from examples.base_models.checkpoints import build, text_corpus, vocabulary
+from examples.base_models.pretraining import Example, look, muon, task_naming, teach
+from examples.base_models.reading import DIGITS, PATH, Reading, html_of, make_page
+from examples.base_models.seeing import Seeing, moved, whole
+from examples.base_models.seeing import make_page as make_visual_page
 from minirl.distributed import open_ranks
 from minirl.model import load_preprocessor, open_model
 from minirl.recipes import tiny, tiny_text
-from minirl.tiny import pretraining
-from minirl.tiny.checkpoints import build, text_corpus, vocabulary
-from minirl.tiny.pretraining import Example, look, muon, task_naming, teach
-from minirl.tiny.reading import DIGITS, PATH, Reading, html_of, make_page
-from minirl.tiny.seeing import Seeing, moved, whole
-from minirl.tiny.seeing import make_page as make_visual_page
 from minirl.worlds.shop import make_shop
+
+pytestmark = pytest.mark.more
 
 
 @pytest.fixture(scope="module")

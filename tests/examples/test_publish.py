@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,57 +14,16 @@ from pathlib import Path
 import pages
 import pytest
 from endpoint_server import send
-from test_readers import PUBLIC, load, rows_as_text
+from public_records import PUBLIC, load, rows_as_text
 from workers import make_worker
 
+from examples.publish import __main__ as script
 from minirl.config import to_json
-from minirl.data import __main__ as script
-from minirl.data.filters import PRESETS, curate
 from minirl.recipes import openwebrl_4b, webagent_r1_3b
 from minirl.run_folder import Run
-from minirl.types import Stop, Task, Trajectory, Turn
+from minirl.types import Stop, Task, Trajectory
 
-
-def attempt(task: str, site: str, turns: int, tokens: int = 10, **how: object) -> Trajectory:
-    """An episode of so many turns, the last of which a served model has counted so many tokens in."""
-    made = [Turn(0, (), (), (), "x", counted=(5, tokens if n == turns - 1 else 1)) for n in range(turns)]
-    meta = {"site": site, "benchmark": how.pop("part", "pae-webvoyager")}
-    how = {"success": True, "stop": Stop.DONE} | how
-    return Trajectory(Task(task, "Do.", f"https://{site}/", meta=meta), 0, turns=tuple(made), **how)
-
-
-def test_the_shortest_judged_success_of_each_task_is_taken():
-    """Turns decide, then response tokens; what failed or was aborted does not count, however short."""
-    episodes = [
-        attempt("a", "one.example", 3),
-        attempt("a", "one.example", 2, 30),
-        attempt("a", "one.example", 2, 20),
-        attempt("a", "one.example", 1, success=False),
-        attempt("a", "one.example", 1, stop=Stop.JUDGE_ERROR),
-        attempt("b", "one.example", 4),
-    ]
-    chosen = curate(episodes, {"": 10})
-    assert {t.task.id: (len(t.turns), t.turns[-1].counted[1]) for t in chosen} == {"a": (2, 20), "b": (4, 10)}
-
-
-def test_sites_are_served_in_turn(capsys):
-    """Of 9 tasks on one site, 2 on another and 1 on a third, 6: the cap is 3, the least that gives six."""
-    sizes = {"many.example": 9, "few.example": 2, "one.example": 1}
-    episodes = [attempt(f"{site} {n}", site, 1) for site, most in sizes.items() for n in range(most)]
-    chosen = curate(episodes, {"pae-webvoyager": 6})
-    assert Counter(t.task.site for t in chosen) == {"many.example": 3, "few.example": 2, "one.example": 1}
-    assert "pae-webvoyager: 6 of 6 on 3 sites, at most 3 on each" in capsys.readouterr().out
-    assert {t.task.id for t in chosen} < {t.task.id for t in curate(episodes, {"": 8})}, "more changes none"
-
-
-def test_the_papers_sizes():
-    """Of 1,000 successes of each part; 1.9k are of any part."""
-    parts = [(n, part) for n in range(1000) for part in ("pae-webvoyager", "insta-v3")]
-    episodes = [attempt(f"{part} {n}", f"s{n % 80}.example", 1, part=part) for n, part in parts]
-    for preset, sizes in {"412": [412], "912": [412, 500]}.items():
-        counts = Counter(t.task.meta["benchmark"] for t in curate(episodes, PRESETS[preset]))
-        assert list(counts.values()) == sizes
-    assert len(curate(episodes, PRESETS["1.9k"])) == 1900
+pytestmark = pytest.mark.more
 
 
 @pytest.fixture(params=["visual", "text"], scope="module")
@@ -109,7 +67,7 @@ def test_the_card_tells_source_counts_licence_commit_and_command(published):
     card, n = (folder / "README.md").read_text(), len(found)
     assert card.startswith("---\nlicense: cc0-1.0\n") and "| source | made up |" in card
     assert f"| trajectories | {n + 1}, of which {n} succeeded |" in card
-    assert f"| tasks | {n} on 1 sites |" in card and "-m minirl.data" in card
+    assert f"| tasks | {n} on 1 sites |" in card and "-m examples.publish" in card
     assert re.search(r"^\| commit \| ([0-9a-f]{40}|not known) \|$", card, re.MULTILINE)
     assert not list(folder.rglob("*.tmp"))
 
@@ -120,7 +78,7 @@ def test_what_holds_no_word_is_not_published(published, tmp_path, capsys):
     run.save_trajectories("aborted", [replace(found[0], turns=(), stop=Stop.SITE_ERROR, success=False)])
     flags = ["--license", "cc0-1.0", "--source", "made up", "--out", str(tmp_path / "out")]
     assert script.main(["write", str(run.trajectory_path("aborted")), *flags]) == 2
-    assert capsys.readouterr().err == "minirl.data: there is no trajectory to publish\n"
+    assert capsys.readouterr().err == "examples.publish: there is no trajectory to publish\n"
     assert not (tmp_path / "out").exists()
 
 
@@ -209,6 +167,6 @@ def test_push_uploads_the_data_and_its_card_where_there_is_a_token(published, mo
     assert got.files == {name: (folder / name).read_bytes() for name in names}
     monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody is there
     assert script.main(["push", str(folder), "me/set"]) == 2
-    assert "minirl.data: the Hub did not take it: " in capsys.readouterr().err
+    assert "examples.publish: the Hub did not take it: " in capsys.readouterr().err
     assert script.main(["push", str(folder / "data"), "me/set"]) == 2
     assert "holds no data set" in capsys.readouterr().err

@@ -1,6 +1,8 @@
 """The text recipe's base model: a Llama of 0.7M parameters that finds a word in HTML it never saw.
 
-    torchrun --nproc-per-node 2 -m minirl.tiny.reading    writes minirl/tiny/base_text/ and docs/reading.json
+    torchrun --nproc-per-node 2 -m examples.base_models.reading
+
+It writes minirl/tiny/base_text/ and docs/reading.json.
 
 It is to `tiny-text` what Qwen2.5-3B is to WebAgent-R1's recipe, as seeing.py's model is to `tiny`: it can
 read a page, has heard of clicks, and knows no order. Its tasks name words, some of them on no page:
@@ -25,14 +27,15 @@ import tyro
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from examples.base_models.checkpoints import text_corpus, words
+from examples.base_models.pretraining import MOST, Example, Teacher, make, read, task_naming
 from minirl.browser.session import Session
 from minirl.config import Config
 from minirl.episode import conversation
 from minirl.experiment import make_agent
 from minirl.model import Preprocessor
 from minirl.recipes import tiny_text
-from minirl.tiny.checkpoints import BASE_TEXT, text_corpus, words
-from minirl.tiny.pretraining import MOST, Example, Teacher, make, read, task_naming
+from minirl.tiny.checkpoints import BASE_TEXT
 from minirl.types import Observation
 from minirl.worlds import replay
 from minirl.worlds.interpreter import World

@@ -1,0 +1,31 @@
+"""Public demonstrations for tests, and their training rows as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from minirl.data.readers import Reader, read_demonstrations
+from minirl.demonstrations import tokenised
+from minirl.episode import Harness
+from minirl.rows import turn_rows
+from minirl.types import Trajectory
+
+PUBLIC = Path(__file__).parent / "data" / "public"
+
+
+def load(path: Path, harness: Harness) -> list[Trajectory]:
+    """A file's demonstrations as the harness's model would have read and said them, without a dump."""
+    reader = Reader(harness.agent, harness.config.agent, harness.images)
+    return [tokenised(trajectory, harness) for trajectory in read_demonstrations(path, reader)]
+
+
+def rows_as_text(trajectory: Trajectory, preprocessor: Any) -> list[tuple[str, str]]:
+    """Of each row its prompt and what is trained, as text; pads count as one."""
+    decode, pad, out = preprocessor.tokenizer.decode, preprocessor.pad, []
+    for row in turn_rows(trajectory, advantage=1.0):
+        assert row.weights == (1.0,) * row.length and pad not in row.ids[row.start :]
+        ids = [i for n, i in enumerate(row.ids) if i != pad or row.ids[n - 1] != pad]
+        start = len(ids) - row.length
+        out.append((decode(ids[:start]), decode(ids[start:])))
+    return out
