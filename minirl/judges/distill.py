@@ -103,14 +103,12 @@ async def score_judge(config: JudgeScriptConfig, ranks: Ranks) -> None:
     examples = labels.read_examples(path)
     images = RunsImages(example.label.run for example in examples)
     if not (config.judge.path or config.judge.model):
-        trajectories = [example.trajectory for example in examples]
-        verdicts = await ask_all(judge, trajectories)
-    pairs = []
-    for example, verdict in zip(examples, verdicts, strict=True):
-        pairs.append(pair_of(example.trajectory, example.label.verdict, verdict, name))
+        distilled = str(config.run_dir / "checkpoints/judge")
+        config = replace(config, judge=replace(config.judge, path=distilled))
+    name = config.judge.path.removeprefix(f"{config.run_dir.parent}/") or config.judge.model
     async with open_judge(config, ranks, images) as judge:
         trajectories = [example.trajectory for example in examples]
-        verdicts = await ask_all(judge, trajectories, config.judge.concurrency)
+        verdicts = await ask_all(judge, trajectories)
     pairs = []
     for example, verdict in zip(examples, verdicts, strict=True):
         pairs.append(pair_of(example.trajectory, example.label.verdict, verdict, name))

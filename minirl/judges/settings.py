@@ -9,11 +9,6 @@ from annotated_types import Ge, Lt
 from minirl.config import Config, ModelConfig, SftConfig, Share
 from minirl.recipes import openwebrl_4b, tiny
 
-<<<<<<< HEAD
-=======
-COMMON = ("name", "runs", "teacher", "judge.url", "judge.model", "judge.path", "labelled")
-
->>>>>>> main
 
 @dataclass(frozen=True)
 class JudgeScriptConfig(Config):
