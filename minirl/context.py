@@ -20,7 +20,7 @@ from minirl.types import Agent, Message, Observation, Prompt, Tokenizer
 if TYPE_CHECKING:
     from minirl.model import Preprocessor
 
-THINK_END, ANSWER = "</think>", "<answer>"
+THINK_END = "</think>"
 
 VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 _MARKS = ("\ue000S\ue000", "\ue000U\ue000", "\ue000A\ue000", "\ue000V\ue000")
@@ -214,18 +214,18 @@ def inert(text: str, control: re.Pattern[str] | None) -> str:
     return control.sub(lambda m: m[0][0] + " " + m[0][1:], text) if control else text
 
 
-def answer_start(tokenizer: Tokenizer, ids: tuple[int, ...]) -> int:
-    """Return where the first `<answer>` begins in a response's ids, of one token or several; 0 without it."""
-    end = bisect_left(range(len(ids)), True, key=lambda i: ANSWER in tokenizer.decode(ids[: i + 1])) + 1
-    return think_ends(tokenizer, ids[:end], ANSWER)[0]
-
-
-def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...], tag: str = THINK_END) -> tuple[int, int]:
+def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, int]:
     """Return where the last `</think>`, one token or several, begins and ends in a response's ids; (0, 0)
     without it."""
-    if tag not in tokenizer.decode(ids):
+    if THINK_END not in tokenizer.decode(ids):
         return 0, 0
-    start = bisect_left(range(len(ids)), True, key=lambda i: tag not in tokenizer.decode(ids[i:])) - 1
-    rest = ids[start:]
-    size = bisect_left(range(len(rest)), True, key=lambda i: tag in tokenizer.decode(rest[: i + 1])) + 1
+
+    def has_begun(i: int) -> bool:
+        return THINK_END not in tokenizer.decode(ids[i:])
+
+    def has_ended(n: int) -> bool:
+        return THINK_END in tokenizer.decode(ids[start : start + n + 1])
+
+    start = bisect_left(range(len(ids)), True, key=has_begun) - 1
+    size = bisect_left(range(len(ids) - start), True, key=has_ended) + 1
     return start, start + size

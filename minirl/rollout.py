@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
-from typing import Any
+
+from torch import Tensor
 
 from minirl.advantages import Gates, excuse, gate, is_effective, make_group, needs_verdict
 from minirl.config import ACQUIRE_SECONDS
@@ -40,6 +41,7 @@ from minirl.types import (
     billed,
 )
 
+MAX_OVERSAMPLE = 6  # a step gives up after this many times the groups that it wants
 POLL_SECONDS = 0.2  # between two looks at what other ranks have finished
 
 
@@ -93,13 +95,11 @@ class RolloutWorker:
 
     def policy(self, sampling: Sampling, tokens: int, *names: object) -> PolicyFn:
         """Return the policy that asks the sampler, with a seed made of the names and the turn."""
-        seconds = self.config.sampler.request_seconds
 
         async def ask(t: int, prompt: Prompt, session: Session) -> Sample:
             room = self.config.agent.context_tokens - len(prompt.ids)
             seed = request_seed(self.config.seed, *names, t)
-            request = Request(prompt, seed, min(tokens, room), sampling, seconds)
-            return await self.sampler.generate(request)
+            return await self.sampler.generate(Request(prompt, seed, min(tokens, room), sampling))
 
         return ask
 
@@ -136,7 +136,7 @@ class RolloutWorker:
         """Free the memory that an update needs. `sync` ends it."""
         self.sampler.sleep()
 
-    def sync(self, weights: Iterable[tuple[str, Any]]) -> None:
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Give the sampler the updated weights."""
         self.sampler.sync(weights)
 
@@ -160,7 +160,7 @@ class RolloutWorker:
         cancelled and comes again in the next step. `tick` is told how many are sure to be kept.
         """
         config, max_steps = self.config.rollout, self.config.max_steps(step)
-        limit = int(config.groups * config.max_oversample)  # of tasks, over all ranks
+        limit = MAX_OVERSAMPLE * config.groups  # of tasks, over all ranks
         room = self.share // config.group + 1  # for groups; the last may wait for slots
         places = self._next_places(stream, cursor, limit)
         self.queues += 1

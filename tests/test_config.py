@@ -25,20 +25,17 @@ FLAGS = """
 --browser.browsers --browser.connect --browser.episodes --browser.width --browser.height
 --browser.action-seconds --browser.episode-seconds --browser.quiet-ms --browser.private --browser.allow
 --browser.deny --browser.host-rate
---sampler.kind --sampler.temperature --sampler.max-batch --sampler.request-seconds --sampler.gpu-memory
---endpoint.url --endpoint.model --endpoint.key --endpoint.concurrency --endpoint.seconds --endpoint.retries
---endpoint.cache --endpoint.prompt-price --endpoint.response-price
---judge.url --judge.model --judge.key --judge.concurrency --judge.seconds --judge.retries --judge.cache
---judge.prompt-price --judge.response-price --judge.path --judge.input --judge.prompt
---judge.response-tokens
+--sampler.kind --sampler.temperature --sampler.max-batch --sampler.gpu-memory
+--endpoint.url --endpoint.model --endpoint.key --endpoint.seconds --endpoint.price
+--judge.url --judge.model --judge.key --judge.seconds --judge.price --judge.path --judge.input
+--judge.prompt --judge.response-tokens
 --task.train --task.heldout --task.validation --task.aside --task.train-goals --task.demo-goals --task.short
 --task.demo-long --task.logins --task.reward --task.reset
---rollout.group --rollout.groups --rollout.dynamic --rollout.max-oversample --rollout.max-steps
---rollout.stage-steps --rollout.dump-all
+--rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.stage-steps
+--rollout.dump-all
 --reward.by --reward.invalid --reward.format --reward.after --reward.format-error --reward.contents
 --reward.partial
---loss.method --loss.weighting --loss.tokens --loss.old --loss.clip-low --loss.clip-high --loss.kl
---loss.std-eps
+--loss.method --loss.weighting --loss.old --loss.clip-low --loss.clip-high --loss.kl --loss.std-eps
 --optim.betas --optim.weight-decay --optim.grad-clip --optim.lr --optim.decay --optim.replicas
 --optim.offload
 --batch.epochs --batch.minibatch-turns --batch.micro-tokens --batch.layout
@@ -128,7 +125,7 @@ def test_openwebrl_4b():
     assert config.loss.weighting == "openwebrl"
     assert cloning(config) == CLONING | {"vision": ("sft", 512 * 512)}
     assert config.batch.micro_tokens == 36_864  # a longer demonstration is left out
-    assert config.sampler.request_seconds == 120 and config.browser.episode_seconds == 600
+    assert config.browser.episode_seconds == 600
     evaluation = config.eval
     assert (evaluation.max_steps, evaluation.response_tokens) == (30, 4096)
     assert (evaluation.temperature, evaluation.top_p, evaluation.top_k) == (0.6, 0.95, 20)
@@ -380,7 +377,6 @@ COUNTS = (
         ("--sft.held-back -0.1", "--sft.held-back must be at least 0"),
         ("--sft.held-back 1", "--sft.held-back must be below 1"),
         ("--loss.kl -0.1", "--loss.kl must be at least 0"),
-        ("--loss.tokens answer", "is the text agent's"),
         ("--sampler.temperature 0", "--sampler.temperature must be above 0"),
         *((f"--{flag} 0", f"--{flag} must be at least 1") for flag in COUNTS.split()),
     ],

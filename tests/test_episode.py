@@ -209,7 +209,8 @@ async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play, monkeypa
     """A step in which its first page failed makes the next one look elsewhere, and both count right."""
     monkeypatch.setattr("minirl.browser.host_backoff.MAX_FAILURES", 1)
     monkeypatch.setattr("minirl.browser.session.START_ATTEMPTS", 1)
-    rollout = replace(CONFIG.rollout, group=2, groups=1, max_oversample=4, dynamic=False)
+    monkeypatch.setattr("minirl.rollout.MAX_OVERSAMPLE", 4)
+    rollout = replace(CONFIG.rollout, group=2, groups=1, dynamic=False)
     config = replace(CONFIG, rollout=rollout)
     async with play(saying(DONE), config=config) as (worker, _, task):
         bad = replace(task, id="bad", start_url="http://nothing-here.test/")

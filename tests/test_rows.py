@@ -15,7 +15,6 @@ from training import CPU, TASK, group_of, logprobs_of
 
 from minirl.config import LossConfig
 from minirl.console import CONSOLE
-from minirl.context import answer_start
 from minirl.policy import Policy
 from minirl.rows import (
     Row,
@@ -27,7 +26,6 @@ from minirl.rows import (
     minibatches,
     that_fit,
     turn_rows,
-    weighted,
 )
 from minirl.types import Group, Stop, Trajectory, Turn
 
@@ -48,17 +46,17 @@ def test_a_masked_trajectory_makes_no_rows():
     turns = (Turn(0, (1,), (7, 2), (-0.1, -0.7), ""),)
     good, broken = Trajectory(TASK, 0, turns=turns), Trajectory(TASK, 1, turns=turns, stop=Stop.JUDGE_ERROR)
     group = group_of((broken, good, replace(broken, turns=())), 0.0, 1.2, 0.0)
-    (kept,) = make_rows([group], LossConfig(kl=0.1), None)
+    (kept,) = make_rows([group], LossConfig(kl=0.1))
     assert kept.rows == turn_rows(good, 1.2)
 
 
 def test_filtered_cloning_takes_the_successes_and_needs_one():
     bad, good = (Trajectory(TASK, m, turns=(Turn(0, (1,), (7 + m, 2), (-0.1, -0.7), ""),)) for m in (0, 1))
     config = LossConfig("filtered-bc")
-    kept = make_rows([group_of((bad,), 0.0), group_of((bad, good), 0.0, 1.0)], config, None)
+    kept = make_rows([group_of((bad,), 0.0), group_of((bad, good), 0.0, 1.0)], config)
     assert kept == [TrajectoryRows(1, turn_rows(good, 1.0))]
     with pytest.raises(ValueError, match="no success to learn from"):
-        make_rows([group_of((bad,), 0.0)], config, None)
+        make_rows([group_of((bad,), 0.0)], config)
 
 
 def groups_of(*turns: int) -> list[Group]:
@@ -72,7 +70,7 @@ def groups_of(*turns: int) -> list[Group]:
 
 def cut(groups: list[Group], turns: int, seed: int = 0) -> list[list[Row]]:
     """The rows of each minibatch."""
-    parts = minibatches(make_rows(groups, LossConfig(), None), turns, seed)
+    parts = minibatches(make_rows(groups, LossConfig()), turns, seed)
     return [[row for trajectory in part for row in trajectory.rows] for part in parts]
 
 
@@ -279,25 +277,3 @@ def test_positions_of_a_batch_are_those_of_transformers(preprocessor, model, pic
     )
     real = attention_BL.bool()
     assert torch.equal(batch.inputs["position_ids"][:, real], theirs[:, real])
-
-
-def test_what_does_not_count_has_no_weight_and_no_share(preprocessor):
-    ids = tuple(preprocessor.tokenizer("Hm. <answer>do()</answer>")["input_ids"])
-    first = answer_start(preprocessor.tokenizer, ids)
-    assert 0 < first < len(ids)
-    group = group_of([Trajectory(TASK, 0, turns=(Turn(0, (1,), ids, (-0.1,) * len(ids), ""),))], 1.0)
-    (made,) = make_rows([group], LossConfig(tokens="answer"), preprocessor)
-    assert made.rows[0].weights == (0.0,) * first + (1.0,) * (len(ids) - first)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (((0.0, 1.0), (0.0, 0.0, 1.0)), ((0.0, 0.5), (0.0, 0.0, 0.5))),  # one token a turn, two turns
-        (((1.0, 1.0), (1.0, 1.0, 1.0)), ((0.25, 0.25), (1 / 6, 1 / 6, 1 / 6))),  # the control
-    ],
-)
-def test_tokens_that_do_not_count_share_in_nothing(before, after):
-    rows = tuple(Row((1,) + (7,) * len(w), 1, (), (-0.1,) * len(w), 1.0, weights=w) for w in before)
-    config = LossConfig(weighting="webagent-r1")
-    assert tuple(row.weights for row in weighted([TrajectoryRows(0, rows)], config, {0: 1})) == after

@@ -24,7 +24,7 @@ from minirl.samplers.endpoint import Endpoint, EndpointError, open_endpoint
 from minirl.samplers.huggingface import HfSampler
 from minirl.types import ImageStore, Message, Prompt, Request, SamplerError, Sampling, Trajectory, Verdict
 
-SEED = 42  # as in the released code; equal questions have one answer in the endpoint's cache
+SEED = 42  # as in the released code
 BRIEF_TOKENS = 192  # the longest answer to a brief question
 GREEDY = Sampling(temperature=0.0)
 
@@ -56,7 +56,7 @@ class ModelJudge:
 
 
 class EndpointJudge(ModelJudge):
-    """Asks a served model, always in full. Limits, attempts, cache and account are the endpoint's."""
+    """Asks a served model, always in full. Limits, attempts and account are the endpoint's."""
 
     def __init__(self, endpoint: Endpoint, config: JudgeConfig, images: ImageStore):
         if config.input == "brief":

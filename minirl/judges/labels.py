@@ -140,7 +140,7 @@ async def label_all(config: JudgeScriptConfig, teacher: Judge, source: str) -> C
                 counts["labelled before"] += 1
             else:
                 unlabelled.append(Example(label, trajectory))
-        await ask_all(ask, unlabelled, config.judge.concurrency, f"labelling {run.root.name}/{dump}")
+        await ask_all(ask, unlabelled, phase=f"labelling {run.root.name}/{dump}")
     return counts
 
 

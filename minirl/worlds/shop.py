@@ -107,9 +107,22 @@ def make_tasks(world: World, count: int) -> list[Task]:
         instruction = "".join(CHOICES[field]["phrase"].format(word) for field, word in chosen) + "."
         where = [{"path": f"$.{field}", "cond": "eq", "value": word} for field, word in chosen]
         goal, url = {"page": "DONE", "where": where}, f"http://{world.name}.test/"
-        meta = {"world": world.name, "site": "shops"}
+        meta = {"world": world.name, "site": "shops", "solution": _solution(world.fsm, dict(chosen))}
         tasks.append(Task("-".join([world.name, *order]), instruction, url, goal, meta))
     return tasks
+
+
+def _solution(fsm: Fsm, chosen: Mapping[str, str]) -> list[Any]:
+    """Return the steps of an order as a task holds them: page by page all that is asked, then the button."""
+    steps = []
+    for page in fsm.pages.values():
+        for one in page.actions.values():
+            if one.bind is not None:
+                field = one.bind.param
+                steps.append([one.id, {field: chosen[field]}])
+            elif not one.id.endswith("_back"):
+                steps.append([one.id, {}])
+    return steps
 
 
 def tasks_of(shops: Sequence[World], count: int) -> list[Task]:

@@ -93,8 +93,8 @@ async def other_screenshots(args: Args, checkpoint: Path, asked: str) -> dict[st
     images = RunsImages(example.label.run for example in examples)
     with open_ranks() as ranks:
         async with open_judge(config, ranks, images) as ask:
-            own = await ask_all(ask, episodes, config.judge.concurrency)
-            swapped = await ask_all(ask, exchanged(episodes), config.judge.concurrency)
+            own = await ask_all(ask, episodes)
+            swapped = await ask_all(ask, exchanged(episodes))
     said = [(a.success, b.success) for a, b in zip(own, swapped, strict=True)]
     right = sum(b == e.label.verdict for e, (_, b) in zip(examples, said, strict=True))
     stay = [a == b for a, b in said if a is not None]

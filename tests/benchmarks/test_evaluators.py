@@ -288,7 +288,7 @@ async def test_a_served_judge_and_one_that_fails():
     wanted = task(**answers(fuzzy_match=["1 h"]))
     acts = [*map(endpoint_server.say, ("Correct", "Incorrect")), endpoint_server.status(400)]
     with endpoint_server.serve(acts) as server:
-        endpoint = Endpoint(EndpointConfig(url=server.url, model="any", retries=0))
+        endpoint = Endpoint(EndpointConfig(url=server.url, model="any"))
         assert (await score(wanted, "one hour", endpoint))[0] == 1
         assert server.requests[0]["temperature"] == 0
         half = await score(wanted, "half a \ud83d", endpoint)  # of a surrogate pair

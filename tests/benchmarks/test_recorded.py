@@ -273,7 +273,7 @@ async def test_the_advantages_are_those_of_the_released_sum(seeing, tmp_path, pn
     (group,) = assign_advantages([make_group(episodes)], config_of().loss)
     expected = [(s - mean(sums)) / (stdev(sums) + 1e-4) for s in sums]
     assert [t.advantage for t in group] == pytest.approx(expected, rel=1e-9)
-    rows = make_rows([group], config_of().loss, seeing)
+    rows = make_rows([group], config_of().loss)
     assert [len(trajectory.rows) for trajectory in rows] == [1] * 4, "the same rows as any trajectory's"
 
 

@@ -110,17 +110,14 @@ async def reset(address: str, seconds: float = 600.0, pause: float = 5.0) -> Non
 
 async def fetch(url: str, data: Any = None, **headers: str) -> tuple[int, str]:
     """Return a server's status and text, or 0 and why there is none."""
-    import httpx2  # slow to import, as is the next: only where a server is asked
-    from openai import OpenAIError
-
-    from minirl.samplers.endpoint_http import BoundedClient
+    import httpx2  # slow to import: only where a server is asked
 
     if not is_address(url):
         return 0, "no web address"
     method = "GET" if data is None else "POST"
     try:
-        async with asyncio.timeout(2 * ANSWER_SECONDS), BoundedClient(timeout=ANSWER_SECONDS) as client:
+        async with asyncio.timeout(2 * ANSWER_SECONDS), httpx2.AsyncClient(timeout=ANSWER_SECONDS) as client:
             answer = await client.request(method, url, json=data, headers=headers)
         return answer.status_code, answer.text
-    except (httpx2.HTTPError, OpenAIError, TimeoutError) as error:
+    except (httpx2.HTTPError, TimeoutError) as error:
         return 0, repr(error)
