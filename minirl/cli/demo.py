@@ -102,6 +102,7 @@ def settings(options: Options) -> Config:
         browser=replace(config.browser, browsers=1),
         model=replace(config.model, path=path),
         task=replace(config.task, heldout=heldout),
+        eval=replace(config.eval, episodes=max(1, options.task + 1)),
     )
     is_site = Path(heldout).is_dir()
     if is_site:
