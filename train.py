@@ -55,7 +55,7 @@ async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: S
         groups = assign_advantages(groups, config.loss)
 
         # 3. Rows: every turn as the tokens that were sampled, and the weight of each in the loss.
-        rows: list[TrajectoryRows] = make_rows(groups, config.loss, experiment.preprocessor)
+        rows: list[TrajectoryRows] = make_rows(groups, config.loss)
         experiment.checkpoints.finish()  # the last one was written while the episodes ran
         collected_at = time.monotonic()
 

@@ -288,7 +288,7 @@ def trainer_config(here: Here) -> Any:
         model=ModelConfig(str(here.model), gradient_checkpointing=True),
         agent=replace(config.agent, context_tokens=context, response_tokens=here.size(1024, 64)),
         browser=replace(config.browser, episodes=64),
-        sampler=SamplerConfig(temperature=0.8, gpu_memory=0.3, request_seconds=300),
+        sampler=SamplerConfig(temperature=0.8, gpu_memory=0.3),
         loss=replace(config.loss, old="recompute"),
         batch=replace(config.batch, epochs=1, micro_tokens=context),
     )

@@ -6,7 +6,7 @@ A policy is trained by what the site knows of its episodes. A judge is distilled
 scored on goals and training steps that were held out, and so is an ignorant one, which is distilled only for
 as long as it takes to write verdicts at all. (The base model never would, and a judge without verdicts is no
 reward.) By each of the two another policy is trained, from the first one's warm start and on the same tasks.
-Their rewards pass the gates of minirl/advantages.py first; what the site knows needs none. A run's metrics
+Their rewards pass the gates of minirl/rewards.py first; what the site knows needs none. A run's metrics
 say what its judge takes for a success and what is one: where the first rises and the second does not, the
 judge is exploited. One that is exploited to the end leaves no group to learn from, and such a run ends there.
 A third judge is distilled from permuted labels and only scored: the control.
@@ -91,8 +91,8 @@ async def other_screenshots(args: Args, checkpoint: Path, asked: str) -> dict[st
     images = RunsImages(example.label.run for example in examples)
     with open_ranks() as ranks:
         async with open_judge(config, ranks, images) as ask:
-            own = await ask_all(ask, episodes, config.judge.concurrency)
-            swapped = await ask_all(ask, exchanged(episodes), config.judge.concurrency)
+            own = await ask_all(ask, episodes)
+            swapped = await ask_all(ask, exchanged(episodes))
     said = [(a.success, b.success) for a, b in zip(own, swapped, strict=True)]
     right = sum(b == e.label.verdict for e, (_, b) in zip(examples, said, strict=True))
     stay = [a == b for a, b in said if a is not None]

@@ -25,7 +25,7 @@ from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.interpreter import World, apply, initial_state
 from minirl.worlds.lint import check_fsm
 from minirl.worlds.replay import replay_sites
-from minirl.worlds.search import solve
+from minirl.worlds.solutions import solution_of
 from minirl.worlds.tasks import make_tasks
 
 Json = dict[str, Any]
@@ -42,7 +42,7 @@ def unvisited(world: World, tasks: list[Task]) -> float:
     seen = set()
     for task in tasks:
         state = initial_state(world.fsm)
-        for step in [*(solve(world, task.goal) or []), None]:
+        for step in [*(solution_of(task, world)), None]:
             seen.add(state.page)
             state = apply(world.fsm, state, step.action_id, step.params) if step else state
     return 1 - len(seen) / len(world.fsm.pages)

@@ -73,7 +73,6 @@ class SamplerConfig:
     """vllm in process; hf: transformers; auto: vllm on CUDA, else hf; remote: --endpoint.url (eval.py)."""
     temperature: Annotated[float, Gt(0)] = 1.0  # of training; its episodes use no top-p and no top-k
     max_batch: Positive = 32  # most requests that the transformers sampler decodes together
-    request_seconds: float = 120.0  # most for a response, or its episode is lost; remote: --endpoint.seconds
     gpu_memory: Share = 0.5  # share of each GPU's memory that vLLM has while episodes run
 
 
@@ -82,13 +81,9 @@ class EndpointConfig:
     url: str = "http://127.0.0.1:8000/v1"  # base of an OpenAI-compatible API
     model: str = ""  # the name under which the model is served
     key: str = "OPENAI_API_KEY"  # the environment variable that holds the key; local servers need none
-    concurrency: Positive = 16  # most requests in flight
     seconds: Annotated[float, Gt(0)] = 120.0
     """Longest silence in one attempt; an answer that drips may take twice as long with all its attempts."""
-    retries: Annotated[int, Ge(0)] = 5  # further attempts after a timeout, a broken connection, 429 or 5xx
-    cache: Path | None = None  # folder of answers: a request that was answered before is not sent again
-    prompt_price: Annotated[float, Ge(0)] = 0.0  # dollars for a million tokens of prompts, and of responses
-    response_price: Annotated[float, Ge(0)] = 0.0
+    price: tuple[float, float] = (0.0, 0.0)  # dollars for a million tokens of prompts, and of responses
 
 
 @dataclass(frozen=True)
@@ -107,8 +102,6 @@ class JudgeConfig(EndpointConfig):
 class TaskConfig:
     train: str = "shops:600-899"  # generated shops by number; a folder of sites; or a JSONL file of tasks
     heldout: str = "shops:90001-90064"  # the same, for evaluation; with @serif behind it in another typeface
-    validation: str = "shops:50001-50064"  # where --eval-every measures, if shops train; or a folder of sites
-    aside: Share = 0.1  # of a file's training tasks, for --eval-every alone to measure
     train_goals: Positive = 300  # how many goals in shops reinforcement may see
     demo_goals: int = 100  # how many of the training goals are demonstrated
     short: int = 0  # in shops: demonstrate goals of at most so many conditions, practise longer ones; 0: all
@@ -123,7 +116,6 @@ class RolloutConfig:
     group: Annotated[int, Ge(2)] = 8  # episodes per task
     groups: Positive = 16  # groups per step; with dynamic sampling, groups of unequal rewards
     dynamic: bool = True  # drop groups whose rewards are all equal, and sample further tasks instead
-    max_oversample: Annotated[float, Ge(1)] = 6.0  # give up on a step after this many times `groups`
     max_steps: tuple[Positive, ...] = (15,)  # turns per episode, one value for each stage of the curriculum
     stage_steps: tuple[int, ...] = ()  # how many training steps each stage but the last takes
     dump_all: bool = False  # dump dropped groups, too, and keep every step's dump: for a judge to learn from
@@ -138,8 +130,6 @@ class RewardConfig:
     """Which responses must be in the format for a judged episode to earn anything (last: released code)."""
     after: Literal["done", "any"] = "done"  # endings that rules may call a success; any: the turn limit, too
     format_error: float = -1.0  # the reward of an episode that failed by unparsable responses
-    contents: bool = False
-    """Of recorded steps check texts, directions, keys and ends of drags, too, as released code does not."""
     partial: Annotated[float, Ge(0), Lt(1)] = 0.0
     """On generated sites, times the share of a goal's conditions that hold: what a failure is worth. Groups
     without a success then teach their best failure (docs/results.md, seed 1)."""
@@ -149,7 +139,6 @@ class RewardConfig:
 class LossConfig:
     method: Literal["grpo", "filtered-bc", "awr"] = "grpo"  # clipped surrogate, or minirl/loss.py's baselines
     weighting: Literal["openwebrl", "webagent-r1", "token-mean", "grpo"] = "openwebrl"  # of tokens
-    tokens: Literal["response", "answer"] = "response"  # all of it, or the text agent's from `<answer>` on
     over: Literal["turns", "trajectories"] = "turns"
     """What openwebrl divides the sum over turns by: the minibatch's turns (code) or trajectories (paper)."""
     old: Literal["sampler", "recompute"] = "sampler"  # whose log-probs the ratio starts from

@@ -20,7 +20,7 @@ from minirl.types import Agent, Message, Observation, Prompt, Tokenizer
 if TYPE_CHECKING:
     from minirl.model import Preprocessor
 
-THINK_END, ANSWER = "</think>", "<answer>"
+THINK_END = "</think>"
 
 VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 _MARKS = ("\ue000S\ue000", "\ue000U\ue000", "\ue000A\ue000", "\ue000V\ue000")
@@ -102,7 +102,7 @@ class Context:
         self.keep, self.reasoning = config.screenshots, config.reasoning
         self.chat: ChatFormat = agent.message_format or preprocessor.chat
         self.control = control_tokens(preprocessor.tokenizer)
-        self.task, self.close = inert(task, self.control), self._ids(self.chat.close)
+        self.task, self.close = escape_control_tokens(task, self.control), self._ids(self.chat.close)
         self.trunk: list[int] = list(self._ids(self.chat.start + agent.system + self.chat.to_user))
         self.settled: list[Step] = []
         self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the trunk
@@ -163,12 +163,14 @@ class Context:
         return step.response[start if self.chat.opens_think else end :]
 
     def _step(self, observation: Observation, feedback: tuple[str, ...]) -> Step:
-        page = inert(observation.page_text, self.control)
+        page = escape_control_tokens(observation.page_text, self.control)
         if self.chat.most_chars:
             said = sum(len(step.answer) + len(step.words.head + step.words.stand_in) for step in self.settled)
             page = page[: max(0, self.chat.most_chars - said)]
-        seen = replace(observation, text=inert(observation.text, self.control), page_text=page)
-        told = tuple(inert(line, self.control) for line in feedback)
+        seen = replace(
+            observation, text=escape_control_tokens(observation.text, self.control), page_text=page
+        )
+        told = tuple(escape_control_tokens(line, self.control) for line in feedback)
         words: Words = self.agent.words(len(self.settled) + len(self.recent), self.task, seen, told)
         image, shown = observation.image, (words.page,)
         if image is not None:
@@ -207,25 +209,25 @@ def control_tokens(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, added))) if added else None
 
 
-def inert(text: str, control: re.Pattern[str] | None) -> str:
+def escape_control_tokens(text: str, control: re.Pattern[str] | None) -> str:
     """Return text from a page or a user with a blank in each control token: it can't forge one. Halves of
     surrogate pairs, which JavaScript allows, become question marks."""
     text = text.encode("utf-8", "replace").decode()
     return control.sub(lambda m: m[0][0] + " " + m[0][1:], text) if control else text
 
 
-def answer_start(tokenizer: Tokenizer, ids: tuple[int, ...]) -> int:
-    """Return where the first `<answer>` begins in a response's ids, of one token or several; 0 without it."""
-    end = bisect_left(range(len(ids)), True, key=lambda i: ANSWER in tokenizer.decode(ids[: i + 1])) + 1
-    return think_ends(tokenizer, ids[:end], ANSWER)[0]
-
-
-def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...], tag: str = THINK_END) -> tuple[int, int]:
+def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, int]:
     """Return where the last `</think>`, one token or several, begins and ends in a response's ids; (0, 0)
     without it."""
-    if tag not in tokenizer.decode(ids):
+    if THINK_END not in tokenizer.decode(ids):
         return 0, 0
-    start = bisect_left(range(len(ids)), True, key=lambda i: tag not in tokenizer.decode(ids[i:])) - 1
-    rest = ids[start:]
-    size = bisect_left(range(len(rest)), True, key=lambda i: tag in tokenizer.decode(rest[: i + 1])) + 1
+
+    def has_begun(i: int) -> bool:
+        return THINK_END not in tokenizer.decode(ids[i:])
+
+    def has_ended(n: int) -> bool:
+        return THINK_END in tokenizer.decode(ids[start : start + n + 1])
+
+    start = bisect_left(range(len(ids)), True, key=has_begun) - 1
+    size = bisect_left(range(len(ids) - start), True, key=has_ended) + 1
     return start, start + size

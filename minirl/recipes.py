@@ -1,8 +1,11 @@
 """The recipes: complete `Config`s, and of each number whose it is.
 
 A number of a paper's recipe is the paper's, unless a comment names its released `code`, or `ours`. Time
-limits are OpenWebRL's (table 7) but for one: a response may take 120 s in training too, there 30; a slower
-one loses its episode. Flags change single values (`python train.py tiny --loss.clip-high 0.3`).
+limits are OpenWebRL's (table 7) but for the first of these. Flags change single values (`python train.py tiny
+--loss.clip-high 0.3`). Deviations that no value of a recipe shows:
+
+1. A response may take 120 s in training too, where table 7 has 30; a slower one loses its episode.
+2. The loss covers all tokens of a response; with thoughts WebAgent-R1's code trains from `<answer>` on alone.
 """
 
 from collections.abc import Callable
@@ -77,7 +80,7 @@ def openwebrl_4b() -> Config:
         steps=140,
         model=ModelConfig(path="Qwen/Qwen3-VL-4B-Thinking", gradient_checkpointing=True),
         browser=BrowserConfig(episodes=80, width=1280, height=1000),  # of 80 to 100 sandboxes; size: code
-        sampler=SamplerConfig(temperature=0.8, request_seconds=120.0),  # time: ours; paper: 30
+        sampler=SamplerConfig(temperature=0.8),
         rollout=RolloutConfig(group=5, groups=48, max_steps=(15, 30), stage_steps=(90,)),
         reward=RewardConfig(invalid="drop", format="every"),  # ours; paper: mask; code: last
         loss=LossConfig(over="turns"),  # code; paper: trajectories

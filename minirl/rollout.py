@@ -15,14 +15,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
-from typing import Any
 
-from minirl.advantages import Gates, excuse, gate, is_effective, make_group, needs_verdict
+from torch import Tensor
+
+from minirl.advantages import is_effective, make_group
 from minirl.config import ACQUIRE_SECONDS
 from minirl.console import say
 from minirl.distributed import SLACK_SECONDS, Ranks, TaskQueue
 from minirl.episode import Episode, Harness
 from minirl.model import request_seed
+from minirl.rewards import Gates, apply_reward_gates, mark_blocked, needs_verdict
 from minirl.types import (
     Group,
     Hosts,
@@ -40,6 +42,7 @@ from minirl.types import (
     billed,
 )
 
+MAX_OVERSAMPLE = 6  # a step gives up after this many times the groups that it wants
 POLL_SECONDS = 0.2  # between two looks at what other ranks have finished
 
 
@@ -93,13 +96,11 @@ class RolloutWorker:
 
     def policy(self, sampling: Sampling, tokens: int, *names: object) -> PolicyFn:
         """Return the policy that asks the sampler, with a seed made of the names and the turn."""
-        seconds = self.config.sampler.request_seconds
 
         async def ask(t: int, prompt: Prompt, session: Session) -> Sample:
             room = self.config.agent.context_tokens - len(prompt.ids)
             seed = request_seed(self.config.seed, *names, t)
-            request = Request(prompt, seed, min(tokens, room), sampling, seconds)
-            return await self.sampler.generate(request)
+            return await self.sampler.generate(Request(prompt, seed, min(tokens, room), sampling))
 
         return ask
 
@@ -117,9 +118,9 @@ class RolloutWorker:
             if self.judge is not None and trajectory.valid and rewarded:
                 if needs_verdict(trajectory, gates):
                     trajectory = replace(trajectory, verdict=await self.judge(trajectory))
-                gated = gate(trajectory, gates, config)
+                gated = apply_reward_gates(trajectory, gates, config)
                 trajectory = gated if judged else replace(gated, success=trajectory.success)
-        return replace(excuse(trajectory), dollars=sum(bill))
+        return replace(mark_blocked(trajectory), dollars=sum(bill))
 
     async def group(self, task: Task, step: int, number: int, max_steps: int) -> list[Trajectory]:
         """Return G episodes of one task; `number` is the task's place in the stream."""
@@ -136,7 +137,7 @@ class RolloutWorker:
         """Free the memory that an update needs. `sync` ends it."""
         self.sampler.sleep()
 
-    def sync(self, weights: Iterable[tuple[str, Any]]) -> None:
+    def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Give the sampler the updated weights."""
         self.sampler.sync(weights)
 
@@ -160,7 +161,7 @@ class RolloutWorker:
         cancelled and comes again in the next step. `tick` is told how many are sure to be kept.
         """
         config, max_steps = self.config.rollout, self.config.max_steps(step)
-        limit = int(config.groups * config.max_oversample)  # of tasks, over all ranks
+        limit = MAX_OVERSAMPLE * config.groups  # of tasks, over all ranks
         room = self.share // config.group + 1  # for groups; the last may wait for slots
         places = self._next_places(stream, cursor, limit)
         self.queues += 1

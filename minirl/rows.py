@@ -22,10 +22,9 @@ from torch import Tensor
 
 from minirl.config import LossConfig
 from minirl.console import say
-from minirl.context import answer_start
 from minirl.loss import turn_weights
 from minirl.model import Encoded, Preprocessor, encode, padded_inputs
-from minirl.types import Group, ImageStore, Tokenizer, Trajectory
+from minirl.types import Group, ImageStore, Trajectory
 
 BLANK = "blank"  # names BLANK_PNG, which is in no store: for rows that must show a picture and have none
 BLANK_PNG = io.BytesIO()
@@ -58,12 +57,11 @@ class TrajectoryRows:
     rows: Sequence[Row]
 
 
-def make_rows(groups: list[Group], config: LossConfig, preprocessor: Preprocessor) -> list[TrajectoryRows]:
+def make_rows(groups: list[Group], config: LossConfig) -> list[TrajectoryRows]:
     """Return the trajectories to train on: no invalid one, which a KL term would train even with an advantage
     of 0, and for filtered behaviour cloning the successes. ValueError if there is none."""
-    tokenizer = preprocessor.tokenizer if config.tokens == "answer" else None
     trajectories = [
-        TrajectoryRows(number, turn_rows(trajectory, trajectory.advantage or 0.0, tokenizer))
+        TrajectoryRows(number, turn_rows(trajectory, trajectory.advantage or 0.0))
         for number, group in enumerate(groups)
         for trajectory in group
         if trajectory.valid and (trajectory.advantage or config.method != "filtered-bc")
@@ -73,11 +71,9 @@ def make_rows(groups: list[Group], config: LossConfig, preprocessor: Preprocesso
     return trajectories
 
 
-def turn_rows(
-    trajectory: Trajectory, advantage: float, tokenizer: Tokenizer | None = None
-) -> tuple[Row, ...]:
-    """Return a row for every trained turn, with weight 1 for response tokens, but with a tokenizer 0 before
-    `<answer>`. ValueError if a served model said them, which gives no ids."""
+def turn_rows(trajectory: Trajectory, advantage: float) -> tuple[Row, ...]:
+    """Return a row for every trained turn, with weight 1 for its response tokens. ValueError if a served
+    model wrote them, which gives no ids."""
     if any(turn.text and not turn.response_ids for turn in trajectory.turns):
         raise ValueError(f"{trajectory.task.id} was said by a served model: clone it, with --sft.demos")
     rows = []
@@ -85,14 +81,13 @@ def turn_rows(
         if not turn.trained:
             continue
         prompt, response = trajectory.prompt_ids(t), turn.response_ids
-        untrained = answer_start(tokenizer, response) if tokenizer else 0
-        weights = (0.0,) * untrained + (1.0,) * (len(response) - untrained)
+        weights = (1.0,) * len(response)
         args = (prompt + response, len(prompt), turn.images, turn.logprobs, advantage, turn.shared, weights)
         rows.append(Row(*args))
     return tuple(rows)
 
 
-def that_fit(examples: list[TrajectoryRows], most: int, flag: str, name: str) -> list[TrajectoryRows]:
+def filter_by_length(examples: list[TrajectoryRows], most: int, flag: str, name: str) -> list[TrajectoryRows]:
     """Return the examples whose turns all have at most `most` tokens, which is `flag`; say how many have not.
     ValueError if none has."""
     longest = [max(len(row.ids) for row in example.rows) for example in examples]
@@ -122,7 +117,7 @@ def minibatches(trajectories: Sequence[TrajectoryRows], turns: int, seed: int) -
 
 def weighted(minibatch: list[TrajectoryRows], config: LossConfig, sizes: Mapping[int, int]) -> list[Row]:
     """Return a minibatch's rows, with each token's weight multiplied by its turn's from `turn_weights`."""
-    lengths = [[sum(w > 0 for w in row.weights) for row in trajectory.rows] for trajectory in minibatch]
+    lengths = [[row.length for row in trajectory.rows] for trajectory in minibatch]
     per_turn = turn_weights([trajectory.group for trajectory in minibatch], lengths, config, sizes)
     return [
         replace(row, weights=tuple(w * share for w in row.weights))

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, Frame, Page
+    from torch import Tensor
 
     from minirl.config import BrowserConfig
     from minirl.context import ChatFormat, Words
@@ -136,7 +137,7 @@ class Request:
     seed: int
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
-    seconds: float = 120.0  # the longest time that the response may take
+    seconds: float = 120.0  # that the response may take (OpenWebRL, table 8; in training, table 7, 30)
 
 
 @dataclass(frozen=True)
@@ -298,7 +299,7 @@ class Sampler(Protocol):
     async def generate(self, request: Request) -> Sample: ...
     async def idle(self) -> None: ...  # wait until cancelled requests are no longer decoded
     def sleep(self) -> None: ...  # free the memory that an update needs, until `sync`
-    def sync(self, weights: Iterable[tuple[str, Any]]) -> None: ...  # tensors by Hugging Face name
+    def sync(self, weights: Iterable[tuple[str, "Tensor"]]) -> None: ...  # by Hugging Face name
     def close(self) -> None: ...
 
 

@@ -195,7 +195,7 @@ class Stage:
 
     def __init__(self, ranks: Ranks, seed: int, config: Config | None = None):
         self.random, self.ran = random.Random(f"{seed} {ranks.rank}"), []
-        rollout = RolloutConfig(group=2, groups=6, max_steps=(5,), max_oversample=5)
+        rollout = RolloutConfig(group=2, groups=6, max_steps=(5,))
         browser = BrowserConfig(episodes=4 * ranks.world)
         config = config or replace(tiny(), rollout=rollout, browser=browser)
         self.failure = ""

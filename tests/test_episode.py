@@ -118,8 +118,8 @@ def play(
         task = Task("local", "Do it.", site + start if start.startswith("/") else start)
         async with own or nullcontext(browsers) as pool:
             yield make_worker(config, preprocessor, script, pool, Run(tmp_path).images), script, task
-            assert [c for p in pool.places if p.browser is not None for c in p.browser.contexts] == []
-            assert {p.load for p in pool.places} == {0}
+            assert [c for p in pool.slots if p.browser is not None for c in p.browser.contexts] == []
+            assert {p.load for p in pool.slots} == {0}
 
     return play
 
@@ -209,7 +209,8 @@ async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play, monkeypa
     """A step in which its first page failed makes the next one look elsewhere, and both count right."""
     monkeypatch.setattr("minirl.browser.host_backoff.MAX_FAILURES", 1)
     monkeypatch.setattr("minirl.browser.session.START_ATTEMPTS", 1)
-    rollout = replace(CONFIG.rollout, group=2, groups=1, max_oversample=4, dynamic=False)
+    monkeypatch.setattr("minirl.rollout.MAX_OVERSAMPLE", 4)
+    rollout = replace(CONFIG.rollout, group=2, groups=1, dynamic=False)
     config = replace(CONFIG, rollout=rollout)
     async with play(saying(DONE), config=config) as (worker, _, task):
         bad = replace(task, id="bad", start_url="http://nothing-here.test/")

@@ -15,19 +15,17 @@ from training import CPU, TASK, group_of, logprobs_of
 
 from minirl.config import LossConfig
 from minirl.console import CONSOLE
-from minirl.context import answer_start
 from minirl.policy import Policy
 from minirl.rows import (
     Row,
     TrajectoryRows,
     balance,
     collate,
+    filter_by_length,
     make_rows,
     micro_batches,
     minibatches,
-    that_fit,
     turn_rows,
-    weighted,
 )
 from minirl.types import Group, Stop, Trajectory, Turn
 
@@ -48,17 +46,17 @@ def test_a_masked_trajectory_makes_no_rows():
     turns = (Turn(0, (1,), (7, 2), (-0.1, -0.7), ""),)
     good, broken = Trajectory(TASK, 0, turns=turns), Trajectory(TASK, 1, turns=turns, stop=Stop.JUDGE_ERROR)
     group = group_of((broken, good, replace(broken, turns=())), 0.0, 1.2, 0.0)
-    (kept,) = make_rows([group], LossConfig(kl=0.1), None)
+    (kept,) = make_rows([group], LossConfig(kl=0.1))
     assert kept.rows == turn_rows(good, 1.2)
 
 
 def test_filtered_cloning_takes_the_successes_and_needs_one():
     bad, good = (Trajectory(TASK, m, turns=(Turn(0, (1,), (7 + m, 2), (-0.1, -0.7), ""),)) for m in (0, 1))
     config = LossConfig("filtered-bc")
-    kept = make_rows([group_of((bad,), 0.0), group_of((bad, good), 0.0, 1.0)], config, None)
+    kept = make_rows([group_of((bad,), 0.0), group_of((bad, good), 0.0, 1.0)], config)
     assert kept == [TrajectoryRows(1, turn_rows(good, 1.0))]
     with pytest.raises(ValueError, match="no success to learn from"):
-        make_rows([group_of((bad,), 0.0)], config, None)
+        make_rows([group_of((bad,), 0.0)], config)
 
 
 def groups_of(*turns: int) -> list[Group]:
@@ -72,7 +70,7 @@ def groups_of(*turns: int) -> list[Group]:
 
 def cut(groups: list[Group], turns: int, seed: int = 0) -> list[list[Row]]:
     """The rows of each minibatch."""
-    parts = minibatches(make_rows(groups, LossConfig(), None), turns, seed)
+    parts = minibatches(make_rows(groups, LossConfig()), turns, seed)
     return [[row for trajectory in part for row in trajectory.rows] for part in parts]
 
 
@@ -86,16 +84,16 @@ def test_demonstrations_that_are_too_long_for_a_row_are_named_and_left_out():
 
     examples = [example(0, 3, 9), example(1, 10), example(2, 4, 11, 2), example(3, 25), example(4, 2)]
     with CONSOLE.capture() as said:
-        assert that_fit(examples, 25, "--batch.micro-tokens", "demonstration") == examples
+        assert filter_by_length(examples, 25, "--batch.micro-tokens", "demonstration") == examples
     assert not said.get()
     with CONSOLE.capture() as said:
-        kept = that_fit(examples, 10, "--batch.micro-tokens", "demonstration")
+        kept = filter_by_length(examples, 10, "--batch.micro-tokens", "demonstration")
     assert [example.group for example in kept] == [0, 1, 4]
     words = " ".join(said.get().split())
     assert "2 demonstrations were longer than --batch.micro-tokens, and were left out, of 5" in words
     assert "the longest has 25 tokens" in words
     with pytest.raises(ValueError, match="no demonstration has at most --batch.micro-tokens 1 tokens; .* 25"):
-        that_fit(examples, 1, "--batch.micro-tokens", "demonstration")
+        filter_by_length(examples, 1, "--batch.micro-tokens", "demonstration")
 
 
 def test_minibatches_are_whole_trajectories_with_their_own_advantages():
@@ -279,25 +277,3 @@ def test_positions_of_a_batch_are_those_of_transformers(preprocessor, model, pic
     )
     real = attention_BL.bool()
     assert torch.equal(batch.inputs["position_ids"][:, real], theirs[:, real])
-
-
-def test_what_does_not_count_has_no_weight_and_no_share(preprocessor):
-    ids = tuple(preprocessor.tokenizer("Hm. <answer>do()</answer>")["input_ids"])
-    first = answer_start(preprocessor.tokenizer, ids)
-    assert 0 < first < len(ids)
-    group = group_of([Trajectory(TASK, 0, turns=(Turn(0, (1,), ids, (-0.1,) * len(ids), ""),))], 1.0)
-    (made,) = make_rows([group], LossConfig(tokens="answer"), preprocessor)
-    assert made.rows[0].weights == (0.0,) * first + (1.0,) * (len(ids) - first)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (((0.0, 1.0), (0.0, 0.0, 1.0)), ((0.0, 0.5), (0.0, 0.0, 0.5))),  # one token a turn, two turns
-        (((1.0, 1.0), (1.0, 1.0, 1.0)), ((0.25, 0.25), (1 / 6, 1 / 6, 1 / 6))),  # the control
-    ],
-)
-def test_tokens_that_do_not_count_share_in_nothing(before, after):
-    rows = tuple(Row((1,) + (7,) * len(w), 1, (), (-0.1,) * len(w), 1.0, weights=w) for w in before)
-    config = LossConfig(weighting="webagent-r1")
-    assert tuple(row.weights for row in weighted([TrajectoryRows(0, rows)], config, {0: 1})) == after

@@ -180,7 +180,7 @@ def test_imitation_uses_the_rate_it_is_given(new_trainer, groups):
 
 def test_cloning_goes_over_whole_trajectories_at_rates_that_rise_and_fall(new_trainer, groups, monkeypatch):
     """Two epochs of six episodes (11 turns), about four turns at a time, stopped after four updates."""
-    examples, sft = make_rows(groups, LossConfig(), None), SftConfig(batch=4, epochs=2, lr=1e-3, warmup=0.5)
+    examples, sft = make_rows(groups, LossConfig()), SftConfig(batch=4, epochs=2, lr=1e-3, warmup=0.5)
     batches = cloning_batches(examples, sft, seed=7)
     assert len(batches) > 4 and len(cloning_batches(examples, replace(sft, max_steps=4), 7)) == 4
     for epoch in (batches[: len(batches) // 2], batches[len(batches) // 2 :]):
@@ -197,7 +197,7 @@ def test_cloning_goes_over_whole_trajectories_at_rates_that_rise_and_fall(new_tr
 def test_cloning_ends_with_the_weights_that_explain_best_what_was_held_back(new_trainer, groups, monkeypatch):
     """A third of six episodes is held back: the first two. Their loss is looked at after updates 2, 4 and 5,
     the last of which is made to undo the others: the second look is the best."""
-    examples = make_rows(groups, LossConfig(), None)
+    examples = make_rows(groups, LossConfig())
     sft = {"batch": 4, "epochs": 9, "max_steps": 5, "lr": 1e-3, "held_back": 0.34, "eval_every": 2}
     cloned = [e for batch in cloning_batches(examples, SftConfig(**sft), 7) for e in batch]
     assert {id(e) for e in cloned} == set(map(id, examples[2:])) and len(examples) == 6
@@ -324,7 +324,7 @@ def test_how_far_the_samplers_log_probs_are_from_the_trainers(new_trainer, group
     """By hand: those of the first minibatch, before any update, or with recomputed ones those of all. What
     later updates move has no part in it."""
     trainer = new_trainer(lr=1e-2, epochs=3, minibatch_turns=6, loss=LossConfig(old=old))
-    episodes = make_rows(groups, LossConfig(), None)
+    episodes = make_rows(groups, LossConfig())
     first = [row for episode in minibatches(episodes, 6, seed=0)[0] for row in episode.rows]
     rows = rows_of(groups) if old == "recompute" else first
     gaps = (torch.cat(scored(trainer, rows)) + 6).abs()  # all of the sampler's are -6
@@ -340,7 +340,7 @@ def test_answers_alone_are_trained_with_a_reference_and_recomputed_log_probs_too
     config = LossConfig(old="recompute", kl=kl)
     trajectories = [
         replace(t, rows=tuple(replace(r, weights=(0.0,) + r.weights[1:]) for r in t.rows))
-        for t in make_rows(groups, config, None)
+        for t in make_rows(groups, config)
     ]
     metrics = []
     for old in (-6.0, -3.0):  # of the first tokens
@@ -354,24 +354,22 @@ def test_answers_alone_are_trained_with_a_reference_and_recomputed_log_probs_too
     assert ("kl" in metrics[0][0]) == bool(kl)
 
 
-def test_the_loss_over_answers_alone_by_hand(new_trainer, preprocessor):
-    """Two turns of one episode with advantage 2 and one of -1, of which the tokens from `<answer>` on count,
-    with log-probs recomputed (so every ratio is 1) and a reference that is the model itself (k3 is 0):
-    the mean over turns of the mean over answer tokens of -A * min(p trainer / p sampler, 2)."""
+def test_the_recomputed_loss_by_hand(new_trainer, preprocessor):
+    """Two turns of one episode with advantage 2, one of -1, with log-probs recomputed (so every ratio is 1)
+    and a reference that is the model itself (k3 is 0): the mean over turns of the mean over tokens of
+    -A * min(p trainer / p sampler, 2)."""
     tokenizer = preprocessor.tokenizer
     texts = ("so <answer>red", "<answer>blue", "go <answer>a")
     said = [tuple(tokenizer(text)["input_ids"]) for text in texts]
     turns = [Turn(1, (40 + n,), ids, (-5.5 - n,) * len(ids), "") for n, ids in enumerate(said)]
     episodes = (Trajectory(TASK, 0, (1,), tuple(turns[:2])), Trajectory(TASK, 1, (1,), (turns[2],)))
-    config = LossConfig(tokens="answer", old="recompute", kl=0.1)
+    config = LossConfig(old="recompute", kl=0.1)
     trainer = new_trainer(loss=config)
     trainer.keep_reference()
     rows = [row for episode in episodes for row in turn_rows(episode, 0.0)]
     parts = []
     for row, logprobs, advantage in zip(rows, scored(trainer, rows), (2.0, 2.0, -1.0), strict=True):
-        text = [tokenizer.decode(row.ids[row.start + i :]) for i in range(row.length)]
-        first = max(i for i in range(row.length) if text[i].startswith("<answer>"))
-        factors = (logprobs - torch.tensor(row.old)).exp().clamp_max(2)[first:]
+        factors = (logprobs - torch.tensor(row.old)).exp().clamp_max(2)
         parts.append(-advantage * factors.mean().item())
     metrics = learn(trainer, [group_of(episodes, 2.0, -1.0)])
     assert metrics["loss"] == pytest.approx(sum(parts) / 3, abs=1e-5) and len({*parts}) == 3

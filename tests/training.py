@@ -128,7 +128,7 @@ def group_of(trajectories: Iterable[Trajectory], *advantages: float, number: int
 
 def rows_of(groups: list[Group]) -> list[Row]:
     """The rows of all trajectories, none of which looks at the tokenizer."""
-    return [row for trajectory in make_rows(groups, LossConfig(), None) for row in trajectory.rows]
+    return [row for trajectory in make_rows(groups, LossConfig()) for row in trajectory.rows]
 
 
 @torch.no_grad()
@@ -146,7 +146,7 @@ def scored(trainer: Trainer, rows: list[Row]) -> list[torch.Tensor]:
 
 def learn(trainer: Trainer, groups: list[Group], step: int = 0, tick: Callable[[], None] = int) -> dict:
     """Updates on groups, as train.py makes them."""
-    return trainer.update(make_rows(groups, trainer.config.loss, trainer.preprocessor), step, tick)
+    return trainer.update(make_rows(groups, trainer.config.loss), step, tick)
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -44,7 +44,7 @@ async def with_thoughts(
         async def rewrite(place: tuple[Trajectory, int]) -> Turn:
             return await rewritten(endpoint, *place, max_tokens)
 
-        new_turns = await ask_all(rewrite, places, config.concurrency, "writing thoughts")
+        new_turns = await ask_all(rewrite, places, phase="writing thoughts")
 
     n_unchanged = 0
     for new, (demo, n) in zip(new_turns, places, strict=True):

@@ -110,5 +110,4 @@ def apply(protocol: Protocol, config: Config) -> Config:
         eval=replace(config.eval, **limits),
         judge=replace(config.judge, **judge),
         reward=replace(config.reward, after=protocol.after),
-        sampler=replace(config.sampler, request_seconds=seconds),
     )

@@ -59,8 +59,6 @@ def check(config: C) -> C:
         raise ValueError("--zero starts from the model itself: leave out --warm-start")
     if agent.history == "webrl" and (agent.kind != "text" or agent.thinking):
         raise ValueError("--agent.history webrl needs --agent.kind text and --agent.no-thinking")
-    if agent.kind != "text" and loss.tokens == "answer":
-        raise ValueError("--loss.tokens answer is the text agent's")
     if config.task.demo_goals > config.task.train_goals:
         raise ValueError("--task.demo-goals can't exceed --task.train-goals")
     if config.batch.micro_tokens < agent.context_tokens:

@@ -9,7 +9,6 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, TextIO
@@ -31,7 +30,7 @@ from minirl.worlds.interpreter import World
 from minirl.worlds.looks import text_of
 from minirl.worlds.render import load_world, name_of, save_world
 from minirl.worlds.replay import replay_sites
-from minirl.worlds.search import SEARCH_SECONDS, explore, symbolic
+from minirl.worlds.search import explore, symbolic
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
 from minirl.worlds.steps import GROUNDING, one_of_each, recorded, save_steps
 from minirl.worlds.walks import COUNT, make_walks
@@ -62,8 +61,8 @@ def solve(file: File, plain: bool = False) -> int:
         plain: Do not answer interceptors such as cookie banners first, as the released search does.
     """
     fsm = load_fsm(file)
-    graph = explore(symbolic(fsm), plain=plain, seconds=SEARCH_SECONDS)
-    nearest = {node.state.page: key for key, node in reversed(graph.nodes.items())}  # the first ones seen
+    graph = explore(symbolic(fsm), plain=plain)
+    nearest = graph.nearest()
     ways = {page: graph.path(nearest[page]) for page in fsm.terminal_pages if page in nearest}
     paths = {page: [step.action_id for step in way] for page, way in ways.items()}
     answer = {
@@ -221,8 +220,9 @@ def author(
     out = out or Path("sites") / name
 
     async def write() -> list[str]:
-        async with open_endpoint(replace(endpoint, cache=endpoint.cache or out / "answers")) as served:
-            return await write_site(Author(served, calls, dollars, tokens, rounds), name, out)
+        async with open_endpoint(endpoint) as served:
+            author = Author(served, calls, dollars, tokens, rounds, out / "answers")
+            return await write_site(author, name, out)
 
     faults = asyncio.run(write())
     save_tasks(out / "tasks.jsonl", make_walks(load_world(out)))
@@ -242,7 +242,7 @@ def main(argv: Sequence[str]) -> int:
     verbs = {f.__name__: f for f in (make, check, solve, render, replay, record, author)}
     try:
         return tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.worlds", args=list(argv))
-    except (ValueError, OSError, OverflowError) as error:  # the last: for an integer larger than any float
+    except (ValueError, OSError) as error:
         _say(f"minirl.worlds: {error}", sys.stderr)
         return 2
 

@@ -3,7 +3,7 @@
     NAME --write_machine--> World --write_pages--> src/*.vue --npm--> a page --replay--> faults, repaired
 
 Stands behind `python -m minirl.worlds author`. What a model says is data here, and code only for Vite and a
-closed browser. By the endpoint's cache a run goes on where another ended. Paper: AutoWebWorld, sections 4.1
+closed browser. Answers are kept, so a run goes on where another ended. Paper: AutoWebWorld, sections 4.1
 and 4.2. Deviations: lint.py validates, and a machine must also be drawn, and solved with its records; the
 best of all rounds counts; the runtime is ours, where released sites have each their own; what replay finds is
 repaired like a build's log.
@@ -28,7 +28,7 @@ from minirl.worlds.lint import Finding, check
 from minirl.worlds.looks import text_of
 from minirl.worlds.render import describe, embedded, name_of, save_world
 from minirl.worlds.replay import replay_sites
-from minirl.worlds.search import SEARCH_SECONDS, solve
+from minirl.worlds.search import solve
 from minirl.worlds.walks import make_walks
 from minirl.worlds.widgets import WIDGETS
 
@@ -48,22 +48,28 @@ class Author:
     """A served model, and what a run may spend on it. The call that exceeds `dollars` is the last one."""
 
     endpoint: Endpoint
-    calls: int  # answers from the cache apart
+    calls: int  # answers that were kept apart
     dollars: float
     tokens: int  # of one answer
     rounds: int  # of repair, of the machine and then of the pages
+    answers: Path  # the folder in which answers are kept: what was asked before is not asked again
 
     async def ask(self, template: str, **told: Any) -> str:
         """Return an answer. ValueError if the budget is used, or there is no whole answer."""
-        usage, dollars = self.endpoint.usage, self.endpoint.dollars
+        question, dollars = text_of(template, **told), self.endpoint.dollars
+        named = f"{self.endpoint.config.model}|{self.tokens}|{question}"
+        file = self.answers / f"{sha256(named.encode()).hexdigest()}.txt"
+        if file.is_file():
+            return file.read_text("utf-8")
         try:
-            if usage["requests"] - usage["cached"] >= self.calls or dollars >= self.dollars:
+            if self.endpoint.usage["requests"] >= self.calls or dollars >= self.dollars:
                 raise EndpointError(f"the budget is used, ${dollars:.2f}: raise --calls or --dollars")
-            reply = await self.endpoint.ask([("user", (text_of(template, **told),))], self.tokens)
+            reply = await self.endpoint.ask([("user", (question,))], self.tokens)
             if reply.finish == "length":
                 raise EndpointError(f"an answer was cut off: raise --tokens {self.tokens}")
         except EndpointError as error:
             raise ValueError(f"{error}; the same command goes on from here") from None
+        write_atomic(file, reply.text.encode(errors="replace"))
         return reply.text
 
 
@@ -115,7 +121,7 @@ def read_machine(draft: Path) -> tuple[World | None, list[Finding]]:
         world, _ = world_of(name_of(draft.parent), load_fsm(document), records)
         describe(world)
         for page in world.fsm.terminal_pages:
-            if solve(world, {"page": page}, seconds=SEARCH_SECONDS) is None:
+            if solve(world, {"page": page}) is None:
                 raise ValueError(f"no way leads to {page} with the records in data")
     except (ValueError, LookupError, TypeError, AttributeError) as error:  # anything may be nested anywhere
         return None, [*findings, Finding("error", "unplayable", "site", str(error) or repr(error))]

@@ -31,8 +31,6 @@ TYPE_DEFAULTS = {"string": "", "boolean": False, "integer": 0, "integer>=1": 1, 
 TYPE = "|".join([*TYPE_DEFAULTS, "object", r"array<\w+>"])
 # Names with two leading underscores mean something to JavaScript objects, so they are refused.
 PATH = r"\$(\.(?!__)[A-Za-z_][A-Za-z0-9_]*){1,16}"
-MOST_BYTES = 500_000  # of a file; released machines have about 50,000
-MOST_PAGES, MOST_ACTIONS = 300, 1000  # those have 20 and 80
 CONFIG = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
 
@@ -207,11 +205,11 @@ class Fsm:
     def actions(self) -> list[Action]:
         return [action for page in self.pages.values() for action in page.actions.values()]
 
-    def rebound(self, bind: Callable[[Action], Bind | None]) -> Self:
-        """Return the machine with `bind(action)` as every action's binding."""
+    def changed(self, change: Callable[[Action], Action]) -> Self:
+        """Return the machine with `change(action)` in place of each action."""
         pages = []
         for page in self.pages.values():
-            actions = [replace(action, bind=bind(action)) for action in page.actions.values()]
+            actions = [change(action) for action in page.actions.values()]
             pages.append(replace(page, actions=actions))
         return replace(self, pages=pages)
 
@@ -245,8 +243,6 @@ def load_fsm(source: Path | Mapping[str, Any]) -> Fsm:
         for action in page.actions.values():
             if action.source != page.id or not (action.is_navigation or action.target == page.id):
                 faults.append(f"{action.id}: begins on {page.id}, and must end there without 'is_navigation'")
-    if max(len(fsm.pages), len(fsm.terminal_pages)) > MOST_PAGES or len(fsm.actions) > MOST_ACTIONS:
-        faults = [f"more than {MOST_PAGES} pages or {MOST_ACTIONS} actions"]
     if faults:
         raise ValueError(f"{name}: {'; '.join(faults)}")
     return fsm
@@ -271,8 +267,6 @@ def _describe(fault: Mapping[str, Any]) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. ValueError names the file."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
         document = from_json(path.read_bytes(), allow_inf_nan=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a readable JSON file: {error}") from None

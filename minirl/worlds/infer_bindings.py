@@ -25,6 +25,7 @@ WORDS = read_table("released")
 NOISE = {*WORDS["noise"].split()}
 INVENTED = 14  # records of a collection that no data are given for
 STEPS = 8  # of a slider
+SKIN = "table"
 RANK = "title_rank"  # a record's place in the alphabet
 FILTERS = ("checkbox", "slider", "menu")  # widgets that may change a list
 
@@ -38,7 +39,10 @@ def world_of(name: str, fsm: Fsm, data: Mapping[str, Any]) -> tuple[World, list[
     brand = app[-1].capitalize() or "Site"
     style = {"look": "pages", "labels": reader.labels, "facts": facts, "brand": brand}
     world = World(name, replace(fsm, pages=pages), reader.records, style)
-    return dress(world, "communication"), reader.guesses
+    # The looks are those of the file's app, in whichever folder the site lies.
+    app_name = "-".join(words_in(brand)) or "site"
+    dressed = dress(replace(world, name=app_name), "communication", SKIN)
+    return replace(dressed, name=name), reader.guesses
 
 
 @dataclass

@@ -8,19 +8,17 @@ errors (tasks fail or mean nothing) and warnings. A `value_expr` is named, and n
 
 import itertools
 import re
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, NamedTuple
 
-from minirl.worlds.fsm_file import Action, Condition, Fsm, Goal, Page, dotted, is_placeholder, load_fsm
-from minirl.worlds.interpreter import World, meets, suits
+from minirl.worlds.fsm_file import Action, Condition, Fsm, Page, dotted, is_placeholder, load_fsm
+from minirl.worlds.interpreter import meets, suits
 from minirl.worlds.looks import read_table
-from minirl.worlds.search import SEARCH_SECONDS, solve
+from minirl.worlds.search import MAX_STATES, explore, outline, possible_steps
 from minirl.worlds.widgets import SELECTOR
 
-MAX_STATES = 20_000  # a site of a person's size has some hundreds
 TABLES = read_table("lint")
 PAGINATION = re.compile(r"(^|_)(page|page_index|page_number|page_no|current_page|offset)$")
 RESULTS = re.compile(r"search|filter|sort|query")  # fields that decide what a list shows
@@ -50,9 +48,7 @@ def check(source: Path | Mapping[str, Any], max_states: int = MAX_STATES) -> lis
 
 def check_fsm(fsm: Fsm, max_states: int = MAX_STATES) -> list[Finding]:
     """Return the findings on a machine, errors first."""
-    # open parameters stay symbols, but for those whose values the file lists
-    world = World("symbolic", fsm.rebound(lambda one: one.bind if one.bind and one.bind.values else None))
-    fsm, rules = world.fsm, list(_reach(world, max_states))
+    rules = list(_reach(fsm, max_states))
     for page in fsm.pages.values():
         rules += _selectors(page)
         for action in page.actions.values():
@@ -63,37 +59,27 @@ def check_fsm(fsm: Fsm, max_states: int = MAX_STATES) -> list[Finding]:
     return sorted(findings, key=lambda finding: finding.severity)
 
 
-def _reach(world: World, max_states: int) -> Rules:
-    fsm, (lost, is_complete) = world.fsm, _lost(world, max_states)
-    yield "search_bounded", "meta", not is_complete, max_states
+def _reach(fsm: Fsm, max_states: int) -> Rules:
+    world = outline(fsm)
+    graph = explore(world, max_states=max_states)
+    states = [node.state for node in graph.nodes.values()]
+    pages = {state.page for state in states}
+    possible = {(state.page, step.action_id) for state in states for step in possible_steps(world, state)}
+    yield "search_bounded", "meta", not graph.is_complete, max_states
     yield "no_terminals", "meta", not fsm.terminal_pages
     for page in fsm.pages.values():
-        is_end, is_lost = page.id in fsm.terminal_pages, (page.id, "") in lost
+        # What a search that has not come to its end did not reach is not known to be out of reach.
+        is_lost = graph.is_complete and page.id not in pages
+        is_end = page.id in fsm.terminal_pages
         leaves = any(action.target != page.id for action in page.actions.values())
-        doors = ", ".join(action.id for action in fsm.actions if action.target == page.id != action.source)
+        entrances = [action.id for action in fsm.actions if action.target == page.id != action.source]
+        ways = ", ".join(entrances) or "none"
         yield "dead_end", page.id, not (leaves or is_end)
-        yield "unreachable_terminal", page.id, is_lost and is_end, doors or "none"
-        yield "orphan_page", page.id, is_lost and not is_end, doors or "none"
-    for action in fsm.actions:
-        yield "never_enabled", f"{action.source}: {action.id}", (action.source, action.id) in lost
-
-
-def _lost(world: World, max_states: int) -> tuple[set[tuple[str, str]], bool]:
-    """Return the pages, as (page, ""), and the actions of other pages, as (page, action), to which no way
-    leads, and whether the search has come to an end for all."""
-    lost, is_complete, ends = set[tuple[str, str]](), True, time.process_time() + SEARCH_SECONDS
-    goals = {(page, ""): Goal(page) for page in world.fsm.pages}
-    goals |= {(a.source, a.id): Goal(a.source, a.preconditions) for a in world.fsm.actions}
-    for name, goal in goals.items():
-        if time.process_time() > ends:
-            return lost, False
-        if (name[0], "") not in lost:
-            try:
-                if solve(world, goal, max_states, ends - time.process_time()) is None:
-                    lost.add(name)
-            except ValueError:
-                is_complete = False
-    return lost, is_complete
+        yield "unreachable_terminal", page.id, is_lost and is_end, ways
+        yield "orphan_page", page.id, is_lost and not is_end, ways
+        for action in page.actions.values():
+            is_impossible = page.id in pages and (page.id, action.id) not in possible
+            yield "never_enabled", f"{page.id}: {action.id}", graph.is_complete and is_impossible
 
 
 def _selectors(page: Page) -> Rules:

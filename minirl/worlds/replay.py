@@ -23,6 +23,7 @@ from minirl.worlds.interpreter import State, World, apply, initial_state
 from minirl.worlds.looks import read_table, text_of
 from minirl.worlds.render import SiteServer, read_state
 from minirl.worlds.search import Step, solve
+from minirl.worlds.solutions import solution_of
 from minirl.worlds.widgets import gui_steps
 
 MOST_SCROLLS = 10  # until an element must be in the window
@@ -222,9 +223,9 @@ async def replay_sites(
     `config.episodes` run at a time. What has no solution has a Replay too."""
     ways = {}
     for world in worlds:
-        goals = {task.id: task.goal for task in tasks if task.meta.get("world") == world.name}
-        for name, goal in (goals or {page: {"page": page} for page in world.fsm.terminal_pages}).items():
-            ways[world.name, name] = (world, solve(world, goal))
+        found = {task.id: solution_of(task, world) for task in tasks if task.meta.get("world") == world.name}
+        found = found or {page: solve(world, {"page": page}) for page in world.fsm.terminal_pages}
+        ways |= {(world.name, name): (world, steps) for name, steps in found.items()}
 
     async def visit(way: tuple[World, list[Step] | None]) -> Replay:
         world, steps = way

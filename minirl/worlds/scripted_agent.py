@@ -1,4 +1,4 @@
-"""Demonstrations: `ScriptedPolicy` answers an episode's prompts with the shortest solution.
+"""Demonstrations: `ScriptedPolicy` answers an episode's prompts with a task's solution.
 
 It stands in place of a model's samples, so a demonstration is an ordinary trajectory: the same harness,
 history and ids as the model will see. Paper: AutoWebWorld, section 3.3. Deviation: there the browser's state
@@ -21,22 +21,19 @@ from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.interpreter import World, apply, initial_state
 from minirl.worlds.render import sites_of, world_at
 from minirl.worlds.replay import MOST_SCROLLS, action, call, compare, find, is_visible, middle
-from minirl.worlds.search import solve
 from minirl.worlds.shop import SHOP, TO_PRESS
+from minirl.worlds.solutions import solution_of
 from minirl.worlds.widgets import gui_steps
 
 
 class ScriptedPolicy:
-    """The shortest solution of one task, told turn by turn with the agent's own tools: of tiles all that is
+    """The solution of one task, told turn by turn with the agent's own tools: of tiles all that is
     done on the current page, else as much of one step as can be seen, or a scroll towards it; a text agent's
     response does one thing."""
 
     def __init__(self, world: World, task: Task, preprocessor: Preprocessor, agent: AgentConfig):
         self.world, self.preprocessor, self.agent = world, preprocessor, agent
-        path = solve(world, task.goal)
-        if path is None:
-            raise ValueError(f"task {task.id} has no solution in {world.name}")
-        self.steps = list(path)  # to be taken
+        self.steps = solution_of(task, world)  # to be taken
         self.state = initial_state(world.fsm)  # which the page must show by now
         self.left = list[dict[str, Any]]()  # operations of the first one
         self.answer = next(iter(load_goal(task.goal).answer), "done")
@@ -132,7 +129,7 @@ def spoken(points: Mapping[str, Sequence[int] | None], calls: Sequence[Mapping[s
 
 
 async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajectory]:
-    """Return the shortest solutions of tasks on generated sites, acted out, in the order of the tasks; those
+    """Return the solutions of tasks on generated sites, acted out, in the order of the tasks; those
     that the task's rules don't confirm are dropped. A collective call."""
     config, ranks = worker.config, worker.ranks
 

@@ -17,12 +17,12 @@ from random import Random
 from typing import Any
 
 from minirl.types import Task
-from minirl.worlds.generate import ITEM
 from minirl.worlds.interpreter import State, World, apply, initial_state, parameter_values
-from minirl.worlds.looks import read_table
-from minirl.worlds.search import Step, solve
-from minirl.worlds.shop import CHOICES
-from minirl.worlds.widgets import Json, condition, gui_steps
+from minirl.worlds.looks import Json, read_table
+from minirl.worlds.search import Step
+from minirl.worlds.shop import CHOICES, ITEM
+from minirl.worlds.solutions import Part, compose, in_json
+from minirl.worlds.widgets import condition, gui_steps
 
 WORDS = read_table("tasks")
 FAMILIES, MODES = ("solution", "visual", "question"), ("search", "scroll", "slider", "sort", "checkbox")
@@ -47,13 +47,14 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
             continue
         draft.extend(low)
         goal = {"where": draft.where} | ({"answer": draft.answer} if draft.answer else {})
-        steps = solve(world, goal) or []
+        steps = compose(world, draft.parts)
         work = operations_of(world, steps)
         if low <= len(work) <= high and draft.text not in tasks:
             used.update(draft.flows)
             able = ["visual"] if "drag" in work else ["visual", "text"]
             meta = {"world": world.name, "site": world.fsm.meta["theme"], "level": world.fsm.meta["level"]}
             meta |= {"family": family, "mode": mode, "steps": len(work), "agents": able, "finds": draft.finds}
+            meta["solution"] = in_json(steps)
             id = f"{world.name}-{len(tasks)}"
             tasks[draft.text] = Task(id, draft.text, f"http://{world.name}.test/", goal, meta)
     return list(tasks.values())
@@ -95,6 +96,7 @@ class Draft:
         self.before, self.sentences, self.after = list[str](), list[str](), list[str]()
         self.where, self.finds, self.flows = list[Json](), list[Json](), list[str]()
         self.answer, self.size = list[str](), 1
+        self.parts = list[Part]()
 
     @property
     def text(self) -> str:
@@ -119,6 +121,7 @@ class Draft:
         sentence, record = found
         if family == "question":
             self.after = [sentence, self._question(of, record)]
+            self.parts.append(Part(self.finds[-1]))
             self.size += 3
         else:
             flows = [flow for flow in self.flows_of.values() if flow["list"] == of["id"]]
@@ -203,6 +206,7 @@ class Draft:
         said = self.say(WORDS["flows"].get(id, WORDS["flows"]["item"]), verb=flow["verb"], **words)
         place = self.before if id == "login" else self.sentences
         place += [sentence, said] if sentence else [said]
+        self.parts.append(Part(self.finds[-1] if item else {}, flow, values))
         self.flows.append(id)
         self.size += 3 + sum(2 if isinstance(value, str) else 1 for value in values.values())
 

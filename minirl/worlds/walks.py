@@ -8,10 +8,12 @@ import re
 from collections.abc import Sequence
 from random import Random
 
+from minirl.console import say
 from minirl.types import Task
 from minirl.worlds.interpreter import World, apply, enabled, initial_state, parameter_values
 from minirl.worlds.looks import read_table
-from minirl.worlds.search import SEARCH_SECONDS, Step, solve
+from minirl.worlds.search import Step, solve
+from minirl.worlds.solutions import in_json
 from minirl.worlds.widgets import condition, gui_steps, widget_of
 
 WORDS = read_table("walks")
@@ -21,9 +23,14 @@ COUNT, TRIES = 13, 4  # tasks of a site, half of table 6's, and walks that are d
 def make_walks(world: World, count: int = COUNT) -> list[Task]:
     """Return up to `count` tasks: shortest ways to the terminal pages, in turn, with values drawn anew. The
     same site gives the same tasks."""
-    rng, tasks = Random(f"walks of {world.name}"), dict[str, Task]()
-    goals = [{"page": page} for page in world.fsm.terminal_pages]
-    ways = [way for goal in goals if (way := solve(world, goal, seconds=SEARCH_SECONDS))]
+    rng, tasks = Random(f"walks of {world.style['brand']}"), dict[str, Task]()
+    ways = []
+    for page in world.fsm.terminal_pages:
+        way = solve(world, {"page": page})
+        if way:
+            ways.append(way)
+        else:
+            say(f"{world.name}: no way to {page} was found, so no task leads there")
     for way in ways * (TRIES * count):
         if len(tasks) < count and (task := _walk(world, way, rng, len(tasks))):
             tasks.setdefault(task.instruction, task)
@@ -35,6 +42,7 @@ def _walk(world: World, way: Sequence[Step], rng: Random, n: int) -> Task | None
     it leads no further with them."""
     titles = {one["id"]: one.get("title", one["id"]) for some in world.data.values() for one in some}
     state, said, chosen, size = initial_state(world.fsm), list[str](), list[object](), 0
+    steps = list[Step]()
     for step in way:
         action = world.fsm.pages[state.page].actions[step.action_id]
         params = rng.choice(parameter_values(world, state, action.id) or [{}])
@@ -47,9 +55,11 @@ def _walk(world: World, way: Sequence[Step], rng: Random, n: int) -> Task | None
         said.append(WORDS.get(widget_of(action, world.fsm).kind, WORDS["button"]).format(**words))
         chosen += [value] if action.open_parameters else []
         size += len(work)
+        steps.append(Step(action.id, params))
         state = apply(world.fsm, state, action.id, params)
     where = [condition(name, "eq", value) for name, value in state.signature.items() if value in chosen]
     text = ", then ".join(filter(None, said))
     meta = {"world": world.name, "site": world.name, "benchmark": "autowebworld-sites", "steps": size}
+    meta["solution"] = in_json(steps)
     goal, url = {"page": state.page, "where": where}, f"http://{world.name}.test/"
     return Task(f"{world.name}-{n}", f"{text[:1].upper()}{text[1:]}.", url, goal, meta)

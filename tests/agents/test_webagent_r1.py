@@ -49,12 +49,12 @@ READ = [
     ('do(action="Type", argument="Use exit() # to leave", element="4")', typed("Use exit() # to leave", 4)),
     ('do(action="Type", argument="it\'s ) do(", element="4")', typed("it's ) do(", 4)),
     ("do(action='Type', argument='''say \"exit()\"''', element='4')", typed('say "exit()"', 4)),
-    ('do(action="Click",  # (not exit()\n element="3")', CLICK_3),
     # prose
     ("I'll do (what it's about), so exit(message='4') :)", said("4")),
-    ('do(something like do(action="Wait"))', Call("Wait")),
     ('do(action="Click", element="3", argument=None)', CLICK_3),
     ('first do(action="Click", element="1") then do(action="Click", element="2")', CLICK_2),
+    ('do(action="Click" element="1") do(action="Click", element="2")', CLICK_2),
+    ("I'll click it. do(action='Click', element='3')", CLICK_3),
     # names in any case, as released
     ('do(action="click", element="3")', CLICK_3), ('do(action="CLICK", element="3")', CLICK_3),
     ('do(action="go backward")', Call("go_backward")), ('do(action="GO FORWARD")', Call("go_forward")),
@@ -98,7 +98,7 @@ REFUSED = [
     'do(action="Type", argument="Use\nexit() to leave", element="4")',
     "do(action='Type', argument='It's exit() to leave', element='4')",
     'do(action="Click", element="1"\ndo(action="Click", element="2")',
-    'do(action="Click" element="1") do(action="Click", element="2")', "do(# do('Click', 2)\n'Click' 3)",
+    'do(something like do(action="Wait"))', "do(# do('Click', 2)\n'Click' 3)",
     # long and deep
     "do(" * 3000 + "x y" + ")" * 3000, 'do("' * 5000, "do('" + "\\" * 18_000,
     "do(x" + "+1" * 9000 + " y" + ")" * 1500, "do(" + "a=1," * 4000 + " b c" + ")" * 2000,
@@ -251,12 +251,12 @@ async def test_a_page_that_is_being_replaced_is_asked_again(session, monkeypatch
         return await evaluate(script, *arguments)
 
     monkeypatch.setattr(session.page, "evaluate", refuse)
-    if refusals < webagent_r1.LOOKS:
+    if refusals < webagent_r1.MAX_LOOKS:
         assert "<button" in (await webagent_r1.observe(session)).page_text
     else:
         with pytest.raises(ToolFailure, match="context was destroyed"):
             await webagent_r1.observe(session)
-    assert len(asked) == webagent_r1.LOOKS
+    assert len(asked) == webagent_r1.MAX_LOOKS
 
 
 async def test_back_and_forward(session):

@@ -118,7 +118,7 @@ def test_a_protocol_is_applied_to_a_config(protocol):
     assert config.agent.context_tokens == config.batch.micro_tokens == protocol.context_tokens
     assert config.agent.screenshots == (protocol.screenshots or recipe.agent.screenshots)
     assert (config.browser.episodes, config.browser.episode_seconds) == (16, 600)
-    assert config.sampler.request_seconds == config.endpoint.seconds == 120
+    assert config.endpoint.seconds == 120
     assert all(getattr(config.judge, name) == getattr(protocol.judge, name) for name in JUDGE)
     assert config.judge.response_tokens >= 16_000 or config.judge.model not in ("o4-mini", "gemini-3-flash")
     assert config.reward.after == protocol.after == ("any" if "webarena" in protocol.name else "done")
@@ -137,7 +137,7 @@ def test_a_protocol_is_applied_to_a_config(protocol):
 
 
 def test_where_the_judge_is_served_and_which_model_a_config_names_stay():
-    mine = JudgeConfig(url="http://127.0.0.1:1/v1", concurrency=3, response_tokens=77, prompt_price=2.0)
+    mine = JudgeConfig(url="http://127.0.0.1:1/v1", response_tokens=77, price=(2.0, 0.0))
     judge = apply(DEEPSHOP, Config("test", judge=mine)).judge
     own = ("model", "input", "response_tokens")
     assert replace(judge, **{name: getattr(mine, name) for name in own}) == mine

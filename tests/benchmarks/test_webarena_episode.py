@@ -70,8 +70,8 @@ async def opened(
     """All the parts, where a served model and a judge say this in turn."""
     judged = judged or (status(400),)
     with endpoint_server.serve([*map(say, said)]) as model, endpoint_server.serve(judged) as judge:
-        agent = EndpointConfig(url=model.url, model="agent", retries=0)
-        judging = JudgeConfig(url=judge.url, model="judge", retries=0)
+        agent = EndpointConfig(url=model.url, model="agent")
+        judging = JudgeConfig(url=judge.url, model="judge")
         config = replace(asked, endpoint=agent, judge=judging)
         tasks, run = TaskSets([], [], [task]), Run(folder / "run")
         experiment = Experiment(config, run, None, tasks, preprocessor, None, None, alone())

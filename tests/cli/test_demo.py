@@ -16,8 +16,8 @@ from minirl.cli import demo
 from minirl.recipes import tiny
 from minirl.run_folder import Run
 from minirl.types import Stop
-from minirl.worlds.search import solve
 from minirl.worlds.shop import shops_of
+from minirl.worlds.solutions import solution_of
 
 TASK = make_task_sets(tiny()).heldout[0]
 (SHOP,) = shops_of([TASK])
@@ -76,7 +76,7 @@ class Shopper(io.StringIO):
 
 def test_a_task_is_done_by_hand(tmp_path, capsys, monkeypatch):
     titles = {record["id"]: record["title"] for records in SHOP.data.values() for record in records}
-    steps, clicks = solve(SHOP, TASK.goal), []
+    steps, clicks = solution_of(TASK, SHOP), []
     for step in steps:
         clicks += [titles[word] for word in step.params.values()] or [SHOP.style["labels"][step.action_id]]
     monkeypatch.setattr("sys.stdin", shopper := Shopper(clicks, capsys))

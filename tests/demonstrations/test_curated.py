@@ -66,7 +66,7 @@ def rollouts(eval_script: ModuleType, out: Path, said: Mapping[str, Sequence[str
     """The run in which eval.py has left two rollouts of each task by a served model."""
     save_tasks(out / "pool.jsonl", TASKS)
     flags = ["--out", str(out), "--name", "teacher", "--tasks", str(out / "pool.jsonl"), "--seeds", "0", "1"]
-    flags += ["--browser.browsers", "1", "--browser.episodes", "1", "--endpoint.prompt-price", "10"]
+    flags += ["--browser.browsers", "1", "--browser.episodes", "1", "--endpoint.price", "10", "0"]
     with serve([teacher(said)]) as server:
         served = ["--sampler", "remote", "--endpoint.url", server.url, "--endpoint.model", "scripted"]
         eval_script.run(["tiny", *flags, *served])

@@ -214,7 +214,7 @@ def test_files_that_cannot_be_compared_are_refused(tmp_path):
 async def test_every_episode_is_billed_for_what_it_asked(monkeypatch):
     """Three at the same time, each with as many questions as its member says."""
     with serve([says("yes")]) as server:
-        config = EndpointConfig(url=server.url, model="any", prompt_price=2.0, response_price=10.0)
+        config = EndpointConfig(url=server.url, model="any", price=(2.0, 10.0))
         endpoint, price = Endpoint(config), (100 * 2 + 20 * 10) / 1e6
 
         class Asking:

@@ -44,7 +44,7 @@ def reader(tmp_path_factory) -> Preprocessor:
 
 
 def endpoint(url: str) -> EndpointConfig:
-    return EndpointConfig(url=url, model="thinker", retries=0, seconds=5)
+    return EndpointConfig(url=url, model="thinker", seconds=5)
 
 
 def test_the_dump_that_is_written_is_cloned(reader, tmp_path):

@@ -7,7 +7,6 @@ import json
 from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import openai._base_client
@@ -15,11 +14,12 @@ import pytest
 from endpoint_server import Act, body, completion, cut_off, drip, refuse, say, serve, slow, status
 from episodes import PNGS, TASK, Gone, episode, turn, words_of
 
-from minirl.advantages import gate, make_group, needs_verdict
+from minirl.advantages import make_group
 from minirl.benchmarks import protocols
 from minirl.config import Config, JudgeConfig, ModelConfig, SamplerConfig
 from minirl.judges.judge import EndpointJudge, LocalJudge, open_judge, prompt_of
 from minirl.judges.rubrics import Question
+from minirl.rewards import apply_reward_gates, needs_verdict
 from minirl.rows import BLANK_PNG
 from minirl.samplers.endpoint import Endpoint
 from minirl.types import Request, Sample, SamplerError, Stop, Trajectory, Verdict
@@ -27,14 +27,15 @@ from minirl.types import Request, Sample, SamplerError, Stop, Trajectory, Verdic
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """Between attempts the library would wait for seconds."""
+    """Between attempts the library would wait for seconds, and there would be six."""
+    monkeypatch.setattr("minirl.samplers.endpoint.RETRIES", 1)
     monkeypatch.setattr(openai._base_client.BaseClient, "_calculate_retry_timeout", lambda *_, **__: 0.0)
 
 
 async def judged(acts: Sequence[Act], *episodes: Trajectory, images=PNGS, **settings):
     """The verdicts of a served judge, asked all at once, and the server that it asked."""
     with serve(acts) as server:
-        config = {"url": server.url, "model": "judge", "seconds": 5.0, "retries": 1} | settings
+        config = {"url": server.url, "model": "judge", "seconds": 5.0} | settings
         endpoint = Endpoint(judge := JudgeConfig(**config))
         asked = EndpointJudge(endpoint, judge, images)
         async with asyncio.timeout(30):
@@ -100,7 +101,7 @@ BEHAVIOUR: dict[str, tuple[list[Act], float | None]] = {
 async def test_every_behaviour_of_a_judge_gives_its_reward_or_a_mask(name):
     acts, reward = BEHAVIOUR[name]
     (said,), _ = await judged(acts, seconds=0.3 if "slow" in name or "drips" in name else 5.0)
-    gated = gate(episode(turn(image="a"), verdict=said))
+    gated = apply_reward_gates(episode(turn(image="a"), verdict=said))
     others = [replace(episode(), member=m) for m in (1, 2)]
     kept = [t.member for t in make_group([gated, *others])]
     if reward is None:
@@ -113,7 +114,7 @@ async def test_every_behaviour_of_a_judge_gives_its_reward_or_a_mask(name):
 
 
 async def test_no_server_is_no_verdict():
-    judge = JudgeConfig(url="http://127.0.0.1:9/v1", model="judge", retries=0)
+    judge = JudgeConfig(url="http://127.0.0.1:9/v1", model="judge")
     endpoint = Endpoint(judge)
     said = await EndpointJudge(endpoint, judge, PNGS)(episode())
     await endpoint.close()
@@ -126,21 +127,12 @@ async def test_a_screenshot_that_is_gone_is_no_verdict(error):
     assert said == Verdict(None, "", str(error)) and not server.requests
 
 
-async def test_many_episodes_are_judged_at_once_within_the_limit():
+async def test_many_episodes_are_judged_at_once_within_the_limit(monkeypatch):
+    monkeypatch.setattr("minirl.samplers.endpoint.MAX_REQUESTS", 4)
     episodes = [episode(turn(image="a"), answer=f"answer {n}") for n in range(12)]
-    verdicts, server = await judged([slow(0.05)] * 3 + [say("SUCCESS")], *episodes, concurrency=4)
+    verdicts, server = await judged([slow(0.05)] * 3 + [say("SUCCESS")], *episodes)
     assert len(verdicts) == 12 and server.most <= 4
     assert sum(said.success is None for said in verdicts) == 3, "'late' is no verdict"
-
-
-async def test_an_episode_that_was_judged_before_costs_nothing(tmp_path: Path):
-    with serve([say("SUCCESS"), say("NOT SUCCESS")]) as server:
-        endpoint = Endpoint(config := JudgeConfig(url=server.url, model="judge", cache=tmp_path))
-        judge = EndpointJudge(endpoint, config, PNGS)
-        first, again = [await judge(episode(turn(image="a"))) for _ in range(2)]
-        other = await judge(episode(turn(image="b")))
-        await endpoint.close()
-    assert first == again == Verdict(True, "") and other.success is False and len(server.requests) == 2
 
 
 YES = {
@@ -159,7 +151,7 @@ CLICKS = episode(*(turn(image=name) for name in "abc"))
 async def judged_by(protocol, acts, ranks, trajectory: Trajectory = CLICKS):
     """A protocol's judge from its settings to its verdict, and what the server was asked."""
     with serve(acts) as server:
-        config = protocols.apply(protocol, Config("test", judge=JudgeConfig(url=server.url, retries=1)))
+        config = protocols.apply(protocol, Config("test", judge=JudgeConfig(url=server.url)))
         async with open_judge(config, ranks, PNGS) as asked:
             said = await asked(trajectory)
     return said, server.requests
@@ -171,7 +163,7 @@ async def test_a_protocols_judge_is_asked_and_read(protocol, ranks):
     for texts, success in ((YES, True), (NO, False)):
         said, (request,) = await judged_by(protocol, [say(texts[own.input])], ranks)
         assert said.success is success and not said.error
-        assert gate(replace(CLICKS, verdict=said)).reward == float(success)
+        assert apply_reward_gates(replace(CLICKS, verdict=said)).reward == float(success)
     limit = "max_completion_tokens" if own.model == "o4-mini" else "max_tokens"
     assert (request["model"], request["seed"], request[limit]) == (own.model, 42, own.response_tokens)
     greedy = own.input in ("webvoyager", "deepshop")
@@ -195,7 +187,10 @@ async def test_done_without_an_answer_fails_unasked_where_released_code_says_so(
     said, requests = await judged_by(protocol, yes, ranks, silent)
     asked = protocol.judge.input in ("agenttrek", "trace")
     assert (said.success, len(requests)) == (asked, int(asked)) and not said.error
-    assert needs_verdict(silent, "none") and gate(replace(silent, verdict=said), "none").success is asked
+    assert (
+        needs_verdict(silent, "none")
+        and apply_reward_gates(replace(silent, verdict=said), "none").success is asked
+    )
     assert asked or "without an answer" in said.rationale
     said, requests = await judged_by(protocol, yes, ranks, replace(silent, stop=Stop.MAX_STEPS))
     assert (said.success, len(requests)) == (True, 1)
@@ -215,7 +210,7 @@ async def test_what_is_no_verdict_masks_the_episode(protocol, ranks):
     for act in (say("It is hard to say."), say(other), say(yes, finish="length"), say(""), status(500)):
         said, _ = await judged_by(protocol, [act], ranks)
         assert said.success is None and said.error
-        assert gate(replace(CLICKS, verdict=said)).stop is Stop.JUDGE_ERROR
+        assert apply_reward_gates(replace(CLICKS, verdict=said)).stop is Stop.JUDGE_ERROR
     said, requests = await judged_by(protocol, [status(429), say(yes)], ranks)
     assert said.success is True and len(requests) == 2
 
@@ -354,7 +349,7 @@ async def test_a_picture_that_is_gone_or_torn_is_no_verdict_of_a_local_judge(loc
 
 async def test_a_local_judge_runs_in_transformers_with_its_own_time_limit(tiny_folder, ranks, monkeypatch):
     """Whatever draws the agent's responses; and its sampler ends with the block."""
-    sampler = SamplerConfig(kind="vllm", request_seconds=5.0)
+    sampler = SamplerConfig(kind="vllm")
     judge = JudgeConfig(path=str(tiny_folder), seconds=77.0)
     config = Config("test", sampler=sampler, judge=judge)
     async with open_judge(config, ranks, SimpleNamespace(get=lambda _: BLANK_PNG.getvalue())) as opened:

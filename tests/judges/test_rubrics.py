@@ -279,7 +279,7 @@ def under(protocol: Protocol, judge: JudgeConfig) -> JudgeConfig:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 def test_a_protocols_judge_as_settings(protocol):
-    mine = JudgeConfig(url="http://127.0.0.1:1/v1", concurrency=3, response_tokens=77, prompt_price=2.0)
+    mine = JudgeConfig(url="http://127.0.0.1:1/v1", response_tokens=77, price=(2.0, 0.0))
     own, judge = {name: getattr(protocol.judge, name) for name in JUDGE}, under(protocol, mine)
     assert own == {name: getattr(judge, name) for name in own}
     assert judge.response_tokens >= 16_000 or judge.model not in ("o4-mini", "gemini-3-flash")

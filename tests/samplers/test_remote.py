@@ -50,7 +50,7 @@ def run(tmp_path) -> Run:
 
 async def episode(pool, preprocessor, run: Run, url: str) -> Trajectory:
     """One episode in which the model behind the URL is asked."""
-    endpoint = Endpoint(EndpointConfig(url=url, model="teacher", retries=0))
+    endpoint = Endpoint(EndpointConfig(url=url, model="teacher"))
     worker = make_worker(CONFIG, preprocessor, RemoteSampler(endpoint), pool, run.images, WorldBenchmark())
     try:
         return await worker.episode(TASK, 0, worker.policy(Sampling(0.7), 100, "test"), 6)
@@ -145,7 +145,7 @@ def test_a_served_model_is_evaluated(tmp_path):
     done = 'I am done.</think><tool_call>{"name": "done", "arguments": {"response": "done"}}</tool_call>'
     with serve([say(done)]) as server:
         flags = ["--endpoint.url", server.url, "--endpoint.model", "served/model", "--out", str(tmp_path)]
-        flags += ["--eval.episodes", "3", "--endpoint.response-price", "1000"]
+        flags += ["--eval.episodes", "3", "--endpoint.price", "0", "1000"]
         out = start("eval.py", "tiny", "--sampler", "remote", *flags)
     assert out.returncode == 0, out.stderr
     assert "evaluating served/model on 3 tasks" in out.stdout

@@ -109,9 +109,14 @@ class Model:
         return f"<script setup>\n{imports}\n</script>\n\n<template>\n<main>\n{text}\n</main>\n</template>\n"
 
 
+@pytest.fixture(autouse=True)
+def no_retries(monkeypatch):
+    monkeypatch.setattr("minirl.samplers.endpoint.RETRIES", 0)
+
+
 def author(out: Path, url: str, *flags: str) -> int:
-    endpoint = ["--endpoint.url", url, "--endpoint.model", "m", "--endpoint.retries", "0"]
-    prices = ["--endpoint.prompt-price", "10", "--endpoint.response-price", "100"]
+    endpoint = ["--endpoint.url", url, "--endpoint.model", "m"]
+    prices = ["--endpoint.price", "10", "100"]
     return main(["author", "Book shelf", "--out", str(out), *endpoint, *prices, *flags])
 
 
@@ -232,7 +237,7 @@ def test_a_budget_that_is_used_ends_the_run_and_the_next_one_goes_on(tmp_path, n
         said = capsys.readouterr().out
     texts = [json.dumps(one["messages"]) for one in server.requests]
     assert asked == 6 and len(set(texts)) == asked, "none is asked twice"
-    assert f"{asked} requests, 5 from the cache, 0 failed; 100 + 20 tokens, $0.00" in said
+    assert "1 requests, 0 failed; 100 + 20 tokens, $0.00" in said
     assert "Book shelf: machine $0.0000, pages $0.0030" in said
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +141,7 @@ def bad_files(folder: Path) -> list[Path]:
         "empty": b"",
         "list": b"[]",
         "not_utf8": b"\xff\xfe\x00",
-        "deep": b'{"pages": ' + b"[" * 100_000,
-        "deep_schema": b'{"pages": [{"signature_schema": ' + b'{"a": ' * 250 + b"1" + b"}" * 250 + b"}]}",
         "pages_by_id": b'{"meta": {"initial_page_id": "A"}, "pages": {"A": {}}}',  # the paper's
-        "endless_number": b'{"meta": {"initial_page_id": ' + b"9" * 5000 + b"}}",
         "nan": b'{"meta": NaN}',
         "no_first_page": json.dumps({"meta": {"initial_page_id": "X"}, "pages": []}).encode(),
     }
@@ -164,99 +160,16 @@ def test_files_that_are_no_sites(tmp_path, capsys):
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_number_that_no_browser_has_is_one_line(tmp_path, capsys):
-    file = tmp_path / "large.json"
-    file.write_text(json.dumps(site(("BOOK_SET_COPIES.effects.0.value", 10**400))))
-    assert main(["check", str(file)]) in (1, 2)
-    effects = [
-        {"op": "set", "path": "$.opens", "value": 10**400},
-        {"op": "inc", "path": "$.opens", "by": 0.5},
-    ]
-    file.write_text(json.dumps(site(("GO_BOOKS_HOVER.effects", effects))))
-    assert main(["solve", str(file)]) == 2
-    assert capsys.readouterr().err == "minirl.worlds: int too large to convert to float\n"
-
-
-def nested(levels: int) -> str:
-    return '{"a":' * levels + "1" + "}" * levels
-
-
-def deep_site(path: str, levels: int) -> str:
-    return json.dumps(site((path, "X"))).replace('"X"', nested(levels))
-
-
-NESTED = ("BOOK.defaults", "BOOK.signature_schema", "BOOK_SET_COPIES.effects.0.value")
-NESTED += ("BOOK_SET_COPIES.parameters", "BOOK_SET_COPIES.preconditions", "file.meta")
-LEFT = {"id": "P", "signature_schema": {}, "actions": []}
-EXCESSIVE = {
-    **{f"{path} {n} deep": deep_site(path, n) for path in NESTED for n in (500, 900)},
-    "path": site(("BOOK_SET_COPIES.effects.0.path", "$" + ".a" * 500)),
-    "signature of 1 MB": site(("BOOK.signature_schema", {f"field_{n}": "string" for n in range(60_000)})),
-    "6,000 orphan pages": site(*(("file.pages.+", {**LEFT, "id": f"P{n}"}) for n in range(6000))),
-    "20,000 actions": site(*(("BOOK.actions.+", {"id": f"A{n}"}) for n in range(20_000))),
-    "20,000 actions of 200 pages": site(
-        *(
-            ("file.pages.+", {**LEFT, "id": f"P{n}", "actions": [{"id": f"A{m}"} for m in range(100)]})
-            for n in range(200)
-        )
-    ),
-    "20,000 of one id": site(*(("BOOK.actions.+", {"id": "A"}) for _ in range(20_000))),
-    "40,000 ends": site(("file.meta.terminal_pages", ["HOME"] * 40_000)),
-}
-
-
-@pytest.mark.parametrize("name", EXCESSIVE)
-def test_what_is_too_large_or_too_deep_is_refused_at_once(name, tmp_path, capsys):
-    file, document, begun = tmp_path / "site.json", EXCESSIVE[name], time.process_time()
-    file.write_text(document if isinstance(document, str) else json.dumps(document, separators=(",", ":")))
-    assert main(["check", str(file)]) == 1
-    finding, count = capsys.readouterr().out.splitlines()
-    assert finding.endswith("[malformed]") and count.endswith("1 errors, 0 warnings")
-    assert main(["solve", str(file)]) == 2 and main(["render", str(file), "--out", str(tmp_path / "x")]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and len(err.splitlines()) == 2 and len(err) < 2000
-    assert time.process_time() - begun < 10
-
-
-LARGE = {
-    **{f"{path} deep": deep_site(path, 100) for path in NESTED},
-    "signature": site(("BOOK.signature_schema", {f"field_{n}": "integer" for n in range(15_000)})),
-    "default": site(("BOOK.defaults", {"tags": list(range(60_000))})),
-    "tests": site(*[("BOOK_RESERVE.preconditions.+", {"path": "$.a", "cond": "exists"})] * 9000),
-    **{
-        f"{path} of 400 digits": site((path, 10**400))
-        for path in ("BOOK_SET_COPIES.effects.0.value", "BOOK_RESERVE.preconditions.0.value")
-    },
-    "default of 400 digits": site(("BOOK.defaults", {"copies": 10**400})),
-    "step of 400 digits": site(
-        ("BOOK_SET_COPIES.effects", [{"op": "inc", "path": "$.copies", "by": 10**400}])
-    ),
-}
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", LARGE)
-def test_what_is_just_within_the_bounds_is_answered(name, tmp_path, capsys, monkeypatch):
-    for module in ("lint", "__main__"):
-        monkeypatch.setattr(f"minirl.worlds.{module}.SEARCH_SECONDS", 1.0)
-    file, document = tmp_path / "site.json", LARGE[name]
-    file.write_text(document if isinstance(document, str) else json.dumps(document, separators=(",", ":")))
-    assert main(["check", str(file)]) in (0, 1, 2) and main(["solve", str(file)]) in (0, 2)
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        *(("style", text) for text in ("[]", "3", '{"corners": {}}', '{"labels": []}')),
-        *(("style", f'{{"{key}": 3}}') for key in ("brand", "messages", "facts", "consent")),
-        *(("style", text) for text in ('{"look": "neon"}', '{"facts": {"a": 3}}', '{"messages": {"A": []}}')),
+        *(("style", text) for text in ("[]", "3", '{"look": "neon"}')),
         *(("data", text) for text in ("[]", '"x"', '{"books": 3}', '{"books": [3]}')),
         ("data", '{"books": {"id": "b"}}'),
         ("data", '{"books": null}'),
-        ("data", f'{{"books": [{{"id": {nested(500)}}}]}}'),
     ],
 )
-def test_looks_and_records_of_wrong_types_are_one_line(name, text, tmp_path, capsys):
+def test_looks_and_records_of_wrong_types_are_told_in_one_line(name, text, tmp_path, capsys):
     folder = tmp_path / "library"
     folder.mkdir()
     (folder / "fsm.json").write_bytes(LIBRARY.read_bytes())

@@ -23,8 +23,9 @@ from minirl.worlds.generate import make_site
 from minirl.worlds.interpreter import State, World, apply, enabled, initial_state, parameter_values
 from minirl.worlds.looks import USUAL
 from minirl.worlds.render import SiteServer, read_state, render
-from minirl.worlds.search import Step, solve
+from minirl.worlds.search import Step
 from minirl.worlds.shop import make_shop, make_tasks
+from minirl.worlds.solutions import solution_of
 from minirl.worlds.widgets import action, condition, control, effect, gui_steps
 
 Json = dict[str, Any]
@@ -188,7 +189,7 @@ async def test_a_task_is_done_with_the_mouse():
     task = make_tasks(world, 1)[0]
     state = initial_state(world.fsm)
     async with visit(world) as page:
-        for one in solve(world, task.goal) or []:
+        for one in solution_of(task, world):
             await do(page, world, one)
             state = apply(world.fsm, state, one.action_id, one.params)
             assert await read_state(page) == state
@@ -244,7 +245,7 @@ async def test_every_page_fits_its_window_no_word_is_cut_off_and_nothing_ever_mo
         for shop in shops:
             (task,), layouts = make_tasks(shop, 1), {}
             await page.goto(task.start_url)
-            for todo in [[], *([one] for one in solve(shop, task.goal) or [])]:
+            for todo in [[], *([one] for one in solution_of(task, shop))]:
                 await do(page, shop, *todo)
                 layout, name = await page.evaluate(LAYOUT), (await read_state(page)).page
                 assert layout["page"] == [480, 360]
@@ -354,7 +355,7 @@ def test_the_server_answers_by_host():
         assert ask(port, "shop-7.test", "/etc/passwd")[0] == ask(port, "127.0.0.1")[0] == 404
     with pytest.raises(ValueError, match="same name"):
         SiteServer([SHOP, SHOP])
-    with pytest.raises(ValueError, match="same name, my-site for one"):
+    with pytest.raises(ValueError, match="same name, my-site"):
         SiteServer([Path("a/My_site"), Path("b/my-site")])
 
 

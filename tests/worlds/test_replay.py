@@ -22,7 +22,8 @@ from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.interpreter import World, apply, enabled, initial_state, parameter_values
 from minirl.worlds.render import SiteServer, save_world
 from minirl.worlds.replay import OPERATIONS, Replay, replay, replay_sites
-from minirl.worlds.search import Step, solve
+from minirl.worlds.search import Step
+from minirl.worlds.solutions import solution_of
 from minirl.worlds.tasks import make_tasks
 from minirl.worlds.widgets import WIDGETS, widget_of
 
@@ -39,7 +40,7 @@ def worlds(count: int, seed: int = 11) -> list[World]:
 
 def ways(world: World, count: int = 8) -> list[list[Step]]:
     """The shortest solutions of a site's tasks."""
-    return [solve(world, task.goal) or [] for task in make_tasks(world, count)]
+    return [solution_of(task, world) for task in make_tasks(world, count)]
 
 
 def failed(replays: dict[tuple[str, str], Replay]) -> list[tuple[str, str, str]]:

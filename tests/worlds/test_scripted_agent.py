@@ -31,8 +31,8 @@ from minirl.worlds.interpreter import World
 from minirl.worlds.render import SiteServer
 from minirl.worlds.replay import middle
 from minirl.worlds.scripted_agent import ScriptedPolicy, spoken
-from minirl.worlds.search import solve
 from minirl.worlds.shop import make_shop, make_tasks
+from minirl.worlds.solutions import solution_of
 from minirl.worlds.tasks import make_tasks as tasks_in_words
 from minirl.worlds.tasks import operations_of
 
@@ -144,7 +144,7 @@ async def test_a_page_that_is_no_world_has_no_state(pool, preprocessor):
 
 def test_a_task_without_a_solution_is_refused(preprocessor):
     where = [{"path": "$.size", "cond": "eq", "value": "giant"}]  # no size of this shop
-    task = replace(TASKS[0], goal={"page": "DONE", "where": where})
+    task = replace(TASKS[0], goal={"page": "DONE", "where": where}, meta={})
     with pytest.raises(ValueError, match="has no solution in shop-7"):
         ScriptedPolicy(SHOPS[0], task, preprocessor, CONFIG.agent)
 
@@ -243,7 +243,7 @@ async def test_a_task_of_another_site_cannot_be_demonstrated(worker, tmp_path):
 @in_browser
 async def test_a_failure_may_be_worth_the_share_of_its_goal(pool):
     shop, task = SHOPS[0], TASKS[0]
-    first = solve(shop, task.goal)[0]
+    first = solution_of(task, shop)[0]
     async with pool.session() as session:
         await session.start(task.start_url)
         taken = [first.action_id, dict(first.params)]
@@ -254,7 +254,7 @@ async def test_a_failure_may_be_worth_the_share_of_its_goal(pool):
 
 
 SITE = make_site("chat", 14, "easy")
-IN_WORDS = [(task, set(operations_of(SITE, solve(SITE, task.goal) or []))) for task in tasks_in_words(SITE)]
+IN_WORDS = [(task, set(operations_of(SITE, solution_of(task, SITE)))) for task in tasks_in_words(SITE)]
 # What each agent says for what a hand does
 SAYS = {
     "visual": {"type_text": "write", "drag": "drag", "hover": "hover", "key_press": "press_keys"},

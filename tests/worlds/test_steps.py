@@ -24,8 +24,8 @@ from minirl.worlds.__main__ import main
 from minirl.worlds.generate import make_site
 from minirl.worlds.render import SiteServer, save_world
 from minirl.worlds.replay import Grounded, replay
-from minirl.worlds.search import solve
 from minirl.worlds.shop import make_shop, make_tasks
+from minirl.worlds.solutions import solution_of
 from minirl.worlds.steps import mixed, move_of, one_of_each
 
 
@@ -71,7 +71,7 @@ def test_a_sites_solutions_become_rows_that_the_reward_calls_right(site, tmp_pat
             assert one.meta["past"][:done] == task.meta["past"]
             thought, action = one.meta["past"][done]
             said = f"<think>{thought}</think><action>{action}</action>"
-            assert set(rewards(said, task.goal, (1, 1), contents=True).values()) == {1.0}, (said, task.goal)
+            assert set(rewards(said, task.goal, (1, 1)).values()) == {1.0}, (said, task.goal)
 
 
 @pytest.mark.parametrize("left_out", [0, 1])
@@ -88,7 +88,7 @@ async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor,
             worker = make_worker(config, seeing, None, pool, Run(tmp_path).images, WorldBenchmark())
             async with pool.session() as session:
                 await session.start(task.start_url)
-                solved = await replay(session, shop, solve(shop, task.goal), pictures=True)
+                solved = await replay(session, shop, solution_of(task, shop), pictures=True)
             actions = [action_of(move_of(one)) for one in solved.grounded]
             actions = [*actions[: len(actions) - 1 - left_out], actions[-1]]  # the last is the answer
             sayings = [worker.harness.agent.say("so", action, size) for action in actions]
@@ -105,12 +105,12 @@ async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor,
     assert prompt.count("<|vision_start|>") == 1, "of the screenshots the newest"
 
 
-def test_a_served_model_writes_thoughts_and_its_cost_is_told(tmp_path, capsys):
+def test_a_served_model_writes_thoughts_and_its_cost_is_told(tmp_path, capsys, monkeypatch):
     """One that fails leaves the template's; one that would close itself can't."""
+    monkeypatch.setattr("minirl.samplers.endpoint.MAX_REQUESTS", 1)  # so the answers come in order
     acts = [say("I <think>look</think> first."), status(400), say("More.")]
     with serve(acts) as server:
-        flags = ("--endpoint.url", server.url, "--endpoint.model", "m", "--endpoint.response-price", "1000")
-        flags += ("--endpoint.concurrency", "1", "--endpoint.retries", "0")
+        flags = ("--endpoint.url", server.url, "--endpoint.model", "m", "--endpoint.price", "0", "1000")
         rows = recorded(
             tmp_path, "shops:400-401", "--count", "2", "--width", "480", "--height", "360", *flags
         )

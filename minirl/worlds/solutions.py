@@ -1,0 +1,121 @@
+"""The path through a generated site that does a task: known by construction, and carried by the task.
+
+    parts: an item to be found, what is to be done with it --compose--> steps --> task.meta["solution"]
+
+Where it stands: tasks.py draws the parts in words and has their path composed here, by the names that
+generate.py gives to actions. Whoever acts a task out reads it by `solution_of`. Paper: AutoWebWorld, section
+3.3. Deviation: there a search finds the paths first, and tasks are made of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from minirl.types import Task
+from minirl.worlds.interpreter import World, apply, enabled, initial_state
+from minirl.worlds.search import Step, solve
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing to do: find an item as told in `find`, and go through a flow with the values that it asks.
+    Either may be empty."""
+
+    find: Mapping[str, Any] = field(default_factory=dict)
+    flow: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def compose(world: World, parts: Sequence[Part]) -> list[Step]:
+    """Return the steps that do all parts from the initial state. They may do them in another order: an order
+    follows upon the cart, so that nobody has to come back for it, and an item to be looked at comes last."""
+    walk = Walk(world)
+    for part in sorted(parts, key=_turn):
+        if part.find:
+            walk.open(part.find)
+        if part.flow:
+            walk.do(part.flow, part.values)
+    return walk.steps
+
+
+def _turn(part: Part) -> int:
+    flow = part.flow.get("id", "")
+    if not flow:
+        return 4
+    return {"login": 0, "cart": 1, "order": 2}.get(flow, 3)
+
+
+class Walk:
+    """A path as far as it goes, and the state that it leads to."""
+
+    def __init__(self, world: World):
+        self.world = world
+        self.state = initial_state(world.fsm)
+        self.steps: list[Step] = []
+
+    def take(self, role: str, value: Any = None) -> None:
+        """Take the current page's action of this role, with a value if it asks for one."""
+        action = self.world.fsm.pages[self.state.page].actions[f"{self.state.page}_{role}"]
+        params = dict.fromkeys(action.open_parameters, value)
+        self.state = apply(self.world.fsm, self.state, action.id, params)
+        self.steps.append(Step(action.id, params))
+
+    def go(self, page: str) -> None:
+        """Go to a page that the first one leads to, by way of that."""
+        while self.state.page not in (page, "HOME"):
+            actions = self.world.fsm.pages[self.state.page].actions
+            self.take("BACK" if f"{self.state.page}_BACK" in actions else "HOME")
+        if self.state.page != page:
+            if enabled(self.world.fsm, self.state, "HOME_ACCEPT", {}):
+                self.take("ACCEPT")
+            self.take(f"GO_{page}")
+
+    def open(self, find: Mapping[str, Any]) -> None:
+        """Go to a list, set it as told, and open the item."""
+        (page,) = (one["page"] for one in self.world.fsm.meta["lists"] if one["id"] == find["list"])
+        self.go(page)
+        for name, value in find["set"].items():
+            self.take(name.upper(), value)
+        self.take("OPEN", find["item"])
+
+    def do(self, flow: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Go through a flow, from the opened item if it is about one."""
+        role = flow["id"].upper()
+        number = self.world.fsm.meta["flows"].index(flow)
+        pages: dict[str, str] = {}
+        for page in self.world.fsm.pages.values():
+            for name in ("START", "REVIEW", "FINISH"):
+                if f"{page.id}_{name}_{role}" in page.actions:
+                    pages[name] = page.id
+        if not flow["list"]:
+            self.go(pages.get("START") or pages.get("REVIEW") or pages["FINISH"])
+        if "START" in pages:
+            self.take(f"START_{role}")
+        for name, value in values.items():
+            self.fill(name, number, value)
+        if "REVIEW" in pages:
+            self.take(f"REVIEW_{role}")
+        self.take(f"FINISH_{role}")
+
+    def fill(self, name: str, number: int, value: Any) -> None:
+        """Fill in the input of this name of the flow with this number. What is to be off, is off already."""
+        if name == "pieces":
+            for _ in range(value):
+                self.take(f"MORE_{number}")
+        elif value is not False:
+            self.take(f"{name.upper()}_{number}", value)
+
+
+def in_json(steps: Sequence[Step]) -> list[Any]:
+    """Return a path as a task's meta holds it: [["HOME_GO_ROOMS", {}], ...]."""
+    return [[step.action_id, dict(step.params)] for step in steps]
+
+
+def solution_of(task: Task, world: World) -> list[Step]:
+    """Return the path that a task carries or, to an end page, a shortest one. ValueError without any."""
+    if "solution" in task.meta:
+        return [Step(id, params) for id, params in task.meta["solution"]]
+    steps = solve(world, task.goal)
+    if steps is None:
+        raise ValueError(f"task {task.id} has no solution in {world.name}; make the site's tasks again")
+    return steps
