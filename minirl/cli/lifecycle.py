@@ -79,7 +79,7 @@ async def evaluate_if_due(experiment: Experiment, worker: RolloutWorker, state: 
     due = config.eval_every and step and step % config.eval_every == 0
     if not due or label in evaluated(experiment):  # it may have been made before --resume
         return
-    tasks = experiment.tasks.aside[: config.eval_size]
+    tasks = experiment.tasks.validation[: config.eval_size]
     success = await evaluate(experiment, worker, tasks, label, step)
     regular = [row["success"] for name, row in evaluated(experiment).items() if name.startswith(REGULAR)]
     if success == max(regular):

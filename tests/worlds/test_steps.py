@@ -72,7 +72,7 @@ def test_a_sites_solutions_become_rows_that_the_reward_calls_right(site, tmp_pat
             assert one.meta["past"][:done] == task.meta["past"]
             thought, action = one.meta["past"][done]
             said = f"<think>{thought}</think><action>{action}</action>"
-            assert set(rewards(said, task.goal, (1, 1), contents=True).values()) == {1.0}, (said, task.goal)
+            assert set(rewards(said, task.goal, (1, 1)).values()) == {1.0}, (said, task.goal)
 
 
 @pytest.mark.parametrize("left_out", [0, 1])
