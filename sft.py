@@ -16,7 +16,7 @@ from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.experiment import Experiment, open_experiment
 from minirl.rollout import RolloutWorker
-from minirl.rows import TrajectoryRows, that_fit, turn_rows
+from minirl.rows import TrajectoryRows, filter_by_length, turn_rows
 from minirl.run_folder import Run
 from minirl.trainer import cloning_batches
 
@@ -30,7 +30,7 @@ async def warm_start(experiment: Experiment, worker: RolloutWorker) -> None:
         raise ValueError("no demonstration succeeded; look at the dump demos.jsonl in the run folder")
 
     examples = [TrajectoryRows(i, turn_rows(demo, advantage=1.0)) for i, demo in enumerate(demos)]
-    examples = that_fit(examples, config.batch.micro_tokens, "--batch.micro-tokens", "demonstration")
+    examples = filter_by_length(examples, config.batch.micro_tokens, "--batch.micro-tokens", "demonstration")
     worker.sleep()
     with progress("cloning demonstrations", len(cloning_batches(examples, sft, config.seed))) as meter:
         for update, found in enumerate(trainer.clone(examples, config.seed), 1):

@@ -102,8 +102,6 @@ class JudgeConfig(EndpointConfig):
 class TaskConfig:
     train: str = "shops:600-899"  # generated shops by number; a folder of sites; or a JSONL file of tasks
     heldout: str = "shops:90001-90064"  # the same, for evaluation; with @serif behind it in another typeface
-    validation: str = "shops:50001-50064"  # where --eval-every measures, if shops train; or a folder of sites
-    aside: Share = 0.1  # of a file's training tasks, for --eval-every alone to measure
     train_goals: Positive = 300  # how many goals in shops reinforcement may see
     demo_goals: int = 100  # how many of the training goals are demonstrated
     short: int = 0  # in shops: demonstrate goals of at most so many conditions, practise longer ones; 0: all
@@ -132,8 +130,6 @@ class RewardConfig:
     """Which responses must be in the format for a judged episode to earn anything (last: released code)."""
     after: Literal["done", "any"] = "done"  # endings that rules may call a success; any: the turn limit, too
     format_error: float = -1.0  # the reward of an episode that failed by unparsable responses
-    contents: bool = False
-    """Of recorded steps check texts, directions, keys and ends of drags, too, as released code does not."""
     partial: Annotated[float, Ge(0), Lt(1)] = 0.0
     """On generated sites, times the share of a goal's conditions that hold: what a failure is worth. Groups
     without a success then teach their best failure (docs/results.md, seed 1)."""

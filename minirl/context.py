@@ -102,7 +102,7 @@ class Context:
         self.keep, self.reasoning = config.screenshots, config.reasoning
         self.chat: ChatFormat = agent.message_format or preprocessor.chat
         self.control = control_tokens(preprocessor.tokenizer)
-        self.task, self.close = inert(task, self.control), self._ids(self.chat.close)
+        self.task, self.close = escape_control_tokens(task, self.control), self._ids(self.chat.close)
         self.trunk: list[int] = list(self._ids(self.chat.start + agent.system + self.chat.to_user))
         self.settled: list[Step] = []
         self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the trunk
@@ -163,12 +163,14 @@ class Context:
         return step.response[start if self.chat.opens_think else end :]
 
     def _step(self, observation: Observation, feedback: tuple[str, ...]) -> Step:
-        page = inert(observation.page_text, self.control)
+        page = escape_control_tokens(observation.page_text, self.control)
         if self.chat.most_chars:
             said = sum(len(step.answer) + len(step.words.head + step.words.stand_in) for step in self.settled)
             page = page[: max(0, self.chat.most_chars - said)]
-        seen = replace(observation, text=inert(observation.text, self.control), page_text=page)
-        told = tuple(inert(line, self.control) for line in feedback)
+        seen = replace(
+            observation, text=escape_control_tokens(observation.text, self.control), page_text=page
+        )
+        told = tuple(escape_control_tokens(line, self.control) for line in feedback)
         words: Words = self.agent.words(len(self.settled) + len(self.recent), self.task, seen, told)
         image, shown = observation.image, (words.page,)
         if image is not None:
@@ -207,7 +209,7 @@ def control_tokens(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, added))) if added else None
 
 
-def inert(text: str, control: re.Pattern[str] | None) -> str:
+def escape_control_tokens(text: str, control: re.Pattern[str] | None) -> str:
     """Return text from a page or a user with a blank in each control token: it can't forge one. Halves of
     surrogate pairs, which JavaScript allows, become question marks."""
     text = text.encode("utf-8", "replace").decode()

@@ -16,11 +16,11 @@ from itertools import takewhile
 
 from playwright.async_api import Error as PlaywrightError
 
-from minirl.advantages import reward
 from minirl.config import AgentConfig, Config
 from minirl.console import first_line, say
 from minirl.context import Context
 from minirl.model import Preprocessor
+from minirl.rewards import reward
 from minirl.run_folder import ImageFolder
 from minirl.types import (
     GRADED,

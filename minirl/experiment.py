@@ -122,7 +122,7 @@ class Experiment:
         """Return the successes of the dump that the config names, without those on held-out tasks, or the
         shortest solutions of the demonstrated goals, acted out and confirmed by the task's rules."""
         from minirl.benchmarks.recorded import demonstrations
-        from minirl.benchmarks.task_sets import apart
+        from minirl.benchmarks.task_sets import drop_leaked
         from minirl.demonstrations import load_demonstrations
         from minirl.worlds.scripted_agent import act_out
 
@@ -137,7 +137,7 @@ class Experiment:
             return found
         found = load_demonstrations(demos, worker.harness)
         wordings = {task.instruction for task in heldout}  # of a public record, whose site may not be told
-        clean = {task.id for task in apart([t.task for t in found], heldout, benchmark_of)}
+        clean = {task.id for task in drop_leaked([t.task for t in found], heldout, benchmark_of)}
         named = [t for t in found if t.task.start_url or t.task.instruction not in wordings]
         kept = [t for t in named if t.task.id in clean]
         if not kept:

@@ -18,12 +18,13 @@ from itertools import chain, count, islice
 
 from torch import Tensor
 
-from minirl.advantages import Gates, excuse, gate, is_effective, make_group, needs_verdict
+from minirl.advantages import is_effective, make_group
 from minirl.config import ACQUIRE_SECONDS
 from minirl.console import say
 from minirl.distributed import SLACK_SECONDS, Ranks, TaskQueue
 from minirl.episode import Episode, Harness
 from minirl.model import request_seed
+from minirl.rewards import Gates, apply_reward_gates, mark_blocked, needs_verdict
 from minirl.types import (
     Group,
     Hosts,
@@ -117,9 +118,9 @@ class RolloutWorker:
             if self.judge is not None and trajectory.valid and rewarded:
                 if needs_verdict(trajectory, gates):
                     trajectory = replace(trajectory, verdict=await self.judge(trajectory))
-                gated = gate(trajectory, gates, config)
+                gated = apply_reward_gates(trajectory, gates, config)
                 trajectory = gated if judged else replace(gated, success=trajectory.success)
-        return replace(excuse(trajectory), dollars=sum(bill))
+        return replace(mark_blocked(trajectory), dollars=sum(bill))
 
     async def group(self, task: Task, step: int, number: int, max_steps: int) -> list[Trajectory]:
         """Return G episodes of one task; `number` is the task's place in the stream."""

@@ -87,7 +87,7 @@ def turn_rows(trajectory: Trajectory, advantage: float) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def that_fit(examples: list[TrajectoryRows], most: int, flag: str, name: str) -> list[TrajectoryRows]:
+def filter_by_length(examples: list[TrajectoryRows], most: int, flag: str, name: str) -> list[TrajectoryRows]:
     """Return the examples whose turns all have at most `most` tokens, which is `flag`; say how many have not.
     ValueError if none has."""
     longest = [max(len(row.ids) for row in example.rows) for example in examples]

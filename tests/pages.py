@@ -69,12 +69,12 @@ async def carry_out(session: Session, text: str) -> str:
 
 def loads(pool: BrowserPool) -> list[int]:
     """Episodes per browser."""
-    return [place.load for place in pool.places]
+    return [slot.load for slot in pool.slots]
 
 
 def contexts(pool: BrowserPool) -> int:
     """Contexts that are open in all browsers."""
-    return sum(len(place.browser.contexts) for place in pool.places if place.browser is not None)
+    return sum(len(slot.browser.contexts) for slot in pool.slots if slot.browser is not None)
 
 
 async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:

@@ -29,12 +29,11 @@ FLAGS = """
 --endpoint.url --endpoint.model --endpoint.key --endpoint.seconds --endpoint.price
 --judge.url --judge.model --judge.key --judge.seconds --judge.price --judge.path --judge.input
 --judge.prompt --judge.response-tokens
---task.train --task.heldout --task.validation --task.aside --task.train-goals --task.demo-goals --task.short
---task.demo-long --task.logins --task.reward --task.reset
+--task.train --task.heldout --task.train-goals --task.demo-goals --task.short --task.demo-long --task.logins
+--task.reward --task.reset
 --rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.stage-steps
 --rollout.dump-all
---reward.by --reward.invalid --reward.format --reward.after --reward.format-error --reward.contents
---reward.partial
+--reward.by --reward.invalid --reward.format --reward.after --reward.format-error --reward.partial
 --loss.method --loss.weighting --loss.old --loss.clip-low --loss.clip-high --loss.kl --loss.std-eps
 --optim.betas --optim.weight-decay --optim.grad-clip --optim.lr --optim.decay --optim.replicas
 --optim.offload

@@ -118,8 +118,8 @@ def play(
         task = Task("local", "Do it.", site + start if start.startswith("/") else start)
         async with own or nullcontext(browsers) as pool:
             yield make_worker(config, preprocessor, script, pool, Run(tmp_path).images), script, task
-            assert [c for p in pool.places if p.browser is not None for c in p.browser.contexts] == []
-            assert {p.load for p in pool.places} == {0}
+            assert [c for p in pool.slots if p.browser is not None for c in p.browser.contexts] == []
+            assert {p.load for p in pool.slots} == {0}
 
     return play
 

@@ -48,17 +48,14 @@ def call(name: str, **arguments) -> str:
     return f'<tool_call>{{"name": "{name}", "arguments": {json.dumps(arguments)}}}</tool_call>'
 
 
-@pytest.mark.parametrize("own_reward", [False, True])
 @pytest.mark.parametrize(("name", "reward"), [("Ada", 1.0), ("Bob", 0.0)])
-async def test_the_example_rewards_who_greets_ada(preprocessor, tmp_path, site, own_reward, name, reward):
+async def test_the_example_rewards_who_greets_ada(preprocessor, tmp_path, site, name, reward):
     record = block("json").replace("http://127.0.0.1:8000", site)
     (tmp_path / "tasks.jsonl").write_text(record)
     (tmp_path / "reward.py").write_text(block("python"))
     (task,) = load_tasks(tmp_path / "tasks.jsonl")
     config = replace(tiny(), browser=replace(tiny().browser, browsers=1, private=True))
-    if own_reward:
-        task = replace(task, goal={})
-        config = replace(config, task=replace(config.task, reward=f"{tmp_path / 'reward.py'}:reward"))
+    config = replace(config, task=replace(config.task, reward=f"{tmp_path / 'reward.py'}:reward"))
 
     async def policy(t, prompt, session) -> Sample:
         calls = [call("click", point_2d=[500, 139]), call("write", message=name)]

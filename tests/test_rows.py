@@ -21,10 +21,10 @@ from minirl.rows import (
     TrajectoryRows,
     balance,
     collate,
+    filter_by_length,
     make_rows,
     micro_batches,
     minibatches,
-    that_fit,
     turn_rows,
 )
 from minirl.types import Group, Stop, Trajectory, Turn
@@ -84,16 +84,16 @@ def test_demonstrations_that_are_too_long_for_a_row_are_named_and_left_out():
 
     examples = [example(0, 3, 9), example(1, 10), example(2, 4, 11, 2), example(3, 25), example(4, 2)]
     with CONSOLE.capture() as said:
-        assert that_fit(examples, 25, "--batch.micro-tokens", "demonstration") == examples
+        assert filter_by_length(examples, 25, "--batch.micro-tokens", "demonstration") == examples
     assert not said.get()
     with CONSOLE.capture() as said:
-        kept = that_fit(examples, 10, "--batch.micro-tokens", "demonstration")
+        kept = filter_by_length(examples, 10, "--batch.micro-tokens", "demonstration")
     assert [example.group for example in kept] == [0, 1, 4]
     words = " ".join(said.get().split())
     assert "2 demonstrations were longer than --batch.micro-tokens, and were left out, of 5" in words
     assert "the longest has 25 tokens" in words
     with pytest.raises(ValueError, match="no demonstration has at most --batch.micro-tokens 1 tokens; .* 25"):
-        that_fit(examples, 1, "--batch.micro-tokens", "demonstration")
+        filter_by_length(examples, 1, "--batch.micro-tokens", "demonstration")
 
 
 def test_minibatches_are_whole_trajectories_with_their_own_advantages():

@@ -3,8 +3,9 @@
 Holds what the model is told, and how its response is read; minirl/agents/openwebrl_actions.py carries the
 calls out. Paper: section 3.1 and appendix A.3. Names are those of the released code, data and checkpoints
 (`point_2d`, `message`, ...); those of the paper's table 6 (`x`, `y`, `text`, ...) are understood as well.
-Deviations: coordinates are 0-1000 of the viewport everywhere
-(the released texts mix in pixels); calls of one response stop at the first failure or at `done`.
+Deviations:
+1. Coordinates are 0-1000 of the viewport everywhere (the released texts mix in pixels).
+2. Calls of one response stop at the first failure or at `done`.
 """
 
 import inspect
@@ -22,7 +23,8 @@ from minirl.types import Call, Observation, Parsed, Task
 
 PROMPT = Path(__file__).with_name("prompts").joinpath("openwebrl.md").read_text("utf-8").rstrip("\n")
 NO_THOUGHT = "no </think> in the response. Think, close with </think>, then call a tool."
-_POINT = re.compile(r"[\[(]?\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*,\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*[\])]?")
+_NUMBER = r"-?\d{1,9}(?:\.\d{1,9})?"
+_POINT = re.compile(rf"[\[(]?\s*({_NUMBER})\s*,\s*({_NUMBER})\s*[\])]?")
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 
 
@@ -30,11 +32,12 @@ class Tool:
     """A tool as the model sees it: `arguments` maps a name to (kind, default); `...` means required."""
 
     def __init__(self, function: Callable[..., Awaitable[str]]):
+        self.description = inspect.getdoc(function)
+        self.arguments = {}
         _, *parameters = inspect.signature(function).parameters.values()
-        self.description, self.arguments = inspect.getdoc(function), {}
-        for p in parameters:
-            default = ... if p.default is p.empty else p.default
-            self.arguments[p.name] = (TABLES["kinds"][p.annotation], default)
+        for parameter in parameters:
+            default = ... if parameter.default is parameter.empty else parameter.default
+            self.arguments[parameter.name] = (TABLES["kinds"][parameter.annotation], default)
 
 
 TOOLS = {name: Tool(function) for name, function in TOOL_FUNCTIONS.items()}
@@ -44,11 +47,12 @@ def schemas() -> list[dict[str, Any]]:
     """Return the tools as JSON schemas, in the shape of chat templates and OpenAI-compatible servers."""
     out = []
     for name, tool in TOOLS.items():
-        properties, required = {}, []
+        properties = {}
+        required = []
         for argument, (kind, default) in tool.arguments.items():
-            shown = {argument: TABLES["schemas"].get(kind, {"type": kind})}
-            properties |= shown
-            required += shown if default is ... else ()
+            properties[argument] = TABLES["schemas"].get(kind, {"type": kind})
+            if default is ...:
+                required.append(argument)
         parameters = {"type": "object", "properties": properties, "required": required}
         function = {"name": name, "description": tool.description, "parameters": parameters}
         out.append({"type": "function", "function": function})
@@ -71,7 +75,8 @@ def system_prompt(brief: bool, file: Path | None = None) -> str:
     text = read_prompt(file) if file else PROMPT
     if "{tools}" not in text:
         raise ValueError(f"--prompt {file}: write {{tools}} where the tools' schemas are to stand")
-    return text.replace("{tools}", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in schemas()))
+    lines = [json.dumps(schema, ensure_ascii=False) for schema in schemas()]
+    return text.replace("{tools}", "\n".join(lines))
 
 
 def parse(text: str) -> Parsed:
@@ -81,35 +86,38 @@ def parse(text: str) -> Parsed:
     >>> parse('go</think><tool_call>{"name": "go_back", "arguments": {}}</tool_call>').calls
     (Call(name='go_back', arguments={}),)
     """
-    thought, closed, rest = text.partition("</think>")
+    before, closed, rest = text.partition("</think>")
     if not closed:
         return Parsed(error=f"Error: {NO_THOUGHT}")
-    thought = thought.rpartition("<think>")[2].strip()
+    thought = before.rpartition("<think>")[2].strip()
     blocks = [block for block, end in _CALL.findall(rest) if end]
+    if not blocks:
+        return Parsed(thought, error="Error: no complete <tool_call>...</tool_call> after </think>.")
     try:
-        if not blocks:
-            raise ValueError("no complete <tool_call>...</tool_call> after </think>.")
-        return Parsed(thought, tuple(map(read_call, blocks)))
+        return Parsed(thought, tuple(read_call(block) for block in blocks))
     except ValueError as problem:
         return Parsed(thought, error=f"Error: {problem}")
 
 
 def read_call(block: str) -> Call:
     """Return one call's JSON, checked against the tool's arguments. ValueError with the fault."""
-    match _json(block):
-        case {"name": str(name), **others}:
-            given = others.get("arguments", {})
-        case _:
-            raise ValueError('a tool call needs the form {"name": ..., "arguments": {...}}')
+    record = _json(block)
+    if not isinstance(record, dict) or not isinstance(record.get("name"), str):
+        raise ValueError('a tool call needs the form {"name": ..., "arguments": {...}}')
+    name = record["name"]
     if name not in TOOLS:
         raise ValueError(f"there is no tool {name[:40]!r}; the tools are {', '.join(TOOLS)}")
-    # some servers' APIs write the arguments as a string of JSON
-    given = _json(given) if isinstance(given, str) else given
+    given = record.get("arguments", {})
+    if isinstance(given, str):  # some servers' APIs write the arguments as a string of JSON
+        given = _json(given)
     if not isinstance(given, dict):
         raise ValueError(f"the arguments of {name} must be an object")
-    given, expected = in_code_names(name, given), TOOLS[name].arguments
-    if unknown := [argument for argument in given if argument not in expected]:
-        raise ValueError(f"{name} has no argument {unknown[0][:40]!r}")
+
+    given = in_code_names(name, given)
+    expected = TOOLS[name].arguments
+    for argument in given:
+        if argument not in expected:
+            raise ValueError(f"{name} has no argument {argument[:40]!r}")
     arguments = {}
     for argument, (kind, default) in expected.items():
         if given.get(argument) is not None:
@@ -131,23 +139,26 @@ def _json(text: str) -> Any:
 def in_code_names(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool's arguments with the paper's names (x, y) replaced by the released code's (point_2d)."""
     out = dict(given)
-    for argument, others in TABLES["paper_names"].get(name, {}).items():
-        if argument not in out and all(other in out for other in others):
-            value, *more = [out.pop(other) for other in others]
-            if argument == "clicks" and isinstance(value, str):
-                value = TABLES["click_types"].get(value, value)
-            out[argument] = [value, *more] if more else value
+    for argument, paper_names in TABLES["paper_names"].get(name, {}).items():
+        if argument in out or not out.keys() >= set(paper_names):
+            continue
+        values = [out.pop(paper_name) for paper_name in paper_names]
+        out[argument] = values if len(values) > 1 else values[0]
+        if argument == "clicks" and isinstance(values[0], str):
+            out[argument] = TABLES["click_types"].get(values[0], values[0])
     return out
 
 
 def _read(value: Any, kind: str, where: str) -> Any:
     """Return an argument as its kind, read leniently where the meaning is clear."""
+    if kind == "point" and isinstance(value, str):
+        numbers = _POINT.fullmatch(value.strip())
+        value = list(numbers.groups()) if numbers else value
     match kind, value:
-        case "integer" | "number", _:
-            number = _number(value, where)
-            return int(number) if kind == "integer" else number
-        case "point", str() if numbers := _POINT.fullmatch(value.strip()):
-            return [_number(number, where) for number in numbers.groups()]
+        case "integer", _:
+            return int(_number(value, where))
+        case "number", _:
+            return _number(value, where)
         case ("point", [x, y]) | ("point", {"x": x, "y": y}) if len(value) == 2:
             return [_number(x, where), _number(y, where)]
         case "boolean", str() if value.lower() in ("true", "false"):
@@ -162,7 +173,7 @@ def _read(value: Any, kind: str, where: str) -> Any:
 
 
 def _number(value: Any, where: str) -> float:
-    if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,9}(\.\d{1,9})?\s*", value):
+    if isinstance(value, str) and re.fullmatch(rf"\s*{_NUMBER}\s*", value):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{where} must be a number")
@@ -180,14 +191,19 @@ class OpenWebRLAgent:
     act = staticmethod(openwebrl_actions.act)
 
     def __init__(self, config: AgentConfig):
-        self.config, self.system = config, system_prompt(config.brief, config.prompt)
+        self.config = config
+        self.system = system_prompt(config.brief, config.prompt)
 
     def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Words:
-        head, tail = f"<user_request>\n{instruction}\n</user_request>\n\n", "</observation>"
-        if n > 0:
-            lines = "".join(line + "\n" for line in feedback) + "\n" * bool(feedback)
-            head, tail = f"<tool_response>\n{lines}", "</observation>\n</tool_response>"
-        return Words(f"{head}<observation>\n{seen.text}\n", seen.page_text and seen.page_text + "\n", tail)
+        if n == 0:
+            head = f"<user_request>\n{instruction}\n</user_request>\n\n"
+            tail = "</observation>"
+        else:
+            lines = "".join(line + "\n" for line in feedback)
+            head = f"<tool_response>\n{lines}\n" if lines else "<tool_response>\n"
+            tail = "</observation>\n</tool_response>"
+        page = seen.page_text + "\n" if seen.page_text else ""
+        return Words(f"{head}<observation>\n{seen.text}\n", page, tail)
 
     def past(self, task: Task) -> Sequence[str]:
         return ()

@@ -3,35 +3,52 @@
     call --arm--> the page is marked --the action--> --settle--> what changed --> one line of feedback
 
 The model is told the name, docstring and arguments of each of `TOOL_FUNCTIONS`; webagent_r1.py shares pointer
-and keyboard. Paper: section 3.1, appendix A.2, table 5. Deviations: points are told in the model's own 0-1000
-frame, not in pixels; typing where nothing takes text, and keys that do not exist, fail; a click counts as
-without effect only if nothing on the page changed, not whenever the address stayed.
+and keyboard. Paper: section 3.1, appendix A.2, table 5. Deviations:
+1. Points are told in the model's own 0-1000 frame, not in pixels.
+2. Typing where nothing takes text, and keys that do not exist, fail.
+3. A click counts as without effect only if nothing on the page changed, not whenever the address stayed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from types import SimpleNamespace
 
-from minirl.browser.page_scripts import CHOOSE, FOCUS, SCROLL, names_of, number_of, record, text_of
+from minirl.browser.page_scripts import (
+    CHOOSE,
+    FOCUS,
+    SCROLL,
+    Settled,
+    names_of,
+    number_of,
+    record,
+    text_of,
+)
 from minirl.browser.session import PageHangs
 from minirl.types import Call, Observation, Session, ToolFailure
 
 SCALE = 1000  # coordinates run from 0 to SCALE on both axes
-FEEDBACK_CHARS, VALUE_CHARS, URL_CHARS = 512, 100, 300  # of a line of feedback, a field in it, an address
-LONGEST_WAIT = 30  # seconds
-MOST_PRESSES, MOST_CLICKS, MOST_STEPS = 50, 3, 100
+FEEDBACK_CHARS = 512  # of a line of feedback,
+VALUE_CHARS = 100  # of a field's value in it,
+URL_CHARS = 300  # and of an address in an observation
+MAX_WAIT_SECONDS = 30
+MAX_PRESSES = 50
+MAX_CLICKS = 3
+MAX_DRAG_STEPS = 100
 FAILED = ": failed, "  # in the episode's line on a call that raised ToolFailure
 CLOSED = "closed"  # a component that does not let its fields be seen
 
 Point = Sequence[float]  # x and y, from 0 to SCALE
 TABLES = tomllib.loads(resources.files("minirl.agents").joinpath("openwebrl.toml").read_text("utf-8"))
-DIRECTIONS, WRITTEN_WHOLE = TABLES["directions"], TABLES["written_whole"]
-ALIASES = {alias: key for key, others in TABLES["keys"].items() for alias in (key.lower(), *others)}
+DIRECTIONS = TABLES["directions"]
+WRITTEN_WHOLE = TABLES["written_whole"]
+ALIASES: dict[str, str] = {}
+for _key, _others in TABLES["keys"].items():
+    ALIASES |= dict.fromkeys([_key.lower(), *_others], _key)
 
 
 async def observe(session: Session) -> Observation:
@@ -40,7 +57,8 @@ async def observe(session: Session) -> Observation:
     image = await session.screenshot()
     text = f"screen size: {session.width} x {session.height}\nCurrent tab: {active}\nAvailable tabs:"
     for i, (url, title) in enumerate(tabs):
-        url = url if len(url) <= URL_CHARS else url[:URL_CHARS] + "..."  # a page can make it endless
+        if len(url) > URL_CHARS:  # a page can make it endless
+            url = url[:URL_CHARS] + "..."
         text += f"\n- Tab {i}{' (active)' if i == active else ''}: {url} - {title}"
     return Observation(text, image=image, url=tabs[active][0])
 
@@ -54,7 +72,7 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
     """Run a call of any agent under an action's time limit; return a line of feedback and the browser's news.
     A ToolFailure is short enough for the episode's line `name: failed, reason.`."""
     await session.pace()
-    extra = LONGEST_WAIT if call.name.lower() == "wait" else 0  # waiting on purpose does not count
+    extra = MAX_WAIT_SECONDS if call.name.lower() == "wait" else 0  # waiting on purpose does not count
     try:
         async with asyncio.timeout(session.config.action_seconds + extra):
             result = await work
@@ -64,11 +82,14 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
         reason = "the browser did not finish in time."
     except ToolFailure as failure:
         reason = str(failure)
-    if call.name == "press_keys":  # a hotkey that failed half-way must not turn later keys into hotkeys
+
+    # A hotkey that failed half-way must not turn later keys into hotkeys
+    if call.name == "press_keys":
         for key in ("Control", "Shift", "Alt", "Meta"):
-            with contextlib.suppress(ToolFailure):
+            with suppress(ToolFailure):
                 await session.do(session.page.keyboard.up(key))
-    head, reason = call.name + FAILED, " ".join([reason, *session.take_news()])
+    head = call.name + FAILED
+    reason = " ".join([reason, *session.take_news()])
     line = shorten(f"{head}{reason.removesuffix('.')}.")
     raise ToolFailure(line.removeprefix(head).removesuffix("."))
 
@@ -82,44 +103,69 @@ def shorten(text: str) -> str:
     return text[:head] + " ... " + text[head + 5 - FEEDBACK_CHARS :]
 
 
-@contextlib.asynccontextmanager
+def failures(feedback: Sequence[str]) -> tuple[str, ...]:
+    """Return the lines on calls that failed."""
+    return tuple(line for line in feedback if FAILED in line)
+
+
+@asynccontextmanager
 async def watched(
     session: Session, point: tuple[float, float] | None = None, quiet: bool = False, is_click: bool = False
 ) -> AsyncIterator[SimpleNamespace]:
     """Mark the page, run the block's action at `point` (CSS pixels), wait until the page is ready (`quiet`:
     the full time, as after typing). Yields the target's `name` and, of a list, `options`; then `notes` are
     the changes as sentences, each after a blank, and `fresh` tells if the page is another than before."""
-    page, old_url, old_tabs = session.page, session.page.url, len(session.context.pages)
+    page = session.page
+    old_url = page.url
+    old_tabs = len(session.context.pages)
     target = await session.arm(point)
-    name, options = text_of(target.get("target")) or "something", names_of(target.get("options"))
+    effect = SimpleNamespace()
+    effect.name = text_of(target.get("target")) or "something"
+    effect.options = names_of(target.get("options"))
     try:
-        yield (effect := SimpleNamespace(name=name, options=options))
+        yield effect
     except ToolFailure:  # what closes its own tab may do so before the browser has answered
         if not page.is_closed():
             raise
-    found = await session.settle(quiet=quiet)
-    url, tabs = session.page.url, len(session.context.pages)
-    place = (
-        (found.error, f"The page that it leads to could not be loaded ({found.error})."),
-        (tabs > old_tabs, f"A new tab opened and is now the current one, at {url}."),
-        (tabs < old_tabs, f"The tab closed; the current one is at {url}."),
-        (url != old_url, f"Now at {url}."),
-        (found.fresh, "The page was loaded anew."),
-    )
-    content = (
-        (found.state, f"It is now {found.state}."),
-        (found.moved, "It has moved away from under the pointer, and may not have got the click."),
-        (found.focus, f"The focus is on {found.focus}." if found.focus != "it" else "It has the focus."),
-    )
-    notes = [note for holds, note in place if holds][:1] + [note for holds, note in content if holds]
-    if is_click and not (notes or found.changes or found.revalued or session.news):
+    settled = await session.settle(quiet=quiet)
+    notes = _where(settled, session, old_url, old_tabs) + _changes(settled)
+    if is_click and not (notes or settled.changes or settled.revalued or session.news):
         notes.append("Nothing on the page changed.")
-    effect.fresh, effect.notes = found.fresh, "".join(f" {note}" for note in notes)
+    effect.fresh = settled.fresh
+    effect.notes = "".join(f" {note}" for note in notes)
+
+
+def _where(settled: Settled, session: Session, old_url: str, old_tabs: int) -> list[str]:
+    """Return a sentence on where the browser is now, if it is not where it was."""
+    url = session.page.url
+    tabs = len(session.context.pages)
+    if settled.error:
+        return [f"The page that it leads to could not be loaded ({settled.error})."]
+    if tabs > old_tabs:
+        return [f"A new tab opened and is now the current one, at {url}."]
+    if tabs < old_tabs:
+        return [f"The tab closed; the current one is at {url}."]
+    if url != old_url:
+        return [f"Now at {url}."]
+    return ["The page was loaded anew."] if settled.fresh else []
+
+
+def _changes(settled: Settled) -> list[str]:
+    """Return sentences on what has become of the target and the focus."""
+    notes = []
+    if settled.state:
+        notes.append(f"It is now {settled.state}.")
+    if settled.moved:
+        notes.append("It has moved away from under the pointer, and may not have got the click.")
+    if settled.focus:
+        notes.append("It has the focus." if settled.focus == "it" else f"The focus is on {settled.focus}.")
+    return notes
 
 
 def pixels(session: Session, point: Point) -> tuple[float, float]:
     """Convert 0-1000 to CSS pixels; the right and bottom edges belong to the last pixel."""
-    x, y = point[0] * session.width / SCALE, point[1] * session.height / SCALE
+    x = point[0] * session.width / SCALE
+    y = point[1] * session.height / SCALE
     return min(x, session.width - 1), min(y, session.height - 1)
 
 
@@ -131,11 +177,14 @@ async def click(session: Session, point_2d: Point, clicks: int = 1, button: str 
     """Click at a point of the page."""
     if button not in ("left", "middle", "right"):
         raise ToolFailure(f"there is no {button!r} mouse button")
-    point, clicks = pixels(session, point_2d), min(max(clicks, 1), MOST_CLICKS)
+    point = pixels(session, point_2d)
+    count = min(max(clicks, 1), MAX_CLICKS)
     async with watched(session, point, is_click=True) as effect:
-        await session.do(session.page.mouse.click(*point, button=button, click_count=clicks))
-    hidden = f" Its list is not in the screenshot; write one of: {', '.join(effect.options)}."
-    return f"clicked {effect.name} at {_place(point_2d)}.{hidden if effect.options else effect.notes}"
+        await session.do(session.page.mouse.click(*point, button=button, click_count=count))
+    notes = effect.notes
+    if effect.options:
+        notes = f" Its list is not in the screenshot; write one of: {', '.join(effect.options)}."
+    return f"clicked {effect.name} at {_place(point_2d)}.{notes}"
 
 
 async def hover(session: Session, point_2d: Point) -> str:
@@ -148,12 +197,14 @@ async def hover(session: Session, point_2d: Point) -> str:
 
 async def drag(session: Session, start_point_2d: Point, end_point_2d: Point, steps: int = 10) -> str:
     """Drag from one point to another."""
-    mouse, start, end = session.page.mouse, pixels(session, start_point_2d), pixels(session, end_point_2d)
+    mouse = session.page.mouse
+    start = pixels(session, start_point_2d)
+    end = pixels(session, end_point_2d)
     async with watched(session, start, is_click=True) as effect:
         await session.do(mouse.move(*start))
         await session.do(mouse.down())
         try:
-            await session.do(mouse.move(*end, steps=min(max(steps, 1), MOST_STEPS)))
+            await session.do(mouse.move(*end, steps=min(max(steps, 1), MAX_DRAG_STEPS)))
         finally:  # a button that stays down would spoil all that follows
             await session.do(mouse.up())
     return f"dragged {effect.name} from {_place(start_point_2d)} to {_place(end_point_2d)}.{effect.notes}"
@@ -166,14 +217,15 @@ async def scroll(
     if direction not in DIRECTIONS:
         raise ToolFailure(f"direction must be one of {', '.join(DIRECTIONS)}")
     dx, dy, end = DIRECTIONS[direction]
-    point = pixels(session, point_2d) if point_2d else None
-    if point:
+    point = None
+    if point_2d:
+        point = pixels(session, point_2d)
         await session.do(session.page.mouse.move(*point))
     share = min(max(amount, 0), 1)
-    distance = (dx * share * session.width, dy * share * session.height)
     async with watched(session, point) as effect:
-        _, answer = await session.ask(SCROLL, point, *distance)
-    name, moved = text_of(answer.get("name")) or "the page", number_of(answer.get("moved"))
+        _, answer = await session.ask(SCROLL, point, dx * share * session.width, dy * share * session.height)
+    name = text_of(answer.get("name")) or "the page"
+    moved = number_of(answer.get("moved"))
     if moved < 1:
         return f"{name} did not move {direction}; it may be at its {end}.{effect.notes}"
     percent = f"{moved / (session.width if dx else session.height):.0%}"
@@ -185,14 +237,17 @@ async def write(session: Session, message: str) -> str:
     """Replace the text of the focused field."""
     if not message:
         raise ToolFailure("message is empty")
-    keyboard, (frame, field) = session.page.keyboard, await session.ask(FOCUS)
-    name, kind = text_of(field.get("name")), text_of(field.get("kind"))
+    keyboard = session.page.keyboard
+    frame, field = await session.ask(FOCUS)
+    name = text_of(field.get("name"))
+    kind = text_of(field.get("kind"))
     if kind in WRITTEN_WHOLE:
         async with watched(session, quiet=True) as effect:
             value = await session.do(frame.evaluate(CHOOSE, [message]))
             if value is None:
                 raise ToolFailure(f"{name} does not take {message[:VALUE_CHARS]!r}. {WRITTEN_WHOLE[kind]}")
         return f"{name} is now {text_of(value)!r}.{effect.notes}"
+
     if field.get("editable") is not True:
         holds = f"{name} has the focus" if name else "nothing has the focus"
         raise ToolFailure(f"{holds}, which takes no text; click on a field first")
@@ -201,12 +256,13 @@ async def write(session: Session, message: str) -> str:
             await session.do(keyboard.press("ControlOrMeta+A"))
             await session.do(keyboard.press("Backspace"))
         await session.do(keyboard.type(message), session.config.action_seconds)
+
+    # The field may hold something else than was typed: cut, completed, or in its own format
     notes = effect.notes
     if not effect.fresh and not frame.is_detached():
-        # The field may hold something else than was typed: cut, completed, or in its own format
-        now = record(await session.do(frame.evaluate(FOCUS)))
-        value = text_of(now.get("value"), 10_000)
-        is_same_field = text_of(now.get("kind")) == kind != CLOSED and now.get("editable") is True
+        field = record(await session.do(frame.evaluate(FOCUS)))
+        value = text_of(field.get("value"), 10_000)
+        is_same_field = text_of(field.get("kind")) == kind != CLOSED and field.get("editable") is True
         if is_same_field and value.split() != message.split():
             notes += f" But {name} now holds {value[:VALUE_CHARS]!r}, which differs from what was typed."
     return f"typed {message[:VALUE_CHARS]!r} into {name}.{notes}"
@@ -214,13 +270,16 @@ async def write(session: Session, message: str) -> str:
 
 async def press_keys(session: Session, keys: Sequence[str], is_hotkey: bool = False, presses: int = 1) -> str:
     """Press keys one after the other, or together as a hotkey."""
-    keys = ["+".join(map(normal, keys))] if is_hotkey else list(map(normal, keys))
-    presses = min(max(presses, 1), MOST_PRESSES)
+    names = [normal(key) for key in keys]
+    if is_hotkey:
+        names = ["+".join(names)]
+    presses = min(max(presses, 1), MAX_PRESSES)
     async with watched(session, quiet=True) as effect:
-        for key in [key for key in keys for _ in range(presses)]:
-            await session.press(key)
+        for name in names:
+            for _ in range(presses):
+                await session.press(name)
     times = f" {presses} times" if presses > 1 else ""
-    return f"pressed {', '.join(keys)}{times}.{effect.notes}"
+    return f"pressed {', '.join(names)}{times}.{effect.notes}"
 
 
 def normal(key: str) -> str:
@@ -230,15 +289,17 @@ def normal(key: str) -> str:
     ('PageDown', 'Control+a', 'F5', '+')
     """
     if "+" in key[1:-1]:
-        return "+".join(map(normal, key.split("+")))
+        return "+".join(normal(part) for part in key.split("+"))
+    if len(key) == 1:
+        return key
     if len(key) in (2, 3) and key[0] in "fF" and key[1:].isdigit():
         return key.upper()
-    return key if len(key) == 1 else ALIASES.get(key.strip().lower(), key)
+    return ALIASES.get(key.strip().lower(), key)
 
 
 async def wait(session: Session, seconds: float = 3) -> str:
     """Let the page settle for some seconds."""
-    seconds = min(seconds, LONGEST_WAIT)
+    seconds = min(seconds, MAX_WAIT_SECONDS)
     async with watched(session) as effect:
         await asyncio.sleep(seconds)
     return f"waited {seconds:g} s.{effect.notes}"

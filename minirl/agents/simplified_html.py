@@ -3,12 +3,15 @@
     live page --annotate--> a copy with boxes, texts and numbers --simplify--> one line of HTML
     number --locate--> the element itself, and a point on it
 
-Paper: section 3.1; the format is that of its released code, element for element. Deviations: a copy of the
-page is annotated, the numbers are kept in the window; an element is within reach if it can be hit in the
-middle of the part of its first box that is in the window; any `jsaction` counts as a click's; a number means
-the element, wherever it has moved since; texts are escaped: nothing that a page says becomes markup; the root
-always stays, and so do a list's options in groups or alone; all chosen options are marked, a page's own
-data-value, data-text and data-status are not shown; all is read as UTF-8, with plain spaces for others.
+Paper: section 3.1; the format is that of its released code, element for element. Deviations:
+1. A copy of the page is annotated, and the numbers are kept in the window.
+2. An element is within reach if it can be hit in the middle of the part of its first box that is in the
+   window; any `jsaction` counts as a click's.
+3. A number means the element, wherever it has moved since.
+4. Texts are escaped: nothing that a page says becomes markup.
+5. The root always stays, and so do a list's options in groups or alone.
+6. All chosen options are marked; a page's own data-value, data-text and data-status are not shown.
+7. All is read as UTF-8, with plain spaces for others.
 """
 
 from html import escape
@@ -22,10 +25,13 @@ from minirl.browser.page_scripts import number_of, text_of
 from minirl.types import Session, ToolFailure
 
 SCRIPT = resources.files("minirl.agents").joinpath("simplified_html.js").read_text("utf-8")
-WIDTH, HEIGHT = 1280, 720
-LONGEST, MOST_CHARS = 500, 20_000_000  # characters of a text or an attribute, and of an annotated page
-KEPT = ("title", "value", "type", "placeholder", "selected", "data-value", "data-text", "data-testid")
-KEPT += ("data-label", "data-bbox", "data-status")  # attributes, in this order
+WIDTH = 1280  # of a window that does not tell its size
+HEIGHT = 720
+MAX_CHARS = 500  # of a text or an attribute
+MAX_PAGE_CHARS = 20_000_000  # of an annotated page
+# The attributes that are shown, in this order
+ATTRIBUTES = ("title", "value", "type", "placeholder", "selected", "data-value", "data-text", "data-testid")
+ATTRIBUTES += ("data-label", "data-bbox", "data-status")
 
 
 async def ask(session: Session, question: str, *given: Any) -> Any:
@@ -68,65 +74,74 @@ def simplify(annotated_html: str, window: tuple[int, int] = (WIDTH, HEIGHT)) -> 
     ...          ' data-text="Home">Home</a></div></body>')
     '<html> <a id="0" data-text="Home" data-bbox="1,1,2,2"> Home </a> </html>'
     """
-    source = annotated_html[:MOST_CHARS].replace("\x00", "").encode(errors="replace")
+    source = annotated_html[:MAX_PAGE_CHARS].replace("\x00", "").encode(errors="replace")
     parser = lxml.html.HTMLParser(encoding="utf-8", huge_tree=True)  # else it ends at 256 levels
     try:
         root = lxml.html.document_fromstring(source, parser=parser)
     except lxml.etree.ParserError:  # there is no element in it
         return "<html> </html>"
     lxml.etree.strip_elements(root, lxml.etree.Comment, "script", "style", with_tail=False)
-    pieces: list[str] = []
-    path: list[_Open] = []
+
     # Not recursive, since a page may be nested deeper than calls may
+    pieces: list[str] = []
+    path: list[_OpenElement] = []
     for event, element in lxml.etree.iterwalk(root, events=("start", "end")):
         if event == "start":
-            path.append(_Open(element, bool(path) and path[-1].in_list, window, len(pieces)))
+            in_list = bool(path) and path[-1].in_list
+            path.append(_OpenElement(element, in_list, window, len(pieces)))
             pieces.append("")  # it is known only at its end whether the element stays
             continue
         closed = path.pop()
         if closed.stays() or element is root:
-            pieces[closed.at] = closed.opening()
+            pieces[closed.index] = closed.opening()
             pieces.append(f"</{closed.tag}>")
-        if path:
-            path[-1].telling += bool(closed.says or closed.telling)
-    return " ".join(filter(None, pieces))
+        if path and (closed.says_something or closed.n_telling):
+            path[-1].n_telling += 1
+    return " ".join(piece for piece in pieces if piece)
 
 
-class _Open:
-    """An element that the walk is in; `at` is the index of the piece that is its opening, if it stays."""
+class _OpenElement:
+    """An element that the walk is in; `index` is that of the piece that is its opening, if it stays."""
 
-    def __init__(self, element: Any, in_list: bool, window: tuple[int, int], at: int):
-        self.tag, self.number, self.at = element.tag, element.get("data-label-id"), at
-        self.telling = 0  # children that say something
+    def __init__(self, element: Any, in_list: bool, window: tuple[int, int], index: int):
+        self.tag = element.tag
+        self.number = element.get("data-label-id")
+        self.index = index
+        self.n_telling = 0  # children that say something
         visible = _touches(element.get("data-bbox") or "", window) and element.get("aria-hidden") != "true"
-        # in a <select> that is visible or has a number; an option has no box of its own while that is closed
-        self.in_list = visible or self.number is not None if self.tag == "select" else in_list
+        # In a <select> that is visible or has a number; an option has no box of its own while that is closed
+        self.in_list = in_list
+        if self.tag == "select":
+            self.in_list = visible or self.number is not None
         self.visible = visible or (self.tag == "option" and self.in_list)
-        self.text, self.attributes = _short(element.text), {}
-        for name in KEPT:  # a value that an earlier attribute has is not repeated
+        self.text = _short(element.text)
+        self.attributes: dict[str, str] = {}
+        for name in ATTRIBUTES:  # a value that an earlier attribute has is not repeated
             value = _short(element.get(name))
             if value and value not in self.attributes.values() and (name, value) != ("type", "hidden"):
                 self.attributes[name] = value
-        self.says = bool(self.text or self.attributes.keys() - {"data-bbox"})
+        self.says_something = bool(self.text or self.attributes.keys() - {"data-bbox"})
 
     def stays(self) -> bool:
+        if self.visible and self.number is not None:
+            return True
         enough = 1 if self.tag == "select" else 2  # options are nothing without their list
-        tells, numbered = self.says or self.telling >= enough, self.number is not None
-        return (self.visible and numbered) or (self.visible or numbered) and tells
+        tells = self.says_something or self.n_telling >= enough
+        return tells and (self.visible or self.number is not None)
 
     def opening(self) -> str:
-        kept = self.attributes if self.number is None else {"id": self.number} | self.attributes
-        quoted = "".join(f' {name}="{escape(value)}"' for name, value in kept.items())
+        attributes = self.attributes if self.number is None else {"id": self.number} | self.attributes
+        quoted = "".join(f' {name}="{escape(value)}"' for name, value in attributes.items())
         return f"<{self.tag}{quoted}> {escape(self.text, quote=False)}".rstrip()
 
 
 def _short(text: str | None) -> str:
-    return " ".join((text or "").split())[:LONGEST]
+    return " ".join((text or "").split())[:MAX_CHARS]
 
 
 def _touches(box: str, window: tuple[int, int]) -> bool:
     try:
-        left, top, width, height = map(float, box.split(","))
+        left, top, width, height = [float(number) for number in box.split(",")]
     except ValueError:
         return False
     return left <= window[0] and top <= window[1] and left + width >= 0 and top + height >= 0

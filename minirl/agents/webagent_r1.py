@@ -3,18 +3,20 @@
     <think> why </think> <answer> do(action="Click", element="3") </answer>
 
 simplified_html.py shows the page, openwebrl_actions.py has the pointer and the keyboard. Paper: table 6 and
-section 3.1. Deviations from the released code: all 14 actions of the table exist (five were refused there);
-elements are acted on where they are now; a failed action is told to the model. Arguments may stand unnamed,
-not one too many; a decimal number is taken as written (0.10); of several calls the last counts, whatever
-stands around it, also where `<answer>` is not closed. None is run.
+section 3.1. Deviations from the released code:
+1. All 14 actions of the table exist (five are refused there).
+2. Elements are acted on where they are now.
+3. A failed action is told to the model.
+4. Arguments may stand unnamed, not one too many; a decimal number is taken as written (0.10).
+5. Of several calls the last counts, also where `<answer>` is not closed. None is run.
 """
 
 import ast
-import contextlib
 import re
 import tomllib
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -32,26 +34,29 @@ from minirl.types import Call, Observation, Parsed, Session, Task, ToolFailure
 
 FILES = Path(__file__).parent
 TABLES = tomllib.loads(FILES.joinpath("webagent_r1.toml").read_text("utf-8"))
-ACTIONS, FUNCTIONS, WEBRL = TABLES["actions"], TABLES["functions"], ChatFormat(**TABLES["webrl"])
+ACTIONS = TABLES["actions"]
+FUNCTIONS = TABLES["functions"]
+WEBRL = ChatFormat(**TABLES["webrl"])
 WEBRL_WITH_SYSTEM = replace(WEBRL, **TABLES["webrl_with_system"])
 WEBRL_USER = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n"
 PROMPT = FILES.joinpath("prompts/webagent_r1.md").read_text("utf-8")
 LEFT_OUT = "** Simplified html **"  # stands for an earlier round's page
 NAMES = {name.lower(): name for name in ACTIONS}
 SYNONYMS = {"go backward": "go_backward", "go forward": "go_forward"}  # as the released code has them
-LONGEST_ANSWER, MOST_READ = 20_000, 400_000  # characters, of an answer and in all attempts to read its calls
+MAX_ANSWER_CHARS = 20_000
+MAX_LOOKS = 3  # attempts at one observation
 UNREADABLE = 'the call can\'t be read; write for example do(action="Click", element="3")'
 NO_CALL = "there is no do(...), exit(...), go_backward() or go_forward()"
-LOOKS = 3  # attempts at one observation
-_START = re.compile(r"(?<![\w.])(?:do|exit|go_backward|go_forward)\s*\(")
-_CLOSING = re.compile(r"\)")
-_TEXT = re.compile(r"[\"#=]|(?<!\w)'")  # where a text, a comment or an argument may begin; not "it's"
+_START = re.compile(r"(?<![\w.])(?:do|exit|go_backward|go_forward)\(")
+_PIECE = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[()]", re.DOTALL)  # a text, or a bracket
 
 
 def system_prompt(brief: bool, thinking: bool, file: Path | None = None) -> str:
     """Return the system prompt: a file's text, or ours. `brief` is for models that are too small to read."""
-    if file is not None or brief:
-        return read_prompt(file) if file else "Use the page to do what the user asks."
+    if file is not None:
+        return read_prompt(file)
+    if brief:
+        return "Use the page to do what the user asks."
     names = ", ".join(f'"{name}"' for name in ACTIONS)
     return Template(PROMPT, trim_blocks=True).render(actions=names, thinking=thinking)
 
@@ -80,94 +85,121 @@ def split(text: str) -> tuple[str, str]:
 
 
 def read_call(answer: str) -> Call:
-    """Return the last call in an answer. ValueError with the fault. A call ends at the first ")" up to which
-    it is correct Python. One that can't be read may hold the next in a text: the answer is refused."""
-    if len(answer) > LONGEST_ANSWER:
+    """Return the last call in an answer. ValueError with the fault."""
+    if len(answer) > MAX_ANSWER_CHARS:
         raise ValueError("the answer is too long")
-    last, position, unread, room = None, 0, 0, MOST_READ
-    end = answer.rfind(")") + 1  # a search behind it for each "do(" would take quadratic time
-    while start := _START.search(answer, position):
-        if unread and _TEXT.search(answer, unread, start.start()):
-            raise ValueError(UNREADABLE)
-        position = unread = start.end()
-        for bracket in _CLOSING.finditer(answer, start.end(), end):
-            source = answer[start.start() : bracket.end()]
-            room -= len(source)
-            if room < 0:
-                raise ValueError(UNREADABLE)
-            if call := _tree(source):
-                last, position, unread = (source, call), bracket.end(), 0
-                break
-    if last is None:
-        raise ValueError(UNREADABLE if unread else NO_CALL)
-    return _checked(*last)
+    source = ""
+    start = _START.search(answer)
+    while start:
+        end = _end_of_call(answer, start.end())
+        source = answer[start.start() : end]
+        start = _START.search(answer, end)
+    if not source:
+        raise ValueError(NO_CALL)
+    return _checked(source)
 
 
-def _tree(source: str) -> ast.Call | None:
-    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python's own, about a model's backslashes
-        tree = ast.parse(source, mode="eval").body
-        return tree if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) else None
+def _end_of_call(answer: str, start: int) -> int:
+    """Return where the bracket closes that opened before `start`. Brackets and calls in a text are none."""
+    depth = 1
+    for piece in _PIECE.finditer(answer, start):
+        if piece[0] == "(":
+            depth += 1
+        elif piece[0] == ")":
+            depth -= 1
+        if depth == 0:
+            return piece.end()
+    raise ValueError(UNREADABLE)
 
 
-def _checked(source: str, call: ast.Call) -> Call:
+def _checked(source: str) -> Call:
     """Return a call whose arguments are literals that its action takes. Nothing in it is evaluated."""
-    assert isinstance(call.func, ast.Name)
-    takes = FUNCTIONS[name := call.func.id]
-    nodes = dict(zip(takes, call.args, strict=False))
-    if len(call.args) > len(takes) or any(keyword.arg in (None, *nodes) for keyword in call.keywords):
-        raise ValueError(f"{name} takes {', '.join(takes) or 'nothing'}, each once")
+    call = syntax_tree(source)
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise ValueError(UNREADABLE)
+    function = call.func.id
+    parameters = FUNCTIONS[function]
+    nodes = dict(zip(parameters, call.args, strict=False))
+    keywords = [keyword.arg for keyword in call.keywords]
+    if len(call.args) > len(parameters) or None in keywords or nodes.keys() & keywords:
+        raise ValueError(f"{function} takes {', '.join(parameters) or 'nothing'}, each once")
     nodes |= {str(keyword.arg): keyword.value for keyword in call.keywords}
-    values = {key: _literal(source, key, node) for key, node in nodes.items()}
-    given = {key: value for key, value in values.items() if value is not None}  # as good as left out
-    if unknown := sorted(set(given) - set(takes)):
-        raise ValueError(f"{name} has no {unknown[0][:40]}")
-    if name != "do":
-        return Call(name, {key: given.get(key, "") for key in takes})
-    said = given.get("action", "").lower()
-    if said in SYNONYMS:
-        return Call(SYNONYMS[said])
-    if said not in NAMES:
-        raise ValueError(f"there is no action {said[:40]!r}; the actions are {', '.join(ACTIONS)}")
-    action, out = NAMES[said], {}
+
+    given = {}
+    for key, node in nodes.items():
+        value = _literal(source, key, node)
+        if value is not None:  # None is as good as left out
+            given[key] = value
+    unknown = sorted(given.keys() - parameters)
+    if unknown:
+        raise ValueError(f"{function} has no {unknown[0][:40]}")
+    if function != "do":
+        return Call(function, {key: given.get(key, "") for key in parameters})
+    return _action(given)
+
+
+def _action(given: dict[str, str]) -> Call:
+    """Return the action that `do` names, with the arguments that it needs."""
+    name = given.get("action", "").lower()
+    if name in SYNONYMS:
+        return Call(SYNONYMS[name])
+    if name not in NAMES:
+        raise ValueError(f"there is no action {name[:40]!r}; the actions are {', '.join(ACTIONS)}")
+    action = NAMES[name]
+    arguments: dict[str, Any] = {}
     for key in ACTIONS[action]:
         if key not in given:
             raise ValueError(f"{action} needs {key}")
-        is_number = key == "element" or action == "Switch Tab"
-        if is_number and not re.fullmatch(r"\s*[0-9]{1,6}\s*", given[key]):
-            raise ValueError(f"{key} of {action} must be a number, not {given[key][:40]!r}")
-        out[key] = int(given[key]) if is_number else given[key]
-    return Call(action, out)
+        arguments[key] = given[key]
+        if key == "element" or action == "Switch Tab":
+            if not re.fullmatch(r"\s*[0-9]{1,6}\s*", given[key]):
+                raise ValueError(f"{key} of {action} must be a number, not {given[key][:40]!r}")
+            arguments[key] = int(given[key])
+    return Call(action, arguments)
+
+
+def syntax_tree(source: str) -> ast.expr | None:
+    """Return a model's words as Python would read them, or None. Nothing is evaluated."""
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's own, about backslashes
+        return ast.parse(source, mode="eval").body
+    return None
 
 
 def _literal(source: str, key: str, node: ast.expr) -> str | None:
     """Return a text's value, a number as text (0.10 as it is written: a price), or None. Else ValueError."""
-    with contextlib.suppress(ValueError, TypeError, RecursionError, MemoryError):
+    with suppress(ValueError, TypeError, RecursionError, MemoryError):
         value = ast.literal_eval(node)
         if value is None or isinstance(value, str):
             return value
-        if type(value) in (int, float):
-            return str(value) if type(value) is int else ast.get_source_segment(source, node)
+        if type(value) is int:
+            return str(value)
+        if type(value) is float:
+            return ast.get_source_segment(source, node)
     raise ValueError(f"{key} must be a text in quotes")
 
 
 async def observe(session: Session) -> Observation:
     """Return the current tab as simplified HTML; where there are several, with a line that names them."""
-    for left in reversed(range(LOOKS)):
-        try:
-            page = await simplified_html.observe(session)
-            break
-        except ToolFailure as failure:  # it hangs, or is just being replaced
-            if not left:
-                raise
-            with contextlib.suppress(ToolFailure):
-                await (session.revive() if isinstance(failure, PageHangs) else session.settle())
+    page = await _look(session)
     tabs, active = await session.tabs()
     if len(tabs) > 1:
         titles = [repr(escape(title, quote=False)) for _, title in tabs]  # else they could look like the page
         titles[active] += " (current)"
-        page = f"Tabs: {', '.join(f'{i} {title}' for i, title in enumerate(titles))}\n{page}"
+        numbered = ", ".join(f"{i} {title}" for i, title in enumerate(titles))
+        page = f"Tabs: {numbered}\n{page}"
     return Observation("", page_text=page, url=tabs[active][0])
+
+
+async def _look(session: Session) -> str:
+    """Return the page, looking again where it hangs, or is just being replaced."""
+    for _ in range(MAX_LOOKS - 1):
+        try:
+            return await simplified_html.observe(session)
+        except ToolFailure as failure:
+            with suppress(ToolFailure):
+                await (session.revive() if isinstance(failure, PageHangs) else session.settle())
+    return await simplified_html.observe(session)
 
 
 async def act(session: Session, call: Call) -> str:
@@ -204,15 +236,25 @@ async def _on_element(session: Session, action: str, point: tuple[float, float],
         if await simplified_html.ask(session, "focusList", *point) is not True:
             raise ToolFailure("this is no dropdown list of the browser's; click it and then its option")
         return await tools.write(session, argument)
-    mouse, button = session.page.mouse, "right" if action == "Right Click" else "left"
+
+    mouse = session.page.mouse
     async with tools.watched(session, point, is_click=action != "Hover") as effect:
-        await session.do(mouse.move(*point) if action == "Hover" else mouse.click(*point, button=button))
-    if action in ("Hover", "Click", "Right Click"):
-        done = "the pointer is over" if action == "Hover" else "clicked"
-        return f"{done} {effect.name}.{effect.notes}"
-    emptying = ["ControlOrMeta+A", "Backspace"]
-    result = await (tools.write(session, argument) if argument else tools.press_keys(session, emptying))
-    return f"{result} {await tools.press_keys(session, ['Enter'])}" if action == "Search" else result
+        if action == "Hover":
+            await session.do(mouse.move(*point))
+        else:
+            await session.do(mouse.click(*point, button="right" if action == "Right Click" else "left"))
+    if action == "Hover":
+        return f"the pointer is over {effect.name}.{effect.notes}"
+    if action in ("Click", "Right Click"):
+        return f"clicked {effect.name}.{effect.notes}"
+
+    if argument:
+        result = await tools.write(session, argument)
+    else:
+        result = await tools.press_keys(session, ["ControlOrMeta+A", "Backspace"])
+    if action == "Search":
+        result += " " + await tools.press_keys(session, ["Enter"])
+    return result
 
 
 class WebAgentR1Agent:
@@ -224,10 +266,12 @@ class WebAgentR1Agent:
     act = staticmethod(act)
 
     def __init__(self, config: AgentConfig):
-        self.config, self.is_webrl = config, config.history == "webrl"
-        self.system, self.message_format = "", None  # the model's own chat template
+        self.config = config
+        self.is_webrl = config.history == "webrl"
+        self.system = ""
         if config.prompt or not self.is_webrl:
             self.system = system_prompt(config.brief, config.thinking, config.prompt)
+        self.message_format = None  # the model's own chat template
         if self.is_webrl:
             self.message_format = WEBRL_WITH_SYSTEM if config.prompt else WEBRL
 
@@ -244,5 +288,4 @@ class WebAgentR1Agent:
         return str(call.arguments["message"]) if call.name == "exit" else None
 
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
-        told = self.config.feedback or parsed.error
-        return tuple(line for line in feedback if told or tools.FAILED in line)
+        return feedback if self.config.feedback or parsed.error else tools.failures(feedback)

@@ -10,16 +10,9 @@ from minirl.browser.access import is_address
 
 R = TypeVar("R", bound="Record")
 
-AND = " |AND| "  # between the addresses of several tabs
+TAB_SEPARATOR = " |AND| "  # between the addresses of several tabs
 BARE_HOST = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+(:\d+)?(/\S*)?", re.IGNORECASE)
 AN_ADDRESS = "be an address like http://host/ or https://host/"
-REASONS = {
-    "missing": "is missing",
-    "extra_forbidden": "is unknown",
-    "dict_type": "must be an object",
-    "model_type": "must be an object",
-    "too_short": "must not be empty",
-}
 
 
 class Record(BaseModel):
@@ -29,19 +22,21 @@ class Record(BaseModel):
 
 
 def read(model: type[R], record: Any) -> R:
-    """Return the record as a model. ValueError names the first malformed field, in one line."""
+    """Return the record as a model. ValueError names the first malformed field, in one line.
+
+    >>> read(Record, 7)
+    Traceback (most recent call last):
+    ValueError: Input should be a valid dictionary or instance of Record, not 7
+    """
     try:
         return model.model_validate(record)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
-    # a union's place ends in the name of the type that was tried, such as list[str]
-    keys = [key for key in fault["loc"] if isinstance(key, int) or key.isidentifier()]
-    place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")
-    message = fault["msg"].removeprefix("Value error, ").replace("Input should", "must")
-    reason = REASONS.get(fault["type"], message)
-    if place:
-        reason = f"the field {place!r} {reason}"
-    raise ValueError(f"{reason}, not {fault['input']!r:.80}" if " must " in reason else reason)
+    place = ".".join(str(key) for key in fault["loc"])
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] != "missing":  # of what is missing there is no value to show
+        message += f", not {fault['input']!r:.80}"
+    raise ValueError(f"{place}: {message}" if place else message)
 
 
 def must(is_right: Callable[[Any], Any], what: str) -> AfterValidator:
@@ -55,20 +50,26 @@ def must(is_right: Callable[[Any], Any], what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _is_level(value: Any) -> bool:
-    return value is None or isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+def _number_as_text(value: Any) -> Any:
+    return str(value) if type(value) is int else value
 
 
-def _addresses(value: Any, bare: bool = False) -> list[str]:
-    urls = [url.strip() for url in value.split(AND)] if isinstance(value, str) else [""]
-    return [f"https://{url}" if bare and BARE_HOST.fullmatch(url) else url for url in urls]
+def _split_tabs(value: Any) -> Any:
+    return [url.strip() for url in value.split(TAB_SEPARATOR)] if isinstance(value, str) else value
+
+
+def _split_websites(value: Any) -> Any:
+    """Return the addresses; a bare host gets https:// in front."""
+    urls = _split_tabs(value)
+    if not isinstance(urls, list):
+        return urls
+    return [f"https://{url}" if isinstance(url, str) and BARE_HOST.fullmatch(url) else url for url in urls]
 
 
 Text = Annotated[str, must(str.strip, "not be empty")]
 Texts = Annotated[list[str], Field(min_length=1)]
-# A string, or a whole number
-Identifier = Annotated[Text, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
-Level = Annotated[Any, must(_is_level, "be a word or a whole number")]  # a difficulty
-_All = Annotated[list[str], must(lambda urls: all(map(is_address, urls)), AN_ADDRESS)]
-Addresses = Annotated[_All, BeforeValidator(_addresses)]  # the first page, and further tabs
-Websites = Annotated[_All, BeforeValidator(lambda value: _addresses(value, bare=True))]  # or bare hosts
+Identifier = Annotated[Text, BeforeValidator(_number_as_text)]  # a string, or a whole number
+Level = str | int | None  # a difficulty
+Address = Annotated[str, must(is_address, AN_ADDRESS)]
+Addresses = Annotated[list[Address], BeforeValidator(_split_tabs)]  # the first page, and further tabs
+Websites = Annotated[list[Address], BeforeValidator(_split_websites)]

@@ -18,42 +18,47 @@ from pydantic import AfterValidator, AliasChoices, ConfigDict, Field
 from minirl.benchmarks.fields import Addresses, Identifier, Level, Record, Text, Websites, read
 from minirl.types import Task
 
-BENCHMARKS = {"webvoyager": "webvoyager", "onlinemind2web": "online-mind2web", "deepshop": "deepshop"}
+BENCHMARK_NAMES = {"webvoyager": "webvoyager", "onlinemind2web": "online-mind2web", "deepshop": "deepshop"}
 LEVELS = ("easy", "medium", "hard")  # of Online-Mind2Web
-NOTHING = ("", "none", "**", "[]")
+EMPTY_VALUES = ("", "none", "**", "[]")
+DEEPSHOP_FIELDS = {"difficulty", "category", "attribute", "filter", "sort"}
 
 
-def task_of(record: Mapping[str, Any]) -> Task | None:
-    """Return the task in a record, None if it has none of these formats. ValueError names the wrong field."""
+def benchmark_task(record: Mapping[str, Any]) -> Task | None:
+    """Return the task in a benchmark's record, None if it has none of these formats. ValueError names the
+    wrong field."""
     if "confirmed_task" in record or "task_description" in record:
         return read(OnlineMind2Web, record).task("online-mind2web")
     if "task_name" in record:
-        found = read(WebGym, record)
-        return found.task(found.benchmark)
-    if not record.keys().isdisjoint(("ques", "web")):
-        if record.keys().isdisjoint(("difficulty", "category", "attribute", "filter", "sort")):
+        webgym = read(WebGym, record)
+        return webgym.task(webgym.benchmark)
+    if "ques" in record or "web" in record:
+        if DEEPSHOP_FIELDS.isdisjoint(record):
             return read(WebVoyager, record).task("webvoyager")
         return read(DeepShop, record).task("deepshop")
     if "metadata" in record:
-        found = read(OpenWebRL, record).metadata
-        return found.task(found.benchmark)
+        openwebrl = read(OpenWebRL, record).metadata
+        return openwebrl.task(openwebrl.benchmark)
     return None
 
 
-def _benchmark(name: str) -> str:
+def _benchmark_name(name: str) -> str:
+    """Return a benchmark's name in one spelling: of Online_Mind2Web it is online-mind2web."""
     words = re.findall("[a-z0-9]+", name.lower())
-    return BENCHMARKS.get("".join(words), "-".join(words))  # of Online_Mind2Web: online-mind2web
+    return BENCHMARK_NAMES.get("".join(words), "-".join(words))
 
 
-BenchmarkName = Annotated[Text, AfterValidator(_benchmark)]
+BenchmarkName = Annotated[Text, AfterValidator(_benchmark_name)]
 
 
-class Format(Record):
+class PublicRecord(Record):
+    """The fields of all these formats, under the names of most of them."""
+
     model_config = ConfigDict(extra="allow")
 
     name: Identifier = Field(alias="task_id")
     instruction: Text
-    urls: Websites = Field(alias="website")  # a bare host gets https:// in front
+    urls: Websites = Field(alias="website")
     site: Text | None = Field(None, alias="web_name")
     difficulty: Level = None
 
@@ -63,13 +68,13 @@ class Format(Record):
             raise ValueError(f"the difficulty must be one of {', '.join(LEVELS)}, not {self.difficulty!r}")
         start, *tabs = self.urls
         site = self.site or (urlsplit(start).hostname or "").removeprefix("www.")
-        meta = {"benchmark": benchmark, "site": site, "difficulty": self.difficulty, "tabs": tabs}
-        meta = {**(self.model_extra or {}), **meta}
-        meta = {name: value for name, value in meta.items() if str(value).strip().lower() not in NOTHING}
+        meta = dict(self.model_extra or {})
+        meta |= {"benchmark": benchmark, "site": site, "difficulty": self.difficulty, "tabs": tabs}
+        meta = {name: value for name, value in meta.items() if str(value).strip().lower() not in EMPTY_VALUES}
         return Task(self.name, self.instruction, start, {}, meta)
 
 
-class DeepShop(Format):
+class DeepShop(PublicRecord):
     name: Identifier = Field(alias="id")
     instruction: Text = Field(alias="ques")
     urls: Addresses = Field(alias="web")
@@ -79,12 +84,12 @@ class WebVoyager(DeepShop):
     site: Text = Field(alias="web_name")
 
 
-class WebGym(Format):
+class WebGym(PublicRecord):
     instruction: Text = Field(alias="task_name")
     benchmark: BenchmarkName = Field(alias="benchmark_name")
 
 
-class OnlineMind2Web(Format):
+class OnlineMind2Web(PublicRecord):
     # in its newer and its older edition
     instruction: Text = Field(validation_alias=AliasChoices("confirmed_task", "task_description"))
     difficulty: Level = Field(None, alias="level")

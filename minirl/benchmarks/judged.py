@@ -9,7 +9,8 @@ from minirl.types import BrowserFault, Score, Session, Stop, Task, ToolFailure
 
 
 class JudgedBenchmark:
-    judged, recorded = True, False
+    judged = True
+    recorded = False
 
     def session(self, harness: Harness, task: Task) -> AbstractAsyncContextManager[Session]:
         return harness.browsers.session()
@@ -17,8 +18,11 @@ class JudgedBenchmark:
     def identity(self, task: Task) -> set[tuple[str, ...]]:
         """Return the site with the wording, and the site with the goal, if the task has one."""
         host = urlsplit(task.start_url).netloc.removeprefix("www.")
-        names = {(host, " ".join(task.instruction.casefold().split()))}  # benchmarks copy from one another
-        return names | {(host, json.dumps(task.goal, sort_keys=True))} if task.goal else names
+        wording = " ".join(task.instruction.casefold().split())  # benchmarks copy from one another
+        names = {(host, wording)}
+        if task.goal:
+            names.add((host, json.dumps(task.goal, sort_keys=True)))
+        return names
 
     def missing(self, task: Task) -> list[str]:
         return []

@@ -3,12 +3,14 @@
     {"instruction": "...", "img_filename": "a.png", "action": "click", "bbox": [8, 40, 96, 64], "history": ""}
 
 is a record of the released loader: the picture lies beside the file, `bbox` and other points are its pixels.
-Ours say further what a response must hold (`text`, `value`, or `to`, the box in which a drag ends) and the
-`thought` to clone. An episode is one turn before the picture, behind the turns that `history` tells of.
+Ours say further what was typed (`text`), scrolled or pressed (`value`), in which box a drag ended (`to`), and
+the `thought` to clone. An episode is one turn before the picture, behind the turns that `history` tells of.
 
-Paper: AutoWebWorld, section 4.3 and appendix D.4. Deviations: a reward is the mean of the three, not their
-sum, so that 1 is a success; history that is not "Step 1: <think>...</action>" and so on stands behind the
-instruction, as there. ScreenSpot-V2 and -Pro (section 5.2.2) are read from their files, too.
+Paper: AutoWebWorld, section 4.3 and appendix D.4. ScreenSpot-V2 and -Pro (section 5.2.2) are read from their
+files, too. Deviations:
+
+1. A reward is the mean of the three, not their sum, so that 1 is a success.
+2. A history that is not "Step 1: <think>...</action>" and so on stands behind the instruction.
 """
 
 import asyncio
@@ -22,11 +24,10 @@ from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from pydantic import AliasChoices, Field, model_validator
 
 from minirl.agents.autowebworld import ACTION, ACTIONS, action_of, parse
-from minirl.agents.openwebrl_actions import normal
 from minirl.benchmarks.fields import Record, Text, read
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.console import say
@@ -34,16 +35,18 @@ from minirl.demonstrations import tokenised
 from minirl.episode import Harness
 from minirl.types import BrowserFault, Score, Stop, Task, Trajectory, Turn
 
-ENDS = {"from": "bbox", "to": "to"}  # of a drag, and the boxes that they lie in
 PLATFORMS = {"windows": "desktop", "macos": "desktop", "ios": "mobile", "android": "mobile"}  # else the web
 AIMED = ("click", "hover")  # the actions of which the released code checks the point
-QUOTED, BARE = re.compile(r"'action':\s*'(\w+)'"), re.compile(r"'action':\s*(\w+)")
+QUOTED_NAME = re.compile(r"'action':\s*'(\w+)'")
+BARE_NAME = re.compile(r"'action':\s*(\w+)")
 POINT = re.compile(r"\[(\d+),\s*(\d+)]")
 FORMAT = re.compile(r"<think>.*?</think>\s*<action>.*?</action>", re.DOTALL)
 STEP = re.compile(r"Step \d+: (<think>.*?</think>\s*<action>.*?</action>)\s*", re.DOTALL)
 
 
-class Goal(Record):
+class StepGoal(Record):
+    """The right action. Boxes are left, top, right and bottom."""
+
     action: str
     bbox: list[int] = []
     text: str = ""
@@ -62,7 +65,7 @@ class Goal(Record):
         return self
 
 
-class Row(Goal):
+class StepRecord(StepGoal):
     instruction: Text
     img_filename: Text
     history: str = ""
@@ -78,89 +81,103 @@ class ScreenSpot(Record):
     source: str = Field(validation_alias=AliasChoices("data_source", "platform"))
 
 
-def with_click(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record of ScreenSpot as a row: a click, by platform and kind. Boxes of V2 are left, top, width
-    and height, those of Pro left, top, right and bottom. ValueError names the wrong field."""
-    found, is_pro = read(ScreenSpot, record), "ui_type" in record
-    left, top, a, b = map(round, found.bbox)
-    box = [left, top, a, b] if is_pro else [left, top, left + a, top + b]
-    site = found.source if is_pro else PLATFORMS.get(found.source, "web")
-    names = {"benchmark": "screenspot-pro" if is_pro else "screenspot-v2", "site": site}
-    return {**record, "action": "click", "bbox": box, "difficulty": found.kind, **names}
+def screenspot_step(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record of ScreenSpot as a recorded step: a click, by platform and kind. Boxes of V2 are left,
+    top, width and height, those of Pro left, top, right and bottom. ValueError names the wrong field."""
+    screenspot = read(ScreenSpot, record)
+    left, top, third, fourth = (round(length) for length in screenspot.bbox)
+    if "ui_type" in record:
+        benchmark = "screenspot-pro"
+        site = screenspot.source
+        box = [left, top, third, fourth]
+    else:
+        benchmark = "screenspot-v2"
+        site = PLATFORMS.get(screenspot.source, "web")
+        box = [left, top, left + third, top + fourth]
+    step = {"action": "click", "bbox": box, "benchmark": benchmark, "site": site}
+    return {**record, **step, "difficulty": screenspot.kind}
 
 
-def task_of(record: Any, folder: Path, id: str) -> Task:
-    """Return a row of a file in `folder` as a task. ValueError names the wrong field, or the picture."""
-    row = read(Row, record if {"data_type", "ui_type"}.isdisjoint(record) else with_click(record))
-    path = (folder / row.img_filename).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise ValueError(f"the picture {row.img_filename!r:.80} must be in the file's folder")
+def recorded_task(record: dict[str, Any], folder: Path, id: str) -> Task:
+    """Return a record of a file in `folder` as a task. ValueError names the wrong field, or the picture."""
+    if "data_type" in record or "ui_type" in record:
+        record = screenspot_step(record)
+    step = read(StepRecord, record)
+    path = (folder / step.img_filename).resolve()
     try:
         with Image.open(path) as picture:  # reads its header
             size = picture.size
-    except (OSError, UnidentifiedImageError) as error:
+    except OSError as error:
         raise ValueError(f"the picture can't be read: {error}") from None
-    told = ("action", "bbox", *ACTIONS[row.action])
-    goal = {name: value for name in told if (value := getattr(row, name, None))}
-    past, instruction = [parse(said) for said in STEP.findall(row.history)], row.instruction
-    if STEP.sub("", row.history).strip() or not all(step.calls for step in past):
-        past, instruction = [], f"{instruction}\n\nHISTORY:\n{row.history}"
-    steps = [[step.thought, {"action": c.name, **c.arguments}] for step in past for c in step.calls]
-    meta = {"size": list(size), "past": steps, "thought": row.thought, "benchmark": row.benchmark}
-    meta |= {name: value for name in ("site", "difficulty") if (value := getattr(row, name))}
+
+    goal = {}
+    for name in ("action", "bbox", *ACTIONS[step.action]):
+        value = getattr(step, name, None)
+        if value:
+            goal[name] = value
+    instruction = step.instruction
+    past = read_history(step.history)
+    if past is None:
+        past = []
+        instruction += f"\n\nHISTORY:\n{step.history}"
+    meta = {"size": list(size), "past": past, "thought": step.thought, "benchmark": step.benchmark}
+    if step.site:
+        meta["site"] = step.site
+    if step.difficulty:
+        meta["difficulty"] = step.difficulty
     return Task(id, instruction, path.as_uri(), goal, meta)
+
+
+def read_history(history: str) -> list[Any] | None:
+    """Return thought and action of each turn before a step; None if it is not written as turns.
+
+    >>> read_history("Step 1: <think>on</think><action>{'action': 'scroll', 'value': 'down'}</action>")
+    [['on', {'action': 'scroll', 'value': 'down'}]]
+    """
+    if STEP.sub("", history).strip():
+        return None
+    past = []
+    for response in STEP.findall(history):
+        parsed = parse(response)
+        if not parsed.calls:
+            return None
+        past += [[parsed.thought, {"action": call.name, **call.arguments}] for call in parsed.calls]
+    return past
 
 
 def is_recorded(task: Task) -> bool:
     return task.start_url.startswith("file:///")
 
 
-def rewards(said: str, goal: Mapping[str, Any], scale: Sequence[float], contents: bool) -> dict[str, float]:
-    """Return the rewards for action, coordinate and format, each 0 or 1, as the released code gives them for
-    a response. `scale` leads from the model's pixels to the recorded ones. With `contents` what else the
-    action holds is checked where the goal tells it, as part of the coordinate.
+def rewards(response: str, goal: Mapping[str, Any], scale: Sequence[float]) -> dict[str, float]:
+    """Return the rewards for action, coordinate and format, each 0 or 1, as the released code gives them.
+    `scale` leads from the model's pixels to the recorded ones, in x and in y.
 
-    >>> rewards("<action>{'action': 'scroll'}</action>", {"action": "scroll"}, (1, 1), False)
+    >>> rewards("<action>{'action': 'scroll'}</action>", {"action": "scroll"}, (1, 1))
     {'action': 1.0, 'coordinate': 1.0, 'format': 0.0}
     """
-    found = ACTION.search(said)
-    inside = found[1] if found else ""
-    named = QUOTED.search(inside) or BARE.search(inside)
-    is_right = is_placed = named is not None and named[1] == goal["action"]
+    match = ACTION.search(response)
+    action = match[1] if match else ""
+    name = QUOTED_NAME.search(action) or BARE_NAME.search(action)
+    is_right = name is not None and name[1] == goal["action"]
+    is_placed = is_right
     if is_right and goal["action"] in AIMED:
-        point = POINT.search(inside)
-        is_placed = within(point.groups() if point else (0, 0), goal.get("bbox") or (0, 0, 0, 0), scale)
-    elif is_right and contents:
-        is_placed = has_contents(said, goal, scale)
-    is_format = FORMAT.fullmatch(said) is not None
+        point = POINT.search(action)
+        x, y = point.groups() if point else (0, 0)
+        box = goal.get("bbox") or (0, 0, 0, 0)
+        is_placed = in_box((x, y), box, scale)
+    is_format = FORMAT.fullmatch(response) is not None
     return {"action": float(is_right), "coordinate": float(is_placed), "format": float(is_format)}
 
 
-def within(point: Sequence[Any], box: Sequence[int], scale: Sequence[float]) -> bool:
+def in_box(point: Sequence[str | int], box: Sequence[int], scale: Sequence[float]) -> bool:
     """Return True if a point, cut to whole recorded pixels, is in a box or on its edge."""
     try:
-        x, y = (int(int(length) * by) for length, by in zip(point, scale, strict=True))
+        x = int(int(point[0]) * scale[0])
+        y = int(int(point[1]) * scale[1])
     except (ValueError, OverflowError):  # of thousands of digits
         return False
     return box[0] <= x <= box[2] and box[1] <= y <= box[3]
-
-
-def has_contents(said: str, goal: Mapping[str, Any], scale: Sequence[float]) -> bool:
-    """Return True if a response has what the goal tells of: its text, but for blanks and capitals, its
-    direction or keys, the box in which a drag begins and that in which it ends."""
-    told = {"text", "value", "to"} | ({"bbox"} if goal["action"] == "drag" else set())
-    if not told & goal.keys():
-        return True
-    calls = parse(said).calls
-    if not calls or calls[0].name != goal["action"]:
-        return False
-    given = calls[0].arguments
-    if "text" in goal:
-        return given["text"].casefold().split() == goal["text"].casefold().split()
-    if "value" in goal:
-        one, other = (normal("".join(value.split())).casefold() for value in (given["value"], goal["value"]))
-        return one == other
-    return all(within(given[end], goal[key], scale) for end, key in ENDS.items() if key in goal)
 
 
 @dataclass
@@ -187,51 +204,56 @@ class RecordedPage:
         return {}
 
 
-@dataclass
 class RecordedBenchmark(JudgedBenchmark):
-    contents: bool = False  # whether the content-aware rewards are asked for
-    judged, recorded = False, True
+    judged = False
+    recorded = True
 
     @asynccontextmanager
     async def session(self, harness: Harness, task: Task) -> AsyncIterator[Any]:
         """Open a step's picture, a RecordedPage. BrowserFault if it is gone."""
-        size, images = task.meta["size"], harness.preprocessor.images
+        images = harness.preprocessor.images
         assert images is not None, "the agent has checked that the model can see"
         try:
-            picture = await asyncio.to_thread(picture_of(task).read_bytes)
+            picture = await asyncio.to_thread(picture_path(task).read_bytes)
         except OSError as error:
             raise BrowserFault(Stop.SITE_ERROR, f"{task.id}: {error}") from None
-        scales = [to / of for to, of in zip(size, images.resized(*size), strict=True)]
+        width, height = task.meta["size"]
+        model_width, model_height = images.resized(width, height)
+        scale = (width / model_width, height / model_height)
         opening = "<think>" if harness.preprocessor.chat.opens_think else ""
-        yield RecordedPage(task.start_url, picture, scales, opening)
+        yield RecordedPage(task.start_url, picture, scale, opening)
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:
         return {(task.start_url, task.instruction)}
 
     async def score(self, task: Task, session: Any, answer: str) -> Score:
         """Return how right a whole response is; of ScreenSpot only the point counts."""
-        found = rewards(session.opening + answer, task.goal, session.scale, self.contents)
+        parts = rewards(session.opening + answer, task.goal, session.scale)
         is_step = task.meta["benchmark"] == "recorded"
-        return Score(mean(found.values()) if is_step else found["coordinate"], {"rewards": found})
+        value = mean(parts.values()) if is_step else parts["coordinate"]
+        return Score(value, {"rewards": parts})
 
 
-def picture_of(task: Task) -> Path:
+def picture_path(task: Task) -> Path:
     return Path(url2pathname(urlsplit(task.start_url).path))
 
 
 def demonstrations(tasks: Sequence[Task], harness: Harness) -> list[Trajectory]:
     """Return the right response to every recorded step, to be cloned. Those are left out, and counted, whose
     record does not tell a text or a direction, as the released ones."""
-    out = []
+    agent: Any = harness.agent  # AutoWebWorld's, which alone has `say`
+    trajectories = []
     for task in tasks:
-        if (action := action_of(task.goal)) is None:
+        action = action_of(task.goal)
+        if action is None:
             continue
-        agent: Any = harness.agent
-        said = agent.say(task.meta["thought"], action, task.meta["size"])
-        images = (harness.images.put(picture_of(task).read_bytes()),)
-        turn = Turn(0, (), (), (), said, images=images, parsed=agent.parse(said))
-        out.append(tokenised(Trajectory(task, 0, turns=(turn,), success=True, reward=1.0), harness))
-    if len(out) < len(tasks):
-        left_out = f"{len(tasks) - len(out)} of {len(tasks)} recorded steps"
-        say(f"{left_out} can't be cloned: their records lack what was typed, scrolled or dragged")
-    return out
+        response = agent.say(task.meta["thought"], action, task.meta["size"])
+        screenshot = harness.images.put(picture_path(task).read_bytes())
+        turn = Turn(0, (), (), (), response, images=(screenshot,), parsed=agent.parse(response))
+        trajectory = Trajectory(task, 0, turns=(turn,), success=True, reward=1.0)
+        trajectories.append(tokenised(trajectory, harness))
+    n_left_out = len(tasks) - len(trajectories)
+    if n_left_out:
+        reason = "their records lack what was typed, scrolled or dragged"
+        say(f"{n_left_out} of {len(tasks)} recorded steps can't be cloned: {reason}")
+    return trajectories

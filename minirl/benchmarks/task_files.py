@@ -3,9 +3,9 @@
     {"id": "shop-0-17", "instruction": "...", "start_url": "http://...", "goal": {...}, "meta": {...}}
 
 is one line of our own format; `goal` and `meta` may be left out, and what else there is belongs into meta. A
-goal is WebArena's rules, what the final page must show (page_goals.py), or a generated site's state. Records
-of other benchmarks (formats.py) and of WebArena (webarena/tasks.py) are recognised by their fields. A file
-holds one JSON object per line, or one JSON array, or is Parquet; its first bytes tell which.
+goal is WebArena's rules, a recorded step's right action, or a generated site's state. Records of other
+benchmarks (formats.py) and of WebArena (webarena/tasks.py) are recognised by their fields. A file holds one
+JSON object per line, or one JSON array, or is Parquet; its first bytes tell which.
 """
 
 import codecs
@@ -16,13 +16,20 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict
 
-from minirl.benchmarks import formats, page_goals, recorded
 from minirl.benchmarks.fields import AN_ADDRESS, Record, must, read
+from minirl.benchmarks.formats import benchmark_task
+from minirl.benchmarks.recorded import StepGoal, is_recorded, recorded_task
 from minirl.benchmarks.webarena import tasks as webarena
 from minirl.browser.access import is_address
 from minirl.types import Task
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.shop import HOST
+
+BATCH_ROWS = 4  # of a Parquet file, that are held at a time: pictures are large
+
+
+def _is_start(url: str) -> bool:
+    return is_address(url) or url.startswith("file:///")
 
 
 class OwnTask(Record):
@@ -30,16 +37,13 @@ class OwnTask(Record):
 
     id: str
     instruction: str
-    start_url: Annotated[str, must(lambda url: is_address(url) or url.startswith("file:///"), AN_ADDRESS)]
+    start_url: Annotated[str, must(_is_start, AN_ADDRESS)]
     goal: dict[str, Any] = {}
     meta: dict[str, Any] = {}
 
 
 class Tabs(Record):
     tabs: list[str] = []  # in any task's meta: further pages, opened beside the first
-
-
-BATCH_ROWS = 4  # of a Parquet file, that are held at a time: pictures are large
 
 
 def load_tasks(path: Path, any_goal: bool = False) -> list[Task]:
@@ -49,7 +53,8 @@ def load_tasks(path: Path, any_goal: bool = False) -> list[Task]:
     for place, record in file_records(path):
         try:
             if isinstance(record, dict) and "img_filename" in record:
-                task = recorded.task_of(record, path.parent, f"{path.stem}-{place.split()[-1]}")
+                number = place.split()[-1]
+                task = recorded_task(record, path.parent, f"{path.stem}-{number}")
             else:
                 task = parse_task(record, any_goal)
             if task.id in tasks:
@@ -63,30 +68,30 @@ def load_tasks(path: Path, any_goal: bool = False) -> list[Task]:
 
 
 def parse_task(record: Any, any_goal: bool = False) -> Task:
+    """Return a record of any format as a task. ValueError names the wrong field."""
     if not isinstance(record, dict):
         raise ValueError("a task must be a JSON object")
     if "instruction" in record or ("start_url" in record and "intent" not in record):
         return _own_task(record, any_goal)
     if "intent" in record:
-        return webarena.task_of(record, webarena.sites_from_environment())
-    if task := formats.task_of(record):
-        return task
-    fields = "the fields 'id', 'instruction' and 'start_url', or those of a benchmark"
-    raise ValueError(f"unknown format: needed are {fields} in minirl/benchmarks/formats.py")
+        return webarena.webarena_task(record, webarena.sites_from_environment())
+    task = benchmark_task(record)
+    if task is None:
+        fields = "the fields 'id', 'instruction' and 'start_url', or those of a benchmark"
+        raise ValueError(f"unknown format: needed are {fields} in minirl/benchmarks/formats.py")
+    return task
 
 
 def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     task = Task(**dict(read(OwnTask, record)))
     read(Tabs, task.meta)
-    if recorded.is_recorded(task):
-        read(recorded.Goal, task.goal)
+    if is_recorded(task):
+        read(StepGoal, task.goal)
     elif HOST.match(task.start_url):  # a generated shop
         load_goal(task.goal)
     elif webarena.is_webarena(task):
-        read(webarena.Meta, task.meta)
+        read(webarena.WebArenaMeta, task.meta)
         webarena.rules_of(task.goal)
-    elif page_goals.is_page_goal(task.goal):
-        read(page_goals.PageGoal, task.goal)
     elif task.goal and not any_goal:
         load_goal(task.goal)
     return task

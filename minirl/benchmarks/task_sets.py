@@ -10,7 +10,6 @@ from pathlib import Path
 
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.benchmarks.own_reward import OwnReward, load_reward
-from minirl.benchmarks.page_goals import PageGoalBenchmark, is_page_goal
 from minirl.benchmarks.recorded import RecordedBenchmark, is_recorded
 from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
@@ -22,6 +21,9 @@ from minirl.types import Benchmark, Task
 from minirl.worlds.render import find_task_files
 from minirl.worlds.shop import NAMED, shops_named, tasks_of
 
+VALIDATION_SHOPS = "shops:50001-50064"  # where --eval-every measures, if shops train
+VALIDATION_SHARE = 0.1  # of other training tasks, for --eval-every alone to measure
+
 FindBenchmark = Callable[[Task], Benchmark]
 
 
@@ -30,84 +32,101 @@ class TaskSets:
     train: list[Task]
     demos: list[Task]
     heldout: list[Task]  # shares no goal with the others
-    aside: list[Task] = field(default_factory=list)  # nor does this one, of shops of its own or part of a
-    # file: the best weights are chosen by it
+    validation: list[Task] = field(default_factory=list)  # nor does this one: it chooses the best weights
 
     @property
     def all(self) -> list[Task]:
-        return self.train + self.demos + self.heldout + self.aside
+        return self.train + self.demos + self.heldout + self.validation
 
 
 def make_task_sets(config: Config) -> TaskSets:
     """Return the config's tasks, generated or from files. ValueError if one is held out and trained on."""
-    settings, benchmark_of = config.task, choose_benchmarks(config)
-    spare = config.eval.interim_episodes if config.eval_every else 0
+    settings = config.task
+    benchmark_of = choose_benchmarks(config)
     in_shops = NAMED.fullmatch(settings.train) is not None
-    train = _tasks(settings.train, settings.train_goals if in_shops else sys.maxsize, config)
-    heldout = _tasks(settings.heldout, config.eval.episodes, config)
-    is_apart = in_shops or Path(settings.validation).is_dir()
-    aside = _tasks(settings.validation, spare, config) if is_apart and spare else []
-    clean = apart(heldout, train, benchmark_of)
-    if (leaked := len(heldout) - len(clean)) and config.sampler.kind != "remote":  # which may be a teacher
-        first = next(task.id for task in heldout if task not in clean)
-        raise ValueError(f"{leaked} held-out tasks are also training tasks, {first} for one")
-    if not is_apart and config.eval_every:
+    train = load_source(settings.train, settings.train_goals if in_shops else sys.maxsize, config)
+    heldout = load_source(settings.heldout, config.eval.episodes, config)
+    # a served model is not trained: it may be a teacher, which demonstrates what it is asked
+    if config.sampler.kind != "remote":
+        refuse_leak(train, heldout, benchmark_of)
+
+    validation: list[Task] = []
+    if config.eval_every and in_shops:
+        validation = load_source(VALIDATION_SHOPS, config.eval.interim_episodes, config)
+    elif config.eval_every:
         mixed = random.Random("aside").sample(train, len(train))
-        aside = mixed[: math.ceil(settings.aside * len(train))]
-        train = apart(train, aside, benchmark_of)
+        validation = mixed[: math.ceil(VALIDATION_SHARE * len(train))]
+        train = drop_leaked(train, validation, benchmark_of)
         if not train:
-            raise ValueError(f"--task.aside {settings.aside} of {settings.train} leaves no task to train on")
+            raise ValueError(f"--eval-every leaves no task of {settings.train} to train on: add tasks to it")
+
     demos = train[: settings.demo_goals]
     if in_shops and settings.short:
-        train, demos = divide(train, settings)
-    return TaskSets(train, demos, heldout, apart(aside, heldout, benchmark_of))
+        train, demos = split_by_length(train, settings)
+    return TaskSets(train, demos, heldout, drop_leaked(validation, heldout, benchmark_of))
 
 
-def divide(tasks: list[Task], settings: TaskConfig) -> tuple[list[Task], list[Task]]:
-    """Return the tasks of more than --task.short conditions, and as demos the others and a few of these."""
-    short, long = list[Task](), list[Task]()
-    for task in tasks:
-        (long if len(task.goal["where"]) > settings.short else short).append(task)
-    few = round(settings.demo_long * settings.demo_goals)
-    demos = [*short, *long[few:]][: settings.demo_goals - few]
+def refuse_leak(train: Sequence[Task], heldout: Sequence[Task], benchmark_of: FindBenchmark) -> None:
+    """Raise ValueError if a held-out task is a training task, too."""
+    clean = drop_leaked(heldout, train, benchmark_of)
+    leaked = [task for task in heldout if task not in clean]
+    if leaked:
+        raise ValueError(f"{len(leaked)} held-out tasks are also training tasks, {leaked[0].id} for one")
+
+
+def split_by_length(tasks: Sequence[Task], settings: TaskConfig) -> tuple[list[Task], list[Task]]:
+    """Return the tasks of more than --task.short conditions, to be practised, and the demonstrations: the
+    shorter ones, and a few of the longer ones."""
+    long = [task for task in tasks if len(task.goal["where"]) > settings.short]
+    short = [task for task in tasks if len(task.goal["where"]) <= settings.short]
+    n_long = round(settings.demo_long * settings.demo_goals)
+    demos = [*short, *long[n_long:]]
+    demos = demos[: settings.demo_goals - n_long]
     random.Random("demos").shuffle(demos)
-    for place, task in enumerate(long[:few]):  # evenly: the first demos are held back, and should be alike
-        demos.insert(int((place + 0.5) * settings.demo_goals / few), task)
+    # evenly, because the first demonstrations are the validation split of cloning
+    for n, task in enumerate(long[:n_long]):
+        demos.insert(int((n + 0.5) * settings.demo_goals / n_long), task)
     return long, demos
 
 
-def _tasks(source: str, count: int, config: Config) -> list[Task]:
+def load_source(source: str, count: int, config: Config) -> list[Task]:
     """Return `count` tasks in the shops that a setting names, at most `count` of those of the sites in a
     folder that the agent has the means for, or a file's."""
     if not source:
         return []
-    if shops := shops_named(source):
+    shops = shops_named(source)
+    if shops:
         return tasks_of(shops, count)
-    path, any_goal, sites = Path(source), bool(config.task.reward), list[list[Task]]()
-    sees = config.agent.kind != "text"  # and has the means for any task
+    any_goal = bool(config.task.reward)
+    path = Path(source)
     if not path.is_dir():
         return load_tasks(path, any_goal)
+    by_site = []
     for file in find_task_files(path):
-        tasks, place = load_tasks(file, any_goal), {"folder": str(file.parent.resolve())}
-        fit = [task for task in tasks if sees or "text" in task.meta.get("agents", ["text"])]
-        sites.append([replace(task, meta={**task.meta, **place}) for task in fit])
+        folder = str(file.parent.resolve())
+        tasks = load_tasks(file, any_goal)
+        if config.agent.kind == "text":  # agents that see have the means for any task
+            tasks = [task for task in tasks if "text" in task.meta.get("agents", ["text"])]
+        by_site.append([replace(task, meta={**task.meta, "folder": folder}) for task in tasks])
     # one of each site, then a second one of each, and so on
-    mixed = [task for round in itertools.zip_longest(*sites) for task in round if task is not None]
+    rounds = itertools.zip_longest(*by_site)
+    mixed = [task for tasks in rounds for task in tasks if task is not None]
     return mixed[:count]
 
 
-def apart(tasks: Sequence[Task], others: Sequence[Task], benchmark_of: FindBenchmark) -> list[Task]:
+def drop_leaked(tasks: Sequence[Task], others: Sequence[Task], benchmark_of: FindBenchmark) -> list[Task]:
     """Return the tasks that share no goal with the others."""
     known = {name for task in others for name in benchmark_of(task).identity(task)}
-    return [task for task in tasks if not benchmark_of(task).identity(task) & known]
+    return [task for task in tasks if known.isdisjoint(benchmark_of(task).identity(task))]
 
 
 def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindBenchmark:
     """Return the function that finds a task's benchmark. WebArena's may ask the model at `endpoint`."""
     own = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
     webarena = WebArenaBenchmark(config.task.logins, endpoint)
-    page_goals, world, judged = PageGoalBenchmark(), WorldBenchmark(config.reward.partial), JudgedBenchmark()
-    recorded = RecordedBenchmark(config.reward.contents)
+    world = WorldBenchmark(config.reward.partial)
+    judged = JudgedBenchmark()
+    recorded = RecordedBenchmark()
 
     def benchmark_of(task: Task) -> Benchmark:
         if is_recorded(task):
@@ -116,8 +135,6 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindB
             return own
         if is_webarena(task):
             return webarena
-        if is_page_goal(task.goal):
-            return page_goals
         return world if task.goal else judged
 
     return benchmark_of
@@ -127,12 +144,14 @@ def refuse_impossible(
     judge: JudgeConfig, tasks: Sequence[Task], benchmark_of: FindBenchmark, rewarded: bool
 ) -> None:
     """Raise ValueError if a task's site has no address or, where it is to be `rewarded`, no score."""
+    unset = set()
     for task in tasks:
         benchmark = benchmark_of(task)
         if benchmark.judged and rewarded and not (judge.model or judge.path):
             raise ValueError(f"task {task.id} has no goal to check: give --judge.model, or --judge.path")
         if not benchmark.judged and benchmark.needs_judge(task) and (judge.path or not judge.model):
-            told = "give --judge.model and --judge.url, and no --judge.path"
-            raise ValueError(f"task {task.id} wants an answer judged: {told}")
-    if missing := {name for task in tasks for name in benchmark_of(task).missing(task)}:
-        raise ValueError(f"set {', '.join(sorted(missing))} to the addresses of WebArena's sites")
+            fix = "give --judge.model and --judge.url, and no --judge.path"
+            raise ValueError(f"task {task.id} needs a model to judge its answer: {fix}")
+        unset.update(benchmark.missing(task))
+    if unset:
+        raise ValueError(f"set {', '.join(sorted(unset))} to the addresses of WebArena's sites")

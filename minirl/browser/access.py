@@ -6,16 +6,15 @@ refused, as the released code does not: a page could send its visitor into the t
 """
 
 import asyncio
-import contextlib
 import re
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import IPv4Address, ip_address, ip_network
 from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
 
 from minirl.types import ToolFailure
 
@@ -23,24 +22,27 @@ RESOLVE_SECONDS = 10.0
 LOOKUPS = 8  # of one guard at once; one that is given up holds its place until the system gives it up too
 PROXY_ERROR = "ERR_SOCKS_CONNECTION_FAILED"  # what Chromium says if the proxy did not connect it
 
+Place = tuple[str, int]  # a host, or its IP address, and a port
+
 NAT64 = ip_network("64:ff9b::/96")
-# Public in the tables of some Python versions or all, yet not in use: clouds keep metadata in the first two.
-ODD = ("192.0.0.0/24", "168.63.129.16", "192.88.99.0/24", "3fff::/20", "fec0::/10")
-ODD_NETWORKS = list(map(ip_network, ODD))
+# Public in the tables of some Python versions or all, yet not in use: clouds keep metadata in the first two
+RESERVED = ("192.0.0.0/24", "168.63.129.16", "192.88.99.0/24", "3fff::/20", "fec0::/10")
+RESERVED_NETWORKS = [ip_network(network) for network in RESERVED]
 
 
 def is_address(url: str) -> bool:
     """Return True if a browser can open it: http or https, with a host, and a valid port if there is one."""
-    with contextlib.suppress(ValueError):  # a port that is no number, brackets that are no address
+    with suppress(ValueError):  # a port that is no number, brackets that are no address
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     return False
 
 
-def place_of(url: str) -> tuple[str, int]:
-    """Return the host and the port that an address means: ("example.org", 443)."""
-    at = urlsplit(url)
-    return (at.hostname or "").removesuffix("."), at.port or (443 if at.scheme == "https" else 80)
+def host_and_port(url: str) -> Place:
+    """Return what an address means: ("example.org", 443)."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return (parts.hostname or "").removesuffix("."), port
 
 
 class Refused(ToolFailure):
@@ -58,14 +60,14 @@ class Guard:
     deny: Sequence[str] = ()
     rate: float = 0.0  # most actions a second on one host; 0: no limit
     sites: Mapping[str, int] = field(default_factory=dict)
-    trusted: Collection[tuple[str, int]] = ()
-    # By host; an entry lives as long as somebody waits for its lock or a timer holds it.
-    turns: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    # Of this guard alone: `replace(guard)`, an episode's, shares the turns and waits for nobody else's names.
+    trusted: Collection[Place] = ()
+    turns: dict[str, asyncio.Lock] = field(default_factory=dict)  # by host
+    # Of this guard alone: `replace(guard)`, an episode's, shares the turns and waits for nobody else's names
     lookups: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, LOOKUPS), init=False)
 
     def __post_init__(self) -> None:
-        self.allow, self.deny = [domain(name) for name in self.allow], [domain(name) for name in self.deny]
+        self.allow = [domain(name) for name in self.allow]
+        self.deny = [domain(name) for name in self.deny]
         self.sites = {domain(host): port for host, port in self.sites.items()}
 
     def check_name(self, host: str, port: int = 0) -> str:
@@ -76,39 +78,40 @@ class Guard:
             raise Refused(f"{host[:80]!r} is no host name") from None
         if name in self.sites:
             return name
-        if any(f".{name}".endswith(f".{denied}") for denied in self.deny):
+        if is_within(name, self.deny):
             raise Refused(f"{name} is on the list of denied domains")
-        if self.allow and not any(f".{name}".endswith(f".{allowed}") for allowed in self.allow):
+        if self.allow and not is_within(name, self.allow):
             raise Refused(f"{name} is not on the list of allowed domains")
-        with contextlib.suppress(ValueError):  # not an IP address: what it resolves to is checked
+        with suppress(ValueError):  # not an IP address: what it resolves to is checked
             if not self._reaches(name, name, port):
                 raise Refused(f"{name} is a private address")
         return name
 
-    def is_own(self, url: str) -> bool:
-        place = place_of(url)
+    def is_trusted(self, url: str) -> bool:
+        """Return True for a generated site, or one of `trusted`."""
+        place = host_and_port(url)
         return place[0] in self.sites or place in self.trusted
 
-    async def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
+    async def resolve(self, host: str, port: int) -> list[Place]:
         """Return the (IP address, port) pairs that may be connected to. Raises Refused or OSError."""
         name = self.check_name(host, port)
         if name in self.sites:
             return [("127.0.0.1", self.sites[name])]
         look_up = partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM)
         async with asyncio.timeout(RESOLVE_SECONDS):
-            found = await asyncio.get_running_loop().run_in_executor(self.lookups, look_up)
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+            entries = await asyncio.get_running_loop().run_in_executor(self.lookups, look_up)
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
         allowed = [(ip, port) for ip in addresses if self._reaches(ip, name, port)]
         if addresses and not allowed:
             raise Refused(f"{name} is at {addresses[0]}, a private address")
         return allowed
 
     async def check(self, url: str) -> None:
-        """Raises Refused if `url` may not be opened. A name without an address is left to the browser."""
+        """Raise Refused if `url` may not be opened. A name without an address is left to the browser."""
         if not is_address(url.strip()):
             raise Refused("only http and https addresses can be opened")
-        with contextlib.suppress(OSError):
-            await self.resolve(urlsplit(url.strip()).hostname or "", place_of(url.strip())[1])
+        with suppress(OSError):
+            await self.resolve(*host_and_port(url.strip()))
 
     async def explain(self, url: str, error: str) -> str:
         """Return why the proxy did not reach the host of `url`, or Chromium's `error` if that says more."""
@@ -123,22 +126,27 @@ class Guard:
 
     async def pace(self, url: str) -> None:
         """Wait for the next turn on a host, in order of arrival. Generated sites, our own, need no rest."""
-        host = (urlsplit(url).hostname or "").removesuffix(".")
+        host, _ = host_and_port(url)
         if host and self.rate and host not in self.sites:
             turn = self.turns.setdefault(host, asyncio.Lock())
             await turn.acquire()
             asyncio.get_running_loop().call_later(1 / self.rate, turn.release)
 
     def _reaches(self, ip: str, name: str, port: int) -> bool:
-        return self.private or (name, port) in self.trusted or public(ip)
+        return self.private or (name, port) in self.trusted or is_public(ip)
+
+
+def is_within(name: str, domains: Sequence[str]) -> bool:
+    """Return True for one of the domains and for their subdomains."""
+    return any(f".{name}".endswith(f".{domain}") for domain in domains)
 
 
 def domain(name: str) -> str:
     """Return an entry of a list as hosts are compared with it. Raises ValueError if it can match nothing."""
-    found = name.lower().removesuffix(".")
-    if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", found):
+    host = name.lower().removesuffix(".")
+    if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", host):
         raise ValueError(f"{name!r} is no domain: write example.org, without scheme, port, path or *")
-    return found
+    return host
 
 
 def canonical(host: str) -> str:
@@ -149,11 +157,13 @@ def canonical(host: str) -> str:
     return name
 
 
-def public(address: str) -> bool:
+def is_public(address: str) -> bool:
     """Return True if an IP address is on the open internet. Raises ValueError if it is none."""
     ip = ip_address(address)
-    if ip.version == 6:  # one that leads to an IPv4 address is as private as that is
+    # An IPv6 address that leads to an IPv4 address is as private as that is
+    if ip.version == 6:
         nat64 = IPv4Address(int(ip) & 0xFFFFFFFF) if ip in NAT64 else None
         ip = ip.ipv4_mapped or ip.sixtofour or nat64 or ip
-    odd = ip.is_multicast or ip.is_reserved or any(ip in network for network in ODD_NETWORKS)
-    return ip.is_global and not odd
+    if ip.is_multicast or ip.is_reserved or any(ip in network for network in RESERVED_NETWORKS):
+        return False
+    return ip.is_global

@@ -2,9 +2,11 @@
 
 Stands below minirl/browser/session.py. arm.js is run before an action and leaves a mark in the window;
 settle.js waits until the page is ready and compares it with the mark; a document without one is new.
-OpenWebRL, appendix A.2. Deviations: readiness is asked of the page instead of slept for; the element under a
-point is looked for in open shadow roots too (and by the caller in frames); that nothing changed is found by
-looking, not concluded from the address alone.
+
+OpenWebRL, appendix A.2. Deviations:
+1. Readiness is asked of the page instead of slept for.
+2. The element under a point is looked for in open shadow roots too (and by the caller in frames).
+3. That nothing changed is found by looking, not concluded from the address alone.
 """
 
 from collections.abc import Mapping
@@ -17,12 +19,18 @@ FILES = resources.files("minirl.browser")
 
 def script(name: str) -> str:
     """Return the function NAME of NAME.js, which may use helpers.js, as JavaScript."""
-    helpers, text = (FILES.joinpath(f"{part}.js").read_text("utf-8") for part in ("helpers", name))
+    helpers = FILES.joinpath("helpers.js").read_text("utf-8")
+    text = FILES.joinpath(f"{name}.js").read_text("utf-8")
     return f"argument => {{\n{helpers}\n{text}\nreturn {name}(argument);\n}}"
 
 
-SCRIPTS = ("arm", "settle", "focus", "choose", "scroll", "blocked", "paste")
-ARM, SETTLE, FOCUS, CHOOSE, SCROLL, BLOCKED, PASTE = map(script, SCRIPTS)
+ARM = script("arm")
+SETTLE = script("settle")
+FOCUS = script("focus")
+CHOOSE = script("choose")
+SCROLL = script("scroll")
+BLOCKED = script("blocked")
+PASTE = script("paste")
 COPIED_CHARS = 10_000
 
 
@@ -44,10 +52,6 @@ def number_of(value: Any) -> float:
     return float(value) if type(value) in (int, float) and abs(value) < 1e15 else 0.0
 
 
-READERS = {bool: lambda value: value is True, int: lambda value: int(number_of(value))}
-READERS |= {float: number_of, str: text_of}
-
-
 @dataclass(frozen=True)
 class Settled:
     """The answer of settle.js."""
@@ -67,7 +71,14 @@ class Settled:
 
     @classmethod
     def read(cls, answer: Any) -> Self:
-        answer = record(answer)
-        read: dict[str, Any] = {p.name: READERS[type(p.default)](answer.get(p.name)) for p in fields(cls)}
-        read["copied"] = text_of(answer.get("copied"), COPIED_CHARS)
-        return cls(**read)
+        given = record(answer)
+        values: dict[str, Any] = {}
+        for part in fields(cls):
+            value = given.get(part.name)
+            if isinstance(part.default, str):
+                values[part.name] = text_of(value, COPIED_CHARS if part.name == "copied" else 200)
+            elif isinstance(part.default, bool):
+                values[part.name] = value is True
+            else:
+                values[part.name] = type(part.default)(number_of(value))
+        return cls(**values)

@@ -7,25 +7,36 @@ OpenWebRL, appendix A.1. Deviation: the page says when it is ready, in place of 
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from playwright.async_api import CDPSession, Frame, Page
 
 from minirl.browser.page_scripts import SETTLE, Settled, text_of
-from minirl.types import ToolFailure
+from minirl.types import BrowserFault, Stop, ToolFailure
 
 if TYPE_CHECKING:
     from minirl.browser.session import Session
 
+Event = dict[str, Any]  # of Chromium's protocol
+
 CALL_SECONDS = 10.0  # for one question to the browser; a page that takes longer hangs
 CALM_MS = 25.0  # the shortest quiet time that is asked of a page before it counts as ready
-READY_MS = 3000.0  # after this time it counts as ready, whatever it does
+READY_SECONDS = 3.0  # after this time it counts as ready, whatever it does
 WINDOW_SECONDS = 1.0  # for a window to open
-MOST_DOCUMENTS = 3  # one after the other that have READY_MS each: some pages never rest
+REVIVE_SECONDS = 12.0  # for all that may help a page that hangs
+MAX_DOCUMENTS = 3  # one after the other that have READY_SECONDS each: some pages never rest
+
+# What may help a page that hangs, for how many seconds, and what the agent is told then. While another
+# document is awaited the old one does not answer.
+LATE = "The page that it leads to did not come in time, and was given up."
+REMEDIES = (
+    ("Page.stopLoading", 1.0, LATE),
+    ("Runtime.terminateExecution", 3.0, "The page's script hung and was stopped."),
+)
 
 
 class PageHangs(ToolFailure):
@@ -37,7 +48,7 @@ class Tab:
     """What is known of a tab: its title, and what is under way in it, from Chromium's own events."""
 
     cdp: CDPSession
-    frame: str  # as the protocol names it: what frames within it load is no news of the tab
+    frame_id: str  # as the protocol names it: what frames within it load is no news of the tab
     title: str = ""
     document: str = ""  # the request of another document, until it comes or fails
     document_url: str = ""  # its address, after redirects
@@ -52,19 +63,26 @@ class Tab:
         self.cdp.on("Network.loadingFailed", self.request_ended)
         self.cdp.on("Page.windowOpen", self.window_opens)
 
-    def request_started(self, event: dict[str, Any]) -> None:
-        if event.get("type") == "Document" and event.get("frameId") == self.frame:
-            self.document, self.document_url = event["requestId"], event["request"]["url"]
+    def request_started(self, event: Event) -> None:
+        kind = event.get("type")
+        if kind == "Document" and event.get("frameId") == self.frame_id:
+            self.document = event["requestId"]
+            self.document_url = event["request"]["url"]
             self.data.clear()
             self.changed.set()
-        elif event.get("type") in ("XHR", "Fetch"):
+        elif kind in ("XHR", "Fetch"):
             self.data.add(event["requestId"])
 
-    def request_ended(self, event: dict[str, Any]) -> None:
+    def request_ended(self, event: Event) -> None:
         self.data.discard(event["requestId"])
         if event["requestId"] == self.document and "errorText" in event:
-            self.document, self.failure = "", text_of(event["errorText"], 60)
+            self.document = ""
+            self.failure = text_of(event["errorText"], 60)
         self.changed.set()
+
+    def navigated(self, frame: Frame) -> None:
+        if frame.parent_frame is None:
+            self.committed()
 
     def committed(self) -> None:
         """Note that the tab has gone elsewhere, which within a document leaves its requests alone."""
@@ -73,49 +91,65 @@ class Tab:
             self.data.clear()
             self.changed.set()
 
-    def window_opens(self, event: dict[str, Any]) -> None:
+    def window_opens(self, event: Event) -> None:
         """Note that a window will come. Those that a page opens by itself are blocked, and never come."""
         self.window = event.get("userGesture") is True
 
-    async def wait(self, done: Callable[[], bool], seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
+    async def wait(self, is_over: Callable[[], bool], seconds: float) -> None:
+        with suppress(TimeoutError):
             async with asyncio.timeout(max(0, seconds)):
-                while not done():
+                while not is_over():
                     self.changed.clear()
                     await self.changed.wait()
 
+    async def wait_for_window(self) -> None:
+        await self.wait(lambda: not self.window, WINDOW_SECONDS)
+        self.window = False
+
+    async def wait_for_data(self, seconds: float) -> None:
+        """Wait until all data is there, or another document is on its way."""
+        await self.wait(lambda: not self.data or self.document != "", seconds)
+
     async def forget(self, session: "Session") -> None:
         """Listen to no more requests, which on a heavy page come in thousands; forget those under way."""
-        with contextlib.suppress(ToolFailure):
+        with suppress(ToolFailure):
             await session.do(self.cdp.send("Network.disable"))
-        self.document = self.document_url = self.failure = ""
-        self.data, self.window = set(), False
+        self.document = ""
+        self.document_url = ""
+        self.failure = ""
+        self.data = set()
+        self.window = False
 
 
 async def wait_until_ready(session: "Session", calm_ms: float) -> Settled:
     """Return the page's last answer, once it rests; its `error` is the network's or the guard's reason."""
-    page, tab, documents, settled = session.page, await session.tab(), 0, None
-    seconds = READY_MS / 1000
-    deadline = time.monotonic() + seconds
+    page = session.page
+    tab = await session.tab()
+    settled = None
+    n_documents = 0
+    deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
-        if tab.window:  # it becomes the page
-            await tab.wait(lambda tab=tab: not tab.window, WINDOW_SECONDS)
-            tab.window = False
+        # A window that the action opens becomes the page
+        if tab.window:
+            await tab.wait_for_window()
         if session.page is not page:
             await tab.forget(session)
-            page, tab = session.page, await session.tab()
-            with contextlib.suppress(ToolFailure):
+            page = session.page
+            tab = await session.tab()
+            with suppress(ToolFailure):
                 await session.do(page.wait_for_load_state("domcontentloaded", timeout=0))
-            deadline = time.monotonic() + seconds
+            deadline = time.monotonic() + READY_SECONDS
+
         settled = await _ask(session, page, tab, calm_ms, deadline)
         if settled is None:  # the page was replaced meanwhile; the new one is asked
-            documents += 1
-            if documents <= MOST_DOCUMENTS:
-                deadline = time.monotonic() + seconds
+            n_documents += 1
+            if n_documents <= MAX_DOCUMENTS:
+                deadline = time.monotonic() + READY_SECONDS
         elif tab.data:  # what comes may make another page of it
-            await tab.wait(lambda tab=tab: not tab.data or bool(tab.document), deadline - time.monotonic())
+            await tab.wait_for_data(deadline - time.monotonic())
         elif session.page is page and not tab.document and not tab.window:
             break
+
     settled = settled or Settled(fresh=True)
     if settled.error:
         error = await session.guard.explain(tab.document_url, tab.failure or settled.error)
@@ -126,13 +160,13 @@ async def wait_until_ready(session: "Session", calm_ms: float) -> Settled:
 
 async def _ask(session: "Session", page: Page, tab: Tab, calm_ms: float, deadline: float) -> Settled | None:
     """Return settle.js's answer from the page or the action's inner frame; None if that was replaced."""
-    config, settled = session.config, Settled()
 
     async def ask(place: Page | Frame) -> Settled:
         left = max(0.0, deadline - time.monotonic())
-        work = place.evaluate(SETTLE, [config.quiet_ms, calm_ms, 1000 * left])
+        work = place.evaluate(SETTLE, [session.config.quiet_ms, calm_ms, 1000 * left])
         return Settled.read(await session.do(work, left + CALL_SECONDS))
 
+    settled = Settled()
     try:
         settled = await ask(page)
         tab.title = settled.title
@@ -145,6 +179,37 @@ async def _ask(session: "Session", page: Page, tab: Tab, calm_ms: float, deadlin
         if "context was destroyed" in str(failure):
             return None
         # closed, or gone wrong in a way that shows in the screenshot
-    session.documents[settled.loaded] = max(settled.requests, session.documents.get(settled.loaded, 0))
+    n_requests = session.documents.get(settled.loaded, 0)
+    session.documents[settled.loaded] = max(settled.requests, n_requests)
     session.heap = max(session.heap, settled.heap)
     return settled
+
+
+async def revive(session: "Session") -> None:
+    """Stop the script of a page that hangs, or replace its tab by an empty one. Raises BrowserFault."""
+    try:
+        async with asyncio.timeout(REVIVE_SECONDS):
+            for remedy, seconds, news in REMEDIES:
+                if await _helps(session, remedy, seconds, news):
+                    return
+            hanging = session.page
+            session.page = await session.do(session.context.new_page())
+            with suppress(ToolFailure):
+                await session.do(hanging.close(), REMEDIES[-1][1])
+            session.add_news("The page hung and its tab was closed.")
+    except (TimeoutError, ToolFailure):
+        raise BrowserFault(Stop.ENV_ERROR, "the page hangs, and nothing helps") from None
+
+
+async def _helps(session: "Session", remedy: str, seconds: float, news: str) -> bool:
+    """Try a command of Chromium's protocol; return True if the page answers again."""
+    with suppress(ToolFailure):
+        tab = await session.tab()
+        was_leaving = tab.document != ""
+        tab.document = ""
+        await session.do(tab.cdp.send(remedy), seconds)
+        await session.do(session.page.evaluate("0"), seconds)
+        if was_leaving or news != LATE:
+            session.add_news(news)
+        return True
+    return False

@@ -136,7 +136,7 @@ async def evaluate_if_due(experiment: Experiment, worker: RolloutWorker, state: 
     is_due = config.eval_every and step and step % config.eval_every == 0
     if not is_due or label in evaluated(experiment):  # it may have been made before --resume
         return
-    tasks = experiment.tasks.aside[: config.eval.interim_episodes]
+    tasks = experiment.tasks.validation[: config.eval.interim_episodes]
     success = await evaluate(experiment, worker, tasks, label, step)
     rates = [row["success"] for name, row in evaluated(experiment).items() if name.startswith(REGULAR)]
     if success == max(rates):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minirl.benchmarks.task_sets import apart, choose_benchmarks
+from minirl.benchmarks.task_sets import choose_benchmarks, drop_leaked
 from minirl.console import progress, say
 from minirl.evaluation.results import read_results, result_of
 from minirl.recipes import openwebrl_4b
@@ -52,7 +52,7 @@ def filter_tasks(
     """Return the tasks that stay, and a record of each that goes: the filter, the reason and the task."""
 
     def evaluated(some: Sequence[Task]) -> Reasons:
-        clean = {task.id for task in apart(some, evaluation, choose_benchmarks(openwebrl_4b()))}
+        clean = {task.id for task in drop_leaked(some, evaluation, choose_benchmarks(openwebrl_4b()))}
         return {task.id: "an evaluation has it" for task in some if task.id not in clean}
 
     def decomposed(some: Sequence[Task]) -> Reasons:

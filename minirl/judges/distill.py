@@ -28,7 +28,7 @@ from minirl.judges.labels import Example, RunsImages, target
 from minirl.judges.rubrics import Question, newest_screenshots
 from minirl.judges.settings import JudgeScriptConfig
 from minirl.model import Preprocessor, load_preprocessor, open_model
-from minirl.rows import Row, TrajectoryRows, that_fit
+from minirl.rows import Row, TrajectoryRows, filter_by_length
 from minirl.run_folder import Run, write_lines
 from minirl.samplers.endpoint import ask_all
 from minirl.trainer import Trainer, cloning_batches
@@ -82,7 +82,7 @@ def training_rows(
     for n, example in enumerate(train):
         row = training_row(example, question, images, preprocessor)
         examples.append(TrajectoryRows(n, (row,)))
-    return that_fit(examples, max_tokens, "--agent.context-tokens", "question")
+    return filter_by_length(examples, max_tokens, "--agent.context-tokens", "question")
 
 
 def training_row(example: Example, question: Question, images: ImageStore, preprocessor: Preprocessor) -> Row:

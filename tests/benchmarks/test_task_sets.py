@@ -41,11 +41,12 @@ def test_held_out_shops_are_never_trained_on():
     assert whole.demos == whole.train[: config.task.demo_goals] and whole.heldout == sets.heldout
     assert shops(sets.heldout) == {f"shop-{n}" for n in range(90001, 90065)}
     # what chooses the best weights is neither trained on nor held out, and changes neither
-    assert shops(sets.aside) == {f"shop-{n}" for n in range(50001, 50065)}
-    assert plain.aside == [] and replace(sets, aside=[]) == plain and sets.all == [*plain.all, *sets.aside]
-    for tasks in (sets.train, sets.heldout, sets.aside):
+    assert shops(sets.validation) == {f"shop-{n}" for n in range(50001, 50065)}
+    assert plain.validation == [] and replace(sets, validation=[]) == plain
+    assert sets.all == [*plain.all, *sets.validation]
+    for tasks in (sets.train, sets.heldout, sets.validation):
         assert len(goals(tasks)) == len({task.id for task in tasks}) == len(tasks)
-    assert len(sets.aside) == 64
+    assert len(sets.validation) == 64
 
 
 def test_short_orders_are_demonstrated_and_long_ones_practised():
@@ -107,17 +108,17 @@ def test_a_share_of_a_file_is_set_aside_with_all_that_shares_its_goals(tmp_path)
     save_tasks(tmp_path / "heldout.jsonl", heldout)
     files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "heldout")}
     config = replace(tiny(), task=replace(tiny().task, **files))
-    assert make_task_sets(config).train == [*tasks, *twins] and make_task_sets(config).aside == []
+    assert make_task_sets(config).train == [*tasks, *twins] and make_task_sets(config).validation == []
     config = replace(config, eval_every=5)
     sets = make_task_sets(config)
-    assert len(sets.aside) == 4 and sets.heldout == heldout == make_task_sets(config).heldout
-    assert not goals(sets.aside) & goals(sets.train)
-    assert goals(sets.aside) | goals(sets.train) == goals(tasks)
+    assert len(sets.validation) == 4 and sets.heldout == heldout == make_task_sets(config).heldout
+    assert not goals(sets.validation) & goals(sets.train)
+    assert goals(sets.validation) | goals(sets.train) == goals(tasks)
     assert [task for task in [*tasks, *twins] if task in sets.train] == sets.train  # in the file's order
-    assert make_task_sets(config).aside == sets.aside
-    most = replace(config, task=replace(config.task, aside=0.99))
-    with pytest.raises(ValueError, match="--task.aside 0.99 of .* leaves no task to train on"):
-        make_task_sets(most)
+    assert make_task_sets(config).validation == sets.validation
+    save_tasks(tmp_path / "train.jsonl", tasks[:1])
+    with pytest.raises(ValueError, match="--eval-every leaves no task of .* to train on"):
+        make_task_sets(config)
 
 
 async def test_evaluations_between_steps_leave_the_held_out_tasks_alone(monkeypatch):
@@ -140,7 +141,7 @@ async def test_evaluations_between_steps_leave_the_held_out_tasks_alone(monkeypa
     )
     for step in range(4):
         await lifecycle.evaluate_if_due(experiment, cast(Any, None), {"step": step, "cursor": 0})
-    assert asked == [tasks.aside[:5]] and exported == ["best"]
+    assert asked == [tasks.validation[:5]] and exported == ["best"]
 
 
 def test_a_users_reward_file_is_run_once(tmp_path):
@@ -158,7 +159,7 @@ def test_a_users_reward_file_is_run_once(tmp_path):
 
 def test_folders_of_sites_serve_all_sets(tmp_path):
     """What the agent has no means for stays out; sites take turns, and say where they are."""
-    for split, n in (("train", 0), ("train", 1), ("heldout", 2), ("validation", 3)):
+    for split, n in (("train", 0), ("train", 1), ("heldout", 2)):
         name = f"hotels-easy-{n}"
         drag = [["visual"], ["visual", "text"]]
         tasks = [
@@ -173,17 +174,16 @@ def test_folders_of_sites_serve_all_sets(tmp_path):
         ]
         save_tasks(tmp_path / split / name / "tasks.jsonl", tasks)
         (tmp_path / split / name / "fsm.json").write_text("{}")
-    folders = {name: str(tmp_path / name) for name in ("train", "heldout", "validation")}
-    config = replace(tiny(), task=TaskConfig(**folders), eval_every=5)
+    folders = {name: str(tmp_path / name) for name in ("train", "heldout")}
+    config = replace(tiny(), task=TaskConfig(**folders))
     sets = make_task_sets(config)
     assert [task.id for task in sets.train] == [f"hotels-easy-{n}-{i}" for i in (0, 1) for n in (0, 1)]
     assert [task.id for task in sets.heldout] == ["hotels-easy-2-0", "hotels-easy-2-1"]
-    assert [task.id for task in sets.aside] == ["hotels-easy-3-0", "hotels-easy-3-1"]
     text = make_task_sets(replace(config, agent=replace(config.agent, kind="text")))
     assert [task.id for task in text.train] == ["hotels-easy-0-1", "hotels-easy-1-1"]
     other = make_task_sets(replace(config, agent=replace(config.agent, kind="autowebworld")))
     assert other == sets, "it sees, and can do all that the visual agent can"
-    assert [site.name for site in sites_of(sets.all)] == [f"hotels-easy-{n}" for n in (2, 0, 1, 3)]
+    assert [site.name for site in sites_of(sets.all)] == [f"hotels-easy-{n}" for n in (2, 0, 1)]
     (tmp_path / "train/hotels-easy-0/fsm.json").unlink()
     with pytest.raises(ValueError, match="hotels-easy-0-1: there is no site in .*; make it again"):
         sites_of(sets.all)

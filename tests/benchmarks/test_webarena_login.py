@@ -12,9 +12,10 @@ import pytest
 from stand_in import World, record_of, serve
 
 from minirl.benchmarks.judged import JudgedBenchmark
+from minirl.benchmarks.webarena import login
 from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
-from minirl.benchmarks.webarena.login import read_state, reset
-from minirl.benchmarks.webarena.tasks import task_of
+from minirl.benchmarks.webarena.login import read_login, reset
+from minirl.benchmarks.webarena.tasks import webarena_task
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
 from minirl.types import BrowserFault, Stop, Task
@@ -34,7 +35,7 @@ def world() -> Iterator[World]:
 
 async def ready(session: Session, world: World, folder: Path | None = None, **fields: Any) -> Task:
     """A task that has been prepared as an episode does it."""
-    task = task_of(GOOD | fields, world.sites)
+    task = webarena_task(GOOD | fields, world.sites)
     await session.start(task.start_url)
     await WebArenaBenchmark(states=folder, environ=world.sites).prepare(session, task)
     return task
@@ -76,7 +77,7 @@ async def test_no_login_where_none_is_wanted(session, world):
 @browsing
 @pytest.mark.parametrize("wrong", [{"GITLAB_PASSWORD": "wrong"}, {"GITLAB": "http://127.0.0.1:9"}])
 async def test_a_wrong_password_or_a_site_that_is_down_is_no_login(session, world, wrong):
-    task = task_of(GOOD | {"start_url": "__REDDIT__"}, world.sites)
+    task = webarena_task(GOOD | {"start_url": "__REDDIT__"}, world.sites)
     await session.start(task.start_url)
     address = wrong.get("GITLAB", world.sites["GITLAB"])
     with pytest.raises(BrowserFault, match=f"the login to gitlab at {address} failed") as caught:
@@ -112,10 +113,10 @@ async def test_a_stored_login_that_has_expired(session, world, tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", '{"cookies": []}', '{"cookies": [], "origins": [1]}'])
 def test_a_file_that_is_no_stored_login(tmp_path, text):
     with pytest.raises(ValueError, match="holds no stored login"):
-        read_state(tmp_path / "missing.json")
+        read_login(tmp_path / "missing.json")
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ValueError, match="holds no stored login"):
-        read_state(tmp_path / "a.json")
+        read_login(tmp_path / "a.json")
 
 
 @browsing
@@ -154,16 +155,19 @@ async def test_a_tab_that_does_not_open_is_the_sites_fault(session, world):
 
 
 @pytest.mark.parametrize("busy", [0, 2])
-async def test_a_reset_waits_until_the_sites_are_ready(world, busy):
+async def test_a_reset_waits_until_the_sites_are_ready(world, monkeypatch, busy):
+    monkeypatch.setattr(login, "RESET_PAUSE", 0.01)
     world.busy = busy  # with 2 a reset is running already
-    await reset(f"{world.reset}/", seconds=20, pause=0.01)
+    await reset(f"{world.reset}/")
     assert world.resets == 1 and sum("/status" in asked for asked in world.asked) == busy + 1
 
 
-async def test_a_reset_that_does_not_end(world):
+async def test_a_reset_that_does_not_end(world, monkeypatch):
+    monkeypatch.setattr(login, "RESET_PAUSE", 0.01)
+    monkeypatch.setattr(login, "RESET_SECONDS", 0.1)
     world.busy = 10**6
     with pytest.raises(TimeoutError, match=r"not ready 0.1 s after .* \(last 'Reset ongoing"):
-        await reset(world.reset, seconds=0.1, pause=0.01)
+        await reset(world.reset)
 
 
 @pytest.mark.parametrize("address", ["reset.test", "file:///etc", "http://127.0.0.1:9"])

@@ -7,7 +7,6 @@ import tomllib
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pages
@@ -15,9 +14,7 @@ import pytest
 from pages import running
 
 from minirl.browser.access import Guard
-from minirl.browser.session import Session
 from minirl.config import BrowserConfig
-from minirl.types import BrowserFault, Stop
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -81,13 +78,3 @@ async def test_a_page_that_can_not_be_asked_is_not_blocked(session, site, script
     monkeypatch.setattr("minirl.browser.session.BLOCKED_SECONDS", 0.3)
     assert await session.blocked() == ""
     await session.revive()
-
-
-async def test_a_browser_that_is_gone_raises_nothing():
-    async def gone(*_: object) -> str:
-        raise BrowserFault(Stop.INFRA_ERROR, "the browser is gone")
-
-    lost = SimpleNamespace(
-        guard=Guard(), page=SimpleNamespace(url="http://a.test/", evaluate=lambda *_: None), do=gone
-    )
-    assert await Session.blocked(lost) == ""

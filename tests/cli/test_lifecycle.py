@@ -82,7 +82,7 @@ def make_experiment(tmp_path, ends: list[Trajectory] = (), evals: list[dict] = (
     )
     experiment = SimpleNamespace(config=tiny(), ranks=alone(), trainer=trainer, run=run, noted=noted)
     vars(experiment).update(log=Log(), run_tasks=run_tasks, reset_sites=reset_sites)
-    vars(experiment).update(tasks=SimpleNamespace(heldout=[TASK] * 4, aside=[TASK] * 3))
+    vars(experiment).update(tasks=SimpleNamespace(heldout=[TASK] * 4, validation=[TASK] * 3))
     vars(experiment).update({"checkpoints": Checkpoints(tmp_path), **more})
     return experiment
 

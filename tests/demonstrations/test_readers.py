@@ -142,7 +142,7 @@ BROKEN = [
     ("text", CHAT, "it has 2|does not begin with Round 0"),
     ("visual", changed(TURNS[0], "metadata", "images", to=[]), "show 1 screenshots, and it has 0"),
     ("visual", changed(TURNS[0], "metadata", "images", to=["data:,x"]), "'data:,x' is no picture in base64"),
-    ("visual", changed(TURNS[0], "metadata", "task_id", to=None), "the field 'metadata.task_id' must"),
+    ("visual", changed(TURNS[0], "metadata", "task_id", to=None), "metadata.task_id: Input should be"),
     ("visual", changed(TURNS[0], "response", to="<|image_pad|>"), "a screenshot must be in a user's message"),
     ("visual", changed(CHAT, "messages", 4, "role", to="tool"), "user and assistant must take turns"),
     (

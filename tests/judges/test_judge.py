@@ -14,11 +14,12 @@ import pytest
 from endpoint_server import Act, body, completion, cut_off, drip, refuse, say, serve, slow, status
 from episodes import PNGS, TASK, Gone, episode, turn, words_of
 
-from minirl.advantages import gate, make_group, needs_verdict
+from minirl.advantages import make_group
 from minirl.benchmarks import protocols
 from minirl.config import Config, JudgeConfig, ModelConfig, SamplerConfig
 from minirl.judges.judge import EndpointJudge, LocalJudge, open_judge, prompt_of
 from minirl.judges.rubrics import Question
+from minirl.rewards import apply_reward_gates, needs_verdict
 from minirl.rows import BLANK_PNG
 from minirl.samplers.endpoint import Endpoint
 from minirl.types import Request, Sample, SamplerError, Stop, Trajectory, Verdict
@@ -100,7 +101,7 @@ BEHAVIOUR: dict[str, tuple[list[Act], float | None]] = {
 async def test_every_behaviour_of_a_judge_gives_its_reward_or_a_mask(name):
     acts, reward = BEHAVIOUR[name]
     (said,), _ = await judged(acts, seconds=0.3 if "slow" in name or "drips" in name else 5.0)
-    gated = gate(episode(turn(image="a"), verdict=said))
+    gated = apply_reward_gates(episode(turn(image="a"), verdict=said))
     others = [replace(episode(), member=m) for m in (1, 2)]
     kept = [t.member for t in make_group([gated, *others])]
     if reward is None:
@@ -162,7 +163,7 @@ async def test_a_protocols_judge_is_asked_and_read(protocol, ranks):
     for texts, success in ((YES, True), (NO, False)):
         said, (request,) = await judged_by(protocol, [say(texts[own.input])], ranks)
         assert said.success is success and not said.error
-        assert gate(replace(CLICKS, verdict=said)).reward == float(success)
+        assert apply_reward_gates(replace(CLICKS, verdict=said)).reward == float(success)
     limit = "max_completion_tokens" if own.model == "o4-mini" else "max_tokens"
     assert (request["model"], request["seed"], request[limit]) == (own.model, 42, own.response_tokens)
     greedy = own.input in ("webvoyager", "deepshop")
@@ -186,7 +187,10 @@ async def test_done_without_an_answer_fails_unasked_where_released_code_says_so(
     said, requests = await judged_by(protocol, yes, ranks, silent)
     asked = protocol.judge.input in ("agenttrek", "trace")
     assert (said.success, len(requests)) == (asked, int(asked)) and not said.error
-    assert needs_verdict(silent, "none") and gate(replace(silent, verdict=said), "none").success is asked
+    assert (
+        needs_verdict(silent, "none")
+        and apply_reward_gates(replace(silent, verdict=said), "none").success is asked
+    )
     assert asked or "without an answer" in said.rationale
     said, requests = await judged_by(protocol, yes, ranks, replace(silent, stop=Stop.MAX_STEPS))
     assert (said.success, len(requests)) == (True, 1)
@@ -206,7 +210,7 @@ async def test_what_is_no_verdict_masks_the_episode(protocol, ranks):
     for act in (say("It is hard to say."), say(other), say(yes, finish="length"), say(""), status(500)):
         said, _ = await judged_by(protocol, [act], ranks)
         assert said.success is None and said.error
-        assert gate(replace(CLICKS, verdict=said)).stop is Stop.JUDGE_ERROR
+        assert apply_reward_gates(replace(CLICKS, verdict=said)).stop is Stop.JUDGE_ERROR
     said, requests = await judged_by(protocol, [status(429), say(yes)], ranks)
     assert said.success is True and len(requests) == 2
 

@@ -1,15 +1,17 @@
 """Facts for the rules of a task, read from a page, from the shop's server or from a language model.
 
 Everything here answers in time or raises NoVerdict, and no answer is run as Python: scripts run in the page,
-and a model reads data behind a fence. WebAgent-R1, section 4.1. Deviations: the questions to the model and
-the limits of length are our own; of its answers, WebArena's, "not correct" is a no, others are no verdict.
+and a model reads data behind a fence. WebAgent-R1, section 4.1. Deviations:
+
+1. The questions to the model and the limits of length are our own.
+2. Of the model's replies "not correct" is a no, and one that is no verdict gives no score.
 """
 
 import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -25,19 +27,16 @@ from minirl.types import BrowserFault, Stop
 OPEN_SECONDS = 60.0  # for a page to open
 REST_SECONDS = 3.0  # at most, for its network to come to rest after that
 CALL_SECONDS = 10.0  # for a page to answer a question
-JUDGE_CHARS = 6000  # of an answer
+ANSWER_CHARS = 6000  # of an answer, that the model reads
 PAGE_CHARS = 300_000  # of a page that is read whole: what a cart holds stands behind a long head
 JUDGE_TOKENS = 768
 MEMBER_ROLE = FOLDER.joinpath("member_role.js").read_text()
-FUZZY_MATCH, UA_MATCH = (FOLDER.joinpath(f"{name}.md").read_text() for name in ("fuzzy_match", "ua_match"))
-ORDER = {"searchCriteria[sortOrders][0][field]": "created_at", "searchCriteria[pageSize]": "1"}
-ORDER["searchCriteria[sortOrders][0][direction]"] = "DESC"
-ORDERS, REVIEWS = f"orders?{urlencode(ORDER)}", "products/{}/reviews"
-# By helper: what the shop's server is asked, and where its answer has the newest order's or review's fact
-SHOP: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "shopping_get_latest_order_url": (ORDERS, lambda r: r["items"] and r["items"][0]["increment_id"]),
-    "shopping_get_sku_latest_review_author": (REVIEWS, lambda r: r and r[-1]["nickname"]),
-    "shopping_get_sku_latest_review_rating": (REVIEWS, lambda r: r and r[-1]["ratings"][0]["percent"]),
+FUZZY_MATCH = FOLDER.joinpath("fuzzy_match.md").read_text()
+UA_MATCH = FOLDER.joinpath("ua_match.md").read_text()
+NEWEST_ORDER = {
+    "searchCriteria[sortOrders][0][field]": "created_at",
+    "searchCriteria[pageSize]": "1",
+    "searchCriteria[sortOrders][0][direction]": "DESC",
 }
 
 
@@ -67,11 +66,11 @@ async def open_page(page: Page, url: str) -> None:
 
 async def run_script(page: Page, script: str) -> str | None:
     """Return a locator's value, "" where it fails, None if it finds nothing; the page's HTML for ""."""
-    found = await _answer(page.evaluate(f"() => {script}") if script.strip() else page.content())
-    return None if found is None else str(found)
+    value = await _ask_page(page.evaluate(f"() => {script}") if script.strip() else page.content())
+    return None if value is None else str(value)
 
 
-async def _answer(work: Awaitable[Any]) -> Any:
+async def _ask_page(work: Awaitable[Any]) -> Any:
     try:
         async with asyncio.timeout(CALL_SECONDS):
             return await work
@@ -85,66 +84,83 @@ async def _answer(work: Awaitable[Any]) -> Any:
 
 
 async def call_helper(call: str, page: Page, environ: Mapping[str, str]) -> str | None:
+    """Return what one of the five helper functions finds; None if there is no order."""
     name, argument = read_helper(call)
     if name == "reddit_get_post_url":
         return post_address(argument.replace("__last_url__", page.url))
     if name == "gitlab_get_project_memeber_role":
-        return str(await _answer(page.evaluate(MEMBER_ROLE, argument)))
+        return str(await _ask_page(page.evaluate(MEMBER_ROLE, argument)))
     shop = sites_from_environment(environ)["SHOPPING"]
+    try:
+        if name == "shopping_get_latest_order_url":
+            return await newest_order_url(shop, environ)
+        reviews = await ask_shop(shop, f"products/{quote(argument, safe='')}/reviews", environ)
+        if not reviews:
+            return ""
+        if name == "shopping_get_sku_latest_review_author":
+            return str(reviews[-1]["nickname"])
+        return str(reviews[-1]["ratings"][0]["percent"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise NoVerdict(f"the shop's answer is no answer to {name}: {error!r:.80}") from None
+
+
+async def newest_order_url(shop: str, environ: Mapping[str, str]) -> str | None:
+    """Return the address of the newest order, None if there is none."""
+    orders = await ask_shop(shop, f"orders?{urlencode(NEWEST_ORDER)}", environ)
+    if not orders["items"]:
+        return None
+    number = int(orders["items"][0]["increment_id"])  # without the zeros in front
+    return f"{shop}/sales/order/view/order_id/{number}/"
+
+
+async def ask_shop(shop: str, question: str, environ: Mapping[str, str]) -> Any:
+    """Return what the shop's server answers its administrator."""
     admin = login_to("shopping_admin", environ)
     login = {"username": admin["user"], "password": admin["password"]}
-    token = await _fetch_json(f"{shop}/rest/default/V1/integration/admin/token", login)
-    if not isinstance(token, str) or not re.fullmatch(r"[!-~]+", token):
-        raise NoVerdict(f"{shop} gave its administrator no token")
-    question, fact_of = SHOP[name]
-    url = f"{shop}/rest/V1/{question.format(quote(argument, safe=''))}"
-    found = await _fetch_json(url, Authorization=f"Bearer {token}")
-    try:
-        fact = fact_of(found)
-    except (LookupError, TypeError):
-        raise NoVerdict(f"the shop's answer is no answer to {name}: {str(found)[:80]}") from None
-    if question is not ORDERS:
-        return str(fact) if found else ""
-    if fact and not re.fullmatch(r"[0-9]{1,20}", str(fact)):
-        raise NoVerdict(f"the shop has an order with the number {str(fact)[:80]!r}")
-    return f"{shop}/sales/order/view/order_id/{int(fact)}/" if fact else None
+    token = await fetch_json(f"{shop}/rest/default/V1/integration/admin/token", login)
+    return await fetch_json(f"{shop}/rest/V1/{question}", Authorization=f"Bearer {token}")
 
 
-async def _fetch_json(url: str, data: Any = None, **headers: str) -> Any:
+async def fetch_json(url: str, data: Any = None, **headers: str) -> Any:
     status, body = await fetch(url, data, **headers)
     if status != 200:
         raise NoVerdict(f"{url} answered {status or 'nothing'}: {body[:80]!r}")
     try:
         return json.loads(body)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise NoVerdict(f"{url} gave no usable answer: {error!r}") from None
 
 
 async def llm_fuzzy_match(
-    judge: Endpoint | None, question: str, references: list[str], text: str, most: int = JUDGE_CHARS
+    judge: Endpoint | None, question: str, references: list[str], answer: str, max_chars: int = ANSWER_CHARS
 ) -> bool:
-    data = {"question": question, "reference": ", ".join(references), "answer": text[:most]}
-    return await _ask(judge, FUZZY_MATCH, data, "correct", r"partially|incorrect|not correct")
+    """Return whether an answer says the same as the references."""
+    data = {"question": question, "reference": ", ".join(references), "answer": answer[:max_chars]}
+    return await _ask_judge(judge, FUZZY_MATCH, data, "correct", r"partially|incorrect|not correct")
 
 
 async def llm_ua_match(judge: Endpoint | None, question: str, reason: str, report: str) -> bool:
     """Return whether a report gives the reason for which a task can't be done (is UnAchievable)."""
-    data = {"task": question, "reason": reason, "report": report[:JUDGE_CHARS]}
-    return bool(report.strip()) and await _ask(judge, UA_MATCH, data, "same", r"different|not the same")
+    if not report.strip():
+        return False
+    data = {"task": question, "reason": reason, "report": report[:ANSWER_CHARS]}
+    return await _ask_judge(judge, UA_MATCH, data, "same", r"different|not the same")
 
 
-async def _ask(judge: Endpoint | None, prompt: str, data: Mapping[str, str], yes: str, no: str) -> bool:
+async def _ask_judge(judge: Endpoint | None, prompt: str, data: Mapping[str, str], yes: str, no: str) -> bool:
     """Return False if the model's reply has the pattern `no`, True if it has the word `yes`."""
-    assert judge is not None  # benchmark.py refuses such tasks
-    # no string of JSON's has a line of its own, to end the fence; no request can carry half a surrogate pair
-    fenced = json.dumps(data, indent=1, ensure_ascii=False).encode("utf-8", "replace").decode()
+    assert judge is not None, "benchmark.py refuses such tasks"
+    # JSON breaks no line within a string, so no answer can end the fence
+    fenced = json.dumps(data, indent=1, ensure_ascii=False)
+    # no request can carry half a surrogate pair
+    fenced = fenced.encode("utf-8", "replace").decode()
     question = ("user", (prompt.format(data=fenced),))
     try:
-        reply = (await judge.ask([question], max_tokens=JUDGE_TOKENS, temperature=0)).text
+        reply = await judge.ask([question], max_tokens=JUDGE_TOKENS, temperature=0)
     except EndpointError as error:
         raise NoVerdict(f"the judge gave no answer: {error}") from None
-    if re.search(no, reply, re.IGNORECASE):
+    if re.search(no, reply.text, re.IGNORECASE):
         return False
-    if not re.search(rf"\b{yes}\b", reply, re.IGNORECASE):
-        raise NoVerdict(f"the judge's reply is no verdict: {reply[:80]!r}")
+    if not re.search(rf"\b{yes}\b", reply.text, re.IGNORECASE):
+        raise NoVerdict(f"the judge's reply is no verdict: {reply.text[:80]!r}")
     return True

@@ -1,11 +1,13 @@
 """WebArena and WebArena-Lite: their sites' addresses, and their records as tasks with rules.
 
-    record --task_of--> Task;   its goal --rules_of--> StringMatch, UrlMatch, ProgramHtml
+    record --webarena_task--> Task;   its goal --rules_of--> StringMatch, UrlMatch, ProgramHtml
 
-WebAgent-R1, section 4.1, and the public formats. Deviations: a record is checked when it is read, not when an
-episode is judged; a `must_include` that is a string is one phrase, where the released evaluator takes its
-letters one by one (in three training tasks). Addresses come from WebArena's own variables (SITES;
-SHOPPING_ADMIN ends in /admin). Without them records can be read, but not run.
+WebAgent-R1, section 4.1, and the public formats. Addresses come from WebArena's own variables (SITES;
+SHOPPING_ADMIN ends in /admin). Without them records can be read, but not run. Deviations:
+
+1. A record is checked when it is read, not when an episode is judged.
+2. A `must_include` that is a string is one phrase, where the released evaluator takes its letters one by one
+   (in three training tasks).
 """
 
 import json
@@ -25,44 +27,69 @@ from minirl.types import Task
 
 SITES = ("SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "MAP", "WIKIPEDIA", "HOMEPAGE")
 PLACEHOLDER = re.compile(r"__([A-Z_]+?)__")
-STATE_NAME = r"[a-z_]{1,80}(\.[a-z_]{1,80})*_state\.json"
-STATE_FILE = re.compile(f"((.*/)?{STATE_NAME})?")
-HELPERS = ("reddit_get_post_url", "shopping_get_latest_order_url")
-
-HAS_ONE = must(lambda wanted: wanted.approaches, "have one of exact_match, must_include, fuzzy_match")
-SITE = must(lambda name: name.upper() in SITES, f"be one of {', '.join(SITES).lower()}")
-A_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) and value.strip() else value)
-Phrases = Annotated[Texts, A_LIST]
-References = Annotated[str, must(lambda urls: all(map(is_address, urls.split(OR))), "be http addresses")]
-StateFile = Annotated[str, must(STATE_FILE.fullmatch, "be null or a path like .auth/gitlab_state.json")]
+ADDRESS_HELPERS = ("reddit_get_post_url", "shopping_get_latest_order_url")
 
 
 def sites_from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the sites' addresses by variable, http://shopping.webarena.test and so on if it is not set."""
     sites = {}
     for name in SITES:
-        nowhere = f"http://{name.lower().replace('_', '-')}.webarena.test"
-        sites[name] = environ.get(name, "").rstrip("/") or nowhere
-        if not is_address(sites[name]):
-            raise ValueError(f"the variable {name} is {sites[name]!r}; it must be like http://host:port")
+        address = environ.get(name, "").rstrip("/")
+        if not address:
+            address = f"http://{name.lower().replace('_', '-')}.webarena.test"
+        if not is_address(address):
+            raise ValueError(f"the variable {name} is {address!r}; it must be like http://host:port")
+        sites[name] = address
     return sites
 
 
+def _is_site(name: str) -> bool:
+    return name.upper() in SITES
+
+
+def _are_addresses(text: str) -> bool:
+    return all(is_address(url) for url in text.split(OR))
+
+
 def _is_page(url: str) -> bool:
-    return url == "last" or (read_helper(url)[0] in HELPERS if url.startswith("func:") else is_address(url))
+    if url.startswith("func:"):
+        name, _ = read_helper(url)
+        return name in ADDRESS_HELPERS
+    return url == "last" or is_address(url)
 
 
-class Wanted(Record):
+def _phrase_as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) and value.strip() else value
+
+
+Site = Annotated[str, must(_is_site, f"be one of {', '.join(SITES).lower()}")]
+Phrases = Annotated[Texts, BeforeValidator(_phrase_as_list)]
+References = Annotated[str, must(_are_addresses, "be http addresses")]
+PageAddress = Annotated[
+    str, must(_is_page, "be an http address, last or a helper's call that gives an address")
+]
+Locator = Annotated[str, AfterValidator(check_locator)]
+Press = Annotated[str, AfterValidator(check_press)]
+
+
+class ExpectedText(Record):
     exact_match: str | None = None
     must_include: Phrases | None = None
     fuzzy_match: Texts | None = None
 
     @property
     def approaches(self) -> list[tuple[str, Any]]:
-        return [(approach, wanted) for approach, wanted in self if wanted is not None]
+        """Return name and expected value of each approach that is given."""
+        return [(approach, expected) for approach, expected in self if expected is not None]
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if not self.approaches:
+            raise ValueError("must have one of exact_match, must_include, fuzzy_match")
+        return self
 
 
-class ReferenceAnswers(Wanted):
+class ReferenceAnswers(ExpectedText):
     model_config = ConfigDict(extra="forbid")
 
     exact_match: Text | None = None
@@ -70,13 +97,13 @@ class ReferenceAnswers(Wanted):
 
 
 class StringMatch(Record):
-    reference_answers: Annotated[ReferenceAnswers, HAS_ONE]
+    reference_answers: ReferenceAnswers
     string_note: str | None = None  # why a task can't be done
 
     @model_validator(mode="after")
     def _has_a_note(self) -> Self:
         if self.reference_answers.fuzzy_match == "N/A" and not (self.string_note or "").strip():
-            raise ValueError("the field 'string_note' is missing or empty, which fuzzy_match N/A needs")
+            raise ValueError("string_note is missing or empty, which fuzzy_match N/A needs")
         return self
 
 
@@ -85,16 +112,15 @@ class UrlMatch(Record):
     url_note: Literal["EXACT", "GOLD in PRED"] | None = None
 
 
-class Target(Record):
-    # "last": where the page is
-    url: Annotated[str, must(_is_page, "be an http address, last or a helper's call that gives an address")]
-    locator: Annotated[str, AfterValidator(check_locator)]
-    prep_actions: list[Annotated[str, AfterValidator(check_press)]] = []
-    required_contents: Annotated[Wanted, HAS_ONE]  # only the first approach counts
+class PageTarget(Record):
+    url: PageAddress  # "last": where the page is
+    locator: Locator
+    prep_actions: list[Press] = []
+    required_contents: ExpectedText  # only the first approach counts
 
 
 class ProgramHtml(Record):
-    program_html: Annotated[list[Target], Field(min_length=1)]
+    program_html: Annotated[list[PageTarget], Field(min_length=1)]
 
 
 RULES = {"string_match": StringMatch, "url_match": UrlMatch, "program_html": ProgramHtml}
@@ -106,49 +132,64 @@ class EvalTypes(Record):
 
 def rules_of(goal: Mapping[str, Any]) -> dict[str, StringMatch | UrlMatch | ProgramHtml]:
     """Return the rules of a task's goal by their kind. ValueError names what is malformed."""
-    return {kind: read(RULES[kind], goal) for kind in read(EvalTypes, goal).eval_types}
+    kinds = read(EvalTypes, goal).eval_types
+    return {kind: read(RULES[kind], goal) for kind in kinds}
 
 
 class WebArenaRecord(Record):
     task_id: int
-    sites: Annotated[list[Annotated[str, SITE]], Field(min_length=1)]
+    sites: Annotated[list[Site], Field(min_length=1)]
     intent: Text
     start_url: Addresses
     require_login: bool
-    storage_state: StateFile | None = None
+    storage_state: str | None = None  # the file of a stored login, like .auth/gitlab_state.json
     intent_template_id: int
     old_task_id: int | None = None  # only in WebArena-Lite
     eval: dict[str, Any]
 
 
-class Meta(Record):
+class WebArenaMeta(Record):
     sites: list[str]
     tabs: list[str]
     require_login: bool
-    storage_state: Annotated[str, must(re.compile(f"({STATE_NAME})?").fullmatch, "be a file's name alone")]
+    storage_state: str
 
 
 def is_webarena(task: Task) -> bool:
     return task.goal.get("kind") == "webarena"
 
 
-def task_of(record: Mapping[str, Any], sites: Mapping[str, str]) -> Task:
+def webarena_task(record: Mapping[str, Any], sites: Mapping[str, str]) -> Task:
     """Return a record as a task, with the sites' addresses in it. ValueError names what is malformed."""
-    local = json.dumps({name: record[name] for name in ("start_url", "eval") if name in record})
-    local = PLACEHOLDER.sub(lambda match: json.dumps(sites.get(match[1], match[0]))[1:-1], local)
-    found = read(WebArenaRecord, {**record, **json.loads(local)})
-    rules_of(found.eval)
-    start, *tabs = found.start_url
+    placed = {name: record[name] for name in ("start_url", "eval") if name in record}
+    placed = json.loads(_with_addresses(json.dumps(placed), sites))
+    fields = read(WebArenaRecord, {**record, **placed})
+    rules_of(fields.eval)
+    start, *tabs = fields.start_url
+    if fields.old_task_id is None:
+        benchmark = "webarena"
+        number = fields.task_id
+    else:
+        benchmark = "webarena-lite"
+        number = fields.old_task_id  # its two files share their task_ids
     meta = {
-        "benchmark": "webarena" if found.old_task_id is None else "webarena-lite",
-        "sites": found.sites,
-        "site": found.sites[0] if len(found.sites) == 1 else "multi-site",
+        "benchmark": benchmark,
+        "sites": fields.sites,
+        "site": fields.sites[0] if len(fields.sites) == 1 else "multi-site",
         "tabs": tabs,
-        "require_login": found.require_login,
-        "storage_state": PurePosixPath(found.storage_state or "").name,
-        "old_task_id": found.old_task_id,
-        "template": found.intent_template_id,
+        "require_login": fields.require_login,
+        "storage_state": PurePosixPath(fields.storage_state or "").name,
+        "old_task_id": fields.old_task_id,
+        "template": fields.intent_template_id,
     }
-    # the two files of Lite share their task_ids
-    number = found.task_id if found.old_task_id is None else found.old_task_id
-    return Task(f"webarena-{number}", found.intent, start, found.eval | {"kind": "webarena"}, meta)
+    return Task(f"webarena-{number}", fields.intent, start, fields.eval | {"kind": "webarena"}, meta)
+
+
+def _with_addresses(text: str, sites: Mapping[str, str]) -> str:
+    """Return JSON with addresses in the place of __GITLAB__ and so on; other names stay as they are."""
+
+    def address(match: re.Match[str]) -> str:
+        escaped = json.dumps(sites.get(match[1], match[0]))
+        return escaped[1:-1]
+
+    return PLACEHOLDER.sub(address, text)

@@ -1,0 +1,140 @@
+"""Rewards of the user's own, on pages in a real Chromium, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pages
+import pytest
+
+from minirl.benchmarks import own_reward
+from minirl.benchmarks.own_reward import OwnReward, load_reward
+from minirl.browser.session import Session
+from minirl.config import BrowserConfig
+from minirl.types import BrowserFault, Stop, Task
+
+browsing = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
+
+CONFIG = BrowserConfig(browsers=1, width=500, height=400, quiet_ms=50, private=True)
+REWARD = """
+import asyncio
+from dataclasses import dataclass
+
+@dataclass
+class Names:  # which looks its module up
+    title: str
+
+async def title(task, page, answer):
+    return await page.title() == task.goal["title"]
+
+async def half(task, page, answer, more=0): return 0.5
+async def none(task, page, answer): return None
+async def above(task, page, answer): return 1.5
+async def below(task, page, answer): return -1
+async def nan(task, page, answer): return float("nan")
+async def word(task, page, answer): return "1"
+async def fails(task, page, answer): return {}["order\\nno"]
+async def late(task, page, answer): raise TimeoutError("mine")
+async def missing(task, page, answer): await page.click("#none", timeout=50)
+async def hangs(task, page, answer): await asyncio.sleep(60)
+async def two(task, page): return 1
+async def named(task, page, answer, *, more): return 1
+def plain(task, page, answer): return 1
+number = 1
+"""
+
+
+@pytest.fixture
+def site(monkeypatch):
+    monkeypatch.setitem(pages.PAGES, "/form", "<!doctype html><title>Form</title>")
+    with pages.serve() as address:
+        yield address
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    path = tmp_path / "my rewards.py"
+    path.write_text(REWARD)
+    return path
+
+
+def task_with(goal: dict[str, Any]) -> Task:
+    return Task("a", "Fill in the form", "http://shop.test/", goal)
+
+
+@browsing
+async def test_a_reward_reads_the_page_and_the_task(session, site, file):
+    benchmark = OwnReward(load_reward(f"{file}:title"))
+    await session.goto(f"{site}/form")
+    for title, value in (("Form", 1.0), ("Two", 0.0)):
+        task = task_with({"title": title})
+        score = await benchmark.score(task, session, "")
+        assert score.value == score.details["score"] == value and not benchmark.needs_judge(task)
+    assert (await OwnReward(load_reward(f"{file}:half")).score(task, session, "")).value == 0.5
+    nothing = await OwnReward(load_reward(f"{file}:none")).score(task, session, "")
+    assert nothing.value is None and "no verdict" in nothing.details["reason"]
+
+
+@browsing
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("above", "the reward must be 0 to 1 or None, not 1.5"),
+        ("below", "the reward must be 0 to 1 or None, not -1"),
+        ("nan", "the reward must be 0 to 1 or None, not nan"),
+        ("word", "the reward must be 0 to 1 or None, not '1'"),
+        ("fails", r"the reward failed: KeyError: 'order\nno'"),
+        ("late", "the reward failed: TimeoutError: mine"),
+        ("missing", "the reward failed: TimeoutError: Page.click: Timeout 50ms exceeded."),
+        ("hangs", "the reward took more than 0.2 s"),
+    ],
+)
+async def test_a_reward_that_fails_gives_no_verdict(session: Session, file, monkeypatch, name, reason):
+    monkeypatch.setattr(own_reward, "REWARD_SECONDS", 5.0 if name == "missing" else 0.2)
+    with pytest.raises(BrowserFault) as caught:
+        await OwnReward(load_reward(f"{file}:{name}")).score(task_with({}), session, "")
+    assert caught.value.stop is Stop.JUDGE_ERROR and str(caught.value) == reason
+
+
+@browsing
+async def test_an_episode_that_is_cancelled_takes_its_reward_along(session, file):
+    ended = []
+
+    async def reward(task: Task, page: Any, answer: str) -> float:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+        return 1.0
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await OwnReward(reward).score(task_with({}), session, "")
+    assert ended == [True]
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        ("FILE", "must be like FILE.py:NAME"),
+        (":title", "must be like FILE.py:NAME"),
+        ("FILE:", "must be like FILE.py:NAME"),
+        ("FILE:nobody", r"must have an async def nobody\(task, page, answer\)"),
+        ("FILE:plain", "must have an async def plain"),
+        ("FILE:number", "must have an async def number"),
+        ("FILE:two", r"two must take \(task, page, answer\): too many positional arguments"),
+        ("FILE:named", r"named must take \(task, page, answer\): missing a required"),
+    ],
+)
+def test_a_function_that_can_not_be_is_refused_in_one_line(file, place, problem):
+    with pytest.raises(ValueError, match=problem) as caught:
+        load_reward(place.replace("FILE", str(file)))
+    assert str(caught.value).startswith("--task.reward ") and "\n" not in str(caught.value)
+
+
+def test_a_mistake_in_the_users_file_is_shown_as_it_is(tmp_path):
+    (tmp_path / "raises.py").write_text("1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        load_reward(f"{tmp_path / 'raises.py'}:title")
