@@ -24,6 +24,12 @@ TASK = make_task_sets(tiny()).heldout[0]
 NUMBER = ["--shop", SHOP.name.removeprefix("shop-")]
 
 
+@pytest.fixture(autouse=True)
+def nothing_was_trained_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere the newest of runs/tiny would act."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
