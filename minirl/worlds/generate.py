@@ -8,303 +8,368 @@ Deviation: there, a language model proposes a machine for the name of a real sit
 fragments share field names along a flow, so that a selected item is carried along by construction.
 """
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.interpreter import World
-from minirl.worlds.looks import SHAPES, draw_style, dress, read_table
-from minirl.worlds.shop import CHOICES, SHOP, TO_PRESS, draw_places, records_of
-from minirl.worlds.widgets import Json, Offered, action, condition, control, effect
+from minirl.worlds.looks import Json, draw_records, dress, read_table
+from minirl.worlds.shop import make_first_site
+from minirl.worlds.widgets import Offered, SiteDocument, condition, control, effect
 
-ITEM, *TILES = CHOICES  # the words for what tiles show first, and for what they can ask then
 DAYS = [f"2026-{month:02}-{day:02}" for month in (5, 6, 7) for day in range(1, 29)]
 VOCABULARY = read_table("themes")
-NAMED = json.loads(json.dumps(VOCABULARY), object_hook=lambda fields: SimpleNamespace(**fields))
-THEMES, LEVELS = {theme.name: theme for theme in NAMED.themes}, vars(NAMED.levels)
+# The same with attributes in place of keys
+_NAMED = json.loads(json.dumps(VOCABULARY), object_hook=lambda fields: SimpleNamespace(**fields))
+THEMES = {theme.name: theme for theme in _NAMED.themes}
+LEVELS = vars(_NAMED.levels)
+FIELD_TYPES = {"checkbox": "boolean", "slider": "number|null"}  # others hold texts
 
 
 def make_site(theme: str, seed: int, level: str = "medium", skin: str = "") -> World:
     """Return the site `<theme>-<level>-<seed>`: the same arguments give the same site. Another `skin` than
-    the one that the seed draws changes the looks alone."""
+    the one that the seed draws changes the looks alone. ValueError if there is no such theme or skin."""
     if theme not in THEMES:
         raise ValueError(f"there is no theme {theme!r}; there are: {', '.join(THEMES)}")
-    plan = Plan(THEMES[theme], LEVELS[level], Random(f"{theme} {level} {seed}"))
-    world = plan.world(f"{theme}-{level}-{seed}")
-    return world if plan.is_tiles else dress(world, THEMES[theme].category, skin)
+    name = f"{theme}-{level}-{seed}"
+    rng = Random(f"{theme} {level} {seed}")
+    if LEVELS[level].look == "tiles":
+        return make_first_site(name, THEMES[theme], LEVELS[level], VOCABULARY, rng)
+    world = SiteBuilder(THEMES[theme], LEVELS[level], rng).build(name)
+    return dress(world, THEMES[theme].category, skin)
 
 
-class Plan:
-    """One draw: pages and actions in the form of an fsm.json, and the words that go with them."""
+@dataclass(frozen=True)
+class Flow:
+    """Something that can be done on a site, with what it asks for: texts, a date, an option, pieces ..."""
+
+    id: str
+    verb: str
+    asks: Sequence[str]
+    start: str  # the page on which it begins
+    end: str  # and the one to which it leads
+    item: str = ""  # the field that says with which item it is done, "" if with none
+    collection: str = ""  # the list from which the item has been opened, "" if it hasn't
+
+
+class SiteBuilder:
+    """One draw of a site; `build` is to be called once."""
 
     def __init__(self, theme: Any, level: Any, rng: Random):
-        self.theme, self.level, self.rng = theme, level, rng
-        self.pages: dict[str, Json] = {}
-        self.labels: dict[str, str] = {}  # of pages and actions
-        self.messages: dict[str, str] = {}  # of terminal pages
-        self.lists: list[Json] = []  # what tasks.py is told of the lists
-        self.flows: list[Json] = []  # and of what can be done
-        self.done: dict[str, Json] = {}  # the types of the fields in which the session notes all that
+        self.theme = theme
+        self.level = level
+        self.rng = rng
         self.faces = Random(repr(rng.getstate()))  # which of several widgets that do the same
         self.brand = rng.choice(theme.brands)
         self.entities = theme.entities[: level.entities]
-        self.is_tiles = level.look == "tiles"
-        drawn = [records_of(ITEM, 8, rng) if self.is_tiles else _things(one, rng) for one in self.entities]
-        self.data = dict(zip([one.plural for one in self.entities], drawn, strict=True))
-        self.has_cookie = not self.is_tiles and rng.random() < 0.7
-        self.id_style = rng.choice(VOCABULARY["id_styles"])
+        self.data = {entity.plural: draw_records(entity, rng) for entity in self.entities}
+        self.has_cookie = rng.random() < 0.7
+        self.site = SiteDocument(rng.choice(VOCABULARY["id_styles"]))
+        self.lists: list[Json] = []  # what tasks.py is told of the lists
+        self.flows: list[Json] = []  # and of what can be done
 
-    def world(self, name: str) -> World:
-        """Return the site with its records, words and looks; to be called once."""
-        fsm, facts = load_fsm(self.fsm()), {}  # facts of a record in a row, and how they are said
-        for entity in self.entities:
-            numbers = {number.name: f"{number.name} {number.unit}" for number in entity.numbers}
-            facts[entity.plural] = {"kind": "{}", **numbers, **dict.fromkeys(entity.flags, "{}")}
-        words = {"brand": self.brand, "labels": self.labels, "messages": self.messages, "facts": facts}
-        style = words | {"look": self.level.look}
-        if self.is_tiles:
-            style |= draw_style(self.rng) | {"letters": self.rng.randint(22, 28)}
-            style["places"] = draw_places(fsm, self.data, self.rng)
-        return World(name, fsm, self.data, style)
-
-    def fsm(self) -> Json:
-        self._page("HOME", self.brand)
+    def build(self, name: str) -> World:
+        """Return the site with its records and words."""
+        self.site.add_page("HOME", self.brand)
         if self.has_cookie:
-            self.pages["HOME"]["signature_schema"]["cookie_accepted"] = "boolean|null"
-            banner, unanswered = control("button", "#cookie-accept"), condition("cookie_accepted", "eq", None)
-            answer = effect("set", "cookie_accepted", value=True)
-            self._action("HOME", "ACCEPT", "Accept cookies", banner, gates=[unanswered], effects=[answer])
+            self._add_cookie_banner()
         for entity in self.entities:
-            page = self._list(entity)
-            self._page(entity.name.upper(), entity.name.capitalize(), page, _selected(entity))
-        self._item_flows()
+            self._add_list(entity)
+            label = entity.name.capitalize()
+            self.site.add_page(_page_of(entity), label, _list_of(entity), _selected(entity))
+        self._add_item_flows()
         for extra in self.level.extras:
-            getattr(self, f"_{extra}")()
-        for page in self.pages.values():
-            page["signature_schema"]["done"] = self.done
-        meta = {"app": self.brand, "initial_page_id": "HOME", "terminal_pages": list(self.messages)}
-        meta |= {"theme": self.theme.name, "level": self.level.name, "steps": self.level.steps}
-        return {"meta": meta | {"lists": self.lists, "flows": self.flows}, "pages": list(self.pages.values())}
+            self._add_extra(VOCABULARY["extras"][extra])
+        meta = {
+            "app": self.brand,
+            "theme": self.theme.name,
+            "level": self.level.name,
+            "steps": self.level.steps,
+            "lists": self.lists,
+            "flows": self.flows,
+        }
+        style = {
+            "look": "pages",
+            "brand": self.brand,
+            "labels": self.site.labels,
+            "messages": self.site.messages,
+            "facts": {entity.plural: _facts_of(entity) for entity in self.entities},
+        }
+        return World(name, self.site.machine(meta), self.data, style)
 
-    def _page(self, id: str, label: str, back: str = "", schema: Mapping[str, str] | None = None) -> None:
-        """Add a page with these fields, and a button that leads `back`."""
-        self.pages[id] = {"id": id, "signature_schema": dict(schema or {}), "actions": []}
-        self.labels[id] = label
-        if back:
-            self._action(id, "BACK", "Back", to=back)
+    def _add_cookie_banner(self) -> None:
+        self.site.fields("HOME")["cookie_accepted"] = "boolean|null"
+        banner = control("button", "#cookie-accept")
+        gates = [condition("cookie_accepted", "eq", None)]
+        effects = [effect("set", "cookie_accepted", value=True)]
+        self.site.add_action("HOME", "ACCEPT", "Accept cookies", banner, gates=gates, effects=effects)
 
-    def _action(self, page: str, role: str, label: str, widget: Json | None = None, **more: Any) -> None:
-        """Add an action to a page, by default a button; `more` are arguments of `widgets.action`."""
-        self.labels[f"{page}_{role}"] = label
-        widget = widget or control("button", self._selector(page, role))
-        self.pages[page]["actions"].append(action(f"{page}_{role}", page, widget, **more))
+    # --- pages and lists ------------------------------------------------------------------------------------
 
-    def _input(self, page: str, kind: str, role: str, label: str, field: str, offered: Offered) -> Json:
-        """Add a field to a page, and the action that fills it in. Return the condition that this is done."""
-        types = {"checkbox": "boolean", "slider": "number|null"}
-        self.pages[page]["signature_schema"][field] = types.get(kind, "string|null")
-        ending = f"-{kind}" if kind in types else ""  # by which `widget_of` knows them
-        widget = control(kind, self._selector(page, role) + ending, field, offered)
-        self._action(page, role, label, widget)
-        return condition(field, "eq", True) if kind == "checkbox" else condition(field, "length_gt", 0)
-
-    def _selector(self, page: str, role: str) -> str:
-        page, role = (name.lower().replace("_", "-") for name in (page, role))
-        return "#" + self.id_style.format(page=page, role=role)
-
-    def _from_home(self, to: str, label: str, schema: Mapping[str, str] | None = None) -> None:
+    def _add_from_home(self, page: str, label: str, fields: Json) -> None:
         """Add a page, and a way to it from the first one: a link, or a menu's entry (by click or pointer)."""
-        self._page(to, label, "HOME", schema)
-        gates = [condition("cookie_accepted", "eq", True)] if self.has_cookie else []
-        role, way, widget = f"GO_{to}", self.rng.choice(("direct", "menu", "hover")), None
-        if way != "direct":
-            opener, item = self._selector("HOME", f"{way}-opener"), self._selector("HOME", role)
-            menu = {"container": opener, "options": [{"value": label, "selector": item}]}
-            op, name = ("hover", "hover_menu") if way == "hover" else ("click", "dropdown")
-            steps = [{"op": op, "selector": opener}, {"op": "click", "selector": item, "ui_elements": menu}]
-            widget = {"name": "select", "parameters": {"widget": name}, "gui_procedure": steps}
-        self._action("HOME", role, label, widget, to=to, gates=gates)
+        self.site.add_page(page, label, "HOME", fields)
+        gates = []
+        if self.has_cookie:
+            gates.append(condition("cookie_accepted", "eq", True))
+        role = f"GO_{page}"
+        way = self.rng.choice(("direct", "menu", "hover"))
+        widget = None if way == "direct" else self._menu_entry(way, role, label)
+        self.site.add_action("HOME", role, label, widget, to=page, gates=gates)
 
-    def _list(self, entity: Any) -> str:
-        """Add the page that lists a kind of thing, and the ways to find one that are drawn. Return its id."""
-        page, one, many = entity.plural.upper(), entity.name, entity.plural
-        if self.is_tiles:  # which stand on the first page
-            self.pages["HOME"]["signature_schema"] |= _selected(entity)
-            self._rows(entity, "HOME", many.capitalize(), f"#{many} .row", {}, {})
-            return "HOME"
-        self._from_home(page, many.capitalize(), _selected(entity))
-        flag, numbers = self.rng.choice(entity.flags), [number.name for number in entity.numbers]
+    def _menu_entry(self, way: str, role: str, label: str) -> Json:
+        """Return the widget of an entry of the first page's menu of this kind, "menu" or "hover"."""
+        opener = self.site.selector("HOME", f"{way}-opener")
+        entry = self.site.selector("HOME", role)
+        options = [{"value": label, "selector": entry}]
+        op, name = ("click", "dropdown") if way == "menu" else ("hover", "hover_menu")
+        steps = [
+            {"op": op, "selector": opener},
+            {
+                "op": "click",
+                "selector": entry,
+                "ui_elements": {"container": opener, "options": options},
+            },
+        ]
+        return {"name": "select", "parameters": {"widget": name}, "gui_procedure": steps}
+
+    def _add_list(self, entity: Any) -> None:
+        """Add the page that lists a kind of thing, and the ways to find one that are drawn."""
+        page = _list_of(entity)
+        many = entity.plural
+        self._add_from_home(page, many.capitalize(), _selected(entity))
+        flag = self.rng.choice(entity.flags)
+        numbers = [name for name, *_ in entity.numbers]
         least, order = self.rng.choices(numbers, k=2)
-        # each step of the slider leaves another number of rows, at least one
-        steps = sorted({record[least] for record in self.data[many]})[1:]
-        inputs = {  # a field of the page, the arguments of `_input`, and which field of records it filters
-            "search": ("query", "search", f"Search {many}", {"param": one, "collection": many}, "id", "eq"),
+        # Each step of the slider leaves another number of rows, at least one.
+        steps = sorted({record[least] for record in self.data[many]})
+        bind = {"param": entity.name, "collection": many}
+        # By ways: the page's field, what `_add_input` wants, and the field of records that it filters.
+        inputs = {
+            "search": ("query", "search", f"Search {many}", bind, "id", "eq"),
             "checkbox": (f"only_{flag}", "checkbox", f"Only {flag}", (), flag, "flag"),
-            "slider": (f"least_{least}", "slider", f"{least.capitalize()} at least", steps, least, "gte"),
+            "slider": (f"least_{least}", "slider", f"{least.capitalize()} at least", steps[1:], least, "gte"),
             "sort": ("order", "choice", f"Order by {order}", (f"{order}:asc", f"{order}:desc"), "", ""),
             "kind": ("kind", "choice", "Kind", entity.kinds, "kind", "eq"),
         }
-        drawn = [way for way in inputs if way in self.rng.sample(list(inputs), self.rng.randint(2, 5))]
-        rows: Json = {"where": {}, "order": f"$.{many}_order" if "sort" in drawn else ""}
-        for name, kind, label, offered, field, cond in (inputs[way] for way in drawn):
-            self._input(page, kind, name.upper(), label, f"{many}_{name}", offered)
-            if field:
-                rows["where"][field] = {"cond": cond, "value": f"$.{many}_{name}"}
-        selector = f"{self._selector(page, 'LIST')} .{one}-row"
-        self._rows(entity, page, one.capitalize(), selector, rows, {way: inputs[way][0] for way in drawn})
-        return page
+        ways = {}
+        where = {}
+        for way, (name, kind, label, offered, filtered, cond) in inputs.items():
+            count = self.rng.randint(2, 5)
+            if way not in self.rng.sample(list(inputs), count):
+                continue
+            field = f"{many}_{name}"
+            ways[way] = name
+            self._add_input(page, kind, name.upper(), label, field, offered)
+            if filtered:
+                where[filtered] = {"cond": cond, "value": f"$.{field}"}
+        order_field = f"$.{many}_order" if "sort" in ways else ""
+        self._add_rows(entity, {**bind, "where": where, "order": order_field}, ways)
 
-    def _rows(self, entity: Any, page: str, label: str, selector: str, bind: Json, ways: Json) -> None:
-        """Add a list to a page. Opening a row notes which it is, and how the `ways` to find it were set."""
-        one, many, schema = entity.name, entity.plural, self.pages[page]["signature_schema"]
-        self.done[many] = {"item": "string|null"} | {name: schema[f"{many}_{name}"] for name in ways.values()}
-        kept = [effect("set", f"done.{many}.{name}", value_from=f"$.{many}_{name}") for name in ways.values()]
-        kept.append(effect("set", f"done.{many}.item", value_ref=f"{{{one}}}"))
-        row = control("row", selector, f"selected_{one}_id", {"param": one, "collection": many, **bind})
-        self._action(page, "OPEN", label, row, to=one.upper(), effects=kept)
-        self.lists.append({"id": many, "one": one, "page": page, "ways": ways})
+    def _add_rows(self, entity: Any, bind: Json, ways: Mapping[str, str]) -> None:
+        """Add a list's rows. Opening one notes which it is, and how the `ways` to find it were set."""
+        page = _list_of(entity)
+        many = entity.plural
+        types = self.site.fields(page)
+        notes = []
+        for name in ways.values():
+            field = f"{many}_{name}"
+            notes.append(self.site.note(many, name, types[field], value_from=f"$.{field}"))
+        notes.append(self.site.note(many, "item", value_ref=f"{{{entity.name}}}"))
+        rows = self.site.selector(page, "LIST")
+        row = control("row", f"{rows} .{entity.name}-row", f"selected_{entity.name}_id", bind)
+        label = entity.name.capitalize()
+        self.site.add_action(page, "OPEN", label, row, to=_page_of(entity), effects=notes)
+        self.lists.append({"id": many, "one": entity.name, "page": page, "ways": dict(ways)})
 
-    def _item_flows(self) -> None:
+    # --- flows ----------------------------------------------------------------------------------------------
+
+    def _add_item_flows(self) -> None:
         """Add what can be done with an item: the theme's own verb, and others."""
-        verbs = [verb for verb in VOCABULARY["verbs"] if all(verb != one.verb for one in self.entities)]
+        entity_verbs = [entity.verb for entity in self.entities]
+        verbs = [verb for verb in VOCABULARY["verbs"] if verb not in entity_verbs]
         self.rng.shuffle(verbs)
         for n in range(self.level.flows):
             entity = self.entities[n % len(self.entities)]
-            is_first = n < len(self.entities)  # of its kind of item, whose own verb it takes
-            verb = entity.verb if is_first else verbs.pop()
-            id, item = f"{verb}_{entity.name}".replace(" ", "_"), f"selected_{entity.name}_id"
-            end = self._end(id, entity.done if is_first else f"{verb.capitalize()}: done.")
-            asks = self._draw_asks(self.rng.randint(*self.level.inputs))
-            self._flow(id, verb, asks, entity.name.upper(), end, item, entity.plural)
+            verb = entity.verb
+            message = entity.done
+            if n >= len(self.entities):
+                verb = verbs.pop()
+                message = f"{verb.capitalize()}: done."
+            id = f"{verb}_{entity.name}".replace(" ", "_")
+            end = self._add_end(id, message)
+            count = self.rng.randint(*self.level.inputs)
+            asks = self._draw_asks(count)
+            item = f"selected_{entity.name}_id"
+            self._add_flow(Flow(id, verb, asks, _page_of(entity), end, item, entity.plural))
 
     def _draw_asks(self, count: int) -> list[str]:
-        """Return what a form asks: texts, a date, an option, a tick or a number of pieces, by their names."""
-        if self.is_tiles:
-            return sorted(self.rng.sample(TILES, count), key=TILES.index)  # as an order names them
-        texts = self.rng.sample(self.theme.fields, min(count, len(self.theme.fields)))
+        """Return what a form asks for, by its names in themes.toml."""
+        fields = self.theme.fields
+        texts = self.rng.sample(fields, min(count, len(fields)))
         return self.rng.sample(["date", "option", "agreed", "pieces", "file", *texts], count)
 
-    def _end(self, flow: str, message: str) -> str:
+    def _add_end(self, flow: str, message: str) -> str:
         """Add a terminal page, and return its id."""
         page = f"{flow.upper()}_DONE"
-        self._page(page, "Done")
-        self.messages[page] = message
-        if not self.is_tiles:
-            self._action(page, "HOME", "Home", to="HOME")
+        self.site.add_page(page, "Done")
+        self.site.messages[page] = message
+        self.site.add_action(page, "HOME", "Home", to="HOME")
         return page
 
-    def _flow(
-        self, id: str, verb: str, asks: Sequence[str], start: str, end: str, item: str = "", of: str = ""
-    ) -> None:
-        """Add what leads from one page to another: inputs, there or on a page of their own, perhaps a review,
-        and an action that notes in `done` what was asked, and the `item` (a set field) of the list `of`."""
-        n, here, role, carried = len(self.flows), start, id.upper(), {item: "string|null"} if of else {}
-        opens, ends = (SHOP["buttons"][name] if self.is_tiles else verb.capitalize() for name in TO_PRESS)
-        gates = [condition(item, "length_gt", 0)] if item else []
-        if len(asks) > 1 and (of or "." in item):
-            here = f"{role}_FORM"
-            self._page(here, verb.capitalize(), start, carried)
-            self._press(start, f"START_{role}", opens, "window", to=here, gates=[] if of else gates)
-        filled = [self._ask(here, name, n) for name in asks]
-        gates += [gate for gate in filled if id != "settings"]  # switches may stay as they are
-        if id == "order" and "login" in self.done:
-            gates.append(condition("done.login.user", "length_gt", 0))
-        fields, schema = {name: f"{name}_{n}" for name in asks}, self.pages[here]["signature_schema"]
-        self.done[id] = {name: schema[field] for name, field in fields.items()}
-        if item:
-            fields["item"], self.done[id]["item"] = item, "string|null"
-        if len(asks) > 2 and here != start and self.rng.random() < 0.5:
-            review = f"{role}_REVIEW"
-            self._page(review, "Review", here, schema)
-            self._action(here, f"REVIEW_{role}", "Review", to=review, gates=gates)
-            here = review
-        notes = [effect("set", f"done.{id}.{name}", value_from=f"$.{f}") for name, f in fields.items()]
-        self._press(here, f"FINISH_{role}", ends, "confirm", to=end, gates=gates, effects=notes)
-        after = [gate["path"].split(".")[2] for gate in gates if gate["path"].startswith("$.done.")]
-        shown = {name: self.data.get(fields[name]) for name in asks}
-        offered = {n: [one["id"] for one in some] if some else self._offered(n) for n, some in shown.items()}
-        self.flows.append({"id": id, "verb": verb, "list": of, "asks": offered, "after": after})
+    def _add_extra(self, extra: Mapping[str, Any]) -> None:
+        """Add a page and its flows, as one of the tables `extras` of themes.toml says."""
+        entity = self.entities[0]
+        item_page = _page_of(entity)
+        names = {
+            "PAGE": item_page,
+            "ITEM": f"selected_{entity.name}_id",
+            "FLOW": self.flows[0]["id"],
+        }
+        self._add_from_home(extra["page"], extra["label"], {})
+        for table in extra["flows"]:
+            asks = table.get("asks", self.theme.settings)
+            if "asks_more" in table:
+                asks = asks + self._draw_asks(self.level.inputs[0] - 1)
+            end = table.get("end") or self._add_end(table["id"], table["done"])
+            start = table["start"].format(**names)
+            item = table.get("item", "").format(**names)
+            collection = entity.plural if start == item_page else ""
+            self._add_flow(Flow(table["id"], table["verb"], asks, start, end, item, collection))
 
-    def _ask(self, page: str, name: str, n: int) -> Json:
-        """Add the nth flow's input of this name to a page. Return the condition that it is filled in."""
-        field, role, label = f"{name}_{n}", f"{name.upper()}_{n}", name.replace("_", " ").capitalize()
-        if self.is_tiles:
-            self.data[field] = records_of(name, 5, self.rng)
-            row = control("row", f"#{field} .row", field, {"param": name, "collection": field})
-            self.pages[page]["signature_schema"][field] = "string|null"
-            self._action(page, role, label, row)
-            return condition(field, "length_gt", 0)
+    def _add_flow(self, flow: Flow) -> None:
+        """Add what leads from one page to another: inputs, there or on a page of their own, perhaps a review,
+        and an action that notes in `done` what was given, and with which item it was done."""
+        number = len(self.flows)
+        role = flow.id.upper()
+        label = flow.verb.capitalize()
+        gates = []
+        if flow.item:
+            gates.append(condition(flow.item, "length_gt", 0))
+        page = flow.start
+        if flow.item and len(flow.asks) > 1:
+            page = self._add_form(flow, gates)
+        for name in flow.asks:
+            is_filled = self._add_ask(page, name, number)
+            if flow.id != "settings":  # whose switches may stay as they are
+                gates.append(is_filled)
+        after = []
+        if flow.item.startswith("done."):
+            after.append(flow.item.split(".")[1])
+        if flow.id == "order" and "login" in self.site.done:
+            gates.append(condition("done.login.user", "length_gt", 0))
+            after.append("login")
+        types = self.site.fields(page)
+        notes = []
+        for name in flow.asks:
+            field = f"{name}_{number}"
+            notes.append(self.site.note(flow.id, name, types[field], value_from=f"$.{field}"))
+        if flow.item:
+            notes.append(self.site.note(flow.id, "item", value_from=f"$.{flow.item}"))
+        has_form = page != flow.start
+        if has_form and len(flow.asks) > 2 and self.rng.random() < 0.5:
+            review = f"{role}_REVIEW"
+            self.site.add_page(review, "Review", page, types)
+            self.site.add_action(page, f"REVIEW_{role}", "Review", to=review, gates=gates)
+            page = review
+        finish = f"FINISH_{role}"
+        self._add_press(page, finish, label, "confirm", to=flow.end, gates=gates, effects=notes)
+        self.flows.append(
+            {
+                "id": flow.id,
+                "verb": flow.verb,
+                "list": flow.collection,
+                "asks": {name: _offered(name) for name in flow.asks},
+                "after": after,
+            }
+        )
+
+    def _add_form(self, flow: Flow, gates: Sequence[Json]) -> str:
+        """Add a page for a flow's inputs, and the way to it. Return its id."""
+        role = flow.id.upper()
+        page = f"{role}_FORM"
+        label = flow.verb.capitalize()
+        fields = {}
+        if flow.collection:
+            # The item's page has the item, so nothing need be waited for.
+            fields[flow.item] = "string|null"
+            gates = []
+        self.site.add_page(page, label, flow.start, fields)
+        self._add_press(flow.start, f"START_{role}", label, "window", to=page, gates=gates)
+        return page
+
+    # --- inputs ---------------------------------------------------------------------------------------------
+
+    def _add_ask(self, page: str, name: str, number: int) -> Json:
+        """Add an input of the flow of this number. Return the condition that it is filled in."""
+        field = f"{name}_{number}"
         if name == "pieces":
-            self.pages[page]["signature_schema"][field] = "integer"
-            for role, label, gate, by in (("MORE", "One more", "lt", 1), ("FEWER", "One less", "gt", -1)):
-                gates, change = [condition(field, gate, 5 if by > 0 else 0)], effect("inc", field, by=by)
-                self._action(page, f"{role}_{n}", label, gates=gates, effects=[change])
+            self._add_counter(page, field, number)
             return condition(field, "gte", 1)
         usual = "field" if name in VOCABULARY["words"] else "checkbox"
         kind = self.faces.choice(VOCABULARY["faces"].get(name, [usual]))
-        label = "I agree to the terms" if name == "agreed" else label
-        return self._input(page, kind, role, label, field, self._offered(name) if kind != "checkbox" else ())
+        label = name.replace("_", " ").capitalize()
+        if name == "agreed":
+            label = "I agree to the terms"
+        offered = () if kind == "checkbox" else _offered(name)
+        return self._add_input(page, kind, field.upper(), label, field, offered)
 
-    def _press(self, page: str, role: str, label: str, other: str, **more: Any) -> None:
+    def _add_input(self, page: str, kind: str, role: str, label: str, field: str, offered: Offered) -> Json:
+        """Add a field to a page, and the action that fills it in. Return the condition that this is done."""
+        self.site.fields(page)[field] = FIELD_TYPES.get(kind, "string|null")
+        selector = self.site.selector(page, role)
+        if kind in FIELD_TYPES:  # which `widget_of` knows by the selector's end
+            selector += f"-{kind}"
+        self.site.add_action(page, role, label, control(kind, selector, field, offered))
+        if kind == "checkbox":
+            return condition(field, "eq", True)
+        return condition(field, "length_gt", 0)
+
+    def _add_counter(self, page: str, field: str, number: int) -> None:
+        """Add two buttons that change a number between 0 and 5."""
+        self.site.fields(page)[field] = "integer"
+        more = [condition(field, "lt", 5)]
+        up = [effect("inc", field, by=1)]
+        self.site.add_action(page, f"MORE_{number}", "One more", gates=more, effects=up)
+        fewer = [condition(field, "gt", 0)]
+        down = [effect("inc", field, by=-1)]
+        self.site.add_action(page, f"FEWER_{number}", "One less", gates=fewer, effects=down)
+
+    def _add_press(self, page: str, role: str, label: str, other: str, **more: Any) -> None:
         """Add an action by a button, or by chance by the `other` widget that does what a button does."""
-        kind = self.faces.choices((other, "button"), (0 if self.is_tiles else 1, 3))[0]
-        self._action(page, role, label, control(kind, self._selector(page, role)), **more)
+        (kind,) = self.faces.choices((other, "button"), (1, 3))
+        widget = control(kind, self.site.selector(page, role))
+        self.site.add_action(page, role, label, widget, **more)
 
-    def _offered(self, name: str) -> list[Any]:
-        """Return the values that an input may be given in a task."""
-        return DAYS if name == "date" else VOCABULARY["words"].get(name, [True])
 
-    def _settings(self) -> None:
-        self._from_home("SETTINGS", "Settings")
-        names = [name.replace(" ", "_") for name in self.theme.settings]
-        self._flow("settings", "save", names, "SETTINGS", self._end("settings", "Your settings are saved."))
+def _page_of(entity: Any) -> str:
+    """Return the id of the page that shows one of a kind of things."""
+    return entity.name.upper()
 
-    def _login(self) -> None:
-        self._from_home("LOGIN", "Log in")
-        self._flow("login", "log in", ["user", "password"], "LOGIN", "HOME")
 
-    def _cart(self) -> None:
-        """Add a cart for the first kind of thing, and its checkout, which may want a login."""
-        entity = self.entities[0]
-        self._from_home("CART", "Cart")
-        page, item = entity.name.upper(), f"selected_{entity.name}_id"
-        self._flow("cart", "put into the cart", ["pieces"], page, "CART", item, entity.plural)
-        asks = ["payment", *self._draw_asks(self.level.inputs[0] - 1)]
-        self._flow("order", "check out", asks, "CART", self._end("order", "Thank you."), "done.cart.item")
-
-    def _change(self) -> None:
-        """Add a page on which what the first flow has booked is moved to another day."""
-        self._from_home("BOOKINGS", "My bookings")
-        item, end = f"done.{self.flows[0]['id']}.item", self._end("change", "Your change is noted.")
-        self._flow("change", "change", ["date", "option"], "BOOKINGS", end, item)
+def _list_of(entity: Any) -> str:
+    """Return the id of the page that lists a kind of things."""
+    return entity.plural.upper()
 
 
 def _selected(entity: Any) -> dict[str, str]:
-    """Return the field that says which item a page is about."""
+    """Return the field that says which item a page is about, with its type."""
     return {f"selected_{entity.name}_id": "string|null"}
 
 
-def _things(entity: Any, rng: Random) -> tuple[Json, ...]:
-    """Return 12 to 24 things; titles and pictures are unique."""
-    titles = [f"{adjective} {noun}" for adjective in entity.adjectives for noun in entity.nouns]
-    pictures = list(itertools.product(SHAPES, SHOP["fills"].items()))
-    count = rng.randint(12, 24)
-    titles, pictures = rng.sample(titles, count), rng.sample(pictures, count)
-    columns = {}
-    for number in entity.numbers:  # all different where there are enough, so that an order has no ties
-        choices = range(number.low, number.high + 1, number.step)
-        draw = rng.sample if len(choices) >= count else rng.choices
-        columns[number.name] = draw(choices, k=count)
-    for k, flag in enumerate(entity.flags):  # at least one yes and one no of each
-        columns[flag] = [(i + k) % 2 == 0 if i < 2 else rng.random() < 0.5 for i in range(count)]
-    out: list[Json] = []
-    for i, (title, (shape, (colour, fill))) in enumerate(zip(titles, pictures, strict=True)):
-        record: Json = {"id": f"{entity.name}-{i + 1}", "title": title, "shape": shape, "fill": fill}
-        record |= {name: column[i] for name, column in columns.items()}
-        out.append(record | {"colour": colour, "kind": entity.kinds[i % len(entity.kinds)]})
-    rng.shuffle(out)
-    return tuple(out)
+def _offered(name: str) -> list[Any]:
+    """Return the values that an input may be given in a task."""
+    if name == "date":
+        return DAYS
+    return VOCABULARY["words"].get(name, [True])
+
+
+def _facts_of(entity: Any) -> dict[str, str]:
+    """Return how a row says the facts of a record, by fields: {"price": "price {} crowns"}."""
+    facts = {"kind": "{}"}
+    for name, unit, *_ in entity.numbers:
+        facts[name] = f"{name} {unit}"
+    return facts | dict.fromkeys(entity.flags, "{}")

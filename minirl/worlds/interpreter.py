@@ -33,7 +33,7 @@ class State:
 
 @dataclass(frozen=True)
 class World:
-    """A site served as `<name>.test`: a machine, its records in display order, its looks (`render.Style`)."""
+    """A site served as `<name>.test`: a machine, its records in display order, its looks (style.toml)."""
 
     name: str
     fsm: Fsm

@@ -1,4 +1,4 @@
-"""What sites look like, and the files beside this package's modules: tables, scripts, style sheets, pages.
+"""What sites show and look like, and the files beside this package's modules: tables, scripts, pages.
 
 A skin (skins.toml, skins/*.css) decides how pages are laid out, and leaves some lengths open. Names, places
 and sentences stand in texts.toml. Looks are drawn apart from a site's machine, so that each can be held out.
@@ -6,8 +6,9 @@ Paper: AutoWebWorld, section 3.3. Deviation: there a language model writes each 
 """
 
 import colorsys
+import itertools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from random import Random
@@ -38,6 +39,36 @@ USUAL = read_table("style")
 TEXTS = read_table("texts")
 # The drawings of pictures.js that a record may name
 SHAPES = ("circle", "square", "triangle", "diamond", "hexagon", "ring", "cross", "drop")
+
+
+def draw_records(entity: Any, rng: Random) -> tuple[Json, ...]:
+    """Return 12 to 24 things of a kind (an `entity` of themes.toml); titles and pictures are unique."""
+    titles = [f"{adjective} {noun}" for adjective in entity.adjectives for noun in entity.nouns]
+    pictures = list(itertools.product(SHAPES, USUAL["fills"].items()))
+    count = rng.randint(12, 24)
+    titles = rng.sample(titles, count)
+    pictures = rng.sample(pictures, count)
+    columns: dict[str, Sequence[Any]] = {}
+    for name, _, low, high, step in entity.numbers:
+        # All numbers are different where there are enough, so that an order has no ties.
+        numbers = range(low, high + 1, step)
+        draw = rng.sample if len(numbers) >= count else rng.choices
+        columns[name] = draw(numbers, k=count)
+    for first, flag in zip((True, False), entity.flags, strict=True):
+        # There are at least one yes and one no.
+        others = [rng.random() < 0.5 for _ in range(count - 2)]
+        columns[flag] = [first, not first, *others]
+    records = []
+    for i in range(count):
+        shape, (colour, fill) = pictures[i]
+        record = {"id": f"{entity.name}-{i + 1}", "title": titles[i], "shape": shape, "fill": fill}
+        for name, column in columns.items():
+            record[name] = column[i]
+        record["colour"] = colour
+        record["kind"] = entity.kinds[i % len(entity.kinds)]
+        records.append(record)
+    rng.shuffle(records)
+    return tuple(records)
 
 
 def draw_style(rng: Random) -> Json:

@@ -4,7 +4,7 @@ The browser visits `http://<world>.test/`, which `SiteServer` answers with `rend
 machine by itself (runtime.js, a transcript of interpreter.py), and `read_state` reads its state, by which an
 episode is judged. Paper: AutoWebWorld, section 3.3. Deviation: there, a language model writes a front end per
 site; here one runtime draws all, as "tiles" (done by one click each, for small models) or as "pages" in one
-of several skins (looks.py).
+of four skins (looks.py). A site of the look "built" brings its own index.html.
 
 A record shows its `title`, next to its `swatch` (a colour) or a scene with its `shape` in the colour `fill`.
 A folder's tasks name it in their meta (`sites_of`), and it is read when it is first asked for.
@@ -20,69 +20,46 @@ from dataclasses import asdict
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from playwright.async_api import Page as BrowserPage
-from typing_extensions import TypedDict
 
 from minirl.console import printable
 from minirl.run_folder import write_atomic
 from minirl.types import Task
-from minirl.worlds.fsm_file import Action, document_of, load_fsm, read_json, validated
+from minirl.worlds.fsm_file import Action, Page, document_of, load_fsm, read_json, validated
 from minirl.worlds.interpreter import State, World
-from minirl.worlds.looks import SKINS, USUAL, text_of
+from minirl.worlds.looks import SKINS, USUAL, Json, text_of
 from minirl.worlds.shop import shops_of
-from minirl.worlds.widgets import options_of, target_of, widget_of
+from minirl.worlds.widgets import ALL_ROWS, options_of, target_of, widget_of
 
 Site = World | Path  # either has a `name`
+LOOKS = ("tiles", "pages", "built")
 SHARED = {"row", "scroll", "menu", "hover"}  # kinds of which several may begin with the same element
-
-
-class Style(TypedDict, total=False):
-    """What style.json holds. All may be left out; colours are "#rrggbb"."""
-
-    look: Literal["tiles", "pages", "built"]  # the last: index.html has been written by others
-    background: str
-    tile: str
-    text: str
-    accent: str
-    messages: dict[str, str]  # by terminal pages
-    brand: str
-    labels: dict[str, str]  # by pages and actions
-    facts: dict[str, dict[str, str]]  # by collections and fields: how a row says them
-    skin: str
-    link: str
-    filters: str
-    knobs: dict[str, str]
-    words: dict[str, Any]
-    paging: dict[str, Any]
-    question: str
-    complains: bool
-    corners: int
-    letters: int
-    font: Literal["sans", "serif"]
-    places: dict[str, dict[str, tuple[float, float, float, float]]]
-    consent: str
+ONE_CLICK = ("button", "checkbox", "banner")  # the widgets, beside rows, that tiles can be
 
 
 async def read_state(page: BrowserPage) -> State | None:
     """Return the state that a page is in, or None if it shows none of our sites."""
-    found = await page.evaluate("() => window.minirl ? window.minirl.state() : null")
-    return None if found is None else State(page=found["page"], signature=found["signature"])
+    state = await page.evaluate("() => window.minirl ? window.minirl.state() : null")
+    if state is None:
+        return None
+    return State(page=state["page"], signature=state["signature"])
 
 
 def render(world: World) -> bytes:
     """Return the whole site as one HTML document that needs nothing else. ValueError if it can't be drawn."""
     if world.html:
         return world.html.encode("utf-8", errors="replace")
-    look = world.style.get("look", "tiles")
-    sheets, scripts = [f"{look}.css"], ["runtime.js", "pictures.js", f"{look}.js"]
-    if look == "tiles":  # which a small model reads letter by letter, so they bring their letters
-        sheets.insert(0, f"{world.style.get('font', 'sans')}.css")
-    if look == "pages":
-        sheets += [f"skins/{plan_of(world)['skin']}.css"]
-        scripts[2:2] = ["scenes.js", "widgets.js"]
-    css, script = ("".join(map(text_of, names)) for names in (sheets, scripts))
+    if look_of(world) == "tiles":
+        # A small model reads letter by letter, so tiles bring their letters.
+        sheets = [f"{world.style.get('font', 'sans')}.css", "tiles.css"]
+        scripts = ["runtime.js", "pictures.js", "tiles.js"]
+    else:
+        sheets = ["pages.css", f"skins/{plan_of(world)['skin']}.css"]
+        scripts = ["runtime.js", "pictures.js", "scenes.js", "widgets.js", "pages.js"]
+    css = "".join(text_of(sheet) for sheet in sheets)
+    script = "".join(text_of(file) for file in scripts)
     html = text_of("page.html.j2", css=css, world=embedded(world), script=script)
     return html.encode("utf-8", errors="replace")  # a lone surrogate in a title becomes "?"
 
@@ -95,41 +72,36 @@ def embedded(world: World) -> str:
     return text
 
 
-def plan_of(world: World) -> dict[str, Any]:
+def look_of(world: World) -> str:
+    """Return how a site is drawn: as "tiles", as "pages", or as others have "built" it."""
+    return world.style.get("look", "tiles")
+
+
+def plan_of(world: World) -> Json:
     """Return what the site's skin puts where; what it leaves open is the site's, or the first possible value.
     ValueError for a skin that is not there."""
     style = world.style
     skin = str(style.get("skin", next(iter(SKINS))))
     if skin not in SKINS:
         raise ValueError(f"{world.name}: there is no skin {skin!r}; there are: {', '.join(SKINS)}")
-    knobs = {name: values[0] for name, values in SKINS[skin]["knobs"].items()} | style.get("knobs", {})
-    filters = style.get("filters", SKINS[skin]["filters"][0])
-    return SKINS[skin] | {"skin": skin, "knobs": knobs, "filters": filters}
+    plan = SKINS[skin]
+    knobs = {name: values[0] for name, values in plan["knobs"].items()}
+    knobs |= style.get("knobs", {})
+    return {**plan, "skin": skin, "knobs": knobs, "filters": style.get("filters", plan["filters"][0])}
 
 
-def describe(world: World) -> dict[str, Any]:
+def describe(world: World) -> Json:
     """Return all that the scripts read, as JSON values: the machine, its words, the records and the looks."""
-    style, pages = world.style, {}
-    for page in world.fsm.pages.values():
-        actions = [_describe_action(action, world) for action in page.actions.values()]
-        for a, b in itertools.combinations(actions, 2):
-            if a["element"] == b["element"] and not {a["kind"], b["kind"]} <= SHARED:
-                raise ValueError(f"{world.name}: {a['id']} and {b['id']} have the same selector")
-        title = _label(world, page.id, page.id)
-        message = style.get("messages", {}).get(page.id, f"Finished: {title}")
-        pages[page.id] = {
-            "title": title,
-            "message": message if page.id in world.fsm.terminal_pages else None,
-            "is_first": page.id == world.fsm.initial_page,
-            "defaults": page.defaults,
-            "actions": actions,
-        }
+    style = world.style
+    pages = {page.id: _describe_page(page, world) for page in world.fsm.pages.values()}
     colours = {name: style.get(name, usual) for name, usual in USUAL["colours"].items()}
     sizes = {name: f"{int(style.get(name, usual))}px" for name, usual in USUAL["sizes"].items()}
-    data = {
-        name: [{**one, "title": str(one.get("title", one["id"])), "collection": name} for one in records]
-        for name, records in world.data.items()
-    }
+    data = {}
+    for name, records in world.data.items():
+        data[name] = [
+            {**record, "title": str(record.get("title", record["id"])), "collection": name}
+            for record in records
+        ]
     return {
         "initial_page": world.fsm.initial_page,
         "pages": pages,
@@ -137,30 +109,55 @@ def describe(world: World) -> dict[str, Any]:
         "style": colours | sizes | {"font": USUAL["fonts"][style.get("font", "sans")]},
         "places": style.get("places", {}),
         "brand": str(style.get("brand", world.fsm.meta.get("app", ""))),
-        "plan": plan_of(world) if style.get("look") == "pages" else {},
+        "plan": plan_of(world) if look_of(world) == "pages" else {},
         "facts": style.get("facts", {}),
         "words": USUAL["words"] | style.get("words", {}),
-        "paging": style.get("paging", {"kind": "all", "size": 1}),
-        **{name: style.get(name) for name in ("consent", "question", "complains")},
+        "paging": style.get("paging", ALL_ROWS),
+        "consent": style.get("consent"),
+        "question": style.get("question"),
+        "complains": style.get("complains"),
     }
 
 
-def _describe_action(action: Action, world: World) -> dict[str, Any]:
+def _describe_page(page: Page, world: World) -> Json:
+    actions = [_describe_action(action, world) for action in page.actions.values()]
+    for one, other in itertools.combinations(actions, 2):
+        if one["element"] == other["element"] and not {one["kind"], other["kind"]} <= SHARED:
+            raise ValueError(f"{world.name}: {one['id']} and {other['id']} have the same selector")
+    title = _label(world, page.id, page.id)
+    message = None
+    if page.id in world.fsm.terminal_pages:
+        message = world.style.get("messages", {}).get(page.id, f"Finished: {title}")
+    return {
+        "title": title,
+        "message": message,
+        "is_first": page.id == world.fsm.initial_page,
+        "defaults": page.defaults,
+        "actions": actions,
+    }
+
+
+def _describe_action(action: Action, world: World) -> Json:
     widget = asdict(widget_of(action, world.fsm))
-    if world.style.get("look", "tiles") == "tiles" and widget["kind"] != "row":
-        if widget["kind"] not in ("button", "checkbox", "banner"):
+    if look_of(world) == "tiles" and widget["kind"] != "row":
+        if widget["kind"] not in ONE_CLICK:
             raise ValueError(f"{action.id}: tiles are clicked once, which a {widget['kind']} is not")
         widget["kind"] = "button"
     label = _label(world, action.id, action.id.removeprefix(action.source + "_"))
-    options = options_of(action).items()
+    options = []
+    for selector, text in options_of(action).items():
+        options.append({"text": text, "item": target_of(selector.split()[-1])})
     return {
         "id": action.id,
         "label": label,
         **widget,
-        "options": [{"text": text, "item": target_of(at.split()[-1])} for at, text in options],
+        "options": options,
         "opener": world.style.get("labels", {}).get(f"#{widget['element']}"),
         "is_quiet": label in {"Back", "Home", "Cancel"},
-        **{n: getattr(action, n) for n in ("target", "is_navigation", "parameters", "open_parameters")},
+        "target": action.target,
+        "is_navigation": action.is_navigation,
+        "parameters": action.parameters,
+        "open_parameters": action.open_parameters,
         "preconditions": [asdict(condition) for condition in action.preconditions],
         "effects": [asdict(effect) for effect in action.effects],
         "bind": action.bind and asdict(action.bind),
@@ -168,7 +165,8 @@ def _describe_action(action: Action, world: World) -> dict[str, Any]:
 
 
 def _label(world: World, id: str, usual: str) -> str:
-    words = usual.replace("_", " ").strip().capitalize()  # PLACE_ORDER -> Place order
+    """Return a label as the style gives it, or made of the id: "Place order" of PLACE_ORDER."""
+    words = usual.replace("_", " ").strip().capitalize()
     return str(world.style.get("labels", {}).get(id, words))
 
 
@@ -191,12 +189,16 @@ def name_of(folder: Path) -> str:
 
 def load_world(folder: Path) -> World:
     """Return the site in a folder; data.json and style.json may be absent. Raises ValueError."""
-    paths = (folder / "data.json", folder / "style.json")
-    data, style = (read_json(path) if path.is_file() else {} for path in paths)
-    validated(str(paths[1]), Style, style)
-    records = validated(str(paths[0]), dict[str, tuple[dict[str, Any], ...]], data)
-    is_built = style.get("look") == "built"
-    html = (folder / "index.html").read_text(encoding="utf-8") if is_built else ""
+    data_file = folder / "data.json"
+    style_file = folder / "style.json"
+    data = read_json(data_file) if data_file.is_file() else {}
+    style = read_json(style_file) if style_file.is_file() else {}
+    if style.get("look", "tiles") not in LOOKS:
+        raise ValueError(f"{style_file}: a look is one of {', '.join(LOOKS)}")
+    records = validated(str(data_file), dict[str, tuple[dict[str, Any], ...]], data)
+    html = ""
+    if style.get("look") == "built":
+        html = (folder / "index.html").read_text(encoding="utf-8")
     return World(name_of(folder), load_fsm(folder / "fsm.json"), records, style, html)
 
 
@@ -206,19 +208,20 @@ class SiteServer(ThreadingHTTPServer):
     if two have the same name."""
 
     def __init__(self, sites: Sequence[Site]) -> None:
-        names = [site.name if isinstance(site, World) else name_of(site) for site in sites]
-        self.places = {f"{name}.test": site for name, site in zip(names, sites, strict=True)}
+        self.by_host: dict[str, Site] = {}
+        for site in sites:
+            name = site.name if isinstance(site, World) else name_of(site)
+            if f"{name}.test" in self.by_host:
+                raise ValueError(f"two sites have the same name, {name}")
+            self.by_host[f"{name}.test"] = site
         self.pages: dict[str, bytes] = {}
-        if len(self.places) < len(sites):
-            often = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"two sites have the same name, {often} for one")
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.sites = dict.fromkeys(self.places, self.server_port)
+        self.sites = dict.fromkeys(self.by_host, self.server_port)
 
     def page(self, host: str) -> tuple[int, bytes]:
         """Return a site's page with status 200, or 500 and why it can't be drawn."""
         if host not in self.pages:
-            site = self.places[host]
+            site = self.by_host[host]
             try:
                 self.pages[host] = render(site if isinstance(site, World) else load_world(site))
             except (OSError, ValueError) as error:
@@ -239,13 +242,17 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30  # seconds; browsers open connections ahead and may never use them
 
     def do_GET(self) -> None:
-        host, path = self.headers.get("Host", "").rsplit(":", 1)[0].lower(), self.path.partition("?")[0]
-        status, kind, body = 404, "text/plain", b"There is no such site or page.\n"
+        host = self.headers.get("Host", "").rsplit(":", 1)[0].lower()
+        path = self.path.partition("?")[0]
         if path == "/favicon.ico":
-            status, kind, body = 204, "text/html", b""
-        elif path == "/" and host in self.server.places:
+            self._answer(204, "text/html", b"")
+        elif path == "/" and host in self.server.by_host:
             status, body = self.server.page(host)
-            kind = "text/html" if status == 200 else kind
+            self._answer(status, "text/html" if status == 200 else "text/plain", body)
+        else:
+            self._answer(404, "text/plain", b"There is no such site or page.\n")
+
+    def _answer(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
@@ -261,13 +268,18 @@ class _Handler(BaseHTTPRequestHandler):
 def sites_of(tasks: Iterable[Task]) -> list[Site]:
     """Return the sites of tasks, by numbers, then names. ValueError if one that a task names is missing."""
     tasks = list(tasks)
-    folders, found = {task.meta["folder"]: task.id for task in tasks if "folder" in task.meta}, list[Path]()
-    for place, id in sorted(folders.items()):
-        files = list(Path(place).glob("fsm.json")) or sorted(Path(place).glob("*/fsm.json"))
-        if not files:
-            raise ValueError(f"task {id}: there is no site in {place}; make it again, or correct meta.folder")
-        found += [file.parent for file in files]
-    return [*shops_of(tasks), *found]
+    sites: list[Site] = [*shops_of(tasks)]
+    task_ids = {task.meta["folder"]: task.id for task in tasks if "folder" in task.meta}
+    for folder, id in sorted(task_ids.items()):
+        if not (Path(folder) / "fsm.json").is_file():
+            raise ValueError(f"task {id}: there is no site in {folder}; make it again")
+        sites.append(Path(folder))
+    return sites
+
+
+@lru_cache(64)  # sites in memory
+def _read(folder: Path) -> World:
+    return load_world(folder)
 
 
 def world_at(site: Site) -> World:
@@ -275,13 +287,10 @@ def world_at(site: Site) -> World:
     return site if isinstance(site, World) else _read(site)
 
 
-_read = lru_cache(64)(load_world)  # sites in memory
-
-
 def find_task_files(folder: Path) -> list[Path]:
     """Return the tasks.jsonl of a site's folder, or of all sites in a folder. ValueError if there is none."""
-    found = list(folder.glob("tasks.jsonl")) or sorted(folder.glob("*/tasks.jsonl"))
-    if not found:
+    files = list(folder.glob("tasks.jsonl")) or sorted(folder.glob("*/tasks.jsonl"))
+    if not files:
         hint = "python -m minirl.worlds make --count 20 --out sites"
         raise ValueError(f"{folder} holds no sites with tasks; make some: {hint}")
-    return found
+    return files

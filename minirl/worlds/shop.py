@@ -1,10 +1,12 @@
-"""Small shops by their numbers, the tasks that can be done in them, and the tiles that they are drawn with.
+"""Sites of tiles: small shops by their numbers, the tasks in them, and the first level of generated sites.
 
 Shop n draws all that makes a shop from shop.toml: what it asks, in which order and on how many pages, the
 words to choose from, number, size and place of the controls, letters, pictures, colours. An agent that has
 seen other shops still has to look. Shops below 50000 are for training, from there on for validation, and from
-90000 on held out; `shops:90001-90064@serif` are shops in a typeface that no other shop has. The first level
-of generated sites (generate.py) has tiles, too: the window, cut at random into a box for each control.
+90000 on held out; `shops:90001-90064@serif` are shops in a typeface that no other shop has. The controls of a
+page stand in boxes, into which the window is cut at random.
+
+Small models have learned from these shops, so what a number draws, and in which order, stays as it is.
 Paper: AutoWebWorld, section 3. Deviation: there, a language model proposes the machine and writes the pages.
 """
 
@@ -15,70 +17,94 @@ from random import Random
 from typing import Any
 
 from minirl.types import Task
-from minirl.worlds.fsm_file import Action, Fsm, load_fsm
+from minirl.worlds.fsm_file import Action, Fsm
 from minirl.worlds.interpreter import World
-from minirl.worlds.looks import SHAPES, draw_style, read_table
-from minirl.worlds.widgets import action, condition, control
+from minirl.worlds.looks import SHAPES, USUAL, Json, draw_style, read_table
+from minirl.worlds.widgets import SiteDocument, condition, control
 
 SHOP = read_table("shop")
 CHOICES: dict[str, dict[str, Any]] = SHOP["choices"]  # by field
+ITEM, *ORDER_FIELDS = CHOICES  # what a first-level site lists, and what its form can ask for
 TO_PRESS = ("next", "order")  # the buttons that are on the way to an order
 Box = tuple[int, ...]  # left, top, width and height, in cells or pixels of shop.toml's window
+Places = dict[str, Box]  # by the names of controls
 NAMED = re.compile(r"shops:(\d{1,9})-(\d{1,9})(@serif)?")  # in a setting
 HOST = re.compile(r"http://shop-(\d+)(-serif)?\.test(/|$)")
-MOST = 10_000  # shops in one setting
+MAX_SHOPS = 10_000  # in one setting
+
+
+# --- shops by number ------------------------------------------------------------------------------------
 
 
 def make_shop(n: int, serif: bool = False) -> World:
     """Return the shop `shop-<n>` or `shop-<n>-serif`: the same number gives the same shop, to the pixel."""
-    rng, pages = Random(f"shop {n}"), []
-    first, second, *others = CHOICES
-    asked = [first, second, *rng.sample(others, rng.randint(1, 3))]
-    rng.shuffle(asked)
-    while asked:
-        size = rng.choice((1, 1, 2))
-        pages.append([field for field in CHOICES if field in asked[:size]])
-        asked = asked[size:]
-    # a page that asks one thing may go on by itself
-    by_itself = [len(page) == 1 and page != pages[-1] and rng.random() < 0.5 for page in pages]
-    machine = _machine(pages, by_itself)
-    most = {1: 8, 2: 5}  # words, by the number of things that a page asks
-    data = {CHOICES[f]["collection"]: records_of(f, most[len(page)], rng) for page in pages for f in page}
-    style = draw_style(rng) | {"letters": rng.randint(22, 28), "font": "serif" if serif else "sans"}
-    words = SHOP["buttons"]
-    style["labels"] = {a.id: words[r] for a in machine.actions if (r := a.id.rpartition("_")[2]) in words}
-    style["places"] = draw_places(machine, data, rng)
-    style["messages"] = {"DONE": "Thank you, your order is placed."}
-    return World(f"shop-{n}{'-serif' * serif}", machine, data, style)
-
-
-def _machine(pages: Sequence[Sequence[str]], by_itself: Sequence[bool]) -> Fsm:
-    """Return a machine that asks for the fields page by page. A page remembers what was chosen up to and
-    including itself, so that going back forgets what belongs to the page left."""
-    ids, schema, out = ["_".join(page).upper() for page in pages] + ["DONE"], {}, []
-    for i, (page, alone) in enumerate(zip(pages, by_itself, strict=True)):
-        id, then, is_last = ids[i], ids[i + 1], i == len(pages) - 1
-        schema |= dict.fromkeys(page, "string|null")
-        actions = []
+    rng = Random(f"shop {n}")
+    pages = _draw_pages(rng)
+    goes_on = []  # whether a page is left by a click on what is chosen, without a button
+    for page in pages:
+        has_one_choice = len(page) == 1 and page != pages[-1]
+        goes_on.append(has_one_choice and rng.random() < 0.5)
+    data = {}
+    for page in pages:
+        max_words = 8 if len(page) == 1 else 5
         for field in page:
-            offered = {"param": field, "collection": (many := CHOICES[field]["collection"])}
-            row = control("row", f"#{many} .row", field, offered)
-            actions.append(action(f"{id}_CHOOSE_{field.upper()}", id, row, to=then if alone else ""))
-        gates, role = [condition(field, "not_null") for field in page], "order" if is_last else "next"
-        buttons = [] if alone else [(role, then, gates)]
-        for role, to, needed in buttons + [("back", ids[i - 1], [])] * (i > 0):
-            button = control("button", f"#{id.lower().replace('_', '-')}-{role}")
-            actions.append(action(f"{id}_{role}", id, button, to=to, gates=needed))
-        out.append({"id": id, "signature_schema": dict(schema), "actions": actions})
-    out.append({"id": "DONE", "signature_schema": schema, "actions": []})
-    return load_fsm({"meta": {"initial_page_id": ids[0], "terminal_pages": ["DONE"]}, "pages": out})
+            collection = CHOICES[field]["collection"]
+            data[collection] = records_of(field, max_words, rng)
+    site = _shop_pages(pages, goes_on)
+    if serif:
+        return _with_looks(f"shop-{n}-serif", site, {}, data, {"font": "serif"}, rng)
+    return _with_looks(f"shop-{n}", site, {}, data, {"font": "sans"}, rng)
+
+
+def _draw_pages(rng: Random) -> list[list[str]]:
+    """Return the fields that a shop asks for, page by page: the first two of shop.toml and some others."""
+    first, second, *others = CHOICES
+    count = rng.randint(1, 3)
+    fields = [first, second, *rng.sample(others, count)]
+    rng.shuffle(fields)
+    pages = []
+    while fields:
+        size = rng.choice((1, 1, 2))
+        pages.append([field for field in CHOICES if field in fields[:size]])
+        fields = fields[size:]
+    return pages
+
+
+def _shop_pages(pages: Sequence[Sequence[str]], goes_on: Sequence[bool]) -> SiteDocument:
+    """Return pages that ask for the fields one by one. A page remembers what was chosen up to and including
+    itself, so that going back forgets what belongs to the page left."""
+    site = SiteDocument("{page}-{role}")
+    ids = ["_".join(page).upper() for page in pages] + ["DONE"]
+    buttons = SHOP["buttons"]
+    types = {}
+    for i, page in enumerate(pages):
+        id = ids[i]
+        then = ids[i + 1]
+        types |= dict.fromkeys(page, "string|null")
+        site.add_page(id, " ".join(page).capitalize(), fields=types)
+        for field in page:
+            row = _row(field, field, CHOICES[field]["collection"])
+            role = f"CHOOSE_{field.upper()}"
+            site.add_action(id, role, f"Choose {field}", row, to=then if goes_on[i] else "")
+        if not goes_on[i]:
+            gates = [condition(field, "not_null") for field in page]
+            role = "order" if then == "DONE" else "next"
+            site.add_action(id, role, buttons[role], to=then, gates=gates)
+        if i > 0:
+            site.add_action(id, "back", buttons["back"], to=ids[i - 1])
+    site.add_page("DONE", "Done", fields=types)
+    site.messages["DONE"] = "Thank you, your order is placed."
+    return site
 
 
 def shops_of(tasks: Iterable[Task]) -> list[World]:
     """Return the generated shops that the tasks live on, in the order of their numbers."""
-    found = {match[0]: match for task in tasks if (match := HOST.match(task.start_url))}
-    numbers = sorted({(int(match[1]), match[2] is not None) for match in found.values()})
-    return [make_shop(*number) for number in numbers]
+    numbers = set()
+    for task in tasks:
+        match = HOST.match(task.start_url)
+        if match:
+            numbers.add((int(match[1]), match[2] is not None))
+    return [make_shop(n, serif) for n, serif in sorted(numbers)]
 
 
 def shops_named(text: str) -> list[World]:
@@ -87,110 +113,261 @@ def shops_named(text: str) -> list[World]:
     match = NAMED.fullmatch(text)
     if match is None:
         return []
-    first, last = int(match[1]), int(match[2])
-    if not first <= last < first + MOST:
-        raise ValueError(f"{text}: write the smaller number first, and name {MOST} shops at most")
-    return [make_shop(n, match[3] is not None) for n in range(first, last + 1)]
+    first = int(match[1])
+    last = int(match[2])
+    if not first <= last < first + MAX_SHOPS:
+        raise ValueError(f"{text}: write the smaller number first, and name {MAX_SHOPS} shops at most")
+    serif = match[3] is not None
+    return [make_shop(n, serif) for n in range(first, last + 1)]
 
 
 def make_tasks(world: World, count: int) -> list[Task]:
-    """Return `count` different orders in a shop, the same in any typeface. Asking for more changes none."""
-    asked = [field for field, choice in CHOICES.items() if choice["collection"] in world.data]
-    options = [[record["id"] for record in world.data[CHOICES[field]["collection"]]] for field in asked]
-    orders, tasks = list(itertools.product(*options)), []
+    """Return `count` different orders in a shop, the same in any typeface. Asking for more changes none.
+    ValueError if there are not so many."""
+    options = {}
+    for field, choice in CHOICES.items():
+        records = world.data.get(choice["collection"], ())
+        if records:
+            options[field] = [record["id"] for record in records]
+    orders = list(itertools.product(*options.values()))
     if count > len(orders):
         problem = f"{world.name} has {len(orders)} different orders, not {count}"
         raise ValueError(f"{problem}: name more shops, or lower --task.train-goals or --eval.episodes")
     Random(f"orders of {world.name.removesuffix('-serif')}").shuffle(orders)
+    tasks = []
     for order in orders[:count]:
-        chosen = list(zip(asked, order, strict=True))
-        instruction = "".join(CHOICES[field]["phrase"].format(word) for field, word in chosen) + "."
-        where = [{"path": f"$.{field}", "cond": "eq", "value": word} for field, word in chosen]
-        goal, url = {"page": "DONE", "where": where}, f"http://{world.name}.test/"
-        meta = {"world": world.name, "site": "shops", "solution": _solution(world.fsm, dict(chosen))}
-        tasks.append(Task("-".join([world.name, *order]), instruction, url, goal, meta))
+        chosen = dict(zip(options, order, strict=True))
+        where = [condition(field, "eq", word) for field, word in chosen.items()]
+        task = Task(
+            id="-".join([world.name, *order]),
+            instruction=order_in_words(chosen),
+            start_url=f"http://{world.name}.test/",
+            goal={"page": "DONE", "where": where},
+            meta={"world": world.name, "site": "shops", "solution": _solution(world.fsm, chosen)},
+        )
+        tasks.append(task)
     return tasks
+
+
+def order_in_words(chosen: Mapping[str, str]) -> str:
+    """Return an order as an instruction.
+
+    >>> order_in_words({"product": "koala", "category": "lamps", "colour": "red"})
+    'Order koala lamps in red.'
+    """
+    text = ""
+    for field, word in chosen.items():
+        text += CHOICES[field]["phrase"].format(word)
+    return f"{text}."
 
 
 def _solution(fsm: Fsm, chosen: Mapping[str, str]) -> list[Any]:
     """Return the steps of an order as a task holds them: page by page all that is asked, then the button."""
     steps = []
     for page in fsm.pages.values():
-        for one in page.actions.values():
-            if one.bind is not None:
-                field = one.bind.param
-                steps.append([one.id, {field: chosen[field]}])
-            elif not one.id.endswith("_back"):
-                steps.append([one.id, {}])
+        for action in page.actions.values():
+            if action.bind is not None:
+                field = action.bind.param
+                steps.append([action.id, {field: chosen[field]}])
+            elif not action.id.endswith("_back"):
+                steps.append([action.id, {}])
     return steps
 
 
 def tasks_of(shops: Sequence[World], count: int) -> list[Task]:
     """Return `count` orders, one in each shop, then a second one in each, and so on."""
-    each = [make_tasks(shop, -(-count // len(shops))) for shop in shops]
-    return [task for round in zip(*each, strict=True) for task in round][:count]
+    rounds = -(-count // len(shops))
+    orders = [make_tasks(shop, rounds) for shop in shops]
+    in_turn = itertools.chain(*zip(*orders, strict=True))
+    return list(in_turn)[:count]
 
 
-def records_of(field: str, most: int, rng: Random) -> tuple[dict[str, Any], ...]:
-    """Return 3 to `most` things to choose from, with or without pictures."""
-    words, swatches = CHOICES[field]["words"], SHOP["swatches"] if rng.random() < 0.6 else {}
-    chosen, pictured = rng.sample(words, rng.randint(3, most)), rng.random() < 0.5
-    out = [{"id": word, "title": word} for word in chosen]
-    for record, shape in zip(out, rng.sample(SHAPES, len(SHAPES)), strict=False):
-        if field == "colour" and swatches:
-            record["swatch"] = swatches[record["id"]]
-        elif field in ("category", "product") and pictured:
-            record |= {"shape": shape, "fill": rng.choice(list(SHOP["fills"].values()))}
+# --- the first level of generated sites -----------------------------------------------------------------
+
+
+def make_first_site(name: str, theme: Any, level: Any, vocabulary: Json, rng: Random) -> World:
+    """Return a site of the first level: rows on the first page, and one of them is ordered as in a shop, on
+    its own page or, where two things are asked for, in a form. `theme`, `level` and `vocabulary` are what
+    themes.toml holds."""
+    entity = theme.entities[0]
+    brand = rng.choice(theme.brands)
+    data = {entity.plural: records_of(ITEM, 8, rng)}
+    site = SiteDocument(rng.choice(vocabulary["id_styles"]))
+    # Only larger sites use further verbs. Without this shuffle all that is drawn later would be different.
+    rng.shuffle([verb for verb in vocabulary["verbs"] if verb != entity.verb])
+    count = rng.randint(*level.inputs)
+    fields = rng.sample(ORDER_FIELDS, count)
+    asks = {}
+    for field in sorted(fields, key=ORDER_FIELDS.index):  # as an order names them
+        records = records_of(field, 5, rng)
+        data[f"{field}_0"] = records
+        asks[field] = [record["id"] for record in records]
+    flow = f"{entity.verb}_{entity.name}".replace(" ", "_")
+    _write_order(site, brand, entity, flow, list(asks))
+    many = entity.plural
+    meta = {
+        "app": brand,
+        "theme": theme.name,
+        "level": level.name,
+        "steps": level.steps,
+        "lists": [{"id": many, "one": entity.name, "page": "HOME", "ways": {}}],
+        "flows": [{"id": flow, "verb": entity.verb, "list": many, "asks": asks, "after": []}],
+    }
+    return _with_looks(name, site, meta, data, {"brand": brand}, rng)
+
+
+def _write_order(site: SiteDocument, brand: str, entity: Any, flow: str, fields: Sequence[str]) -> None:
+    """Write the pages on which a thing is chosen and ordered."""
+    buttons = SHOP["buttons"]
+    role = flow.upper()
+    item_page = entity.name.upper()
+    end_page = f"{role}_DONE"
+    item = f"selected_{entity.name}_id"
+    item_type = {item: "string|null"}
+    site.add_page("HOME", brand, fields=item_type)
+    note = site.note(entity.plural, "item", value_ref=f"{{{entity.name}}}")
+    row = _row(item, entity.name, entity.plural)
+    label = entity.plural.capitalize()
+    site.add_action("HOME", "OPEN", label, row, to=item_page, effects=[note])
+    site.add_page(item_page, entity.name.capitalize(), "HOME", item_type)
+    site.add_page(end_page, "Done")
+    site.messages[end_page] = entity.done
+    page = item_page
+    if len(fields) > 1:
+        page = f"{role}_FORM"
+        site.add_page(page, entity.verb.capitalize(), item_page, item_type)
+        site.add_action(item_page, f"START_{role}", buttons["next"], to=page)
+    gates = [condition(item, "length_gt", 0)]
+    notes = []
+    for field in fields:
+        choice = f"{field}_0"
+        row = _row(choice, field, choice)
+        site.fields(page)[choice] = "string|null"
+        site.add_action(page, choice.upper(), field.capitalize(), row)
+        gates.append(condition(choice, "length_gt", 0))
+        notes.append(site.note(flow, field, value_from=f"$.{choice}"))
+    notes.append(site.note(flow, "item", value_from=f"$.{item}"))
+    finish = f"FINISH_{role}"
+    site.add_action(page, finish, buttons["order"], to=end_page, gates=gates, effects=notes)
+
+
+def _row(field: str, param: str, collection: str) -> Json:
+    """Return the widget of tiles that show a collection. The chosen record's id goes into the field."""
+    bind = {"param": param, "collection": collection}
+    return control("row", f"#{collection} .row", field, bind)
+
+
+# --- tiles ----------------------------------------------------------------------------------------------
+
+
+def _with_looks(name: str, site: SiteDocument, meta: Json, data: Json, style: Json, rng: Random) -> World:
+    """Return a site of tiles with colours, the size of its letters and the places of its controls."""
+    fsm = site.machine(meta)
+    style = {"look": "tiles", **style, "labels": site.labels, "messages": site.messages}
+    style |= draw_style(rng)
+    style["letters"] = rng.randint(22, 28)  # pixels
+    style["places"] = draw_places(fsm, data, rng)
+    return World(name, fsm, data, style)
+
+
+def records_of(field: str, max_records: int, rng: Random) -> tuple[Json, ...]:
+    """Return 3 to `max_records` things to choose from, with or without pictures."""
+    words = CHOICES[field]["words"]
+    has_swatches = rng.random() < 0.6
+    names = rng.sample(words, rng.randint(3, max_records))
+    has_pictures = rng.random() < 0.5
+    shapes = rng.sample(SHAPES, len(SHAPES))
+    records = []
+    for name, shape in zip(names, shapes, strict=False):
+        record = {"id": name, "title": name}
+        if field == "colour" and has_swatches:
+            record["swatch"] = SHOP["swatches"][name]
+        elif field in ("category", "product") and has_pictures:
+            record["shape"] = shape
+            record["fill"] = rng.choice(list(USUAL["fills"].values()))
         elif field == "quantity":
-            record["title"] = str(words.index(record["id"]) + 1)
-    return tuple(out)
+            record["title"] = str(words.index(name) + 1)
+        records.append(record)
+    return tuple(records)
 
 
-def controls_of(one: Action, data: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+def controls_of(action: Action, data: Mapping[str, Any]) -> list[str]:
     """Return the names of an action's controls: its records' ids, or its button's."""
-    if one.bind is not None:
-        return [record["id"] for record in data[one.bind.collection]]
-    return [one.gui_procedure[0].get("selector", "")[1:]]
+    if action.bind is not None:
+        return [record["id"] for record in data[action.bind.collection]]
+    return [action.gui_procedure[0].get("selector", "")[1:]]
 
 
-def draw_places(fsm: Fsm, data: Mapping[str, Any], rng: Random) -> dict[str, dict[str, Box]]:
-    """Return where the controls of each page are, but for last pages, which have none."""
-    bar, gap, is_below = rng.choice((1, 1, 2)), rng.randint(3, 6), rng.random() < 0.3
-    groups = {id: [controls_of(a, data) for a in page.actions.values()] for id, page in fsm.pages.items()}
-    return {id: places_of(some, bar, gap, is_below, rng) for id, some in groups.items() if some}
+def draw_places(fsm: Fsm, data: Mapping[str, Any], rng: Random) -> dict[str, Places]:
+    """Return where the controls of each page are, in pixels, but for last pages, which have none."""
+    bar = rng.choice((1, 1, 2))
+    gap = rng.randint(3, 6)
+    is_below = rng.random() < 0.3
+    places = {}
+    for id, page in fsm.pages.items():
+        groups = [controls_of(action, data) for action in page.actions.values()]
+        if groups:
+            places[id] = _places_of_page(groups, bar, gap, is_below, rng)
+    return places
 
 
-def places_of(groups: Sequence[list[str]], bar: int, gap: int, is_below: bool, rng: Random) -> dict[str, Box]:
-    """Return the place of every control of a page, and that of its header, which is `bar` cells high."""
-    (width, height), groups = SHOP["window"], [*groups, [""] * rng.randint(0, 2)]  # "" stays empty
-    names = [name for group in rng.sample(groups, len(groups)) for name in rng.sample(group, len(group))]
-    boxes = cut((0, bar * (not is_below), width, height - bar), len(names), rng)
-    header = (0, (height - bar) * is_below, width, bar)
-    places: dict[str, Box] = {"header": tuple(SHOP["cell"] * side for side in header)}
+def _places_of_page(groups: Sequence[list[str]], bar: int, gap: int, is_below: bool, rng: Random) -> Places:
+    """Return the place of every control of a page, and that of its header, which is `bar` cells high.
+
+    groups holds the names of controls, gap is the space around each in pixels, and is_below says whether the
+    header is at the window's lower end.
+    """
+    width, height = SHOP["window"]
+    cell = SHOP["cell"]
+    groups = [*groups, [""] * rng.randint(0, 2)]  # "" stays empty
+    names = []
+    for group in rng.sample(groups, len(groups)):
+        names += rng.sample(group, len(group))
+    top = 0 if is_below else bar
+    area = (0, top, width, height - bar)
+    boxes = cut(area, len(names), rng)
+    header_top = height - bar if is_below else 0
+    header = (0, header_top, width, bar)
+    places = {"header": tuple(cell * side for side in header)}
     for name, box in zip(names, boxes, strict=True):
-        x, y, w, h = (SHOP["cell"] * side for side in box)
         if name:
-            places[name] = (x + gap, y + gap, w - 2 * gap, h - 2 * gap)
+            left, top, box_width, box_height = (cell * side for side in box)
+            size = (box_width - 2 * gap, box_height - 2 * gap)
+            places[name] = (left + gap, top + gap, *size)
     return places
 
 
 def cut(box: Box, n: int, rng: Random) -> list[Box]:
     """Cut a box at random into n, none smaller than the least: in two, and each part again. Those that follow
     one another in the list are mostly neighbours."""
-    x, y, w, h = box
     if n == 1:
         return [box]
-    (least_w, least_h), ways = SHOP["least"], []
-    columns, rows = w // least_w, h // least_h
+    x, y, width, height = box
+    min_width, min_height = SHOP["least"]
+    columns = width // min_width
+    rows = height // min_height
+    ways = []
     for first in range(1, n):
-        for size, least, lanes, is_across in ((w, least_w, rows, True), (h, least_h, columns, False)):
-            low, high = -(-first // lanes) * least, size - -(-(n - first) // lanes) * least
+        # A cut is rather in the middle, and rather across what is long.
+        evenness = min(first, n - first) / n
+        for size, least, lanes, is_across in (
+            (width, min_width, rows, True),
+            (height, min_height, columns, False),
+        ):
+            low = -(-first // lanes) * least
+            high = size - -(-(n - first) // lanes) * least
             if low <= high:
-                # rather in the middle, and rather across what is long
-                even = min(first, n - first) / n
-                ways.append((even * size / least, first, low, high, is_across))
-    _, first, low, high, is_across = rng.choices(ways, [way[0] ** 2 for way in ways])[0]
-    at = round(rng.triangular(low, high, min(max((w if is_across else h) * first / n, low), high)))
+                weight = (evenness * size / least) ** 2
+                ways.append((weight, first, low, high, is_across))
+    weights = [way[0] for way in ways]
+    _, first, low, high, is_across = rng.choices(ways, weights)[0]
+    size = width if is_across else height
+    mode = min(max(size * first / n, low), high)
+    at = round(rng.triangular(low, high, mode))
     if is_across:
-        return cut((x, y, at, h), first, rng) + cut((x + at, y, w - at, h), n - first, rng)
-    return cut((x, y, w, at), first, rng) + cut((x, y + at, w, h - at), n - first, rng)
+        one = (x, y, at, height)
+        other = (x + at, y, width - at, height)
+    else:
+        one = (x, y, width, at)
+        other = (x, y + at, width, height - at)
+    return cut(one, first, rng) + cut(other, n - first, rng)

@@ -17,13 +17,12 @@ from random import Random
 from typing import Any
 
 from minirl.types import Task
-from minirl.worlds.generate import ITEM
 from minirl.worlds.interpreter import State, World, apply, initial_state, parameter_values
-from minirl.worlds.looks import read_table
+from minirl.worlds.looks import Json, read_table
 from minirl.worlds.search import Step
-from minirl.worlds.shop import CHOICES
+from minirl.worlds.shop import CHOICES, ITEM
 from minirl.worlds.solutions import Part, compose, in_json
-from minirl.worlds.widgets import Json, condition, gui_steps
+from minirl.worlds.widgets import condition, gui_steps
 
 WORDS = read_table("tasks")
 FAMILIES, MODES = ("solution", "visual", "question"), ("search", "scroll", "slider", "sort", "checkbox")

@@ -1,36 +1,48 @@
 """Actions by the widget that they look like: written into an fsm.json, read from it, and done by hand.
 
-`generate` puts its machines together from `action`, `condition`, `effect` and `control`. `widget_of` finds
-the widget in a gui_procedure; `render` hands it to the page's scripts, and `gui_steps` returns the work of
-mouse and keyboard. What there is to each widget stands in widgets.toml.
+`generate` and `shop` put their machines together from `action`, `condition`, `effect` and `control`.
+`widget_of` finds the widget in a gui_procedure; `render` hands it to the page's scripts, and `gui_steps`
+returns the work of mouse and keyboard. What there is to each widget stands in widgets.toml.
 Paper: AutoWebWorld, appendix A.1.4, and the idioms of the released files (click, type and Enter is a search,
 hover and click a menu ...). Deviation: only the procedure counts, not its words, but for "slider", and a
 parameter `widget` that is a key of WIDGETS.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minirl.worlds.fsm_file import Action, Fsm
+from minirl.worlds.fsm_file import Action, Fsm, load_fsm
 from minirl.worlds.interpreter import State, World, parameter_values
-from minirl.worlds.looks import read_table
+from minirl.worlds.looks import Json, read_table
 from minirl.worlds.search import Step, interceptors
 
 SELECTOR = re.compile(r"([#.][A-Za-z_][\w-]*)+( ([#.][A-Za-z_][\w-]*)+)*")
-FACES = {"textarea": "field", "password": "field"}  # widgets that only look different from others
+FACES = {"textarea": "field", "password": "field", "toast": "banner"}  # that only look different from others
 WIDGETS = read_table("widgets")
-Json = dict[str, Any]
+ALL_ROWS = {"kind": "all", "size": 1}  # the paging of a list that is not shown in parts
 Offered = Sequence[Any] | Json  # values, or a `bind` as in an fsm.json
 
 
 def action(
-    id: str, page: str, control: Json, to: str = "", gates: Sequence[Json] = (), effects: Sequence[Json] = ()
+    id: str,
+    page: str,
+    control: Json,
+    to: str = "",
+    gates: Sequence[Json] = (),
+    effects: Sequence[Json] = (),
 ) -> Json:
     """Return an action that stays on `page`, or goes `to` another one, once all conditions `gates` hold."""
-    moves = {"id": id, "from": page, "to": to or page, "is_navigation": bool(to), **control}
-    return moves | {"preconditions": list(gates), "effects": [*control.get("effects", ()), *effects]}
+    return {
+        "id": id,
+        "from": page,
+        "to": to or page,
+        "is_navigation": bool(to),
+        **control,
+        "preconditions": list(gates),
+        "effects": [*control.get("effects", ()), *effects],
+    }
 
 
 def condition(field: str, cond: str, value: Any = None) -> Json:
@@ -45,15 +57,88 @@ def control(kind: str, selector: str, field: str = "", offered: Offered = ()) ->
     """Return the part of an action that a widget decides. `selector` is the element that is touched first,
     `offered` is the range of choices, and `field` is where the chosen value goes."""
     widget = WIDGETS[kind]
-    procedure = [{k: text.replace("@", selector) for k, text in step.items()} for step in widget["procedure"]]
+    procedure = [_filled_in(step, selector) for step in widget["procedure"]]
+    made = {
+        "gui_procedure": procedure,
+        "parameters": widget.get("parameters", {}),
+        "effects": [effect("toggle", field)] if kind == "checkbox" else [],
+    }
     if "param" not in widget:
-        toggles = [effect("toggle", field)] if kind == "checkbox" else []
-        return {"gui_procedure": procedure, "effects": toggles, "parameters": widget.get("parameters", {})}
-    bind = offered if isinstance(offered, dict) else {"param": widget["param"], "values": list(offered)}
-    parameters = {bind["param"]: widget["symbol"], **widget.get("parameters", {})}
-    effects = [effect("set", field, value_ref=f"{{{bind['param']}}}")]
-    work = {"bind": bind, "effects": effects, "gui_procedure": procedure}
-    return {"name": widget["name"], "parameters": parameters, **work}
+        return made
+    bind = offered
+    if not isinstance(bind, dict):
+        bind = {"param": widget["param"], "values": list(offered)}
+    param = bind["param"]
+    made["name"] = widget["name"]
+    made["bind"] = bind
+    made["parameters"] = {param: widget["symbol"], **made["parameters"]}
+    made["effects"] = [effect("set", field, value_ref=f"{{{param}}}")]
+    return made
+
+
+def _filled_in(operation: Mapping[str, str], selector: str, **values: Any) -> Json:
+    """Return an operation of widgets.toml with the selector of its element, and values for its {names}."""
+    texts = {}
+    for key, text in operation.items():
+        text = text.replace("@", selector)
+        texts[key] = text.format(**values) if values else text
+    return texts
+
+
+class SiteDocument:
+    """The pages of a site in the form of an fsm.json, while they are written, and the words on them.
+
+    id_style says how elements are named, as "{page}-{role}". The id of an action is "<page>_<role>".
+    """
+
+    def __init__(self, id_style: str):
+        self.id_style = id_style
+        self.pages: dict[str, Json] = {}
+        self.labels: dict[str, str] = {}  # by the ids of pages and actions
+        self.messages: dict[str, str] = {}  # by the ids of terminal pages
+        self.done: dict[str, Json] = {}  # the types of what the session notes, which all pages carry along
+
+    def add_page(self, id: str, label: str, back: str = "", fields: Json | None = None) -> None:
+        """Add a page with these fields and their types, and a button that leads `back`."""
+        types = dict(fields or {})
+        self.pages[id] = {"id": id, "signature_schema": types, "actions": []}
+        self.labels[id] = label
+        if back:
+            self.add_action(id, "BACK", "Back", to=back)
+
+    def add_action(self, page: str, role: str, label: str, widget: Json | None = None, **more: Any) -> None:
+        """Add an action to a page, by default a button; `more` are arguments of `action`."""
+        if widget is None:
+            widget = control("button", self.selector(page, role))
+        id = f"{page}_{role}"
+        self.labels[id] = label
+        made = action(id, page, widget, **more)
+        self.pages[page]["actions"].append(made)
+
+    def selector(self, page: str, role: str) -> str:
+        """Return the selector of the element by which an action is taken."""
+        page = page.lower().replace("_", "-")
+        role = role.lower().replace("_", "-")
+        return "#" + self.id_style.format(page=page, role=role)
+
+    def fields(self, page: str) -> Json:
+        """Return the types of a page's fields, to be read or added to."""
+        return self.pages[page]["signature_schema"]
+
+    def note(self, flow: str, name: str, type: str = "string|null", **source: str) -> Json:
+        """Return the effect by which the session notes done.<flow>.<name>, from the action's `value_ref` or
+        the field `value_from`."""
+        self.done.setdefault(flow, {})[name] = type
+        return effect("set", f"done.{flow}.{name}", **source)
+
+    def machine(self, meta: Json) -> Fsm:
+        """Return the machine, which begins on the first page."""
+        if self.done:
+            for id in self.pages:
+                self.fields(id)["done"] = self.done
+        pages = list(self.pages.values())
+        ends = {"initial_page_id": pages[0]["id"], "terminal_pages": list(self.messages)}
+        return load_fsm({"meta": meta | ends, "pages": pages})
 
 
 @dataclass(frozen=True)
@@ -67,36 +152,60 @@ class Widget:
 def widget_of(action: Action, fsm: Fsm) -> Widget:
     """Return the widget that an action's gui_procedure describes. ValueError if no widget has it."""
     steps = [step for step in action.gui_procedure if step["op"] != "key_press"]
-    ops = tuple(step["op"] for step in steps)
     selectors = [str(step["selector"]) for step in steps if "selector" in step]
-    where, named = f"{action.source}: {action.id}", str(action.parameters.get("widget", ""))
     first = selectors[0] if selectors else ""
+    where = f"{action.source}: {action.id}"
     if not SELECTOR.fullmatch(first):
         raise ValueError(f"{where}: {first[:80]!r} must be like '#some-id' or '.some-class' to be drawn")
+    ops = tuple(step["op"] for step in steps)
+    named = str(action.parameters.get("widget", ""))
     *outer, last = first.split()
-    if ops == ("click",) and last.startswith(".") and action.open_parameters and named not in WIDGETS:
-        return Widget("row", target_of(*outer) if outer else f"{action.source.lower()}-rows", target_of(last))
-    element = target_of(first.split()[0] if first.startswith("#") else first)
-    if named in WIDGETS and named != "slider" and (action.bind or "param" not in WIDGETS[named]):
-        kind = "banner" if named == "toast" else FACES.get(named, named)
-        return Widget(kind, element, face=named if named != kind else "")
+    is_click = ops == ("click",) and named not in WIDGETS
+    if is_click and last.startswith(".") and action.open_parameters:
+        rows = target_of(*outer) or f"{action.source.lower()}-rows"
+        return Widget("row", rows, target_of(last))
+    element = target_of(first)
+    if first.startswith("#"):
+        element = target_of(first.split()[0])
+    # What is called a slider is one only if it is dragged.
+    is_named = named in WIDGETS and named != "slider"
+    if is_named and (action.bind or "param" not in WIDGETS[named]):
+        face = named if named in FACES else ""
+        return Widget(FACES.get(named, named), element, face=face)
+    kind = _kind_of_procedure(action, fsm, ops, selectors)
+    if kind == "":
+        raise ValueError(f"{where}: no widget has the procedure {', '.join(ops)}")
+    item = ""
+    if kind in ("hover", "menu", "choice"):
+        item = target_of(selectors[-1].split()[-1])
+    return Widget(kind, element, item)
+
+
+def _kind_of_procedure(action: Action, fsm: Fsm, ops: Sequence[str], selectors: Sequence[str]) -> str:
+    """Return the kind of widget that is handled by these operations, "" if there is none."""
+    first = selectors[0]
     match ops:
         case ("click",):
-            is_box = first.endswith("checkbox") or any(effect.op == "toggle" for effect in action.effects)
-            kind = "checkbox" if is_box and not action.is_navigation else "button"
-            return Widget("banner" if action.id in interceptors(fsm) else kind, element)
+            if action.id in interceptors(fsm):
+                return "banner"
+            toggles = any(effect.op == "toggle" for effect in action.effects)
+            is_box = first.endswith("checkbox") or toggles
+            return "checkbox" if is_box and not action.is_navigation else "button"
         case ("type_text",) | ("click", "type_text") | ("click", "click", "type_text"):
             enters = any(step.get("key") == "Enter" for step in action.gui_procedure)
-            return Widget("search" if enters and action.name == "search" else "field", element)
+            return "search" if enters and action.name == "search" else "field"
         case ("click", "drag"):
+            named = str(action.parameters.get("widget", ""))
             is_slider = "slider" in first or named.startswith("slider")
-            return Widget("slider" if is_slider else "scroll", element)
-        case ("hover" | "click", "click"):
-            kind = "hover" if ops[0] == "hover" else "menu" if action.bind is None else "choice"
-            return Widget(kind, element, target_of(selectors[-1].split()[-1]))
-    if len(ops) > 2 and set(ops) == {"click"} and any(".day" in one for one in selectors):
-        return Widget("date", element)
-    raise ValueError(f"{where}: no widget has the procedure {', '.join(ops)}")
+            return "slider" if is_slider else "scroll"
+        case ("hover", "click"):
+            return "hover"
+        case ("click", "click"):
+            return "menu" if action.bind is None else "choice"
+    picks_day = any(".day" in selector for selector in selectors)
+    if picks_day and len(ops) > 2 and set(ops) == {"click"}:
+        return "date"
+    return ""
 
 
 def target_of(*selectors: str) -> str:
@@ -106,8 +215,11 @@ def target_of(*selectors: str) -> str:
 
 def options_of(action: Action) -> dict[str, str]:
     """Return what a menu offers, by selectors."""
-    given = [step.get("ui_elements", {}).get("options", []) for step in action.gui_procedure]
-    return {str(option["selector"]): str(option["value"]) for options in given for option in options}
+    options = {}
+    for step in action.gui_procedure:
+        for option in step.get("ui_elements", {}).get("options", []):
+            options[str(option["selector"])] = str(option["value"])
+    return options
 
 
 def words_in(name: str) -> list[str]:
@@ -118,41 +230,62 @@ def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
     """Return the mouse and keyboard work of a step, with selectors that find one element each: `click`,
     `hover`, `type_text` (in place of the text that is there), `key_press`, `drag` (a slider's thumb, `to` a
     share of its width) and `scroll` (a list, until the row `to` is its first)."""
-    action, params = world.fsm.pages[state.page].actions[step.action_id], dict(step.params)
+    action = world.fsm.pages[state.page].actions[step.action_id]
+    params = dict(step.params)
     widget = widget_of(action, world.fsm)
-    # The value that the visitor chooses; there is at most one.
-    value = next((params[name] for name in action.open_parameters if name in params), None)
     choices = parameter_values(world, state, step.action_id)
     number = choices.index(params) if action.bind and params in choices else 0
     if widget.kind == "slider":
         # All the way to the left is no value, so that the nth of n values is all the way to the right.
-        return [{"op": "drag", "selector": f"#{widget.element}", "to": (number + 1) / len(choices)}]
-    if widget.kind == "search" and action.bind and action.bind.collection:  # by title
-        found = (record for record in world.data[action.bind.collection] if record["id"] == value)
-        value = next((record["title"] for record in found if "title" in record), value)
+        share = (number + 1) / len(choices)
+        return [{"op": "drag", "selector": f"#{widget.element}", "to": share}]
+    value = _value_by_hand(world, action, widget, params)
+    words = {
+        "item": widget.item,
+        "value": value,
+        "number": number,
+        "month": str(value)[:7],
+        "start": str(value)[:3],
+    }
+    steps = _turns(world, action, number) if widget.kind == "row" else []
+    for operation in WIDGETS[widget.kind]["hand"]:
+        steps.append(_filled_in(operation, f"#{widget.element}", **words))
+    return steps
+
+
+def _value_by_hand(world: World, action: Action, widget: Widget, params: Mapping[str, Any]) -> Any:
+    """Return what the visitor types or chooses for an action's open parameter; there is at most one."""
+    values = [params[name] for name in action.open_parameters if name in params]
+    value = values[0] if values else None
+    if widget.kind == "search" and action.bind and action.bind.collection:
+        for record in world.data[action.bind.collection]:
+            if record["id"] == value:
+                return record.get("title", value)
     if widget.kind == "date" and value is None:  # the one day that the file names
-        named = action.parameters
-        value = f"{named.get('year', 2026)}-{named.get('month', 1):02}-{named.get('day', 1):02}"
-    values = {"item": widget.item, "value": value, "number": number}
-    values |= {"month": str(value)[:7], "start": str(value)[:3]}
-    turns = _turns(world, action, number) if widget.kind == "row" else []
-    return turns + [
-        {name: text.replace("@", f"#{widget.element}").format(**values) for name, text in operation.items()}
-        for operation in WIDGETS[widget.kind]["hand"]
-    ]
+        year = action.parameters.get("year", 2026)
+        month = action.parameters.get("month", 1)
+        day = action.parameters.get("day", 1)
+        return f"{year}-{month:02}-{day:02}"
+    return value
 
 
 def _turns(world: World, action: Action, number: int) -> list[dict[str, Any]]:
     """Return the operations that bring a list's row of this number to sight, where lists are shown in parts.
     A list is at its beginning whenever something has changed."""
-    element, others = widget_of(action, world.fsm).element, world.fsm.pages[action.source].actions.values()
-    kinds = {widget_of(one, world.fsm) for one in others}
-    paging = world.style.get("paging", {"kind": "all", "size": 1})
-    page = number // paging["size"]
-    if world.style.get("look") != "pages" or paging["kind"] == "all" or Widget("scroll", element) in kinds:
+    paging = world.style.get("paging", ALL_ROWS)
+    if world.style.get("look") != "pages" or paging["kind"] == "all":
         return []
-    if paging["kind"] == "more":
-        return [{"op": "click", "selector": f"#{element}-more"}] * page
-    if paging["kind"] == "endless":  # its end is scrolled to, and what is shown grows on the way
-        return [{"op": "hover", "selector": f"#{element}-end"}] * min(page, 1)
-    return [{"op": "click", "selector": f"#{element}-page-{page}"}] * min(page, 1)
+    element = widget_of(action, world.fsm).element
+    others = world.fsm.pages[action.source].actions.values()
+    if Widget("scroll", element) in [widget_of(other, world.fsm) for other in others]:
+        return []  # such a list is shown whole
+    page = number // paging["size"]
+    if page == 0:
+        return []
+    match paging["kind"]:
+        case "more":
+            return [{"op": "click", "selector": f"#{element}-more"}] * page
+        case "endless":  # what is shown grows while its end is scrolled to
+            return [{"op": "hover", "selector": f"#{element}-end"}]
+        case _:
+            return [{"op": "click", "selector": f"#{element}-page-{page}"}]

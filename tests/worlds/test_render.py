@@ -355,7 +355,7 @@ def test_the_server_answers_by_host():
         assert ask(port, "shop-7.test", "/etc/passwd")[0] == ask(port, "127.0.0.1")[0] == 404
     with pytest.raises(ValueError, match="same name"):
         SiteServer([SHOP, SHOP])
-    with pytest.raises(ValueError, match="same name, my-site for one"):
+    with pytest.raises(ValueError, match="same name, my-site"):
         SiteServer([Path("a/My_site"), Path("b/my-site")])
 
 
