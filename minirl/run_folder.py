@@ -76,6 +76,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one line in one write, after removing a torn last line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(own(path), "a+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)  # ranks append to one dump of an evaluation
         if end := file.seek(0, os.SEEK_END):
             file.seek(end - 1)
             if file.read(1) != b"\n":
@@ -208,7 +209,7 @@ class Run:
             write_lines(self.trajectory_path(label), map(to_record, trajectories))
 
     def add_trajectory(self, label: str, trajectory: Trajectory) -> None:
-        """Append one trajectory, which outlives a killed process. Every rank has its own label."""
+        """Append one trajectory, which outlives a killed process. All ranks may append."""
         append_line(self.trajectory_path(label), to_record(trajectory))
 
     def load_trajectories(self, label: str) -> list[Trajectory]:

@@ -19,7 +19,7 @@ def test_the_text_agent_is_trained_and_evaluated_by_the_same_doors(tmp_path, eva
     assert [turn.parsed.calls[0].name for turn in demo.turns][-1] == "exit"
     assert all(turn.page_text.startswith("<html") and not turn.images for turn in demo.turns)
     assert all("<think> # Element:" in turn.text for turn in demo.turns)
-    flags = ["--threads", "1", "--success-within", "4", "2", "--eval.episodes", "3"]
+    flags = ["--threads", "1", "--success-within", "4", "2", "--limit", "3"]
     eval_script.run(["tiny-text", "--out", str(tmp_path), *flags])
     said = capsys.readouterr().out
     cells = [line.split("│")[1].strip() for line in said.splitlines() if line.count("│") > 3]

@@ -1,8 +1,8 @@
 """Does a run's agent look? Its newest checkpoint on sites it never met, and with other screenshots, or pages.
 
-    python tests/bench/seeing.py --run runs/tiny            about three minutes
-    python tests/bench/seeing.py --run runs/tiny --n 256    for a table
-    python tests/bench/seeing.py --run runs/tiny --heldout shops:90001-90064@serif
+    python benchmarks/seeing.py --run runs/tiny            about three minutes
+    python benchmarks/seeing.py --run runs/tiny --n 256    for a table
+    python benchmarks/seeing.py --run runs/tiny --heldout shops:90001-90064@serif
 
 Four evaluations, each a bar in the run's report: tasks that the run held out; tasks that it trained on; the
 held-out ones once more with screenshots of another task's site, and with blank ones. An agent that has

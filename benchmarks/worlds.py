@@ -1,6 +1,6 @@
 """Generated sites and their tasks, proved and timed.
 
-    python tests/bench/worlds.py [--sites 30] [--tasks 5] [--workers 4] [--no-browser]
+    python benchmarks/worlds.py [--sites 30] [--tasks 5] [--workers 4] [--no-browser]
 
 Levels and themes take turns. Counted before any filter:
 findings of `check`; the share of the tasks acted out in Chromium with the state equal to the machine's after

@@ -1,6 +1,6 @@
 """What generated sites and their trajectories come to, in the form of AutoWebWorld's tables 1, 2 and 7.
 
-    python tests/bench/counts.py --sites 12 --dollars-an-hour 0.05
+    python benchmarks/counts.py --sites 12 --dollars-an-hour 0.05
 
 Makes sites as worlds.py does, acts out the solutions of all their tasks with pictures, and prints three
 Markdown tables: what there is, what each stage takes, and what the sites of each level take. States are
