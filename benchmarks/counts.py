@@ -80,7 +80,7 @@ class Level:
 
     def act_out(self, workers: int) -> None:
         config = BrowserConfig(browsers=1, episodes=workers, width=1280, height=720)
-        work = replay_sites(self.worlds, config, self.tasks, pictures=True)
+        work = replay_sites(self.worlds, config, self.tasks, has_pictures=True)
         found, self.seconds["acting out"] = with_browsers(lambda: asyncio.run(work))
         self.replays = list(found.values())
 
@@ -131,7 +131,7 @@ def main() -> None:
     pages, actions = sum(len(fsm.pages) for fsm in machines), sum(len(fsm.actions) for fsm in machines)
     kept = [one for one in total.replays if not one.reason]
     share = len(kept) / len(total.replays)
-    steps = mean(len(one.grounded) - 1 for one in kept)  # the last is the answer
+    steps = mean(len(one.records) - 1 for one in kept)  # the last is the answer
     each, distinct = sum(total.seconds.values()) / len(kept), len(one_of_each(total.tasks, 0))
     counts = [len(machines), pages, states, actions, len(kept), distinct, f"{share:.1%}", f"{steps:.1f}"]
     table(

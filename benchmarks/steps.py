@@ -43,7 +43,7 @@ from minirl.agents.autowebworld import action_of, spell
 from minirl.agents.openwebrl import SCALE
 from minirl.recipes import tiny
 from minirl.run_folder import Run
-from minirl.worlds.replay import GRID
+from minirl.worlds.hand import GRID
 from minirl.worlds.shop import CHOICES
 
 CELLS = ("steps", "grounding", "longer", "shuffled")

@@ -96,7 +96,7 @@ def main() -> None:
         config = BrowserConfig(browsers=1, episodes=flags.workers, width=1280, height=720)
         drawn, start = [task for some in tasks.values() for task in some[: flags.tasks]], time.perf_counter()
         outcomes = asyncio.run(replay_sites(worlds, config, drawn))
-        seconds, gui = time.perf_counter() - start, sum(len(one.grounded) for one in outcomes.values())
+        seconds, gui = time.perf_counter() - start, sum(len(one.records) for one in outcomes.values())
         kept = [one for one in outcomes.values() if not one.reason]
         for place, one in outcomes.items():
             if one.reason:
