@@ -29,6 +29,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def nothing_was_trained_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere the newest of runs/tiny would act."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
