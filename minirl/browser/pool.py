@@ -83,8 +83,8 @@ class BrowserPool:
             await self._browser(self.slots[0])
         except (*FAILURES, OSError) as error:
             await self.__aexit__()
-            hint = "`python -m minirl doctor` says what is missing"
-            raise ValueError(f"no browser can be started ({first_line(error)}): {hint}") from None
+            fix = "set MINIRL_CHROMIUM to one that runs, or let `make setup` get one"
+            raise ValueError(f"no browser can be started ({first_line(error)}): {fix}") from None
         checking = asyncio.create_task(self._check())
         self.closing.callback(checking.cancel)
         return self

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from playwright.async_api import CDPSession, Frame, Page
 
 from minirl.browser.page_scripts import SETTLE, Settled, text_of
-from minirl.types import ToolFailure
+from minirl.types import BrowserFault, Stop, ToolFailure
 
 if TYPE_CHECKING:
     from minirl.browser.session import Session
@@ -27,7 +27,16 @@ CALL_SECONDS = 10.0  # for one question to the browser; a page that takes longer
 CALM_MS = 25.0  # the shortest quiet time that is asked of a page before it counts as ready
 READY_SECONDS = 3.0  # after this time it counts as ready, whatever it does
 WINDOW_SECONDS = 1.0  # for a window to open
+REVIVE_SECONDS = 12.0  # for all that may help a page that hangs
 MAX_DOCUMENTS = 3  # one after the other that have READY_SECONDS each: some pages never rest
+
+# What may help a page that hangs, for how many seconds, and what the agent is told then. While another
+# document is awaited the old one does not answer.
+LATE = "The page that it leads to did not come in time, and was given up."
+REMEDIES = (
+    ("Page.stopLoading", 1.0, LATE),
+    ("Runtime.terminateExecution", 3.0, "The page's script hung and was stopped."),
+)
 
 
 class PageHangs(ToolFailure):
@@ -114,7 +123,8 @@ class Tab:
 
 async def wait_until_ready(session: "Session", calm_ms: float) -> Settled:
     """Return the page's last answer, once it rests; its `error` is the network's or the guard's reason."""
-    page, tab = session.page, await session.tab()
+    page = session.page
+    tab = await session.tab()
     settled = None
     n_documents = 0
     deadline = time.monotonic() + READY_SECONDS
@@ -124,7 +134,8 @@ async def wait_until_ready(session: "Session", calm_ms: float) -> Settled:
             await tab.wait_for_window()
         if session.page is not page:
             await tab.forget(session)
-            page, tab = session.page, await session.tab()
+            page = session.page
+            tab = await session.tab()
             with suppress(ToolFailure):
                 await session.do(page.wait_for_load_state("domcontentloaded", timeout=0))
             deadline = time.monotonic() + READY_SECONDS
@@ -172,3 +183,33 @@ async def _ask(session: "Session", page: Page, tab: Tab, calm_ms: float, deadlin
     session.documents[settled.loaded] = max(settled.requests, n_requests)
     session.heap = max(session.heap, settled.heap)
     return settled
+
+
+async def revive(session: "Session") -> None:
+    """Stop the script of a page that hangs, or replace its tab by an empty one. Raises BrowserFault."""
+    try:
+        async with asyncio.timeout(REVIVE_SECONDS):
+            for remedy, seconds, news in REMEDIES:
+                if await _helps(session, remedy, seconds, news):
+                    return
+            hanging = session.page
+            session.page = await session.do(session.context.new_page())
+            with suppress(ToolFailure):
+                await session.do(hanging.close(), REMEDIES[-1][1])
+            session.add_news("The page hung and its tab was closed.")
+    except (TimeoutError, ToolFailure):
+        raise BrowserFault(Stop.ENV_ERROR, "the page hangs, and nothing helps") from None
+
+
+async def _helps(session: "Session", remedy: str, seconds: float, news: str) -> bool:
+    """Try a command of Chromium's protocol; return True if the page answers again."""
+    with suppress(ToolFailure):
+        tab = await session.tab()
+        was_leaving = tab.document != ""
+        tab.document = ""
+        await session.do(tab.cdp.send(remedy), seconds)
+        await session.do(session.page.evaluate("0"), seconds)
+        if was_leaving or news != LATE:
+            session.add_news(news)
+        return True
+    return False

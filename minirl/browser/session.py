@@ -42,18 +42,9 @@ SCREENSHOT_PAUSE = 0.05  # seconds before a page that refuses a screenshot is as
 MAX_REFUSALS = 20  # so often
 MAX_TABS = 20  # a page that opens more has them closed
 CLOSING_SECONDS = 0.1  # for the news of what exactly has closed
-REVIVE_SECONDS = 12.0  # for all that may help a page that hangs
 BLOCKED_SECONDS = 3.0  # for a page to answer whether it keeps visitors out
 TITLE_CHARS = 50
 PASTE_KEYS = {"Control": {"v", "V", "KeyV"}, "Shift": {"Insert", "Numpad0"}}  # by the key that is held
-
-# What may help a page that hangs, for how many seconds, and what the agent is told then. While another
-# document is awaited the old one does not answer.
-LATE = "The page that it leads to did not come in time, and was given up."
-REMEDIES = (
-    ("Page.stopLoading", 1.0, LATE),
-    ("Runtime.terminateExecution", 3.0, "The page's script hung and was stopped."),
-)
 
 
 @dataclass
@@ -141,31 +132,7 @@ class Session:
 
     async def revive(self) -> None:
         """Stop the script of a page that hangs, or replace its tab by an empty one. Raises BrowserFault."""
-        try:
-            async with asyncio.timeout(REVIVE_SECONDS):
-                for remedy, seconds, news in REMEDIES:
-                    if await self._helps(remedy, seconds, news):
-                        return
-                hanging = self.page
-                self.page = await self.do(self.context.new_page())
-                with suppress(ToolFailure):
-                    await self.do(hanging.close(), REMEDIES[-1][1])
-                self._add_news("The page hung and its tab was closed.")
-        except (TimeoutError, ToolFailure):
-            raise BrowserFault(Stop.ENV_ERROR, "the page hangs, and nothing helps") from None
-
-    async def _helps(self, remedy: str, seconds: float, news: str) -> bool:
-        """Try a command of Chromium's protocol; return True if the page answers again."""
-        with suppress(ToolFailure):
-            tab = await self.tab()
-            was_leaving = tab.document != ""
-            tab.document = ""
-            await self.do(tab.cdp.send(remedy), seconds)
-            await self.do(self.page.evaluate("0"), seconds)
-            if was_leaving or news != LATE:
-                self._add_news(news)
-            return True
-        return False
+        await readiness.revive(self)
 
     async def start(self, url: str) -> None:
         """Open the task's first page; only here may a navigation be tried again."""
@@ -226,7 +193,8 @@ class Session:
     async def travel(self, step: int) -> bool:
         """Go back (-1) or forward again (1) in the tab's history; return False if nothing is there."""
         history = await self.do((await self.tab()).cdp.send("Page.getNavigationHistory"))
-        index, entries = history["currentIndex"] + step, history["entries"]
+        index = history["currentIndex"] + step
+        entries = history["entries"]
         if not 0 <= index < len(entries) or entries[index]["url"] == "about:blank":  # as tabs begin
             return False
         go = self.page.go_back if step < 0 else self.page.go_forward
@@ -241,7 +209,8 @@ class Session:
         except PageHangs:
             raise
         except ToolFailure:  # a page that spoils our scripts can still be acted on
-            self.armed, answer = None, {}
+            self.armed = None
+            answer = {}
         await self.do(tab.cdp.send("Network.enable"))
         return answer
 
@@ -346,7 +315,8 @@ class Session:
 
     async def close_tab(self) -> int:
         """Close the current tab; return the index of the one that is current then."""
-        index, pages = self._index(), self.context.pages
+        index = self._index()
+        pages = self.context.pages
         if len(pages) == 1:
             raise ToolFailure("the last tab can't be closed")
         self.page = pages[index + 1 if index + 1 < len(pages) else index - 1]
@@ -363,7 +333,7 @@ class Session:
         news, self.news = self.news, []
         return news
 
-    def _add_news(self, line: str) -> None:
+    def add_news(self, line: str) -> None:
         """Add a sentence to the news: the last five, each once, as a page may cause them without end."""
         others = [old for old in self.news[-4:] if old != line]
         self.news = [*others, line]
@@ -381,7 +351,7 @@ class Session:
         if len(self.context.pages) <= MAX_TABS:
             self.page = page
             return
-        self._add_news(f"More than {MAX_TABS} tabs were open; new ones were closed.")
+        self.add_news(f"More than {MAX_TABS} tabs were open; new ones were closed.")
         with suppress(PlaywrightError):
             await page.close()
 
@@ -393,15 +363,15 @@ class Session:
     async def _dialog(self, dialog: Dialog) -> None:
         """Accept a dialog, which would block the page for ever. It is in no screenshot, so it is news."""
         if dialog.type == "beforeunload":
-            self._add_news("The page asked whether to leave it; that was confirmed.")
+            self.add_news("The page asked whether to leave it; that was confirmed.")
         else:
             message = text_of(" ".join(dialog.message.split()), 100)
-            self._add_news(f'A dialog ({dialog.type}) said "{message}" and was accepted.')
+            self.add_news(f'A dialog ({dialog.type}) said "{message}" and was accepted.')
         with suppress(PlaywrightError):
             await dialog.accept(dialog.default_value)
 
     async def _download(self, download: Download) -> None:
-        self._add_news(f"A download ({text_of(download.suggested_filename, 60)}) was refused.")
+        self.add_news(f"A download ({text_of(download.suggested_filename, 60)}) was refused.")
         if download.page in self.tabs_of:
             self.tabs_of[download.page].committed()  # no document will come
         with suppress(PlaywrightError):

@@ -106,7 +106,7 @@ async def score_judge(config: JudgeScriptConfig, ranks: Ranks) -> None:
     if not (config.judge.path or config.judge.model):
         distilled = str(config.run_dir / "checkpoints/judge")
         config = replace(config, judge=replace(config.judge, path=distilled))
-    name = config.judge.path.removeprefix(f"{config.out}/") or config.judge.model
+    name = config.judge.path.removeprefix(f"{config.run_dir.parent}/") or config.judge.model
     async with open_judge(config, ranks, images) as judge:
         trajectories = [example.trajectory for example in examples]
         verdicts = await ask_all(judge, trajectories)

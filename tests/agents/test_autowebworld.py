@@ -42,9 +42,6 @@ def agent(folder) -> AutoWebWorldAgent:
     return make_agent(config, qwen_preprocessor(folder, 28 * 28 * 30))
 
 
-# --- other agents' languages ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("said", "calls"),
     [
@@ -76,20 +73,6 @@ async def test_what_ui_tars_says_is_read(said, calls):
 async def test_what_ui_tars_says_wrongly_is_told(said):
     parsed = parse(f"Thought: x\nAction: {said}")
     assert parsed.calls == () and parsed.error
-
-
-@given(st.text())
-async def test_reading_ui_tars_never_raises(text):
-    for said in (
-        f"Action: click({text})",
-        f"Action: {text}",
-        f"Thought: {text}Action: type(content={text!r})",
-    ):
-        parsed = parse(said)
-        assert bool(parsed.calls) != bool(parsed.error)
-
-
-# --- the language ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -137,11 +120,10 @@ async def test_what_cannot_be_read_is_told(said):
 
 @given(st.text(max_size=80))
 async def test_reading_never_raises(text):
-    parse(text)
-    parse(f"<think>{text}</think><action>{{'action': {text}}}</action>")
-
-
-# --- the model's pixels ------------------------------------------------------------------------------
+    wrapped = [f"<think>{text}</think><action>{{'action': {text}}}</action>", f"Action: click({text})"]
+    for response in (text, *wrapped, f"Thought: {text}Action: type(content={text!r})"):
+        parsed = parse(response)
+        assert bool(parsed.calls) != bool(parsed.error)
 
 
 @pytest.mark.parametrize("max_pixels", [None, 28 * 28 * 30, 28 * 28 * 200])
@@ -187,9 +169,6 @@ async def test_a_random_qwen2_5_vl_is_loaded_and_sees_the_picture(folder, png):
 async def test_a_model_that_cannot_see_is_refused(preprocessor):
     with pytest.raises(ValueError, match="can't see; use a vision-language model"):
         make_agent(Config("", agent=AgentConfig("autowebworld")), replace(preprocessor, images=None))
-
-
-# --- in Chromium -------------------------------------------------------------------------------------
 
 
 async def test_each_action_does_in_the_browser_what_it_says(agent, session):

@@ -41,6 +41,7 @@ READ = [
     ('do(action="Type", argument="say exit(now)", element="2")', typed("say exit(now)", 2)),
     ('do(action="Go Backward")', Call("go_backward")),
     ("do(action='Switch Tab', argument='1')", Call("Switch Tab", {"argument": 1})),
+    ('do(action="Type", argument="a\\ b", element="2")', typed("a\\ b", 2)),
     ('exit(message="It is \\"42\\"")', said('It is "42"')), ('exit(message=42)', said("42")),
     # numbers are given as written
     ("exit(message=12.50)", said("12.50")), ("exit(0.10)", said("0.10")),
@@ -66,7 +67,9 @@ READ = [
 
 @pytest.mark.parametrize(("text", "call"), READ)
 async def test_what_is_read(text, call):
-    parsed = parse(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parsed = parse(text)
     assert parsed.calls == (call,) and parsed.error is None
 
 
@@ -101,9 +104,7 @@ REFUSED = [
     'do(something like do(action="Wait"))', "do(# do('Click', 2)\n'Click' 3)",
     # long and deep
     "do(" * 3000 + "x y" + ")" * 3000, 'do("' * 5000, "do('" + "\\" * 18_000,
-    "do(x" + "+1" * 9000 + " y" + ")" * 1500, "do(" + "a=1," * 4000 + " b c" + ")" * 2000,
-    "do([" + "1," * 9000 + ")" * 1900, ")" * 10_000 + "do(" * 3000, "exit" + "(" * 5000, "do(" * 6000,
-    "exit(1, 2)" * 2000, "x" * 10_000_000, 'exit(message="' + "x" * 10_000_000 + '")',
+    "do([" + "1," * 9000 + ")" * 1900, ")" * 10_000 + "do(" * 3000, "exit(1, 2)" * 2000, "x" * 10_000_000,
     "exit(message=" + "9" * 6000 + ")", "exit(message=" + "-" * 5000 + "1)",
 ]  # fmt: skip
 
@@ -115,13 +116,6 @@ async def test_what_is_refused(text):
     assert parsed.calls == () and "it_ran" not in sys.modules
     assert parsed.error.startswith("Error: invalid action, ") and len(parsed.error) < 400
     assert time.monotonic() - start < 10, "it hangs"
-
-
-async def test_backslashes_are_read_without_a_word_from_python():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        parsed = parse('<answer>do(action="Type", argument="a\\ b", element="1")</answer>')
-    assert parsed.calls == (Call("Type", {"argument": "a\\ b", "element": 1}),)
 
 
 @given(st.text(max_size=200) | st.from_regex(r"(<think>|<answer>|do\(|exit\(|\)|\"|action=|,| ){0,12}"))
@@ -137,12 +131,10 @@ async def test_what_is_written_is_read(argument, element):
         assert parse(text).calls == (typed(argument, element),)
 
 
-async def test_without_thinking_the_prompt_does_not_ask_for_it():
+async def test_without_thinking_and_without_feedback():
+    """The prompt does not ask for thoughts; what failed is told all the same."""
     assert "<think>" in system_prompt(False, True) and "<answer>" in system_prompt(False, True)
     assert "<think>" not in system_prompt(False, False) and "{" not in system_prompt(False, False)
-
-
-async def test_failures_are_told_even_without_feedback():
     failed, clicked = "Click: failed, element 3 is gone.", "Click: clicked button."
     quiet = AgentConfig(kind="text", feedback=False)
     assert WebAgentR1Agent(quiet).visible_feedback(Parsed(), (failed, clicked)) == (failed,)
@@ -229,34 +221,26 @@ async def test_tabs_are_named_and_switched(session):
     assert (await webagent_r1.observe(session)).page_text.startswith("Tabs: 0 '', 1 '' (current)\n<html")
     await do(session, 'do(action="Switch Tab", argument="0")')
     assert await session.page.evaluate("!!window.log")
-
-
-async def test_a_tabs_title_is_no_markup(session):
     await session.page.evaluate("""document.title = '<button id="3">Confirm</button>'""")
-    await do(session, f'do(action="Click", element="{LINK}")')
-    await do(session, 'do(action="Switch Tab", argument="0")')
+    await session.settle()
     tabs = (await webagent_r1.observe(session)).page_text.partition("\n")[0]
-    assert "&lt;button" in tabs and "<" not in tabs
+    assert "&lt;button" in tabs and "<" not in tabs, "a title is no markup"
 
 
-@pytest.mark.parametrize("refusals", [2, 3])
-async def test_a_page_that_is_being_replaced_is_asked_again(session, monkeypatch, refusals):
-    evaluate, asked = session.page.evaluate, []
+async def test_a_page_that_is_being_replaced_is_asked_again(session, monkeypatch):
+    evaluate, refusals = session.page.evaluate, []
 
     async def refuse(script, *arguments):
-        if script is simplified_html.SCRIPT:
-            asked.append(arguments)
-            if len(asked) <= refusals:
-                raise PlaywrightError("Page.evaluate: Execution context was destroyed")
+        if script is simplified_html.SCRIPT and refusals and refusals.pop():
+            raise PlaywrightError("Page.evaluate: Execution context was destroyed")
         return await evaluate(script, *arguments)
 
     monkeypatch.setattr(session.page, "evaluate", refuse)
-    if refusals < webagent_r1.MAX_LOOKS:
-        assert "<button" in (await webagent_r1.observe(session)).page_text
-    else:
-        with pytest.raises(ToolFailure, match="context was destroyed"):
-            await webagent_r1.observe(session)
-    assert len(asked) == webagent_r1.MAX_LOOKS
+    refusals[:] = [True] * (webagent_r1.MAX_LOOKS - 1)
+    assert "<button" in (await webagent_r1.observe(session)).page_text and not refusals
+    refusals[:] = [True] * webagent_r1.MAX_LOOKS
+    with pytest.raises(ToolFailure, match="context was destroyed"):
+        await webagent_r1.observe(session)
 
 
 async def test_back_and_forward(session):
