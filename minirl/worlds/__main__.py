@@ -1,5 +1,7 @@
 """`python -m minirl.worlds VERB`: what can be done with sites as files.
 
+The verbs that open a browser import what they need themselves, so that the others begin at once.
+
 Exit status 0: fine; 1: `check` has found errors, or `replay` or `author` a page that does not do what its
 machine says; 2: the command line or the file is of no use.
 """
@@ -22,17 +24,14 @@ from minirl.samplers.endpoint import open_endpoint
 from minirl.types import Task
 from minirl.worlds import lint
 from minirl.worlds import tasks as tasks_of_sites
-from minirl.worlds.authoring import Author, write_site
 from minirl.worlds.fsm_file import load_fsm, read_json
 from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.infer_bindings import world_of
 from minirl.worlds.interpreter import World
 from minirl.worlds.looks import text_of
 from minirl.worlds.render import load_world, name_of, save_world
-from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import explore, symbolic
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
-from minirl.worlds.steps import GROUNDING, one_of_each, recorded, save_steps
 from minirl.worlds.walks import COUNT, make_walks
 
 TEMPLATE = EndpointConfig()  # which serves nobody
@@ -153,6 +152,8 @@ def replay(folders: Folders, workers: int = 8, browsers: int = 2) -> int:
         folders: Sites that `make` has made.
         workers: How many episodes at a time.
     """
+    from minirl.worlds.replay import replay_sites
+
     if not folders:
         raise ValueError("name the folders of the sites to be replayed")
     worlds = [load_world(folder) for folder in folders]
@@ -171,7 +172,7 @@ def record(
     out: Path,
     sites: tuple[Path, ...] = (),
     count: int = 100,
-    grounding: float = GROUNDING,
+    grounding: float = 0.2,
     seed: int = 0,
     width: int = 1280,
     height: int = 720,
@@ -188,6 +189,8 @@ def record(
         grounding: The share of rows that are one step with an instruction of its own.
         endpoint: Its --endpoint.model writes the thoughts; without, a template does.
     """
+    from minirl.worlds.steps import one_of_each, recorded, save_steps
+
     shops = shops_named(tasks)
     wanted = tasks_of(shops, count) if shops else read_records(Path(tasks), Task)
     if not wanted:
@@ -217,6 +220,8 @@ def author(
         calls: How many answers a run may ask for, and what they may cost.
         tokens: The longest answer.
     """
+    from minirl.worlds.authoring import Author, write_site
+
     out = out or Path("sites") / name
 
     async def write() -> list[str]:

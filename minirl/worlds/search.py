@@ -152,8 +152,8 @@ def outline(fsm: Fsm, conditions: Sequence[Condition] = ()) -> World:
         tests += action.preconditions
     read = {condition.path for condition in tests}
     for action in fsm.actions:
-        matches = action.bind.where.values() if action.bind else ()
-        read |= {tuple(match[2:].split(".")) for match in matches if str(match).startswith("$.")}
+        matches = map(str, action.bind.where.values()) if action.bind else ()
+        read |= {tuple(match[2:].split(".")) for match in matches if match.startswith("$.")}
     copies = [effect for action in fsm.actions for effect in action.effects if effect.source]
     size = 0
     while size < len(read):

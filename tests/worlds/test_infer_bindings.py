@@ -77,7 +77,8 @@ async def test_classes_references_and_lists_that_are_only_scrolled():
     world, guesses = market()
     outcomes = await replay_sites([world], CONFIG)
     assert {name: outcome.reason for (_, name), outcome in outcomes.items()} == {"ORDERED": "", "ASKED": ""}
-    typed = [one.text for outcome in outcomes.values() for one in outcome.grounded if one.op == "type_text"]
+    operations = [one.operation for outcome in outcomes.values() for one in outcome.records]
+    typed = [one.text for one in operations if one.op == "type_text"]
     assert typed and "None" not in typed
     said = "\n".join(guesses)
     assert "NEWS_SCROLL: item_id is one of notices" in said
@@ -141,4 +142,4 @@ async def test_the_released_sites_can_be_played_to_every_end(name):
     world, _ = world_of(name, load_fsm(Path(SAVED) / f"{name}.fsm.json"), records)
     outcomes = await replay_sites([world], CONFIG)
     assert len(outcomes) == 5 and {outcome.reason for outcome in outcomes.values()} == {""}
-    assert "None" not in {one.text for outcome in outcomes.values() for one in outcome.grounded}
+    assert "None" not in {one.operation.text for outcome in outcomes.values() for one in outcome.records}

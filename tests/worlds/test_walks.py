@@ -8,28 +8,21 @@ from pathlib import Path
 
 import pytest
 from shopping import holds
+from walking import last_state
 
 from minirl.benchmarks.protocols import protocol_of
 from minirl.benchmarks.task_sets import make_task_sets
 from minirl.config import Config, TaskConfig
-from minirl.types import Task
 from minirl.worlds.__main__ import main
 from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.infer_bindings import world_of
-from minirl.worlds.interpreter import State, World, apply, initial_state
+from minirl.worlds.interpreter import World
 from minirl.worlds.looks import text_of
 from minirl.worlds.solutions import solution_of
 from minirl.worlds.walks import make_walks
 
 MARKET = Path(__file__).parents[1] / "data/market.fsm.json"
 SAVED = os.environ.get("MINIRL_FSM_FILES", "")  # a folder with the released sites, whose licence is not ours
-
-
-def last_state(world: World, task: Task) -> State:
-    state = initial_state(world.fsm)
-    for step in solution_of(task, world):
-        state = apply(world.fsm, state, step.action_id, step.params)
-    return state
 
 
 def shelf() -> World:
@@ -51,7 +44,7 @@ def test_a_walk_says_all_that_its_goal_asks():
         )
         assert task.goal["page"] == "RESERVED" and task.meta["steps"] == 9
         assert [c["path"] for c in task.goal["where"]] == ["$.selected_book_id", "$.copies", "$.note"]
-        assert holds(last_state(shelf(), task), task.goal)
+        assert holds(last_state(shelf(), solution_of(task, shelf())), task.goal)
     assert make_walks(shelf(), 5) == tasks[:5] and make_walks(shelf(), 0) == []
 
 
@@ -71,4 +64,4 @@ def test_a_released_site_has_its_half_of_table_6(name):
     world, _ = world_of(name, load_fsm(Path(SAVED) / f"{name}.fsm.json"), {})
     tasks = make_walks(world)
     assert len(tasks) == 13 and {task.goal["page"] for task in tasks} == set(world.fsm.terminal_pages)
-    assert all(holds(last_state(world, task), task.goal) for task in tasks)
+    assert all(holds(last_state(world, solution_of(task, world)), task.goal) for task in tasks)
