@@ -26,13 +26,12 @@ from minirl.worlds import lint
 from minirl.worlds import tasks as tasks_of_sites
 from minirl.worlds.fsm_file import load_fsm, read_json
 from minirl.worlds.generate import LEVELS, THEMES, make_site
-from minirl.worlds.infer_bindings import world_of
 from minirl.worlds.interpreter import World
 from minirl.worlds.looks import text_of
+from minirl.worlds.released import COUNT, make_walks, world_of
 from minirl.worlds.render import load_world, name_of, save_world
 from minirl.worlds.search import explore, symbolic
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
-from minirl.worlds.walks import COUNT, make_walks
 
 TEMPLATE = EndpointConfig()  # which serves nobody
 PATIENT = EndpointConfig(seconds=600.0)

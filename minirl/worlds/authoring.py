@@ -22,14 +22,13 @@ from minirl.console import printable, say
 from minirl.run_folder import write_atomic
 from minirl.samplers.endpoint import Endpoint, EndpointError
 from minirl.worlds.fsm_file import load_fsm, read_json, validated
-from minirl.worlds.infer_bindings import world_of
 from minirl.worlds.interpreter import World
 from minirl.worlds.lint import Finding, check
 from minirl.worlds.looks import text_of
+from minirl.worlds.released import make_walks, world_of
 from minirl.worlds.render import describe, embedded, name_of, save_world
 from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import solve
-from minirl.worlds.walks import make_walks
 from minirl.worlds.widgets import WIDGETS
 
 OURS = ("package.json", "vite.config.js", "index.html.j2", "src/main.js", "src/machine.js.j2")
