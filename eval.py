@@ -22,20 +22,18 @@ from minirl.cli.report import write_report
 from minirl.console import CONSOLE, progress, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.evaluation import failures, resume, tables
-from minirl.evaluation.results import Row
+from minirl.evaluation.results import RateRow
 from minirl.experiment import Experiment, open_experiment
 from minirl.recipes import RECIPES
-from minirl.types import Task
-
-COMMON = ("name", "model.path", "tasks", "limit", "protocol", "seeds", "success_within", "retry", "compare")
+from minirl.types import Stop, Task
 
 
 def read_config(argv: Sequence[str]) -> resume.EvalScriptConfig:
     """Return the settings of `RECIPE [flags]`. ValueError for flags that can't be understood or can't be."""
     name, flags = recipe_name(argv, RECIPES)
-    parse = partial(read_flags, flags=flags, prog=f"eval.py {name}", common=COMMON)
-    config = resume.resolve_run(RECIPES[name](), parse)
-    if config.warm_start is not None:
+    parse = partial(read_flags, flags=flags, prog=f"eval.py {name}")
+    config = resume.resolve(RECIPES[name](), flags, parse)
+    if config.warm_start not in ("sft", "none"):
         raise ValueError(f"eval.py starts nothing: evaluate it with --model.path {config.warm_start}")
     if not config.compare:
         check(config)
@@ -43,9 +41,12 @@ def read_config(argv: Sequence[str]) -> resume.EvalScriptConfig:
 
 
 async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
-    experiment, protocol = open_experiment(config, ranks), tables.named(config.protocol, vars(config.reward))
+    experiment = open_experiment(config, ranks)
+    protocol = tables.protocol_or_none(config.protocol, config.reward.after)
     config = replace(config, model=experiment.config.model)
     tasks = resume.select_tasks(config, experiment.tasks.heldout)
+    if not tasks:
+        raise ValueError("there are no tasks to evaluate on: give --tasks FILE")
     experiment.tasks = replace(experiment.tasks, heldout=tasks)
     say(f"evaluating {resume.subject_of(config)} on {len(tasks)} tasks")
 
@@ -70,25 +71,25 @@ async def attempt(experiment: Experiment, ledger: resume.Ledger, missing: Sequen
     """Run an episode per task and seed. Samples depend on these, the config's seed and the weights."""
     await experiment.reset_sites()
     steps = experiment.config.eval.max_steps
-    try:
-        async with experiment.worker() as worker:
-            with progress("evaluating", len(missing)) as meter:
-                await worker.evaluate(missing, "eval", steps, meter.reach, ledger.add)
-    finally:
-        ledger.write()  # after Ctrl-C, too
+    async with experiment.worker() as worker:
+        with progress("evaluating", len(missing)) as meter:
+            await worker.evaluate(missing, "eval", steps, meter.reach, ledger.add)
 
 
-def record(experiment: Experiment, label: str, score: Row, protocol: str) -> None:
+def record(experiment: Experiment, label: str, score: RateRow, protocol: str) -> None:
     """Add the numbers, why episodes failed and the phrases of their turns to the folder and its report."""
     trajectories = experiment.run.load_trajectories(label)
     checkpoint = resume.subject_of(experiment.config)
-    state, rate = Path(checkpoint) / "state.json", score.success
+    has_state = (Path(checkpoint) / "state.json").is_file()
     experiment.run.add_eval(
         label,
-        **{"success": rate.rate, "low": rate.low, "high": rate.high, "n": rate.episodes},
-        step=read_state(Path(checkpoint))["step"] if state.is_file() else 0,
+        success=score.success.rate,
+        low=score.success.low,
+        high=score.success.high,
+        n=score.success.episodes,
+        step=read_state(Path(checkpoint))["step"] if has_state else 0,
         invalid=score.all_tasks.episodes - score.without_aborted.episodes,
-        blocked=score.blocked.successes,
+        blocked=sum(trajectory.stop is Stop.BLOCKED for trajectory in trajectories),
         checkpoint=checkpoint,
         protocol=protocol,
         errors=failures.error_rows(trajectories),

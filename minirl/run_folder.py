@@ -76,6 +76,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one line in one write, after removing a torn last line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(own(path), "a+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)  # ranks append to one dump of an evaluation
         if end := file.seek(0, os.SEEK_END):
             file.seek(end - 1)
             if file.read(1) != b"\n":
@@ -208,7 +209,7 @@ class Run:
             write_lines(self.trajectory_path(label), map(to_record, trajectories))
 
     def add_trajectory(self, label: str, trajectory: Trajectory) -> None:
-        """Append one trajectory, which outlives a killed process. Every rank has its own label."""
+        """Append one trajectory, which outlives a killed process. All ranks may append."""
         append_line(self.trajectory_path(label), to_record(trajectory))
 
     def load_trajectories(self, label: str) -> list[Trajectory]:
@@ -270,11 +271,20 @@ class Run:
                 path.unlink()
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple]:
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as one level: {"loss": {"kl": 0.1}} is {"loss.kl": 0.1}."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield (name, old value, new value) for every setting of `new` that `old` has otherwise or lacks."""
-    for name, value in new.items():
-        before = old.get(name)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            yield from differences(before, value, f"{prefix}{name}.")
-        elif before != value:
-            yield prefix + name, before, value
+    before = flatten(old)
+    for name, value in flatten(new).items():
+        if before.get(name) != value:
+            yield name, before.get(name), value

@@ -22,8 +22,8 @@ from minirl.agents.openwebrl import SCALE, TOOLS, system_prompt
 from minirl.agents.webagent_r1 import ACTIONS, LEFT_OUT
 from minirl.agents.webagent_r1 import system_prompt as prompt
 from minirl.model import save_model
-from minirl.worlds.replay import GRID
-from minirl.worlds.scripted_agent import told
+from minirl.worlds.hand import GRID
+from minirl.worlds.scripted_agent import with_thought
 from minirl.worlds.shop import CHOICES, SHOP
 
 DONE = {"name": "done", "arguments": {"response": "done"}}
@@ -67,7 +67,7 @@ def text_corpus(shops: Iterable[Iterable[Any]]) -> list[str]:
     said = [*words(), *SHOP["buttons"].values(), "done"]
     actions = [*(f'do(action="{name}", element="' for name in ACTIONS), 'exit(message="done")']
     texts = [f"Task Instruction: Click {word}, {word} in {word}.\n\nRound 0\n\n" for word in said]
-    texts += [told(word, action) for word in said for action in actions]
+    texts += [with_thought(word, action) for word in said for action in actions]
     texts += [choice["phrase"].format("") for choice in CHOICES.values()] + [LEFT_OUT, " no"] * OFTEN
     return [prompt(brief=True, thinking=True), *texts * OFTEN, *itertools.islice(pages, PAGES)]
 

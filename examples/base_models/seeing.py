@@ -43,9 +43,9 @@ from minirl.model import VIDEO_PAD, Preprocessor
 from minirl.recipes import tiny
 from minirl.tiny.checkpoints import BASE
 from minirl.types import Observation
+from minirl.worlds.hand import GRID, middle
 from minirl.worlds.interpreter import World
-from minirl.worlds.replay import GRID, middle
-from minirl.worlds.scripted_agent import spoken
+from minirl.worlds.scripted_agent import with_points
 
 LOOK = FOLDER.joinpath("seeing.js").read_text(encoding="utf-8")
 ROWS, COLUMNS, TOKEN = 6, 8, 32  # image tokens of a picture, and the pixels of one, which is 2 x 2 patches
@@ -146,7 +146,7 @@ class Seeing(Teacher):
             points = {word: middle(there[word].tolist(), 1, 1) if word in there else None for word in wanted}
             clicked = {word: point for word, point in points.items() if point}
             calls = [{"name": "click", "arguments": {"point_2d": point}} for point in clicked.values()]
-            text = spoken(points, [*calls, DONE] if page is pages[-1] else calls)
+            text = with_points(points, [*calls, DONE] if page is pages[-1] else calls)
             said = self.ids(text + self.end)
             if stage == "agent":
                 ids = list(context.observe(Observation(page.text, image=self.blank), feedback).ids)

@@ -51,6 +51,8 @@ class OwnReward(JudgedBenchmark):
         try:
             async with asyncio.timeout(REWARD_SECONDS) as limit:
                 value = await self.reward(task, session.page, answer)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"it must be 0 to 1 or None, not {value!r}")
         except Exception as error:  # whatever the user's code raises
             problem = f"the reward failed: {type(error).__name__}: {error}"
             if limit.expired():
@@ -58,6 +60,5 @@ class OwnReward(JudgedBenchmark):
             raise BrowserFault(Stop.JUDGE_ERROR, problem.splitlines()[0]) from error
         if value is None:
             return Score(None, {"reason": "the reward function gave no verdict"})
-        if not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise BrowserFault(Stop.JUDGE_ERROR, f"the reward must be 0 to 1 or None, not {value!r:.80}")
-        return Score(float(value), {"score": value, "reason": f"the reward function gave {value:g}"})
+        value = float(value)
+        return Score(value, {"score": value, "reason": f"the reward function gave {value:g}"})

@@ -90,7 +90,6 @@ def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     elif HOST.match(task.start_url):  # a generated shop
         load_goal(task.goal)
     elif webarena.is_webarena(task):
-        read(webarena.WebArenaMeta, task.meta)
         webarena.rules_of(task.goal)
     elif task.goal and not any_goal:
         load_goal(task.goal)

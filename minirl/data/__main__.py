@@ -26,7 +26,7 @@ def filter(
     tasks: File,
     out: Path,
     evaluation: tuple[Path, ...] = (),
-    threshold: float = filters.SFT,
+    threshold: float = filters.SFT_THRESHOLD,
     model: str = "",
     embeddings: Path | None = None,
     least: int = 10,
@@ -44,14 +44,18 @@ def filter(
         unstable: A list of sites to leave out, a host a line.
         results: Files of results of evaluations, whose aborted episodes tell unstable sites.
     """
-    pool, unseen = load_tasks(tasks), [task for path in evaluation for task in load_tasks(path)]
+    pool = load_tasks(tasks)
+    unseen = [task for path in evaluation for task in load_tasks(path)]
     if model and not embeddings:
         embeddings = out / "embeddings.npy"
         out.mkdir(parents=True, exist_ok=True)
         np.save(embeddings, filters.embed([*pool, *unseen], model))
-    vectors_NE = np.load(embeddings, mmap_mode="r") if embeddings else None
-    if vectors_NE is not None and (vectors_NE.ndim, len(vectors_NE)) != (2, len(pool) + len(unseen)):
-        raise ValueError(f"there are {len(pool)} + {len(unseen)} tasks, and embeddings of {vectors_NE.shape}")
+    vectors_NE = None
+    if embeddings:
+        vectors_NE = np.load(embeddings, mmap_mode="r")
+        if vectors_NE.ndim != 2 or len(vectors_NE) != len(pool) + len(unseen):
+            shape = vectors_NE.shape
+            raise ValueError(f"there are {len(pool)} + {len(unseen)} tasks, and embeddings of {shape}")
     sites = filters.unstable_sites(unstable, results)
     kept, removed = filters.filter_tasks(pool, unseen, sites, least, vectors_NE, threshold)
     save_tasks(out / "tasks.jsonl", kept)
@@ -68,8 +72,8 @@ def curate(run: File, dumps: tuple[str, ...], preset: Literal["412", "912", "1.9
         preset: OpenWebRL's 412 for the 4B model, 912 for the 8B, or the 1.9k of section 5.5.
     """
     folder = Run(run)
-    found = [trajectory for label in dumps for trajectory in folder.load_trajectories(label)]
-    folder.save_trajectories("demos", filters.curate(found, filters.PRESETS[preset]))
+    rollouts = [trajectory for label in dumps for trajectory in folder.load_trajectories(label)]
+    folder.save_trajectories("demos", filters.curate(rollouts, filters.PRESETS[preset]))
     say(f"--sft.demos {folder.trajectory_path('demos')}")
 
 

@@ -4,8 +4,10 @@
 
 Stands behind the loop; nothing here is trained on. OpenWebRL, section 5.2 and appendix D: how often, and at
 what length, reasoning has phrases of four families (failures.toml). Appendix E: why episodes fail.
-Deviations: the paper's patterns are not in its text; these were written anew from the phrases of its table
-10, so rates are not comparable with the paper's. Its error categories were given by hand, here by rules.
+Deviations:
+1. The paper's patterns are not in its text; these were written anew from the phrases of its table 10, so
+   rates are not comparable with the paper's.
+2. Its error categories were given by hand, here by rules.
 """
 
 import re
@@ -21,12 +23,20 @@ import numpy as np
 from minirl.types import Stop, Trajectory, Turn
 
 _PHRASES = tomllib.loads(files("minirl.evaluation").joinpath("failures.toml").read_text())
-PROXIES = {
-    name: re.compile(re.sub("<([a-z]+)>", lambda part: _PHRASES["parts"][part[1]], "|".join(patterns)), re.I)
-    for name, patterns in _PHRASES["families"].items()
-}
+
+
+def compile_family(patterns: Sequence[str]) -> re.Pattern[str]:
+    """Return one pattern for a family of phrases, with the parts in place of their names: <met>."""
+    pattern = "|".join(patterns)
+    for name, part in _PHRASES["parts"].items():
+        pattern = pattern.replace(f"<{name}>", part)
+    return re.compile(pattern, re.IGNORECASE)
+
+
+PROXIES = {name: compile_family(patterns) for name, patterns in _PHRASES["families"].items()}
 # Figure 9: the share of each in 100 failures on Online-Mind2Web
 PAPER_SHARES = {"access": 0.51, "reasoning": 0.27, "grounding": 0.13, "evaluation": 0.09}
+# Feedback on calls that failed or changed nothing (minirl/agents/openwebrl_actions.py)
 _MISSED = re.compile(
     r"\bfailed, |Nothing on the page changed\.|did not move \w+;|which differs from what was typed"
 )
@@ -39,60 +49,81 @@ def proxies_of(turn: Turn) -> frozenset[str]:
 
 
 def proxy_rows(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
-    """Return a row for each family, then one for the turns that match any, those that match none, and all."""
+    """Return a row for each family, then one for the turns that match any, those that match none, and all:
+    how many turns, their share of all, and the mean and the 90th percentile of their tokens."""
     lengths: dict[str, list[int]] = {name: [] for name in (*PROXIES, "any", "none", "all")}
-    for turn in (turn for trajectory in trajectories for turn in trajectory.turns):
-        found = proxies_of(turn)
-        for name in (*found, "any" if found else "none", "all"):
-            lengths[name].append(len(turn.response_ids))
-    turns, rows = len(lengths["all"]), []
-    for name, of_family in lengths.items():
-        known = [length for length in of_family if length]  # a served model's response has no ids
-        p90 = np.quantile(known, 0.9, method="inverted_cdf").item() if known else None
-        row = {"turns": len(of_family), "rate": len(of_family) / turns if turns else None}
-        rows.append({"name": name, **row, "mean": mean(known) if known else None, "p90": p90})
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            families = proxies_of(turn)
+            for name in (*families, "any" if families else "none", "all"):
+                lengths[name].append(len(turn.response_ids))
+    total = len(lengths["all"])
+    rows = []
+    for name, tokens in lengths.items():
+        known = [number for number in tokens if number]  # a served model's response has no ids
+        rows.append(
+            {
+                "name": name,
+                "turns": len(tokens),
+                "rate": len(tokens) / total if total else None,
+                "mean": mean(known) if known else None,
+                "p90": np.quantile(known, 0.9, method="inverted_cdf").item() if known else None,
+            }
+        )
     return rows
 
 
 def category_of(trajectory: Trajectory) -> str | None:
-    """Return why an episode failed; None if it did not, or was only cut off at the end of a batch."""
+    """Return why an episode failed; None if it did not, or was only cut off at the end of a batch. The paper
+    counts blocked pages under access, and has no category form."""
     stop, verdict = trajectory.stop, trajectory.verdict
     if trajectory.success:
+        # The judge denies what the task's own rules affirm
         return "evaluation" if verdict is not None and verdict.success is False else None
-    said = trajectory.answer + "\n" + (trajectory.turns[-1].text if trajectory.turns else "")
-    feedback = [line for turn in trajectory.turns if not turn.parsed.error for line in turn.feedback]
+    if stop is Stop.CANCELLED:
+        return None
+    if stop is Stop.JUDGE_ERROR or (verdict is not None and verdict.success is None):
+        return "evaluation"
+    if stop is Stop.BLOCKED:
+        return "blocked"
+    # Browser, site or sampler failed, or the agent's last words name a blocker
+    last_response = trajectory.turns[-1].text if trajectory.turns else ""
+    if not stop.is_agent_fault or PROXIES["blocker"].search(f"{trajectory.answer}\n{last_response}"):
+        return "access"
+    if stop in (Stop.FORMAT_ERROR, Stop.LENGTH):
+        return "form"
+    feedback: list[str] = []
+    for turn in trajectory.turns:
+        if not turn.parsed.error:
+            feedback += turn.feedback
     missed = sum(bool(_MISSED.search(line)) for line in feedback)
-    rules = (
-        (None, stop is Stop.CANCELLED),
-        # no verdict; or, as above, the judge denies what the task's own rules affirm
-        ("evaluation", stop is Stop.JUDGE_ERROR or (verdict is not None and verdict.success is None)),
-        ("blocked", stop is Stop.BLOCKED),  # the paper counts these pages under access
-        # browser, site or sampler failed, or the agent's last words name a blocker
-        ("access", not stop.is_agent_fault or PROXIES["blocker"].search(said)),
-        ("form", stop in (Stop.FORMAT_ERROR, Stop.LENGTH)),  # the paper has no such category
-        ("grounding", feedback and missed / len(feedback) >= 1 / 3),  # calls failed or changed nothing
-        ("reasoning", True),  # the agent acted well, and did the wrong things or too few of them
-    )
-    return next(category for category, holds in rules if holds)
+    if feedback and missed / len(feedback) >= 1 / 3:
+        return "grounding"
+    # The agent acted well, and did the wrong things or too few of them
+    return "reasoning"
 
 
 def error_rows(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
     """Return the categories of all failures, the most frequent first, with their shares and the paper's."""
-    found = Counter(filter(None, map(category_of, trajectories)))
+    counts = Counter(filter(None, map(category_of, trajectories)))
+    total = counts.total()
     return [
-        {"category": name, "count": n, "share": n / found.total(), "paper": PAPER_SHARES.get(name)}
-        for name, n in found.most_common()
+        {"category": name, "count": count, "share": count / total, "paper": PAPER_SHARES.get(name)}
+        for name, count in counts.most_common()
     ]
 
 
 def step_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return a training step's numbers for metrics.jsonl: the share of turns that each family matches, their
     tokens (figure 3c) and those of turns that match none, and failures by category."""
-    found = {f"error/{row['category']}": float(row["count"]) for row in error_rows(trajectories)}
+    metrics: dict[str, float | None] = {}
+    for row in error_rows(trajectories):
+        metrics[f"error/{row['category']}"] = float(row["count"])
     for row in proxy_rows(trajectories):
         name = row["name"]
         if name in PROXIES:
-            found[f"proxy/{name}"] = row["rate"]
-        if name in (*PROXIES, "none"):
-            found |= {f"proxy_mean/{name}": row["mean"], f"proxy_p90/{name}": row["p90"]}
-    return {name: value for name, value in found.items() if value is not None}
+            metrics[f"proxy/{name}"] = row["rate"]
+        if name in PROXIES or name == "none":
+            metrics[f"proxy_mean/{name}"] = row["mean"]
+            metrics[f"proxy_p90/{name}"] = row["p90"]
+    return {name: value for name, value in metrics.items() if value is not None}

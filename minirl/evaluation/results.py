@@ -10,15 +10,14 @@ a mean over sites is Zou and Donner's (Statistics in Medicine 27, 2008).
 import contextlib
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from math import fsum, sqrt
 from pathlib import Path
-from statistics import mean
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, FiniteFloat, TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from minirl.benchmarks.protocols import Protocol
@@ -27,7 +26,7 @@ from minirl.run_folder import read_as, write_atomic
 from minirl.types import GRADED, Stop, Trajectory
 
 PACKAGES = ("minirl", "torch", "transformers", "playwright", "openai", "vllm")  # those that shape a result
-LEVELS = {"first": 0, "easy": 1, "medium": 2, "hard": 3}
+LEVELS = {"first": 0, "easy": 1, "medium": 2, "hard": 3}  # difficulties in their order
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,8 @@ class Result:
     steps: int = 0
     prompt_tokens: int = 0
     response_tokens: int = 0
-    cost: FiniteFloat = 0.0  # dollars, of agent and judge
+    cost: float = 0.0  # dollars, of agent and judge
     reason: str = ""  # the judge's, or why there is no verdict
-    widgets: tuple[str, ...] = ()  # that a task of the sites' benchmark takes
 
     @property
     def place(self) -> tuple[str, int]:
@@ -83,14 +81,13 @@ class Rate(NamedTuple):
         return share, f"{self.low:.1%} to {self.high:.1%}", str(self.episodes)
 
 
-class Row(NamedTuple):
+class RateRow(NamedTuple):
     """A site, a difficulty, or all: the success rate with aborted episodes as failures, and without them."""
 
     name: str
     all_tasks: Rate
     without_aborted: Rate
     success: Rate  # what the protocol reports: one of these
-    blocked: Rate  # the share of all episodes that failed before a page that keeps visitors out
 
 
 class Paired(NamedTuple):
@@ -109,10 +106,12 @@ class Paired(NamedTuple):
 
 def result_of(trajectory: Trajectory) -> Result:
     """Return an episode as a row; its reason is the error's, else the judge's or the task's own rules'."""
-    task, turns, verdict = trajectory.task, trajectory.turns, trajectory.verdict
-    reason = (trajectory.error.strip().splitlines() or [""])[-1]
-    if verdict is not None and not task.goal:
-        reason = reason or verdict.rationale
+    task, turns = trajectory.task, trajectory.turns
+    error_lines = trajectory.error.strip().splitlines()
+    reason = error_lines[-1] if error_lines else ""
+    if not reason and trajectory.verdict is not None and not task.goal:
+        reason = trajectory.verdict.rationale
+    # A served model's turns have no ids: their tokens were counted by the server
     return Result(
         task=task.id,
         stop=trajectory.stop,
@@ -125,26 +124,33 @@ def result_of(trajectory: Trajectory) -> Result:
         response_tokens=sum(len(turn.response_ids) or turn.counted[1] for turn in turns),
         cost=trajectory.dollars,
         reason=reason or str(trajectory.final_state.get("reason") or ""),
-        widgets=tuple(task.meta.get("widgets", ())),
     )
 
 
-def summary(results: Sequence[Result], protocol: Protocol) -> Row:
+def summary(results: Sequence[Result], protocol: Protocol) -> RateRow:
     """Return the rates of all episodes, or the means of the sites' rates."""
-    assert len({r.place for r in results}) == len(results), "a task and seed occur twice"
+    places = {result.place for result in results}
+    assert len(places) == len(results), "a task and seed occur twice"
     if protocol.average == "micro":
-        return row_of("all", results, protocol)
+        return rate_row("all", results, protocol)
     sites = rows_by("site", results, protocol)
-    return Row("all", *(macro_rate([getattr(site, field) for site in sites]) for field in Row._fields[1:]))
+    rates = []
+    for field in ("all_tasks", "without_aborted", "success"):
+        rates.append(macro_rate([getattr(site, field) for site in sites]))
+    return RateRow("all", *rates)
 
 
 def by_task(results: Sequence[Result], protocol: Protocol) -> dict[str, list[bool]]:
     """Return success per task and seed of the episodes that the protocol counts."""
     tasks: dict[str, list[bool]] = {}
-    for r in sorted(results, key=lambda r: r.place):
-        if protocol.counts(r.stop):
-            tasks.setdefault(r.task, []).append(r.success and r.stop in GRADED[protocol.after])
+    for result in sorted(results, key=lambda result: result.place):
+        if protocol.counts(result.stop):
+            tasks.setdefault(result.task, []).append(is_success(result, protocol))
     return tasks
+
+
+def is_success(result: Result, protocol: Protocol) -> bool:
+    return result.success and result.stop in GRADED[protocol.after]
 
 
 def paired(first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bool]]) -> Paired:
@@ -154,74 +160,92 @@ def paired(first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bo
     Agresti and Min, Statistics in Medicine 24 (2005): half a pair is added to each of the four outcomes
     (both, none, only first, only second), then the normal interval of a mean of paired differences is taken.
     """
-    common = sorted(task for task in first.keys() & second.keys() if first[task] and second[task])
+    met = first.keys() | second.keys()
+    common = sorted(task for task in met if first.get(task) and second.get(task))
     if not common:
         raise ValueError("the two evaluations have no task in common; compare evaluations of the same tasks")
-    ours, theirs = ([mean(map(int, side[task])) for task in common] for side in (first, second))
-    d = [b - a for a, b in zip(ours, theirs, strict=True)]
     n = len(common)
-    centre = fsum(d) / (n + 2)
-    half = 1.96 * sqrt(((fsum(x * x for x in d) + 1) / (n + 2) - centre * centre) / (n + 2))
-    rates, interval = (fsum(ours) / n, fsum(theirs) / n), (max(-1.0, centre - half), min(1.0, centre + half))
-    won, lost = sum(x > 0 for x in d), sum(x < 0 for x in d)
-    return Paired(n, *rates, fsum(d) / n, *interval, won, lost, len(first.keys() | second.keys()) - n)
+    first_rates = [sum(first[task]) / len(first[task]) for task in common]
+    second_rates = [sum(second[task]) / len(second[task]) for task in common]
+    differences = [b - a for a, b in zip(first_rates, second_rates, strict=True)]
+    # The four halves are two pairs more; their differences are 0, 0, -1 and 1
+    centre = fsum(differences) / (n + 2)
+    variance = (fsum(d * d for d in differences) + 1) / (n + 2) - centre * centre
+    half = 1.96 * sqrt(variance / (n + 2))
+    return Paired(
+        tasks=n,
+        first=fsum(first_rates) / n,
+        second=fsum(second_rates) / n,
+        difference=fsum(differences) / n,
+        low=max(-1.0, centre - half),
+        high=min(1.0, centre + half),
+        better=sum(d > 0 for d in differences),
+        worse=sum(d < 0 for d in differences),
+        unpaired=len(met) - n,
+    )
 
 
-def rate_of(results: Sequence[Result], holds: Callable[[Result], bool]) -> Rate:
-    """Return the share of episodes of which something holds; its interval is that of so many tasks."""
-    count, n, tasks = sum(map(holds, results)), len(results), len({r.task for r in results})
-    return Rate(count / max(n, 1), *clustered_wilson(count, n, tasks), count, n)
+def rate_of(results: Sequence[Result], protocol: Protocol) -> Rate:
+    """Return the share of successes; its interval is that of so many tasks."""
+    n = len(results)
+    count = sum(is_success(result, protocol) for result in results)
+    tasks = {result.task for result in results}
+    low, high = clustered_wilson(count, n, len(tasks))
+    return Rate(count / max(n, 1), low, high, count, n)
 
 
 def macro_rate(rates: Sequence[Rate]) -> Rate:
     """Return the mean of the sites' rates; a site without episodes is not in it."""
-    rates = [rate for rate in rates if rate.episodes] or [Rate(0.0, 0.0, 1.0, 0, 0)]
-    average = fsum(r.rate for r in rates) / len(rates)
+    rates = [rate for rate in rates if rate.episodes]
+    if not rates:
+        return Rate(0.0, 0.0, 1.0, 0, 0)
+    n = len(rates)
+    average = fsum(rate.rate for rate in rates) / n
     # Zou and Donner: variances of the sites, recovered from their own bounds on either side, add up
-    below = sqrt(fsum((r.rate - r.low) ** 2 for r in rates)) / len(rates)
-    above = sqrt(fsum((r.high - r.rate) ** 2 for r in rates)) / len(rates)
-    successes, n = sum(r.successes for r in rates), sum(r.episodes for r in rates)
-    return Rate(average, max(0.0, average - below), min(1.0, average + above), successes, n)
+    below = sqrt(fsum((rate.rate - rate.low) ** 2 for rate in rates)) / n
+    above = sqrt(fsum((rate.high - rate.rate) ** 2 for rate in rates)) / n
+    successes = sum(rate.successes for rate in rates)
+    episodes = sum(rate.episodes for rate in rates)
+    return Rate(average, max(0.0, average - below), min(1.0, average + above), successes, episodes)
 
 
-def row_of(name: str, results: Sequence[Result], protocol: Protocol) -> Row:
-    splits = results, [r for r in results if r.stop.is_agent_fault]
-    graded = GRADED[protocol.after]
-    everything, valid = (rate_of(some, lambda r: r.success and r.stop in graded) for some in splits)
-    blocked = rate_of(results, lambda r: r.stop is Stop.BLOCKED)
-    return Row(name, everything, valid, everything if protocol.aborted == "fail" else valid, blocked)
+def rate_row(name: str, results: Sequence[Result], protocol: Protocol) -> RateRow:
+    valid = [result for result in results if result.stop.is_agent_fault]
+    all_tasks = rate_of(results, protocol)
+    without_aborted = rate_of(valid, protocol)
+    success = all_tasks if protocol.aborted == "fail" else without_aborted
+    return RateRow(name, all_tasks, without_aborted, success)
 
 
-def rows_by(field: str, results: Sequence[Result], protocol: Protocol) -> list[Row]:
-    """Return one row per site, difficulty (easy, medium and hard, then the rest), or widget, of which a task
-    may take several."""
+def rows_by(field: str, results: Sequence[Result], protocol: Protocol) -> list[RateRow]:
+    """Return one row per site or difficulty: first, easy, medium and hard, then the rest."""
     groups: dict[str, list[Result]] = {}
-    for r in results:
-        value = getattr(r, field)
-        for name in value if isinstance(value, tuple) else (value,):
-            groups.setdefault(name, []).append(r)
-    names = sorted(groups.keys() - {""}, key=lambda name: (LEVELS.get(name, 4), name.rjust(2)))  # " 2", "10"
-    return [row_of(name, groups[name], protocol) for name in names]
+    for result in results:
+        if name := getattr(result, field):
+            groups.setdefault(name, []).append(result)
+    names = sorted(groups, key=lambda name: (LEVELS.get(name, len(LEVELS)), name))
+    return [rate_row(name, groups[name], protocol) for name in names]
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of those packages that shape a result and are installed."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            installed[package] = metadata.version(package)
+    return installed
 
 
 def write_results(path: Path, evaluation: Evaluation, results: Sequence[Result]) -> None:
-    """Write the file anew, by task and seed, a row per line: equal results give equal bytes."""
-    rows = [asdict(r) | {"stop": r.stop.value} for r in sorted(results, key=lambda r: r.place)]
-    lines = ",\n".join(json.dumps(row, sort_keys=True) for row in rows)
-    head = json.dumps(asdict(evaluation), sort_keys=True)
-    write_atomic(path, f'{{"evaluation": {head},\n"results": [\n{lines}\n]}}\n'.encode())
+    """Write the file anew, by task and seed."""
+    rows = []
+    for result in sorted(results, key=lambda result: result.place):
+        rows.append(asdict(result) | {"stop": result.stop.value})
+    content = {"evaluation": asdict(evaluation), "results": rows}
+    write_atomic(path, json.dumps(content, indent=1).encode())
 
 
 def read_results(path: Path) -> tuple[Evaluation, list[Result]]:
     """Return the evaluation, and its results by task and seed. ValueError says where a file is malformed."""
     file = read_as(path, TypeAdapter(ResultsFile), f"results {path} can't be read")
-    return file.evaluation, sorted(file.results, key=lambda r: r.place)
+    return file.evaluation, sorted(file.results, key=lambda result: result.place)

@@ -1,13 +1,14 @@
 """Find an evaluation's settings, weights and tasks, and keep the ledger of its episodes.
 
-    flags --resolve_run--> config --eval.py--> Trajectories --Ledger--> Results
+    flags --resolve--> config --eval.py--> Trajectories --Ledger--> Results
 
-Stands behind eval.py. An episode is appended to the dump of trajectories as it ends, and results-LABEL.json
-(results.py) is made from it. The same command goes on after an interruption, because a label belongs to one
-evaluation: the same weights and tasks, told by their digests, settings, versions and seeds. OpenWebRL,
+Stands behind eval.py. An episode is appended to a dump of trajectories as it ends, and what is in the dump is
+not run again: so the same command goes on after an interruption. A dump and its results-LABEL.json belong to
+one evaluation: the same weights and tasks, told by their digests, settings, versions and seeds. OpenWebRL,
 section 4 and table 8; its parallel browsers are episodes in flight here.
 """
 
+import argparse
 import hashlib
 import json
 import re
@@ -44,56 +45,67 @@ class EvalScriptConfig(Config):
     """Numbers of turns, for the success within each of them; the largest is the episodes'."""
 
 
-def resolve_run(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig]) -> EvalScriptConfig:
-    """Return the settings of an evaluation, with its checkpoint, tasks and folder. `parse` reads the flags of
-    the command line into a config: first to know which run, protocol and model are meant, then with these as
-    defaults, so that every flag wins. Defaults are, from the bottom: the recipe; the protocol; the newest
-    checkpoint of the run NAME or NAME-eval, and the tasks it held out (also for its other checkpoints).
-    """
-    # a run's own settings are empty where no flag gives them
-    model, task = replace(recipe.model, path=""), replace(recipe.task, heldout="")
-    blank = replace(recipe, model=model, task=task, eval=replace(recipe.eval, episodes=0))
-    asked = parse(EvalScriptConfig(**vars(blank)))
-    if asked.compare:
-        return asked
-    path, is_remote = asked.model.path, asked.sampler.kind == "remote"
-    folder = asked.out / (asked.name or asked.recipe).removesuffix("-eval")
-    has_path, has_tasks = path not in ("", "tiny"), bool(asked.tasks or asked.task.heldout)
-    if asked.protocol:
-        judge = replace(recipe.judge, model=asked.judge.model, path=asked.judge.path)
-        recipe = protocols.apply(protocol_of(asked.protocol), replace(recipe, judge=judge))
-    default = EvalScriptConfig(**vars(recipe))
-    if is_remote or not has_path or Path(path).resolve().is_relative_to(folder.resolve()):
-        default = replace(default, task=tasks_of_run(folder, recipe.task))
-    if not is_remote and not has_path:
-        checkpoint = newest_checkpoint(recipe, folder / "checkpoints", has_tasks)
-        default = replace(default, model=replace(default.model, path=checkpoint))
-    config = parse(default)
-    model, task, how = config.model, config.task, config.eval
-    if not has_path:
-        model = replace(model, path=default.model.path)  # in place of "tiny", which has no weights
-    if asked.tasks is not None:
-        task = replace(task, heldout=str(asked.tasks))
-    top_k = 0 if is_remote else how.top_k  # a served model's API has no such parameter
-    how = replace(how, max_steps=max(asked.success_within, default=how.max_steps), top_k=top_k)
-    limit = asked.limit or asked.eval.episodes  # fewer than a file holds
-    name, seeds = f"{folder.name}-eval", tuple(sorted(set(asked.seeds)))
-    return replace(config, name=name, model=model, task=task, eval=how, limit=limit, seeds=seeds)
+def resolve(
+    recipe: Config, flags: Sequence[str], parse: Callable[[EvalScriptConfig], EvalScriptConfig]
+) -> EvalScriptConfig:
+    """Return the settings of an evaluation, with its checkpoint, tasks and folder. `parse` reads the flags
+    over their defaults, which are, from the bottom: the recipe's; the protocol's; the tasks that the run NAME
+    or NAME-eval held out. The weights are that run's newest checkpoint, if no flag names others."""
+    first = first_flags(flags)
+    name = (first.name or recipe.recipe).removesuffix("-eval")
+    folder = replace(recipe, name=name).run_dir
+    default = protocols.apply(protocol_of(first.protocol), recipe) if first.protocol else recipe
+    default = replace(default, task=tasks_of_run(folder, recipe.task), model=replace(recipe.model, path=""))
+    config = parse(EvalScriptConfig(**vars(default)))
+    if config.compare:
+        return config
+    task, judge, sampling = config.task, config.judge, config.eval
+    if config.tasks is not None:
+        task = replace(task, heldout=str(config.tasks))
+    if judge.path:
+        judge = replace(judge, model="")  # the protocol's, which is not asked
+    if config.success_within:
+        sampling = replace(sampling, max_steps=max(config.success_within))
+    path = config.model.path
+    if config.sampler.kind == "remote":
+        sampling = replace(sampling, top_k=0)  # a served model's API has no such parameter
+        path = path or recipe.model.path  # its tokenizer measures
+    elif path in ("", "tiny"):
+        path = newest_checkpoint(recipe, folder / "checkpoints", task.heldout != default.task.heldout)
+    return replace(
+        config,
+        name=f"{name}-eval",
+        model=replace(config.model, path=path),
+        task=task,
+        judge=judge,
+        eval=sampling,
+        seeds=tuple(sorted(set(config.seeds))),
+    )
+
+
+def first_flags(flags: Sequence[str]) -> argparse.Namespace:
+    """Return --name and --protocol, on which the defaults of other flags depend."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("--name", "--protocol"):
+        parser.add_argument(flag, nargs="?", default="", const="")
+    known, _ = parser.parse_known_args(flags)
+    return known
 
 
 def tasks_of_run(folder: Path, task: TaskConfig) -> TaskConfig:
-    """Return the recipe's tasks as the run in the folder was given them, held out what it held out."""
-    if saved := Run(folder).config():
-        own = {name: getattr(task, name) for name in ("heldout", "logins", "reset")}
-        task = replace(TypeAdapter(TaskConfig).validate_python(saved["task"]), **own)
+    """Return the tasks of the run in the folder, with those that it held out; the recipe's if it has none."""
     heldout = folder / "heldout.jsonl"
-    return replace(task, heldout=str(heldout)) if heldout.is_file() else task
+    if not heldout.is_file():
+        return task
+    trained = TypeAdapter(TaskConfig).validate_python(Run(folder).config()["task"])
+    return replace(trained, heldout=str(heldout))
 
 
 def newest_checkpoint(recipe: Config, folder: Path, has_tasks: bool) -> str:
     """Return the newest RL checkpoint in the folder, or the warm start, or the recipe's model."""
-    if found := [path for path in (folder / "sft", *checkpoints(folder)) if path.is_dir()]:
-        return str(found[-1])
+    folders = [path for path in (folder / "sft", *checkpoints(folder)) if path.is_dir()]
+    if folders:
+        return str(folders[-1])
     if recipe.model.path == "tiny":
         if not has_tasks:
             raise ValueError(f"no checkpoint in {folder}; train first, or name a folder with --model.path")
@@ -110,7 +122,7 @@ def select_tasks(config: EvalScriptConfig, tasks: Sequence[Task]) -> list[Task]:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The finished episodes of one evaluation, on disk; every rank has its own dump until `collect`."""
+    """The finished episodes of one evaluation, on disk."""
 
     run: Run
     label: str
@@ -120,50 +132,39 @@ class Ledger:
 
     @property
     def path(self) -> Path:
-        return self.run.root / f"results-{self.label}.json"
+        return results_path(self.run, self.label)
 
     def add(self, trajectory: Trajectory) -> None:
-        suffix = "" if self.ranks.is_main else f".rank{self.ranks.rank}"
-        self.run.add_trajectory(self.label + suffix, trajectory)
-
-    def write(self) -> list[Trajectory]:
-        """Write the file of results on the first rank; returns the newest episode of each place, in order."""
-        if not self.ranks.is_main:
-            return []
-        loaded = [t for label in self._dumps() for t in self.run.load_trajectories(label)]
-        newest = {(t.task.id, t.member): t for t in loaded}
-        places = [(task.id, seed) for task, seed in self.places]
-        found = [newest[place] for place in places if place in newest]
-        results.write_results(self.path, self.evaluation, list(map(result_of, found)))
-        return found
+        self.run.add_trajectory(self.label, trajectory)
 
     def collect(self) -> list[Result]:
-        """Return every result so far by task and seed, on all ranks; their dumps become one, in order."""
-        found = self.write()
+        """Put the dump in order, with the newest episode of each place, and write the file of results. Return
+        the results on all ranks; call it while no episode runs."""
+        finished: list[Result] = []
         if self.ranks.is_main:
-            self.run.save_trajectories(self.label, found)
-            for label in set(self._dumps()) - {self.label}:
-                self.run.trajectory_path(label).unlink()
-        return self.ranks.broadcast(sorted(map(result_of, found), key=lambda r: r.place))
+            newest: dict[tuple[str, int], Trajectory] = {}
+            if self.label in self.run.labels():
+                for trajectory in self.run.load_trajectories(self.label):
+                    newest[trajectory.task.id, trajectory.member] = trajectory
+            places = [(task.id, seed) for task, seed in self.places]
+            trajectories = [newest[place] for place in places if place in newest]
+            finished = [result_of(trajectory) for trajectory in trajectories]
+            results.write_results(self.path, self.evaluation, finished)
+            self.run.save_trajectories(self.label, trajectories)
+        return self.ranks.broadcast(finished)
 
     def missing(self, finished: Sequence[Result], retry: bool) -> list[tuple[Task, int]]:
         """Return the places still to be run; aborted ones too, if they are to be tried again."""
-        done = {r.place for r in finished if r.stop.is_agent_fault or not retry}
+        done = {result.place for result in finished if result.stop.is_agent_fault or not retry}
         return [(task, seed) for task, seed in self.places if (task.id, seed) not in done]
-
-    def _dumps(self) -> list[str]:
-        return [label for label in self.run.labels() if re.sub(r"\.rank\d+$", "", label) == self.label]
 
 
 def open_ledger(config: EvalScriptConfig, tasks: Sequence[Task], run: Run, ranks: Ranks, rule: str) -> Ledger:
     """Return the ledger of an evaluation: that of an earlier start, if there was one."""
-    begun: Any = None
-    if ranks.is_main:  # the digest of the weights takes a while
-        recorded = settings(config, tasks)
-        evaluation = Evaluation(config.protocol, rule, recorded, results.versions(), config.seeds)
-        begun = label_of(run, subject_of(config), evaluation), evaluation
+    evaluation = Evaluation(config.protocol, rule, settings(config, tasks), results.versions(), config.seeds)
+    label = label_of(run, subject_of(config), evaluation)
     places = [(task, seed) for seed in config.seeds for task in tasks]
-    label, evaluation = ranks.broadcast(begun)
+    ranks.barrier()  # none writes before all have found the label
     return Ledger(run, label, evaluation, places, ranks)
 
 
@@ -175,37 +176,48 @@ def subject_of(config: Config) -> str:
 def settings(config: EvalScriptConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     """Return the config as JSON data, with digests of the files that it names, without settings that only say
     how to go on. The number of browsers stays: sites that are asked too much abort."""
-    plain = replace(config, retry=False, compare=None, success_within=())
-    files = {"weights": config.model.path, "judge": config.judge.path}
-    files |= {"prompt": config.agent.prompt, "judge_prompt": config.judge.prompt}
+    files = {
+        "weights": config.model.path,
+        "judge": config.judge.path,
+        "prompt": config.agent.prompt,
+        "judge_prompt": config.judge.prompt,
+    }
     digests = {name: digest_of(Path(path)) for name, path in files.items() if path}
-    words = json.dumps([asdict(task) for task in tasks], sort_keys=True)
-    digests["tasks"] = hashlib.sha256(words.encode()).hexdigest()
+    content = json.dumps([asdict(task) for task in tasks], sort_keys=True)
+    digests["tasks"] = hashlib.sha256(content.encode()).hexdigest()
+    plain = replace(config, retry=False, compare=None, success_within=())
     return to_json(plain) | {"digests": digests}
 
 
 def digest_of(path: Path) -> str:
     """Return the digest of a file, or of the weights in a folder; "" of a model on a hub."""
-    if path.is_file():
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    weights = sorted(file for file in path.glob("*") if file.suffix in (".safetensors", ".bin"))
-    digests = b"".join(bytes.fromhex(digest_of(file)) for file in weights)
-    return hashlib.sha256(digests).hexdigest() if digests else ""
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    digests = []
+    for name in files:
+        with open(name, "rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return " ".join(digests)
 
 
 def label_of(run: Run, subject: str, evaluation: Evaluation) -> str:
-    """Return the label under which this evaluation was begun, or a new one."""
-    words = "_".join(filter(None, ("eval", Path(subject).name, evaluation.protocol)))
-    label = name = re.sub(r"[^A-Za-z0-9.-]", "_", words)
+    """Return the label under which this evaluation was begun, or a new one: eval_step_00010, with -2 behind
+    it if that is another evaluation's."""
+    words = [word for word in ("eval", Path(subject).name, evaluation.protocol) if word]
+    name = re.sub(r"[^A-Za-z0-9.-]", "_", "_".join(words))
     number = 1
-    while (path := run.root / f"results-{label}.json").exists() or label in run.labels():
-        if path.exists():  # else it is somebody else's dump
+    while True:
+        label = name if number == 1 else f"{name}-{number}"
+        path = results_path(run, label)
+        if path.exists():
             earlier, _ = results.read_results(path)
             if earlier == evaluation:
-                break
-            unlike = ", ".join(name for name, *_ in differences(asdict(earlier), asdict(evaluation)))
+                return label
+            unlike = ", ".join(setting for setting, *_ in differences(asdict(earlier), asdict(evaluation)))
             say(f"{path} is another evaluation: it differs in {unlike}")
+        elif label not in run.labels():
+            return label
         number += 1
-        label = f"{name}-{number}"
-    return label
+
+
+def results_path(run: Run, label: str) -> Path:
+    return run.root / f"results-{label}.json"

@@ -7,116 +7,134 @@ aborted tasks as failures, and the one without them, always both.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import fsum
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from typing import Literal
 
 from rich.table import Table
 
 from minirl.benchmarks.protocols import Protocol, protocol_of
 from minirl.config import JudgeConfig
 from minirl.console import CONSOLE, new_table, say
-from minirl.evaluation.results import Paired, Result, Row, by_task, paired, read_results, rows_by, summary
+from minirl.evaluation.results import Paired, RateRow, Result, by_task, paired, read_results, rows_by, summary
 from minirl.run_folder import differences
 from minirl.types import Sampling, Stop
 
-NAMED = 5  # aborted episodes that are named one by one
-PARTS = {"difficulty": "difficulty", "widget": "widgets"}  # further tables, and a result's field
+MAX_NAMED = 5  # aborted episodes that are named one by one
 RATE_COLUMNS = ("success", "95% interval", "n")
-RULES = JudgeConfig(input="rules")
 # How results count without a protocol; the settings are then those of `config.eval`.
-UNNAMED = Protocol("", "", aborted="leave out", sampling=Sampling(), judge=RULES, max_steps=0)
+UNNAMED = Protocol(
+    "", "", aborted="leave out", sampling=Sampling(), judge=JudgeConfig(input="rules"), max_steps=0
+)
 
 
-def named(protocol: str, reward: Mapping[str, Any]) -> Protocol:
-    """Return the protocol of a name; "" counts without one, as the config's `reward` says."""
-    return protocol_of(protocol) if protocol else replace(UNNAMED, after=reward.get("after", "done"))
+def protocol_or_none(name: str, after: Literal["done", "any"]) -> Protocol:
+    """Return the protocol of a name; "" counts without one, by `after`, the endings that can succeed."""
+    return protocol_of(name) if name else replace(UNNAMED, after=after)
 
 
-def show(results: Sequence[Result], protocol: Protocol) -> Row:
+def show(results: Sequence[Result], protocol: Protocol) -> RateRow:
     """Print the tables, how the episodes ended, and which were aborted. Returns the numbers."""
-    s, sites = summary(results, protocol), rows_by("site", results, protocol)
-    aborted = [r for r in results if not r.stop.is_agent_fault]
+    overall = summary(results, protocol)
     say(f"protocol {protocol.name or 'none'}: {protocol.rule}")
-    endings = Counter(sorted(r.stop.value for r in results)).most_common()
-    say(f"ended by {', '.join(f'{stop} {n}' for stop, n in endings)}")
-    for r in aborted[:NAMED]:
-        say(f"aborted: {r.task}: {r.stop.value}: {r.reason or 'no reason is known'}")
-    if len(aborted) > NAMED:
-        say(f"aborted: {len(aborted) - NAMED} more; the file of results has them")
-    cells = [("all, aborted as failures", *s.all_tasks.cells), ("without aborted", *s.without_aborted.cells)]
-    if live := is_live(results, protocol):
-        cells.append(("blocked by its site", *s.blocked.cells))
-    CONSOLE.print(new_table("", *RATE_COLUMNS, rows=cells))
-    kinds = [("site", sites if len(sites) > 1 else [])]
-    kinds += [(kind, rows_by(field, results, protocol)) for kind, field in PARTS.items()]
-    for kind, rows in kinds:
-        cells = [(row.name, *row.all_tasks.cells, *row.without_aborted.cells) for row in rows]
-        if rows:
-            columns = (*RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:])
-            CONSOLE.print(new_table(kind, *columns, rows=cells))
-        if rows and live:
-            cells = [(row.name, *row.blocked.cells) for row in rows]
-            CONSOLE.print(new_table(kind, "blocked", *RATE_COLUMNS[1:], rows=cells))
-    fields = ("steps", "prompt_tokens", "response_tokens")
-    valid = [r for r in results if r.stop.is_agent_fault]
-    steps, prompt, response = (mean([getattr(r, name) for r in valid] or [0]) for name in fields)
+    show_endings(results)
+    rows = [
+        ("all, aborted as failures", *overall.all_tasks.cells),
+        ("without aborted", *overall.without_aborted.cells),
+    ]
+    CONSOLE.print(new_table("", *RATE_COLUMNS, rows=rows))
+    sites = rows_by("site", results, protocol)
+    if len(sites) > 1:
+        show_parts("site", sites)
+    show_parts("difficulty", rows_by("difficulty", results, protocol))
+    show_means(results)
+    share, interval, n = overall.success.cells
+    rate = f"{share} ({interval})" if overall.success.episodes else "not known"
+    macro = f"the mean of {len(sites)} sites, " if protocol.average == "macro" else ""
+    tasks = len({result.task for result in results})
+    say(f"success: {rate}, {macro}{overall.success.successes} of {n} episodes of {tasks} tasks", "bold green")
+    return overall
+
+
+def show_endings(results: Sequence[Result]) -> None:
+    """Print how many episodes ended in each way, with the share that their sites have blocked."""
+    endings = Counter(sorted(result.stop.value for result in results))
+    say(f"ended by {', '.join(f'{stop} {n}' for stop, n in endings.most_common())}")
+    if blocked := endings[Stop.BLOCKED.value]:
+        say(f"blocked by its site: {blocked / len(results):.1%}")
+    aborted = [result for result in results if not result.stop.is_agent_fault]
+    for result in aborted[:MAX_NAMED]:
+        say(f"aborted: {result.task}: {result.stop.value}: {result.reason or 'no reason is known'}")
+    if len(aborted) > MAX_NAMED:
+        say(f"aborted: {len(aborted) - MAX_NAMED} more; the file of results has them")
+
+
+def show_parts(kind: str, parts: Sequence[RateRow]) -> None:
+    """Print a table of the sites or difficulties, if there are any."""
+    if parts:
+        columns = (*RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:])
+        rows = [(part.name, *part.all_tasks.cells, *part.without_aborted.cells) for part in parts]
+        CONSOLE.print(new_table(kind, *columns, rows=rows))
+
+
+def show_means(results: Sequence[Result]) -> None:
+    valid = [result for result in results if result.stop.is_agent_fault]
+    n = max(len(valid), 1)
+    steps = sum(result.steps for result in valid) / n
+    prompt = sum(result.prompt_tokens for result in valid) / n
+    response = sum(result.response_tokens for result in valid) / n
+    dollars = fsum(result.cost for result in results)
     say(
         f"means of the {len(valid)} episodes that were not aborted: {steps:.1f} steps, {prompt:.0f} prompt "
-        f"tokens, {response:.0f} response tokens; cost of all: ${fsum(r.cost for r in results):.2f}"
+        f"tokens, {response:.0f} response tokens; cost of all: ${dollars:.2f}"
     )
-    share, interval, n = s.success.cells
-    share = f"{share} ({interval})" if s.success.episodes else "not known"
-    macro = f"the mean of {len(sites)} sites, " if protocol.average == "macro" else ""
-    counts = f"{s.success.successes} of {n} episodes of {len({r.task for r in results})} tasks"
-    say(f"success: {share}, {macro}{counts}", "bold green")
-    return s
-
-
-def is_live(results: Sequence[Result], protocol: Protocol) -> bool:
-    """Return True if tables show the share of blocked episodes: where judges decide, or if there are any."""
-    return protocol.judge.input != "rules" or any(r.stop is Stop.BLOCKED for r in results)
 
 
 def curve(results: Sequence[Result], budgets: Sequence[int], protocol: Protocol) -> Table:
     """Return a table of the success within so many turns. The agent is not told its budget, so an episode of
     the largest one shows what it would have done with less."""
-    rows, live = [], is_live(results, protocol)
-    for most in sorted(set(budgets)):
-        s = summary(results if most == max(budgets) else within(results, most), protocol)
-        rows.append((str(most), *s.success.cells, *s.blocked.cells[:live]))
-    return new_table("turns", *RATE_COLUMNS, *("blocked",) * live, rows=rows)
+    rows = []
+    for turns in sorted(set(budgets)):
+        part = results if turns == max(budgets) else within(results, turns)
+        rows.append((str(turns), *summary(part, protocol).success.cells))
+    return new_table("turns", *RATE_COLUMNS, rows=rows)
 
 
 def within(results: Sequence[Result], turns: int) -> list[Result]:
-    """Return the results as they would have been with a budget of so many turns. `steps` are finished turns:
-    an episode that was aborted, except by its judge or its site, was aborted in the turn after these."""
-
-    def is_cut(r: Result) -> bool:
-        began_another = not r.stop.is_agent_fault and r.stop not in (Stop.JUDGE_ERROR, Stop.BLOCKED)
-        return r.steps + began_another > turns
-
-    return [replace(r, success=False, stop=Stop.MAX_STEPS) if is_cut(r) else r for r in results]
+    """Return the results as they would have been with a budget of so many turns."""
+    cut = []
+    for result in results:
+        # `steps` are finished turns: an episode that was aborted, except by its judge or its site, was
+        # aborted in the turn after these
+        aborted = not result.stop.is_agent_fault and result.stop not in (Stop.JUDGE_ERROR, Stop.BLOCKED)
+        if result.steps + aborted > turns:
+            result = replace(result, success=False, stop=Stop.MAX_STEPS)
+        cut.append(result)
+    return cut
 
 
 def compare(first: Path, second: Path) -> Paired:
     """Print how much better the second file of results is than the first, task by task."""
-    (one, ours), (two, theirs) = read_results(first), read_results(second)
-    protocol = named(one.protocol, one.config.get("reward", {}))
+    one, first_results = read_results(first)
+    two, second_results = read_results(second)
+    protocol = protocol_or_none(one.protocol, one.config.get("reward", {}).get("after", "done"))
     if {(one.protocol, one.rule), (two.protocol, two.rule)} != {(one.protocol, protocol.rule)}:
         raise ValueError(f"{first} and {second} were not counted by the same rule of today; evaluate again")
-    p = paired(by_task(ours, protocol), by_task(theirs, protocol))
+    pair = paired(by_task(first_results, protocol), by_task(second_results, protocol))
+    unlike = [name for name, *_ in differences(one.config, two.config)]
+    even = pair.tasks - pair.better - pair.worse
+    left_out = f"; {pair.unpaired} tasks that only one has are left out" if pair.unpaired else ""
     say(f"protocol {protocol.name or 'none'}: {protocol.rule}")
-    say(f"they differ in {', '.join(d[0] for d in differences(one.config, two.config)) or 'no setting'}")
-    say(f"first:  {p.first:.1%} {first}\nsecond: {p.second:.1%} {second}")
-    wins = f"the second wins {p.better}, loses {p.worse}, and {p.tasks - p.better - p.worse} are even"
-    left_out = f"; {p.unpaired} tasks that only one has are left out" if p.unpaired else ""
-    say(f"of {p.tasks} common tasks {wins}{left_out}")
+    say(f"they differ in {', '.join(unlike) or 'no setting'}")
+    say(f"first:  {pair.first:.1%} {first}\nsecond: {pair.second:.1%} {second}")
+    say(
+        f"of {pair.tasks} common tasks the second wins {pair.better}, loses {pair.worse}, and {even} are even"
+        f"{left_out}"
+    )
     if protocol.average == "macro":
         say("every task weighs the same here; the protocol's own rate is the mean of its sites' rates")
-    points = [f"{100 * value:+.1f}" for value in (p.difference, p.low, p.high)]
-    say(f"difference: {points[0]} points (95% interval {points[1]} to {points[2]})", "bold green")
-    return p
+    points, low, high = (f"{100 * value:+.1f}" for value in (pair.difference, pair.low, pair.high))
+    say(f"difference: {points} points (95% interval {low} to {high})", "bold green")
+    return pair

@@ -1,4 +1,4 @@
-// What replay.py and scripted_agent.py ask a page before they move the mouse: a measure's name, and what it
+// What hand.py asks a page before the mouse moves: a measure's name, and what it
 // is to be taken of. Lengths are CSS pixels.
 ([name, ...given]) => {
   const measures = {

@@ -1,8 +1,12 @@
 """Demonstrations: `ScriptedPolicy` answers an episode's prompts with a task's solution.
 
+    task.meta["solution"] --gui_steps--> operations --hand.py--> one response a turn --Episode--> Trajectory
+
 It stands in place of a model's samples, so a demonstration is an ordinary trajectory: the same harness,
-history and ids as the model will see. Paper: AutoWebWorld, section 3.3. Deviation: there the browser's state
-is never compared; here it must be what the interpreter predicts before every action.
+history and ids as the model will see. Paper: AutoWebWorld, section 3.3.
+
+1. There the browser's state is never compared; here it must be what the interpreter predicts before every
+   response, so that a page which does something else ends the episode.
 """
 
 import asyncio
@@ -18,125 +22,163 @@ from minirl.model import Preprocessor
 from minirl.rollout import RolloutWorker
 from minirl.types import BrowserFault, Prompt, Sample, Session, Stop, Task, Trajectory
 from minirl.worlds.fsm_file import load_goal
+from minirl.worlds.hand import Operation, compare, find, is_visible, middle, text_action, tool_calls
 from minirl.worlds.interpreter import World, apply, initial_state
 from minirl.worlds.render import sites_of, world_at
-from minirl.worlds.replay import MOST_SCROLLS, action, call, compare, find, is_visible, middle
 from minirl.worlds.shop import SHOP, TO_PRESS
 from minirl.worlds.solutions import solution_of
 from minirl.worlds.widgets import gui_steps
 
+MAX_SCROLLS = 10  # until an element must be in the window
+Json = dict[str, Any]
+
 
 class ScriptedPolicy:
-    """The solution of one task, told turn by turn with the agent's own tools: of tiles all that is
-    done on the current page, else as much of one step as can be seen, or a scroll towards it; a text agent's
-    response does one thing."""
+    """The solution of one task, told turn by turn with the agent's own tools. ValueError if it has none.
+
+    A response to tiles does all that is to be done on the current page; to other pages as much of one step as
+    can be seen, or a scroll towards it; a text agent's does one thing.
+    """
 
     def __init__(self, world: World, task: Task, preprocessor: Preprocessor, agent: AgentConfig):
-        self.world, self.preprocessor, self.agent = world, preprocessor, agent
-        self.steps = solution_of(task, world)  # to be taken
+        self.world = world
+        self.preprocessor = preprocessor
+        self.agent = agent
+        self.steps = solution_of(task, world)  # those still to be taken
         self.state = initial_state(world.fsm)  # which the page must show by now
-        self.left = list[dict[str, Any]]()  # operations of the first one
-        self.answer = next(iter(load_goal(task.goal).answer), "done")
-        self.is_tiles, self.scrolls = world.style.get("look", "tiles") == "tiles", 0
-        asked = [str(condition["value"]) for condition in task.goal.get("where", [])]
-        asked += [SHOP["buttons"][role].lower() for role in TO_PRESS]
-        self.looked_for = asked if self.is_tiles else []
+        self.pending: list[Json] = []  # what is left to do of the first step
+        self.scrolls = 0  # towards the next element
+        self.answer = "done"
+        for spelling in load_goal(task.goal).answer[:1]:
+            self.answer = spelling
+        self.is_tiles = world.style.get("look", "tiles") == "tiles"
+        self.search_words: list[str] = []  # what a page of tiles is looked through for
+        if self.is_tiles:
+            values = [str(condition["value"]) for condition in task.goal.get("where", [])]
+            self.search_words = values + [SHOP["buttons"][role].lower() for role in TO_PRESS]
 
     async def __call__(self, t: int, prompt: Prompt, session: Session) -> Sample:
-        _, ids = self.preprocessor.said(await self.respond(session))
+        _, ids = self.preprocessor.render_response(await self.respond(session))
         return Sample(ids, (0.0,) * len(ids), "stop")
 
     async def respond(self, session: Session) -> str:
         """Return the next response's text. BrowserFault if the site is not in the predicted state."""
         await compare(session, self.state)
-        return await (self._calls(session) if self.agent.kind == "visual" else self._action(session))
+        if self.agent.kind == "visual":
+            return await self.visual_response(session)
+        return await self.text_response(session)
 
-    def _operations(self) -> list[dict[str, Any]]:
-        """Return what is left to do of the next step."""
-        self.left = self.left or gui_steps(self.world, self.state, self.steps[0])
-        return self.left
+    def next_operation(self) -> Json:
+        """Return what is to be done next."""
+        if not self.pending:
+            self.pending = gui_steps(self.world, self.state, self.steps[0])
+        return self.pending[0]
 
-    async def _did(self, session: Session, gui: Mapping[str, Any]) -> str:
-        """Note that an operation is said, predict the state behind its step's last one, return its words."""
-        step, selector = self.steps[0], gui.get("selector", "")
-        words = " ".join(str(value) for value in step.params.values())
-        self.left, self.scrolls = self.left[1:], 0
-        if not self.left:
+    def advance(self, operation: Operation) -> None:
+        """Note that an operation is told and, if it is its step's last one, predict the state behind it."""
+        step = self.steps[0]
+        if operation.is_detour:
+            self.scrolls += 1
+            if self.scrolls > MAX_SCROLLS:
+                raise BrowserFault(Stop.ENV_ERROR, f"{step.action_id}: scrolling does not lead to it")
+            return
+        self.scrolls = 0
+        self.pending = self.pending[1:]
+        if not self.pending:
             self.state = apply(self.world.fsm, self.state, step.action_id, step.params)
-            self.steps.pop(0)
-        return words or str(await session.do(session.page.inner_text(selector))).strip()
+            self.steps = self.steps[1:]
 
-    def _scrolled(self) -> None:
-        self.scrolls += 1
-        if self.scrolls > MOST_SCROLLS:
-            raise BrowserFault(Stop.ENV_ERROR, f"{self.steps[0].action_id}: scrolling does not lead to it")
+    async def words_of(self, session: Session, operation: Operation) -> str:
+        """Return what the next step chooses or, if it chooses nothing, what stands on the element."""
+        params = self.steps[0].params
+        if params:
+            return " ".join(str(value) for value in params.values())
+        text = await session.do(session.page.inner_text(operation.selector))
+        return str(text).strip()
 
-    async def _action(self, session: Session) -> str:
-        if not self.steps:
-            words, said = "done", f"exit(message={json.dumps(self.answer)})"
+    async def text_response(self, session: Session) -> str:
+        """Return the text agent's action for the next operation, or its goodbye."""
+        if self.steps:
+            gui = self.next_operation()
+            if len(self.pending) > 1:
+                following = self.pending[1]
+                if following["op"] == "type_text" and following["selector"] == gui["selector"]:
+                    self.pending = self.pending[1:]  # the agent's "Type" clicks by itself
+                    gui = following
+            operation = await find(session, gui)
+            number = None
+            words = operation.text  # the way to scroll
+            if not operation.is_detour:
+                words = await self.words_of(session, operation)
+                if operation.selector:
+                    number = await simplified_html.number_at(session, operation.selector)
+            self.advance(operation)
+            action = text_action(operation, number)
+            if not action:
+                raise ValueError(f"{self.world.name}: the text agent can't {operation.op}")
         else:
-            wanted, *later = self._operations()
-            if later and later[0]["op"] == "type_text" and later[0]["selector"] == wanted["selector"]:
-                wanted, self.left = later[0], later  # the agent's "Type" clicks by itself
-            gui, _ = await find(session, wanted)
-            if gui["op"] != wanted["op"]:
-                self._scrolled()
-                words, said = gui["to"], action(gui, None)
-            else:
-                selector = gui.get("selector", "")
-                number = await simplified_html.number_at(session, selector) if selector else None
-                words, said = await self._did(session, gui), action(gui, number)
-            if not said:
-                raise ValueError(f"{self.world.name}: the text agent can't {gui['op']}")
-        return told(words, said) if self.agent.thinking else said
+            words = "done"
+            action = f"exit(message={json.dumps(self.answer)})"
+        return with_thought(words, action) if self.agent.thinking else action
 
-    async def _calls(self, session: Session) -> str:
-        points, page = dict[str, list[int] | None].fromkeys(self.looked_for), self.state.page
-        calls, size = list[dict[str, Any]](), (session.width, session.height)
-        while self.steps and self.state.page == page and (self.is_tiles or self.left or not calls):
-            wanted = self._operations()[0]
-            if calls and not self.is_tiles and not await is_visible(session, wanted):
+    async def visual_response(self, session: Session) -> str:
+        """Return the visual agent's calls for what can be done before the next look, or its goodbye."""
+        width, height = session.width, session.height
+        page = self.state.page
+        points: dict[str, list[int] | None] = dict.fromkeys(self.search_words)
+        calls: list[Json] = []
+        while self.steps and self.state.page == page and (self.is_tiles or self.pending or not calls):
+            gui = self.next_operation()
+            if calls and not self.is_tiles and not await is_visible(session, gui):
                 break  # until the calls so far are carried out
-            is_named = bool(self.steps[0].params)
-            gui, target = await find(session, wanted)
-            calls.append(call(gui, target, *size))
-            if gui["op"] != wanted["op"]:
-                self._scrolled()
+            operation = await find(session, gui)
+            calls += tool_calls(operation, width, height)
+            if operation.is_detour:  # after which the page is to be looked at
+                self.advance(operation)
                 break
-            words = await self._did(session, gui)
-            if target.box:
-                points[words if is_named else words.lower()] = middle(target.box, *size)
+            if operation.box:
+                words = await self.words_of(session, operation)
+                name = words if self.steps[0].params else words.lower()
+                points[name] = middle(operation.box, width, height)
+            self.advance(operation)
         if not self.steps:
             calls.append({"name": "done", "arguments": {"response": self.answer}})
-        return f"<think>\n{spoken(points, calls)}"
+        return f"<think>\n{with_points(points, calls)}"
 
 
-def told(words: str, action: str) -> str:
-    """Return what a text agent says that acts on the element with these words."""
+def with_thought(words: str, action: str) -> str:
+    """Return a text agent's response that acts on the element with these words."""
     return f"<think> # Element: {words} </think> <answer> {action} </answer>"
 
 
-def spoken(points: Mapping[str, Sequence[int] | None], calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a visual agent says that looks for things and makes calls on those that are there.
+def with_points(points: Mapping[str, Sequence[int] | None], calls: Sequence[Mapping[str, Any]]) -> str:
+    """Return a visual agent's response that looks for things and makes calls on those that are there.
 
-    >>> spoken({"dune": None, "red": (140, 700)}, [{"name": "click", "arguments": {"point_2d": [140, 700]}}])
-    'choose dune no red 140 700</think><tool_call>{"name": "click", ... [ 140, 700]}}</tool_call>'
+    >>> with_points({"dune": None, "red": (140, 7)}, [{"name": "click", "arguments": {"point_2d": [140, 7]}}])
+    'choose dune no red 140 7</think><tool_call>{"name": "click", ... [ 140, 7]}}</tool_call>'
     """
-    seen = (f" {word} no" if at is None else f" {word} {at[0]} {at[1]}" for word, at in points.items())
-    # the blank makes a number the same token in the call as in the thought, from which it is copied
-    said = (re.sub(r": \[(?=\d)", ": [ ", json.dumps(one)) for one in calls)
-    return f"choose{''.join(seen)}</think>" + "".join(f"<tool_call>{one}</tool_call>" for one in said)
+    thought = "choose"
+    for word, point in points.items():
+        thought += f" {word} no" if point is None else f" {word} {point[0]} {point[1]}"
+    response = f"{thought}</think>"
+    for one in calls:
+        # The blank makes a number the same token in the call as in the thought, from which it is copied.
+        call = re.sub(r": \[(?=\d)", ": [ ", json.dumps(one))
+        response += f"<tool_call>{call}</tool_call>"
+    return response
 
 
 async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajectory]:
-    """Return the solutions of tasks on generated sites, acted out, in the order of the tasks; those
-    that the task's rules don't confirm are dropped. A collective call."""
-    config, ranks = worker.config, worker.ranks
+    """Return the solutions of tasks on generated sites, acted out, in the order of the tasks; those that the
+    task's rules don't confirm are dropped. A collective call."""
+    config = worker.config
+    ranks = worker.ranks
 
     async def solve_in_browser(task: Task) -> Trajectory:
-        if not (worlds := [world_at(site) for site in sites_of([task])]):
+        sites = sites_of([task])
+        if not sites:
             raise ValueError(f"task {task.id} has no scripted solution; give --warm-start a checkpoint")
-        policy = ScriptedPolicy(worlds[0], task, worker.harness.preprocessor, config.agent)
+        policy = ScriptedPolicy(world_at(sites[0]), task, worker.harness.preprocessor, config.agent)
         trajectory = await worker.episode(task, 0, policy, config.eval.max_steps)
         meter.advance(ranks.world)
         if not trajectory.success:
@@ -144,6 +186,8 @@ async def act_out(tasks: Sequence[Task], worker: RolloutWorker) -> list[Trajecto
         return trajectory
 
     with progress("recording demonstrations", len(tasks)) as meter:
-        tried = await asyncio.gather(*map(solve_in_browser, tasks[ranks.rank :: ranks.world]))
-    found = {t.task.id: t for t in ranks.all_gather([t for t in tried if t.success])}
-    return [found[task.id] for task in tasks if task.id in found]
+        share = tasks[ranks.rank :: ranks.world]
+        trajectories = await asyncio.gather(*map(solve_in_browser, share))
+    successes = ranks.all_gather([one for one in trajectories if one.success])
+    by_task = {one.task.id: one for one in successes}
+    return [by_task[task.id] for task in tasks if task.id in by_task]

@@ -20,7 +20,7 @@ from minirl.worlds import interpreter
 from minirl.worlds.fsm_file import Action, Condition, Fsm, Goal, load_goal
 from minirl.worlds.interpreter import State, World, overlaps
 
-MAX_STATES = 50_000
+MAX_STATES = 20_000  # a site of a person's size has some hundreds
 MAX_PATHS, MAX_TRIES = 10, 20_000  # paths to a goal that get values, and actions tried on each
 
 
@@ -152,8 +152,8 @@ def outline(fsm: Fsm, conditions: Sequence[Condition] = ()) -> World:
         tests += action.preconditions
     read = {condition.path for condition in tests}
     for action in fsm.actions:
-        matches = action.bind.where.values() if action.bind else ()
-        read |= {tuple(match[2:].split(".")) for match in matches if str(match).startswith("$.")}
+        matches = map(str, action.bind.where.values()) if action.bind else ()
+        read |= {tuple(match[2:].split(".")) for match in matches if match.startswith("$.")}
     copies = [effect for action in fsm.actions for effect in action.effects if effect.source]
     size = 0
     while size < len(read):

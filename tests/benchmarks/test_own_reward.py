@@ -81,10 +81,10 @@ async def test_a_reward_reads_the_page_and_the_task(session, site, file):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("above", "the reward must be 0 to 1 or None, not 1.5"),
-        ("below", "the reward must be 0 to 1 or None, not -1"),
-        ("nan", "the reward must be 0 to 1 or None, not nan"),
-        ("word", "the reward must be 0 to 1 or None, not '1'"),
+        ("above", "the reward failed: ValueError: it must be 0 to 1 or None, not 1.5"),
+        ("below", "the reward failed: ValueError: it must be 0 to 1 or None, not -1"),
+        ("nan", "the reward failed: ValueError: it must be 0 to 1 or None, not nan"),
+        ("word", "the reward failed: TypeError: '<=' not supported between instances of 'int' and 'str'"),
         ("fails", r"the reward failed: KeyError: 'order\nno'"),
         ("late", "the reward failed: TimeoutError: mine"),
         ("missing", "the reward failed: TimeoutError: Page.click: Timeout 50ms exceeded."),

@@ -115,7 +115,7 @@ def test_only_a_newline_ends_a_line(tmp_path):
         *((GOOD.replace("http://shop.test/", url), ADDRESS + re.escape(repr(url))) for url in NO_ADDRESSES),
         (with_field('"meta": {"tabs": null}'), "tabs: Input should be a valid list"),
         (with_field('"goal": {"text": "Thank you"}'), NO_GOAL),
-        (with_field('"goal": {"kind": "webarena"}'), "sites: Field required"),
+        (with_field('"goal": {"kind": "webarena"}'), "eval_types: Field required"),
     ],
     ids=lambda value: value[:30],
 )

@@ -23,7 +23,7 @@ from minirl.benchmarks.task_sets import TaskSets
 from minirl.benchmarks.webarena import benchmark, lookups
 from minirl.config import BrowserConfig, Config, EndpointConfig, JudgeConfig, SamplerConfig
 from minirl.evaluation.results import result_of, summary
-from minirl.evaluation.tables import named
+from minirl.evaluation.tables import protocol_or_none
 from minirl.experiment import Experiment
 from minirl.model import Preprocessor
 from minirl.recipes import openwebrl_4b, tiny_text, webagent_r1_3b
@@ -132,7 +132,7 @@ async def test_what_the_turn_limit_ends_counts_alike_in_training_evaluation_and_
     wanted = recipe is webagent_r1_3b and found == "boston"
     for t in (*trained, *within, *evaluated):
         assert (t.stop, t.success, t.reward) == (Stop.MAX_STEPS, wanted, float(wanted)), t.error
-    for counting in (protocol, named("", vars(usual.reward))):
+    for counting in (protocol, protocol_or_none("", usual.reward.after)):
         assert summary([result_of(*evaluated)], counting).success.successes == wanted
 
 

@@ -14,7 +14,7 @@ from stand_in import World, record_of, serve
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.benchmarks.webarena import login
 from minirl.benchmarks.webarena.benchmark import WebArenaBenchmark
-from minirl.benchmarks.webarena.login import read_login, reset
+from minirl.benchmarks.webarena.login import reset
 from minirl.benchmarks.webarena.tasks import webarena_task
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
@@ -108,15 +108,6 @@ async def test_a_stored_login_that_has_expired(session, world, tmp_path):
     (tmp_path / "gitlab_state.json").write_text('{"cookies": [], "origins": []}')
     with pytest.raises(BrowserFault, match="still asks who it is"):
         await ready(session, world, tmp_path)
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"cookies": []}', '{"cookies": [], "origins": [1]}'])
-def test_a_file_that_is_no_stored_login(tmp_path, text):
-    with pytest.raises(ValueError, match="holds no stored login"):
-        read_login(tmp_path / "missing.json")
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(ValueError, match="holds no stored login"):
-        read_login(tmp_path / "a.json")
 
 
 @browsing

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 
 from minirl.benchmarks.task_files import load_tasks
 from minirl.data import __main__ as script
-from minirl.data.filters import PRESETS, RL, SFT, curate, duplicates
+from minirl.data.filters import PRESETS, RL_THRESHOLD, SFT_THRESHOLD, curate, duplicates
 from minirl.evaluation.results import Evaluation, Result, write_results
 from minirl.run_folder import save_tasks
 from minirl.types import Stop, Task, Trajectory, Turn
@@ -61,12 +61,14 @@ def test_near_duplicates_of_real_numbers_too():
     """300 noisy copies of 60 vectors, in blocks that are no divisor of either."""
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(60, 32))[rng.integers(0, 60, 300)] + rng.normal(size=(300, 32)) * 0.15
-    expected = greedy(vectors, SFT - 0.02, 20)
-    found = duplicates(vectors, range(300), SFT - 0.02, 20, 64)
+    expected = greedy(vectors, SFT_THRESHOLD - 0.02, 20)
+    found = duplicates(vectors, range(300), SFT_THRESHOLD - 0.02, 20, 64)
     assert {n: like for n, (like, _) in found.items()} == {n: like for n, (like, _) in expected.items()}
     assert 30 < len(found) < 250 and max(found[n][1] - expected[n][1] for n in found) < 1e-5
     rows = [int(n) for n in rng.permutation(300)[:200]]
-    assert duplicates(vectors, rows, SFT, 20, 64) == duplicates(vectors[rows], range(200), SFT, 20, 64)
+    assert duplicates(vectors, rows, SFT_THRESHOLD, 20, 64) == duplicates(
+        vectors[rows], range(200), SFT_THRESHOLD, 20, 64
+    )
 
 
 def most_held() -> float:
@@ -78,10 +80,10 @@ def most_held() -> float:
 def test_memory_holds_what_stays_and_a_few_blocks():
     """Of 20,000 rows of 2 kB, which are alike: a copy of them all would be 39 MB, all cosines 1,600."""
     vectors = np.ones((20_000, 512), np.float32)
-    duplicates(vectors, range(10), SFT)  # what is loaded once
+    duplicates(vectors, range(10), SFT_THRESHOLD)  # what is loaded once
     Path("/proc/self/clear_refs").write_text("5")
     before = most_held()
-    assert len(duplicates(vectors, range(20_000), SFT, block=512)) == 19_999
+    assert len(duplicates(vectors, range(20_000), SFT_THRESHOLD, block=512)) == 19_999
     assert most_held() - before < 20
 
 
@@ -126,7 +128,7 @@ def test_every_filter_says_what_it_removes_and_why(tmp_path, evaluation, results
     vectors = np.concatenate([VECTORS, VECTORS[5:6] + 0.01])  # the evaluation's task is nearly the sixth
     np.save(tmp_path / "vectors.npy", vectors)
     flags = ["--evaluation", evaluation, "--results", results, "--embeddings", tmp_path / "vectors.npy"]
-    kept, reasons = run(tmp_path, *flags, "--least", 2, "--threshold", RL)
+    kept, reasons = run(tmp_path, *flags, "--least", 2, "--threshold", RL_THRESHOLD)
     assert kept == ["1", "4"]
     assert reasons == {
         "5": "evaluated: an evaluation has it",
@@ -173,7 +175,7 @@ def test_a_model_embeds_the_wordings_once(tmp_path, evaluation, monkeypatch):
     module = types.ModuleType("sentence_transformers")
     module.SentenceTransformer = Model
     monkeypatch.setitem(sys.modules, "sentence_transformers", module)
-    flags = ["--least", 0, "--threshold", RL, "--evaluation", evaluation]
+    flags = ["--least", 0, "--threshold", RL_THRESHOLD, "--evaluation", evaluation]
     first = run(tmp_path, *flags, "--model", "letters")
     assert first[1]["2"].startswith("near duplicates: 0.951") and first[0] == list("146789")
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)

@@ -13,7 +13,7 @@ import pytest
 from peers import alone, on_ranks
 from workers import make_worker
 
-from minirl.benchmarks.protocols import PROTOCOLS, protocol_of
+from minirl.benchmarks.protocols import PROTOCOLS
 from minirl.benchmarks.task_sets import make_task_sets
 from minirl.distributed import Ranks
 from minirl.evaluation import resume
@@ -30,13 +30,14 @@ from minirl.worlds.shop import shops_of
 
 POLICY = RolloutWorker.policy
 TASKS = [Task(f"t{i}", f"Do {i}.", "http://shop-0.test/", meta={"benchmark": "webvoyager"}) for i in range(4)]
-WEBVOYAGER = protocol_of("webvoyager-official")
 
 
 class Cast:
-    """Beside the model, which has some of the tasks: some are solved as the shop's script does it, some are
-    given up at once, some run out of turns, and for some there is no answer. `interrupt_at`: the episode in
-    which somebody presses Ctrl-C."""
+    """Of 12 tasks the shop's script solves two, one is without an answer, the model has two, and the others
+    are given up at once. `interrupt_at`: the episode in which somebody presses Ctrl-C."""
+
+    tasks = {task.id: task for task in make_task_sets(tiny()).heldout[:12]}
+    order = list(tasks)
 
     def __init__(self, preprocessor: Preprocessor, interrupt_at: int = 0):
         self.preprocessor, self.interrupt_at, self.begun = preprocessor, interrupt_at, []
@@ -53,23 +54,19 @@ class Cast:
                 self.begun.append(task)
                 if len(self.begun) == self.interrupt_at:
                     signal.raise_signal(signal.SIGINT)
-            if number % 12 == 5:
+            if number == 5:
                 raise SamplerError("nobody answers")
-            if number % 10 == 0:
+            if number in (0, 10):
                 return await scripted(t, prompt, session)
-            if number % 6 == 3:
+            if number in (3, 9):
                 return await model(t, prompt, session)
-            gives_up = {"name": "done", "arguments": {"response": "I give up."}}
-            call = {"name": "wait", "arguments": {"seconds": 0}} if number % 20 == 1 else gives_up
+            call = {"name": "done", "arguments": {"response": "I give up."}}
             tokenizer = self.preprocessor.tokenizer
-            said = f"so</think><tool_call>{json.dumps(call)}</tool_call>{tokenizer.eos_token}"
-            ids = tuple(tokenizer(said, add_special_tokens=False)["input_ids"])
+            text = f"so</think><tool_call>{json.dumps(call)}</tool_call>{tokenizer.eos_token}"
+            ids = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
             return Sample(ids, (0.0,) * len(ids), "stop")
 
         return policy
-
-    tasks = {task.id: task for task in make_task_sets(tiny()).heldout[:60]}
-    order = list(tasks)
 
 
 @pytest.fixture
@@ -80,15 +77,16 @@ def heeding_interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, usual)
 
 
-def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened(
+def test_an_evaluation_that_was_interrupted_ends_as_if_nothing_had_happened(
     eval_script, tmp_path, tiny_folder, preprocessor, monkeypatch, capsys, heeding_interrupts
 ):
-    """Real browsers, sites, verifier and files. All is the same, to the byte."""
+    """Real browsers, sites, verifier and files."""
     size = ["--browser.width", "320", "--browser.height", "240"]
-    flags = ["tiny", *size, "--model.path", str(tiny_folder), "--out", str(tmp_path), "--eval.episodes", "60"]
-    flags += ["--eval.max-steps", "6", "--eval.temperature", "0", "--sampler.max-batch", "1"]
+    flags = ["tiny", *size, "--model.path", str(tiny_folder), "--eval.episodes", "12"]
+    flags += ["--name", str(tmp_path / "tiny"), "--eval.max-steps", "6", "--eval.temperature", "0"]
+    flags += ["--sampler.max-batch", "1"]
     flags += ["--eval.response-tokens", "12"]  # for the model, whose weights are random
-    flags += ["--browser.browsers", "1", "--browser.episodes", "8", "--threads", "1"]
+    flags += ["--browser.browsers", "1", "--browser.episodes", "2"]
     folder, name = tmp_path / "tiny-eval", f"eval_{tiny_folder.name}"
 
     def play(interrupt_at: int = 0) -> Cast:
@@ -97,30 +95,29 @@ def test_sixty_tasks_interrupted_and_gone_on_with_are_as_if_nothing_had_happened
         eval_script.run(flags)
         return cast
 
-    assert len(play().begun) == 60
+    assert len(play().begun) == 12
     whole = folder.rename(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        play(interrupt_at=30)
-    _, kept = read_results(folder / f"results-{name}.json")
-    assert 20 <= len(kept) < 30, "it was not in the middle"
-    assert {r.stop for r in kept} >= {Stop.DONE, Stop.SAMPLER_ERROR}
+        play(interrupt_at=9)
+    finished = [t.task.id for t in Run(folder).load_trajectories(name)]
+    assert 4 <= len(finished) < 9, "it was not in the middle"
     capsys.readouterr()
     rest = play()
-    assert f"{len(kept)} episodes are in" in capsys.readouterr().out
-    assert sorted([*rest.begun, *(r.task for r in kept)]) == sorted(Cast.order)
+    assert f"{len(finished)} episodes are in" in capsys.readouterr().out
+    assert sorted([*rest.begun, *finished]) == sorted(Cast.order)
 
-    one, two = ((place / f"results-{name}.json").read_text() for place in (whole, folder))
+    one, two = (read_results(place / f"results-{name}.json") for place in (whole, folder))
     assert one == two
-    _, results = read_results(folder / f"results-{name}.json")
-    assert len(results) == 60 and sum(r.success for r in results) == 6
-    assert sum(r.stop is Stop.SAMPLER_ERROR for r in results) == 5
-    assert sum(r.stop is Stop.LENGTH for r in results) == 10, "the model's"
+    _, results = two
+    assert len(results) == 12 and sum(r.success for r in results) == 2
+    assert sum(r.stop is Stop.SAMPLER_ERROR for r in results) == 1
+    assert sum(r.stop is Stop.LENGTH for r in results) == 2, "the model's"
     dumps = [Run(place).load_trajectories(name) for place in (whole, folder)]
-    told = [[(t.task.id, t.stop, t.success, [turn.text for turn in t.turns]) for t in dump] for dump in dumps]
-    assert told[0] == told[1] and [t.task.id for t in dumps[1]] == Cast.order
+    texts = [[(t.task.id, t.stop, [turn.text for turn in t.turns]) for t in dump] for dump in dumps]
+    assert texts[0] == texts[1] and [t.task.id for t in dumps[1]] == Cast.order
     (row,) = Run(folder).evals()
-    assert {e["category"]: e["count"] for e in row["errors"]}["access"] == 5, "nobody answered"
-    assert sum(e["count"] for e in row["errors"]) == 60 - 6 and row["proxies"][-1]["rate"] == 1
+    assert {e["category"]: e["count"] for e in row["errors"]}["access"] == 1, "nobody answered"
+    assert sum(e["count"] for e in row["errors"]) == 12 - 2 and row["proxies"][-1]["rate"] == 1
     assert (folder / "report.html").is_file() and Run(folder).evals() == Run(whole).evals()
 
 
@@ -149,8 +146,7 @@ def test_aborted_episodes_are_done_unless_they_are_to_be_tried_again(tmp_path):
     assert left == [("t1", 0), ("t2", 0), ("t3", 0), ("t0", 1), ("t1", 1), ("t3", 1)]
     assert [(task.id, seed) for task, seed in books.missing(results, retry=True)] == [("t0", 0), *left]
     books.add(episode(0, success=True))
-    places = [(r.task, r.seed) for r in books.collect() if r.stop is Stop.DONE and r.success]
-    assert places == [("t0", 0), ("t2", 1)] == [r.place for r in books.collect()]
+    assert [(r.place, r.stop) for r in books.collect()] == [(("t0", 0), Stop.DONE), (("t2", 1), Stop.DONE)]
     dumped = books.run.load_trajectories("eval_x")
     assert [(t.task.id, t.member, t.stop) for t in dumped] == [("t0", 0, Stop.DONE), ("t2", 1, Stop.DONE)]
 
@@ -167,7 +163,6 @@ def test_a_process_that_was_killed_loses_nothing_whole(tmp_path):
     assert [r.task for r in books.collect()] == ["t1"] == [r.task for r in read_results(books.path)[1]]
     books.add(episode(3))
     assert [r.task for r in books.collect()] == ["t1", "t3"]
-    assert [t.task.id for t in books.run.load_trajectories("eval_x")] == ["t1", "t3"]
 
 
 def on_two(ranks: Ranks, root: str) -> list[tuple[str, int]]:
@@ -176,31 +171,14 @@ def on_two(ranks: Ranks, root: str) -> list[tuple[str, int]]:
     for i in range(ranks.rank, 4, 2):
         books.add(episode(i, seed=ranks.rank))
     ranks.barrier()
-    results = books.collect()
-    return [(r.task, r.seed) for r in results]
-
-
-def test_what_other_ranks_have_run_is_in_the_books(tmp_path):
-    """Even if they were interrupted, and there are fewer of them now."""
-    books = ledger(tmp_path)
-    books.add(episode(1))
-    for rank in (1, 2):
-        ledger(tmp_path, replace(alone(), rank=rank)).add(episode(rank + 1, seed=1))
-    assert ledger(tmp_path, replace(alone(), rank=1)).write() == [] and not books.path.exists()
-    Run(tmp_path).add_trajectory("eval_x.rank", episode(0))  # the dump of another evaluation
-    books.write()
-    assert len(read_results(books.path)[1]) == 3 and len(books.run.labels()) == 4, "others may be writing"
-    assert [(r.task, r.seed) for r in books.collect()] == [("t1", 0), ("t2", 1), ("t3", 1)]
-    assert books.run.labels() == ["eval_x", "eval_x.rank"] and len(books.run.load_trajectories("eval_x")) == 3
+    return [r.place for r in books.collect()]
 
 
 @pytest.mark.slow
-def test_two_ranks_keep_one_set_of_books(tmp_path):
-    """The second leaves a dump of its own; also one that was left when both were interrupted counts."""
-    Run(tmp_path).add_trajectory("eval_x.rank1", episode(3, seed=0, success=True))
-    told = on_ranks(2, on_two, str(tmp_path))
-    assert told == [[("t0", 0), ("t1", 1), ("t2", 0), ("t3", 0), ("t3", 1)]] * 2
-    assert Run(tmp_path).labels() == ["eval_x"]
+def test_two_ranks_keep_one_dump(tmp_path):
+    ledger(tmp_path).add(episode(3, seed=0, success=True))
+    places = on_ranks(2, on_two, str(tmp_path))
+    assert places == [[("t0", 0), ("t2", 0), ("t3", 0), ("t1", 1), ("t3", 1)]] * 2
     assert len(Run(tmp_path).load_trajectories("eval_x")) == 5
 
 
@@ -212,9 +190,9 @@ def test_what_differs_gets_a_label_of_its_own(tmp_path, capsys):
     assert label_of(run, "runs/a/step_00004", EVALUATION) == name
     other = replace(EVALUATION, config={"seed": 1})
     assert label_of(run, "runs/a/step_00004", other) == f"{name}-2"
-    said = capsys.readouterr().out
-    assert f"results-{name}.json is another evaluation: it differs in config.seed\n" in said
-    run.save_trajectories(f"{name}-2", [])  # a dump without results: it is somebody else's
+    printed = capsys.readouterr().out
+    assert f"results-{name}.json is another evaluation: it differs in config.seed\n" in printed
+    run.save_trajectories(f"{name}-2", [])  # a dump without results: nobody knows its settings
     assert label_of(run, "runs/a/step_00004", other) == f"{name}-3"
     named = replace(EVALUATION, protocol="webvoyager-official")
     assert label_of(run, "a/model", named) == "eval_model_webvoyager-official"
@@ -260,21 +238,16 @@ def test_a_protocols_settings_are_taken(resolve, protocol):
     assert config.agent.screenshots == max(protocol.screenshots, 1)
     assert config.browser.episodes == 16 and config.browser.episode_seconds == 600
     assert config.endpoint.seconds == 120
-    assert {name: vars(config.judge)[name] for name in vars(protocol.judge)} == vars(protocol.judge)
-    assert config.browser.width == 640
+    assert config.judge == protocol.judge and config.browser.width == 640
 
 
 def test_flags_win_over_the_protocol(resolve):
     """Also one that repeats the recipe's value."""
-    flags = ["--protocol=webvoyager-official", "--eval.max_steps", "6", "--eval.top-k=0"]
-    config = resolve(*flags)
+    config = resolve("--protocol=webvoyager-official", "--eval.max_steps", "6", "--eval.top-k=0")
     assert (config.recipe, config.eval.max_steps, config.eval.top_k) == ("tiny", 6, 0)
     assert config.eval.max_steps == tiny().eval.max_steps
     assert (config.eval.temperature, config.judge.model) == (0.6, "gpt-4o")
     assert resolve("--protocol", "webvoyager-official", "--success-within", "5", "50").eval.max_steps == 50
-
-
-def test_flags_win_over_a_protocols_judge(resolve):
     flags = ["--protocol", "webvoyager-official", "--judge.seconds=600", "--judge.model", "mine"]
     judge = resolve(*flags).judge
     assert (judge.seconds, judge.model, judge.input) == (600, "mine", "webvoyager")
@@ -292,14 +265,6 @@ def test_tasks_are_those_of_the_protocol_the_first_so_many_of_them(resolve):
         select_tasks(replace(config, protocol="online-mind2web-official"), tasks)
 
 
-def test_a_number_of_episodes_counts_if_it_is_asked_for_though_it_were_the_recipes(resolve):
-    tasks = [Task(f"t{i}", "Do it.", "http://shop-0.test/") for i in range(300)]
-    asked, usual = resolve("--eval.episodes", str(tiny().eval.episodes)), resolve()
-    assert len(select_tasks(asked, tasks)) == tiny().eval.episodes < 300
-    assert len(select_tasks(usual, tasks)) == 300 and usual.eval.episodes == tiny().eval.episodes
-    assert resolve("--eval.episodes", "9", "--limit", "3").limit == 3
-
-
 def test_browsers_are_those_of_all_ranks_with_a_protocol_and_without(resolve):
     config, usual = resolve("--protocol", "webvoyager-official"), resolve()
     assert config.browser.episodes == 16, "what is written down does not depend on the ranks"
@@ -308,20 +273,13 @@ def test_browsers_are_those_of_all_ranks_with_a_protocol_and_without(resolve):
             assert make_worker(asked, ranks=replace(alone(), world=world)).share == own
 
 
-def test_a_served_model_is_not_said_to_have_had_a_top_k(eval_script):
+def test_what_flags_mean_for_others(eval_script, resolve):
     served = ["--sampler", "remote", "--endpoint.url", "http://127.0.0.1:1/v1", "--endpoint.model", "x"]
     config = eval_script.read_config(["--protocol", "webvoyager-official", *served])
     assert (config.eval.top_k, config.model.path) == (0, "tiny"), "the recipe's tokenizer measures"
-
-
-def test_the_tasks_flag_is_the_usual_one(resolve):
-    config = resolve("tiny-text", "--tasks", "some/file.jsonl")
+    config = resolve("tiny-text", "--tasks", "some/file.jsonl", "--seeds", "1", "0", "1")
     assert config.task == replace(tiny_text().task, heldout="some/file.jsonl")
-    assert config.recipe == "tiny_text"
-
-
-def test_the_order_of_seeds_and_a_second_one_do_not_matter(resolve):
-    assert resolve("--seeds", "1", "0", "1").seeds == (0, 1)
+    assert (config.recipe, config.seeds) == ("tiny_text", (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -333,6 +291,7 @@ def test_the_order_of_seeds_and_a_second_one_do_not_matter(resolve):
         (["--protocol", "webvoyager"], "no protocol 'webvoyager'; there are webvoyager-official, "),
         (["--eval.max-steps", "many"], "max-steps"),
         (["--warm-start", "some/folder"], "--model.path some/folder"),
+        (["--name"], "--name"),
     ],
 )
 def test_flags_that_cannot_be_are_refused(resolve, flags, problem):

@@ -28,24 +28,15 @@ from minirl.judges.intervals import clustered_wilson, wilson
     ],
 )
 def test_wilsons_interval_by_hand(successes, n, z, low, high):
-    found = wilson(successes, n, z)
-    assert found == pytest.approx((low, high), abs=1e-6)
-    assert (found[0] == 0.0) is (successes == 0) and (found[1] == 1.0) is (successes == n)
-
-
-def test_the_interval_is_symmetric_under_swapping_success_and_failure():
-    low, high = wilson(7, 50)
-    assert wilson(43, 50) == pytest.approx((1 - high, 1 - low))
+    interval = wilson(successes, n, z)
+    assert interval == pytest.approx((low, high), abs=1e-6)
+    assert (interval[0] == 0.0) is (successes == 0) and (interval[1] == 1.0) is (successes == n)
+    mirrored = wilson(n - successes, n, z)
+    assert mirrored == pytest.approx((1 - interval[1], 1 - interval[0])), "success and failure swapped"
 
 
 def test_ten_seeds_of_a_task_are_as_sure_as_one():
     assert clustered_wilson(20, 40, 4) == wilson(2, 4) and clustered_wilson(0, 0, 0) == (0, 1)
-
-
-@pytest.mark.parametrize(("successes", "n"), [(-1, 3), (4, 3)])
-def test_impossible_counts_are_refused(successes, n):
-    with pytest.raises(AssertionError):
-        wilson(successes, n)
 
 
 def tasks(*outcomes: bool | list[bool]) -> dict[str, list[bool]]:
@@ -58,11 +49,10 @@ def test_ten_tasks_by_hand():
     second = tasks(*[True] * 3, False, *[True] * 4, *[False] * 2)
     p = paired(first, second)
     # centre (3 - 1) / 12 = 1/6; variance ((3 + 1 + 1) / 12 - 1/36) / 12 = (7/18) / 12 = 7/216
-    half = 1.96 * sqrt(7 / 216)  # 0.352840
+    half = 1.96 * sqrt(7 / 216)
     assert (p.tasks, p.better, p.worse, p.unpaired) == (10, 3, 1, 0)
     assert (p.first, p.second, p.difference) == pytest.approx((0.5, 0.7, 0.2))
     assert (p.low, p.high) == pytest.approx((1 / 6 - half, 1 / 6 + half))
-    assert half == pytest.approx(0.352840, abs=1e-6)
 
 
 def test_several_seeds_by_hand():
@@ -79,31 +69,6 @@ def test_agreement_on_all_tasks_proves_little():
     p = paired(tasks(*[True] * 20), tasks(*[True] * 20))
     # centre 0, variance 1 / 22^2; the plain normal interval would be [0, 0]
     assert (p.difference, p.low, p.high) == pytest.approx((0, -1.96 / 22, 1.96 / 22))
-
-
-def test_the_interval_is_the_normal_one_of_the_pairs_with_the_added_ones():
-    """An independent way there: write the half pairs out (every pair twice, then one of each outcome), and
-    take numpy's mean and deviation; twice as many pairs as there are, so the variance doubles."""
-    generator = np.random.default_rng(3)
-    a, b = generator.random(60) < 0.5, generator.random(60) < 0.6
-    doubled = np.concatenate([np.repeat(b.astype(float) - a, 2), [1.0, -1.0, 0.0, 0.0]])
-    half = 1.96 * sqrt(2 * doubled.var() / len(doubled))
-    p = paired(tasks(*a.tolist()), tasks(*b.tolist()))
-    assert (p.low, p.high) == pytest.approx((doubled.mean() - half, doubled.mean() + half))
-
-
-def test_it_is_close_to_the_bootstrap_over_tasks_and_narrower_than_an_unpaired_interval():
-    """400 tasks of very different difficulty, three seeds each."""
-    generator = np.random.default_rng(0)
-    hard = generator.choice([0.02, 0.98], size=400)
-    a = generator.random((400, 3)) < hard[:, None]
-    b = generator.random((400, 3)) < np.clip(hard + 0.1, 0, 1)[:, None]
-    p = paired(tasks(*a.tolist()), tasks(*b.tolist()))
-    d = b.mean(1) - a.mean(1)
-    means = d[generator.integers(0, 400, (4000, 400))].mean(1)
-    assert (p.low, p.high) == pytest.approx(np.percentile(means, [2.5, 97.5]), abs=0.008)
-    low_a, high_a = wilson(a[:, 0].sum(), 400)
-    assert p.high - p.low < (high_a - low_a) / 2  # the control: what one rate alone leaves open
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from transformers import (
 from examples.base_models import checkpoints as tiny
 from minirl.agents.openwebrl import SCALE, TOOLS, parse
 from minirl.tiny.checkpoints import BASE
-from minirl.worlds.replay import GRID
-from minirl.worlds.scripted_agent import spoken, told
+from minirl.worlds.hand import GRID
+from minirl.worlds.scripted_agent import with_points, with_thought
 from minirl.worlds.shop import SHOP, make_shop, make_tasks
 
 pytestmark = pytest.mark.more
@@ -53,7 +53,7 @@ def test_a_response_is_made_of_few_tokens_whose_numbers_are_those_of_its_thought
     ]  # fmt: skip
     click = {"name": "click", "arguments": {"point_2d": [500, 120]}}
     done = {"name": "done", "arguments": {"response": "done"}}
-    assert spoken({"mug": (500, 120)}, [click, done]) == "".join(said)
+    assert with_points({"mug": (500, 120)}, [click, done]) == "".join(said)
     assert pieces(tokenizer, "".join(said)) == said
 
 
@@ -145,7 +145,7 @@ def test_what_a_text_agent_reads_and_says_are_single_tokens(tmp_path):
     own = tiny.build_tokenizer(tiny.text_corpus([[SimpleNamespace(html=page)]]), "text")
     for word in [*tiny.words(), *SHOP["buttons"].values()]:
         assert pieces(own, f"in {word},")[1] == f" {word}"
-        assert pieces(own, told(word, 'do(action="Click", element="7")'))[5:12] == [
+        assert pieces(own, with_thought(word, 'do(action="Click", element="7")'))[5:12] == [
             f" {word}", " ", "</think>", " ", "<answer>", ' do(action="Click", element="', "7",
         ]  # fmt: skip
     built = tiny.build(tmp_path / "m", [page], 0, hidden=32, kind="text")

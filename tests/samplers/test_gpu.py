@@ -1,4 +1,4 @@
-"""What only a GPU can show, on the small model: `pytest -m gpu`. tests/bench/gpu.py is for full size."""
+"""What only a GPU can show, on the small model: `pytest -m gpu`. benchmarks/gpu.py is for full size."""
 
 from __future__ import annotations
 

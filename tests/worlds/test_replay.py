@@ -6,22 +6,22 @@ import asyncio
 import io
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from PIL import Image
+from walking import walk
 
 from minirl.browser.pool import BrowserPool
 from minirl.config import BrowserConfig
 from minirl.worlds import render
 from minirl.worlds.__main__ import main
 from minirl.worlds.generate import LEVELS, THEMES, make_site
+from minirl.worlds.hand import OPERATIONS
 from minirl.worlds.interpreter import World, apply, enabled, initial_state, parameter_values
 from minirl.worlds.render import SiteServer, save_world
-from minirl.worlds.replay import OPERATIONS, Replay, replay, replay_sites
+from minirl.worlds.replay import Replay, replay_sites
 from minirl.worlds.search import Step
 from minirl.worlds.solutions import solution_of
 from minirl.worlds.tasks import make_tasks
@@ -30,7 +30,7 @@ from minirl.worlds.widgets import WIDGETS, widget_of
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Json = dict[str, Any]
-CONFIG = BrowserConfig(browsers=1, episodes=4, width=1280, height=720)
+CONFIG = BrowserConfig(browsers=1, episodes=4, width=1280, height=720, quiet_ms=0)
 SITES = [(theme, list(LEVELS)[1 + i % 3]) for i, theme in enumerate(THEMES)]
 
 
@@ -59,52 +59,41 @@ async def test_tasks_are_done_on_sites_that_do_what_their_machines_say(count):
     for (name, _), outcome in outcomes.items():
         fsm = sites[name].fsm
         by_id = {action.id: action for action in fsm.actions}
-        widgets = [widget_of(by_id[step.action_id], fsm) for step in outcome.steps]
+        widgets = [widget_of(by_id[id], fsm) for id in {one.action_id for one in outcome.records} - {""}]
         kinds |= {widget.face or widget.kind for widget in widgets}
-        operations |= {one.op for one in outcome.grounded}
+        operations |= {one.operation.op for one in outcome.records}
     if count == 15:
         # lists are scrolled without a step of the machine; toasts have a test of their own
         assert kinds == set(WIDGETS) - {"scroll", "toast"}
-        assert operations == set(OPERATIONS)
+        assert operations == {*OPERATIONS, "answer"}
 
 
-@asynccontextmanager
-async def visit(*sites: World) -> AsyncIterator[Callable[..., Awaitable[list[Replay]]]]:
-    """A function that acts out paths on one of the sites, one behind the other in one tab."""
-    with SiteServer(sites) as server:
-        async with BrowserPool(CONFIG, server.sites, sealed=True) as pool:
-
-            async def act_out(world: World, *paths: list[Step], pictures: bool = False) -> list[Replay]:
-                async with pool.session() as session:
-                    await session.start(f"http://{world.name}.test/")
-                    return [await replay(session, world, steps, pictures) for steps in paths]
-
-            yield act_out
-
-
-async def test_every_step_is_grounded():
+async def test_every_operation_is_recorded():
     world = make_site("shop", 11, "medium")
-    async with visit(world) as act_out:
-        (result,) = await act_out(world, ways(world, 1)[0], pictures=True)
-    assert result.reason == ""
-    assert [g.action_id for g in result.grounded if g.op == "click"] != []
-    for one in result.grounded:
-        if one.op in ("key_press", "answer"):
-            assert one.box is None
-            continue
-        left, top, right, bottom = one.box
-        assert 0 <= left < right <= 1280 and 0 <= top < bottom <= 720
-        assert Image.open(io.BytesIO(one.picture)).size == (1280, 720)
-    assert len({one.picture for one in result.grounded}) > 1
+    (outcome,) = (await replay_sites([world], CONFIG, make_tasks(world, 1), has_pictures=True)).values()
+    assert outcome.reason == ""
+    assert {record.action_id for record in outcome.records if record.operation.op == "click"}
+    *before, answer = outcome.records
+    assert answer.operation.op == "answer" and answer.picture
+    for record in before:
+        assert Image.open(io.BytesIO(record.picture)).size == (1280, 720)
+        if record.operation.op != "key_press":
+            left, top, right, bottom = record.operation.box
+            assert left < right <= 1280 and top < bottom
+            assert record.operation.op == "scroll" or (left >= 0 and top >= 0 and bottom <= 720)
+    assert len({record.picture for record in before}) > 1
 
 
-async def test_a_path_that_is_not_possible_is_no_trajectory():
-    """A step, and the same again, for which the page is not in its first state any more."""
-    world = make_site("shop", 11, "medium")
-    steps = ways(world, 1)[0][:1]
-    async with visit(world) as act_out:
-        result, again = await act_out(world, steps, steps)
-    assert result.reason == "" and again.reason.startswith("at the start: the page shows")
+async def test_a_task_without_a_solution_leaves_the_others_theirs():
+    world = make_site("shop", 11, "easy")
+    done, *_ = make_tasks(world, 1)
+    first, *_ = done.meta["solution"]
+    twice = replace(done, id="twice", meta={**done.meta, "solution": [first, first]})
+    short = replace(done, id="short", meta={**done.meta, "solution": [first]})
+    outcomes = await replay_sites([world], CONFIG, [twice, done, short])
+    reasons = {id: outcome.reason for (_, id), outcome in outcomes.items()}
+    assert reasons[done.id] == "" and "is not enabled on page" in reasons["twice"]
+    assert reasons["short"] == "task short: its solution does not lead to its goal"
 
 
 def random_path(world: World, length: int, rng: random.Random) -> list[Step]:
@@ -126,14 +115,10 @@ def random_path(world: World, length: int, rng: random.Random) -> list[Step]:
 @pytest.mark.parametrize("sites", [3, pytest.param(10, marks=pytest.mark.slow)])
 async def test_random_walks_by_hand(sites):
     """Random possible actions with a hand's work; the state is compared after each."""
-    rng, many, walked = random.Random(0), worlds(sites, seed=3), 0
-    async with visit(*many) as act_out:
-        for world in many:
-            steps = random_path(world, 20, rng)
-            (result,) = await act_out(world, steps)
-            assert result.reason == "", (world.name, steps)
-            walked += len(steps)
-    assert walked >= 19 * sites
+    rng, many = random.Random(0), worlds(sites, seed=3)
+    tasks = [walk(world, random_path(world, 20, rng)) for world in many]
+    assert failed(await replay_sites(many, CONFIG, tasks)) == []
+    assert sum(len(task.meta["solution"]) for task in tasks) >= 19 * sites
 
 
 FAULTS = ("effect", "carry", "slider", "dead", "target", "count", "choice", "search")
@@ -185,10 +170,9 @@ async def test_faults_are_caught(monkeypatch, count):
             descriptions[name] = description
             broken.append((replace(world, name=name), path, what))
     monkeypatch.setattr(render, "describe", lambda world: descriptions[world.name])
-    async with visit(*(world for world, _, _ in broken)) as act_out:
-        for world, path, fault in broken:
-            (result,) = await act_out(world, path)
-            assert result.reason, (fault, path)
+    tasks = [walk(world, path, fault) for world, path, fault in broken]
+    outcomes = await replay_sites([world for world, _, _ in broken], CONFIG, tasks)
+    assert [place for place, outcome in outcomes.items() if not outcome.reason] == []
 
 
 async def test_hostile_words_are_only_words():

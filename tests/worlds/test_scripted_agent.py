@@ -27,10 +27,10 @@ from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
 from minirl.types import BrowserFault, Prompt, Sample, Score, Stop, Task, ToolFailure
 from minirl.worlds.generate import make_site
+from minirl.worlds.hand import middle
 from minirl.worlds.interpreter import World
 from minirl.worlds.render import SiteServer
-from minirl.worlds.replay import middle
-from minirl.worlds.scripted_agent import ScriptedPolicy, spoken
+from minirl.worlds.scripted_agent import ScriptedPolicy, with_points
 from minirl.worlds.shop import make_shop, make_tasks
 from minirl.worlds.solutions import solution_of
 from minirl.worlds.tasks import make_tasks as tasks_in_words
@@ -128,7 +128,7 @@ def test_what_is_said_of_clicks_and_of_the_end():
     calls = [{"name": "click", "arguments": {"point_2d": point}} for point in points.values() if point]
     calls += [{"name": "write", "arguments": {"message": "a [1]"}}]
     calls += [{"name": "done", "arguments": {"response": "done"}}]
-    said = spoken(points, calls)
+    said = with_points(points, calls)
     thought, _, told = said.partition("</think>")
     assert thought == "choose dune no red 140 700 next 820 940"
     assert [json.loads(call) for call in re.findall("<tool_call>(.*?)</tool_call>", told)] == calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from endpoint_server import say, serve, status
@@ -22,10 +23,10 @@ from minirl.run_folder import Run, save_tasks
 from minirl.types import Sample, Stop, Task
 from minirl.worlds.__main__ import main
 from minirl.worlds.generate import make_site
+from minirl.worlds.hand import Operation
 from minirl.worlds.render import SiteServer, save_world
-from minirl.worlds.replay import Grounded, replay
+from minirl.worlds.replay import Record, replay_sites
 from minirl.worlds.shop import make_shop, make_tasks
-from minirl.worlds.solutions import solution_of
 from minirl.worlds.steps import mixed, move_of, one_of_each
 
 
@@ -83,18 +84,16 @@ async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor,
     (task,) = make_tasks(shop, 1)
     browser = BrowserConfig(browsers=1, width=480, height=360, quiet_ms=0)
     config = replace(RECIPES["autowebworld_3b"](), browser=browser)
+    (solved,) = (await replay_sites([shop], browser, [task], has_pictures=True)).values()
     with SiteServer([shop]) as server:
         async with BrowserPool(browser, server.sites, sealed=True) as pool:
             worker = make_worker(config, seeing, None, pool, Run(tmp_path).images, WorldBenchmark())
-            async with pool.session() as session:
-                await session.start(task.start_url)
-                solved = await replay(session, shop, solution_of(task, shop), pictures=True)
-            actions = [action_of(move_of(one)) for one in solved.grounded]
+            actions = [action_of(move_of(one)) for one in solved.records]
             actions = [*actions[: len(actions) - 1 - left_out], actions[-1]]  # the last is the answer
             sayings = [worker.harness.agent.say("so", action, size) for action in actions]
 
             async def policy(t, prompt, session) -> Sample:
-                ids = seeing.said(sayings[t])[1]
+                ids = seeing.render_response(sayings[t])[1]
                 return Sample(ids, (0.0,) * len(ids), "stop")
 
             done = await worker.episode(task, 0, policy, 15)
@@ -137,17 +136,17 @@ def test_one_of_each_set_of_tasks_with_the_same_goal():
 
 def test_operations_as_moves():
     box = (9.6, 20.2, 30.0, 40.0)
-    click = move_of(Grounded("A", "click", "#a", box, words="Go"))
-    assert click == {"action": "click", "bbox": [10, 20, 30, 40], "words": "Go"}
-    assert move_of(Grounded("A", "key_press", "", None, "Enter")) == {"action": "press_enter", "bbox": []}
-    assert move_of(Grounded("A", "key_press", "", None, "Tab"))["action"] == "hotkey"
-    assert move_of(Grounded("A", "scroll", "#l", box, "up")) == {
-        "action": "scroll",
-        "bbox": [],
-        "value": "up",
-    }
-    drag = move_of(Grounded("A", "drag", "#s", box, words="Price", ends=(18.0, 30.0, 80.4, 30.0)))
-    assert (drag["bbox"], drag["to"]) == ([10, 20, 26, 40], [76, 20, 84, 40])
+
+    def move(op: str, **more: Any) -> dict[str, Any]:
+        return move_of(Record("A", Operation(op, "#a", **more), words="Go"))
+
+    assert move("click", box=box) == {"action": "click", "bbox": [10, 20, 30, 40], "words": "Go"}
+    assert move("open", box=box) == move("click", box=box)
+    assert move("key_press", text="Enter") == {"action": "press_enter", "bbox": []}
+    assert move("type_text", box=box, text="Ada") == {"action": "type_text", "bbox": [], "text": "Ada"}
+    assert move("scroll", box=box, text="up") == {"action": "scroll", "bbox": [], "value": "up"}
+    drag = move("drag", box=box, start=(18.0, 30.0), end=(80.4, 30.0))
+    assert (drag["bbox"], drag["to"], drag["words"]) == ([10, 20, 26, 40], [76, 20, 84, 40], "Go")
 
 
 def test_grounding_rows_are_two_in_ten_and_stand_alone():

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 import shopping
+from walking import last_state
 
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.generate import LEVELS, THEMES, make_site
-from minirl.worlds.interpreter import State, World, apply, initial_state, parameter_values, share_met
+from minirl.worlds.interpreter import State, World, parameter_values, share_met
 from minirl.worlds.search import Step
 from minirl.worlds.solutions import solution_of
 from minirl.worlds.tasks import FAMILIES, MODES, WORDS, fitting, make_tasks, operations_of
@@ -25,13 +26,6 @@ def sites(count: int) -> list[World]:
 
 
 MADE = [(world, make_tasks(world)) for world in sites(6)]
-
-
-def last_state(world: World, steps: Sequence[Step]) -> State:
-    state = initial_state(world.fsm)
-    for step in steps:
-        state = apply(world.fsm, state, step.action_id, step.params)
-    return state
 
 
 def meant(world: World, find: Mapping[str, Any]) -> list[str]:

@@ -41,8 +41,6 @@ from minirl.types import Score, Session, Task
 LATE_SECONDS = 3.0  # for a page to show what is expected
 LOOK_SECONDS = 0.25  # between two looks
 
-Outcome = tuple[bool, str]  # whether the rules are met, and the reason, for people
-
 
 @dataclass(frozen=True)
 class WebArenaBenchmark(JudgedBenchmark):
@@ -88,22 +86,21 @@ class WebArenaBenchmark(JudgedBenchmark):
             raise ValueError(f"the task {task.id} is for a language model to decide: give a judge endpoint")
         page = session.page
         last_url = page.url  # where the agent stopped: the rules for pages open others
-        reasons = []
         for kind, rules in rules_of(task.goal).items():
             match rules:
                 case StringMatch():
-                    met, reason = await self._check_answer(task, rules, answer)
+                    failure = await self._check_answer(task, rules, answer)
                 case UrlMatch():
                     met = url_matches(rules.reference_url, last_url, rules.url_note)
-                    reason = _describe(met, rules.url_note or "no note", rules.reference_url, last_url)
+                    failure = "" if met else _mismatch(rules.url_note, rules.reference_url, last_url)
                 case ProgramHtml():
-                    met, reason = await self._check_pages(task, rules, page)
-            if not met:
-                return Score(0.0, {"score": 0.0, "reason": f"{kind}: {reason}"})
-            reasons.append(f"{kind}: {reason}")
-        return Score(1.0, {"score": 1.0, "reason": "; ".join(reasons)})
+                    failure = await self._check_pages(task, rules, page)
+            if failure:
+                return Score(0.0, {"score": 0.0, "reason": f"{kind}: {failure}"})
+        return Score(1.0, {"score": 1.0, "reason": "all rules are met"})
 
-    async def _check_answer(self, task: Task, rules: StringMatch, answer: str) -> Outcome:
+    async def _check_answer(self, task: Task, rules: StringMatch, answer: str) -> str:
+        """Return how the answer fails, "" if it is right."""
         answer = clean(answer)
         for approach, expected in rules.reference_answers.approaches:
             met = meets(approach, expected, answer)
@@ -113,34 +110,35 @@ class WebArenaBenchmark(JudgedBenchmark):
             elif approach == "fuzzy_match":
                 met = met and await lookups.llm_fuzzy_match(self.judge, task.instruction, expected, answer)
             if not met:
-                return False, _describe(False, approach, expected, answer)
-        return True, f"the answer {answer!r:.120} is right"
+                return _mismatch(approach, expected, answer)
+        return ""
 
-    async def _check_pages(self, task: Task, rules: ProgramHtml, page: Page) -> Outcome:
-        """Compare what the targets' locators find. Each starts where the one before has left the page."""
+    async def _check_pages(self, task: Task, rules: ProgramHtml, page: Page) -> str:
+        """Compare what the targets' locators find. Each starts where the one before has left the page.
+        Return how the first one fails, "" if none does."""
         for target in rules.program_html:
-            if target.url.startswith("func:"):
+            url = target.url
+            if url.startswith("func:"):
                 url = await lookups.call_helper(target.url, page, self.environ)
                 # it begins where the agent has left the page, which may be anywhere
                 if url is None or not self.is_on_sites(task, url):
-                    return False, f"{target.url} found no page on the task's sites"
-                await lookups.open_page(page, url)
-            elif target.url != "last":
-                if not self.is_on_sites(task, target.url):
+                    return f"{target.url} found no page on the task's sites"
+            if url != "last":
+                if not self.is_on_sites(task, url):
                     fix = "mend it, or set their variables"
-                    raise NoVerdict(f"{target.url} is on none of the task's sites: {fix}")
-                await lookups.open_page(page, target.url)
-            met, reason = await self._check_target(task, target, page)
-            if not met:
-                return False, reason
-        return True, f"all {len(rules.program_html)} pages show what is expected"
+                    raise NoVerdict(f"{url} is on none of the task's sites: {fix}")
+                await lookups.open_page(page, url)
+            failure = await self._check_target(task, target, page)
+            if failure:
+                return failure
+        return ""
 
     def is_on_sites(self, task: Task, url: str) -> bool:
         """Return whether rules may open an address: no file, and no server but the task's sites."""
         # a browser takes a backslash for /, where urlsplit sees no end of the host
         return is_address(url) and "\\" not in url and host_and_port(url) in self.places(task)
 
-    async def _check_target(self, task: Task, target: PageTarget, page: Page) -> Outcome:
+    async def _check_target(self, task: Task, target: PageTarget, page: Page) -> str:
         """Look until the page shows what is expected, or has had its time. The shop's server needs none."""
         approach, expected = target.required_contents.approaches[0]
         is_server = target.locator.startswith("func:shopping")
@@ -162,10 +160,8 @@ class WebArenaBenchmark(JudgedBenchmark):
                 self.judge, question, expected, text or "", lookups.PAGE_CHARS
             )
         place = f"{approach} of {target.locator or 'the page'} at {page.url}"
-        return met, _describe(met, place, expected, text)
+        return "" if met else _mismatch(place, expected, text)
 
 
-def _describe(met: bool, rule: str, expected: Any, text: str | None) -> str:
-    if met:
-        return f"{rule}, found {text!r:.120}"
-    return f"{rule} expected {expected!r:.120}, found {text!r:.120}"
+def _mismatch(rule: str | None, expected: Any, text: str | None) -> str:
+    return f"{rule or 'no note'} expected {expected!r:.120}, found {text!r:.120}"

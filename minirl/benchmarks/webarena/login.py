@@ -63,20 +63,11 @@ async def log_in(session: Session, task: Task, environ: Mapping[str, str], folde
 
 async def restore_login(session: Session, path: Path) -> None:
     """Give a session what Playwright's `storage_state` has stored: cookies and each site's local storage."""
-    cookies, storage = read_login(path)
-    await session.do(session.context.add_cookies(cookies))
+    state = json.loads(path.read_text(encoding="utf-8"))
+    storage = {origin["origin"]: origin["localStorage"] for origin in state["origins"]}
+    await session.do(session.context.add_cookies(state["cookies"]))
     # a context takes local storage as a whole only when it is made
     await session.do(session.context.add_init_script(f"({RESTORE})({json.dumps(storage)})"))
-
-
-def read_login(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """Return the cookies, and the local storage by origin, of a stored login."""
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-        return state["cookies"], {origin["origin"]: origin["localStorage"] for origin in state["origins"]}
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        fix = "write it with Playwright's storage_state, or give no folder, and the forms are filled in"
-        raise ValueError(f"{path} holds no stored login ({error!r}): {fix}") from None
 
 
 async def fill_in(session: Session, address: str, login: Login) -> None:

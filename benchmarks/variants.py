@@ -1,7 +1,7 @@
 """WebAgent-R1's ablations in small: R1, R1-Zero and R1-CoT, with and without thoughts (its figures 3 to 5,
 table 3).
 
-    python tests/bench/variants.py
+    python benchmarks/variants.py
 
 Each variant is one run of train.py, as in learning.py: found again if it is there, and gone on with if it was
 interrupted; R1 is the very run of learning.py. Zero starts from a model that has cloned for only as long as
@@ -28,7 +28,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import learning  # noqa: E402
 from endpoint_server import say, serve  # noqa: E402
@@ -88,7 +88,7 @@ def measured(run: Run, label: str) -> dict[str, float]:
 
 def curve(run: Run, weights: Path, flags: str) -> dict[int, float]:
     """Success within so many turns of what a run has saved, on its held-out tasks."""
-    place = ["--out", str(run.root.parent), "--name", run.root.name, "--model.path", str(weights)]
+    place = ["--name", str(run.root.resolve()), "--model.path", str(weights)]
     budgets = ["--success-within", *map(str, BUDGETS)]
     command = [sys.executable, str(learning.ROOT / "eval.py"), "tiny-text", *place, *flags.split(), *budgets]
     subprocess.run(command, check=True, stdout=sys.stderr)

@@ -1,6 +1,6 @@
 """Is the vLLM sampler as fast as vLLM, does it use the trunk, and is a sync as cheap as it should be?
 
-    python tests/bench/sampler.py
+    python benchmarks/sampler.py
 
 throughput_ratio: 64 episodes of several turns, each a coroutine that builds its next prompt from what was
 sampled and what a scripted environment answers, against the same 64 in step: prompts are built, and
@@ -38,7 +38,6 @@ import torch
 import tyro
 from PIL import Image
 
-from examples.base_models import checkpoints as tiny
 from minirl.agents.openwebrl import OpenWebRLAgent
 from minirl.config import AgentConfig, BrowserConfig, Config, ModelConfig
 from minirl.context import Context
@@ -47,6 +46,9 @@ from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.samplers.vllm import VllmSampler
 from minirl.samplers.vllm_engine import CPU_BLOCK, engine_environment, engine_settings, sampling_params
 from minirl.types import Observation, Prompt, Request, Sample, Sampling
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from examples.base_models import checkpoints as tiny  # noqa: E402
 
 if TYPE_CHECKING:
     from vllm import LLM

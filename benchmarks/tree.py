@@ -1,6 +1,6 @@
 """What do prefix trees save? The same trajectories forward and backward in three layouts.
 
-    python tests/bench/tree.py
+    python benchmarks/tree.py
 
 `one`: one row per turn, one row per forward pass. `padded`: one row per turn, all rows of a trajectory in
 one batch. `tree`: all turns in one row, each shared token once. The model is a small Qwen3 with random

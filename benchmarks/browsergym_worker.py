@@ -1,7 +1,7 @@
-"""A BrowserGym environment that clicks through a list of points, for tests/bench/browser.py; runs in an
+"""A BrowserGym environment that clicks through a list of points, for benchmarks/browser.py; runs in an
 environment of its own, with BrowserGym and the Playwright that it wants.
 
-    PYTHON tests/bench/browsergym_worker.py URL SECONDS POINTS CHROMIUM FOLDER [SLOW_MO PRE_OBSERVATION_DELAY]
+    PYTHON benchmarks/browsergym_worker.py URL SECONDS POINTS CHROMIUM FOLDER [SLOW_MO PRE_OBSERVATION_DELAY]
 
 Prints `ready`, waits for a line, steps for SECONDS, and prints {"steps": .., "seconds": ..}. Without the last
 two arguments everything is as BrowserGym's users get it.

@@ -1,7 +1,7 @@
 """How far do recorded steps take a small model that sees? Judged on live sites that it never met.
 
-    python tests/bench/steps.py                          all cells: hours
-    python tests/bench/steps.py --sizes 8 64 --no-online
+    python benchmarks/steps.py                          all cells: hours
+    python benchmarks/steps.py --sizes 8 64 --no-online
 
 As in AutoWebWorld (sections 5.3 and 5.4) one model begins every cell, which knows the agent's language and
 no site. There it is Qwen2.5-VL; here the tiny recipe's base model, which has not met that language (a loss of
@@ -20,15 +20,13 @@ All steps are seen once, as there, 32 at a time; few ones again and again, until
 Thoughts are put into the words that the base model was taught, "choose delta 220 160".
 
 Every cell is a run of train.py as in learning.py: found again if it is there, gone on with if it was
-interrupted. It draws docs/steps.svg, and docs/steps_rewards.svg, the rewards of the largest `steps` and
-`grounding` over their training steps as in the paper's figure 5. The last line is JSON, by cell: the success
-rates with their intervals, and the rewards of the first and the last step.
+interrupted. The last line is JSON, by cell: the success rates with their intervals, and the rewards of the
+first and the last step.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import random
 import re
 import subprocess
@@ -36,18 +34,16 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import learning
 import tyro
-from drawing import COLOURS, Curve, lines
 
 from minirl.agents.autowebworld import action_of, spell
 from minirl.agents.openwebrl import SCALE
 from minirl.recipes import tiny
 from minirl.run_folder import Run
-from minirl.worlds.replay import GRID
+from minirl.worlds.hand import GRID
 from minirl.worlds.shop import CHOICES
 
 CELLS = ("steps", "grounding", "longer", "shuffled")
@@ -57,7 +53,7 @@ GROUNDING = 0.2
 BATCH, FEWEST, LONG = 32, 16, 128  # steps of the recording in a step of training, and of these
 WIDTH, HEIGHT = tiny().browser.width, tiny().browser.height
 SAID = re.compile(r'<think>[^<]*"(\w+)"[^<]*</think>(<action>[^<]*)\[(\d+), (\d+)\]')
-AGENT = ["--agent.kind", "autowebworld", "--agent.no-feedback", "--eval.max-steps", "8", "--eval-size", "8"]
+AGENT = ["--agent.kind", "autowebworld", "--agent.no-feedback", "--eval.max-steps", "8"]
 # as recipes.autowebworld_7b; what it leaves open is the tiny recipe's
 STEPWISE = [
     *("--rollout.max-steps", "1", "--rollout.stage-steps", "--rollout.no-dynamic"),
@@ -85,8 +81,6 @@ class Args:
     out: Path = Path("runs/steps")
     flags: str = ""
     """Further flags for train.py, separated by blanks: --flags="--steps 10"."""
-    docs: Path = Path("docs")
-    """Where the pictures go."""
 
 
 def worlds(*flags: object) -> None:
@@ -200,42 +194,11 @@ def measured(run: Run) -> dict[str, Any]:
     return found
 
 
-def draw(found: dict[str, dict[str, Any]], runs: dict[str, Run], docs: Path) -> None:
-    """Draws success by the number of steps, and rewards of the largest cells with grounding and without."""
-    sizes = sorted({int(name.split()[1]) for name in found if " " in name})
-    if not sizes:
-        return
-    marks = {size: math.log2(size) for size in sizes}
-    before = next(one["before"][0] for name, one in found.items() if " " in name)
-    curves = [Curve("before", [(mark, before) for mark in marks.values()], "#999999", True)]
-    for cell, colour in zip(CELLS, COLOURS, strict=False):
-        seen = {mark: found.get(f"{cell} {size}") for size, mark in marks.items()}
-        points = [(mark, one["after"][0]) for mark, one in seen.items() if one]
-        curves += [Curve(cell, points, colour)] if points else []
-    title = "Success on held-out sites after step-wise GRPO, and before (dashed)"
-    named = {mark: f"{size:,}" for size, mark in marks.items()}
-    (docs / "steps.svg").write_text(lines(title, curves, "recorded steps", named))
-
-    most, curves = sizes[-1], list[Curve]()
-    for cell in ("steps", "grounding"):
-        metrics = runs[f"{cell} {most}"].metrics() if f"{cell} {most}" in runs else []
-        for name, colour in zip(REWARDS, COLOURS, strict=False):
-            points = [  # means of eight steps
-                (some[-1]["step"], mean(row[name] for row in some))
-                for some in (metrics[n : n + 8] for n in range(0, len(metrics), 8))
-            ]
-            curves.append(Curve(name.removeprefix("reward/"), points, colour, cell == "steps"))
-    title = f"Rewards in training on {most:,} steps, with steps for grounding, and without (dashed)"
-    every = range(0, max(FEWEST, most // BATCH) + 1, 16)
-    (docs / "steps_rewards.svg").write_text(lines(title, curves, "training step", every))
-
-
 def main() -> None:
-    args, found, runs = tyro.cli(Args), dict[str, dict[str, Any]](), dict[str, Run]()
+    args, found = tyro.cli(Args), dict[str, dict[str, Any]]()
     for name, run in cells(args):
-        found[name], runs[name] = measured(run), run
+        found[name] = measured(run)
         print(name, json.dumps(found[name]), file=sys.stderr)
-        draw(found, runs, args.docs)
     print(json.dumps(found))
 
 

@@ -1,6 +1,6 @@
 """Generated sites and their tasks, proved and timed.
 
-    python tests/bench/worlds.py [--sites 30] [--tasks 5] [--workers 4] [--no-browser]
+    python benchmarks/worlds.py [--sites 30] [--tasks 5] [--workers 4] [--no-browser]
 
 Levels and themes take turns. Counted before any filter:
 findings of `check`; the share of the tasks acted out in Chromium with the state equal to the machine's after
@@ -96,7 +96,7 @@ def main() -> None:
         config = BrowserConfig(browsers=1, episodes=flags.workers, width=1280, height=720)
         drawn, start = [task for some in tasks.values() for task in some[: flags.tasks]], time.perf_counter()
         outcomes = asyncio.run(replay_sites(worlds, config, drawn))
-        seconds, gui = time.perf_counter() - start, sum(len(one.grounded) for one in outcomes.values())
+        seconds, gui = time.perf_counter() - start, sum(len(one.records) for one in outcomes.values())
         kept = [one for one in outcomes.values() if not one.reason]
         for place, one in outcomes.items():
             if one.reason:

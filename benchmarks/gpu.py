@@ -1,8 +1,8 @@
 """Does minirl do on a GPU what it does on a CPU, and how fast? Eight stages, in less than ten minutes.
 
-    python tests/bench/gpu.py                        # one GPU; stages 5 to 7 need vLLM
-    python tests/bench/gpu.py --device cpu --small   # all of the code in small, in two minutes
-    python tests/bench/gpu.py --only ceilings model attention
+    python benchmarks/gpu.py                        # one GPU; stages 5 to 7 need vLLM
+    python benchmarks/gpu.py --device cpu --small   # all of the code in small, in two minutes
+    python benchmarks/gpu.py --only ceilings model attention
 
 docs/gpu.md says what each stage measures. Each is a process of its own with its own deadline, and ends as
 one line of JSON, here and in `--out`; one that fails, or takes too long, ends alone. Nothing is downloaded:
@@ -36,7 +36,7 @@ STAGES = SECONDS | VLLM
 Name = Literal["ceilings", "model", "loss", "attention", "trainer", "sampler", "throughput", "step"]
 Bounds = dict[str, dict[str, tuple[float, float]]]  # stage -> figure -> least and most
 
-AGREEMENT: Bounds = {  # everywhere
+AGREEMENT: Bounds = {  # in float32
     "loss": {"log_prob_error": (0, 0.1)},
     "attention": {"joined_error": (0, 0.02), "segment_error": (0, 0.02)},
     "trainer": {"cosine": (0.999, 1.001), "gap_mean": (0, 0.02), "skipped": (0, 0)},
@@ -48,9 +48,21 @@ AGREEMENT: Bounds = {  # everywhere
         "woken_mean": (0, 0.02),
     },
 }
+# In bfloat16, where random weights amplify rounding: with 36 layers and logits that spread over 4, two orders
+# of the same sums are 0.16 apart in log-probs (99%: 0.5), and their gradients have a cosine of 0.996.
+ROUGH: Bounds = {
+    "trainer": {"cosine": (0.99, 1.01), "gap_mean": (0, 0.3), "skipped": (0, 0)},
+    "sampler": {
+        "gap_mean": (0, 0.3),
+        "gap_p99": (0, 1.0),
+        "bias": (-0.06, 0.06),
+        "stale_mean": (0.4, math.inf),
+        "woken_mean": (0, 0.3),
+    },
+}
 SPEED: Bounds = {  # on a GPU
     "trainer": {"above_plan_gb": (-math.inf, 5)},
-    "sampler": {"slept": (0.95, 2), "sync_s": (0, 5)},
+    "sampler": {"slept": (0.8, 2), "sync_s": (0, 5)},
     "throughput": {"ratio": (0.95, math.inf)},
     "step": {"growth_gb": (-math.inf, 0.5)},
 }
@@ -102,7 +114,9 @@ def missing(name: str, args: Args, folder: Path) -> str:
 
 
 def failed(name: str, figures: dict[str, Any], args: Args) -> list[str]:
-    bounds = AGREEMENT.get(name, {}) | (SPEED.get(name, {}) if args.device == "cuda" else {})
+    bounds = AGREEMENT.get(name, {})
+    if args.device == "cuda":
+        bounds = ROUGH.get(name, bounds) | SPEED.get(name, {})
     return [key for key, (least, most) in bounds.items() if not least <= figures.get(key, math.nan) <= most]
 
 

@@ -1,14 +1,13 @@
 """What does a policy make of its judge? The shop's own word, a distilled judge, an ignorant one.
 
-    python tests/bench/judges.py
+    python benchmarks/judges.py
 
 A policy is trained by what the site knows of its episodes. A judge is distilled from these episodes and
 scored on goals and training steps that were held out, and so is an ignorant one, which is distilled only for
 as long as it takes to write verdicts at all. (The base model never would, and a judge without verdicts is no
 reward.) By each of the two another policy is trained, from the first one's warm start and on the same tasks.
-Their rewards pass the gates of minirl/rewards.py first; what the site knows needs none. The picture
-shows for
-each what its judge takes for a success and what is one: where the first rises and the second does not, the
+Their rewards pass the gates of minirl/rewards.py first; what the site knows needs none. A run's metrics
+say what its judge takes for a success and what is one: where the first rises and the second does not, the
 judge is exploited. One that is exploited to the end leaves no group to learn from, and such a run ends there.
 A third judge is distilled from permuted labels and only scored: the control.
 
@@ -24,14 +23,13 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import learning
 import tyro
-from drawing import COLOURS, Curve, lines
 
 from minirl.distributed import open_ranks
 from minirl.judges.agreement import AgreementRow, Pair, score
@@ -39,7 +37,7 @@ from minirl.judges.judge import open_judge
 from minirl.judges.labels import RunsImages, read_examples, read_records
 from minirl.judges.rubrics import Question
 from minirl.judges.settings import tiny_judge
-from minirl.run_folder import Run, write_atomic
+from minirl.run_folder import Run
 from minirl.samplers.endpoint import ask_all
 from minirl.types import Trajectory
 
@@ -57,7 +55,7 @@ class Args:
 
 
 def judge(args: Args, command: str, name: str, *flags: str) -> None:
-    place = ["--out", str(args.out), "--name", name, "--seed", str(args.seed)]
+    place = ["--name", str((args.out / name).resolve()), "--seed", str(args.seed)]
     script = str(learning.ROOT / "judge.py")
     subprocess.run(
         [sys.executable, script, command, "tiny-judge", *place, *flags], check=True, stdout=sys.stderr
@@ -136,8 +134,6 @@ def main() -> None:
             rows[name] |= asyncio.run(other_screenshots(args, checkpoint, "judge_distilled"))
         if name != "permuted":
             runs[name] = judged(args, bench, f"by_{folder}", runs["truth"], checkpoint)
-            drawn = picture({kind: run.metrics() for kind, run in runs.items()})
-            write_atomic(args.out / "judges.svg", drawn.encode())
     success = {name: learning.outcome(run, "after RL") for name, run in runs.items()}
     warm = learning.outcome(runs["truth"], "after SFT")
     ends = {name: last_step(run) for name, run in runs.items() if name != "truth"}
@@ -167,19 +163,6 @@ def figures(row: AgreementRow) -> dict[str, Any]:
     values = {name: getattr(row, name) for name in names}
     percent = {name: None if v is None else round(100 * v, 1) for name, v in values.items()}
     return {**percent, "n": row.n, "invalid": row.invalid}
-
-
-def picture(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """True success (solid) and what the judge takes for one (dashed) over training, as SVG."""
-    curves = []
-    for (name, records), colour in zip(metrics.items(), COLOURS, strict=False):
-        label = name if name == "truth" else f"{name} judge"
-        for key in ("success", "judged_success")[: 1 + (name != "truth")]:
-            points = [(record["step"], record[key]) for record in records if key in record]
-            curves.append(Curve(label, points, colour, dashed=key == "judged_success"))
-    last = max(record["step"] for records in metrics.values() for record in records)
-    title = "Success in truth (solid) and as the judge sees it (dashed), by who rewards"
-    return lines(title, curves, "step", sorted({1, *range(5, last + 1, 5), last}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measure the harness's steps per second, beside Playwright alone and beside BrowserGym.
 
-    python tests/bench/browser.py
+    python benchmarks/browser.py
 
 A step is a click and what the agent gets to see of it: here feedback, tabs and screenshot once the page is
 ready; of raw Playwright a click, an evaluated script and a screenshot, without waiting for anything, which is

@@ -1,6 +1,6 @@
 """What does the fused log-prob save? Forward and backward of a loss over the log-probs of N tokens.
 
-    python tests/bench/loss.py
+    python benchmarks/loss.py
 
 `ours` is what `Policy` calls, which goes through the vocabulary in blocks; `plain` holds all logits: a
 matrix product, log_softmax, gather. Both must give the same log-probs and gradients. Seconds are CPU-seconds

@@ -1,12 +1,11 @@
-"""Where the seconds of `make train` go: processor time by phase and by who spends it, as one stacked picture.
+"""Where the seconds of `make train` go: processor time by phase and by who spends it.
 
-    python tests/bench/seconds.py --steps 3            writes docs/seconds.svg
+    python benchmarks/seconds.py --steps 3
 
 Runs the tiny recipe as `make train` does and reads every process's and thread's time from /proc, so on Linux
 only: Chromium, Playwright's driver, the harness (the main thread while episodes run), the sampler (the other
-threads) and updates (all threads while there are no episodes). What is not filled of a bar's height was
-spent waiting. The last line is JSON: seconds of wall-clock time and of each spender by phase, and the limit,
-wall-clock time times cores.
+threads) and updates (all threads while there are no episodes). The last line is JSON: seconds of wall-clock
+time and of each spender by phase, and the limit, wall-clock time times cores; the rest was spent waiting.
 """
 
 from __future__ import annotations
@@ -24,11 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from drawing import bars
 
-from minirl.run_folder import write_atomic
-
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -38,7 +34,6 @@ class Args:
     steps: int = 3
     flags: str = ""
     """Further flags for train.py, separated by blanks."""
-    picture: Path = ROOT / "docs" / "seconds.svg"
 
 
 def phase_of(line: str) -> str | None:
@@ -87,8 +82,8 @@ def measure(args: Args) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     with tempfile.TemporaryDirectory() as folder:
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         start += ["--nproc-per-node", str(args.ranks)]
-        command = [*start, str(ROOT / "train.py"), "tiny", "--out", folder, "--steps", str(args.steps)]
-        command += args.flags.split()
+        command = [*start, str(ROOT / "train.py"), "tiny", "--name", f"{folder}/tiny"]
+        command += ["--steps", str(args.steps), *args.flags.split()]
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
         def look() -> None:
@@ -126,9 +121,6 @@ def measure(args: Args) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
 def main(args: Args) -> None:
     wall, spent = measure(args)
     cores = len(os.sched_getaffinity(0))
-    title = f"Seconds of {cores} cores by phase; grey: spent waiting"
-    frames = {phase: seconds * cores for phase, seconds in wall.items()}
-    write_atomic(args.picture, bars(title, frames, spent, "s").encode())
     rounded = {
         phase: {who: round(seconds, 1) for who, seconds in each.items()} for phase, each in spent.items()
     }

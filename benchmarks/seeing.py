@@ -1,8 +1,8 @@
 """Does a run's agent look? Its newest checkpoint on sites it never met, and with other screenshots, or pages.
 
-    python tests/bench/seeing.py --run runs/tiny            about three minutes
-    python tests/bench/seeing.py --run runs/tiny --n 256    for a table
-    python tests/bench/seeing.py --run runs/tiny --heldout shops:90001-90064@serif
+    python benchmarks/seeing.py --run runs/tiny            about three minutes
+    python benchmarks/seeing.py --run runs/tiny --n 256    for a table
+    python benchmarks/seeing.py --run runs/tiny --heldout shops:90001-90064@serif
 
 Four evaluations, each a bar in the run's report: tasks that the run held out; tasks that it trained on; the
 held-out ones once more with screenshots of another task's site, and with blank ones. An agent that has
@@ -107,7 +107,7 @@ def main(args: Args) -> None:
     model, task = replace(config.model, path=str(found[-1])), config.task
     # seen sites ask for as much as unseen ones
     task = replace(task, heldout=args.heldout or task.heldout, short=0)
-    config = replace(config, out=folder, name="run", model=model, task=task)
+    config = replace(config, name=str(Path(folder) / "run"), model=model, task=task)
     config = replace(config, eval=replace(config.eval, episodes=args.n))
     try:
         with open_ranks() as ranks:

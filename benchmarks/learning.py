@@ -1,7 +1,7 @@
 """Does reinforcement teach what imitation left out? The whole loop, per seed, against a control.
 
-    python tests/bench/learning.py --seeds 2 3 4 5 6
-    python tests/bench/learning.py --recipe tiny-text --seeds 0 1 2 --baselines
+    python benchmarks/learning.py --seeds 2 3 4 5 6
+    python benchmarks/learning.py --recipe tiny-text --seeds 0 1 2 --baselines
 
 For every seed: warm start, evaluate, reinforce, evaluate; once more from the same warm start with the
 rewards permuted within each group, which keeps everything but the information; and once with cloning going
@@ -40,7 +40,7 @@ from minirl.run_folder import Run, append_line, read_records
 from minirl.worlds.render import SiteServer
 from minirl.worlds.shop import make_shop
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass
@@ -78,7 +78,7 @@ def train(args: Args, name: str, seed: int, *flags: str) -> Run:
 
 def start(args: Args, run: Run, script: str, *flags: str) -> None:
     """Runs a script to its end, and notes its minutes in the run's folder."""
-    place = ["--out", str(run.root.parent), "--name", run.root.name]
+    place = ["--name", str(run.root.resolve())]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.ranks)]
     command = [sys.executable, *launcher, str(ROOT / script), args.recipe, *place, *flags]
     started = time.monotonic()

@@ -1,6 +1,6 @@
 """What generated sites and their trajectories come to, in the form of AutoWebWorld's tables 1, 2 and 7.
 
-    python tests/bench/counts.py --sites 12 --dollars-an-hour 0.05
+    python benchmarks/counts.py --sites 12 --dollars-an-hour 0.05
 
 Makes sites as worlds.py does, acts out the solutions of all their tasks with pictures, and prints three
 Markdown tables: what there is, what each stage takes, and what the sites of each level take. States are
@@ -80,7 +80,7 @@ class Level:
 
     def act_out(self, workers: int) -> None:
         config = BrowserConfig(browsers=1, episodes=workers, width=1280, height=720)
-        work = replay_sites(self.worlds, config, self.tasks, pictures=True)
+        work = replay_sites(self.worlds, config, self.tasks, has_pictures=True)
         found, self.seconds["acting out"] = with_browsers(lambda: asyncio.run(work))
         self.replays = list(found.values())
 
@@ -131,7 +131,7 @@ def main() -> None:
     pages, actions = sum(len(fsm.pages) for fsm in machines), sum(len(fsm.actions) for fsm in machines)
     kept = [one for one in total.replays if not one.reason]
     share = len(kept) / len(total.replays)
-    steps = mean(len(one.grounded) - 1 for one in kept)  # the last is the answer
+    steps = mean(len(one.records) - 1 for one in kept)  # the last is the answer
     each, distinct = sum(total.seconds.values()) / len(kept), len(one_of_each(total.tasks, 0))
     counts = [len(machines), pages, states, actions, len(kept), distinct, f"{share:.1%}", f"{steps:.1f}"]
     table(

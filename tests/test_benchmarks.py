@@ -1,0 +1,94 @@
+"""The scripts of benchmarks/: all can be imported; those for a GPU run in small on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytestmark = pytest.mark.more
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+STAGES = ["ceilings", "model", "loss", "attention", "trainer"]
+
+
+@pytest.fixture(scope="module")
+def gpu() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_bench", BENCHMARKS / "gpu.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def lines_of(file: Path, key: str) -> dict[str, dict]:
+    return {line[key]: line for line in map(json.loads, file.read_text().splitlines()) if key in line}
+
+
+def test_all_scripts_find_what_they_import():
+    names = [file.stem for file in BENCHMARKS.glob("*.py")]
+    assert len(names) >= 15
+    code = f"import importlib\nfor name in {names}: importlib.import_module(name)"
+    subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, check=True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["tree.py", "--turns", "3", "--group-turns", "3", "--scale", "60", "--repeats", "1", "--enough", "0"],
+        ["worlds.py", "--sites", "4", "--no-browser"],
+    ],
+)
+def test_a_small_run_ends_with_a_line_of_json(command):
+    run = [sys.executable, str(BENCHMARKS / command[0]), *command[1:]]
+    printed = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert json.loads(printed.splitlines()[-1])
+
+
+def test_the_calls_of_the_first_run_on_a_gpu_run_in_small_on_the_cpu(tmp_path):
+    """Further checks, then the stages that need no vLLM."""
+    places = {name: str(tmp_path / name.lower()) for name in ("OUT", "SITE", "PACK")}
+    env = os.environ | {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""} | places
+    subprocess.run(["bash", str(BENCHMARKS / "gpu_pack/go.sh"), "cpu-check"], env=env, check=True)
+    checks = lines_of(tmp_path / "out/gpu.jsonl", "check")
+    assert list(checks) == ["replay", "settings", "decoding"]
+    assert not any("error" in line for line in checks.values()), checks
+    assert checks["replay"]["steps"] == [1, 2] and checks["decoding"]["gap_max"] < 1e-3
+    stages = lines_of(tmp_path / "out/gpu.jsonl", "name")
+    assert list(stages) == STAGES and not any("error" in line for line in stages.values()), stages
+    assert not any(line["failed"] for line in stages.values())
+    assert stages["trainer"]["cosine"] > 0.999 and stages["trainer"]["tree_mfu"] > 0
+
+
+@pytest.mark.vllm
+def test_the_stages_with_vllm(gpu, tmp_path):
+    names = ["model", "sampler", "throughput", "step"]
+    out = tmp_path / "out.jsonl"
+    status = gpu.main(["--device", "cpu", "--small", "--out", str(out), "--only", *names])
+    lines = lines_of(out, "name")
+    assert list(lines) == names and status == 0, lines
+    assert not any("error" in line or line["failed"] for line in lines.values()), lines
+    assert lines["sampler"]["greedy_same"] == 1 and lines["throughput"]["ratio"] > 0
+
+
+def test_a_stage_that_cannot_run_says_why(gpu, tmp_path, capsys):
+    args = gpu.Args(device="cpu", small=True)
+    assert "took longer than 0 s" in gpu.start("ceilings", tmp_path, args, 0.2)["error"]
+    assert gpu.start("trainer", tmp_path / "nowhere", args, 100)["error"].startswith("exit status 1: ")
+    assert gpu.main(["--device", "cpu", "--only", "trainer"]) == 0
+    assert json.loads(capsys.readouterr().out)["skipped_because"] == "the stage `model` has made none"
+    assert "no NVIDIA GPU" in gpu.missing("ceilings", gpu.Args(), tmp_path)
+
+
+def test_figures_out_of_bounds_and_figures_that_are_missing_are_named(gpu):
+    cpu, cuda = gpu.Args(device="cpu"), gpu.Args()
+    good = {"gap_mean": 0.01, "gap_p99": 0.1, "bias": 0.0, "stale_mean": 1.0, "woken_mean": 0.01}
+    assert gpu.failed("sampler", good, cpu) == []
+    assert gpu.failed("sampler", good | {"bias": -0.01, "gap_p99": float("nan")}, cpu) == ["gap_p99", "bias"]
+    assert gpu.failed("sampler", good, cuda) == ["slept", "sync_s"]

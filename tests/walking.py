@@ -1,0 +1,24 @@
+"""Paths through generated sites, for tests: where they lead, and tasks that carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minirl.types import Task
+from minirl.worlds.interpreter import State, World, apply, initial_state
+from minirl.worlds.search import Step
+from minirl.worlds.solutions import in_json
+
+
+def last_state(world: World, steps: Sequence[Step]) -> State:
+    state = initial_state(world.fsm)
+    for step in steps:
+        state = apply(world.fsm, state, step.action_id, step.params)
+    return state
+
+
+def walk(world: World, steps: Sequence[Step], name: str = "walk") -> Task:
+    """A task whose solution these steps are."""
+    meta = {"world": world.name, "solution": in_json(steps)}
+    goal = {"page": last_state(world, steps).page}
+    return Task(name, "", f"http://{world.name}.test/", goal, meta)
