@@ -45,7 +45,7 @@ def test_both_rates_the_rule_and_what_was_aborted(capsys):
         assert f"protocol {protocol.name or 'none'}: {protocol.rule}\n" in printed
         assert "ended by done 8, infra_error 1, timeout 1\n" in printed
         assert "aborted: task-8: infra_error: the reason\n" in printed
-        assert "8 episodes that were not aborted: 3.0 steps, 100 prompt tokens, 0 response" in printed
+        assert "8 episodes that were not aborted: 3.0 steps, 0 response" in printed
         assert "cost of all: $2.00" in printed
 
 

@@ -168,7 +168,7 @@ def test_recipes_of_judges_are_not_those_of_policies():
         (("label", "tiny"), "unknown recipe 'tiny'; there are tiny_judge, judge_4b, judge_8b"),
         (("label", "--nope"), "--nope"),
         (("label",), "no dump of a policy in --runs ; give the folders of runs"),
-        (("label", "--runs", "NOWHERE", "--teacher", "endpoint"), "--teacher endpoint needs --judge.model"),
+        (("label", "--runs", "NOWHERE", "--judge.model", "x"), "no dump of a policy in --runs NOWHERE"),
         (("distil",), "has no labels; make them with judge.py label"),
         (("distil", "--goals", "0"), "--goals must be above 0"),
         (("distil", "--stages", "1"), "--stages must be below 1"),
