@@ -23,7 +23,7 @@ from minirl.console import CONSOLE
 from minirl.distributed import open_ranks
 from minirl.judges.distill import distil, score_judge
 from minirl.judges.labels import label_dumps
-from minirl.judges.settings import COMMON, RECIPES
+from minirl.judges.settings import RECIPES
 from minirl.worlds.teacher import world_teacher
 
 COMMANDS = {
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> None:
     if not argv or argv[0] not in COMMANDS:
         raise ValueError(f"say what to do: {', '.join(COMMANDS)}; then a recipe, {', '.join(RECIPES)}")
     recipe, flags = recipe_name(argv[1:], RECIPES)
-    config = check(read_flags(RECIPES[recipe](), flags, f"judge.py {argv[0]} {recipe}", COMMON))
+    config = check(read_flags(RECIPES[recipe](), flags, f"judge.py {argv[0]} {recipe}"))
     with open_ranks() as ranks:
         if ranks.world > 1 and argv[0] != "distil":
             raise ValueError(f"judge.py {argv[0]} runs in one process, without torchrun")

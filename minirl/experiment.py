@@ -102,7 +102,7 @@ class Experiment:
             model = trainer.policy.model
             if any(isinstance(weight, DTensor) for weight in model.parameters()):
                 model = open_model(config, device, None)  # one rank alone can't ask a sharded model
-            threads = config.threads or max(1, cores() - 1)
+            threads = max(1, cores() - 1)  # one is left to Chromium
             sampler = HfSampler(model, self.preprocessor, config.sampler, threads)
         try:
             sampler.sync(trainer.weights())

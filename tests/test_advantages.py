@@ -160,13 +160,13 @@ def test_awr_weighs_an_episode_by_how_much_better_it_is_than_its_group():
     assert of(ready[3]) == pytest.approx((2.1170000, 0.7788008, 0.7788008, 0.7788008))
 
 
-def test_awr_divides_by_its_temperature_and_stops_at_20():
-    def weights(temperature: float) -> tuple[float, ...]:
-        config = LossConfig(method="awr", awr_temperature=temperature)
-        return of(assign_advantages([group_of(1, 0)], config)[0])
+def test_awr_weighs_by_the_exponential_and_stops_at_20():
+    def weights(*rewards: float) -> tuple[float, ...]:
+        return of(assign_advantages([group_of(*rewards)], LossConfig(method="awr"))[0])
 
-    assert weights(0.5) == pytest.approx((2.7182818, 0.3678794))  # exp(1), exp(-1)
-    assert weights(0.1) == pytest.approx((20.0, 0.0067379), rel=1e-5)  # exp(5) = 148, exp(-5)
+    assert weights(2, 0) == pytest.approx((2.7182818, 0.3678794))  # exp(1), exp(-1)
+    assert weights(10, 0) == pytest.approx((20.0, 0.0067379), rel=1e-5)  # exp(5) = 148, exp(-5)
+    assert weights(4000, 0) == pytest.approx((20.0, 0.0)), "exp(2000) would overflow"
 
 
 # --- the control -----------------------------------------------------------------------------------
@@ -204,8 +204,3 @@ def test_every_member_gets_the_reward_equally_often():
         (group,) = shuffle_rewards([group_of(1, 0, 0, 0)], seed)
         places[[t.reward for t in group].index(1.0)] += 1
     assert all(70 <= count <= 130 for count in places), places
-
-
-def test_awr_at_a_temperature_that_would_overflow():
-    (ready,) = assign_advantages([group_of(1, 0)], LossConfig(method="awr", awr_temperature=0.0005))
-    assert of(ready) == pytest.approx((20.0, 0.0))

@@ -90,7 +90,8 @@ def training_row(example: Example, question: Question, images: ImageStore, prepr
     prompt = prompt_of(preprocessor, question.messages(example.trajectory, images))
     screenshots = newest_screenshots(example.trajectory, question.rubric.screenshots)
     names = tuple(name for _, name in screenshots)
-    _, ids = preprocessor.said(target(example.label.rationale, example.label.verdict, preprocessor))
+    answer = target(example.label.rationale, example.label.verdict, preprocessor)
+    _, ids = preprocessor.render_response(answer)
     return Row(prompt.ids + ids, len(prompt.ids), names, (0.0,) * len(ids), advantage=1.0)
 
 
@@ -105,7 +106,7 @@ async def score_judge(config: JudgeScriptConfig, ranks: Ranks) -> None:
     if not (config.judge.path or config.judge.model):
         distilled = str(config.run_dir / "checkpoints/judge")
         config = replace(config, judge=replace(config.judge, path=distilled))
-    name = config.judge.path.removeprefix(f"{config.out}/") or config.judge.model
+    name = config.judge.path.removeprefix(f"{config.run_dir.parent}/") or config.judge.model
     async with open_judge(config, ranks, images) as judge:
         trajectories = [example.trajectory for example in examples]
         verdicts = await ask_all(judge, trajectories)

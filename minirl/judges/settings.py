@@ -9,8 +9,6 @@ from annotated_types import Ge, Lt
 from minirl.config import Config, ModelConfig, SftConfig, Share
 from minirl.recipes import openwebrl_4b, tiny
 
-COMMON = ("name", "runs", "teacher", "judge.url", "judge.model", "judge.path", "labelled")
-
 
 @dataclass(frozen=True)
 class JudgeScriptConfig(Config):
@@ -35,7 +33,7 @@ def tiny_judge() -> JudgeScriptConfig:
 def judge_4b(recipe: str = "judge_4b", size: str = "4B") -> JudgeScriptConfig:
     """OpenWebRL-Judge-4B. The paper does not state how the judges were trained, nor from what (its table 3
     compares them with the Instruct models): these are its policy's SFT settings, with whole screenshots."""
-    model = ModelConfig(f"Qwen/Qwen3-VL-{size}-Instruct", gradient_checkpointing=True, freeze_vision=True)
+    model = ModelConfig(f"Qwen/Qwen3-VL-{size}-Instruct", gradient_checkpointing=True, freeze_vision="always")
     sft = replace(openwebrl_4b().sft, max_pixels=None)
     return JudgeScriptConfig(recipe=recipe, model=model, sft=sft)
 

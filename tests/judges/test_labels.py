@@ -40,7 +40,7 @@ def config_of(
     tmp_path: Path, run: Run, dumps: Sequence[str] = (), teacher: str = "world"
 ) -> JudgeScriptConfig:
     script = {"runs": (run.root,), "dumps": tuple(dumps), "teacher": teacher}
-    return replace(tiny_judge(), out=tmp_path, name="judge", **script)
+    return replace(tiny_judge(), name=str(tmp_path / "judge"), **script)
 
 
 def example(task: Task, dump: str = "step_00001", line: int = 0, verdict: bool = True) -> Example:
