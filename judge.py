@@ -1,4 +1,4 @@
-"""A judge of our own: labelled trajectories, a model that learns from them, and how far it can be trusted.
+"""A local judge: labelled trajectories, a model that learns from them, and how far it can be trusted.
 
     python judge.py label  tiny-judge --runs runs/tiny          what the site itself says of each episode
     python judge.py label  judge-8b --runs runs/web --teacher endpoint --judge.url URL --judge.model NAME

@@ -16,7 +16,7 @@ from minirl.model import request_seed
 from minirl.policy import Policy
 from minirl.rows import Row
 from minirl.samplers import huggingface
-from minirl.samplers.huggingface import HfSampler, truncate
+from minirl.samplers.huggingface import Answer, HfSampler, truncate
 from minirl.types import Prompt, Request, Sample, SamplerError, Sampling
 
 
@@ -185,8 +185,9 @@ def test_tokens_come_as_often_as_their_probability_says(new_sampler):
     sampler.preprocessor = replace(sampler.preprocessor, suppressed=())
     n = 4000
     logits_BV = torch.tensor([PROBABILITIES]).log().expand(n, 4).clone() + 7.0
-    generators = [torch.Generator().manual_seed(request_seed(i)) for i in range(n)]
-    chosen, logprobs = sampler._sample(logits_BV, Sampling(), generators)
+    request = Request(Prompt((1,), 0), 0, 1)
+    live = [Answer(request, torch.Generator().manual_seed(request_seed(i))) for i in range(n)]
+    chosen, logprobs = zip(*sampler._sample(logits_BV, live), strict=True)
     shares = np.bincount(chosen, minlength=4) / n
     assert shares == pytest.approx(PROBABILITIES, abs=0.025)  # three standard deviations of the first
     assert np.exp(logprobs) == pytest.approx([PROBABILITIES[token] for token in chosen], abs=1e-5)
