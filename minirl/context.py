@@ -9,7 +9,6 @@ differs from what was sampled.
 """
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -224,13 +223,11 @@ def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, int]:
     without it."""
     if THINK_END not in tokenizer.decode(ids):
         return 0, 0
-
-    def has_begun(i: int) -> bool:
-        return THINK_END not in tokenizer.decode(ids[i:])
-
-    def has_ended(n: int) -> bool:
-        return THINK_END in tokenizer.decode(ids[start : start + n + 1])
-
-    start = bisect_left(range(len(ids)), True, key=has_begun) - 1
-    size = bisect_left(range(len(ids) - start), True, key=has_ended) + 1
-    return start, start + size
+    # the tag stands near the end, before the call
+    start = len(ids) - 1
+    while THINK_END not in tokenizer.decode(ids[start:]):
+        start -= 1
+    end = start + 1
+    while THINK_END not in tokenizer.decode(ids[start:end]):
+        end += 1
+    return start, end
