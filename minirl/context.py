@@ -170,9 +170,9 @@ class Context:
         if self.chat.max_chars:
             history = sum(len(old.answer + old.words.head + old.words.stand_in) for old in self.settled)
             page = page[: max(0, self.chat.max_chars - history)]
-        shown = replace(observation, text=escape(observation.text), page_text=page)
+        visible = replace(observation, text=escape(observation.text), page_text=page)
         number = len(self.settled) + len(self.recent)
-        words: Words = self.agent.words(number, self.task, shown, tuple(map(escape, feedback)))
+        words: Words = self.agent.words(number, self.task, visible, tuple(map(escape, feedback)))
         image = observation.image
         ephemeral = (words.page,) if image is None else (f"{words.page}screenshot:\n", image, "\n")
         return Step(

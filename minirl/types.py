@@ -116,7 +116,7 @@ class Prompt:
     ids: tuple[int, ...]
     shared: int
     images: tuple[bytes, ...] = ()
-    messages: tuple[Message, ...] = ()  # the same for a served model, which is asked in chat messages
+    messages: tuple[Message, ...] = ()  # the same for a served model, as chat messages
 
 
 @dataclass(frozen=True)
