@@ -23,7 +23,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Json = dict[str, Any]
 CONFIG = BrowserConfig(browsers=1, episodes=2, width=1280, height=720)
-VALUES = ["alpha", "beta", "gamma", "delta"]
 CHOICES = ["choice", "select", "radio", "tabs", "upload", "autocomplete", "drop"]
 TEXTS = {"field": "some words", "textarea": "a longer text", "password": "secret"}
 KINDS = [*CHOICES, *TEXTS, "date", "checkbox", "toast", "confirm", "window"]
