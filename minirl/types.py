@@ -116,7 +116,7 @@ class Prompt:
     ids: tuple[int, ...]
     shared: int
     images: tuple[bytes, ...] = ()
-    messages: tuple[Message, ...] = ()  # the same for a served model, which is asked in chat messages
+    messages: tuple[Message, ...] = ()  # the same for a served model, as chat messages
 
 
 @dataclass(frozen=True)
@@ -303,6 +303,9 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
+Point = tuple[float, float]  # x and y in the page's pixels
+
+
 class Session(Protocol):
     """One episode's browser, in which agents act and which benchmarks read: minirl/browser/session.py."""
 
@@ -320,11 +323,11 @@ class Session(Protocol):
     async def travel(self, step: int) -> bool: ...  # -1 back, 1 forward; False if there is nothing
     async def pace(self) -> None: ...  # waits for the next turn on the page's host
     # before an action: marks the page, and returns what is at the point
-    async def arm(self, point: tuple[float, float] | None = None) -> Mapping[str, Any]: ...
+    async def arm(self, point: Point | None = None) -> Mapping[str, Any]: ...
     async def settle(self, quiet: bool = False) -> Any: ...  # after it: what has changed, a Settled
     # returns the innermost frame at a point, or with the focus, and a script's answer from there
     async def ask(
-        self, script: str, point: tuple[float, float] | None = None, *rest: Any
+        self, script: str, point: Point | None = None, *rest: Any
     ) -> tuple["Frame", Mapping[str, Any]]: ...
     async def press(self, key: str) -> None: ...
     async def revive(self) -> None: ...  # stops what makes the page hang
