@@ -9,7 +9,6 @@ differs from what was sampled.
 """
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -171,9 +170,9 @@ class Context:
         if self.chat.max_chars:
             history = sum(len(old.answer + old.words.head + old.words.stand_in) for old in self.settled)
             page = page[: max(0, self.chat.max_chars - history)]
-        shown = replace(observation, text=escape(observation.text), page_text=page)
+        visible = replace(observation, text=escape(observation.text), page_text=page)
         number = len(self.settled) + len(self.recent)
-        words: Words = self.agent.words(number, self.task, shown, tuple(map(escape, feedback)))
+        words: Words = self.agent.words(number, self.task, visible, tuple(map(escape, feedback)))
         image = observation.image
         ephemeral = (words.page,) if image is None else (f"{words.page}screenshot:\n", image, "\n")
         return Step(
@@ -224,13 +223,11 @@ def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, int]:
     without it."""
     if THINK_END not in tokenizer.decode(ids):
         return 0, 0
-
-    def has_begun(i: int) -> bool:
-        return THINK_END not in tokenizer.decode(ids[i:])
-
-    def has_ended(n: int) -> bool:
-        return THINK_END in tokenizer.decode(ids[start : start + n + 1])
-
-    start = bisect_left(range(len(ids)), True, key=has_begun) - 1
-    size = bisect_left(range(len(ids) - start), True, key=has_ended) + 1
-    return start, start + size
+    # the tag stands near the end, before the call
+    start = len(ids) - 1
+    while THINK_END not in tokenizer.decode(ids[start:]):
+        start -= 1
+    end = start + 1
+    while THINK_END not in tokenizer.decode(ids[start:end]):
+        end += 1
+    return start, end

@@ -231,9 +231,10 @@ class RolloutWorker:
             group = self.qualified(episodes)
             if group:
                 groups.append(group)
-            if not group and config.rollout.dump_all:
+            elif config.rollout.dump_all:
                 in_no_group += episodes
-            elif not (group and config.reward.invalid == "mask"):
+                continue
+            if not group or config.reward.invalid == "drop":
                 in_no_group += [t for t in episodes if not t.valid]
         finished = list(chain.from_iterable(attempts))
         reason = "" if len(groups) == config.rollout.groups else why_so_few(finished, submitted)
