@@ -52,7 +52,7 @@ def make_task_sets(config: Config) -> TaskSets:
 
     validation: list[Task] = []
     if config.eval_every and in_shops:
-        validation = load_source(VALIDATION_SHOPS, config.eval_size, config)
+        validation = load_source(VALIDATION_SHOPS, config.eval.interim_episodes, config)
     elif config.eval_every:
         mixed = random.Random("aside").sample(train, len(train))
         validation = mixed[: math.ceil(VALIDATION_SHARE * len(train))]
@@ -92,6 +92,8 @@ def split_by_length(tasks: Sequence[Task], settings: TaskConfig) -> tuple[list[T
 def load_source(source: str, count: int, config: Config) -> list[Task]:
     """Return `count` tasks in the shops that a setting names, at most `count` of those of the sites in a
     folder that the agent has the means for, or a file's."""
+    if not source:
+        return []
     shops = shops_named(source)
     if shops:
         return tasks_of(shops, count)

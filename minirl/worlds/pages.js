@@ -36,7 +36,6 @@ const number = ([name, text]) => nodeOf("span", "number", text.includes(name) ? 
 const titleOf = (record) => Object.assign(element("a", "title", record.title), { href: "#" });
 const by = (record) => record.by ? nodeOf("cite", "by", record.by, ", ", element("i", "", record.place)) : null;
 const when = (record) => record.date ? Object.assign(element("time", "", record.date), { dateTime: record.date }) : null;
-const short = (record) => record.text ? element("p", "text", record.text.split(". ")[0] + ".") : null;
 
 // How each skin draws one record of a list; [tag of the list, tag of the record, its children].
 const ITEMS = {
@@ -60,7 +59,7 @@ const ITEMS = {
 };
 
 function itemOf(record) {
-  const [, tag, children] = ITEMS[world.plan.list];
+  const [, tag, children] = ITEMS[world.plan.skin];
   return nodeOf(tag, "row data-id-" + record.id, ...children(record, partsOf(record)).filter((one) => one !== null));
 }
 
@@ -68,12 +67,13 @@ function itemOf(record) {
 
 // A list's box and the node that its rows stand in; a table's head is told by its first record.
 function frameOf(records) {
-  const [tag] = ITEMS[world.plan.list];
+  const [tag] = ITEMS[world.plan.skin];
   const body = element(tag, "rows");
   if (tag !== "tbody" || records.length === 0) return { frame: body, body };
   const { words: kinds, numbers: amounts, flags } = partsOf(records[0]);
-  const names = ["", "name", ...[...kinds, ...amounts, ...flags].map(([name]) => name)];
-  const head = nodeOf("thead", "", nodeOf("tr", "", ...names.map((name) => element("th", "", name))));
+  const heads = (facts, className) => facts.map(([name]) => element("th", className, name));
+  const head = nodeOf("thead", "", nodeOf("tr", "", element("th", "", ""), element("th", "", "name"), ...heads(kinds, ""),
+    ...heads(amounts, "number"), ...heads(flags, "")));
   return { frame: nodeOf("table", "", nodeOf("caption", "", records[0].collection), head, body), body };
 }
 
@@ -110,11 +110,7 @@ function list(id, opens, scrolls) {
   }
   const { size, kind } = scrolls.length > 0 || world.paging.kind === "all" ? { size: Infinity } : world.paging;
   const pager = element("nav", "pager");
-  if (kind === "endless") {
-    const end = Object.assign(control("button", `${id}-end`, "page"), { textContent: "Back to the top" });
-    end.addEventListener("click", () => scrollTo(0, 0));
-    pager.append(end);
-  }
+  if (kind === "endless") pager.append(press(`${id}-end`, "page", "Back to the top", () => scrollTo(0, 0)));
   let grow = () => {}; // shows more while the list's end is in the window
   const scrolled = () => node.isConnected ? grow() : removeEventListener("scroll", scrolled);
   if (kind === "endless") addEventListener("scroll", scrolled);
@@ -127,11 +123,8 @@ function list(id, opens, scrolls) {
       still = node.scrollTop;
     }
     count.textContent = `${records.length} of ${all.length} ${bind === null ? "" : bind.collection}`;
-    const turn = (name, text, to) => {
-      const made = Object.assign(control("button", `${id}-${name}`, "page"), { textContent: text, disabled: to === page });
-      made.addEventListener("click", () => show(records, to));
-      return made;
-    };
+    const turn = (name, text, to) =>
+      Object.assign(press(`${id}-${name}`, "page", text, () => show(records, to)), { disabled: to === page });
     if (kind === "more") pager.replaceChildren(...(page + 1 < pages ? [turn("more", "Show more", page + 1)] : []));
     if (kind === "pages") {
       pager.replaceChildren(...[...Array(pages).keys()].map((to) => turn(`page-${to}`, String(to + 1), to)));
@@ -242,10 +235,8 @@ function blocks(names, page) {
 }
 
 function note(title, text) {
-  const close = control("button", "", "button quiet");
+  const close = press("", "button quiet", "Close", () => made.remove());
   const made = nodeOf("aside", "options dialog note", element("h3", "", title), element("p", "", text), close);
-  close.append("Close");
-  close.addEventListener("click", () => made.remove());
   for (const other of document.querySelectorAll(".note")) other.remove();
   document.body.append(made);
 }
@@ -268,13 +259,7 @@ function foot() {
 
 function top(page, ways) {
   const tools = [["user", "Account", "You are here as a guest."], ["heart", "Favourites", "You have no favourites yet."]]
-    .map(([name, title, text]) => {
-      const made = control("button", "", "tool");
-      made.title = title;
-      made.append(icon(name));
-      made.addEventListener("click", () => note(title, text));
-      return made;
-    });
+    .map(([name, title, text]) => Object.assign(press("", "tool", icon(name), () => note(title, text)), { title }));
   return nodeOf("header", "top",
     nodeOf("div", "brand", icon(world.plan.icon), element("span", "", world.brand)),
     nodeOf("nav", "site", nodeOf("ul", "", ...ways.map((node) => nodeOf("li", "", node)), ...links(0, 5))),

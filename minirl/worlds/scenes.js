@@ -4,19 +4,13 @@
 const STROKES = { // icons, on a grid of 24
   home: "M4 11l8-7 8 7v9h-5v-6h-6v6h-5z",
   list: "M8 6h12M8 12h12M8 18h12M4 6h.1M4 12h.1M4 18h.1",
-  search: "M10 4a6 6 0 1 0 .1 0zM15 15l5 5",
   user: "M12 4a4 4 0 1 0 .1 0zM4 21c1-5 4-7 8-7s7 2 8 7",
-  bag: "M5 8h14l1 13h-16zM9 8v-2a3 3 0 0 1 6 0v2",
-  gear: "M12 9a3 3 0 1 0 .1 0zM12 3v3M12 18v3M3 12h3M18 12h3M6 6l2 2M16 16l2 2M6 18l2-2M16 8l2-2",
   arrow: "M5 12h14M13 6l6 6-6 6",
-  back: "M19 12h-14M11 6l-6 6 6 6",
   star: "M12 3l3 6 6 1-5 4 2 7-6-4-6 4 2-7-5-4 6-1z",
   heart: "M12 20l-8-8a5 5 0 0 1 8-6 5 5 0 0 1 8 6z",
   chat: "M4 5h16v11h-9l-5 4v-4h-2z",
   file: "M6 3h8l5 5v13h-13zM14 3v5h5",
-  check: "M5 12l5 5 9-10",
   info: "M12 3a9 9 0 1 0 .1 0zM12 11v6M12 7v.1",
-  globe: "M12 3a9 9 0 1 0 .1 0zM3 12h18M12 3c-5 5-5 13 0 18M12 3c5 5 5 13 0 18",
 };
 
 function icon(name) {

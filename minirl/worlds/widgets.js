@@ -27,6 +27,14 @@ function control(tag, id, className) {
   return made;
 }
 
+// A button with a text or a node on it.
+function press(id, className, content, run) {
+  const made = control("button", id, className);
+  made.append(content);
+  made.addEventListener("click", run);
+  return made;
+}
+
 // "price:desc" -> "price, highest first"
 function sayValue(value) {
   const [name, direction] = String(value).split(":");
@@ -46,20 +54,18 @@ function closeAll(but) {
 
 // --- buttons and links ------------------------------------------------------------------------------
 
-function link(action) {
-  const node = control("a", action.element, "link");
-  node.href = "#" + action.target;
-  node.append(label(action));
-  node.addEventListener("click", (event) => { event.preventDefault(); take(action); });
+function link(action, className = "link", run = () => take(action)) {
+  const node = nodeOf("a", className, label(action));
+  Object.assign(node, { id: action.element, href: "#" + action.target });
+  node.addEventListener("click", (event) => { event.preventDefault(); run(); });
   return { node, update: () => { node.setAttribute("aria-disabled", String(!can(action))); } };
 }
 
 // A button, which on some sites can be pressed too early, and then says what is missing.
 function button(action) {
-  const node = control("button", action.element, action.is_quiet ? "button quiet" : "button");
-  node.append(label(action));
   const complains = world.complains && action.is_navigation && action.preconditions.length > 0;
-  node.addEventListener("click", () => can(action) ? take(action) : complain(action));
+  const run = () => can(action) ? take(action) : complain(action);
+  const node = press(action.element, action.is_quiet ? "button quiet" : "button", label(action), run);
   return { node, update: () => { node.disabled = !complains && !can(action); } };
 }
 
@@ -72,57 +78,42 @@ function complain(action) {
   }
 }
 
-// A question in the way of the whole page, or a notice at its edge.
+// A question in the way of the page, or of all of it.
 function banner(action) {
-  const isToast = action.face === "toast";
-  const node = element("div", isToast ? "toast" : world.consent === "modal" ? "banner modal" : "banner");
-  const accept = control("button", action.element, "button");
-  accept.append(label(action));
-  accept.addEventListener("click", () => take(action));
-  node.setAttribute("role", isToast ? "status" : "dialog");
   const asks = /location/i.test(action.label) ? "This site would like to know where you are." : world.question;
-  node.append(element("p", "", isToast ? "There is a voucher for you." : asks), accept);
+  const accept = press(action.element, "button", label(action), () => take(action));
+  const node = nodeOf("div", world.consent === "modal" ? "banner modal" : "banner", element("p", "", asks), accept);
+  node.setAttribute("role", "dialog");
   return { node, update: () => { node.hidden = !can(action); } };
 }
 
 // A button that asks back before it does anything.
 function confirm(action) {
-  const node = element("span", "asks"), box = element("div", "options dialog");
-  const opener = control("button", action.element, "button");
-  const yes = control("button", action.element + "-yes", "button"), no = control("button", "", "button quiet");
-  opener.append(label(action));
-  yes.append("Yes, go on");
-  no.append("No");
+  const close = () => { box.hidden = true; };
+  const opener = press(action.element, "button", label(action), () => { closeAll(box); box.hidden = false; });
+  const box = nodeOf("div", "options dialog", element("p", "", action.label + ": are you sure?"),
+    press(action.element + "-yes", "button", "Yes, go on", () => { close(); take(action); }),
+    press("", "button quiet", "No", close));
   box.hidden = true;
   box.setAttribute("role", "alertdialog");
-  box.append(element("p", "", action.label + ": are you sure?"), yes, no);
-  opener.addEventListener("click", () => { closeAll(box); box.hidden = false; });
-  no.addEventListener("click", () => { box.hidden = true; });
-  yes.addEventListener("click", () => { box.hidden = true; take(action); });
-  node.append(opener, box);
-  return { node, update: () => { opener.disabled = !can(action); } };
+  return { node: nodeOf("span", "asks", opener, box), update: () => { opener.disabled = !can(action); } };
 }
 
 // A link to another window, which goes on from the state that the action leads to.
 function windowLink(action) {
-  const node = control("a", action.element, "link window");
-  node.href = "#" + action.target;
-  node.append(label(action), icon("arrow"));
-  node.addEventListener("click", (event) => {
-    event.preventDefault();
+  const made = link(action, "link window", () => {
     if (!can(action)) return;
     sessionStorage.setItem("minirl", JSON.stringify(apply(action, given(action))));
     window.open(location.pathname); // gets a copy of what is stored
     sessionStorage.removeItem("minirl");
   });
-  return { node, update: () => { node.setAttribute("aria-disabled", String(!can(action))); } };
+  made.node.append(icon("arrow"));
+  return made;
 }
 
 function checkbox(action) {
-  const node = element("label", "check");
-  const box = control("input", action.element, "");
-  box.type = "checkbox";
-  node.append(box, label(action));
+  const box = Object.assign(control("input", action.element, ""), { type: "checkbox" });
+  const node = nodeOf("label", "check", box, label(action));
   box.addEventListener("click", (event) => { event.preventDefault(); });
   box.addEventListener("click", () => setTimeout(() => take(action)));
   const isOn = () => action.effects.some((one) => one.op === "toggle")
@@ -133,29 +124,31 @@ function checkbox(action) {
 
 // --- one of several ---------------------------------------------------------------------------------
 
-// A button that opens a list, of which one is chosen. `entries`: what it offers, {node, run} each.
-function popup(id, text, entries, opensUnderPointer) {
-  const node = element("div", "popup");
-  const opener = control("button", id, "opener");
-  const list = element("div", "options");
-  list.id = id + "-options";
+// A list that is hidden until it is opened. A click on one of its entries, {node, run} each, closes it.
+function hiddenList(id, entries) {
+  const list = control("div", id, "options");
   list.hidden = true;
-  opener.append(element("span", "label", text), element("span", "value", ""));
-  node.append(opener, list);
-  opener.addEventListener("click", () => {
+  list.addEventListener("click", (event) => event.preventDefault()); // a label's click is its field's
+  for (const { node, run } of entries) node.addEventListener("click", () => { list.hidden = true; run(); });
+  list.append(...entries.map((entry) => entry.node));
+  return list;
+}
+
+// A button that opens a hidden list, and shows the value that was chosen.
+function popup(id, text, entries, opensUnderPointer = false) {
+  const value = element("span", "value", ""), list = hiddenList(id + "-options", entries);
+  const opener = press(id, "opener", element("span", "label", text), () => {
     const opens = opensUnderPointer || list.hidden;
     closeAll(list);
     list.hidden = !opens;
   });
+  const node = nodeOf("div", "popup", opener, list);
+  opener.append(value);
   if (opensUnderPointer) {
     opener.addEventListener("mouseenter", () => { list.hidden = false; });
     node.addEventListener("mouseleave", () => { list.hidden = true; });
   }
-  for (const entry of entries) {
-    entry.node.addEventListener("click", () => { list.hidden = true; entry.run(); });
-    list.append(entry.node);
-  }
-  return { node, opener, list };
+  return { node, opener, list, value };
 }
 
 // A node for each value that an action offers, with what happens on a click.
@@ -168,16 +161,19 @@ function offered(action, tag, className) {
   });
 }
 
+// Marks the entry that holds the value.
+function mark(entries, value) {
+  for (const entry of entries) entry.node.setAttribute("aria-selected", String(same(entry.value, value)));
+}
+
 function choice(action) {
   const entries = offered(action, "button", "option");
-  const { node, opener } = popup(action.element, action.label, entries, false);
+  const { node, value } = popup(action.element, action.label, entries);
   const update = () => {
-    const value = written(action);
-    opener.lastChild.textContent = value === null || value === "" ? "any" : sayValue(nameOf(action, value));
-    for (const entry of entries) {
-      entry.node.disabled = !can(action, entry.value);
-      entry.node.setAttribute("aria-selected", String(same(entry.value, value)));
-    }
+    const chosen = written(action);
+    value.textContent = chosen === null || chosen === "" ? "any" : sayValue(nameOf(action, chosen));
+    for (const entry of entries) entry.node.disabled = !can(action, entry.value);
+    mark(entries, chosen);
   };
   return { node, update };
 }
@@ -185,28 +181,19 @@ function choice(action) {
 // The browser's own list, but for its pop-up.
 function select(action) {
   const node = element("label", "field select"), box = control("select", action.element, "");
-  const list = element("div", "options"), entries = offered(action, "button", "option");
-  list.id = action.element + "-options";
-  list.hidden = true;
-  box.append(...[["", "any"], ...entries.map(({ value }, i) => [String(i), sayValue(nameOf(action, value))])]
-    .map(([value, text]) => Object.assign(element("option", "", text), { value })));
-  for (const { node: entry, run } of entries) entry.addEventListener("click", () => { list.hidden = true; run(); });
-  list.append(...entries.map((entry) => entry.node));
+  const entries = offered(action, "button", "option"), list = hiddenList(action.element + "-options", entries);
+  box.append(...["any", ...entries.map(({ value }) => sayValue(nameOf(action, value)))]
+    .map((text, i) => Object.assign(element("option", "", text), { value: String(i) })));
   box.addEventListener("mousedown", (event) => {
     event.preventDefault();
     box.focus();
     closeAll(list);
     list.hidden = !list.hidden;
   });
-  box.addEventListener("change", () => {
-    const chosen = entries[Number(box.value)];
-    if (box.value !== "" && chosen) chosen.run();
-  });
-  list.addEventListener("click", (event) => event.preventDefault()); // a label's click is its field's
+  box.addEventListener("change", () => { if (box.value !== "0") entries[Number(box.value) - 1].run(); });
   node.append(label(action), box, list);
   const update = () => {
-    const at = entries.findIndex(({ value }) => same(value, written(action)));
-    box.value = at < 0 ? "" : String(at);
+    box.value = String(1 + entries.findIndex(({ value }) => same(value, written(action))));
     box.disabled = !can(action, choices(action)[0]);
   };
   return { node, update };
@@ -228,20 +215,19 @@ function radio(action) {
 }
 
 function tabs(action) {
-  const node = control("div", action.element, "tabs"), entries = offered(action, "button", "tab");
-  const panel = element("p", "panel", "");
-  const strip = element("div", "strip");
+  const entries = offered(action, "button", "tab"), panel = element("p", "panel", "");
+  const strip = nodeOf("div", "strip", ...entries.map((entry) => entry.node));
+  const node = nodeOf("div", "tabs", label(action), strip, panel);
+  node.id = action.element;
   strip.setAttribute("role", "tablist");
   for (const { node: entry, run } of entries) {
     entry.setAttribute("role", "tab");
     entry.addEventListener("click", run);
-    strip.append(entry);
   }
-  node.append(label(action), strip, panel);
   const update = () => {
     const value = written(action);
     panel.textContent = value === null ? "Nothing is chosen yet." : `You have chosen: ${sayValue(value)}.`;
-    for (const entry of entries) entry.node.setAttribute("aria-selected", String(same(entry.value, value)));
+    mark(entries, value);
   };
   return { node, update };
 }
@@ -250,11 +236,11 @@ function tabs(action) {
 function upload(action) {
   const entries = offered(action, "button", "option file");
   for (const entry of entries) entry.node.prepend(icon("file"));
-  const { node, opener, list } = popup(action.element, action.label, entries, false);
+  const { node, opener, list, value } = popup(action.element, action.label, entries);
   list.classList.add("dialog");
   list.prepend(element("p", "", "Files on this computer"));
   const update = () => {
-    opener.lastChild.textContent = written(action) ?? "Choose a file";
+    value.textContent = written(action) ?? "Choose a file";
     opener.disabled = !can(action, choices(action)[0]);
   };
   return { node, update };
@@ -263,30 +249,24 @@ function upload(action) {
 // Proposes what begins with what was typed; only a proposal counts.
 function autocomplete(action) {
   const { node, box } = textBox(action, "field");
-  const list = element("div", "options"), entries = offered(action, "button", "option");
-  list.id = action.element + "-options";
-  list.hidden = true;
+  const entries = offered(action, "button", "option"), list = hiddenList(action.element + "-options", entries);
   box.addEventListener("input", () => {
     const typed = box.value.trim().toLowerCase();
     for (const { node: entry, value } of entries) entry.hidden = !String(value).toLowerCase().startsWith(typed);
     list.hidden = typed === "" || entries.every(({ node: entry }) => entry.hidden);
   });
+  node.append(list);
   const update = () => {
     if (document.activeElement !== box) box.value = written(action) ?? "";
     box.disabled = !can(action, choices(action)[0]);
   };
-  for (const { node: entry, run } of entries) {
-    entry.addEventListener("click", (event) => { event.preventDefault(); list.hidden = true; run(); update(); });
-  }
-  list.append(...entries.map((entry) => entry.node));
-  node.append(list);
   return { node, update };
 }
 
 // Cards, of which one is dragged onto a place.
 function drop(action) {
-  const node = control("div", action.element, "drop"), entries = offered(action, "div", "chip");
-  const cards = element("div", "chips"), place = control("div", action.element + "-target", "target");
+  const entries = offered(action, "div", "chip"), node = control("div", action.element, "drop");
+  const place = control("div", action.element + "-target", "target");
   for (const { node: chip, run } of entries) {
     chip.addEventListener("mousedown", (down) => {
       down.preventDefault();
@@ -303,30 +283,25 @@ function drop(action) {
       addEventListener("mouseup", release, { once: true });
     });
   }
-  cards.append(...entries.map((entry) => entry.node));
-  node.append(label(action), cards, place);
+  node.append(label(action), nodeOf("div", "chips", ...entries.map((entry) => entry.node)), place);
   return { node, update: () => { place.textContent = written(action) ?? "Drag one of them here"; } };
 }
 
 // Menus that actions share: one opener, an entry for each, and entries that do nothing.
 function menu(actions) {
-  const entries = actions.map((action) => {
-    const node = control("button", action.item, "option");
-    node.classList.add(action.item);
-    node.append(label(action));
-    return { node, action, run: () => take(action) };
-  });
+  const { element: id, kind, opener, options } = actions[0], isHover = kind === "hover";
+  const entry = (item, text, action, run) => {
+    const node = nodeOf("button", `option ${item}`, element("span", "label", text));
+    return { node: Object.assign(node, { id: item, type: "button" }), action, run };
+  };
   const known = new Set(actions.map((action) => action.item));
-  for (const option of actions[0].options.filter((one) => !known.has(one.item))) {
-    const node = control("button", option.item, "option");
-    node.classList.add(option.item);
-    node.append(element("span", "label", option.text));
-    entries.push({ node, action: null, run: () => {} });
-  }
-  const isHover = actions[0].kind === "hover";
-  const { node } = popup(actions[0].element, actions[0].opener ?? (isHover ? "Explore" : "Menu"), entries, isHover);
+  const entries = [
+    ...actions.map((action) => entry(action.item, action.label, action, () => take(action))),
+    ...options.filter(({ item }) => !known.has(item)).map(({ item, text }) => entry(item, text, null, () => {})),
+  ];
+  const { node } = popup(id, opener ?? (isHover ? "Explore" : "Menu"), entries, isHover);
   const update = () => {
-    for (const entry of entries) if (entry.action !== null) entry.node.disabled = !can(entry.action);
+    for (const { node: made, action } of entries) if (action !== null) made.disabled = !can(action);
   };
   return { node, update };
 }
@@ -334,12 +309,10 @@ function menu(actions) {
 // --- what is typed, drawn or picked -------------------------------------------------------------------
 
 function textBox(action, className, tag = "input") {
-  const node = element("label", className);
   const box = control(tag, action.element, "");
   if (tag === "input") box.type = action.face === "password" ? "password" : "text";
   box.autocomplete = "off";
-  node.append(label(action), box);
-  return { node, box };
+  return { node: nodeOf("label", className, label(action), box), box };
 }
 
 function field(action) {
@@ -370,16 +343,12 @@ function search(action) {
 }
 
 function slider(action) {
-  const node = element("label", "field");
   const range = control("input", action.element, "");
   const values = action.bind === null ? [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10] : action.bind.values;
   // all the way to the left is no value yet, and none again
   Object.assign(range, { type: "range", min: "0", max: String(values.length), step: "1", value: "0" });
   const chosen = () => values[Number(range.value) - 1];
-  const value = element("output", "value", "");
-  const head = element("span", "head");
-  head.append(label(action), value);
-  node.append(head, range);
+  const value = element("output", "value", ""), node = nodeOf("label", "field", nodeOf("span", "head", label(action), value), range);
   const update = () => {
     const at = values.findIndex((one) => same(one, written(action)));
     if (action.bind !== null) range.value = String(at + 1);
@@ -392,42 +361,27 @@ function slider(action) {
 }
 
 function date(action) {
-  const node = element("div", "popup date");
-  const opener = control("button", action.element, "opener");
-  const panel = element("div", "options panel");
-  panel.id = action.element + "-panel";
-  panel.hidden = true;
-  opener.append(label(action), element("span", "value", ""));
-  node.append(opener, panel);
+  const { node, opener, list, value } = popup(action.element, action.label, []);
   // without a binding: the one day that the file names
   const number = (name) => String(action.parameters[name] ?? 1).padStart(2, "0");
   const only = () => [`${action.parameters.year ?? 2026}-${number("month")}-${number("day")}`];
   const days = action.bind === null ? only() : action.bind.values;
   const months = [...new Set(days.map((day) => day.slice(0, 7)))];
   const buttons = (className, values, run) => values.map((value) => {
-    const made = element("button", className, className === "day" ? String(Number(value.slice(8))) : value);
-    made.type = "button";
+    const made = press("", className, className === "day" ? String(Number(value.slice(8))) : value, () => run(value));
     made.dataset.value = value;
-    made.addEventListener("click", () => run(value));
     return made;
   });
   const turn = (month) => {
-    const head = element("div", "months");
-    head.append(...buttons("month", months, turn));
-    const grid = element("div", "days");
-    const run = (day) => { panel.hidden = true; take(action, day); };
-    grid.append(...buttons("day", days.filter((day) => day.startsWith(month)), run));
+    const pick = (day) => { list.hidden = true; take(action, day); };
+    const head = nodeOf("div", "months", ...buttons("month", months, turn));
+    const grid = nodeOf("div", "days", ...buttons("day", days.filter((day) => day.startsWith(month)), pick));
     for (const one of head.children) one.setAttribute("aria-selected", String(one.dataset.value === month));
-    panel.replaceChildren(head, grid);
+    list.replaceChildren(head, grid);
   };
-  opener.addEventListener("click", () => {
-    const opens = panel.hidden;
-    closeAll(panel);
-    panel.hidden = !opens;
-    turn((written(action) || days[0]).slice(0, 7));
-  });
+  opener.addEventListener("click", () => turn((written(action) || days[0]).slice(0, 7)));
   const update = () => {
-    opener.lastChild.textContent = written(action) || "choose a day";
+    value.textContent = written(action) || "choose a day";
     opener.disabled = !can(action, days[0]);
   };
   return { node, update };

@@ -19,7 +19,7 @@ from minirl.worlds.looks import Json, read_table
 from minirl.worlds.search import Step, interceptors
 
 SELECTOR = re.compile(r"([#.][A-Za-z_][\w-]*)+( ([#.][A-Za-z_][\w-]*)+)*")
-FACES = {"textarea": "field", "password": "field", "toast": "banner"}  # that only look different from others
+FACES = {"textarea": "field", "password": "field"}  # widgets that only look different from others
 WIDGETS = read_table("widgets")
 ALL_ROWS = {"kind": "all", "size": 1}  # the paging of a list that is not shown in parts
 Offered = Sequence[Any] | Json  # values, or a `bind` as in an fsm.json
@@ -63,15 +63,16 @@ def control(kind: str, selector: str, field: str = "", offered: Offered = ()) ->
         "parameters": widget.get("parameters", {}),
         "effects": [effect("toggle", field)] if kind == "checkbox" else [],
     }
-    if "param" not in widget:
+    if "value" not in widget:
         return made
+    value = widget["value"]
     bind = offered
     if not isinstance(bind, dict):
-        bind = {"param": widget["param"], "values": list(offered)}
+        bind = {"param": value["param"], "values": list(offered)}
     param = bind["param"]
-    made["name"] = widget["name"]
+    made["name"] = value["name"]
     made["bind"] = bind
-    made["parameters"] = {param: widget["symbol"], **made["parameters"]}
+    made["parameters"] = {param: value["symbol"], **made["parameters"]}
     made["effects"] = [effect("set", field, value_ref=f"{{{param}}}")]
     return made
 
@@ -169,7 +170,7 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
         element = target_of(first.split()[0])
     # What is called a slider is one only if it is dragged.
     is_named = named in WIDGETS and named != "slider"
-    if is_named and (action.bind or "param" not in WIDGETS[named]):
+    if is_named and (action.bind or "value" not in WIDGETS[named]):
         face = named if named in FACES else ""
         return Widget(FACES.get(named, named), element, face=face)
     kind = _kind_of_procedure(action, fsm, ops, selectors)
@@ -248,7 +249,8 @@ def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
         "start": str(value)[:3],
     }
     steps = _turns(world, action, number) if widget.kind == "row" else []
-    for operation in WIDGETS[widget.kind]["hand"]:
+    table = WIDGETS[widget.kind]
+    for operation in table.get("hand", table.get("procedure")):
         steps.append(_filled_in(operation, f"#{widget.element}", **words))
     return steps
 
