@@ -76,8 +76,11 @@ class SiteBuilder:
         self.site.add_page("HOME", self.brand)
         if self.has_cookie:
             self._add_cookie_banner()
+        facts = {}  # how pages say the fields of a record
         for entity in self.entities:
             self._add_list(entity)
+            numbers = {name: unit for name, unit, *_ in entity.numbers}
+            facts[entity.plural] = {"kind": "{}"} | numbers | dict.fromkeys(entity.flags, "{}")
             label = entity.name.capitalize()
             self.site.add_page(_page_of(entity), label, _list_of(entity), _selected(entity))
         self._add_item_flows()
@@ -96,7 +99,7 @@ class SiteBuilder:
             "brand": self.brand,
             "labels": self.site.labels,
             "messages": self.site.messages,
-            "facts": {entity.plural: _facts_of(entity) for entity in self.entities},
+            "facts": facts,
         }
         return World(name, self.site.machine(meta), self.data, style)
 
@@ -367,11 +370,3 @@ def _offered(name: str) -> list[Any]:
     if name == "date":
         return DAYS
     return VOCABULARY["words"].get(name, [True])
-
-
-def _facts_of(entity: Any) -> dict[str, str]:
-    """Return how a row says the facts of a record, by fields: {"price": "price {} crowns"}."""
-    facts = {"kind": "{}"}
-    for name, unit, *_ in entity.numbers:
-        facts[name] = f"{name} {unit}"
-    return facts | dict.fromkeys(entity.flags, "{}")

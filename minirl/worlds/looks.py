@@ -1,7 +1,7 @@
 """What sites show and look like, and the files beside this package's modules: tables, scripts, pages.
 
-A skin (skins.toml, skins/*.css) decides how pages are laid out, and leaves some lengths open. Names, places
-and sentences stand in texts.toml. Looks are drawn apart from a site's machine, so that each can be held out.
+A skin (skins.toml, skins/*.css) decides how pages are laid out. Names, places and sentences stand in
+texts.toml. Looks are drawn apart from a site's machine, so that each can be held out.
 Paper: AutoWebWorld, section 3.3. Deviation: there a language model writes each site's front end.
 """
 
@@ -94,50 +94,41 @@ def draw_style(rng: Random) -> Json:
     }
 
 
-def draw_looks(rng: Random, skin: str = "") -> Json:
-    """Return a site's colours, and a skin, by default any, with all that it leaves open. ValueError if there
-    is no such skin."""
-    # A skin is drawn even if one is given, so that a given skin changes nothing else.
-    drawn = rng.choice(list(SKINS))
-    skin = skin or drawn
-    if skin not in SKINS:
-        raise ValueError(f"there is no skin {skin!r}; there are: {', '.join(SKINS)}")
-    plan = SKINS[skin]
-    style = draw_style(rng)
-    style["question"] = rng.choice(TEXTS["questions"])
-    style["complains"] = rng.random() < 0.5
-    style["paging"] = {
-        "kind": rng.choice(("all", "pages", "more", "endless")),
-        "size": rng.choice((8, 10, 12)),
-    }
-    style["skin"] = skin
-    style["filters"] = rng.choice(plan["filters"])
-    style["knobs"] = {name: rng.choice(values) for name, values in plan["knobs"].items()}
-    return style
-
-
 def dress(world: World, category: str, skin: str = "") -> World:
-    """Return a site with looks, and with words around its records, as its name draws them."""
-    looks_rng = Random(f"looks {world.name}")
+    """Return a site with colours, a skin, by default any, and words around its records, as its name draws
+    them."""
+    rng = Random(f"looks {world.name}")
     words_rng = Random(f"words {world.name}")
     data = {}
     for name, records in world.data.items():
         data[name] = tuple(_with_texts(record, category, words_rng) for record in records)
-    style = draw_looks(looks_rng, skin)
-    style["words"] = draw_words(words_rng, category)
+    # A skin is drawn even if one is given, so that a given skin changes nothing else.
+    drawn = rng.choice(list(SKINS))
+    style = draw_style(rng)
+    style["skin"] = skin or drawn
+    style["question"] = rng.choice(TEXTS["questions"])
+    style["complains"] = rng.random() < 0.5
+    paging = rng.choice(("all", "pages", "pages", "pages"))
+    style["paging"] = {"kind": paging, "size": rng.choice((8, 10, 12))}
+    style["words"] = _draw_words(words_rng, category)
     return replace(world, data=data, style=style | dict(world.style))
 
 
-def draw_words(rng: Random, category: str) -> Json:
+def style_of(world: World) -> Json:
+    """Return all that there is to a site's looks: what it leaves open is as usual."""
+    return USUAL["style"] | world.style
+
+
+def _draw_words(rng: Random, category: str) -> Json:
     """Return what a site of a category says about itself in head, foot and margins."""
     about = TEXTS["about"][category]
-    people = rng.sample(TEXTS["people"], 4)
-    links = rng.sample(list(TEXTS["links"].items()), 14)
+    people = rng.sample(TEXTS["people"], 3)
+    reviews = rng.sample(TEXTS["reviews"], 3)
     return {
         "motto": rng.choice(about["mottos"]),
         "steps": about["steps"],
-        "reviews": list(zip(people, rng.sample(TEXTS["reviews"], 4), strict=True)),
-        "links": links,
+        "reviews": list(zip(people, reviews, strict=True)),
+        "links": list(TEXTS["links"].items()),
         "towns": rng.sample(TEXTS["towns"], 4),
     }
 

@@ -14,73 +14,46 @@ function nodeOf(tag, className, ...children) {
 
 // --- a record's parts -----------------------------------------------------------------------------------
 
-function partsOf(record) {
-  const facts = Object.entries(world.facts[record.collection] ?? {}).filter(([name]) => record[name] != null);
-  const said = (name, unit) => { // without the name that some begin with, which stands beside it
-    const text = unit.replace("{}", String(record[name]));
-    return text.startsWith(name + " ") ? text.slice(name.length + 1) : text;
-  };
-  const isNumber = ([name]) => typeof record[name] === "number";
-  const isFlag = ([name]) => typeof record[name] === "boolean";
-  return {
-    numbers: facts.filter(isNumber).map(([name, unit]) => [name, said(name, unit)]),
-    flags: facts.filter(isFlag).map(([name]) => [name, record[name]]),
-    words: facts.filter((fact) => !isNumber(fact) && !isFlag(fact)).map(([name, unit]) => [name, said(name, unit)]),
-  };
+// What a record's page and row say of it, as texts by their names.
+function factsOf(record) {
+  const told = Object.entries(world.facts[record.collection] ?? {}).filter(([name]) => record[name] != null);
+  return told.map(([name, unit]) => {
+    const value = record[name];
+    return [name, typeof value === "boolean" ? (value ? "yes" : "no") : unit.replace("{}", String(value))];
+  });
 }
 
-const flag = ([name, isOn]) => isOn ? element("b", "flag on", name) : element("s", "flag off", name);
-const words = (parts) => parts.words.map(([, text]) => element("em", "kind", text));
-const number = ([name, text]) => nodeOf("span", "number", text.includes(name) ? null : element("small", "", name + " "),
-  element("strong", "", text));
 const titleOf = (record) => Object.assign(element("a", "title", record.title), { href: "#" });
-const by = (record) => record.by ? nodeOf("cite", "by", record.by, ", ", element("i", "", record.place)) : null;
-const when = (record) => record.date ? Object.assign(element("time", "", record.date), { dateTime: record.date }) : null;
+const by = (record) => record.by ? nodeOf("cite", "by", `${record.by}, ${record.place}, ${record.date}`) : null;
 
-// How each skin draws one record of a list; [tag of the list, tag of the record, its children].
-const ITEMS = {
-  table: ["tbody", "tr", (r, p) => [
-    nodeOf("td", "picture", scene(r)), nodeOf("td", "", titleOf(r)),
-    ...p.words.map(([, text]) => element("td", "", text)),
-    ...p.numbers.map(([, text]) => element("td", "number", text)),
-    ...p.flags.map(([, isOn]) => element("td", isOn ? "flag on" : "flag off", isOn ? "yes" : "no"))]],
-  feed: ["div", "article", (r, p) => [
-    nodeOf("header", "", face(r.by ?? r.title), nodeOf("div", "", nodeOf("h3", "", titleOf(r)), by(r), when(r))),
-    r.text ? element("p", "text", r.text) : null, scene(r),
-    nodeOf("p", "numbers", ...words(p), ...p.numbers.map(number), ...p.flags.map(flag))]],
-  magazine: ["div", "article", (r, p) => [
-    scene(r), nodeOf("p", "kicker", ...words(p)), nodeOf("h3", "", titleOf(r)),
-    r.text ? element("p", "text", r.text) : null,
-    nodeOf("p", "numbers", ...p.numbers.map(number), ...p.flags.map(flag)), by(r)]],
-  portal: ["div", "section", (r, p) => [
-    nodeOf("h3", "", titleOf(r), " ", ...words(p)), scene(r),
-    nodeOf("dl", "", ...p.numbers.flatMap(([name, text]) => [element("dt", "", name), element("dd", "", text)]),
-      ...p.flags.flatMap(([name, isOn]) => [element("dt", "", name), element("dd", "", isOn ? "yes" : "no")]))]],
-};
-
+// One record of a list: a row of a table, or a card, whose order the style sheet decides.
 function itemOf(record) {
-  const [, tag, children] = ITEMS[world.plan.skin];
-  return nodeOf(tag, "row data-id-" + record.id, ...children(record, partsOf(record)).filter((one) => one !== null));
+  const className = "row data-id-" + record.id;
+  if (world.plan.skin === "table") {
+    const cells = factsOf(record).map(([, text]) => element("td", "", text));
+    return nodeOf("tr", className, nodeOf("td", "picture", scene(record)), nodeOf("td", "", titleOf(record)), ...cells);
+  }
+  const facts = factsOf(record).map(([name, text]) => nodeOf("li", "", element("small", "", name + " "), text));
+  return nodeOf("article", className, nodeOf("h3", "", titleOf(record)), scene(record),
+    record.text ? element("p", "text", record.text) : null, nodeOf("ul", "numbers", ...facts), by(record));
 }
 
 // --- lists ----------------------------------------------------------------------------------------------
 
 // A list's box and the node that its rows stand in; a table's head is told by its first record.
 function frameOf(records) {
-  const [tag] = ITEMS[world.plan.skin];
-  const body = element(tag, "rows");
-  if (tag !== "tbody" || records.length === 0) return { frame: body, body };
-  const { words: kinds, numbers: amounts, flags } = partsOf(records[0]);
-  const heads = (facts, className) => facts.map(([name]) => element("th", className, name));
-  const head = nodeOf("thead", "", nodeOf("tr", "", element("th", "", ""), element("th", "", "name"), ...heads(kinds, ""),
-    ...heads(amounts, "number"), ...heads(flags, "")));
+  if (world.plan.skin !== "table" || records.length === 0) {
+    const body = element("div", "rows");
+    return { frame: body, body };
+  }
+  const body = element("tbody", "rows"), names = ["", "name", ...factsOf(records[0]).map(([name]) => name)];
+  const head = nodeOf("thead", "", nodeOf("tr", "", ...names.map((name) => element("th", "", name))));
   return { frame: nodeOf("table", "", nodeOf("caption", "", records[0].collection), head, body), body };
 }
 
-// A list of records with all actions that open one of them, the first possible one counting, and with the
-// action, if there is one, that notes which row a scrolled list begins with. A long list is shown page by page, as
-// far as "more" was asked for, or as far as the window was scrolled ("endless"), and from its beginning again as
-// soon as anything changes.
+// A list of records with all actions that open one of them, the first possible one counting, and with the action,
+// if there is one, that notes which row a scrolled list begins with. A long list may be shown page by page, and
+// from its beginning again as soon as anything changes.
 function list(id, opens, scrolls) {
   const bind = (opens[0] ?? scrolls[0]).bind;
   const all = bind === null ? [] : world.data[bind.collection];
@@ -108,33 +81,19 @@ function list(id, opens, scrolls) {
       if (id !== undefined && id !== written(action) && can(action, id)) take(action, id);
     });
   }
-  const { size, kind } = scrolls.length > 0 || world.paging.kind === "all" ? { size: Infinity } : world.paging;
+  const size = scrolls.length > 0 || world.paging.kind === "all" ? Infinity : world.paging.size;
   const pager = element("nav", "pager");
-  if (kind === "endless") pager.append(press(`${id}-end`, "page", "Back to the top", () => scrollTo(0, 0)));
-  let grow = () => {}; // shows more while the list's end is in the window
-  const scrolled = () => node.isConnected ? grow() : removeEventListener("scroll", scrolled);
-  if (kind === "endless") addEventListener("scroll", scrolled);
   const show = (records, page) => {
-    const pages = Math.ceil(records.length / size);
-    const seen = records.slice(kind === "pages" ? page * size : 0, (page + 1) * size);
-    const wanted = seen.map((record) => rows.get(record.id));
+    const wanted = records.slice(page * size || 0, (page + 1) * size).map((record) => rows.get(record.id));
     if (wanted.length !== body.children.length || wanted.some((row, i) => row !== body.children[i])) {
       body.replaceChildren(...wanted);
       still = node.scrollTop;
     }
     count.textContent = `${records.length} of ${all.length} ${bind === null ? "" : bind.collection}`;
-    const turn = (name, text, to) =>
-      Object.assign(press(`${id}-${name}`, "page", text, () => show(records, to)), { disabled: to === page });
-    if (kind === "more") pager.replaceChildren(...(page + 1 < pages ? [turn("more", "Show more", page + 1)] : []));
-    if (kind === "pages") {
-      pager.replaceChildren(...[...Array(pages).keys()].map((to) => turn(`page-${to}`, String(to + 1), to)));
-    }
-    pager.hidden = pages < 2;
-    if (kind !== "endless") return;
-    grow = () => {
-      if (pager.getBoundingClientRect().top < innerHeight && page + 1 < pages) show(records, page + 1);
-    };
-    grow();
+    const pages = [...Array(Math.ceil(records.length / size)).keys()];
+    pager.replaceChildren(...pages.map((to) =>
+      Object.assign(press(`${id}-page-${to}`, "page", String(to + 1), () => show(records, to)), { disabled: to === page })));
+    pager.hidden = pages.length < 2;
   };
   const update = () => {
     const records = bind === null ? [] : boundRecords(bind);
@@ -185,15 +144,11 @@ function cards() {
 }
 
 function detail(record) {
-  const parts = partsOf(record);
-  const facts = [...parts.words, ...parts.numbers, ...parts.flags.map(([name, isOn]) => [name, isOn ? "yes" : "no"])];
-  const table = nodeOf("table", "facts", nodeOf("tbody", "", ...facts.map(([name, text]) =>
+  const table = nodeOf("table", "facts", nodeOf("tbody", "", ...factsOf(record).map(([name, text]) =>
     nodeOf("tr", "", element("th", "", name), element("td", "", text)))));
-  const more = nodeOf("details", "extra", element("summary", "", "Who is behind it"),
-    record.by ? nodeOf("address", "", face(record.by), by(record), " ", when(record)) : "Nobody knows.");
   return nodeOf("article", "detail", nodeOf("figure", "", scene(record)),
     nodeOf("div", "info", element("h2", "", record.title), by(record),
-      record.text ? element("p", "text", record.text) : null, table, record.text ? more : null));
+      record.text ? element("p", "text", record.text) : null, table));
 }
 
 // What a review shows: everything that has been filled in, or only the `amounts`.
@@ -204,14 +159,11 @@ function summary(amounts = false) {
   return showing(element("dl", "summary"), find, said);
 }
 
-const samples = (from, to) => Object.values(world.data).flatMap((records) => records.slice(from, to));
-
 const BLOCKS = {
-  // a few records as the skin draws them; a click leads to where all are
+  // a few records of a kind as the skin draws them; a click leads to where all are
   shelf(page) {
-    const some = samples(0, world.plan.shelf);
-    const { frame, body } = frameOf(some.filter((one) => one.collection === some[0].collection));
-    for (const record of some.filter((one) => body.tagName !== "TBODY" || one.collection === some[0].collection)) {
+    const [records] = Object.values(world.data), { frame, body } = frameOf(records);
+    for (const record of records.slice(0, 4)) {
       const row = itemOf(record), way = page.actions.find((one) => one.target === record.collection.toUpperCase());
       row.addEventListener("click", (event) => { event.preventDefault(); if (way) take(way); });
       body.append(row);
@@ -221,18 +173,8 @@ const BLOCKS = {
   steps: () => nodeOf("section", "steps", element("h2", "", "How it works"),
     nodeOf("ol", "", ...world.words.steps.map((text) => element("li", "", text)))),
   reviews: () => nodeOf("section", "reviews", element("h2", "", "What others say"),
-    ...world.words.reviews.map(([name, text]) => nodeOf("blockquote", "", element("q", "", text), face(name), element("cite", "", name)))),
-  people: () => nodeOf("section", "people", element("h2", "", "Who is here"),
-    nodeOf("ul", "", ...world.words.reviews.map(([name]) => nodeOf("li", "", face(name), element("span", "", name))))),
-  hours: () => nodeOf("section", "hours", element("h2", "", "Our desks"), nodeOf("table", "", nodeOf("tbody", "",
-    ...world.words.towns.map((town, i) => nodeOf("tr", "", element("th", "", town), element("td", "", `${8 + i}:00 to 17:00`)))))),
-  news: () => nodeOf("section", "news", element("h2", "", "In short"), nodeOf("ul", "",
-    ...world.words.links.slice(0, 5).map(([name, text]) => nodeOf("li", "", element("strong", "", name), ": ", text)))),
+    ...world.words.reviews.map(([name, text]) => nodeOf("blockquote", "", element("q", "", text), element("cite", "", name)))),
 };
-
-function blocks(names, page) {
-  return names.map((name) => BLOCKS[name](page));
-}
 
 function note(title, text) {
   const close = press("", "button quiet", "Close", () => made.remove());
@@ -250,26 +192,14 @@ function links(from, to) {
 }
 
 function foot() {
-  const columns = [[5, 8, "About us"], [8, 11, "Help"], [11, 14, "More"]].map(([from, to, title]) =>
-    nodeOf("nav", "", element("h4", "", title), nodeOf("ul", "", ...links(from, to))));
-  return nodeOf("footer", "extra", ...columns, nodeOf("address", "", element("strong", "", world.brand),
-    element("p", "", world.words.motto), element("small", "", world.words.towns.join(", "))), element("hr", ""),
-    nodeOf("p", "legal", element("small", "", `${world.brand}: an invented site.`)));
+  return nodeOf("footer", "extra", nodeOf("nav", "", nodeOf("ul", "", ...links(4, 8))),
+    nodeOf("address", "", element("strong", "", world.brand), element("small", "", world.words.towns.join(", "))));
 }
 
-function top(page, ways) {
-  const tools = [["user", "Account", "You are here as a guest."], ["heart", "Favourites", "You have no favourites yet."]]
-    .map(([name, title, text]) => Object.assign(press("", "tool", icon(name), () => note(title, text)), { title }));
+function top(ways) {
   return nodeOf("header", "top",
     nodeOf("div", "brand", icon(world.plan.icon), element("span", "", world.brand)),
-    nodeOf("nav", "site", nodeOf("ul", "", ...ways.map((node) => nodeOf("li", "", node)), ...links(0, 5))),
-    nodeOf("div", "tools extra", ...tools));
-}
-
-function hero() {
-  const pictures = samples(0, 3).slice(0, 3).map(scene);
-  return nodeOf("section", "hero", nodeOf("div", "words", element("h1", "", world.brand), element("p", "", world.words.motto),
-    element("p", "extra", `In short: ${Object.keys(world.data).join(", ")}.`)), nodeOf("div", "strip", ...pictures));
+    nodeOf("nav", "site", nodeOf("ul", "", ...ways.map((node) => nodeOf("li", "", node)), ...links(0, 4))));
 }
 
 // --- the page ------------------------------------------------------------------------------------------
@@ -311,12 +241,11 @@ function form(legend, nodes, actions) {
 }
 
 function build(page) {
-  const { widgets, nodes } = parts(page);
-  const main = element("main", ""), { plan } = world, inHead = plan.ways === "head" ? nodes.way : [];
+  const { widgets, nodes } = parts(page), main = element("main", "");
   const made = (widget) => { widgets.push(widget); return widget.node; };
   if (page.is_first) {
-    const ways = nodeOf("nav", "ways", ...nodes.way.filter((node) => !inHead.includes(node)), ...nodes.menu);
-    main.append(hero(), ways, ...blocks(plan.first, page));
+    main.append(nodeOf("section", "hero", element("h1", "", world.brand), element("p", "", world.words.motto)),
+      nodeOf("nav", "ways", ...nodes.menu), ...world.plan.blocks.map((name) => BLOCKS[name](page)));
     if (nodes.entry.length + nodes.action.length > 0) main.append(form(page.title, nodes.entry, nodes.action));
     main.append(...nodes.list);
   } else {
@@ -325,10 +254,8 @@ function build(page) {
     if (page.message !== null) {
       main.append(nodeOf("section", "done", drawing("tick", world.style.accent), nodeOf("p", "", element("mark", "", page.message))));
     }
-    const side = nodeOf("aside", "side"), body = nodeOf("div", "body");
-    const hasList = nodes.list.length > 0;
-    if (nodes.menu.length > 0) side.append(...nodes.menu);
-    if (hasList) {
+    const side = nodeOf("aside", "side", ...nodes.menu), body = nodeOf("div", "body");
+    if (nodes.list.length > 0) {
       if (nodes.entry.length > 0) side.append(form("Find", nodes.entry, []));
       body.append(made(cards()), ...nodes.list);
       if (nodes.action.length > 0) body.append(nodeOf("p", "actions", ...nodes.action));
@@ -338,13 +265,11 @@ function build(page) {
     } else {
       body.append(nodeOf("p", "actions", ...nodes.action), made(cards()), made(summary()));
     }
-    const others = nodeOf("aside", "others extra", ...blocks(hasList ? plan.beside : plan.below, page));
-    main.append(nodeOf("div", "middle", side.children.length > 0 ? side : null, body, hasList && plan.beside.length > 0 ? others : null));
-    if (!hasList) main.append(others);
+    main.append(nodeOf("div", "middle", side.children.length > 0 ? side : null, body));
   }
   document.title = page.title;
-  document.body.className = [page.is_first ? "first" : "", nodes.list.length > 0 ? "lists" : ""].join(" ");
-  document.body.replaceChildren(top(page, inHead), main, foot(), ...nodes.notice);
+  document.body.className = page.is_first ? "first" : "";
+  document.body.replaceChildren(top(nodes.way), main, foot(), ...nodes.notice);
   scrollTo(0, 0);
   return widgets;
 }
@@ -357,7 +282,6 @@ function draw() {
   for (const widget of shown.widgets) widget.update();
 }
 
-for (const [name, value] of Object.entries(world.plan.knobs)) document.documentElement.style.setProperty("--" + name, value);
 document.documentElement.dataset.filters = world.plan.filters;
 if (sessionStorage.getItem("minirl") !== null) { // left by the window that has opened this one
   state = JSON.parse(sessionStorage.getItem("minirl"));

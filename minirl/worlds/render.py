@@ -11,7 +11,6 @@ A folder's tasks name it in their meta (`sites_of`), and it is read when it is f
 """
 
 import contextlib
-import itertools
 import json
 import re
 import threading
@@ -29,13 +28,11 @@ from minirl.run_folder import write_atomic
 from minirl.types import Task
 from minirl.worlds.fsm_file import Action, Page, document_of, load_fsm, read_json, validated
 from minirl.worlds.interpreter import State, World
-from minirl.worlds.looks import SKINS, USUAL, Json, text_of
+from minirl.worlds.looks import SKINS, USUAL, Json, style_of, text_of
 from minirl.worlds.shop import shops_of
-from minirl.worlds.widgets import ALL_ROWS, options_of, target_of, widget_of
+from minirl.worlds.widgets import options_of, target_of, widget_of
 
 Site = World | Path  # either has a `name`
-LOOKS = ("tiles", "pages", "built")
-SHARED = {"row", "scroll", "menu", "hover"}  # kinds of which several may begin with the same element
 ONE_CLICK = ("button", "checkbox", "banner")  # the widgets, beside rows, that tiles can be
 
 
@@ -51,16 +48,18 @@ def render(world: World) -> bytes:
     """Return the whole site as one HTML document that needs nothing else. ValueError if it can't be drawn."""
     if world.html:
         return world.html.encode("utf-8", errors="replace")
-    if look_of(world) == "tiles":
+    style = style_of(world)
+    description = embedded(world)
+    if style["look"] == "tiles":
         # A small model reads letter by letter, so tiles bring their letters.
-        sheets = [f"{world.style.get('font', 'sans')}.css", "tiles.css"]
+        sheets = [f"{style['font']}.css", "tiles.css"]
         scripts = ["runtime.js", "pictures.js", "tiles.js"]
     else:
-        sheets = ["pages.css", f"skins/{plan_of(world)['skin']}.css"]
+        sheets = ["pages.css", f"skins/{style['skin']}.css"]
         scripts = ["runtime.js", "pictures.js", "scenes.js", "widgets.js", "pages.js"]
     css = "".join(text_of(sheet) for sheet in sheets)
     script = "".join(text_of(file) for file in scripts)
-    html = text_of("page.html.j2", css=css, world=embedded(world), script=script)
+    html = text_of("page.html.j2", css=css, world=description, script=script)
     return html.encode("utf-8", errors="replace")  # a lone surrogate in a title becomes "?"
 
 
@@ -72,30 +71,19 @@ def embedded(world: World) -> str:
     return text
 
 
-def look_of(world: World) -> str:
-    """Return how a site is drawn: as "tiles", as "pages", or as others have "built" it."""
-    return world.style.get("look", "tiles")
-
-
-def plan_of(world: World) -> Json:
-    """Return what the site's skin puts where; what it leaves open is the site's, or the first possible value.
+def describe(world: World) -> Json:
+    """Return all that the scripts read, as JSON values: the machine, its words, the records and the looks.
     ValueError for a skin that is not there."""
-    style = world.style
-    skin = str(style.get("skin", next(iter(SKINS))))
+    style = style_of(world)
+    skin = style["skin"]
     if skin not in SKINS:
         raise ValueError(f"{world.name}: there is no skin {skin!r}; there are: {', '.join(SKINS)}")
-    plan = SKINS[skin]
-    knobs = {name: values[0] for name, values in plan["knobs"].items()}
-    knobs |= style.get("knobs", {})
-    return {**plan, "skin": skin, "knobs": knobs, "filters": style.get("filters", plan["filters"][0])}
-
-
-def describe(world: World) -> Json:
-    """Return all that the scripts read, as JSON values: the machine, its words, the records and the looks."""
-    style = world.style
+    plan = {**SKINS[skin], "skin": skin} if style["look"] == "pages" else {}
     pages = {page.id: _describe_page(page, world) for page in world.fsm.pages.values()}
-    colours = {name: style.get(name, usual) for name, usual in USUAL["colours"].items()}
-    sizes = {name: f"{int(style.get(name, usual))}px" for name, usual in USUAL["sizes"].items()}
+    css = {name: style[name] for name in ("background", "tile", "text", "accent", "link")}
+    css["corners"] = f"{style['corners']}px"
+    css["letters"] = f"{style['letters']}px"
+    css["font"] = USUAL["fonts"][style["font"]]
     data = {}
     for name, records in world.data.items():
         data[name] = [
@@ -106,13 +94,13 @@ def describe(world: World) -> Json:
         "initial_page": world.fsm.initial_page,
         "pages": pages,
         "data": data,
-        "style": colours | sizes | {"font": USUAL["fonts"][style.get("font", "sans")]},
-        "places": style.get("places", {}),
-        "brand": str(style.get("brand", world.fsm.meta.get("app", ""))),
-        "plan": plan_of(world) if look_of(world) == "pages" else {},
-        "facts": style.get("facts", {}),
-        "words": USUAL["words"] | style.get("words", {}),
-        "paging": style.get("paging", ALL_ROWS),
+        "style": css,
+        "places": style["places"],
+        "brand": style["brand"],
+        "plan": plan,
+        "facts": style["facts"],
+        "words": style["words"],
+        "paging": style["paging"],
         "consent": style.get("consent"),
         "question": style.get("question"),
         "complains": style.get("complains"),
@@ -121,13 +109,10 @@ def describe(world: World) -> Json:
 
 def _describe_page(page: Page, world: World) -> Json:
     actions = [_describe_action(action, world) for action in page.actions.values()]
-    for one, other in itertools.combinations(actions, 2):
-        if one["element"] == other["element"] and not {one["kind"], other["kind"]} <= SHARED:
-            raise ValueError(f"{world.name}: {one['id']} and {other['id']} have the same selector")
     title = _label(world, page.id, page.id)
     message = None
     if page.id in world.fsm.terminal_pages:
-        message = world.style.get("messages", {}).get(page.id, f"Finished: {title}")
+        message = style_of(world)["messages"].get(page.id, f"Finished: {title}")
     return {
         "title": title,
         "message": message,
@@ -138,8 +123,9 @@ def _describe_page(page: Page, world: World) -> Json:
 
 
 def _describe_action(action: Action, world: World) -> Json:
+    style = style_of(world)
     widget = asdict(widget_of(action, world.fsm))
-    if look_of(world) == "tiles" and widget["kind"] != "row":
+    if style["look"] == "tiles" and widget["kind"] != "row":
         if widget["kind"] not in ONE_CLICK:
             raise ValueError(f"{action.id}: tiles are clicked once, which a {widget['kind']} is not")
         widget["kind"] = "button"
@@ -152,7 +138,7 @@ def _describe_action(action: Action, world: World) -> Json:
         "label": label,
         **widget,
         "options": options,
-        "opener": world.style.get("labels", {}).get(f"#{widget['element']}"),
+        "opener": style["labels"].get(f"#{widget['element']}"),
         "is_quiet": label in {"Back", "Home", "Cancel"},
         "target": action.target,
         "is_navigation": action.is_navigation,
@@ -167,7 +153,7 @@ def _describe_action(action: Action, world: World) -> Json:
 def _label(world: World, id: str, usual: str) -> str:
     """Return a label as the style gives it, or made of the id: "Place order" of PLACE_ORDER."""
     words = usual.replace("_", " ").strip().capitalize()
-    return str(world.style.get("labels", {}).get(id, words))
+    return style_of(world)["labels"].get(id, words)
 
 
 def save_world(world: World, folder: Path) -> None:
@@ -193,8 +179,6 @@ def load_world(folder: Path) -> World:
     style_file = folder / "style.json"
     data = read_json(data_file) if data_file.is_file() else {}
     style = read_json(style_file) if style_file.is_file() else {}
-    if style.get("look", "tiles") not in LOOKS:
-        raise ValueError(f"{style_file}: a look is one of {', '.join(LOOKS)}")
     records = validated(str(data_file), dict[str, tuple[dict[str, Any], ...]], data)
     html = ""
     if style.get("look") == "built":
@@ -277,9 +261,7 @@ def sites_of(tasks: Iterable[Task]) -> list[Site]:
     return sites
 
 
-@lru_cache(64)  # sites in memory
-def _read(folder: Path) -> World:
-    return load_world(folder)
+_read = lru_cache(64)(load_world)  # sites in memory
 
 
 def world_at(site: Site) -> World:

@@ -15,13 +15,12 @@ from typing import Any
 
 from minirl.worlds.fsm_file import Action, Fsm, load_fsm
 from minirl.worlds.interpreter import State, World, parameter_values
-from minirl.worlds.looks import Json, read_table
+from minirl.worlds.looks import Json, read_table, style_of
 from minirl.worlds.search import Step, interceptors
 
 SELECTOR = re.compile(r"([#.][A-Za-z_][\w-]*)+( ([#.][A-Za-z_][\w-]*)+)*")
 FACES = {"textarea": "field", "password": "field"}  # widgets that only look different from others
 WIDGETS = read_table("widgets")
-ALL_ROWS = {"kind": "all", "size": 1}  # the paging of a list that is not shown in parts
 Offered = Sequence[Any] | Json  # values, or a `bind` as in an fsm.json
 
 
@@ -274,20 +273,12 @@ def _value_by_hand(world: World, action: Action, widget: Widget, params: Mapping
 def _turns(world: World, action: Action, number: int) -> list[dict[str, Any]]:
     """Return the operations that bring a list's row of this number to sight, where lists are shown in parts.
     A list is at its beginning whenever something has changed."""
-    paging = world.style.get("paging", ALL_ROWS)
-    if world.style.get("look") != "pages" or paging["kind"] == "all":
+    style = style_of(world)
+    page = number // style["paging"]["size"]
+    if style["look"] != "pages" or style["paging"]["kind"] == "all" or page == 0:
         return []
     element = widget_of(action, world.fsm).element
     others = world.fsm.pages[action.source].actions.values()
     if Widget("scroll", element) in [widget_of(other, world.fsm) for other in others]:
         return []  # such a list is shown whole
-    page = number // paging["size"]
-    if page == 0:
-        return []
-    match paging["kind"]:
-        case "more":
-            return [{"op": "click", "selector": f"#{element}-more"}] * page
-        case "endless":  # what is shown grows while its end is scrolled to
-            return [{"op": "hover", "selector": f"#{element}-end"}]
-        case _:
-            return [{"op": "click", "selector": f"#{element}-page-{page}"}]
+    return [{"op": "click", "selector": f"#{element}-page-{page}"}]

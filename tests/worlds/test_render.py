@@ -378,7 +378,6 @@ CLICK, TYPE = {"op": "click", "selector": "#a"}, {"op": "type_text", "selector":
         ),
         ([[TYPE, TYPE]], "P: 0: no widget has the procedure type_text, type_text"),
         ([[CLICK, TYPE]], "0: tiles are clicked once, which a field is not"),
-        ([[CLICK], [CLICK]], "x: 0 and 1 have the same selector"),
     ],
 )
 def test_actions_that_cannot_be_drawn_are_refused(procedures, reason):
