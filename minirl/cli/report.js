@@ -43,9 +43,9 @@ const CHARTS = [
   {title: "Gradient norm", keys: {grad_norm: "norm"}, zero: true},
   {title: "Groups", zero: true, keys: {groups_submitted: "submitted", groups_kept: "kept",
     groups_dropped: "dropped", invalid: "invalid episodes"}},
-  {title: "Seconds by phase", prefix: "seconds/", stacked: true, zero: true},
-  {title: "Stops by kind", prefix: "stop/", stacked: true, zero: true},
-  {title: "Why episodes fail", prefix: "error/", stacked: true, zero: true},
+  {title: "Seconds by phase", prefix: "seconds/", zero: true},
+  {title: "Stops by kind", prefix: "stop/", zero: true},
+  {title: "Why episodes fail", prefix: "error/", zero: true},
   {title: "Turns that speak of ...", prefix: "proxy/", zero: true},
   {title: "Their tokens, mean", prefix: "proxy_mean/", zero: true},
   {title: "Their tokens, 90th percentile", prefix: "proxy_p90/", zero: true},
@@ -73,12 +73,7 @@ function card(spec) {
     keys.sort((a, b) => rank(a[1]) - rank(b[1]));
   }
   const has = key => (series[key] || []).some(known);
-  const heights = steps.map(() => 0);
-  const lines = keys.filter(([key]) => has(key)).map(([key, name]) => {
-    const values = series[key], bases = [...heights];
-    if (spec.stacked) values.forEach((value, i) => { heights[i] += value || 0; });
-    return {name, values, bases, tops: spec.stacked ? [...heights] : values};
-  });
+  const lines = keys.filter(([key]) => has(key)).map(([key, name]) => ({name, values: series[key]}));
   const points = spec.evals ? data.evals.filter(row => known(row.step)) : [];
   if (!lines.length && !points.length || spec.needs && !has(spec.needs)) return null;
   return drawCard(spec, lines, points);
@@ -86,11 +81,10 @@ function card(spec) {
 
 function drawCard(spec, lines, points) {
   const {width, height, left, right, top, bottom} = BOX;
-  const values = lines.flatMap(line => line.tops).concat(points.flatMap(row => [row.low, row.high])).filter(known);
+  const values = lines.flatMap(line => line.values).concat(points.flatMap(row => [row.low, row.high])).filter(known);
   let low = spec.zero ? 0 : Math.min(...values), high = spec.top || Math.max(...values);
   if (high - low < 1e-9) [low, high] = [low - (spec.zero ? 0 : 0.5), high + 0.5];
-  const ticks = niceTicks(low, high);
-  if (!spec.top) [low, high] = [Math.min(low, ticks[0]), Math.max(high, ticks[ticks.length - 1])];
+  const ticks = [low, (low + high) / 2, high];
   const all = steps.concat(points.map(row => row.step));
   const first = Math.min(...all), last = Math.max(...all, first + 1);
   const x = step => left + (step - first) / (last - first) * (width - left - right);
@@ -101,17 +95,11 @@ function drawCard(spec, lines, points) {
       make("text", {x: left - 6, y: y(tick) + 3.5, "text-anchor": "end"}, short(tick))]).flat(),
     make("text", {x: left, y: height - 4}, `step ${first}`),
     make("text", {x: width - right, y: height - 4, "text-anchor": "end"}, String(last)),
-    lines.flatMap((line, k) => spec.stacked ? area(line, k, steps, x, y) : curve(line, k, steps, x, y)),
+    lines.flatMap((line, k) => curve(line, k, steps, x, y)),
     points.flatMap(row => [
       make("path", {class: "whisker eval", d: `M${x(row.step)} ${y(row.low)}V${y(row.high)}`}),
       make("circle", {class: "eval", cx: x(row.step), cy: y(row.success), r: 3.5})]));
-  return withLegend(spec, lines, points, svg, x, all);
-}
-
-function area(line, k, steps, x, y) {
-  const upper = steps.map((step, i) => `${x(step)} ${y(line.tops[i])}`);
-  const lower = steps.map((step, i) => `${x(step)} ${y(line.bases[i])}`).reverse();
-  return [make("path", {class: "area", style: colour(k), d: `M${upper.concat(lower).join("L")}Z`})];
+  return withLegend(spec, lines, points, svg);
 }
 
 // A gap in the values is a gap in the line; a value between two gaps is a dot.
@@ -129,37 +117,18 @@ function curve({values}, k, steps, x, y) {
   return [make("path", {class: "line", style: colour(k), d: path}), ...dots];
 }
 
-function niceTicks(low, high) {
-  const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 2.5, 5, 10].map(m => m * power).find(s => s >= rough * 0.999);
-  const from = Math.floor(low / step + 1e-9), count = Math.ceil(high / step - from + 0.999);
-  return Array.from({length: count}, (_, i) => +((from + i) * step).toPrecision(12));
-}
-
-// The legend doubles as the read-out: it shows the values under the pointer, else the newest.
-function withLegend(spec, lines, points, svg, x, all) {
-  const at = make("span", {class: "at dim"}), evalOutput = make("output");
-  const outputs = lines.map(() => make("output"));
-  const legend = make("div", {class: "legend"}, lines.map((line, k) =>
-    make("span", {}, make("i", {class: "key", style: colour(k)}), line.name, " ", outputs[k])),
-  points.length ? make("span", {}, make("i", {class: "key eval"}), "held out ", evalOutput) : null);
-  const show = (step, hovered) => {
-    at.textContent = hovered ? `step ${step}` : "";
-    const i = steps.indexOf(step);
-    lines.forEach((line, k) => { outputs[k].textContent = short(line.values[i]); });
-    const row = points.filter(point => point.step <= step).pop();
-    const percent = share => (100 * share).toFixed(1) + "%";
-    evalOutput.textContent = row ? `${percent(row.success)} (${percent(row.low)}–${percent(row.high)})` : "–";
-  };
-  svg.addEventListener("pointermove", event => {
-    const frame = svg.getBoundingClientRect();
-    const position = (event.clientX - frame.left) / frame.width * BOX.width;
-    show(all.reduce((a, b) => Math.abs(x(b) - position) < Math.abs(x(a) - position) ? b : a), true);
-  });
-  svg.addEventListener("pointerleave", () => show(Math.max(...all), false));
-  show(Math.max(...all), false);
+// A chart with its lines' names and newest values.
+function withLegend(spec, lines, points, svg) {
+  const percent = share => (100 * share).toFixed(1) + "%";
+  const entry = (attributes, name, value) => make("span", {}, make("i", attributes), `${name} `, make("output", {}, value));
+  const legend = lines.map((line, k) => entry({class: "key", style: colour(k)}, line.name, short(line.values.at(-1))));
+  const last = points.at(-1);
+  if (last) {
+    const text = `${percent(last.success)} (${percent(last.low)}–${percent(last.high)})`;
+    legend.push(entry({class: "key eval"}, "held out", text));
+  }
   return make("figure", {class: "card", "data-title": spec.title},
-    make("figcaption", {}, make("h3", {}, spec.title), at), svg, legend);
+    make("figcaption", {}, make("h3", {}, spec.title)), svg, make("div", {class: "legend"}, legend));
 }
 
 document.querySelector("main").append(...[learning(), data.dumps.length ? browser() : null].filter(Boolean));

@@ -33,14 +33,6 @@ function browser() {
     history.replaceState(null, "", `#${label}/${episode}/${turn}`);
   }
 
-  document.addEventListener("keydown", event => {
-    const turn = place.turn + ({ArrowLeft: -1, ArrowRight: 1}[event.key] || NaN);
-    const shown = data.dumps[place.dump].trajectories[place.episode];
-    const isOurs = !event.ctrlKey && !event.metaKey && !event.altKey && event.target.tagName !== "SELECT";
-    if (!isOurs || !shown || !(turn >= 0 && turn < slides(shown))) return;
-    event.preventDefault();
-    go(place.dump, place.episode, turn);
-  });
   go(...placeFromAddress());
   return make("section", {id: "trajectories"}, make("h2", {}, "Trajectories"),
     make("div", {class: "choose"}, choice, note),
@@ -78,8 +70,6 @@ function episodeView(episode, turn, choose) {
   const last = slides(episode) - 1;
   const step = (by, name, sign) => make("button", {"aria-label": name, title: name,
     disabled: turn + by < 0 || turn + by > last, onclick: () => choose(turn + by)}, sign);
-  const name = i => i === last ? "end" : String(i + 1);
-  const images = episode.turns.map(turn => turn.images.at(-1)).concat(episode.final_image);
   const tokens = episode.turns.reduce((sum, turn) => sum + turn.response_tokens, 0);
   return [
     make("h3", {class: "goal"}, episode.task.instruction),
@@ -90,24 +80,22 @@ function episodeView(episode, turn, choose) {
     block("error", episode.error, "bad"),
     make("div", {class: "steps"}, step(-1, "previous turn", "‹"),
       make("span", {class: "where"}, turn === last ? "end" : `turn ${turn + 1} of ${last}`),
-      step(1, "next turn", "›"),
-      make("div", {class: "film"}, images.map((image, i) => make("button", {"aria-current": i === turn,
-        onclick: () => choose(i)}, picture(image, "thumb"), make("span", {}, name(i)))))),
+      step(1, "next turn", "›")),
     turn === last ? ending(episode) : turnView(episode.turns[turn])].filter(Boolean);
 }
 
 // Only a content hash becomes part of an address.
-function picture(image, kind) {
+function picture(image) {
   if (!/^[0-9a-f]{16}$/.test(image)) return null;
-  const node = make("img", {class: kind, alt: "screenshot", src: `screenshots/${image}.png`});
+  const node = make("img", {class: "page", alt: "screenshot", src: `screenshots/${image}.png`});
   node.addEventListener("error", () =>
-    node.replaceWith(make("span", {class: `${kind} gone`}, "screenshot removed")));
+    node.replaceWith(make("span", {class: "page gone"}, "screenshot removed")));
   return node;
 }
 
 // A screenshot with the calls' points, beside what was seen, thought, done and answered.
 function beside(name, calls, ...words) {
-  const image = picture(name, "page");
+  const image = picture(name);
   const shot = image && make("div", {class: "shot"}, image);
   // The marks are drawn in the picture's own pixels, so that circles stay round.
   if (image) {
