@@ -52,7 +52,6 @@ const CHARTS = [
   {title: "The judge and the truth", keys: {judged_success: "judged", success: "true"},
     needs: "judged_success", top: 1, zero: true},
 ];
-const ORDER = ["rollout", "train", "sync", "done", "max_steps", "format_error", "length"];
 const BOX = {width: 400, height: 190, left: 42, right: 8, top: 8, bottom: 20};
 
 function learning() {
@@ -69,8 +68,6 @@ function card(spec) {
   if (spec.prefix) {
     keys = Object.keys(series).filter(key => key.startsWith(spec.prefix) && key !== "seconds/total")
       .map(key => [key, key.slice(spec.prefix.length)]);
-    const rank = name => ORDER.includes(name) ? ORDER.indexOf(name) : ORDER.length;
-    keys.sort((a, b) => rank(a[1]) - rank(b[1]));
   }
   const has = key => (series[key] || []).some(known);
   const lines = keys.filter(([key]) => has(key)).map(([key, name]) => ({name, values: series[key]}));

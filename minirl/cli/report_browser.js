@@ -145,14 +145,12 @@ function marks(calls, width, height) {
   const radius = 0.022 * Math.max(width, height);
   const placed = calls.map(call => points(call).map(([x, y]) => [x * width / 1000, y * height / 1000]));
   const numbered = placed.filter(found => found.length).length > 1;
-  // Each shape is drawn twice: a white halo, so that it stands out on any page, and the mark itself.
-  const twice = (tag, kind, shape) => [make(tag, {class: "halo", "stroke-width": radius / 2.2, ...shape}),
-    make(tag, {class: `mark ${kind}`, "stroke-width": radius / 4, ...shape})];
+  const mark = (tag, kind, shape) => make(tag, {class: `mark ${kind}`, "stroke-width": radius / 4, ...shape});
   return make("svg", {class: "marks", viewBox: `0 0 ${width} ${height}`}, placed.flatMap((found, i) => {
     if (!found.length) return [];
     const [[cx, cy], end] = found;
-    return [...end ? twice("path", "drag", {d: arrow([cx, cy], end, radius)}) : [],
-      ...twice("circle", "", {cx, cy, r: radius}),
+    return [end ? mark("path", "drag", {d: arrow([cx, cy], end, radius)}) : "",
+      mark("circle", "", {cx, cy, r: radius}),
       numbered ? make("text", {class: "number", x: cx + 1.2 * radius, y: cy - 1.1 * radius,
         "font-size": 1.7 * radius, "stroke-width": radius / 3}, String(i + 1)) : ""];
   }));

@@ -31,7 +31,7 @@ FIELD_TYPES = {"checkbox": "boolean", "slider": "number|null"}  # others hold te
 
 def make_site(theme: str, seed: int, level: str = "medium", skin: str = "") -> World:
     """Return the site `<theme>-<level>-<seed>`: the same arguments give the same site. Another `skin` than
-    the one that the seed draws changes the looks alone. ValueError if there is no such theme or skin."""
+    the one that the seed draws changes the looks alone. ValueError if there is no such theme."""
     if theme not in THEMES:
         raise ValueError(f"there is no theme {theme!r}; there are: {', '.join(THEMES)}")
     name = f"{theme}-{level}-{seed}"

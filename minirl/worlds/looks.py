@@ -97,20 +97,31 @@ def draw_style(rng: Random) -> Json:
 def dress(world: World, category: str, skin: str = "") -> World:
     """Return a site with colours, a skin, by default any, and words around its records, as its name draws
     them."""
-    rng = Random(f"looks {world.name}")
-    words_rng = Random(f"words {world.name}")
+    about = TEXTS["about"][category]
+    rng = Random(f"words {world.name}")
     data = {}
     for name, records in world.data.items():
-        data[name] = tuple(_with_texts(record, category, words_rng) for record in records)
+        data[name] = tuple(_with_texts(record, about, rng) for record in records)
+    people = rng.sample(TEXTS["people"], 3)
+    reviews = rng.sample(TEXTS["reviews"], 3)
+    words = {
+        "motto": rng.choice(about["mottos"]),
+        "steps": about["steps"],
+        "reviews": list(zip(people, reviews, strict=True)),
+        "links": TEXTS["links"],
+        "towns": rng.sample(TEXTS["towns"], 4),
+    }
+    rng = Random(f"looks {world.name}")
     # A skin is drawn even if one is given, so that a given skin changes nothing else.
     drawn = rng.choice(list(SKINS))
     style = draw_style(rng)
     style["skin"] = skin or drawn
     style["question"] = rng.choice(TEXTS["questions"])
     style["complains"] = rng.random() < 0.5
+    # Of four sites one shows its lists whole.
     paging = rng.choice(("all", "pages", "pages", "pages"))
     style["paging"] = {"kind": paging, "size": rng.choice((8, 10, 12))}
-    style["words"] = _draw_words(words_rng, category)
+    style["words"] = words
     return replace(world, data=data, style=style | dict(world.style))
 
 
@@ -119,23 +130,8 @@ def style_of(world: World) -> Json:
     return USUAL["style"] | world.style
 
 
-def _draw_words(rng: Random, category: str) -> Json:
-    """Return what a site of a category says about itself in head, foot and margins."""
-    about = TEXTS["about"][category]
-    people = rng.sample(TEXTS["people"], 3)
-    reviews = rng.sample(TEXTS["reviews"], 3)
-    return {
-        "motto": rng.choice(about["mottos"]),
-        "steps": about["steps"],
-        "reviews": list(zip(people, reviews, strict=True)),
-        "links": list(TEXTS["links"].items()),
-        "towns": rng.sample(TEXTS["towns"], 4),
-    }
-
-
-def _with_texts(record: Mapping[str, Any], category: str, rng: Random) -> Json:
+def _with_texts(record: Mapping[str, Any], about: Json, rng: Random) -> Json:
     """Return a record with what its page says besides its facts: by whom, where, when, and a text."""
-    about = TEXTS["about"][category]
     names = {"by": rng.choice(TEXTS["people"]), "place": rng.choice(TEXTS["towns"])}
     sentences = [
         rng.choice(about["openings"]),

@@ -1,8 +1,6 @@
 // A site as people know them: a head with links, lists with filters, item pages, forms, a foot. `world.plan`, which
 // the skin decides, says what stands where; the skin's style sheet does the rest. A page is built once when it is
 // entered, so that what has the focus, or is being dragged or scrolled, stays where it is when the state changes.
-//
-// What leads nowhere in the machine, a link in the foot, opens a note and changes no state.
 
 let shown = null; // the page that was built last: {page, widgets}
 
@@ -110,16 +108,9 @@ function list(id, opens, scrolls) {
 
 // --- blocks of a page -----------------------------------------------------------------------------------
 
-// A node whose children are made anew only when what they show has changed.
+// A node whose children are made anew whenever the state changes.
 function showing(node, find, make) {
-  let last = "[]";
-  const update = () => {
-    const found = find();
-    if (JSON.stringify(found) === last) return;
-    last = JSON.stringify(found);
-    node.replaceChildren(...found.flatMap(make));
-  };
-  return { node, update };
+  return { node, update: () => node.replaceChildren(...find().flatMap(make)) };
 }
 
 // What the session has noted beside an item: the pieces in a cart, the day of a booking.
@@ -162,7 +153,7 @@ function summary(amounts = false) {
 const BLOCKS = {
   // a few records of a kind as the skin draws them; a click leads to where all are
   shelf(page) {
-    const [records] = Object.values(world.data), { frame, body } = frameOf(records);
+    const [records = []] = Object.values(world.data), { frame, body } = frameOf(records);
     for (const record of records.slice(0, 4)) {
       const row = itemOf(record), way = page.actions.find((one) => one.target === record.collection.toUpperCase());
       row.addEventListener("click", (event) => { event.preventDefault(); if (way) take(way); });
@@ -176,29 +167,23 @@ const BLOCKS = {
     ...world.words.reviews.map(([name, text]) => nodeOf("blockquote", "", element("q", "", text), element("cite", "", name)))),
 };
 
-function note(title, text) {
-  const close = press("", "button quiet", "Close", () => made.remove());
-  const made = nodeOf("aside", "options dialog note", element("h3", "", title), element("p", "", text), close);
-  for (const other of document.querySelectorAll(".note")) other.remove();
-  document.body.append(made);
-}
-
+// Links that lead nowhere.
 function links(from, to) {
-  return world.words.links.slice(from, to).map(([name, text]) => {
+  return world.words.links.slice(from, to).map((name) => {
     const made = Object.assign(element("a", "link", name), { href: "#" });
-    made.addEventListener("click", (event) => { event.preventDefault(); note(name, text); });
+    made.addEventListener("click", (event) => event.preventDefault());
     return nodeOf("li", "", made);
   });
 }
 
 function foot() {
-  return nodeOf("footer", "extra", nodeOf("nav", "", nodeOf("ul", "", ...links(4, 8))),
+  return nodeOf("footer", "", nodeOf("nav", "", nodeOf("ul", "", ...links(4, 8))),
     nodeOf("address", "", element("strong", "", world.brand), element("small", "", world.words.towns.join(", "))));
 }
 
 function top(ways) {
   return nodeOf("header", "top",
-    nodeOf("div", "brand", icon(world.plan.icon), element("span", "", world.brand)),
+    element("div", "brand", world.brand),
     nodeOf("nav", "site", nodeOf("ul", "", ...ways.map((node) => nodeOf("li", "", node)), ...links(0, 4))));
 }
 
@@ -252,7 +237,7 @@ function build(page) {
     const trail = [...nodes.back, element("span", "here", page.title)].map((node) => nodeOf("li", "", node));
     main.append(nodeOf("nav", "crumbs", nodeOf("ol", "", ...trail)), element("h1", "", page.title));
     if (page.message !== null) {
-      main.append(nodeOf("section", "done", drawing("tick", world.style.accent), nodeOf("p", "", element("mark", "", page.message))));
+      main.append(nodeOf("section", "done", drawing("tick", world.style.accent), element("p", "", page.message)));
     }
     const side = nodeOf("aside", "side", ...nodes.menu), body = nodeOf("div", "body");
     if (nodes.list.length > 0) {

@@ -202,15 +202,11 @@ class SiteServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.sites = dict.fromkeys(self.by_host, self.server_port)
 
-    def page(self, host: str) -> tuple[int, bytes]:
-        """Return a site's page with status 200, or 500 and why it can't be drawn."""
+    def page(self, host: str) -> bytes:
+        """Return a site's page. OSError or ValueError if it can't be drawn."""
         if host not in self.pages:
-            site = self.by_host[host]
-            try:
-                self.pages[host] = render(site if isinstance(site, World) else load_world(site))
-            except (OSError, ValueError) as error:
-                return 500, f"{printable(str(error))}\n".encode(errors="replace")
-        return 200, self.pages[host]
+            self.pages[host] = render(world_at(self.by_host[host]))
+        return self.pages[host]
 
     def __enter__(self) -> Self:
         threading.Thread(target=self.serve_forever, name="sites", daemon=True).start()
@@ -226,24 +222,29 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30  # seconds; browsers open connections ahead and may never use them
 
     def do_GET(self) -> None:
+        with contextlib.suppress(ConnectionError):  # a cancelled episode's page no longer listens
+            self._answer()
+
+    def _answer(self) -> None:
         host = self.headers.get("Host", "").rsplit(":", 1)[0].lower()
         path = self.path.partition("?")[0]
         if path == "/favicon.ico":
-            self._answer(204, "text/html", b"")
-        elif path == "/" and host in self.server.by_host:
-            status, body = self.server.page(host)
-            self._answer(status, "text/html" if status == 200 else "text/plain", body)
-        else:
-            self._answer(404, "text/plain", b"There is no such site or page.\n")
-
-    def _answer(self, status: int, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_error(204)
+            return
+        if path != "/" or host not in self.server.by_host:
+            self.send_error(404, "There is no such site or page.")
+            return
+        try:
+            body = self.server.page(host)
+        except (OSError, ValueError) as error:
+            self.send_error(500, explain=printable(str(error)))
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
-        with contextlib.suppress(ConnectionError):  # a cancelled episode's page no longer listens
-            self.end_headers()
-            self.wfile.write(body)
+        self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         pass  # a training run makes thousands of requests

@@ -1,24 +1,5 @@
-// Pictures that are drawn, not loaded: a scene for each record, and icons. A record's scene shows its
-// `shape` in its colour `fill`, large and alone, before a background that its id decides.
-
-const STROKES = { // icons, on a grid of 24
-  home: "M4 11l8-7 8 7v9h-5v-6h-6v6h-5z",
-  list: "M8 6h12M8 12h12M8 18h12M4 6h.1M4 12h.1M4 18h.1",
-  star: "M12 3l3 6 6 1-5 4 2 7-6-4-6 4 2-7-5-4 6-1z",
-  chat: "M4 5h16v11h-9l-5 4v-4h-2z",
-  arrow: "M5 12h14M13 6l6 6-6 6",
-  file: "M6 3h8l5 5v13h-13zM14 3v5h5",
-};
-
-function icon(name) {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("viewBox", "0 0 24 24");
-  svg.setAttribute("class", "icon");
-  const path = document.createElementNS(SVG, "path");
-  path.setAttribute("d", STROKES[name]);
-  svg.append(path);
-  return svg;
-}
+// Pictures that are drawn, not loaded: a scene for each record, which shows its `shape` in its colour `fill`,
+// large and alone, before a background that its id decides.
 
 // Numbers from 0 to 1 that a text decides, always the same.
 function* numbers(text) {

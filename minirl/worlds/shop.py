@@ -51,9 +51,9 @@ def make_shop(n: int, serif: bool = False) -> World:
             collection = CHOICES[field]["collection"]
             data[collection] = records_of(field, max_words, rng)
     site = _shop_pages(pages, goes_on)
-    if serif:
-        return _with_looks(f"shop-{n}-serif", site, {}, data, {"font": "serif"}, rng)
-    return _with_looks(f"shop-{n}", site, {}, data, {"font": "sans"}, rng)
+    name = f"shop-{n}-serif" if serif else f"shop-{n}"
+    font = "serif" if serif else "sans"
+    return _with_looks(name, site, {}, data, {"font": font}, rng)
 
 
 def _draw_pages(rng: Random) -> list[list[str]]:
@@ -131,8 +131,10 @@ def make_tasks(world: World, count: int) -> list[Task]:
             options[field] = [record["id"] for record in records]
     orders = list(itertools.product(*options.values()))
     if count > len(orders):
-        problem = f"{world.name} has {len(orders)} different orders, not {count}"
-        raise ValueError(f"{problem}: name more shops, or lower --task.train-goals or --eval.episodes")
+        raise ValueError(
+            f"{world.name} has {len(orders)} different orders, not {count}: "
+            "name more shops, or lower --task.train-goals or --eval.episodes"
+        )
     Random(f"orders of {world.name.removesuffix('-serif')}").shuffle(orders)
     tasks = []
     for order in orders[:count]:

@@ -80,9 +80,8 @@ function complain(action) {
 
 // A question in the way of the page, or of all of it.
 function banner(action) {
-  const asks = /location/i.test(action.label) ? "This site would like to know where you are." : world.question;
   const accept = press(action.element, "button", label(action), () => take(action));
-  const node = nodeOf("div", world.consent === "modal" ? "banner modal" : "banner", element("p", "", asks), accept);
+  const node = nodeOf("div", world.consent === "modal" ? "banner modal" : "banner", element("p", "", world.question), accept);
   node.setAttribute("role", "dialog");
   return { node, update: () => { node.hidden = !can(action); } };
 }
@@ -101,14 +100,12 @@ function confirm(action) {
 
 // A link to another window, which goes on from the state that the action leads to.
 function windowLink(action) {
-  const made = link(action, "link window", () => {
+  return link(action, "link window", () => {
     if (!can(action)) return;
     sessionStorage.setItem("minirl", JSON.stringify(apply(action, given(action))));
     window.open(location.pathname); // gets a copy of what is stored
     sessionStorage.removeItem("minirl");
   });
-  made.node.append(icon("arrow"));
-  return made;
 }
 
 function checkbox(action) {
@@ -215,30 +212,17 @@ function radio(action) {
 }
 
 function tabs(action) {
-  const entries = offered(action, "button", "tab"), panel = element("p", "panel", "");
+  const entries = offered(action, "button", "tab");
   const strip = nodeOf("div", "strip", ...entries.map((entry) => entry.node));
-  const node = nodeOf("div", "tabs", label(action), strip, panel);
+  const node = nodeOf("div", "tabs", label(action), strip);
   node.id = action.element;
-  strip.setAttribute("role", "tablist");
-  for (const { node: entry, run } of entries) {
-    entry.setAttribute("role", "tab");
-    entry.addEventListener("click", run);
-  }
-  const update = () => {
-    const value = written(action);
-    panel.textContent = value === null ? "Nothing is chosen yet." : `You have chosen: ${sayValue(value)}.`;
-    mark(entries, value);
-  };
-  return { node, update };
+  for (const { node: entry, run } of entries) entry.addEventListener("click", run);
+  return { node, update: () => mark(entries, written(action)) };
 }
 
-// Files as a desktop would show them.
 function upload(action) {
   const entries = offered(action, "button", "option file");
-  for (const entry of entries) entry.node.prepend(icon("file"));
-  const { node, opener, list, value } = popup(action.element, action.label, entries);
-  list.classList.add("dialog");
-  list.prepend(element("p", "", "Files on this computer"));
+  const { node, opener, value } = popup(action.element, action.label, entries);
   const update = () => {
     value.textContent = written(action) ?? "Choose a file";
     opener.disabled = !can(action, choices(action)[0]);
@@ -330,14 +314,12 @@ function field(action) {
 // The first record whose title holds what was typed.
 function search(action) {
   const { node, box } = textBox(action, "field search");
-  box.placeholder = action.label;
   box.addEventListener("keydown", (event) => {
     if (event.key !== "Enter") return;
     const wanted = box.value.trim().toLowerCase();
     const records = action.bind === null ? [] : boundRecords(action.bind);
     const hit = records.find((record) => wanted !== "" && record.title.toLowerCase().includes(wanted));
     if (hit !== undefined) take(action, hit.id);
-    node.classList.toggle("missed", hit === undefined);
   });
   return { node, update: () => {} };
 }

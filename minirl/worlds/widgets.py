@@ -56,9 +56,8 @@ def control(kind: str, selector: str, field: str = "", offered: Offered = ()) ->
     """Return the part of an action that a widget decides. `selector` is the element that is touched first,
     `offered` is the range of choices, and `field` is where the chosen value goes."""
     widget = WIDGETS[kind]
-    procedure = [_filled_in(step, selector) for step in widget["procedure"]]
     made = {
-        "gui_procedure": procedure,
+        "gui_procedure": [_filled_in(step, selector) for step in widget["procedure"]],
         "parameters": widget.get("parameters", {}),
         "effects": [effect("toggle", field)] if kind == "checkbox" else [],
     }
@@ -69,11 +68,12 @@ def control(kind: str, selector: str, field: str = "", offered: Offered = ()) ->
     if not isinstance(bind, dict):
         bind = {"param": value["param"], "values": list(offered)}
     param = bind["param"]
-    made["name"] = value["name"]
-    made["bind"] = bind
-    made["parameters"] = {param: value["symbol"], **made["parameters"]}
-    made["effects"] = [effect("set", field, value_ref=f"{{{param}}}")]
-    return made
+    return made | {
+        "name": value["name"],
+        "bind": bind,
+        "parameters": {param: value["symbol"], **made["parameters"]},
+        "effects": [effect("set", field, value_ref=f"{{{param}}}")],
+    }
 
 
 def _filled_in(operation: Mapping[str, str], selector: str, **values: Any) -> Json:
@@ -247,7 +247,7 @@ def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
         "month": str(value)[:7],
         "start": str(value)[:3],
     }
-    steps = _turns(world, action, number) if widget.kind == "row" else []
+    steps = _turns(world, action, widget.element, number) if widget.kind == "row" else []
     table = WIDGETS[widget.kind]
     for operation in table.get("hand", table.get("procedure")):
         steps.append(_filled_in(operation, f"#{widget.element}", **words))
@@ -263,21 +263,18 @@ def _value_by_hand(world: World, action: Action, widget: Widget, params: Mapping
             if record["id"] == value:
                 return record.get("title", value)
     if widget.kind == "date" and value is None:  # the one day that the file names
-        year = action.parameters.get("year", 2026)
-        month = action.parameters.get("month", 1)
-        day = action.parameters.get("day", 1)
-        return f"{year}-{month:02}-{day:02}"
+        day = {"year": 2026, "month": 1, "day": 1} | dict(action.parameters)
+        return "{year}-{month:02}-{day:02}".format_map(day)
     return value
 
 
-def _turns(world: World, action: Action, number: int) -> list[dict[str, Any]]:
+def _turns(world: World, action: Action, element: str, number: int) -> list[dict[str, Any]]:
     """Return the operations that bring a list's row of this number to sight, where lists are shown in parts.
     A list is at its beginning whenever something has changed."""
     style = style_of(world)
     page = number // style["paging"]["size"]
     if style["look"] != "pages" or style["paging"]["kind"] == "all" or page == 0:
         return []
-    element = widget_of(action, world.fsm).element
     others = world.fsm.pages[action.source].actions.values()
     if Widget("scroll", element) in [widget_of(other, world.fsm) for other in others]:
         return []  # such a list is shown whole
