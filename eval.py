@@ -27,15 +27,13 @@ from minirl.experiment import Experiment, open_experiment
 from minirl.recipes import RECIPES
 from minirl.types import Stop, Task
 
-COMMON = ("name", "model.path", "tasks", "limit", "protocol", "seeds", "success_within", "retry", "compare")
-
 
 def read_config(argv: Sequence[str]) -> resume.EvalScriptConfig:
     """Return the settings of `RECIPE [flags]`. ValueError for flags that can't be understood or can't be."""
     name, flags = recipe_name(argv, RECIPES)
-    parse = partial(read_flags, flags=flags, prog=f"eval.py {name}", common=COMMON)
+    parse = partial(read_flags, flags=flags, prog=f"eval.py {name}")
     config = resume.resolve(RECIPES[name](), flags, parse)
-    if config.warm_start is not None:
+    if config.warm_start not in ("sft", "none"):
         raise ValueError(f"eval.py starts nothing: evaluate it with --model.path {config.warm_start}")
     if not config.compare:
         check(config)
@@ -47,6 +45,8 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
     protocol = tables.protocol_or_none(config.protocol, config.reward.after)
     config = replace(config, model=experiment.config.model)
     tasks = resume.select_tasks(config, experiment.tasks.heldout)
+    if not tasks:
+        raise ValueError("there are no tasks to evaluate on: give --tasks FILE")
     experiment.tasks = replace(experiment.tasks, heldout=tasks)
     say(f"evaluating {resume.subject_of(config)} on {len(tasks)} tasks")
 

@@ -1,7 +1,7 @@
-"""A judge of our own: labelled trajectories, a model that learns from them, and how far it can be trusted.
+"""A local judge: labelled trajectories, a model that learns from them, and how far it can be trusted.
 
     python judge.py label  tiny-judge --runs runs/tiny          what the site itself says of each episode
-    python judge.py label  judge-8b --runs runs/web --teacher endpoint --judge.url URL --judge.model NAME
+    python judge.py label  judge-8b --runs runs/web --judge.url URL --judge.model NAME
     python judge.py distil tiny-judge                           a model learns reasons and verdicts
     python judge.py score  tiny-judge                           how far it agrees on held-out goals and steps
     python judge.py score  tiny-judge --judge.path FOLDER       another judge on the same, or --judge.model
@@ -23,7 +23,7 @@ from minirl.console import CONSOLE
 from minirl.distributed import open_ranks
 from minirl.judges.distill import distil, score_judge
 from minirl.judges.labels import label_dumps
-from minirl.judges.settings import COMMON, RECIPES
+from minirl.judges.settings import RECIPES
 from minirl.worlds.teacher import world_teacher
 
 COMMANDS = {
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> None:
     if not argv or argv[0] not in COMMANDS:
         raise ValueError(f"say what to do: {', '.join(COMMANDS)}; then a recipe, {', '.join(RECIPES)}")
     recipe, flags = recipe_name(argv[1:], RECIPES)
-    config = check(read_flags(RECIPES[recipe](), flags, f"judge.py {argv[0]} {recipe}", COMMON))
+    config = check(read_flags(RECIPES[recipe](), flags, f"judge.py {argv[0]} {recipe}"))
     with open_ranks() as ranks:
         if ranks.world > 1 and argv[0] != "distil":
             raise ValueError(f"judge.py {argv[0]} runs in one process, without torchrun")

@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 from minirl.cli.command_line import from_command_line, run_async, run_main
-from minirl.cli.folders import refuse_default_tasks, refuse_other_settings, refuse_remote
-from minirl.cli.lifecycle import evaluate
+from minirl.cli.lifecycle import check_settings, evaluate
 from minirl.config import Config
 from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
@@ -25,7 +24,7 @@ from minirl.trainer import cloning_batches
 async def warm_start(experiment: Experiment, worker: RolloutWorker) -> None:
     """Evaluate the model as it is, briefly, clone the demonstrations and save the checkpoint `sft`."""
     config, sft, trainer = experiment.config, experiment.config.sft, experiment.trainer
-    await evaluate(experiment, worker, experiment.tasks.heldout[: config.eval_size], "before", 0)
+    await evaluate(experiment, worker, experiment.tasks.heldout[: config.eval.interim_episodes], "before", 0)
     demos = await experiment.demonstrate(worker)
     if not demos:
         raise ValueError("no demonstration succeeded; look at the dump demos.jsonl in the run folder")
@@ -54,9 +53,7 @@ async def main(config: Config, ranks: Ranks) -> None:
 
 def run(argv: Sequence[str]) -> None:
     config = from_command_line(argv, "sft.py")
-    refuse_default_tasks(config, argv)
-    refuse_remote(config)
-    refuse_other_settings(config)
+    check_settings(config)
     with open_ranks(config.browser.episode_seconds) as ranks, Run(config.run_dir, ranks.is_main).held():
         run_async(main(config, ranks))
 

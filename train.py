@@ -17,9 +17,8 @@ from dataclasses import replace
 
 from minirl.advantages import assign_advantages, shuffle_rewards
 from minirl.cli.command_line import from_command_line, run_async, run_main
-from minirl.cli.folders import check_folders, refuse_default_tasks
-from minirl.cli.lifecycle import State, begin, end_step, evaluate, evaluate_if_due, finish, saving
-from minirl.cli.replay import Replay, begin_replay
+from minirl.cli.lifecycle import State, begin, check_run, end_step, evaluate, evaluate_if_due, finish, saving
+from minirl.cli.offline import Replay, begin_replay
 from minirl.config import ACQUIRE_SECONDS, Config
 from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
@@ -96,9 +95,9 @@ def run(argv: Sequence[str]) -> None:
     if config.plan:
         from minirl.cli.memory_plan import plan, show
 
-        return show(plan(config))
-    refuse_default_tasks(config, argv)
-    check_folders(config)
+        show(plan(config))
+        return
+    check_run(config)
     seconds = ACQUIRE_SECONDS + config.browser.episode_seconds
     with open_ranks(seconds) as ranks, Run(config.run_dir, ranks.is_main).held():
         run_async(main(config, ranks))

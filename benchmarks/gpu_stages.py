@@ -284,7 +284,7 @@ def trainer_config(here: Here) -> Any:
     context = here.size(32_768, 768)
     return replace(
         config,
-        gpus=1,
+        plan="1x80",
         model=ModelConfig(str(here.model), gradient_checkpointing=True),
         agent=replace(config.agent, context_tokens=context, response_tokens=here.size(1024, 64)),
         browser=replace(config.browser, episodes=64),

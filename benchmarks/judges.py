@@ -55,7 +55,7 @@ class Args:
 
 
 def judge(args: Args, command: str, name: str, *flags: str) -> None:
-    place = ["--out", str(args.out), "--name", name, "--seed", str(args.seed)]
+    place = ["--name", str((args.out / name).resolve()), "--seed", str(args.seed)]
     script = str(learning.ROOT / "judge.py")
     subprocess.run(
         [sys.executable, script, command, "tiny-judge", *place, *flags], check=True, stdout=sys.stderr

@@ -78,7 +78,7 @@ def train(args: Args, name: str, seed: int, *flags: str) -> Run:
 
 def start(args: Args, run: Run, script: str, *flags: str) -> None:
     """Runs a script to its end, and notes its minutes in the run's folder."""
-    place = ["--out", str(run.root.parent), "--name", run.root.name]
+    place = ["--name", str(run.root.resolve())]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.ranks)]
     command = [sys.executable, *launcher, str(ROOT / script), args.recipe, *place, *flags]
     started = time.monotonic()

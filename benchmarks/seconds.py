@@ -82,8 +82,8 @@ def measure(args: Args) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     with tempfile.TemporaryDirectory() as folder:
         start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         start += ["--nproc-per-node", str(args.ranks)]
-        command = [*start, str(ROOT / "train.py"), "tiny", "--out", folder, "--steps", str(args.steps)]
-        command += args.flags.split()
+        command = [*start, str(ROOT / "train.py"), "tiny", "--name", f"{folder}/tiny"]
+        command += ["--steps", str(args.steps), *args.flags.split()]
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
         def look() -> None:

@@ -107,7 +107,7 @@ def main(args: Args) -> None:
     model, task = replace(config.model, path=str(found[-1])), config.task
     # seen sites ask for as much as unseen ones
     task = replace(task, heldout=args.heldout or task.heldout, short=0)
-    config = replace(config, out=folder, name="run", model=model, task=task)
+    config = replace(config, name=str(Path(folder) / "run"), model=model, task=task)
     config = replace(config, eval=replace(config.eval, episodes=args.n))
     try:
         with open_ranks() as ranks:

@@ -53,7 +53,7 @@ GROUNDING = 0.2
 BATCH, FEWEST, LONG = 32, 16, 128  # steps of the recording in a step of training, and of these
 WIDTH, HEIGHT = tiny().browser.width, tiny().browser.height
 SAID = re.compile(r'<think>[^<]*"(\w+)"[^<]*</think>(<action>[^<]*)\[(\d+), (\d+)\]')
-AGENT = ["--agent.kind", "autowebworld", "--agent.no-feedback", "--eval.max-steps", "8", "--eval-size", "8"]
+AGENT = ["--agent.kind", "autowebworld", "--agent.no-feedback", "--eval.max-steps", "8"]
 # as recipes.autowebworld_7b; what it leaves open is the tiny recipe's
 STEPWISE = [
     *("--rollout.max-steps", "1", "--rollout.stage-steps", "--rollout.no-dynamic"),

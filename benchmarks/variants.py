@@ -88,7 +88,7 @@ def measured(run: Run, label: str) -> dict[str, float]:
 
 def curve(run: Run, weights: Path, flags: str) -> dict[int, float]:
     """Success within so many turns of what a run has saved, on its held-out tasks."""
-    place = ["--out", str(run.root.parent), "--name", run.root.name, "--model.path", str(weights)]
+    place = ["--name", str(run.root.resolve()), "--model.path", str(weights)]
     budgets = ["--success-within", *map(str, BUDGETS)]
     command = [sys.executable, str(learning.ROOT / "eval.py"), "tiny-text", *place, *flags.split(), *budgets]
     subprocess.run(command, check=True, stdout=sys.stderr)

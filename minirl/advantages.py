@@ -17,7 +17,7 @@ from typing import Literal
 from minirl.config import LossConfig
 from minirl.types import Group, Trajectory
 
-AWR_MAX = 20.0  # on exp(advantage / temperature), as in the code of AWR's authors
+AWR_MAX = 20.0  # on exp(advantage), as in the code of AWR's authors
 
 
 def make_group(trajectories: Sequence[Trajectory], invalid: Literal["drop", "mask"] = "drop") -> Group | None:
@@ -40,10 +40,10 @@ def advantages(rewards: Sequence[float], eps: float) -> list[float]:
     return [(r - center) / (spread + eps) for r in rewards]
 
 
-def awr_weights(rewards: Sequence[float], temperature: float) -> list[float]:
-    """Return exp((r - mean) / temperature) for every reward, at most AWR_MAX."""
+def awr_weights(rewards: Sequence[float]) -> list[float]:
+    """Return exp(r - mean) for every reward, at most AWR_MAX."""
     center, limit = mean(rewards), log(AWR_MAX)
-    return [exp(min((r - center) / temperature, limit)) for r in rewards]
+    return [exp(min(r - center, limit)) for r in rewards]
 
 
 def assign_advantages(groups: Sequence[Group], config: LossConfig) -> list[Group]:
@@ -57,7 +57,7 @@ def assign_advantages(groups: Sequence[Group], config: LossConfig) -> list[Group
         elif config.method == "filtered-bc":
             values = [float(r == 1) for r in rewards]
         else:
-            values = awr_weights(rewards, config.awr_temperature)
+            values = awr_weights(rewards)
         members = []
         for trajectory, value in zip(group, values, strict=True):
             advantage = value if trajectory.valid else 0.0

@@ -30,6 +30,7 @@ from minirl.trainer import Trainer
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 IF_THERE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
 WRITE_SECONDS = 3600.0
+KEEP = 2  # checkpoints to resume from
 # What readers of torn or made-up files raise
 UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError, LookupError, AttributeError, TypeError)
 
@@ -39,20 +40,20 @@ class Checkpoints:
 
     def __init__(self, trainer: Trainer, folder: Path):
         self.trainer, self.ranks, self.folder = trainer, trainer.ranks, folder
-        self.writing: tuple[Path, Any, int] | None = None  # the future, and how many are kept
+        self.writing: tuple[Path, Any] | None = None  # with the future
 
     def saved(self) -> set[str]:
         """Return the names of the checkpoints to resume from, with the one that is being written."""
         writing = [self.writing[0]] if self.writing else []
         return self.ranks.broadcast({path.stem for path in checkpoints(self.folder) + writing})
 
-    def save(self, name: str, state: dict[str, Any], keep: int) -> None:
-        """Start to write a checkpoint to resume from; `finish` completes it and leaves the newest `keep`."""
+    def save(self, name: str, state: dict[str, Any]) -> None:
+        """Start to write a checkpoint to resume from; `finish` completes it and leaves the newest two."""
         self.finish()
         part, group = self._export(name, state), self.ranks.side
         writer = dcp.HuggingFaceStorageWriter(str(part / "shards"), save_distributed=True)
         future = dcp.async_save(shards(self.trainer), storage_writer=writer, process_group=group)
-        self.writing = part, future, keep
+        self.writing = part, future
 
     def export(self, name: str, state: dict[str, Any]) -> None:
         """Write a checkpoint to start from: no shards."""
@@ -63,14 +64,14 @@ class Checkpoints:
         """Wait for the checkpoint that is being written, and name it. OSError if that failed."""
         if self.writing is None:
             return
-        (part, future, keep), self.writing = self.writing, None
+        (part, future), self.writing = self.writing, None
         try:
             future.result(timeout=WRITE_SECONDS)
         except dcp.api.CheckpointException as error:
             raise OSError(f"{part} could not be written: {first_line(error)}") from None
         self._complete(part)
         if self.ranks.is_main:
-            prune(self.folder, keep)
+            prune(self.folder, KEEP)
 
     def _export(self, name: str, state: dict[str, Any]) -> Path:
         """Write the Hugging Face folder and the run's state; return its place, NAME.part."""

@@ -28,7 +28,7 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What is computed in; auto: bfloat16 on CUDA, float32 elsewhere. The trained weights are float32."""
     gradient_checkpointing: bool = False  # compute layers again in the backward pass: less memory
-    freeze_vision: bool = False  # leave the vision tower as it is, in cloning and reinforcement
+    freeze_vision: Literal["never", "sft", "always"] = "never"  # when the vision tower stays as it is
     max_pixels: int | None = None  # screenshots are scaled down to this; None: the model's own limit
 
 
@@ -88,7 +88,7 @@ class EndpointConfig:
 
 @dataclass(frozen=True)
 class JudgeConfig(EndpointConfig):
-    """What decides where tasks can't: a served model (--judge.model), or one of our own (--judge.path)."""
+    """What decides where tasks can't: a served model (--judge.model), or a local one (--judge.path)."""
 
     path: str = ""  # a checkpoint that judges beside the agent, in transformers; serve larger ones
     input: Input = "openwebrl"
@@ -138,26 +138,26 @@ class RewardConfig:
 @dataclass(frozen=True)
 class LossConfig:
     method: Literal["grpo", "filtered-bc", "awr"] = "grpo"  # clipped surrogate, or minirl/loss.py's baselines
-    weighting: Literal["openwebrl", "webagent-r1", "token-mean", "grpo"] = "openwebrl"  # of tokens
-    over: Literal["turns", "trajectories"] = "turns"
-    """What openwebrl divides the sum over turns by: the minibatch's turns (code) or trajectories (paper)."""
+    weighting: Literal["openwebrl", "openwebrl-paper", "webagent-r1", "token-mean", "grpo"] = "openwebrl"
+    """How tokens are averaged: minirl/loss.py has the formulas."""
     old: Literal["sampler", "recompute"] = "sampler"  # whose log-probs the ratio starts from
-    correction: Annotated[float, Ge(0)] = 2.0
-    """With recomputed log-probs a token's weight is multiplied by min(trainer / sampler, this); 0: not."""
     clip_low: float = 0.2
     clip_high: float = 0.28
     kl: Annotated[float, Ge(0)] = 0.0  # weight of the k3 divergence from the model that RL started from
     std_eps: float = 1e-6  # added to a group's standard deviation
-    awr_temperature: Annotated[float, Gt(0)] = 1.0
 
 
 @dataclass(frozen=True)
-class OptimConfig:
-    lr: float = 1e-6  # learning rate of reinforcement
-    decay: bool = False  # let the rate fall linearly, from `lr` at the first step to 0 behind the last
+class AdamConfig:
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.1
-    grad_clip: float = 1.0
+    grad_clip: float = 1.0  # longest gradient; a longer one is scaled down
+
+
+@dataclass(frozen=True)
+class OptimConfig(AdamConfig):
+    lr: float = 1e-6  # learning rate of reinforcement
+    decay: bool = False  # let the rate fall linearly, from `lr` at the first step to 0 behind the last
     replicas: Positive = 1
     """Full copies of the sharded weights: 1 for FSDP over all ranks, the number of nodes for HSDP."""
     offload: bool = False  # keep weights, gradients and moments in the CPU's memory (CUDA only)
@@ -172,21 +172,16 @@ class BatchConfig:
 
 
 @dataclass(frozen=True)
-class SftConfig:
+class SftConfig(AdamConfig):
     demos: Path | None = None
     """Clone this file's successes: a run's dump, public records (docs/data.md); by default scripted ones."""
     lr: float = 1e-5
     epochs: int = 3
     max_steps: int | None = None  # stop after this many updates even if epochs remain
     batch: Positive = 128  # turns per update
-    betas: tuple[float, float] = (0.9, 0.98)  # of Adam while cloning, as are the next two
-    weight_decay: float = 0.1
-    grad_clip: float = 1.0
-    freeze_vision: bool = False  # leave the vision tower as it is while cloning
     max_pixels: int | None = None  # demonstrations' screenshots are scaled down to this; None: as the agent's
     warmup: float = 0.1  # share of the updates over which the rate rises; a cosine takes it down again
     held_back: Annotated[float, Ge(0), Lt(1)] = 0.0  # of the demonstrations; the least loss on these is kept
-    eval_every: Positive = 10  # updates between two looks at that loss
 
 
 @dataclass(frozen=True)
@@ -198,30 +193,27 @@ class EvalConfig:
     top_k: int = 20  # 0: no limit
     response_tokens: int = 4096
 
+    @property
+    def interim_episodes(self) -> int:
+        """Return the size of an evaluation before cloning, or in the middle of training."""
+        return min(64, self.episodes)
+
 
 @dataclass(frozen=True)
 class Config:
     recipe: str
-    name: str | None = None  # the run's folder is runs/NAME; by default the recipe's name
-    out: Path = Path("runs")
+    name: str | None = None  # the run's folder: a name under runs/, or a path; by default the recipe's name
     seed: int = 0  # of tasks, samples and batches
     steps: Positive = 140  # RL steps
     eval_every: int = 0  # evaluate every so many steps on tasks set aside, keep the best; 0: neither
-    eval_size: Positive = 64  # episodes of such an evaluation, and of that before cloning
     save_every: Positive = 10  # steps from checkpoint to checkpoint
-    keep: Positive = 2  # checkpoints that stay, the best one apart; dumps: the last 10 steps and every 10th
     resume: bool = False  # go on from the run's last checkpoint
     replay: Path | None = None  # train on the trajectories of this run folder; opens no browser
-    warm_start: Path | None = None
-    """Start from this checkpoint; by default the run's sft checkpoint, made first where the recipe can."""
-    zero: bool = False  # reinforce the model as it is, without demonstrations (R1-Zero)
+    warm_start: str = "sft"
+    """Start from this checkpoint's folder; `sft`: the run's own, made first; `none`: the model as it is."""
     shuffle_rewards: bool = False  # control: permute each group's rewards, so that nothing can be learned
-    threads: Annotated[int, Ge(0)] = 0
-    """CPU threads for torch; 0: all of the rank's cores while training, all but one while Chromium runs."""
     wandb: str | None = None  # project to log to
-    plan: bool = False  # only say whether it fits on --gpus of --gpu-gb each, and which flags make it fit
-    gpus: Positive = 8
-    gpu_gb: Annotated[float, Gt(0)] = 80.0
+    plan: str | None = None  # only say whether it fits on these GPUs: 8x80 are eight of 80 GB each
     model: ModelConfig = field(default_factory=ModelConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     browser: BrowserConfig = field(default_factory=BrowserConfig)
@@ -239,7 +231,8 @@ class Config:
 
     @property
     def run_dir(self) -> Path:
-        return self.out / (self.name or self.recipe + ("-replay" if self.replay else ""))
+        default = f"{self.recipe}-replay" if self.replay else self.recipe
+        return Path("runs") / (self.name or default)
 
     def max_steps(self, step: int) -> int:
         """Return the turns per episode at a step: (15, 30) with stage_steps (90,) is 15 at 0-89, then 30."""

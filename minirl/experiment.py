@@ -102,7 +102,7 @@ class Experiment:
             model = trainer.policy.model
             if any(isinstance(weight, DTensor) for weight in model.parameters()):
                 model = open_model(config, device, None)  # one rank alone can't ask a sharded model
-            threads = config.threads or max(1, cores() - 1)
+            threads = max(1, cores() - 1)  # one is left to Chromium
             sampler = HfSampler(model, self.preprocessor, config.sampler, threads)
         try:
             sampler.sync(trainer.weights())
@@ -120,7 +120,7 @@ class Experiment:
 
     async def demonstrate(self, worker: RolloutWorker) -> list[Trajectory]:
         """Return the successes of the dump that the config names, without those on held-out tasks, or the
-        shortest solutions of the demonstrated goals, acted out and confirmed by the task's rules."""
+        solutions of the demonstrated goals, acted out and confirmed by the task's rules."""
         from minirl.benchmarks.recorded import demonstrations
         from minirl.benchmarks.task_sets import drop_leaked
         from minirl.demonstrations import load_demonstrations

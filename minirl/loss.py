@@ -2,17 +2,18 @@
 
     grpo         sum of  w * [ max(-ratio * A, -clip(ratio, 1 - low, 1 + high) * A)  +  kl * k3 ]
     filtered-bc  sum of  w * -logprob, over the successes only (or demonstrations: imitation)
-    awr          sum of  w * -logprob * exp(A / temperature), A = reward - group mean
+    awr          sum of  w * -logprob * exp(A), A = reward - group mean
 
 ratio = exp(logprob - old), where old is the sampler's log-prob or, with `--loss.old recompute`, the trainer's
-before the step's first update; then a token's weight is multiplied by min(trainer / sampler, correction),
-truncated importance sampling. k3 = exp(ref - logprob) - (ref - logprob) - 1. How tokens are averaged is all
+before the step's first update; then a token's weight is multiplied by min(trainer / sampler, 2), truncated
+importance sampling. k3 = exp(ref - logprob) - (ref - logprob) - 1. How tokens are averaged is all
 in w: with |r| the length of a response, T the turns of its trajectory, G the trajectories of its group
 
-    openwebrl    1 / (|r| * turns of the minibatch); in the paper's formula, trajectories (`--loss.over`)
-    webagent-r1  1 / (|r| * T * G * groups), M-GRPO; the released code's is `grpo` here
-    grpo         1 / (tokens of the trajectory * G * groups)
-    token-mean   1 / (tokens of the minibatch), DAPO, as the asymmetric clip
+    openwebrl        1 / (|r| * turns of the minibatch), as in the released code
+    openwebrl-paper  1 / (|r| * trajectories of the minibatch), the paper's formula
+    webagent-r1      1 / (|r| * T * G * groups), M-GRPO; the released code's is `grpo` here
+    grpo             1 / (tokens of the trajectory * G * groups)
+    token-mean       1 / (tokens of the minibatch), DAPO, as the asymmetric clip
 
 Denominators are of the whole minibatch, over all ranks, so that cutting it up changes nothing. OpenWebRL
 section 3.4, WebAgent-R1 sections 3 and 4. Suffixes: N response tokens, H hidden size, V vocabulary.
@@ -26,6 +27,8 @@ from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
 from torch import Tensor
 
 from minirl.config import LossConfig
+
+MAX_CORRECTION = 2.0  # of truncated importance sampling
 
 
 def token_logprobs(
@@ -56,22 +59,30 @@ def turn_weights(
     groups [0, 0] and lengths [[2], [4, 1]] WebAgent-R1's are [[0.25], [0.0625, 0.25]]."""
     sizes = sizes or Counter(groups)
     mean_size = sum(sizes.values()) / len(sizes)
-    over = sum(map(len, lengths)) if config.over == "turns" else len(lengths)
-    tokens = sum(map(sum, lengths))
-    shares = [mean_size / sizes[group] / len(groups) for group in groups]  # 1 / (G * groups), if all are here
-    weight = {
-        "openwebrl": lambda n, own, share: 1 / (n * over),
-        "webagent-r1": lambda n, own, share: share / (n * len(own)),
-        "grpo": lambda n, own, share: share / sum(own),
-        "token-mean": lambda n, own, share: 1 / tokens,
-    }[config.weighting]
-    return [[weight(n, own, share) for n in own] for own, share in zip(lengths, shares, strict=True)]
+    turns = sum(len(responses) for responses in lengths)
+    tokens = sum(sum(responses) for responses in lengths)
+    weights = []
+    for group, responses in zip(groups, lengths, strict=True):
+        share = mean_size / sizes[group] / len(groups)  # 1 / (G * groups), if all of the step are here
+        match config.weighting:
+            case "openwebrl":
+                own = [1 / (n * turns) for n in responses]
+            case "openwebrl-paper":
+                own = [1 / (n * len(lengths)) for n in responses]
+            case "webagent-r1":
+                own = [share / (n * len(responses)) for n in responses]
+            case "grpo":
+                own = [share / sum(responses)] * len(responses)
+            case "token-mean":
+                own = [1 / tokens] * len(responses)
+        weights.append(own)
+    return weights
 
 
-def truncated_correction(trainer: Sequence[float], sampler: Sequence[float], limit: float) -> list[float]:
-    """Return min(p trainer / p sampler, limit) for every token; all 1 if the limit is 0."""
-    if not limit:
-        return [1.0] * len(trainer)
+def truncated_correction(
+    trainer: Sequence[float], sampler: Sequence[float], limit: float = MAX_CORRECTION
+) -> list[float]:
+    """Return min(p trainer / p sampler, limit) for every token, from their log-probs."""
     return (torch.tensor(trainer) - torch.tensor(sampler)).exp().clamp_max(limit).tolist()
 
 

@@ -60,7 +60,7 @@ def make_policy(
     policy.requires_grad_(train)
     if train and config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if config.model.freeze_vision:
+    if config.model.freeze_vision == "always":
         if preprocessor.images is None:
             raise ValueError("--model.freeze-vision: this model has no vision tower")
         model.model.visual.requires_grad_(False)

@@ -37,7 +37,7 @@ def tiny() -> Config:
         save_every=1,
         # imitation is shown short orders and four long ones, which are left to reinforcement
         task=TaskConfig(short=3, demo_long=0.04),
-        model=ModelConfig(max_pixels=256 * 192, freeze_vision=True),
+        model=ModelConfig(max_pixels=256 * 192, freeze_vision="always"),
         agent=AgentConfig(brief=True, response_tokens=96, context_tokens=1024),
         browser=BrowserConfig(
             width=480, height=360, episodes=24, action_seconds=15, episode_seconds=120, quiet_ms=0
@@ -73,21 +73,25 @@ def tiny_text() -> Config:
     )
 
 
+NO_TASKS = TaskConfig(train="", heldout="")  # a paper's recipe does not train on generated shops unasked
+
+
 def openwebrl_4b() -> Config:
     """OpenWebRL, 4B: 90 iterations of 15 turns, then 50 of 30. Tables 7 (training) and 8 (evaluation)."""
     return Config(
         recipe="openwebrl_4b",
         steps=140,
-        model=ModelConfig(path="Qwen/Qwen3-VL-4B-Thinking", gradient_checkpointing=True),
+        task=NO_TASKS,
+        model=ModelConfig(path="Qwen/Qwen3-VL-4B-Thinking", gradient_checkpointing=True, freeze_vision="sft"),
         browser=BrowserConfig(episodes=80, width=1280, height=1000),  # of 80 to 100 sandboxes; size: code
         sampler=SamplerConfig(temperature=0.8),
         rollout=RolloutConfig(group=5, groups=48, max_steps=(15, 30), stage_steps=(90,)),
         reward=RewardConfig(invalid="drop", format="every"),  # ours; paper: mask; code: last
-        loss=LossConfig(over="turns"),  # code; paper: trajectories
+        loss=LossConfig(weighting="openwebrl"),  # code; paper: openwebrl-paper
         optim=OptimConfig(lr=1e-6, betas=(0.9, 0.98), weight_decay=0.1, grad_clip=1.0),  # all but decay: code
         batch=BatchConfig(micro_tokens=36_864),  # SFT's longest turn: code, which cuts it
         # lr, warm-up and these: code (Adam's are its library's); epochs and batch: paper
-        sft=SftConfig(betas=(0.9, 0.999), weight_decay=0.0, freeze_vision=True, max_pixels=512 * 512),
+        sft=SftConfig(betas=(0.9, 0.999), weight_decay=0.0, max_pixels=512 * 512),
     )
 
 
@@ -107,6 +111,7 @@ def webagent_r1_3b() -> Config:
     return Config(
         recipe="webagent_r1_3b",
         steps=40,  # code: 647 tasks once
+        task=NO_TASKS,
         model=ModelConfig(path="Qwen/Qwen2.5-3B-Instruct", gradient_checkpointing=True),
         agent=AgentConfig(kind="text", feedback=False, context_tokens=16384, format_errors=5, repeats=5),
         browser=BrowserConfig(width=1280, height=720, episodes=64),  # size: code
@@ -140,7 +145,8 @@ def autowebworld_7b() -> Config:
     return Config(
         recipe="autowebworld_7b",
         steps=508,  # 16,253 samples once, 32 a step
-        zero=True,  # from Qwen's own weights
+        task=NO_TASKS,
+        warm_start="none",  # from Qwen's own weights
         model=ModelConfig(path, max_pixels=max_pixels, gradient_checkpointing=True),
         # responses: code; context: ours; neither paper nor code tells what an action did
         agent=AgentConfig(kind="autowebworld", feedback=False, response_tokens=256, context_tokens=16384),

@@ -271,11 +271,20 @@ class Run:
                 path.unlink()
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple]:
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as one level: {"loss": {"kl": 0.1}} is {"loss.kl": 0.1}."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield (name, old value, new value) for every setting of `new` that `old` has otherwise or lacks."""
-    for name, value in new.items():
-        before = old.get(name)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            yield from differences(before, value, f"{prefix}{name}.")
-        elif before != value:
-            yield prefix + name, before, value
+    before = flatten(old)
+    for name, value in flatten(new).items():
+        if before.get(name) != value:
+            yield name, before.get(name), value

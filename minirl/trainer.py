@@ -31,6 +31,7 @@ from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatc
 from minirl.types import ImageStore
 
 MAX_BAD_STEPS = 3  # consecutive updates without a finite gradient before training gives up
+VALIDATION_UPDATES = 10  # of cloning, between two looks at the loss of the examples held back
 Metrics = dict[str, float]
 
 
@@ -125,7 +126,7 @@ class Trainer:
             gaps = [abs(a - b) for a, b in zip(chain(*scores), old, strict=True)]
             metrics = {"mismatch_mean": sum(gaps) / len(gaps), "mismatch_max": max(gaps)}
             for i, (row, new) in enumerate(zip(rows, scores, strict=True)):
-                factors = truncated_correction(new, row.old, config.correction)
+                factors = truncated_correction(new, row.old)
                 rows[i] = replace(row, old=new, weights=tuple(map(mul, row.weights, factors)))
         each = iter(rows)
         return [replace(t, rows=tuple(next(each) for _ in t.rows)) for t in trajectories], metrics
@@ -135,7 +136,7 @@ class Trainer:
         self, policy: Policy, rows: Sequence[Row], temperature: float | None = None
     ) -> list[tuple[float, ...]]:
         """Return the log-probs of every row's response, of which each rank computes a share."""
-        torch.set_num_threads(self.config.threads or cores())
+        torch.set_num_threads(cores())
         policy.eval()
         policy.temperature = temperature or self.config.sampler.temperature
         found: list[tuple[int, tuple[float, ...]]] = []
@@ -150,14 +151,14 @@ class Trainer:
 
     def clone(self, examples: list[TrajectoryRows], seed: int) -> Iterator[Metrics]:
         """Make the updates of `cloning_batches` at a rate that rises and falls; yield the `loss` of each and,
-        every --sft.eval-every, that of the examples held back, with whose least the weights end."""
+        every VALIDATION_UPDATES, that of the examples held back, with whose least the weights end."""
         sft, best, kept = self.config.sft, math.inf, []
         held = [row for example in held_back(examples, sft) for row in example.rows]
         batches = cloning_batches(examples, sft, seed)
         for i, batch in enumerate(batches, 1):
             rows = [row for example in batch for row in example.rows]
             found = {"loss": self.sft_step(rows, sft.lr * cosine(i - 1, len(batches), sft.warmup))}
-            if held and (i % sft.eval_every == 0 or i == len(batches)):
+            if held and (i % VALIDATION_UPDATES == 0 or i == len(batches)):
                 scores = list(chain(*self._score(self.policy, held, temperature=1.0)))
                 found["validation"] = -sum(scores) / len(scores)
                 if found["validation"] < best:
@@ -180,7 +181,7 @@ class Trainer:
         all ranks. Without a finite gradient it changes nothing; ValueError after several in a row."""
         config, own = self.config, []
         optim = config.sft if cloning else config.optim
-        torch.set_num_threads(config.threads or cores())  # Chromium is idle now
+        torch.set_num_threads(cores())  # Chromium is idle now
         self.policy.train()
         for batch in self._batches(rows, cloning):
             inputs, columns = (batch.sources_N, batch.targets_N), (batch.advantage_N, batch.weight_N)
@@ -193,7 +194,7 @@ class Trainer:
             (loss * self.ranks.world).backward()  # FSDP averages over ranks, and this is a sum
             own.append({name: float(value) for name, value in (sums | {"loss": loss.detach()}).items()})
         totals = add_up(self.ranks.all_gather(own))
-        if cloning and config.sft.freeze_vision and self.preprocessor.images:
+        if cloning and config.model.freeze_vision == "sft" and self.preprocessor.images:
             for weight in self.policy.model.model.visual.parameters():
                 weight.grad = None  # requires_grad can't change once a weight is sharded
         grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), optim.grad_clip)

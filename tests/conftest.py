@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 # several files run at a time with each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault(
+    "LOCAL_WORLD_SIZE", str(os.cpu_count())
+)  # a test, and a script that it starts, has one core
 # A test makes its own small model; one that reaches for a hub should fail at once, not time out.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

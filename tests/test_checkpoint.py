@@ -50,7 +50,7 @@ def names(folder: Path) -> list[str]:
 def test_a_resumed_run_continues_as_if_never_interrupted(new_trainer, new_checkpoints, groups, tmp_path):
     running = new_checkpoints()
     learn(running.trainer, groups, 0)
-    running.save("step_00001", {"step": 1, "cursor": 7, "best": 0.25}, keep=2)
+    running.save("step_00001", {"step": 1, "cursor": 7, "best": 0.25})
     learn(running.trainer, groups, 1)  # while it is being written
     running.finish()
 
@@ -68,12 +68,12 @@ def test_a_resumed_run_continues_as_if_never_interrupted(new_trainer, new_checkp
 
 def test_a_checkpoint_has_its_name_only_when_it_is_complete(new_checkpoints, groups):
     here = new_checkpoints()
-    here.save("step_00001", {"step": 1}, keep=2)
+    here.save("step_00001", {"step": 1})
     assert here.saved() == {"step_00001"} and checkpoints(here.folder) == []
-    here.save("step_00002", {"step": 2}, keep=2)  # completes the one before
+    here.save("step_00002", {"step": 2})  # completes the one before
     assert names(here.folder) == ["step_00001"]
     here.finish()
-    here.save("step_00003", {"step": 3}, keep=2)
+    here.save("step_00003", {"step": 3})
     here.finish()
     assert names(here.folder) == ["step_00002", "step_00003"]
 
@@ -85,7 +85,7 @@ def on_some_ranks(ranks: Ranks, path: Path, folder: Path, replicas: int) -> tupl
     here = Checkpoints(trainer, folder)
     step = here.resume()["step"] if here.saved() else 0
     metrics = learn(trainer, groups, step)
-    here.save(f"step_{step + 1:05d}", {"step": step + 1}, keep=5)
+    here.save(f"step_{step + 1:05d}", {"step": step + 1})
     here.finish()
     return {name: weight.numpy() for name, weight in weights(trainer).items()}, metrics
 
@@ -192,10 +192,10 @@ def saved(new_checkpoints, groups):
     """Checkpoints of steps 1 and 2, and the weights of step 1."""
     here = new_checkpoints()
     learn(here.trainer, groups, 0)
-    here.save("step_00001", {"step": 1}, keep=5)
+    here.save("step_00001", {"step": 1})
     first = weights(here.trainer)
     learn(here.trainer, groups, 1)
-    here.save("step_00002", {"step": 2}, keep=5)
+    here.save("step_00002", {"step": 2})
     here.finish()
     return here, first
 
@@ -283,7 +283,7 @@ def test_a_checkpoint_of_another_model_is_named_and_not_mixed_in(new_checkpoints
     texts = tiny.corpus(["mug", "plate", "red", "blue"], "http://shop-0.test/")
     path = tiny.build(tmp_path / "other", texts, seed=9, hidden=size[0], layers=size[1])
     other = Checkpoints(make_trainer(path, ranks), tmp_path)
-    other.save("step_00001", {"step": 1}, keep=1)
+    other.save("step_00001", {"step": 1})
     other.finish()
     here = new_checkpoints()
     before = weights(here.trainer)
@@ -302,9 +302,9 @@ def test_an_interrupted_save_leaves_the_one_before(saved, monkeypatch):
 
     monkeypatch.setattr("torch.distributed.checkpoint.async_save", full)
     with pytest.raises(OSError, match="no space"):
-        here.save("step_00003", {"step": 3}, keep=5)
+        here.save("step_00003", {"step": 3})
     with pytest.raises(OSError, match="no space"):
-        here.save("step_00002", {"step": 99}, keep=5)  # over an old one
+        here.save("step_00002", {"step": 99})  # over an old one
     assert names(here.folder) == ["step_00001", "step_00002"]
     assert here.resume() == {"step": 2}
 
@@ -326,18 +326,18 @@ def test_a_disk_that_is_full_is_a_usual_error(saved, monkeypatch, method):
 
     monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
     with pytest.raises(OSError, match=r"step_00009\.part could not be written: .*File too large") as caught:
-        here.save("step_00009", {"step": 9}, 2) if method == "save" else here.export("step_00009", {})
+        here.save("step_00009", {"step": 9}) if method == "save" else here.export("step_00009", {})
     assert "\n" not in str(caught.value) and not isinstance(caught.value, SafetensorError)
     assert names(here.folder) == before
     monkeypatch.undo()
-    here.save("step_00009", {"step": 9}, 1)
+    here.save("step_00009", {"step": 9})
     here.finish()
-    assert names(here.folder) == ["step_00009"]
+    assert names(here.folder) == ["step_00002", "step_00009"]
 
 
 def test_a_save_replaces_what_was_there(saved):
     here, _ = saved
-    here.save("step_00002", {"step": 2, "again": True}, keep=5)
+    here.save("step_00002", {"step": 2, "again": True})
     here.finish()
     assert here.load(here.folder / "step_00002") == {"step": 2, "again": True}
     assert sorted(path.name for path in here.folder.iterdir()) == ["step_00001", "step_00002"]
@@ -390,7 +390,7 @@ def test_a_run_that_is_killed_ten_times_ends_as_if_it_had_not_been(preprocessor,
     source = recorded(preprocessor, tiny_folder, tmp_path / "source", steps=30)
 
     def command(name: str) -> list[str]:
-        flags = ["--replay", str(source.root), "--out", str(tmp_path), "--name", name, "--steps", "30"]
+        flags = ["--replay", str(source.root), "--name", str(tmp_path / name), "--steps", "30"]
         return [sys.executable, str(ROOT / "train.py"), "tiny", *flags, "--agent.context-tokens", "256"]
 
     started = time.monotonic()

@@ -29,16 +29,17 @@ from minirl.types import Group, RunEnds, Task, Trajectory, Turn
 
 LOSSES = {
     "openwebrl": LossConfig(),
-    "kl and recomputed": LossConfig("grpo", "webagent-r1", old="recompute", correction=1.5, kl=0.1),
+    "kl and recomputed": LossConfig("grpo", "webagent-r1", old="recompute", kl=0.1),
     "filtered-bc": LossConfig("filtered-bc", "token-mean"),
 }
 SETTINGS = {
     "plain": {},
     "replicas": {"optim": {"replicas": 2}},
     "checkpointing": {"model": {"gradient_checkpointing": True}},
-    "frozen": {"model": {"freeze_vision": True}},
+    "frozen": {"model": {"freeze_vision": "always"}},
     "cloning's own": {
-        "sft": {"betas": (0.5, 0.9), "grad_clip": 0.01, "freeze_vision": True, "max_pixels": 64 * 64}
+        "sft": {"betas": (0.5, 0.9), "grad_clip": 0.01, "max_pixels": 64 * 64},
+        "model": {"freeze_vision": "sft"},
     },
     "small micro-batches": {"micro_tokens": 60},
     "per turn": {"layout": "per-turn", "micro_tokens": 100},

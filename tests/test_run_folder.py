@@ -204,7 +204,7 @@ def test_pruning_removes_screenshots_that_nobody_names(tmp_path, monkeypatch):
 def test_every_steps_dump_stays_on_demand(tmp_path, dump_all):
     run, kept = Run(tmp_path), SimpleNamespace(saved=set, save=lambda *_: None)
     rollout = RolloutConfig(dump_all=dump_all)
-    experiment = SimpleNamespace(run=run, checkpoints=kept, config=SimpleNamespace(keep=2, rollout=rollout))
+    experiment = SimpleNamespace(run=run, checkpoints=kept, config=SimpleNamespace(rollout=rollout))
     for step in range(1, 14):
         run.save_trajectories(Run.step_label(step), [episode()])
     save(experiment, {"step": 13, "cursor": 0})
@@ -251,11 +251,11 @@ def test_an_empty_run_can_be_asked_everything(tmp_path):
 
 def test_differences_name_the_setting_and_both_values():
     old = {"seed": 0, "agent": {"kind": "text", "brief": True}}
-    new = {"seed": 0, "agent": {"kind": "visual", "brief": True, "younger": 1}, "task": {}}
+    new = {"seed": 0, "agent": {"kind": "visual", "brief": True, "younger": 1}, "task": {"x": 2}}
     assert list(differences(old, new)) == [
         ("agent.kind", "text", "visual"),
         ("agent.younger", None, 1),
-        ("task", None, {}),
+        ("task.x", None, 2),
     ]
 
 

@@ -25,7 +25,7 @@ from minirl.types import Task, Trajectory, Turn
 
 # Small in every number; not dynamic, because a model cloned for so few updates never succeeds.
 SMALL = {
-    "eval.episodes": 4,
+    "eval.episodes": 3,
     "eval.response-tokens": 8,
     "agent.response-tokens": 48,
     "task.train-goals": 12,
@@ -37,7 +37,6 @@ SMALL = {
     "reward.partial": 0.5,  # without a success only a failure's worth can differ
     "browser.episodes": 6,
     "optim.lr": 1e-5,  # so that ratios stay near 1 through all passes of a step
-    "threads": 1,
 }
 SMALL_FLAGS = ["--rollout.no-dynamic", *(f"--{name}={value}" for name, value in SMALL.items())]
 METRICS = (
@@ -46,31 +45,31 @@ METRICS = (
 )
 
 
-def small(out: Path, *flags: str) -> list[str]:
+def small(run: Path, *flags: str) -> list[str]:
     """For train.py as a user starts it, with `start`; what follows on such a run is started in this process,
     which has all imports behind it, with `script.run`."""
-    return ["tiny", "--out", str(out), *SMALL_FLAGS, *flags]
+    return ["tiny", "--name", str(run), *SMALL_FLAGS, *flags]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     """A run of two steps."""
-    out = tmp_path_factory.mktemp("runs")
-    done = start("train.py", *small(out, "--steps", "2", "--eval-every", "1", "--eval-size", "2"))
+    run = tmp_path_factory.mktemp("runs") / "tiny"
+    done = start("train.py", *small(run, "--steps", "2", "--eval-every", "1"))
     assert done.returncode == 0, done.stderr
     assert "after RL" in "".join(done.stdout.splitlines()[-4:]), "the table comes last"
-    return out
+    return run
 
 
 def test_a_run_leaves_metrics_evaluations_dumps_and_a_report(finished):
-    run = Run(finished / "tiny")
+    run = Run(finished)
     metrics = run.metrics()
     assert [m["step"] for m in metrics] == [1, 2]
     for key in METRICS.split():
         assert key in metrics[0], key
     assert any(key.startswith("stop/") for key in metrics[0])
     labels = ["before training", "after SFT", "eval_step_00001", "after RL"]
-    assert [(row["label"], row["n"]) for row in run.evals()] == list(zip(labels, (2, 4, 2, 4), strict=True))
+    assert [(row["label"], row["n"]) for row in run.evals()] == list(zip(labels, (3, 3, 3, 3), strict=True))
     best = json.loads((run.checkpoint_dir / "best/state.json").read_text())
     assert best["step"] == 1
     assert {"before", "after_sft", "after_rl", "demos", "step_00001", "step_00002"} <= set(run.labels())
@@ -80,7 +79,7 @@ def test_a_run_leaves_metrics_evaluations_dumps_and_a_report(finished):
 def test_the_first_step_is_on_policy(finished):
     """With the weights that sampled, the trainer's log-probs are the sampler's: every ratio is 1. The
     mean over a step's passes has moved away by the end, but not far at this learning rate."""
-    first = Run(finished / "tiny").metrics()[0]
+    first = Run(finished).metrics()[0]
     assert first["grad_norm"] > 0, "all rewards were equal: nothing is tested here"
     assert first["ratio_mean"] == pytest.approx(1, abs=0.02)
 
@@ -88,12 +87,12 @@ def test_the_first_step_is_on_policy(finished):
 def test_two_ranks_run_the_whole_loop_as_one_does(finished, tmp_path):
     """Browsers, sampler, updates, evaluations and checkpoints: the same episodes, and the same losses."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    flags = small(tmp_path, "--steps", "2", "--eval-every", "1", "--eval-size", "2")
+    flags = small(tmp_path / "tiny", "--steps", "2", "--eval-every", "1")
     command += [str(ROOT / "train.py"), *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("report: ") == 1, "one rank speaks for all"
-    one, two = Run(finished / "tiny"), Run(tmp_path / "tiny")
+    one, two = Run(finished), Run(tmp_path / "tiny")
     for mine, theirs in zip(two.metrics(), one.metrics()[:2], strict=True):
         for name in ("reward", "response_tokens", "turns", "episodes", "groups_kept"):
             assert mine[name] == theirs[name], name
@@ -107,20 +106,20 @@ def test_two_ranks_run_the_whole_loop_as_one_does(finished, tmp_path):
 def test_resume_goes_on_and_shows_no_step_twice(finished, capsys):
     script.run(small(finished, "--steps", "3", "--resume"))
     assert "resumed after step 2" in capsys.readouterr().out
-    assert [m["step"] for m in Run(finished / "tiny").metrics()] == [1, 2, 3]
+    assert [m["step"] for m in Run(finished).metrics()] == [1, 2, 3]
 
 
 def test_replay_trains_on_the_dumps_without_a_browser(finished, monkeypatch):
     """No Chromium can be found, and the same dumps give the same losses twice."""
     monkeypatch.setenv("MINIRL_CHROMIUM", "/nowhere")
-    flags = ["--steps", "2", "--replay", str(finished / "tiny")]
-    flags += ["--warm-start", str(finished / "tiny/checkpoints/sft")]
+    flags = ["--steps", "2", "--replay", str(finished)]
+    flags += ["--warm-start", str(finished / "checkpoints/sft")]
     losses = []
     for name in ("one", "two"):
-        script.run(small(finished, *flags, "--name", name))
-        losses.append([m["loss"] for m in Run(finished / name).metrics()])
+        script.run(small(finished.parent / name, *flags))
+        losses.append([m["loss"] for m in Run(finished.parent / name).metrics()])
     assert len(losses[0]) == 2 and losses[0] == losses[1] and any(losses[0])
-    original = [m["loss"] for m in Run(finished / "tiny").metrics()]
+    original = [m["loss"] for m in Run(finished).metrics()]
     assert losses[0] == pytest.approx(original[:2], rel=1e-4, abs=1e-7)
 
 
@@ -137,40 +136,40 @@ def heeding_interrupts(command: list[str]) -> subprocess.Popen[str]:
             signal.signal(cause, handler)
 
 
-def interrupted(out: Path, finished: Path, *causes: signal.Signals) -> tuple[dict, list[str]]:
+def interrupted(run: Path, finished: Path, *causes: signal.Signals) -> tuple[dict, list[str]]:
     """Starts a run from the finished one's cloned weights and sends the signals after its first step; returns
     the state that it saved, and the flags to go on with. Before that it is tried to train there twice."""
-    start = ["--warm-start", str(finished / "tiny/checkpoints/sft")]
-    flags = small(out, "--steps", "1000", "--save-every", "1000", *start)
+    start = ["--warm-start", str(finished / "checkpoints/sft")]
+    flags = small(run, "--steps", "1000", "--save-every", "1000", *start)
     child = heeding_interrupts([sys.executable, str(ROOT / "train.py"), *flags])
-    metrics = out / "tiny/metrics.jsonl"
+    metrics = run / "metrics.jsonl"
     deadline = time.monotonic() + 200
     while not (metrics.exists() and metrics.read_text().count("\n") >= 1):
         assert time.monotonic() < deadline and child.poll() is None, child.communicate()[0]
         time.sleep(0.2)
-    with pytest.raises(ValueError, match=f"{out / 'tiny'} is in use by process {child.pid} "):
-        script.run(small(out, "--steps", "1", "--resume", *start))
+    with pytest.raises(ValueError, match=f"{run} is in use by process {child.pid} "):
+        script.run(small(run, "--steps", "1", "--resume", *start))
     for cause in causes:
         child.send_signal(cause)
     said, _ = child.communicate(timeout=60)
     assert child.returncode == 130, said
     assert "Traceback" not in said and "--resume" in said
-    saved = checkpoints(out / "tiny/checkpoints")
+    saved = checkpoints(run / "checkpoints")
     state = json.loads((saved[-1] / "state.json").read_text())
     assert state["step"] >= 1 and state["cursor"] > 0
     return state, start
 
 
 def test_interrupt_saves_and_can_be_resumed(finished, tmp_path):
-    out = tmp_path / "runs"
-    state, start = interrupted(out, finished, signal.SIGINT)
-    script.run(small(out, "--steps", str(state["step"]), "--resume", *start))
+    run = tmp_path / "tiny"
+    state, start = interrupted(run, finished, signal.SIGINT)
+    script.run(small(run, "--steps", str(state["step"]), "--resume", *start))
 
 
 # What schedulers send, and what a shell and the kernel send for a terminal that was lost
 @pytest.mark.parametrize("causes", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]])
 def test_what_schedulers_and_lost_terminals_send_saves_too(finished, tmp_path, causes):
-    interrupted(tmp_path / "runs", finished, *causes)
+    interrupted(tmp_path / "tiny", finished, *causes)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,7 @@ def test_what_schedulers_and_lost_terminals_send_saves_too(finished, tmp_path, c
     ],
 )
 def test_bad_input_is_one_line_and_status_2(ended, tmp_path, flags, said):
-    code, err = ended(script, *small(tmp_path, *flags))
+    code, err = ended(script, *small(tmp_path / "tiny", *flags))
     assert code == 2 and said in err and err.count("\n") == 1
 
 
@@ -270,7 +269,7 @@ async def test_a_run_that_finds_nothing_more_to_learn_from_keeps_what_it_has(mon
 
 def test_no_chromium_is_one_line_and_status_2(ended, tmp_path, monkeypatch):
     monkeypatch.setenv("MINIRL_CHROMIUM", "/nowhere")
-    code, err = ended(script, *small(tmp_path))
+    code, err = ended(script, *small(tmp_path / "tiny"))
     assert code == 2 and "MINIRL_CHROMIUM" in err and err.count("\n") == 1
 
 
@@ -280,15 +279,14 @@ def test_no_chromium_is_one_line_and_status_2(ended, tmp_path, monkeypatch):
         (["--steps", "3"], "go on with --resume, or choose another --name"),
         (["--resume", "--task.train", "shops:1-9"], "was made with task.train shops:600-899, not shops:1-9;"),
         (["--replay", "{run}"], "give the new run another --name"),
-        (["--resume", "--name", "tinny"], "--resume: there is no run in"),
+        (["--resume", "--name", "{run}y"], "--resume: there is no run in"),
     ],
 )
 def test_two_runs_are_never_mixed_in_one_folder(ended, finished, flags, said):
     """What is refused is refused before anything in the folder has changed."""
-    run = finished / "tiny"
+    run = finished
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     flags = [flag.format(run=run) for flag in flags]
-    flags += ["--name", "tiny"] if "--replay" in flags else []
     code, err = ended(script, *small(finished, *flags))
     assert code == 2 and said in err and err.count("\n") == 1
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
@@ -296,7 +294,7 @@ def test_two_runs_are_never_mixed_in_one_folder(ended, finished, flags, said):
 
 def test_resuming_a_finished_run_changes_no_row(finished):
     """The last evaluation is made again, with the same seeds, and replaces itself."""
-    run = Run(finished / "tiny")
+    run = Run(finished)
     before = run.evals(), run.metrics()
     script.run(small(finished, "--steps", str(len(run.metrics())), "--resume"))
     assert (run.evals(), run.metrics()) == before

@@ -23,7 +23,6 @@ SMALL = {
     "rollout.groups": 3,
     "sft.epochs": 1,
     "sft.batch": 4,
-    "threads": 1,
     "steps": 2,
 }
 
@@ -36,7 +35,7 @@ def argv(tiny_folder, preprocessor, tmp_path, png, monkeypatch) -> list[str]:
     for name, rows in (("train", [row | past for row in STEPS]), ("heldout", STEPS[:3])):
         (tmp_path / name).mkdir()
         write_steps(tmp_path / name, png, rows)
-    flags = {"model.path": model, "out": tmp_path / "runs", **SMALL}
+    flags = {"model.path": model, "name": tmp_path / "runs/autowebworld_3b", **SMALL}
     flags |= {f"task.{name}": tmp_path / name / "steps.json" for name in ("train", "heldout")}
     return ["autowebworld-3b", "--agent.brief", *(f"--{name}={value}" for name, value in flags.items())]
 
@@ -52,7 +51,7 @@ def test_step_wise_grpo_and_cloning_run_without_a_browser(argv, tmp_path):
     assert first["ratio_mean"] == pytest.approx(1, abs=1e-3), "what was sampled is what is trained"
     assert [row["label"] for row in run.evals()] == ["before training", "after RL"]
 
-    sft.run([*argv, "--name", "cloned", "--sft.lr", "1e-2"])
+    sft.run([*argv, "--name", str(tmp_path / "runs/cloned"), "--sft.lr", "1e-2"])
     cloned = Run(tmp_path / "runs/cloned")
     assert len(cloned.load_trajectories("demos")) == len(STEPS)
     assert (cloned.checkpoint_dir / "sft/config.json").is_file()
@@ -76,7 +75,13 @@ def test_the_same_agent_is_trained_live(argv, tmp_path, ended, monkeypatch):
     monkeypatch.undo()  # Chromium is there again
     live = ["--task.train=shops:400-401", "--task.train-goals=8", "--task.demo-goals=4"]
     live += ["--task.heldout=shops:90001-90002"]
-    live += ["--steps=1", "--rollout.max-steps=2", "--rollout.group=2", "--eval.max-steps=2", "--eval-size=1"]
+    live += [
+        "--steps=1",
+        "--rollout.max-steps=2",
+        "--rollout.group=2",
+        "--eval.max-steps=2",
+        "--eval.episodes=1",
+    ]
     live += ["--browser.episodes=4"]
     train.run([*argv, *live])
     run = Run(tmp_path / "runs/autowebworld_3b")
@@ -85,5 +90,5 @@ def test_the_same_agent_is_trained_live(argv, tmp_path, ended, monkeypatch):
     assert step["ratio_mean"] == pytest.approx(1, abs=1e-3) and "reward/action" not in step
     (first, *_) = run.load_trajectories("step_00001")
     assert first.turns[0].url.startswith("http://shop-40") and first.turns[0].images
-    code, said = ended(sft, *argv, *live, "--name=cloned")
+    code, said = ended(sft, *argv, *live, f"--name={tmp_path}/cloned")
     assert code == 2 and "clone this agent's tasks as recorded steps: python -m minirl.worlds record" in said

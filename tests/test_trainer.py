@@ -108,7 +108,7 @@ def test_layers_that_are_computed_again_give_the_same_weights(new_trainer, group
 def test_what_a_model_or_machine_cannot_do_is_refused(tiny_folder, preprocessor, ranks, tmp_path):
     text = save_text_model(tmp_path / "text", preprocessor, "Llama")
     with pytest.raises(ValueError, match="--model.freeze-vision: this model has no vision tower"):
-        make_trainer(text, ranks, model={"freeze_vision": True})
+        make_trainer(text, ranks, model={"freeze_vision": "always"})
     with pytest.raises(ValueError, match="--optim.offload moves weights off a GPU; there is none"):
         make_trainer(tiny_folder, ranks, optim={"offload": True})
 
@@ -198,7 +198,7 @@ def test_cloning_ends_with_the_weights_that_explain_best_what_was_held_back(new_
     """A third of six episodes is held back: the first two. Their loss is looked at after updates 2, 4 and 5,
     the last of which is made to undo the others: the second look is the best."""
     examples = make_rows(groups, LossConfig())
-    sft = {"batch": 4, "epochs": 9, "max_steps": 5, "lr": 1e-3, "held_back": 0.34, "eval_every": 2}
+    sft = {"batch": 4, "epochs": 9, "max_steps": 5, "lr": 1e-3, "held_back": 0.34}
     cloned = [e for batch in cloning_batches(examples, SftConfig(**sft), 7) for e in batch]
     assert {id(e) for e in cloned} == set(map(id, examples[2:])) and len(examples) == 6
     trainer, made = new_trainer(sft=sft), []
@@ -215,6 +215,7 @@ def test_cloning_ends_with_the_weights_that_explain_best_what_was_held_back(new_
         return loss
 
     monkeypatch.setattr(trainer, "sft_step", step)
+    monkeypatch.setattr("minirl.trainer.VALIDATION_UPDATES", 2)
     found = list(trainer.clone(examples, seed=7))
     looked = {n: one["validation"] for n, one in enumerate(found, 1) if "validation" in one}
     assert list(looked) == [2, 4, 5] and len(found) == 5
@@ -248,16 +249,16 @@ def test_cloning_has_an_optimizer_of_its_own_and_reinforcement_gets_its_own_back
     assert (group["lr"], group["betas"], group["weight_decay"]) == (1e-3, (0.9, 0.98), 0.1)
 
 
-@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("frozen", ["sft", "never"])
 def test_a_vision_tower_that_is_frozen_in_cloning_learns_by_reinforcement(new_trainer, groups, frozen):
     """Neither its weights nor their moments move, and decay leaves them alone, too."""
-    trainer = new_trainer(sft={"freeze_vision": frozen, "weight_decay": 0.4})
+    trainer = new_trainer(model={"freeze_vision": frozen}, sft={"weight_decay": 0.4})
     start, named = weights(trainer), dict(trainer.policy.model.named_parameters())
     tower = {name for name in start if ".visual." in name}
     trainer.sft_step(rows_of(groups), lr=1e-3)
     cloned = weights(trainer)
-    assert ({name for name in start if torch.equal(start[name], cloned[name])} == tower) == frozen
-    assert any(trainer.optimizer.state[named[name]]["exp_avg"].any() for name in tower) != frozen
+    assert ({name for name in start if torch.equal(start[name], cloned[name])} == tower) == (frozen == "sft")
+    assert any(trainer.optimizer.state[named[name]]["exp_avg"].any() for name in tower) != (frozen == "sft")
     learn(trainer, groups)
     reinforced = weights(trainer)
     assert not all(torch.equal(cloned[name], reinforced[name]) for name in tower)
@@ -300,8 +301,9 @@ def test_a_row_with_two_screenshots_is_resized_by_hand(new_trainer):
 def test_a_text_model_has_nothing_to_freeze_or_to_resize(preprocessor, ranks, groups, tmp_path):
     text = save_text_model(tmp_path / "text", preprocessor, "Llama")
     rows = [replace(row, images=()) for row in rows_of(groups) if not row.images]
-    settings = ({}, {"freeze_vision": True, "max_pixels": 64 * 64})
-    losses = [make_trainer(text, ranks, sft=sft).sft_step(rows, lr=1e-3) for sft in settings]
+    usual = make_trainer(text, ranks)
+    other = make_trainer(text, ranks, model={"freeze_vision": "sft"}, sft={"max_pixels": 64 * 64})
+    losses = [trainer.sft_step(rows, lr=1e-3) for trainer in (usual, other)]
     assert losses[0] == losses[1]
 
 
@@ -377,12 +379,10 @@ def test_the_recomputed_loss_by_hand(new_trainer, preprocessor):
 
 
 def test_each_screenshot_of_a_step_is_prepared_once(new_trainer, groups, tiny_folder):
-    """Two epochs, log-probs recomputed and a reference: four passes in many micro-batches, while the memory
-    for numbers holds one picture. The third, blank one stands in for a micro-batch without any."""
+    """Two epochs, log-probs recomputed and a reference: four passes in many micro-batches. The third, blank
+    one stands in for a micro-batch without any."""
     trainer = new_trainer(loss=LossConfig(old="recompute", kl=0.1), epochs=2, micro_tokens=30)
-    images = trainer.preprocessor.images = Images(
-        str(tiny_folder), trainer.config.model.max_pixels, capacity=1
-    )
+    images = trainer.preprocessor.images = Images(str(tiny_folder), trainer.config.model.max_pixels)
     prepared, plain = [], images.processor
     images.processor = lambda images, **rest: prepared.append(images[0].tobytes()) or plain(images, **rest)
     trainer.keep_reference()

@@ -52,7 +52,7 @@ def make_trainer(
     settings = ModelConfig(path=str(path), **(model or {}))
     optim_config = replace(config.optim, lr=lr, **(optim or {}))
     batch_config = replace(config.batch, **{"epochs": 1, "minibatch_turns": 1000} | batch)
-    config = replace(config, threads=1, model=settings, optim=optim_config, batch=batch_config)
+    config = replace(config, model=settings, optim=optim_config, batch=batch_config)
     config = replace(config, loss=loss or LossConfig(), sft=replace(config.sft, **(sft or {})))
     images = {name: picture(name) for name in SIZES}
     open_model = partial(load_model, settings, CPU, "auto")

@@ -67,8 +67,8 @@ def dump(folder: Path, model: Path) -> None:
 def replay(folder: Path) -> Figures:
     model = build_tiny(folder / "model", tiny())
     dump(folder / "source", model)
-    flags = ["tiny", "--model.path", str(model), "--replay", str(folder / "source"), "--out", str(folder)]
-    flags += ["--name", "replayed", "--save-every", "1", "--batch.minibatch-turns", "6"]
+    flags = ["tiny", "--model.path", str(model), "--replay", str(folder / "source")]
+    flags += ["--name", str(folder / "replayed"), "--save-every", "1", "--batch.minibatch-turns", "6"]
     seconds = []
     for more in (["--steps", "1"], ["--steps", "2", "--resume"]):
         start = time.perf_counter()

@@ -51,7 +51,7 @@ train) # the whole loop in generated shops: tiny, two steps, Chromium, vLLM in p
   if [ -n "${BROWSER:-}" ]; then
     export PYTHONPATH="$BROWSER/site:$PYTHONPATH" MINIRL_CHROMIUM="$BROWSER/chromium-headless-shell"
   fi
-  timeout 560 $python train.py tiny --steps 2 --eval-size 16 --out "$work" 2>"$OUT/train.err" | tee "$OUT/train.log"
+  timeout 560 $python train.py tiny --steps 2 --eval.episodes 16 --name "$work/tiny" 2>"$OUT/train.err" | tee "$OUT/train.log"
   cat "$work/tiny/metrics.jsonl" | tee "$OUT/metrics.jsonl" ;;
 cpu-check)
   extra 300

@@ -52,7 +52,7 @@ def make_task_sets(config: Config) -> TaskSets:
 
     validation: list[Task] = []
     if config.eval_every and in_shops:
-        validation = load_source(VALIDATION_SHOPS, config.eval_size, config)
+        validation = load_source(VALIDATION_SHOPS, config.eval.interim_episodes, config)
     elif config.eval_every:
         mixed = random.Random("aside").sample(train, len(train))
         validation = mixed[: math.ceil(VALIDATION_SHARE * len(train))]
@@ -92,6 +92,8 @@ def split_by_length(tasks: Sequence[Task], settings: TaskConfig) -> tuple[list[T
 def load_source(source: str, count: int, config: Config) -> list[Task]:
     """Return `count` tasks in the shops that a setting names, at most `count` of those of the sites in a
     folder that the agent has the means for, or a file's."""
+    if not source:
+        return []
     shops = shops_named(source)
     if shops:
         return tasks_of(shops, count)
@@ -120,7 +122,7 @@ def drop_leaked(tasks: Sequence[Task], others: Sequence[Task], benchmark_of: Fin
 
 def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindBenchmark:
     """Return the function that finds a task's benchmark. WebArena's may ask the model at `endpoint`."""
-    own = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
+    own_reward = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
     webarena = WebArenaBenchmark(config.task.logins, endpoint)
     world = WorldBenchmark(config.reward.partial)
     judged = JudgedBenchmark()
@@ -129,8 +131,8 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindB
     def benchmark_of(task: Task) -> Benchmark:
         if is_recorded(task):
             return recorded
-        if own is not None:
-            return own
+        if own_reward is not None:
+            return own_reward
         if is_webarena(task):
             return webarena
         return world if task.goal else judged

@@ -40,7 +40,7 @@ from minirl.types import (
 from minirl.worlds.render import sites_of, world_at
 from minirl.worlds.scripted_agent import ScriptedPolicy
 
-NEW = 4 * 10**8  # shops from here on are the clock's
+CLOCK_SHOPS = 8 * 10**8  # their numbers are far from those of training
 LOOK = (resources.files("minirl.cli") / "look.js").read_text()
 USAGE = f"""a call is a tool with its arguments as JSON: click {{"point_2d": [500, 120]}}
 points run from [0, 0] at the top left to [{SCALE}, {SCALE}]; an empty line gives up
@@ -51,12 +51,11 @@ points run from [0, 0] at the top left to [{SCALE}, {SCALE}]; an empty line give
 class Options:
     """Watch one episode on a generated site: what is seen, thought and done, and what comes of it."""
 
-    shop: int | None = None
-    """Which shop, by its number; by default the clock draws one that did not exist until then."""
-    site: Path | None = None
-    """In place of a shop, a site that `python -m minirl.worlds make` has written, by its folder."""
+    tasks: str = ""
+    """shops:17-17 for one shop, or the folder of a site that `python -m minirl.worlds make` has written; by
+    default a shop that did not exist until now."""
     task: int = 0
-    """Which of the site's tasks, from 0 on."""
+    """Which of these tasks, from 0 on."""
     checkpoint: Path | None = None
     """A folder with a model that the tiny recipe trained, by default the newest of runs/tiny. Where there is
     none yet, a script acts that knows the way."""
@@ -83,36 +82,37 @@ def main(argv: Sequence[str]) -> int:
 
 def settings(options: Options) -> Config:
     """Return the tiny recipe for one browser and one episode, without limits that a person would meet."""
-    config, shop = tiny(), NEW + int(time.time()) % NEW if options.shop is None else options.shop
+    config = tiny()
     if options.by_hand and options.checkpoint is not None:
         raise ValueError("--by-hand and --checkpoint: who is to act? Give one of them")
     if (options.out / "metrics.jsonl").exists() or (options.out / "checkpoints").exists():
         raise ValueError(f"{options.out} holds a training run; choose another folder with --out")
-    if not 0 <= shop < 2 * NEW:
-        raise ValueError(f"--shop must lie between 0 and {2 * NEW - 1}, not {shop}")
-    if options.site is not None and options.shop is not None:
-        raise ValueError("--shop and --site: where is it to be? Give one of them")
-    found = [] if options.by_hand or options.site else checkpoints(config.run_dir / "checkpoints")
-    path = options.checkpoint or (found[-1] if found else config.model.path)
+    path = config.model.path
+    trained = checkpoints(config.run_dir / "checkpoints")
+    if options.checkpoint is not None:
+        path = str(options.checkpoint)
+    elif trained and not (options.by_hand or options.tasks):
+        path = str(trained[-1])
+    new_shop = int(time.time()) % CLOCK_SHOPS
+    heldout = options.tasks or f"shops:{new_shop}-{new_shop}"
     config = replace(
         config,
-        out=options.out,
-        name=".",  # the folder itself
+        name=str(options.out.resolve()),
         sampler=replace(config.sampler, kind="hf"),  # vLLM would take longer to start than an episode
         browser=replace(config.browser, browsers=1),
-        model=replace(config.model, path=str(path)),
-        task=replace(config.task, heldout=f"shops:{shop}-{shop}"),
-        eval=replace(config.eval, episodes=1),
+        model=replace(config.model, path=path),
+        task=replace(config.task, heldout=heldout),
+        eval=replace(config.eval, episodes=max(1, options.task + 1)),
     )
-    if options.site is not None:
-        task, limits = replace(config.task, heldout=str(options.site)), replace(config.eval, episodes=10**6)
-        browser = replace(config.browser, width=1280, height=720)
-        config = replace(config, task=task, browser=browser, eval=limits)
-    elif not options.by_hand:
-        return config
-    turns, seconds = (100, 86400.0) if options.by_hand else (60, 600.0)
-    agent, limits = replace(config.agent, context_tokens=10**6), replace(config.eval, max_steps=turns)
-    return replace(config, agent=agent, eval=limits, browser=replace(config.browser, episode_seconds=seconds))
+    is_site = Path(heldout).is_dir()
+    if is_site:
+        config = replace(config, browser=replace(config.browser, width=1280, height=720))
+    if is_site or options.by_hand:
+        turns = replace(config.eval, max_steps=100)
+        browser = replace(config.browser, episode_seconds=86400.0)
+        config = replace(config, eval=turns, browser=browser)
+        config = replace(config, agent=replace(config.agent, context_tokens=10**6))
+    return config
 
 
 async def play(options: Options, config: Config, ranks: Ranks) -> None:
@@ -124,14 +124,17 @@ async def play(options: Options, config: Config, ranks: Ranks) -> None:
     task = tasks[options.task]
     row("task", task.instruction, "bold")
     async with experiment.worker() as worker:
-        worlds = [world_at(site) for site in sites_of([task])]
-        policy = ScriptedPolicy(worlds[0], task, worker.harness.preprocessor, config.agent)
-        label = "scripted"
         if options.by_hand:
-            label, policy = "by-hand", ask_person
+            label = "by-hand"
+            policy = ask_person
         elif config.model.path != "tiny":
+            label = "checkpoint"
             sampling = Sampling(limits.temperature, limits.top_p, limits.top_k)
-            label, policy = "checkpoint", worker.policy(sampling, limits.response_tokens, "demo", task.id)
+            policy = worker.policy(sampling, limits.response_tokens, "demo", task.id)
+        else:
+            label = "scripted"
+            (site,) = sites_of([task])
+            policy = ScriptedPolicy(world_at(site), task, worker.harness.preprocessor, config.agent)
         worker.harness.agent = Shown(config, run)
         trajectory = await worker.episode(task, 0, policy, limits.max_steps)
     run.save_trajectories(label, [trajectory])
@@ -141,8 +144,9 @@ async def play(options: Options, config: Config, ranks: Ranks) -> None:
 
 def row(label: str, text: str, style: str = "") -> None:
     """Print a short label and a text beside it; the terminal breaks it, so that a path can be clicked."""
-    shown = Text(f"{printable(label):<11}", style="dim").append(printable(text), style=f"not dim {style}")
-    CONSOLE.print(shown, soft_wrap=True)
+    line = Text(f"{printable(label):<11}", style="dim")
+    line.append(printable(text), style=f"not dim {style}")
+    CONSOLE.print(line, soft_wrap=True)
 
 
 class Shown(OpenWebRLAgent):
@@ -150,14 +154,17 @@ class Shown(OpenWebRLAgent):
 
     def __init__(self, config: Config, run: Run):
         super().__init__(config.agent)
-        self.images, self.turns = run.images, 0
+        self.images = run.images
+        self.turns = 0
 
     async def observe(self, session: Session) -> Observation:
-        seen = await super().observe(session)
-        row("tabs", seen.text.partition("Available tabs:\n")[2])
-        if seen.image is not None:
-            row("image", str(self.images.path(self.images.put(seen.image))), "cyan")
-        return seen
+        observation = await super().observe(session)
+        _, _, tabs = observation.text.partition("Available tabs:\n")
+        row("tabs", tabs)
+        if observation.image is not None:
+            name = self.images.put(observation.image)
+            row("image", str(self.images.path(name)), "cyan")
+        return observation
 
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
         self.turns += 1
@@ -165,8 +172,10 @@ class Shown(OpenWebRLAgent):
         if parsed.thought:
             row("thinks", parsed.thought, "italic")
         for call, line in zip(parsed.calls, feedback, strict=False):
-            row(call.name, json.dumps(dict(call.arguments), ensure_ascii=False), "bold")
-            row("", line.removeprefix(f"{call.name}: "), "red" if ": failed, " in line else "green")
+            arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
+            row(call.name, arguments, "bold")
+            colour = "red" if ": failed, " in line else "green"
+            row("", line.removeprefix(f"{call.name}: "), colour)
         if parsed.error:
             row("error", parsed.error.removeprefix("Error: "), "red")
         return super().visible_feedback(parsed, feedback)
@@ -175,25 +184,33 @@ class Shown(OpenWebRLAgent):
 async def ask_person(t: int, prompt: Prompt, session: Session) -> Sample:
     """Be the policy of a person, who is asked until a line is a call, and told what can be clicked."""
     if t == 0:
-        say(USAGE + "\n".join(f"  {name} {' '.join(tool.arguments)}" for name, tool in TOOLS.items()), "dim")
+        say(USAGE, "dim")
+        for name, tool in TOOLS.items():
+            say(f"  {name} {' '.join(tool.arguments)}", "dim")
     for name, x, y, _ in await session.do(session.page.evaluate(LOOK)):
         say(f"  {x * SCALE:4.0f} {y * SCALE:4.0f}  {name}")
     say("your call:")
-    while line := sys.stdin.readline().strip():
+    while True:
+        line = sys.stdin.readline().strip()
+        if not line:
+            raise BrowserFault(Stop.CANCELLED, "given up by hand")
         name, _, arguments = line.partition(" ")
         call = json.dumps({"name": name, "arguments": arguments or "{}"})
         text = f"</think><tool_call>{call}</tool_call>"
-        if not (problem := parse(text).error):
+        problem = parse(text).error
+        if not problem:
             return Sample((), (), "stop", text=text)
         say(problem, "red")
-    raise BrowserFault(Stop.CANCELLED, "given up by hand")
 
 
-def show_verdict(t: Trajectory) -> None:
-    """Print how the episode ended, what the verifier read, and what it wanted."""
+def show_verdict(trajectory: Trajectory) -> None:
+    """Print how the episode ended, what the verifier read, and what it expected."""
     CONSOLE.rule("verdict", align="left", style="dim")
-    outcome, style = ("success", "bold green") if t.success else (t.error or "failure", "bold red")
-    row("verdict", outcome, style)
-    row("ended by", f"{t.stop.value}, after {len(t.turns)} turns and {duration(t.seconds)}")
-    row("found", json.dumps(t.final_state))
-    row("wanted", json.dumps(t.task.goal))
+    if trajectory.success:
+        row("verdict", "success", "bold green")
+    else:
+        row("verdict", trajectory.error or "failure", "bold red")
+    turns, seconds = len(trajectory.turns), duration(trajectory.seconds)
+    row("ended by", f"{trajectory.stop.value}, after {turns} turns and {seconds}")
+    row("state", json.dumps(trajectory.final_state))
+    row("expected", json.dumps(trajectory.task.goal))

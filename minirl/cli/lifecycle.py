@@ -1,6 +1,6 @@
 """A run's life beside learning: where it starts, its evaluations and checkpoints, how it ends.
 
-    begin --> { evaluate_if_due, one step of train.py, end_step } ... --> finish
+    check_run --> begin --> { evaluate_if_due, one step of train.py, end_step } ... --> finish
 
 Stands around train.py and sft.py, which show their algorithms alone. `state` is what a checkpoint remembers:
 the number of finished steps and the task stream's cursor.
@@ -9,46 +9,101 @@ the number of finished steps and the task stream's cursor.
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from minirl.checkpoint import checkpoints
+from minirl.config import Config, to_json
 from minirl.console import say
 from minirl.evaluation.failures import step_metrics
 from minirl.experiment import Experiment
 from minirl.metrics import rollout_metrics
 from minirl.rollout import Collected, RolloutWorker
-from minirl.run_folder import REGULAR, Run
+from minirl.run_folder import REGULAR, Run, flatten
 from minirl.types import Group, RunEnds, Task
 
 State = dict[str, Any]
 # Evaluations of the whole held-out set: the name of the dump, and for people
 PHASES = {"before": "before training", "after_sft": "after SFT", "after_rl": "after RL"}
+KEPT_DUMPS = 10  # the newest RL steps, beside every tenth
+# A run with others of these would not be the same run: its warm start and held-out tasks would not fit
+FIXED = ("seed", "task.", "model.", "agent.", "sft.", "eval.episodes")
+
+
+def check_settings(config: Config) -> None:
+    """Raise ValueError if the config can't be trained with, or the run's folder was made with another model,
+    seed, task set or agent."""
+    if config.sampler.kind == "remote":
+        raise ValueError("--sampler remote: a served model can't be trained; use eval.py, or --sft.demos")
+    for name in ("train", "heldout"):
+        if not (getattr(config.task, name) or config.replay):
+            fix = f"give --task.{name} FILE (or shops:0-299, for generated ones)"
+            raise ValueError(f"recipe {config.recipe} brings no tasks along: {fix}")
+    folder = config.run_dir
+    saved = flatten(Run(folder).config())
+    given = flatten(to_json(config))
+    if config.model.path == "tiny":
+        given["model.path"] = str((config.replay or folder) / "model")
+    for name in saved:
+        if name not in given:
+            raise ValueError(f"{folder} was made by another version, with {name}; choose another --name")
+    fixed = FIXED
+    if config.loss.kl:
+        fixed += ("warm_start",)  # it is the reference
+    for name, value in given.items():
+        if saved and name.startswith(fixed) and saved.get(name) != value:
+            problem = f"{folder} was made with {name} {saved.get(name)}, not {value}"
+            raise ValueError(f"{problem}; choose another --name")
+
+
+def check_run(config: Config) -> None:
+    """Raise ValueError if train.py can't run, or two runs would mix in one folder."""
+    check_settings(config)
+    run = Run(config.run_dir)
+    saved = checkpoints(run.checkpoint_dir)
+    if config.replay is not None:
+        if config.replay.resolve() == run.root.resolve():
+            raise ValueError("--replay reads a run's dumps; give the new run another --name")
+        if not Run(config.replay).step_labels():
+            raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
+        if saved and not run.config().get("replay"):
+            raise ValueError(f"{run.root} holds a run that was not a replay; choose another --name")
+    elif saved and not config.resume:
+        raise ValueError(f"{run.root} holds a run already; go on with --resume, or choose another --name")
+    if config.resume and not run.root.exists():
+        raise ValueError(f"--resume: there is no run in {run.root}")
 
 
 async def begin(experiment: Experiment, worker: RolloutWorker, warm_start: Callable) -> State:
-    """Return the state to start from: of the last checkpoint, a given one, or `warm_start`, made now. The
-    sampler has its weights, and the held-out tasks have been evaluated with them."""
-    config, trainer, kept = experiment.config, experiment.trainer, experiment.checkpoints
-    sft = kept.folder / "sft"
-    resumed = bool(kept.saved())
-    cloned = experiment.ranks.broadcast((sft / "state.json").is_file())
-    if not resumed:
-        experiment.run.truncate_after(0 if cloned and config.warm_start is None else -1)
+    """Return the state to start from: of the last checkpoint, a given one, or `warm_start`, made now.
+
+    The sampler has its weights, and the held-out tasks have been evaluated with them.
+    """
+    config, trainer, saved = experiment.config, experiment.trainer, experiment.checkpoints
+    sft = saved.folder / "sft"
+    is_resumed = bool(saved.saved())
+    is_cloned = experiment.ranks.broadcast((sft / "state.json").is_file())
+    if not is_resumed:
+        keeps_cloning = is_cloned and config.warm_start == "sft"
+        experiment.run.truncate_after(0 if keeps_cloning else -1)
         experiment.ranks.barrier()
-    if config.zero:
+    if config.warm_start == "none":
         say(f"starting from {config.model.path} as it is")
-    elif config.warm_start is None and not cloned:
+    elif config.warm_start == "sft" and not is_cloned:
         await warm_start(experiment, worker)
     else:
-        kept.start_from(config.warm_start or sft)
-        say(f"starting from {config.warm_start or sft}")
+        start = sft if config.warm_start == "sft" else Path(config.warm_start)
+        saved.start_from(start)
+        say(f"starting from {start}")
+    # also of a resumed run the reference is what it started from
     trainer.keep_reference()
     trainer.reset_optimizer()
     state = {"step": 0, "cursor": 0}
-    if resumed:
-        state = kept.resume()
+    if is_resumed:
+        state = saved.resume()
         experiment.run.truncate_after(state["step"])
     worker.sync(trainer.weights())
-    label = "before" if config.zero else "after_sft"
+    label = "before" if config.warm_start == "none" else "after_sft"
     if PHASES[label] not in evaluated(experiment):
         await evaluate(experiment, worker, experiment.tasks.heldout, label, 0)
     return state
@@ -60,29 +115,31 @@ async def evaluate(
     """Record the success on tasks under `label`, and return it."""
     await experiment.reset_sites()
     trajectories = await experiment.run_tasks(worker, tasks, label)
-    valid = [t for t in trajectories if t.stop.is_agent_fault]  # as eval.py counts, without aborted ones
+    # as eval.py counts, without aborted ones
+    valid = [trajectory for trajectory in trajectories if trajectory.stop.is_agent_fault]
     if not valid:
         raise ValueError(f"{label}: no episode counts; of the first one: {trajectories[0].error}")
-    successes, aborted = sum(t.success for t in valid), len(trajectories) - len(valid)
-    label = PHASES.get(label, label)
-    return experiment.log.evaluation(label, step, successes, len(valid), aborted)
+    successes = sum(trajectory.success for trajectory in valid)
+    aborted = len(trajectories) - len(valid)
+    return experiment.log.evaluation(PHASES.get(label, label), step, successes, len(valid), aborted)
 
 
 def evaluated(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """Return the evaluations that have been recorded, by name."""
+    """Return the evaluations that have been recorded, by name, on all ranks."""
     return experiment.ranks.broadcast({row["label"]: row for row in experiment.run.evals()})
 
 
 async def evaluate_if_due(experiment: Experiment, worker: RolloutWorker, state: State) -> None:
     """Every `eval_every` steps, evaluate tasks set aside for that, and keep the best weights so far."""
-    config, step, label = experiment.config, state["step"], f"eval_{Run.step_label(state['step'])}"
-    due = config.eval_every and step and step % config.eval_every == 0
-    if not due or label in evaluated(experiment):  # it may have been made before --resume
+    config, step = experiment.config, state["step"]
+    label = f"eval_{Run.step_label(step)}"
+    is_due = config.eval_every and step and step % config.eval_every == 0
+    if not is_due or label in evaluated(experiment):  # it may have been made before --resume
         return
-    tasks = experiment.tasks.validation[: config.eval_size]
+    tasks = experiment.tasks.validation[: config.eval.interim_episodes]
     success = await evaluate(experiment, worker, tasks, label, step)
-    regular = [row["success"] for name, row in evaluated(experiment).items() if name.startswith(REGULAR)]
-    if success == max(regular):
+    rates = [row["success"] for name, row in evaluated(experiment).items() if name.startswith(REGULAR)]
+    if success == max(rates):
         experiment.checkpoints.export("best", state)
 
 
@@ -103,10 +160,11 @@ def end_step(
 
 def save(experiment: Experiment, state: State) -> None:
     """Write the checkpoint of the step that was finished last, if it is not there yet."""
-    name, kept = Run.step_label(state["step"]), experiment.checkpoints
-    if state["step"] and name not in kept.saved():
-        kept.save(name, state, experiment.config.keep)
-        experiment.run.prune(keep_steps=state["step"] if experiment.config.rollout.dump_all else 10)
+    name = Run.step_label(state["step"])
+    if state["step"] and name not in experiment.checkpoints.saved():
+        experiment.checkpoints.save(name, state)
+        keeps_all = experiment.config.rollout.dump_all
+        experiment.run.prune(keep_steps=state["step"] if keeps_all else KEPT_DUMPS)
 
 
 @contextmanager

@@ -1,14 +1,15 @@
 """Plan a run's memory: the bytes on each GPU, whether they fit, and if not, flags to try.
 
-Stands behind `python train.py RECIPE --plan --gpus 8 --gpu-gb 80`. With P parameters sharded by FSDP2 over
-S = gpus / replicas, and e bytes in the compute dtype: weights and gradients are 4 P / S each, AdamW's moments
-8 P / S, a reference (with a KL term) 4 P / S. Gathered are the root and two layers, one of them prefetched,
-and their gradients, a layer's in float32 too. vLLM has e P and a KV cache, which it drops for the update, as
-gradients are dropped after it; a judge of our own has e P. Fragmentation is not counted; a GB is 1e9 bytes.
+Stands behind `python train.py RECIPE --plan 8x80`. With P parameters sharded by FSDP2 over S = gpus /
+replicas, and e bytes in the compute dtype: weights and gradients are 4 P / S each, AdamW's moments 8 P / S, a
+reference (with a KL term) 4 P / S. Gathered are the root and two layers, one of them prefetched, and their
+gradients, a layer's in float32 too. vLLM has e P and a KV cache, which it drops for the update, as gradients
+are dropped after it; a local judge has e P. Fragmentation is not counted; a GB is 1e9 bytes.
 """
 
 import functools
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,19 +21,27 @@ from minirl.console import CONSOLE, new_table, say
 from minirl.model import blueprint
 
 GB = 10**9
-EPISODES_PER_CONTEXT = 16  # of the least KV cache: most episodes wait for their browser
+EPISODES_PER_CONTEXT = 16  # of the smallest KV cache: most episodes wait for their browser
 CUDA_BYTES = 2 * GB  # assumed: CUDA's context, NCCL's buffers, cuBLAS's workspace
 VLLM_BYTES = 3 * GB  # assumed: CUDA graphs, a prefill's activations, images being encoded
 LIGER_BYTES = 4 * 4 * 2048 * 4096  # its backward pass: four float32 blocks of 2048 tokens x 4096 words
 ENTROPY_BYTES = 5 * 4 * 256  # a word's, in loss.token_entropies: five float32 blocks of 256 tokens
 # First what hardly slows training, then what does, what is learned, the CPU's memory, length
 REMEDIES = """--batch.micro-tokens as few as --agent.context-tokens, --optim.replicas 1,
---model.gradient-checkpointing, fewer --browser.episodes, --model.freeze-vision, --optim.offload, half the
---agent.context-tokens and --batch.micro-tokens"""
+--model.gradient-checkpointing, fewer --browser.episodes, --model.freeze-vision always, --optim.offload, half
+the --agent.context-tokens and --batch.micro-tokens"""
+
+
+def machine(text: str) -> tuple[int, float]:
+    """Return how many GPUs a machine has and the GB of each: "8x80" is (8, 80.0)."""
+    match = re.fullmatch(r"([1-9]\d*)x(\d*[1-9]\d*)", text)
+    if match is None:
+        raise ValueError(f"--plan {text}: give the number of GPUs and the GB of each, as in --plan 8x80")
+    return int(match[1]), float(match[2])
 
 
 def layer_bytes(layer: Any, e: int) -> tuple[int, int, int]:
-    """Return the width h of a decoder layer or vision block, the bytes per token or patch that autograd keeps
+    """Return the width h of a decoder layer or vision block, the bytes per token or patch that autograd saves
     of it, and those of the gradients alive at once: three of the MLP's width, two of the layer's.
 
     With query and key widths q and k and MLP width i: norms, 4h; query, key, value and attention's output,
@@ -41,19 +50,24 @@ def layer_bytes(layer: Any, e: int) -> tuple[int, int, int]:
     """
     # the names are those of Llama, Qwen2, Qwen3 and the Qwen-VLs
     parts: dict[str, Any] = {name.rpartition(".")[2]: part for name, part in layer.named_modules()}
-    inner = parts["down_proj" if "down_proj" in parts else "linear_fc2"].in_features
-    kept, wide = inner * (4 if "gate_proj" in parts else 2), 0
+    last = parts["down_proj"] if "down_proj" in parts else parts["linear_fc2"]
+    inner = last.in_features
+    saved = 4 * inner if "gate_proj" in parts else 2 * inner
+    in_float32 = 0
     if "qkv" in parts:
         width = parts["qkv"].in_features
-        kept += 11 * width
+        saved += 11 * width
     else:
-        query, key = parts["q_proj"], parts["k_proj"]
-        width, heads = query.in_features, query.out_features + key.out_features
-        wide = heads if "q_norm" in parts else 0
-        kept += 4 * width + 2 * heads + wide
-    if not any(isinstance(part, nn.LayerNorm) for part in parts.values()):
-        wide += 2 * width
-    return width, e * kept + 4 * wide, e * (3 * inner + 2 * width)
+        width = parts["q_proj"].in_features
+        heads = parts["q_proj"].out_features + parts["k_proj"].out_features
+        saved += 4 * width + 2 * heads
+        if "q_norm" in parts:
+            saved += heads
+            in_float32 += heads
+    has_layer_norm = any(isinstance(part, nn.LayerNorm) for part in parts.values())
+    if not has_layer_norm:
+        in_float32 += 2 * width
+    return width, e * saved + 4 * in_float32, e * (3 * inner + 2 * width)
 
 
 @functools.cache
@@ -62,44 +76,58 @@ def meta_model(path: str) -> tuple[Any, Any]:
     if path == "tiny":
         raise ValueError("--plan counts a checkpoint's memory, and tiny has none yet: give another recipe")
     model: Any = blueprint(path)
-    return model, model.model.visual if hasattr(model.config, "vision_config") else None
+    tower = model.model.visual if hasattr(model.config, "vision_config") else None
+    return model, tower
 
 
 def size(module: nn.Module | None) -> int:
+    """Return how many parameters a module has."""
     return sum(weight.numel() for weight in module.parameters()) if module else 0
 
 
 def row_patches(config: Config, vision: Any) -> int:
-    """Return the patches in a row, if a turn adds its screenshots and a quarter of the longest response; a
-    prefix tree has the turns' common part once, so there can hardly be more."""
-    pixels = min(config.browser.width * config.browser.height, config.model.max_pixels or 2**31)
+    """Return the patches in a row, if a turn adds its screenshots and a quarter of the longest response.
+
+    A prefix tree has the turns' common part once, so there can hardly be more.
+    """
+    pixels = config.browser.width * config.browser.height
+    if config.model.max_pixels is not None:
+        pixels = min(pixels, config.model.max_pixels)
     screenshot = math.ceil(pixels / (vision.patch_size * vision.spatial_merge_size) ** 2)  # in tokens
-    seen = config.agent.screenshots * screenshot
-    turns = max(1, config.batch.micro_tokens // (seen + config.agent.response_tokens // 4))
-    return turns * seen * vision.spatial_merge_size**2
+    per_turn = config.agent.screenshots * screenshot
+    turns = config.batch.micro_tokens // (per_turn + config.agent.response_tokens // 4)
+    return max(1, turns) * per_turn * vision.spatial_merge_size**2
 
 
 def activations(config: Config, e: int) -> tuple[int, int]:
-    """Return the bytes of a row: those that forward leaves for backward, and the most beside it at a time: a
-    layer, or the entropies, or the head. Liger never holds (N, V) logits, but, in float32, the gradients of
-    the head (V, H) and of the hidden states (N, H). Attention's own blocks are small and left out."""
-    (model, tower), tokens = meta_model(config.model.path), config.batch.micro_tokens
-    head, checkpointing = model.lm_head, config.model.gradient_checkpointing
+    """Return the bytes of a row: those that the forward pass leaves for the backward pass, and the most that
+    is beside them at a time: a layer, or the entropies, or the head.
+
+    Liger never holds (N, V) logits, but, in float32, the gradients of the head (V, H) and of the hidden
+    states (N, H). Attention's own blocks are small and left out.
+    """
+    model, tower = meta_model(config.model.path)
+    tokens, head = config.batch.micro_tokens, model.lm_head
     left = tokens * head.in_features * (4 + 2 * e)  # the last norm
-    moments = [4 * head.in_features * (head.out_features + tokens) + LIGER_BYTES]
-    moments += [ENTROPY_BYTES * head.out_features]
-    parts = [(model.get_decoder().layers, tokens)]
+    head_bytes = 4 * head.in_features * (head.out_features + tokens) + LIGER_BYTES
+    moments = [head_bytes, ENTROPY_BYTES * head.out_features]
+    stacks = [(model.get_decoder().layers, tokens)]
     if tower:
         patches = row_patches(config, tower.config)
-        seen = 0 if config.model.freeze_vision else patches
-        parts.append((tower.blocks, seen))
+        trained = 0 if config.model.freeze_vision == "always" else patches
+        stacks.append((tower.blocks, trained))
         mergers = sum(type(module).__name__.endswith("PatchMerger") for module in tower.modules())
+        width, _, _ = layer_bytes(tower.blocks[0], e)
         left += patches * tower.patch_embed.proj.weight[0].numel() * (4 + e)  # the images
-        left += seen * mergers * 3 * e * layer_bytes(tower.blocks[0], e)[0]  # norm, first layer, GELU
-    for layers, length in parts:
+        left += trained * mergers * 3 * e * width  # norm, first layer, GELU
+    for layers, length in stacks:
         width, saved, passing = layer_bytes(layers[0], e)
-        left += len(layers) * length * (e * width if checkpointing else saved)
-        moments.append(length * (passing + saved * checkpointing))
+        if config.model.gradient_checkpointing:
+            left += len(layers) * length * e * width
+            moments.append(length * (passing + saved))
+        else:
+            left += len(layers) * length * saved
+            moments.append(length * passing)
     return left, max(moments)
 
 
@@ -107,7 +135,8 @@ def activations(config: Config, e: int) -> tuple[int, int]:
 class Plan:
     """Bytes by item on each GPU, and `cpu` bytes of CPU memory for each."""
 
-    config: Config
+    title: str
+    gpu_gb: float
     shards: dict[str, int]  # in both phases, with what else stays
     sampler: dict[str, int]  # in rollouts
     update: dict[str, int]
@@ -115,59 +144,83 @@ class Plan:
 
     @property
     def total(self) -> int:
-        return sum(self.shards.values()) + max(sum(self.sampler.values()), sum(self.update.values()))
+        phases = sum(self.sampler.values()), sum(self.update.values())
+        return sum(self.shards.values()) + max(phases)
 
     @property
     def fits(self) -> bool:
-        return self.total <= self.config.gpu_gb * GB
+        return self.total <= self.gpu_gb * GB
 
 
 def plan(config: Config) -> Plan:
-    """Return the bytes that a run would hold on each of its GPUs. ValueError for what can't be."""
-    gpus, replicas, frozen = config.gpus, config.optim.replicas, config.model.freeze_vision
+    """Return the bytes that a run would hold on each GPU of --plan's machine."""
+    gpus, gpu_gb = machine(config.plan or "")
+    replicas = config.optim.replicas
     if gpus % replicas:
-        raise ValueError(f"--optim.replicas {replicas} does not divide --gpus {gpus}; use a divisor, or 1")
-    (model, tower), e = meta_model(config.model.path), 4 if config.model.dtype == "float32" else 2
-    parameters, trained = size(model), size(model) - size(tower if frozen else None)
-    weights, gradients = (4 * count * replicas // gpus for count in (parameters, trained))
+        raise ValueError(f"--optim.replicas {replicas} does not divide {gpus} GPUs; use a divisor, or 1")
+    model, tower = meta_model(config.model.path)
+    e = 4 if config.model.dtype == "float32" else 2
+    parameters = size(model)
+    trained = parameters - size(tower) if config.model.freeze_vision == "always" else parameters
+
+    # what stays in both phases
+    weights = 4 * parameters * replicas // gpus
+    gradients = 4 * trained * replicas // gpus
     shards = {"weights": weights, "AdamW moments": 2 * gradients}
     if config.loss.kl:
         shards["reference"] = weights
     cpu = 0
     if config.optim.offload:
-        cpu, shards, gradients = sum(shards.values()) + gradients, {}, 0
+        cpu = sum(shards.values()) + gradients
+        shards = {}
+        gradients = 0
     shards["CUDA, NCCL (assumed)"] = CUDA_BYTES
     if config.judge.path:
-        shards["the judge's weights"] = e * size(meta_model(config.judge.path)[0])
+        judge, _ = meta_model(config.judge.path)
+        shards["the judge's weights"] = e * size(judge)
 
+    # the sampler's
     layers = model.get_decoder().layers
     context = 2 * e * len(layers) * layers[0].self_attn.k_proj.out_features * config.agent.context_tokens
-    cache = math.ceil(config.browser.episodes / gpus / EPISODES_PER_CONTEXT) * context
-    sampler = {"sampler weights": e * parameters, "KV cache, at least": cache, "vLLM (assumed)": VLLM_BYTES}
+    contexts = math.ceil(config.browser.episodes / gpus / EPISODES_PER_CONTEXT)
+    sampler = {
+        "sampler weights": e * parameters,
+        "KV cache, at least": contexts * context,
+        "vLLM (assumed)": VLLM_BYTES,
+    }
 
+    # the update's
     units = [size(module) for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    (left, moment), root, unit = activations(config, e), parameters - sum(units), max(units)
-    update = {"gradients": gradients, "gathered weights": e * (root + 2 * unit)}
-    update["gathered gradients"] = e * root + (e + 4) * unit
-    update |= {"activations": left, "one layer or the head": moment}
-    return Plan(config, shards, sampler, update, cpu)
+    root = parameters - sum(units)
+    left, moment = activations(config, e)
+    update = {
+        "gradients": gradients,
+        "gathered weights": e * (root + 2 * max(units)),
+        "gathered gradients": e * root + (e + 4) * max(units),
+        "activations": left,
+        "one layer or the head": moment,
+    }
+    return Plan(f"{config.recipe} on {gpus} x {gpu_gb:g} GB", gpu_gb, shards, sampler, update, cpu)
 
 
-def show(shown: Plan) -> None:
+def show(plan: Plan) -> None:
     """Print the plan as a table, and the room that it leaves or the flags to try."""
-    config, spare = shown.config, shown.config.gpu_gb - shown.total / GB
-    title = f"{config.recipe} on {config.gpus} x {config.gpu_gb:g} GB"
-    table = new_table("GB on each", "rollout", "update", title=title)
-    phases = (shown.shards | shown.sampler, shown.shards | shown.update)
+    table = new_table("GB on each", "rollout", "update", title=plan.title)
+    phases = (plan.shards | plan.sampler, plan.shards | plan.update)
     for item in phases[0] | phases[1]:
-        table.add_row(item, *(f"{phase[item] / GB:.2f}" if item in phase else "" for phase in phases))
+        cells = [f"{phase[item] / GB:.2f}" if item in phase else "" for phase in phases]
+        table.add_row(item, *cells)
     table.add_section()
-    table.add_row("total", *(f"{sum(phase.values()) / GB:.2f}" for phase in phases), style="bold")
+    totals = [f"{sum(phase.values()) / GB:.2f}" for phase in phases]
+    table.add_row("total", *totals, style="bold")
     CONSOLE.print(table)
-    say(f"CPU memory for each GPU: {shown.cpu / GB:.1f} GB")
-    if shown.fits:
-        least, others = (sum(part.values()) / GB / config.gpu_gb for part in (shown.sampler, shown.shards))
+    say(f"CPU memory for each GPU: {plan.cpu / GB:.1f} GB")
+    spare = plan.gpu_gb - plan.total / GB
+    if plan.fits:
+        least = sum(plan.sampler.values()) / GB / plan.gpu_gb
+        others = sum(plan.shards.values()) / GB / plan.gpu_gb
         say(f"vLLM's share, --sampler.gpu-memory, must lie between {least:.2f} and {1 - others:.2f}")
-        return say(f"it fits, with {spare:.1f} GB to spare", "bold green")
-    say(f"it does not fit: {-spare:.1f} GB too much", "bold red")
-    say(f"try, in this order: {' '.join(REMEDIES.split())}")
+        say(f"it fits, with {spare:.1f} GB to spare", "bold green")
+    else:
+        say(f"it does not fit: {-spare:.1f} GB too much", "bold red")
+        say(f"try, in this order: {' '.join(REMEDIES.split())}")

@@ -52,7 +52,8 @@ def resolve(
     over their defaults, which are, from the bottom: the recipe's; the protocol's; the tasks that the run NAME
     or NAME-eval held out. The weights are that run's newest checkpoint, if no flag names others."""
     first = first_flags(flags)
-    folder = Path(first.out) / (first.name or recipe.recipe).removesuffix("-eval")
+    name = (first.name or recipe.recipe).removesuffix("-eval")
+    folder = replace(recipe, name=name).run_dir
     default = protocols.apply(protocol_of(first.protocol), recipe) if first.protocol else recipe
     default = replace(default, task=tasks_of_run(folder, recipe.task), model=replace(recipe.model, path=""))
     config = parse(EvalScriptConfig(**vars(default)))
@@ -73,7 +74,7 @@ def resolve(
         path = newest_checkpoint(recipe, folder / "checkpoints", task.heldout != default.task.heldout)
     return replace(
         config,
-        name=f"{folder.name}-eval",
+        name=f"{name}-eval",
         model=replace(config.model, path=path),
         task=task,
         judge=judge,
@@ -83,10 +84,10 @@ def resolve(
 
 
 def first_flags(flags: Sequence[str]) -> argparse.Namespace:
-    """Return --name, --out and --protocol, on which the defaults of other flags depend."""
+    """Return --name and --protocol, on which the defaults of other flags depend."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag, default in {"--name": "", "--out": "runs", "--protocol": ""}.items():
-        parser.add_argument(flag, nargs="?", default=default, const=default)
+    for flag in ("--name", "--protocol"):
+        parser.add_argument(flag, nargs="?", default="", const="")
     known, _ = parser.parse_known_args(flags)
     return known
 

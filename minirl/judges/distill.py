@@ -9,7 +9,6 @@ agrees with its teacher on held-out ones. Beside it stand constant judges: it ma
 """
 
 import asyncio
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -90,7 +89,8 @@ def training_row(example: Example, question: Question, images: ImageStore, prepr
     prompt = prompt_of(preprocessor, question.messages(example.trajectory, images))
     screenshots = newest_screenshots(example.trajectory, question.rubric.screenshots)
     names = tuple(name for _, name in screenshots)
-    _, ids = preprocessor.said(target(example.label.rationale, example.label.verdict, preprocessor))
+    answer = target(example.label.rationale, example.label.verdict, preprocessor)
+    _, ids = preprocessor.render_response(answer)
     return Row(prompt.ids + ids, len(prompt.ids), names, (0.0,) * len(ids), advantage=1.0)
 
 
@@ -105,15 +105,15 @@ async def score_judge(config: JudgeScriptConfig, ranks: Ranks) -> None:
     if not (config.judge.path or config.judge.model):
         distilled = str(config.run_dir / "checkpoints/judge")
         config = replace(config, judge=replace(config.judge, path=distilled))
-    name = config.judge.path.removeprefix(f"{config.out}/") or config.judge.model
+    name = config.judge.path.removeprefix(f"{config.run_dir.parent}/") or config.judge.model
     async with open_judge(config, ranks, images) as judge:
         trajectories = [example.trajectory for example in examples]
         verdicts = await ask_all(judge, trajectories)
     pairs = []
     for example, verdict in zip(examples, verdicts, strict=True):
         pairs.append(pair_of(example.trajectory, example.label.verdict, verdict, name))
-    file = re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("_.")[-100:] + ".jsonl"
-    write_lines(config.run_dir / "scores" / file, [vars(pair) for pair in pairs])
+    scores = config.run_dir / "scores" / f"{name.replace('/', '_')}.jsonl"
+    write_lines(scores, [vars(pair) for pair in pairs])
     always = [Pair(pair.truth, True) for pair in pairs]
     never = [Pair(pair.truth, False) for pair in pairs]
     show({"always SUCCESS": score(always), "always NOT SUCCESS": score(never), name: score(pairs)})

@@ -1,23 +1,18 @@
-"""The settings of judge.py: a run's, its own, and the recipes of judges. OpenWebRL, section 4.3, table 3."""
+"""The settings of judge.py and the recipes of judges. OpenWebRL, section 4.3, table 3."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Lt
 
 from minirl.config import Config, ModelConfig, SftConfig, Share
 from minirl.recipes import openwebrl_4b, tiny
 
-COMMON = ("name", "runs", "teacher", "judge.url", "judge.model", "judge.path", "labelled")
-
 
 @dataclass(frozen=True)
 class JudgeScriptConfig(Config):
-    runs: tuple[Path, ...] = ()  # run folders whose trajectories are labelled
-    dumps: tuple[str, ...] = ()  # which of their dumps, as step_00012; by default all but the demonstrations
-    teacher: Literal["world", "endpoint"] = "world"
-    """world: what the task's own verifier found; endpoint: the model behind --judge.url."""
+    runs: tuple[Path, ...] = ()  # run folders whose trajectories are labelled, but for the demonstrations
     labelled: Path | None = None  # the run folder that holds the labels; by default this run's
     goals: Share = 0.2  # share of the goals that are held out
     stages: Annotated[float, Ge(0), Lt(1)] = 0.2  # share of the training steps that are held out
@@ -35,7 +30,7 @@ def tiny_judge() -> JudgeScriptConfig:
 def judge_4b(recipe: str = "judge_4b", size: str = "4B") -> JudgeScriptConfig:
     """OpenWebRL-Judge-4B. The paper does not state how the judges were trained, nor from what (its table 3
     compares them with the Instruct models): these are its policy's SFT settings, with whole screenshots."""
-    model = ModelConfig(f"Qwen/Qwen3-VL-{size}-Instruct", gradient_checkpointing=True, freeze_vision=True)
+    model = ModelConfig(f"Qwen/Qwen3-VL-{size}-Instruct", gradient_checkpointing=True, freeze_vision="always")
     sft = replace(openwebrl_4b().sft, max_pixels=None)
     return JudgeScriptConfig(recipe=recipe, model=model, sft=sft)
 

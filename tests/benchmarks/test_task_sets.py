@@ -13,7 +13,7 @@ import pytest
 from minirl.benchmarks.own_reward import OwnReward
 from minirl.benchmarks.task_sets import choose_benchmarks, make_task_sets
 from minirl.cli import lifecycle
-from minirl.config import TaskConfig
+from minirl.config import EvalConfig, TaskConfig
 from minirl.recipes import tiny
 from minirl.run_folder import save_tasks
 from minirl.types import Task
@@ -34,22 +34,19 @@ def shops(tasks: list[Task]) -> set[str]:
 def test_held_out_shops_are_never_trained_on():
     """In the default sets every training task has a shop of its own, and 256 held-out tasks are in 64."""
     config = tiny()
-    plain, sets = make_task_sets(config), make_task_sets(replace(config, eval_every=5, eval_size=40))
+    plain, sets = make_task_sets(config), make_task_sets(replace(config, eval_every=5))
     whole = make_task_sets(replace(config, task=replace(config.task, short=0)))
     assert len(whole.train) == config.task.train_goals and len(sets.heldout) == config.eval.episodes
     assert shops(whole.train) == {f"shop-{n}" for n in range(600, 900)}
     assert whole.demos == whole.train[: config.task.demo_goals] and whole.heldout == sets.heldout
     assert shops(sets.heldout) == {f"shop-{n}" for n in range(90001, 90065)}
     # what chooses the best weights is neither trained on nor held out, and changes neither
-    assert shops(sets.validation) == {f"shop-{n}" for n in range(50001, 50041)}
-    assert (
-        plain.validation == []
-        and replace(sets, validation=[]) == plain
-        and sets.all == [*plain.all, *sets.validation]
-    )
+    assert shops(sets.validation) == {f"shop-{n}" for n in range(50001, 50065)}
+    assert plain.validation == [] and replace(sets, validation=[]) == plain
+    assert sets.all == [*plain.all, *sets.validation]
     for tasks in (sets.train, sets.heldout, sets.validation):
         assert len(goals(tasks)) == len({task.id for task in tasks}) == len(tasks)
-    assert len(sets.validation) == 40
+    assert len(sets.validation) == 64
 
 
 def test_short_orders_are_demonstrated_and_long_ones_practised():
@@ -125,7 +122,7 @@ def test_a_share_of_a_file_is_set_aside_with_all_that_shares_its_goals(tmp_path)
 
 
 async def test_evaluations_between_steps_leave_the_held_out_tasks_alone(monkeypatch):
-    tasks = make_task_sets(replace(tiny(), eval_every=2, eval_size=8))
+    tasks = make_task_sets(replace(tiny(), eval_every=2))
     asked, exported = [], []
 
     async def evaluated(experiment, worker, tasks, label, step) -> float:
@@ -136,7 +133,7 @@ async def test_evaluations_between_steps_leave_the_held_out_tasks_alone(monkeypa
     monkeypatch.setattr(lifecycle, "evaluate", evaluated)
     rows: list[dict] = []
     experiment: Any = SimpleNamespace(
-        config=replace(tiny(), eval_every=2, eval_size=5),
+        config=replace(tiny(), eval_every=2, eval=EvalConfig(episodes=5)),
         tasks=tasks,
         run=SimpleNamespace(evals=lambda: rows),
         ranks=SimpleNamespace(broadcast=lambda value: value),

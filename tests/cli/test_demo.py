@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from minirl import __main__ as door
 from minirl.agents.openwebrl import TOOLS
 from minirl.benchmarks.task_sets import make_task_sets
 from minirl.cli import demo
@@ -21,7 +20,13 @@ from minirl.worlds.solutions import solution_of
 
 TASK = make_task_sets(tiny()).heldout[0]
 (SHOP,) = shops_of([TASK])
-NUMBER = ["--shop", SHOP.name.removeprefix("shop-")]
+PLACE = ["--tasks", "shops:{0}-{0}".format(SHOP.name.removeprefix("shop-"))]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has been trained in runs/ is of no concern."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +38,7 @@ def nothing_was_trained_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--shop", "800000000"], "--shop must lie between 0 and 799999999"),
-        (["--shop", "-1"], "--shop must lie between"),
+        (["--tasks", "shops:9-1"], "write the smaller number first"),
         (["--by-hand", "--checkpoint", "x"], "--by-hand and --checkpoint"),
         (["--checkpoint", "no/such/folder/there"], "no/such/folder/there"),
     ],
@@ -54,7 +58,7 @@ def test_a_training_run_is_not_overwritten(tmp_path, capsys):
 
 
 def test_the_scripted_demo_succeeds_and_leaves_a_report(tmp_path, capsys):
-    assert door.main(["demo", "--out", str(tmp_path), *NUMBER]) == 0
+    assert demo.main(["--out", str(tmp_path), *PLACE]) == 0
     said = capsys.readouterr().out
     pages = len(SHOP.fsm.pages) - 1  # of which each is a turn, the last one's ends with "done"
     assert f"turn {pages}" in said and f"turn {pages + 1}" not in said
@@ -86,7 +90,7 @@ def test_a_task_is_done_by_hand(tmp_path, capsys, monkeypatch):
     for step in steps:
         clicks += [titles[word] for word in step.params.values()] or [SHOP.style["labels"][step.action_id]]
     monkeypatch.setattr("sys.stdin", shopper := Shopper(clicks, capsys))
-    assert demo.main(["--by-hand", "--out", str(tmp_path), *NUMBER]) == 0
+    assert demo.main(["--by-hand", "--out", str(tmp_path), *PLACE]) == 0
 
     said = shopper.read + capsys.readouterr().out
     assert f"turn {len(steps) + 1}" in said and re.search(r"(?m)^verdict +success$", said)
@@ -101,7 +105,7 @@ def test_mistakes_by_hand_are_shown_and_the_end_of_input_ends_it(tmp_path, capsy
     lines = ["clik", "click", "click {not json", 'click {"x": 5, "y": 2000}', 'write {"text": 3}', "new_tab"]
     lines += ['goto_url {"url": "file:///etc/passwd"}']
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
-    assert demo.main(["--by-hand", "--out", str(tmp_path), *NUMBER]) == 0
+    assert demo.main(["--by-hand", "--out", str(tmp_path), *PLACE]) == 0
     said = capsys.readouterr().out
     for part in (
         "there is no tool 'clik'",

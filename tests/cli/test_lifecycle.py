@@ -11,6 +11,7 @@ import pytest
 from peers import alone
 
 from minirl.cli import lifecycle
+from minirl.config import EvalConfig
 from minirl.recipes import tiny
 from minirl.rollout import Collected
 from minirl.types import RunEnds, Stop, Task, Trajectory
@@ -27,7 +28,7 @@ class Checkpoints:
     def saved(self) -> set[str]:
         return self.names
 
-    def save(self, name: str, state: dict, keep: int) -> None:
+    def save(self, name: str, state: dict) -> None:
         if self.fails:
             raise OSError("the disk is full")
         self.names.add(name)
@@ -118,7 +119,7 @@ async def test_the_best_weights_so_far_are_kept(tmp_path, step, earlier, exporte
     """Every two steps two tasks are evaluated, of which one succeeds; `earlier` are rates by step."""
     rows = [{"label": f"eval_step_{n:05d}", "success": rate} for n, rate in earlier.items()]
     experiment = make_experiment(tmp_path, [ended(success=True), ended()], rows)
-    experiment.config = replace(experiment.config, eval_every=2, eval_size=2)
+    experiment.config = replace(experiment.config, eval_every=2, eval=EvalConfig(episodes=2))
 
     def evaluation(label: str, step: int, successes: int, n: int, aborted: int) -> float:
         rows.append({"label": label, "success": successes / n})
@@ -178,10 +179,10 @@ def test_nothing_is_saved_before_the_first_step_and_no_step_twice(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "saved", "told", "cloned", "state"),
     [
-        ({"zero": True}, (), [], 0, {"step": 0, "cursor": 0}),
+        ({"warm_start": "none"}, (), [], 0, {"step": 0, "cursor": 0}),
         ({}, (), [], 1, {"step": 0, "cursor": 0}),
         ({"warm_start": "elsewhere"}, (), ["start from elsewhere"], 0, {"step": 0, "cursor": 0}),
-        ({"zero": True}, ("step_00004",), [], 0, {"step": 4, "cursor": 9}),
+        ({"warm_start": "none"}, ("step_00004",), [], 0, {"step": 4, "cursor": 9}),
     ],
 )
 async def test_where_a_run_begins(tmp_path, settings, saved, told, cloned, state):
@@ -198,5 +199,5 @@ async def test_where_a_run_begins(tmp_path, settings, saved, told, cloned, state
     assert await lifecycle.begin(experiment, worker, warm_start) == state
     assert experiment.checkpoints.told == told and len(clones) == cloned and len(synced) == 1
     assert "reference" in experiment.noted, "the KL term's reference is what the run starts from"
-    label = "before training" if settings.get("zero") else "after SFT"
+    label = "before training" if settings.get("warm_start") == "none" else "after SFT"
     assert experiment.log.told == [(label, 0, 0, 4, 0)]

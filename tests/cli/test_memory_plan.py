@@ -16,6 +16,7 @@ from minirl.cli.memory_plan import (
     REMEDIES,
     activations,
     layer_bytes,
+    machine,
     meta_model,
     plan,
     row_patches,
@@ -51,11 +52,10 @@ def changed(config: Config, values: dict[str, Any]) -> Config:
     return config
 
 
-def small(path: Path, gpus: int = 2, gpu_gb: float = 8, **values) -> Config:
+def small(path: Path, gpus: int = 2, gpu_gb: int = 8, **values) -> Config:
     config = Config(
         recipe="llama",
-        gpus=gpus,
-        gpu_gb=gpu_gb,
+        plan=f"{gpus}x{gpu_gb}",
         model=ModelConfig(path=str(path)),
         agent=AgentConfig(kind="text", context_tokens=1024, response_tokens=64),
         browser=BrowserConfig(episodes=64),
@@ -64,9 +64,9 @@ def small(path: Path, gpus: int = 2, gpu_gb: float = 8, **values) -> Config:
     return changed(config, values)
 
 
-def big(path: Path, gpus: int, gpu_gb: float = 80, **values) -> Config:
+def big(path: Path, gpus: int, gpu_gb: int = 80, **values) -> Config:
     model, browser = ModelConfig(path=str(path)), BrowserConfig(episodes=16)
-    return changed(Config(recipe="4b", gpus=gpus, gpu_gb=gpu_gb, model=model, browser=browser), values)
+    return changed(Config(recipe="4b", plan=f"{gpus}x{gpu_gb}", model=model, browser=browser), values)
 
 
 def test_items_by_hand(llama):
@@ -104,12 +104,12 @@ def test_a_judge_of_our_own_stays_on_the_gpu(llama):
 
 def test_twice_the_gpus_halve_what_is_sharded(qwen_4b):
     config = big(qwen_4b, 4, **{"loss.kl": 0.01})
-    one, two = plan(config), plan(replace(config, gpus=8))
+    one, two = plan(config), plan(replace(config, plan="8x80"))
     for item in ("weights", "AdamW moments"):
         assert one.shards[item] == pytest.approx(2 * two.shards[item], abs=2)
     gradients = two.update["gradients"]
     assert one.update == two.update | {"gradients": 2 * gradients} and one.sampler == two.sampler
-    copies = plan(changed(replace(config, gpus=8), {"optim.replicas": 2}))
+    copies = plan(changed(replace(config, plan="8x80"), {"optim.replicas": 2}))
     assert (copies.shards, copies.update, copies.sampler) == (one.shards, one.update, one.sampler)
 
 
@@ -130,14 +130,14 @@ def test_the_defaults_fit_the_recipe_of_4b(qwen_4b, gpus, gpu_gb):
     """vLLM's share among them: enough for the sampler, and the rest for what the trainer keeps meanwhile."""
     recipe = openwebrl_4b()
     model = replace(recipe.model, path=str(qwen_4b))
-    fits = plan(replace(recipe, model=model, gpus=gpus, gpu_gb=gpu_gb))
+    fits = plan(replace(recipe, model=model, plan=f"{gpus}x{gpu_gb}"))
     least, kept = (sum(part.values()) / GB / gpu_gb for part in (fits.sampler, fits.shards))
     assert fits.fits and least < recipe.sampler.gpu_memory < 0.9 - kept, "a tenth is spare"
 
 
 def test_frozen_vision_and_offload(qwen_4b):
     whole, (model, tower) = plan(big(qwen_4b, 1)), meta_model(str(qwen_4b))
-    frozen = plan(big(qwen_4b, 1, **{"model.freeze_vision": True}))
+    frozen = plan(big(qwen_4b, 1, **{"model.freeze_vision": "always"}))
     saved = whole.shards["AdamW moments"] - frozen.shards["AdamW moments"]
     assert saved == 8 * size(tower)
     assert whole.shards["weights"] == frozen.shards["weights"]
@@ -156,7 +156,7 @@ def test_each_remedy_makes_the_plan_smaller(qwen_4b, capsys):
         ("--optim.replicas 1", {"optim.replicas": 1}),
         ("--model.gradient-checkpointing", {"model.gradient_checkpointing": True}),
         ("--browser.episodes", {"browser.episodes": 64}),
-        ("--model.freeze-vision", {"model.freeze_vision": True}),
+        ("--model.freeze-vision always", {"model.freeze_vision": "always"}),
         ("--optim.offload", {"optim.offload": True}),
         ("half the", {"agent.context_tokens": 16384, "batch.micro_tokens": 16384}),
     ]
@@ -192,6 +192,13 @@ def test_show_names_every_item_the_share_and_the_room(llama, capsys):
 def test_mistakes_name_the_flag(llama, values, words):
     with pytest.raises(ValueError, match=words):
         plan(small(llama, 8, 80, **values))
+
+
+@pytest.mark.parametrize("text", ["", "8", "0x80", "8x0", "8x80x2", "-1x80", "8xnan"])
+def test_a_machine_is_its_gpus_and_the_gb_of_each(text):
+    assert machine("8x80") == (8, 80) and machine("1x141") == (1, 141)
+    with pytest.raises(ValueError, match="as in --plan 8x80"):
+        machine(text)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

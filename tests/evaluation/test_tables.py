@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
-from math import sqrt
 from pathlib import Path
-from statistics import mean
 
 import pytest
 from endpoint_server import say as says
@@ -17,7 +15,7 @@ from workers import make_worker
 
 from minirl.benchmarks.protocols import protocol_of
 from minirl.config import EndpointConfig
-from minirl.evaluation.results import Evaluation, Result, write_results
+from minirl.evaluation.results import Evaluation, Result, by_task, paired, write_results
 from minirl.evaluation.tables import UNNAMED, compare, curve, show
 from minirl.judges.intervals import wilson
 from minirl.recipes import tiny
@@ -38,29 +36,29 @@ def test_both_rates_the_rule_and_what_was_aborted(capsys):
     results += [result(8, Stop.INFRA_ERROR, steps=0), result(9, Stop.TIMEOUT, success=True, steps=1)]
     for protocol, counted in ((WEBVOYAGER, (6, 10)), (WITHOUT, (6, 8)), (UNNAMED, (6, 8))):
         show(results, protocol)
-        said = capsys.readouterr().out
-        low, high = wilson(6, 10)
-        assert re.search(rf"all, aborted as failures +│ +60.0% │ +{low:.1%} to {high:.1%} │ +10 ", said)
-        low, high = wilson(6, 8)
-        assert re.search(rf"without aborted +│ +75.0% │ +{low:.1%} to {high:.1%} │ +8 ", said)
+        printed = capsys.readouterr().out
+        both = [rf"{s / n:.1%} │ +{wilson(s, n)[0]:.1%} to {wilson(s, n)[1]:.1%} │ +{n} " for s, n in RATES]
+        assert re.search(rf"all +│ +{both[0]}│ +{both[1]}", printed)
         low, high = wilson(*counted)
         share = f"{counted[0] / counted[1]:.1%} ({low:.1%} to {high:.1%})"
-        assert f"success: {share}, 6 of {counted[1]} episodes of 10 tasks" in said
-        assert f"protocol {protocol.name or 'none'}: {protocol.rule}\n" in said
-        assert "ended by done 8, infra_error 1, timeout 1\n" in said
-        assert "aborted: task-8: infra_error: the reason\n" in said
-        assert "8 episodes that were not aborted: 3.0 steps, 100 prompt tokens, 0 response tokens" in said
-        assert "cost of all: $2.00" in said
+        assert f"success: {share}, 6 of {counted[1]} episodes of 10 tasks" in printed
+        assert f"protocol {protocol.name or 'none'}: {protocol.rule}\n" in printed
+        assert "ended by done 8, infra_error 1, timeout 1\n" in printed
+        assert "aborted: task-8: infra_error: the reason\n" in printed
+        assert "8 episodes that were not aborted: 3.0 steps, 0 response" in printed
+        assert "cost of all: $2.00" in printed
+
+
+RATES = ((6, 10), (6, 8))  # with aborted episodes as failures, and without them
 
 
 def test_sites_and_difficulties_have_rows(capsys):
     results = [result(i, success=i == 0, site="ab"[i % 2], difficulty="easy") for i in range(4)]
     show([*results, result(4, Stop.SITE_ERROR, site="b", difficulty="hard")], WEBVOYAGER)
-    said = capsys.readouterr().out
-    assert re.search(r"a +│ +50.0% │ .*│ +2 │ +50.0% │ .*│ +2 ", said)
-    assert re.search(r"b +│ +0.0% │ .*│ +3 │ +0.0% │ .*│ +2 ", said)
-    assert re.search(r"hard +│ +0.0% │ .*│ +1 │ +- │ .*│ +0 ", said)
-    assert "aborted: task-4: site_error: the reason" in said
+    printed = capsys.readouterr().out
+    assert re.search(r"a +│ +50.0% │ .*│ +2 │ +50.0% │ .*│ +2 ", printed)
+    assert re.search(r"b +│ +0.0% │ .*│ +3 │ +0.0% │ .*│ +2 ", printed)
+    assert re.search(r"hard +│ +0.0% │ .*│ +1 │ +- │ .*│ +0 ", printed)
     show([result(0)], UNNAMED)
     assert "site" not in capsys.readouterr().out.partition("ended by")[2], "one site is no table"
 
@@ -96,12 +94,17 @@ def test_what_was_aborted_late_had_used_up_a_smaller_budget():
     assert list(map(str, late.columns[3].cells)) == ["4", "1"], "a blocked episode took all of its turns"
 
 
-def test_a_mean_over_sites_is_called_one(capsys):
+def test_a_mean_over_sites_is_called_one_and_weighs_nothing_in_a_comparison(tmp_path, capsys):
     results = [result(i, success=i < 3, site="Apple") for i in range(4)]
     results += [result(i, site="ArXiv") for i in range(4, 6)]
-    show(results, protocol_of("autowebworld-official"))
-    said = capsys.readouterr().out
-    assert "success: 37.5% (" in said and "the mean of 2 sites, 3 of 6 episodes of 6 tasks" in said
+    macro = protocol_of("autowebworld-official")
+    show(results, macro)
+    printed = capsys.readouterr().out
+    assert "success: 37.5% (" in printed and "the mean of 2 sites, 3 of 6 episodes of 6 tasks" in printed
+    for protocol, is_said in ((macro, True), (WEBVOYAGER, False)):
+        one = write(tmp_path / protocol.name, results, protocol)
+        compare(one, one)
+        assert ("the mean of its sites' rates" in capsys.readouterr().out.replace("\n", " ")) is is_said
 
 
 def write(path: Path, results: list[Result], protocol=WEBVOYAGER, **config) -> Path:
@@ -114,33 +117,19 @@ def drawn(seed: int, chance: float, tasks: range) -> list[Result]:
     return [result(i, success=coin.random() < chance, seed=s) for i in tasks for s in (0, 1)]
 
 
-def test_a_comparison_is_the_reference_computation(tmp_path, capsys):
-    """Agresti and Min's interval, written out with four pairs of half a task each, and no code of ours."""
-    ours, theirs = drawn(1, 0.4, range(40)), drawn(2, 0.6, range(5, 45))
-    one = write(tmp_path / "one.json", ours, model={"path": "a"}, seed=0)
-    two = write(tmp_path / "two.json", theirs, model={"path": "b"}, seed=0)
+def test_a_comparison_is_printed_task_by_task(tmp_path, capsys):
+    """test_statistics.py has the numbers by hand."""
+    first, second = drawn(1, 0.4, range(40)), drawn(2, 0.6, range(5, 45))
+    one = write(tmp_path / "one.json", first, model={"path": "a"}, seed=0)
+    two = write(tmp_path / "two.json", second, model={"path": "b"}, seed=0)
     p = compare(one, two)
-    rates = [
-        {task: mean(r.success for r in side if r.task == task) for task in {r.task for r in side}}
-        for side in (ours, theirs)
-    ]
-    common = sorted(rates[0].keys() & rates[1].keys())
-    d = [rates[1][task] - rates[0][task] for task in common]
-    padded = [*d, 0.5, -0.5]  # half a pair each of "only second" and "only first" ...
-    n = len(common) + 2  # ... of "both" and "none", whose difference is 0
-    centre = sum(padded) / n
-    spread = sum((x - centre) ** 2 for x in d) + 0.5 * (1 - centre) ** 2 + 0.5 * (1 + centre) ** 2
-    spread += 2 * 0.5 * centre**2
-    half = 1.96 * sqrt(spread / n / n)
-    assert p.tasks == 35 == len(common) and p.unpaired == 10
-    assert (p.difference, p.low, p.high) == pytest.approx((mean(d), centre - half, centre + half))
-    won, lost = sum(x > 0 for x in d), sum(x < 0 for x in d)
-    said = capsys.readouterr().out
-    assert f"of 35 common tasks the second wins {won}, loses {lost}, and {35 - won - lost} are even" in said
-    assert f"difference: {100 * mean(d):+.1f} points" in said and "they differ in model.path\n" in said
-    assert "; 10 tasks that only one has are left out" in said
-    back = compare(two, one)
-    assert (back.difference, back.better, back.worse) == pytest.approx((-p.difference, lost, won))
+    assert p == paired(by_task(first, WEBVOYAGER), by_task(second, WEBVOYAGER))
+    assert p.tasks == 35 and p.unpaired == 10
+    printed = capsys.readouterr().out
+    counts = f"the second wins {p.better}, loses {p.worse}, and {35 - p.better - p.worse} are even"
+    assert f"of 35 common tasks {counts}; 10 tasks that only one has are left out" in printed
+    assert f"difference: {100 * p.difference:+.1f} points (95% interval {100 * p.low:+.1f} to" in printed
+    assert "they differ in model.path\n" in printed
     assert compare(one, one).difference == 0
 
 
@@ -151,13 +140,6 @@ def test_aborted_episodes_are_compared_as_the_protocol_counts_them(tmp_path):
         one = write(tmp_path / f"good {protocol.name}.json", good, protocol)
         p = compare(one, write(tmp_path / f"spoiled {protocol.name}.json", spoiled, protocol))
         assert (p.tasks, p.worse, p.better) == (tasks, lost, 0)
-
-
-def test_a_comparison_says_that_sites_weigh_nothing_in_it(tmp_path, capsys):
-    for protocol, is_said in ((protocol_of("autowebworld-official"), True), (WEBVOYAGER, False)):
-        one = write(tmp_path / protocol.name, [result(i, success=True) for i in range(4)], protocol)
-        compare(one, one)
-        assert ("the mean of its sites' rates" in capsys.readouterr().out.replace("\n", " ")) is is_said
 
 
 def test_files_that_cannot_be_compared_are_refused(tmp_path):

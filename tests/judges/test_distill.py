@@ -27,7 +27,7 @@ TASK = shopping.tasks(1)[0]
 
 
 def config_of(tmp_path: Path, **settings: object) -> JudgeScriptConfig:
-    return replace(tiny_judge(), out=tmp_path, name="judge", threads=1, **settings)
+    return replace(tiny_judge(), name=str(tmp_path / "judge"), **settings)
 
 
 @pytest.fixture

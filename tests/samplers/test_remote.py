@@ -144,8 +144,8 @@ def test_turns_cut_at_the_limit_get_no_end_word(preprocessor):
 def test_a_served_model_is_evaluated(tmp_path):
     done = 'I am done.</think><tool_call>{"name": "done", "arguments": {"response": "done"}}</tool_call>'
     with serve([say(done)]) as server:
-        flags = ["--endpoint.url", server.url, "--endpoint.model", "served/model", "--out", str(tmp_path)]
-        flags += ["--eval.episodes", "3", "--endpoint.price", "0", "1000"]
+        flags = ["--endpoint.url", server.url, "--endpoint.model", "served/model"]
+        flags += ["--name", str(tmp_path / "tiny"), "--eval.episodes", "3", "--endpoint.price", "0", "1000"]
         out = start("eval.py", "tiny", "--sampler", "remote", *flags)
     assert out.returncode == 0, out.stderr
     assert "evaluating served/model on 3 tasks" in out.stdout
@@ -156,6 +156,6 @@ def test_a_served_model_is_evaluated(tmp_path):
 
 @pytest.mark.parametrize("script", [train, sft])
 def test_a_served_model_is_not_trained(ended, tmp_path, script):
-    code, said = ended(script, "tiny", "--sampler", "remote", "--out", str(tmp_path))
+    code, said = ended(script, "tiny", "--sampler", "remote", "--name", str(tmp_path / "tiny"))
     assert code == 2 and said.count("\n") == 1
-    assert "a served model's weights can't be trained" in said
+    assert "a served model can't be trained" in said

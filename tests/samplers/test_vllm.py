@@ -534,7 +534,17 @@ run_main(train.run)
 
 @pytest.mark.vllm
 def test_a_run_whose_engine_dies_ends_with_one_error_and_a_checkpoint(tmp_path):
-    flags = ["--sampler", "vllm", "--out", str(tmp_path), *SMALL_FLAGS, "--steps", "5", "--save-every", "5"]
+    flags = [
+        "--sampler",
+        "vllm",
+        "--name",
+        str(tmp_path / "tiny"),
+        *SMALL_FLAGS,
+        "--steps",
+        "5",
+        "--save-every",
+        "5",
+    ]
     command = [sys.executable, "-c", DIES_AFTER_TWO_STEPS, "tiny", *flags]
     out = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT)
     assert out.returncode == 2, out.stderr

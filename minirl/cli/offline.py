@@ -1,8 +1,11 @@
-"""Replay: the updates of a run on the groups that another run has dumped, to compare two losses on the same
-episodes. `Replay` takes the place of a RolloutWorker in train.py's loop."""
+"""Train on the groups that another run has dumped, to compare two losses on the same episodes (`--replay`).
+
+`Replay` takes the place of a RolloutWorker in train.py's loop.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from minirl.checkpoint import prune
 from minirl.cli.lifecycle import State
@@ -29,14 +32,19 @@ class Replay:
 
 def begin_replay(experiment: Experiment, source: Run) -> State:
     """Return the state to start a replay from, with the weights that the source has started from."""
-    config, kept, state = experiment.config, experiment.checkpoints, {"step": 0, "cursor": 0}
-    start = config.warm_start or source.checkpoint_dir / "sft"
-    if config.warm_start or experiment.ranks.broadcast(start.exists()):
-        kept.start_from(start)
+    config, checkpoints = experiment.config, experiment.checkpoints
+    state = {"step": 0, "cursor": 0}
+    start = Path(config.warm_start)
+    if config.warm_start == "sft":
+        start = source.checkpoint_dir / "sft"
+    is_cloned = experiment.ranks.broadcast(start.exists())
+    # a source that did not clone started from the model as it is
+    if config.warm_start != "none" and (is_cloned or config.warm_start != "sft"):
+        checkpoints.start_from(start)
     experiment.trainer.keep_reference()
-    if config.resume and kept.saved():
-        state = kept.resume()
+    if config.resume and checkpoints.saved():
+        state = checkpoints.resume()
     elif experiment.ranks.is_main:
-        prune(kept.folder, keep=0)
+        prune(checkpoints.folder, keep=0)
     experiment.run.truncate_after(state["step"] or -1)
     return state
