@@ -84,6 +84,7 @@ def test_the_first_step_is_on_policy(finished):
     assert first["ratio_mean"] == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.more
 def test_two_ranks_run_the_whole_loop_as_one_does(finished, tmp_path):
     """Browsers, sampler, updates, evaluations and checkpoints: the same episodes, and the same losses."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -166,7 +167,7 @@ def test_interrupt_saves_and_can_be_resumed(finished, tmp_path):
     script.run(small(run, "--steps", str(state["step"]), "--resume", *start))
 
 
-# What schedulers send, and what a shell and the kernel send for a terminal that was lost
+@pytest.mark.more  # what schedulers send, and what a shell and the kernel send for a terminal that was lost
 @pytest.mark.parametrize("causes", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]])
 def test_what_schedulers_and_lost_terminals_send_saves_too(finished, tmp_path, causes):
     interrupted(tmp_path / "tiny", finished, *causes)

@@ -10,9 +10,19 @@ from minirl.judges.intervals import wilson
 from minirl.run_folder import Run
 
 REPORT_SECONDS = 20.0  # between two rewritings of report.html, which read the whole run
-SHOWN = {"success": ".2f", "judged_success": ".2f", "eval_success": ".2f", "reward": ".2f",
-         "groups_kept": ".0f", "groups_submitted": ".0f", "invalid": ".0f", "turns": ".1f",
-         "tokens_mean": ".0f", "ratio_mean": ".3f", "clip_fraction": ".1%", "entropy": ".3f"}  # fmt: skip
+FORMATS = {
+    "success": ".2f",
+    "judged_success": ".2f",
+    "reward": ".2f",
+    "groups_kept": ".0f",
+    "groups_submitted": ".0f",
+    "invalid": ".0f",
+    "turns": ".1f",
+    "tokens_mean": ".0f",
+    "ratio_mean": ".3f",
+    "clip_fraction": ".1%",
+    "entropy": ".3f",
+}
 
 
 def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
@@ -22,18 +32,24 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
     'step 4/10  success 0.44  rollout 20.0s  left 3m00s'
     """
     words = [f"step {step}/{total}" if total else f"step {step}"]
-    words += [f"{name} {metrics[name]:{form}}" for name, form in SHOWN.items() if name in metrics]
-    phases = {key.removeprefix("seconds/"): metrics[key] for key in metrics if key.startswith("seconds/")}
-    left = (total - step) * phases.pop("total", 0.0)
-    words += [f"{name} {duration(seconds)}" for name, seconds in phases.items()]
-    return "  ".join(words) + (f"  left {duration(left)}" if left > 0 else "")
+    for name, form in FORMATS.items():
+        if name in metrics:
+            words.append(f"{name} {metrics[name]:{form}}")
+    for name in ("rollout", "train"):
+        if f"seconds/{name}" in metrics:
+            words.append(f"{name} {duration(metrics[f'seconds/{name}'])}")
+    left = (total - step) * metrics.get("seconds/total", 0.0)
+    if left > 0:
+        words.append(f"left {duration(left)}")
+    return "  ".join(words)
 
 
 class Logger:
     """Takes metrics where they go; `total` is the steps of the whole run, for the time that is left."""
 
     def __init__(self, run: Run, wandb: str | None = None, total: int = 0):
-        self.run, self.total = run, total
+        self.run = run
+        self.total = total
         self.wandb = start_wandb(run, wandb) if wandb and run.records else None
         self.reported = float("-inf")
 
@@ -48,11 +64,10 @@ class Logger:
     def evaluation(self, label: str, step: int, successes: int, n: int, aborted: int = 0) -> float:
         """Record and print an evaluation of `n` episodes; `aborted` more are in no rate. Return the rate."""
         low, high = wilson(successes, n)
-        row = {"step": step, "success": successes / max(n, 1), "low": low, "high": high, "n": n}
-        row["invalid"] = aborted
-        self.run.add_eval(label, **row)
+        row = {"success": successes / max(n, 1), "low": low, "high": high}
+        self.run.add_eval(label, step=step, n=n, invalid=aborted, **row)
         if self.wandb:
-            self.wandb.log({"eval/success": row["success"], "eval/low": low, "eval/high": high}, step=step)
+            self.wandb.log({f"eval/{name}": value for name, value in row.items()}, step=step)
         line = f"{label}: {successes}/{n} episodes succeed ({low:.1%} to {high:.1%})"
         say(line + left_out(aborted), "bold green")
         self.report()

@@ -74,7 +74,7 @@ async def opened(
         judging = JudgeConfig(url=judge.url, model="judge")
         config = replace(asked, endpoint=agent, judge=judging)
         tasks, run = TaskSets([], [], [task]), Run(folder / "run")
-        experiment = Experiment(config, run, None, tasks, preprocessor, None, None, alone())
+        experiment = Experiment(config, run, None, tasks, preprocessor, alone(), None)
         async with experiment.worker(rewarded=True) as worker:
             yield worker
 
