@@ -115,7 +115,7 @@ class Trainer:
         """Return the trajectories with the reference's log-probs for a KL term and, with --loss.old recompute,
         the trainer's with corrected weights; then how far the sampler was off, if that is computed here.
 
-        By default ratios start from the sampler's log-probs: those the episodes were drawn by.
+        By default ratios start from the sampler's log-probs, which the episodes were drawn by.
         It saves a forward pass, and the first update's ratios show how far sampler and trainer are apart.
         """
         config = self.config.loss
