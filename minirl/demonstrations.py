@@ -44,7 +44,7 @@ def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:
         screenshot = harness.images.get(turn.images[-1]) if turn.images else None
         seen = Observation(turn.observation, screenshot, turn.page_text, url=turn.url)
         prompt = context.observe(seen, feedback)
-        text, ids = preprocessor.said(turn.text, turn.finish == "stop")
+        text, ids = preprocessor.render_response(turn.text, turn.finish == "stop")
         context.respond(ids, turn.text)
         branch, zeros = prompt.ids[prompt.shared :], (0.0,) * len(ids)
         turn = replace(turn, shared=prompt.shared, branch=branch, response_ids=ids, logprobs=zeros, text=text)

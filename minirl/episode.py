@@ -61,7 +61,7 @@ def conversation(agent: Agent, config: AgentConfig, preprocessor: Preprocessor, 
     context = Context(preprocessor, agent, config, task.instruction)
     for said in agent.past(task):
         context.observe(Observation(""))
-        context.respond(preprocessor.said(said)[1], said)
+        context.respond(preprocessor.render_response(said)[1], said)
     return context
 
 
@@ -153,7 +153,7 @@ class Episode:
         preprocessor = self.harness.preprocessor
         for t in range(1 if self.benchmark.recorded else self.max_steps):
             if observation.image and preprocessor.images:  # kept from now on: it takes a tenth of a second
-                await asyncio.to_thread(preprocessor.images.prepare, observation.image)
+                await asyncio.to_thread(preprocessor.images.patches, observation.image)
             prompt, seen = self.context.observe(observation, feedback), observation
             if len(prompt.ids) >= config.agent.context_tokens:
                 self.stop = Stop.LENGTH
@@ -164,7 +164,7 @@ class Episode:
             sample = await self.policy(t, prompt, session)
             text = preprocessor.text(sample.ids) if sample.text is None else sample.text
             # of a served model's text, to measure how long the conversation is: nothing is trained on them
-            self.context.respond(sample.ids or preprocessor.said(text)[1], text)
+            self.context.respond(sample.ids or preprocessor.render_response(text)[1], text)
             times.append(time.monotonic())
             parsed = agent.parse(text) if sample.finish == "stop" else Parsed(error="Error: cut off.")
             lines = await self._act(session, parsed)

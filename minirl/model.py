@@ -3,13 +3,15 @@
 Stands between config and everything that needs ids or weights: samplers, rows and prefix trees. A sampled
 image pad would have no image, and break the next forward pass. So sampler and trained policy both mask vision
 tokens (`Preprocessor.suppressed`), and the policy's distribution is over the remaining vocabulary. Shape
-suffixes: B rows, L row length, 3 the axes of a position (time, height, width).
+suffixes: B rows, L row length, P patches of a picture, C values of a patch in one channel, 3 the channels
+of a picture or the axes of a position (time, height, width).
 """
 
 import contextlib
 import functools
 import hashlib
 import io
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +34,13 @@ from minirl.onednn_linear import quicken
 from minirl.types import Tokenizer
 
 CPU = torch.device("cpu")
-VIDEO_PAD = "<|video_pad|>"
+VISION_TOKENS = (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, "<|video_pad|>")
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}  # or transformers asks whether to run a folder's own
-Grid = tuple[int, int, int]  # an image's patches: frames, rows, columns
-Picture = tuple[Tensor, Grid]  # patches (n, channels * patch^2 * 2), and their grid
+# Of pictures that each rank keeps: 256 MB, or, for eight ranks on a large machine, 2% of its memory
+CACHE_BYTES = max(2**28, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 400)
+WINDOW = 1280 * 1000  # pixels, of the largest screenshots that recipes ask for
+Grid = tuple[int, int, int]  # a picture's patches: frames, rows, columns
+Picture = tuple[Tensor, Grid]  # patches (P, channels * frames * patch^2), and their grid
 
 
 def request_seed(*parts: object) -> int:
@@ -46,31 +51,38 @@ def request_seed(*parts: object) -> int:
 
 class Images:
     """An image processor that keeps its results: a screenshot is sampled with, and trained on in every epoch.
-    The last `capacity` are kept as numbers, for the sampler, and `most`, a step's worth, as bytes, which take
-    an eighth of that. Safe from several threads."""
 
-    def __init__(self, path: str, max_pixels: int | None, capacity: int = 64, most: int = 1024):
+    What is kept are the patches' bytes, about `CACHE_BYTES` of them, for all threads. The numbers that the
+    model reads take eight times as much, and are made of the bytes in a fraction of decoding's time."""
+
+    def __init__(self, path: str, max_pixels: int | None):
         # PIL rather than torchvision: the same pixels on every machine, whatever else is installed
-        own = self.processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil", **NO_CODE)
-        self.size, self.merge, self.frames = dict(own.size), own.merge_size, own.temporal_patch_size
-        self.unit = own.patch_size * self.merge
+        processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil", **NO_CODE)
+        self.processor = processor
+        self.merge = processor.merge_size
+        self.frames = processor.temporal_patch_size
+        self.unit = processor.patch_size * self.merge
+        self.size = dict(processor.size)
         if max_pixels is not None:
             self.size = {"shortest_edge": self.unit * self.unit, "longest_edge": max_pixels}
-        every_byte = np.tile(np.arange(256, dtype=np.uint8), (3, 1, 1))  # in each channel of a row of pixels
-        normal = own.normalize(own.rescale(every_byte, own.rescale_factor), own.image_mean, own.image_std)
+        # a row of pixels with every byte in every channel tells what becomes of each
+        every_byte = np.tile(np.arange(256, dtype=np.uint8), (3, 1, 1))
+        scaled = processor.rescale(every_byte, processor.rescale_factor)
+        normal = processor.normalize(scaled, processor.image_mean, processor.image_std)
         self.numbers = np.asarray(normal, np.float32)[:, 0]  # by channel and byte
-        self.patches = functools.lru_cache(most)(self._patches)
-        self.prepare = functools.lru_cache(capacity)(self._prepare)
+        # `patches(png)` decodes a screenshot that it does not know, or has forgotten
+        pixels = min(max_pixels or WINDOW, WINDOW)
+        self.patches = functools.lru_cache(CACHE_BYTES // (3 * pixels))(self._decode)
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Return the width and the height that a picture of this size is scaled to."""
         limits = self.size["shortest_edge"], self.size["longest_edge"]
-        down, across = smart_resize(height, width, self.unit, *limits)
-        return across, down
+        new_height, new_width = smart_resize(height, width, self.unit, *limits)
+        return new_width, new_height
 
-    def _patches(self, png: bytes) -> tuple[np.ndarray, Grid]:
-        """Return the bytes of a screenshot's patches (n, 3, patch^2), scaled to `size`, and their grid.
-        ValueError or OSError if it is damaged."""
+    def _decode(self, png: bytes) -> tuple[np.ndarray, Grid]:
+        """Return the bytes of a screenshot's patches (P, 3, C), scaled to `size`, and their grid. ValueError
+        or OSError if the picture is damaged."""
         try:
             picture = Image.open(io.BytesIO(png)).convert("RGB")
         except SyntaxError as error:  # PIL's name for some damages
@@ -81,13 +93,14 @@ class Images:
         patches = patches.reshape(len(patches), 3, self.frames, -1)[:, :, 0].astype(np.uint8)
         return patches, tuple(np.asarray(out["image_grid_thw"])[0].tolist())
 
-    def _prepare(self, png: bytes) -> Picture:
+    def prepare(self, png: bytes) -> Picture:
         """Return a screenshot's patches in numbers, as the processor makes them, and their grid."""
-        patches, grid = self.patches(png)
-        out = np.empty((len(patches), 3, self.frames, patches.shape[2]), np.float32)
+        patches_P3C, grid = self.patches(png)
+        P, _, C = patches_P3C.shape
+        pixels = np.empty((P, 3, self.frames, C), np.float32)
         for channel in range(3):
-            out[:, channel] = self.numbers[channel][patches[:, channel]][:, None]
-        return torch.from_numpy(out.reshape(len(out), -1)), grid
+            pixels[:, channel] = np.take(self.numbers[channel], patches_P3C[:, channel])[:, None]
+        return torch.from_numpy(pixels.reshape(P, -1)), grid
 
 
 @dataclass
@@ -111,50 +124,58 @@ class Preprocessor:
             raise ValueError("this model can't see; use a vision-language model for the visual agent")
         return len(self.images.patches(png)[0]) // self.images.merge**2
 
-    def said(self, text: str, ended: bool = True) -> tuple[str, tuple[int, ...]]:
-        """Return a response as this model would have said it, text and ids with the token that ends it."""
+    def tokenise(self, text: str) -> list[int]:
+        """Return a text's ids, without any that the tokenizer would put around it."""
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def render_response(self, text: str, ended: bool = True) -> tuple[str, tuple[int, ...]]:
+        """Return a response as this model would write it, text and ids with the token that ends it."""
         if self.chat.opens_think:  # the template has written the tag already
             text = text.removeprefix("<think>").removeprefix("\n")
         end = self.tokenizer.eos_token if ended else ""
-        return text, tuple(self.tokenizer(text + end, add_special_tokens=False)["input_ids"])
+        return text, tuple(self.tokenise(text + end))
 
     def text(self, ids: Sequence[int]) -> str:
         """Return a response as text, without the token that ended it."""
-        ended = len(ids) > 0 and ids[-1] in self.end
-        return str(self.tokenizer.decode(list(ids[:-1] if ended else ids), skip_special_tokens=False))
+        if len(ids) > 0 and ids[-1] in self.end:
+            ids = ids[:-1]
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def load_preprocessor(config: ModelConfig) -> Preprocessor:
     """Return a checkpoint's tokenizer, chat format and image processor. ValueError if one is missing."""
     settings, _ = _settings(config.path)
-    # 64, of 30 MB each at 1280 x 1000 pixels, or 2 GB of smaller ones; and 4 GB of bytes
-    capacity = max(64, 2**31 // (24 * (config.max_pixels or 2**30)))
-    most = 2**32 // (3 * min(config.max_pixels or 2**30, 1280 * 1000))
     with _reading(config.path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(config.path, **NO_CODE)
         vocabulary = tokenizer.get_vocab()
         if vocabulary.keys() <= set(tokenizer.all_special_tokens):  # made up from the model's type alone
             raise ValueError("no tokenizer there")
-        visual = hasattr(settings, "vision_config")
-        images = Images(config.path, config.max_pixels, capacity, most) if visual else None
-    vision = [vocabulary[t] for t in (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, VIDEO_PAD) if t in vocabulary]
+        images = Images(config.path, config.max_pixels) if hasattr(settings, "vision_config") else None
+    vision = [vocabulary[token] for token in VISION_TOKENS if token in vocabulary]
     # the head's rows beyond the tokenizer are for alignment only
     unused = range(max(vocabulary.values()) + 1, settings.get_text_config().vocab_size)
-    chat, ends = ChatFormat.from_template(tokenizer), end_tokens(config.path, tokenizer)
-    return Preprocessor(tokenizer, chat, images, suppressed=(*vision, *unused), end=ends)
+    return Preprocessor(
+        tokenizer=tokenizer,
+        chat=ChatFormat.from_template(tokenizer),
+        images=images,
+        suppressed=(*vision, *unused),
+        end=end_tokens(config.path, tokenizer),
+    )
 
 
 def end_tokens(path: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the chat's end token and the others of the checkpoint's generation_config.json, as Qwen's
     <|endoftext|> and Llama's <|eom_id|>, in which a model may end that has not been tuned further."""
     try:
-        named = transformers.GenerationConfig.from_pretrained(path).eos_token_id
+        configured = transformers.GenerationConfig.from_pretrained(path).eos_token_id
     except OSError:  # it has none
-        named = None
-    first: Any = tokenizer.eos_token_id
-    control = tokenizer.added_tokens_decoder  # a model's default may be the id of an ordinary word
-    ids = named if isinstance(named, list) else [named]
-    return (first, *(end for end in ids if end is not None and end in control and end != first))
+        configured = None
+    ends: list[Any] = [tokenizer.eos_token_id]
+    for token in configured if isinstance(configured, list) else [configured]:
+        # a model's default may be the id of an ordinary word
+        if token in tokenizer.added_tokens_decoder and token not in ends:
+            ends.append(token)
+    return tuple(ends)
 
 
 def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
@@ -167,11 +188,11 @@ def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 def load_model(config: ModelConfig, device: torch.device, dtype: str | None = None) -> PreTrainedModel:
     """Return the weights on one device, in the type that the config computes in or, for "auto", is stored."""
     _, auto = _settings(config.path)
-    options = NO_CODE | {"dtype": dtype or compute_dtype(config, device), "attn_implementation": "sdpa"}
+    options = {"dtype": dtype or compute_dtype(config, device), "attn_implementation": "sdpa"}
     with _reading(config.path):
-        model, found = auto.from_pretrained(config.path, output_loading_info=True, **options)
-        if found["missing_keys"]:  # they would be random
-            raise ValueError(f"no weights for {min(found['missing_keys'])}")
+        model, info = auto.from_pretrained(config.path, output_loading_info=True, **options, **NO_CODE)
+        if info["missing_keys"]:  # they would be random
+            raise ValueError(f"no weights for {min(info['missing_keys'])}")
     return _faster_patches(model.to(device))
 
 
@@ -216,8 +237,9 @@ def _settings(path: str) -> tuple[PreTrainedConfig, Any]:
         raise ValueError(f"--model.path {path}: no config.json there; give a Hugging Face folder or hub name")
     with _reading(path):
         settings = transformers.AutoConfig.from_pretrained(path, **NO_CODE)
-    visual = hasattr(settings, "vision_config")
-    return settings, transformers.AutoModelForImageTextToText if visual else transformers.AutoModelForCausalLM
+    if hasattr(settings, "vision_config"):
+        return settings, transformers.AutoModelForImageTextToText
+    return settings, transformers.AutoModelForCausalLM
 
 
 @contextlib.contextmanager
@@ -236,15 +258,18 @@ class Encoded(NamedTuple):
 
 def encode(ids: Sequence[int], pngs: Sequence[bytes], preprocessor: Preprocessor) -> Encoded:
     """Return ids with their positions, and the prepared screenshots, of which a text model has none."""
-    ids_L, images = np.array(ids, dtype=np.int64), preprocessor.images
-    pictures = [images.prepare(png) for png in pngs] if images else []
-    grids, merge = [grid for _, grid in pictures], images.merge if images else 1
-    return Encoded(ids_L, positions(ids_L, grids, preprocessor.pad, merge), pictures)
+    ids_L = np.array(ids, dtype=np.int64)
+    if preprocessor.images is None:
+        return Encoded(ids_L, positions(ids_L, [], preprocessor.pad, 1), [])
+    pictures = [preprocessor.images.prepare(png) for png in pngs]
+    grids = [grid for _, grid in pictures]
+    return Encoded(ids_L, positions(ids_L, grids, preprocessor.pad, preprocessor.images.merge), pictures)
 
 
 def padded_inputs(rows: list[Encoded], preprocessor: Preprocessor, device: torch.device) -> dict[str, Tensor]:
     """Return a forward pass's inputs but its mask. Shorter rows end in 0; text has positions (B, L)."""
-    B, L = len(rows), max(len(row.ids_L) for row in rows)
+    B = len(rows)
+    L = max(len(row.ids_L) for row in rows)
     ids_BL = np.zeros((B, L), dtype=np.int64)
     position_3BL = np.zeros((3, B, L), dtype=np.int64)
     for b, row in enumerate(rows):
@@ -252,18 +277,22 @@ def padded_inputs(rows: list[Encoded], preprocessor: Preprocessor, device: torch
         position_3BL[:, b, : len(row.ids_L)] = row.position_3L
     position = position_3BL if preprocessor.images else position_3BL[0]
     inputs = {"input_ids": torch.from_numpy(ids_BL), "position_ids": torch.from_numpy(position)}
-    if pictures := [picture for row in rows for picture in row.pictures]:
+    pictures = [picture for row in rows for picture in row.pictures]
+    if pictures:
         # numpy's: torch's own would keep a pool of spinning threads for each thread that prepares inputs
-        inputs["pixel_values"] = torch.from_numpy(np.concatenate([patches for patches, _ in pictures]))
+        patches = np.concatenate([patches for patches, _ in pictures])
+        inputs["pixel_values"] = torch.from_numpy(patches)
         inputs["image_grid_thw"] = torch.tensor([grid for _, grid in pictures])
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
 def image_starts(ids: np.ndarray, lengths: Sequence[int], pad: int) -> list[int]:
     """Return where each image's run of pads begins in one row's ids, given how many pads each image has."""
-    pads, bounds = np.flatnonzero(ids == pad), np.cumsum([0, *lengths])
+    pads = np.flatnonzero(ids == pad)
+    bounds = np.cumsum([0, *lengths])
     assert len(pads) == bounds[-1], "images and pads differ in number"
-    starts, ends = pads[bounds[:-1]], pads[bounds[1:] - 1] + 1
+    starts = pads[bounds[:-1]]
+    ends = pads[bounds[1:] - 1] + 1
     assert (ends - starts == lengths).all(), "an image's pads follow one another"
     return starts.tolist()
 
@@ -272,13 +301,18 @@ def positions(ids: np.ndarray, grids: Sequence[Grid], pad: int, merge: int) -> n
     """Return the MRoPE positions (3, L) of one row: time, height, width. Text counts on in all three; an
     image of r x c merged patches at p takes (p, p + row, p + column), and text goes on at p + max(r, c). T
     and 2 x 2 and T are time 0 1 1 1 1 3, height 0 1 1 2 2 3 and width 0 1 2 1 2 3."""
-    out = np.empty((3, len(ids)), dtype=np.int64)
     merged = [(rows // merge, columns // merge) for _, rows, columns in grids]
-    i = p = 0
-    for (r, c), start in zip(merged, image_starts(ids, [r * c for r, c in merged], pad), strict=True):
-        out[:, i:start] = np.arange(p, p + start - i)
-        p, i = p + start - i, start + r * c
-        out[:, start:i] = p + np.indices((1, r, c)).reshape(3, -1)
-        p += max(r, c)
-    out[:, i:] = np.arange(p, p + len(ids) - i)
-    return out
+    starts = image_starts(ids, [r * c for r, c in merged], pad)
+    position_3L = np.empty((3, len(ids)), dtype=np.int64)
+    i = p = 0  # the next token, and its position
+    for (r, c), start in zip(merged, starts, strict=True):
+        # Text before the image: the three axes are equal, as in a model without pictures.
+        position_3L[:, i:start] = np.arange(p, p + start - i)
+        p += start - i
+        # A patch is rotated by where it lies, not by when it was read: its neighbour below is as near as
+        # that to its right, though a whole row of tokens lies between. A still picture is one moment.
+        i = start + r * c
+        position_3L[:, start:i] = p + np.indices((1, r, c)).reshape(3, -1)
+        p += max(r, c)  # behind all of the image, on every axis
+    position_3L[:, i:] = np.arange(p, p + len(ids) - i)
+    return position_3L

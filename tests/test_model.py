@@ -7,9 +7,7 @@ import json
 import random
 import re
 import shutil
-import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -379,31 +377,8 @@ def test_a_text_model_says_that_it_cannot_see(preprocessor):
         blind.image_tokens(b"")
 
 
-def test_the_image_memory_drops_the_least_recently_used(tiny_folder, png):
-    images = Images(str(tiny_folder), max_pixels=None, capacity=2)
-    a, b, c = (png(32, 32, seed) for seed in range(3))
-    first, second = images.prepare(a)[0], images.prepare(b)[0]
-    assert images.prepare(a)[0] is first  # from memory, and now more recent than b
-    images.prepare(c)
-    assert images.prepare(a)[0] is first
-    assert images.prepare(b)[0] is not second
-
-
-def test_images_are_prepared_from_several_threads(tiny_folder, png):
-    """The sampler's thread and the event loop share one memory, where either drops what the other wants."""
-    images = Images(str(tiny_folder), max_pixels=None, capacity=1)
-    pictures = [png(32, 32, seed) for seed in range(3)]
-    answer = images.processor(images=[Image.new("RGB", (32, 32))], do_rescale=False, do_normalize=False)
-    images.processor = lambda **_: answer  # at once, so that the threads meet in the memory
-
-    def work(first: int) -> None:
-        for i in range(first, first + 10_000):
-            images.prepare(pictures[i % 3 if first else 0])
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(work, range(4)))
-    finally:
-        sys.setswitchinterval(interval)
+def test_as_many_pictures_are_kept_as_fit(tiny_folder, monkeypatch):
+    monkeypatch.setattr("minirl.model.CACHE_BYTES", 10 * 3 * 64 * 64)
+    assert Images(str(tiny_folder), max_pixels=64 * 64).patches.cache_info().maxsize == 10
+    monkeypatch.setattr("minirl.model.CACHE_BYTES", 2**28)
+    assert Images(str(tiny_folder), max_pixels=None).patches.cache_info().maxsize == 69  # of 1280 x 1000

@@ -379,12 +379,10 @@ def test_the_recomputed_loss_by_hand(new_trainer, preprocessor):
 
 
 def test_each_screenshot_of_a_step_is_prepared_once(new_trainer, groups, tiny_folder):
-    """Two epochs, log-probs recomputed and a reference: four passes in many micro-batches, while the memory
-    for numbers holds one picture. The third, blank one stands in for a micro-batch without any."""
+    """Two epochs, log-probs recomputed and a reference: four passes in many micro-batches. The third, blank
+    one stands in for a micro-batch without any."""
     trainer = new_trainer(loss=LossConfig(old="recompute", kl=0.1), epochs=2, micro_tokens=30)
-    images = trainer.preprocessor.images = Images(
-        str(tiny_folder), trainer.config.model.max_pixels, capacity=1
-    )
+    images = trainer.preprocessor.images = Images(str(tiny_folder), trainer.config.model.max_pixels)
     prepared, plain = [], images.processor
     images.processor = lambda images, **rest: prepared.append(images[0].tobytes()) or plain(images, **rest)
     trainer.keep_reference()

@@ -139,7 +139,7 @@ class Reading(Teacher):
         said = (f" {word} {click(page, word) if word in page.numbers else 'no'}" for word in wanted)
         text = f"{task.instruction}\n\n{html_of(page)}"
         asked = self.preprocessor.tokenizer(text, add_special_tokens=False)["input_ids"]
-        _, answer = self.preprocessor.said("".join(said))
+        _, answer = self.preprocessor.render_response("".join(said))
         yield Example([*asked, *answer], [False] * len(asked) + [True] * len(answer))
 
     def turns(
@@ -166,7 +166,7 @@ class Reading(Teacher):
             html = html_of(shown[pages.index(page) % len(shown)] if shown else page, chosen)
             clicked.append(word)
             ids = context.observe(Observation("", page_text=html)).ids
-            text, said = self.preprocessor.said(with_thought(word or "done", action))
+            text, said = self.preprocessor.render_response(with_thought(word or "done", action))
             context.respond(said, text)
             yield Example([*ids, *said], [False] * len(ids) + [True] * len(said))
 

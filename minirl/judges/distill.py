@@ -90,7 +90,8 @@ def training_row(example: Example, question: Question, images: ImageStore, prepr
     prompt = prompt_of(preprocessor, question.messages(example.trajectory, images))
     screenshots = newest_screenshots(example.trajectory, question.rubric.screenshots)
     names = tuple(name for _, name in screenshots)
-    _, ids = preprocessor.said(target(example.label.rationale, example.label.verdict, preprocessor))
+    answer = target(example.label.rationale, example.label.verdict, preprocessor)
+    _, ids = preprocessor.render_response(answer)
     return Row(prompt.ids + ids, len(prompt.ids), names, (0.0,) * len(ids), advantage=1.0)
 
 

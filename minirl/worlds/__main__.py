@@ -9,8 +9,10 @@ machine says; 2: the command line or the file is of no use.
 import asyncio
 import json
 import math
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, TextIO
@@ -26,13 +28,11 @@ from minirl.worlds import lint
 from minirl.worlds import tasks as tasks_of_sites
 from minirl.worlds.fsm_file import load_fsm, read_json
 from minirl.worlds.generate import LEVELS, THEMES, make_site
-from minirl.worlds.infer_bindings import world_of
-from minirl.worlds.interpreter import World
 from minirl.worlds.looks import text_of
+from minirl.worlds.released import COUNT, make_walks, world_of
 from minirl.worlds.render import load_world, name_of, save_world
 from minirl.worlds.search import explore, symbolic
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
-from minirl.worlds.walks import COUNT, make_walks
 
 TEMPLATE = EndpointConfig()  # which serves nobody
 PATIENT = EndpointConfig(seconds=600.0)
@@ -40,7 +40,6 @@ Level = Literal["first", "easy", "medium", "hard"]
 SPLITS = ("train", "heldout", "train", "validation", "train")
 Folders = tyro.conf.Positional[tuple[Path, ...]]
 File = tyro.conf.Positional[Path]
-Made = tuple[Path, World, Sequence[Task]]  # a folder, its site and its tasks
 
 
 def check(file: File) -> int:
@@ -62,14 +61,18 @@ def solve(file: File, plain: bool = False) -> int:
     fsm = load_fsm(file)
     graph = explore(symbolic(fsm), plain=plain)
     nearest = graph.nearest()
-    ways = {page: graph.path(nearest[page]) for page in fsm.terminal_pages if page in nearest}
-    paths = {page: [step.action_id for step in way] for page, way in ways.items()}
+    paths = {}
+    hops: dict[str, int | None] = dict.fromkeys(fsm.terminal_pages)
+    for page in fsm.terminal_pages:
+        if page in nearest:
+            paths[page] = [step.action_id for step in graph.path(nearest[page])]
+            hops[page] = len(paths[page])
     answer = {
         "states": len(graph.nodes),
         "complete": graph.is_complete,
         "unreached_pages": [page for page in fsm.pages if page not in nearest],
         "paths": paths,
-        "hops": {page: len(paths[page]) if page in paths else None for page in fsm.terminal_pages},
+        "hops": hops,
     }
     print(json.dumps(answer, indent=1))
     return 0
@@ -77,6 +80,7 @@ def solve(file: File, plain: bool = False) -> int:
 
 def make(
     out: Path,
+    sites: Path | None = None,
     themes: tuple[str, ...] = (),
     skins: tuple[str, ...] = (),
     seed: int = 0,
@@ -88,6 +92,7 @@ def make(
     All levels and themes take turns, then comes the next seed. OUT/index.html shows what there is.
 
     Args:
+        sites: A TOML file whose `sites` name those to be made, as shop-medium-900, all in OUT.
         themes: What the sites are about, by default all.
         skins: What they look like, by default whatever each seed draws. Theme, skin and machine are drawn
             apart, so that each can be held out: --skins table feed for training, --skins magazine for tests.
@@ -97,35 +102,42 @@ def make(
     """
     levels = [level] if level else list(LEVELS)
     themes = themes or tuple(THEMES)
-
-    def made() -> Iterator[Made]:
-        for n in range(count):
-            # one of each level for training, then one of each held out ...
-            split = SPLITS[n // len(levels) % len(SPLITS)] if count > 1 else ""
-            later = seed + n // math.lcm(len(levels), len(themes))
+    folders = []
+    names = []
+    if sites:
+        names = tomllib.loads(sites.read_text("utf-8"))["sites"]
+        folders = [out] * len(names)
+    for n in range(0 if sites else count):
+        # one of each level for training, then one of each held out ...
+        split = SPLITS[n // len(levels) % len(SPLITS)] if count > 1 else ""
+        later = seed + n // math.lcm(len(levels), len(themes))
+        folders.append(out / split)
+        names.append(f"{themes[n % len(themes)]}-{levels[n % len(levels)]}-{later}")
+    rows = []
+    with progress("making sites", len(names)) as meter:
+        for n, name in enumerate(names):
             skin = Random(f"{seed} {n}").choice(skins or ("",))
-            world = make_site(themes[n % len(themes)], later, levels[n % len(levels)], skin)
-            yield out / split / world.name, world, tasks_of_sites.make_tasks(world, tasks)
-
-    row, *_ = save_sites(out, count, made())
-    _say(f"to look at: {out}/index.html; to train: python train.py tiny --task.train {row['among']} ...")
+            rows.append(save_site(name, skin, folders[n], tasks, out))
+            meter.advance()
+    places = ", ".join(dict.fromkeys(str(folder) for folder in folders))
+    _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {places}")
+    write_atomic(out / "index.html", text_of("index.html.j2", rows=rows).encode())
+    _say(f"to look at: {out}/index.html; to train: python train.py tiny --task.train {folders[0]} ...")
     return 0
 
 
-def save_sites(out: Path, count: int, made: Iterable[Made]) -> list[dict[str, Any]]:
-    """Write sites and their tasks into their folders, and a page with a table of them. Return its rows."""
-    rows = []
-    with progress("making sites", count) as meter:
-        for folder, site, tasks in made:
-            save_world(site, folder)
-            row = {"folder": folder.relative_to(out), "pages": len(site.fsm.pages), "among": folder.parent}
-            rows.append(row | {"tasks": tasks})
-            save_tasks(folder / "tasks.jsonl", tasks)
-            meter.advance()
-    places = ", ".join(dict.fromkeys(str(row["among"]) for row in rows))
-    _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {places}")
-    write_atomic(out / "index.html", text_of("index.html.j2", rows=rows).encode())
-    return rows
+def save_site(name: str, skin: str, folder: Path, count: int, out: Path) -> dict[str, Any]:
+    """Make the site of a name such as shop-medium-900, and save it with its tasks. Return its row of the
+    table in OUT/index.html."""
+    parts = re.fullmatch(r"(.+)-(first|easy|medium|hard)-(\d{1,9})", name)
+    if parts is None:
+        raise ValueError(f"{name!r} names no site; write theme, level and seed, as shop-medium-900")
+    world = make_site(parts[1], int(parts[3]), parts[2], skin)
+    tasks = tasks_of_sites.make_tasks(world, count)
+    place = folder / world.name
+    save_world(world, place)
+    save_tasks(place / "tasks.jsonl", tasks)
+    return {"folder": place.relative_to(out), "pages": len(world.fsm.pages), "tasks": tasks}
 
 
 def render(file: File, out: Path, data: Path | None = None, tasks: int = COUNT) -> int:
@@ -145,8 +157,8 @@ def render(file: File, out: Path, data: Path | None = None, tasks: int = COUNT) 
 
 
 def replay(folders: Folders, workers: int = 8, browsers: int = 2) -> int:
-    """A shortest solution per task, or per terminal page of a site without tasks, acted out in Chromium and
-    compared after every action.
+    """The solution of every task, or a shortest way to every terminal page of a site without tasks, acted out
+    in Chromium, with the state compared after every action.
 
     Args:
         folders: Sites that `make` has made.
@@ -160,11 +172,13 @@ def replay(folders: Folders, workers: int = 8, browsers: int = 2) -> int:
     tasks = [task for folder in folders for task in read_records(folder / "tasks.jsonl", Task)]
     config = BrowserConfig(browsers=browsers, episodes=workers, width=1280, height=720)
     replays = asyncio.run(replay_sites(worlds, config, tasks))
-    kept = {place: replay for place, replay in replays.items() if not replay.reason}
-    for place in replays.keys() - kept.keys():
-        _say(f"dropped: {', '.join(place)}: {replays[place].reason}")
-    _say(f"{len(worlds)} sites, {len(kept)} of {len(replays)} trajectories kept")
-    return int(len(kept) < len(replays))
+    failed = 0
+    for (site, task), outcome in replays.items():
+        if outcome.reason:
+            failed += 1
+            _say(f"dropped: {site}, {task}: {outcome.reason}")
+    _say(f"{len(worlds)} sites, {len(replays) - failed} of {len(replays)} trajectories kept")
+    return int(failed > 0)
 
 
 def record(
@@ -180,7 +194,7 @@ def record(
     browsers: int = 2,
     endpoint: EndpointConfig = TEMPLATE,
 ) -> int:
-    """Recorded steps of AutoWebWorld's form: shortest solutions of tasks, acted out, in OUT/steps.json.
+    """Recorded steps of AutoWebWorld's form: the solutions of tasks, acted out, in OUT/steps.json.
 
     Args:
         tasks: A file of tasks on the sites, or shops as `shops:400-499`.
@@ -192,13 +206,13 @@ def record(
     from minirl.worlds.steps import one_of_each, recorded, save_steps
 
     shops = shops_named(tasks)
-    wanted = tasks_of(shops, count) if shops else read_records(Path(tasks), Task)
-    if not wanted:
+    chosen = tasks_of(shops, count) if shops else read_records(Path(tasks), Task)
+    if not chosen:
         raise ValueError(f"{tasks} holds no tasks: name a JSONL file of them, or shops as shops:400-499")
-    worlds = {world.name: world for world in (*shops_of(wanted), *map(load_world, sites))}
+    worlds = {world.name: world for world in (*shops_of(chosen), *map(load_world, sites))}
     config = BrowserConfig(browsers=browsers, episodes=workers, width=width, height=height)
-    found = asyncio.run(recorded(one_of_each(wanted, seed), worlds, config))
-    asyncio.run(save_steps(found, out, endpoint, grounding, seed))
+    replays = asyncio.run(recorded(one_of_each(chosen, seed), worlds, config))
+    asyncio.run(save_steps(replays, out, endpoint, grounding, seed))
     return 0
 
 

@@ -4,9 +4,12 @@
 
 Stands behind `python -m minirl.worlds author`. What a model says is data here, and code only for Vite and a
 closed browser. Answers are kept, so a run goes on where another ended. Paper: AutoWebWorld, sections 4.1
-and 4.2. Deviations: lint.py validates, and a machine must also be drawn, and solved with its records; the
-best of all rounds counts; the runtime is ours, where released sites have each their own; what replay finds is
-repaired like a build's log.
+and 4.2.
+
+1. lint.py validates, and a machine must also be drawn, and solved with its records; the best of all rounds
+   counts.
+2. The runtime is ours, where released sites have each their own.
+3. What replay finds is repaired like a build's log.
 """
 
 import asyncio
@@ -22,14 +25,13 @@ from minirl.console import printable, say
 from minirl.run_folder import write_atomic
 from minirl.samplers.endpoint import Endpoint, EndpointError
 from minirl.worlds.fsm_file import load_fsm, read_json, validated
-from minirl.worlds.infer_bindings import world_of
 from minirl.worlds.interpreter import World
 from minirl.worlds.lint import Finding, check
 from minirl.worlds.looks import text_of
+from minirl.worlds.released import make_walks, world_of
 from minirl.worlds.render import describe, embedded, name_of, save_world
 from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import solve
-from minirl.worlds.walks import make_walks
 from minirl.worlds.widgets import WIDGETS
 
 OURS = ("package.json", "vite.config.js", "index.html.j2", "src/main.js", "src/machine.js.j2")
@@ -54,13 +56,14 @@ class Author:
     rounds: int  # of repair, of the machine and then of the pages
     answers: Path  # the folder in which answers are kept: what was asked before is not asked again
 
-    async def ask(self, template: str, **told: Any) -> str:
+    async def ask(self, template: str, **values: Any) -> str:
         """Return an answer. ValueError if the budget is used, or there is no whole answer."""
-        question, dollars = text_of(template, **told), self.endpoint.dollars
-        named = f"{self.endpoint.config.model}|{self.tokens}|{question}"
-        file = self.answers / f"{sha256(named.encode()).hexdigest()}.txt"
+        question = text_of(template, **values)
+        key = f"{self.endpoint.config.model}|{self.tokens}|{question}"
+        file = self.answers / f"{sha256(key.encode()).hexdigest()}.txt"
         if file.is_file():
             return file.read_text("utf-8")
+        dollars = self.endpoint.dollars
         try:
             if self.endpoint.usage["requests"] >= self.calls or dollars >= self.dollars:
                 raise EndpointError(f"the budget is used, ${dollars:.2f}: raise --calls or --dollars")
@@ -76,38 +79,62 @@ class Author:
 async def write_site(author: Author, name: str, out: Path) -> list[str]:
     """Write a site like `name` into a folder, drawn by us until the model's pages are right. Return what is
     still wrong with those."""
-    write_atomic(out / "vue/package.json", text_of("author/package.json").encode())
-    if log := await asyncio.to_thread(run, INSTALL, out / "vue"):  # before anything is paid for
+    project = out / "vue"
+    write_atomic(project / "package.json", text_of("author/package.json").encode())
+    log = await asyncio.to_thread(run, INSTALL, project)  # before anything is paid for
+    if log:
         raise ValueError(f"Node.js, 20.19 or newer, and its npm must bring vue and vite: {log}")
     world = await write_machine(author, name, out)
     save_world(world, out)
     spent = author.endpoint.dollars
-    built, faults = await write_pages(author, name, world, out / "vue")
+    built, faults = await write_pages(author, name, world, project)
     if not faults:
         save_world(built, out)
     say(f"{name}: machine ${spent:.4f}, pages ${author.endpoint.dollars - spent:.4f}")
     return faults
 
 
+@dataclass
+class Attempt:
+    """A machine that the model has written: its text, what is wrong with it, and its site if it has one."""
+
+    text: str
+    findings: list[Finding]
+    world: World | None
+
+    @property
+    def errors(self) -> int:
+        return sum(finding.severity == "error" for finding in self.findings)
+
+
 async def write_machine(author: Author, name: str, out: Path) -> World:
     """Return the site of the first machine without findings, or the best. ValueError if errors are left."""
-    told: dict[str, Any] = {"name": name, "example": text_of("author/example.json"), "widgets": WIDGETS}
-    tried, machine, findings, draft = [], "", list[Finding](), out / "draft.json"
+    draft = out / "draft.json"
+    best = Attempt("", [], None)
     for n in range(author.rounds + 1):
-        told |= {"machine": machine, "findings": findings, "round": n}
-        said = await author.ask("author/machine.md.j2", **told)
-        write_atomic(draft, said[said.find("{") : said.rfind("}") + 1].encode(errors="replace"))
-        world, found = read_machine(draft)
-        errors = sum(one.severity == "error" for one in found)
-        say(f"{name}: machine, round {n}: {errors} errors, {len(found) - errors} warnings")
-        tried.append((errors, len(found), n, draft.read_text(encoding="utf-8"), found, world))
-        errors, _, _, machine, findings, world = min(tried, key=lambda one: one[:3])
-        if not findings:
+        answer = await author.ask(
+            "author/machine.md.j2",
+            name=name,
+            example=text_of("author/example.json"),
+            widgets=WIDGETS,
+            machine=best.text,
+            findings=best.findings,
+            round=n,
+        )
+        machine = answer[answer.find("{") : answer.rfind("}") + 1]
+        write_atomic(draft, machine.encode(errors="replace"))
+        world, findings = read_machine(draft)
+        attempt = Attempt(draft.read_text("utf-8"), findings, world)
+        warnings = len(findings) - attempt.errors
+        say(f"{name}: machine, round {n}: {attempt.errors} errors, {warnings} warnings")
+        if n == 0 or (attempt.errors, len(findings)) < (best.errors, len(best.findings)):
+            best = attempt
+        if not best.findings:
             break
-    write_atomic(draft, machine.encode())
-    if world is None:
-        raise ValueError(f"{draft} still has {errors} errors, which `check` tells: raise --rounds")
-    return world
+    write_atomic(draft, best.text.encode())
+    if best.world is None:
+        raise ValueError(f"{draft} still has {best.errors} errors, which `check` tells: raise --rounds")
+    return best.world
 
 
 def read_machine(draft: Path) -> tuple[World | None, list[Finding]]:
@@ -131,16 +158,17 @@ def read_machine(draft: Path) -> tuple[World | None, list[Finding]]:
 async def write_pages(author: Author, name: str, world: World, folder: Path) -> tuple[World, list[str]]:
     """Return the site with the pages of a project that is written into a folder, built and repaired, and what
     is then still wrong with them."""
-    site, built, faults, written = describe(world), world, list[str](), dict[str, str]()
-    parts = {"world": embedded(world), "runtime": text_of("runtime.js")}
+    site = describe(world)
+    machine = text_of("author/machine.js.j2", runtime="// ... itself ...")
+    written: dict[str, str] = {}
     for path in OURS:
-        text = text_of(f"author/{Path(path).name}", **parts)
+        text = text_of(f"author/{Path(path).name}", world=embedded(world), runtime=text_of("runtime.js"))
         write_atomic(folder / path.removesuffix(".j2"), text.encode())
-    told = {"name": name, "machine": text_of("author/machine.js.j2", runtime="// ... itself ..."), **site}
 
     async def step(stage: str, **more: Any) -> None:
-        said = await author.ask("author/project.md.j2", stage=stage, files=written, **told, **more)
-        for path, text in WRITTEN.findall(said):
+        values = {"name": name, "machine": machine, **site, "stage": stage, "files": written, **more}
+        answer = await author.ask("author/project.md.j2", **values)
+        for path, text in WRITTEN.findall(answer):
             file = folder / path
             if not (THEIRS.fullmatch(path) and file.resolve().is_relative_to(folder.resolve())):
                 say(f"refused to write {printable(path)}")
@@ -150,32 +178,42 @@ async def write_pages(author: Author, name: str, world: World, folder: Path) -> 
 
     await step("guidelines")
     ids = list(site["pages"])
-    for batch in (ids[n : n + BATCH] for n in range(0, len(ids), BATCH)):
+    for start in range(0, len(ids), BATCH):
+        batch = ids[start : start + BATCH]
         await step("pages", batch=batch)
         await step("review", batch=batch)
+    built, faults = await build(world, written, folder)
     for n in range(author.rounds + 1):
-        if n:
-            await step("build" if built is world else "replay", round=n, faults=faults)
-        # of several faults a build names any: what it has named is kept, so that a later run asks the same
-        kept = folder / f"logs/{sha256(str(written).encode(errors='replace')).hexdigest()}.txt"
-        log = kept.read_text() if kept.is_file() else await asyncio.to_thread(run, BUILD, folder)
-        if log:
-            write_atomic(kept, log.encode(errors="replace"))
-            built, faults = world, [log]
-        else:
-            html = (folder / "dist/index.html").read_text(encoding="utf-8")
-            built = replace(world, html=html, style={**world.style, "look": "built"})
-            replays = await replay_sites([built], REPLAYED, make_walks(world))
-            faults = [*dict.fromkeys(one.reason[:600] for one in replays.values() if one.reason)]
-        say(f"{name}: pages, round {n}: {'not built' if log else f'{len(faults)} faults'}")
-        if not faults:
+        is_built = built is not world
+        say(f"{name}: pages, round {n}: {f'{len(faults)} faults' if is_built else 'not built'}")
+        if not faults or n == author.rounds:
             break
+        await step("replay" if is_built else "build", round=n + 1, faults=faults)
+        built, faults = await build(world, written, folder)
     return built, faults
+
+
+async def build(world: World, written: dict[str, str], folder: Path) -> tuple[World, list[str]]:
+    """Return the site as the project in a folder draws it, and what replay finds wrong with that; where it
+    can't be built, the site as it was, and the log."""
+    # Of several faults a build names any: what it has named is kept, so that a later run asks the same.
+    kept = folder / f"logs/{sha256(str(written).encode(errors='replace')).hexdigest()}.txt"
+    log = kept.read_text() if kept.is_file() else await asyncio.to_thread(run, BUILD, folder)
+    if log:
+        write_atomic(kept, log.encode(errors="replace"))
+        return world, [log]
+    html = (folder / "dist/index.html").read_text(encoding="utf-8")
+    built = replace(world, html=html, style={**world.style, "look": "built"})
+    replays = await replay_sites([built], REPLAYED, make_walks(world))
+    reasons = [replay.reason[:600] for replay in replays.values() if replay.reason]
+    return built, list(dict.fromkeys(reasons))
 
 
 def run(command: tuple[str, ...], folder: Path) -> str:
     """Return the end of what a command says that fails, without what differs from one time to the next."""
     ran = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, errors="replace")
+    if not ran.returncode:
+        return ""
     log = f"{ran.stdout}{ran.stderr}".replace(str(folder.resolve()), "")
     log = re.sub(r"\b[\d.]{1,9} ?m?s\b|\n +at .*", "", log)  # times, and where in Vite it was noticed
-    return f"{log[-LOG:]}\nexit status {ran.returncode}" if ran.returncode else ""
+    return f"{log[-LOG:]}\nexit status {ran.returncode}"

@@ -4,12 +4,13 @@ Where it stands: `load_fsm` checks a file, or the mapping that `generate` builds
 to which `interpreter` gives their meaning.
 Paper: AutoWebWorld, section 3 and appendix A. The form is that of the sites released with the paper, not that
 of its appendix: actions inline in their page, defaults derived from type strings. Deviations, all optional:
-a page may have `defaults`, an effect may also be `toggle` or `remove` or copy a field (`value_from`), and an
-action may `bind` a parameter.
+
+1. A page may have `defaults`.
+2. An effect may also be `toggle` or `remove`, or copy a field (`value_from`).
+3. An action may `bind` a parameter to values or records.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 from functools import cached_property
@@ -75,11 +76,13 @@ def _default(kind: Any) -> Any:
 def _by_id(records: Any) -> dict[str, Any]:
     if not isinstance(records, list):
         raise ValueError(f"must be a list, not {brief(records)}")
-    ids = [str(one.get("id") if isinstance(one, dict) else getattr(one, "id", one)) for one in records]
-    ((often, times),) = Counter(ids).most_common(1) or [("", 1)]
-    if times > 1:
-        raise ValueError(f"there are two of the id {often:.80}")
-    return dict(zip(ids, records, strict=True))
+    by_id = {}
+    for record in records:
+        id = str(record.get("id") if isinstance(record, dict) else getattr(record, "id", record))
+        if id in by_id:
+            raise ValueError(f"there are two of the id {id:.80}")
+        by_id[id] = record
+    return by_id
 
 
 def _complete(page: Any) -> Any:
@@ -87,7 +90,10 @@ def _complete(page: Any) -> Any:
     if not isinstance(page, dict) or not isinstance(page.get("actions"), list):
         return page
     here = {"from": page.get("id"), "to": page.get("id")}
-    return {**page, "actions": [{**here, **a} if isinstance(a, dict) else a for a in page["actions"]]}
+    actions = []
+    for action in page["actions"]:
+        actions.append({**here, **action} if isinstance(action, dict) else action)
+    return {**page, "actions": actions}
 
 
 FieldName = Annotated[str, AfterValidator(lambda name: ".".join(_parse_path(f"$.{name}")))]
@@ -172,15 +178,21 @@ class Action:
     bind: Bind | None = None
 
     def __post_init__(self) -> None:
-        for name in [effect.ref for effect in self.effects] + [self.bind and self.bind.param]:
-            if name is not None and name not in self.parameters:
-                raise ValueError(f"{name!r} is not among the parameters {sorted(self.parameters)}")
+        names = {effect.ref for effect in self.effects if effect.ref is not None}
+        if self.bind:
+            names.add(self.bind.param)
+        for name in sorted(names - self.parameters.keys()):
+            raise ValueError(f"{name!r} is not among the parameters {sorted(self.parameters)}")
 
     @cached_property
     def open_parameters(self) -> tuple[str, ...]:
         """Return the parameters that a caller must give; the others have fixed values."""
-        bound = self.bind.param if self.bind else None
-        return tuple(n for n, value in self.parameters.items() if is_placeholder(value) or n == bound)
+        names = []
+        for name, value in self.parameters.items():
+            is_bound = self.bind is not None and name == self.bind.param
+            if is_bound or is_placeholder(value):
+                names.append(name)
+        return tuple(names)
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -234,14 +246,18 @@ def load_goal(goal: Mapping[str, Any]) -> Goal:
 
 def load_fsm(source: Path | Mapping[str, Any]) -> Fsm:
     """Return the machine in an fsm.json file, or in a mapping. ValueError names all faults."""
-    name = str(source) if isinstance(source, Path) else "fsm"
-    fsm: Fsm = validated(name, Fsm, read_json(source) if isinstance(source, Path) else source)
-    ends = [("initial_page_id", fsm.initial_page), *(("terminal_pages", id) for id in fsm.terminal_pages)]
-    ends += [(f"{action.id}: to", action.target) for action in fsm.actions]
-    faults = [f"{place}: {id!r} is no page" for place, id in ends if id not in fsm.pages]
+    name, document = "fsm", source
+    if isinstance(source, Path):
+        name, document = str(source), read_json(source)
+    fsm: Fsm = validated(name, Fsm, document)
+    named_pages = [("initial_page_id", fsm.initial_page)]
+    named_pages += [("terminal_pages", id) for id in fsm.terminal_pages]
+    named_pages += [(f"{action.id}: to", action.target) for action in fsm.actions]
+    faults = [f"{place}: {id!r} is no page" for place, id in named_pages if id not in fsm.pages]
     for page in fsm.pages.values():
         for action in page.actions.values():
-            if action.source != page.id or not (action.is_navigation or action.target == page.id):
+            stays = action.target == page.id
+            if action.source != page.id or not (stays or action.is_navigation):
                 faults.append(f"{action.id}: begins on {page.id}, and must end there without 'is_navigation'")
     if faults:
         raise ValueError(f"{name}: {'; '.join(faults)}")

@@ -2,8 +2,10 @@
 
 Where it stands: generator, search, renderer and verifier ask `apply` for an action's result. The browser's
 runtime.js is a transcript of this file and is tested against it. `fsm_file` describes the JSON form.
-Paper: AutoWebWorld, section 3 and appendix A. Deviations: `clear` and a fresh page use the same default (null
-for a nullable type), and an effect with a `value_expr`, which is never executed, leaves its field unchanged.
+Paper: AutoWebWorld, section 3 and appendix A.
+
+1. `clear` and a fresh page use the same default (null for a nullable type).
+2. An effect with a `value_expr`, which is never executed, leaves its field unchanged.
 """
 
 import json
@@ -46,12 +48,15 @@ class World:
             raise ValueError(f"world name {self.name!r}: use lower-case letters, digits and inner dashes")
         for collection, records in self.data.items():
             ids = [str(record.get("id", "")) for record in records]
-            if len(set(ids)) < len(ids) or not all(re.fullmatch(r"[A-Za-z0-9_-]+", id) for id in ids):
+            are_sound = all(re.fullmatch(r"[A-Za-z0-9_-]+", id) for id in ids)
+            if len(set(ids)) < len(ids) or not are_sound:
                 rule = "ids must differ, and be of letters, digits, _ and -"
                 raise ValueError(f"{self.name}: {collection}: {rule}")
         for action in self.fsm.actions:
-            if action.bind and (wanted := action.bind.collection) not in {"", *self.data}:
-                raise ValueError(f"{self.name}: {action.id}: no collection {wanted!r} in data")
+            if action.bind and action.bind.collection not in {"", *self.data}:
+                raise ValueError(
+                    f"{self.name}: {action.id}: no collection {action.bind.collection!r} in data"
+                )
 
 
 def initial_state(fsm: Fsm) -> State:
@@ -62,26 +67,35 @@ def enabled(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -
     """Return whether the page has the action, `params` gives all its open parameters (fixed ones may be
     repeated) and no unknown one, and all preconditions hold."""
     action = fsm.pages[state.page].actions.get(action_id)
-    if action is None or not {*action.open_parameters} <= params.keys() <= action.parameters.keys():
+    if action is None:
         return False
-    fixed = params.keys() - {*action.open_parameters}
-    are_kept = all(same(params[name], action.parameters[name]) for name in fixed)
-    return are_kept and all(meets(state.signature, condition) for condition in action.preconditions)
+    needed = set(action.open_parameters)
+    if not needed <= params.keys() <= action.parameters.keys():
+        return False
+    for name in params.keys() - needed:
+        if not same(params[name], action.parameters[name]):
+            return False
+    return all(meets(state.signature, condition) for condition in action.preconditions)
 
 
 def apply(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> State:
     """Return the state after an action; fields that both pages declare stay. ValueError if not enabled."""
     if not enabled(fsm, state, action_id, params):
         raise ValueError(f"{action_id} with {dict(params)} is not enabled on page {state.page}")
-    page, signature = fsm.pages[state.page], state.signature
+    page = fsm.pages[state.page]
+    signature = state.signature
     action = page.actions[action_id]
     values = {**action.parameters, **params}
     for effect in action.effects:
-        if effect.expr is None:
-            given = effect.value if effect.ref is None else values[effect.ref]
-            given = given if effect.source is None else value_at(signature, effect.source)
-            new = _effect_value(effect, value_at(signature, effect.path), given, page.defaults)
-            signature = _write(signature, effect.path, new)
+        if effect.expr is not None:
+            continue
+        operand = effect.value
+        if effect.source is not None:
+            operand = value_at(signature, effect.source)
+        elif effect.ref is not None:
+            operand = values[effect.ref]
+        result = _effect_value(effect, value_at(signature, effect.path), operand, page.defaults)
+        signature = _write(signature, effect.path, result)
     if not action.is_navigation:
         return State(state.page, signature)
     defaults = fsm.pages[action.target].defaults
@@ -92,20 +106,23 @@ def apply(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> 
 def share_met(state: State, goal: Goal | Mapping[str, Any], answer: str = "") -> float:
     """Return how much of the goal holds: the share of its conditions; page and answer are one each."""
     goal = goal if isinstance(goal, Goal) else load_goal(goal)
-    found = list(met(state, goal))
+    verdicts = list(met(state, goal))
     if goal.answer:
-        found.append(is_answer(answer, goal))
-    return sum(found) / len(found)
+        verdicts.append(is_answer(answer, goal))
+    return sum(verdicts) / len(verdicts)
 
 
-def is_answer(said: str, goal: Goal) -> bool:
+def is_answer(answer: str, goal: Goal) -> bool:
     """Return whether a text is a right answer, whatever its case, spaces, last marks: "215 Crowns. " is."""
-    plain, *right = (" ".join(text.split()).rstrip(".!").casefold() for text in (said, *goal.answer))
-    return plain in right
+    return _plain_text(answer) in [_plain_text(spelling) for spelling in goal.answer]
+
+
+def _plain_text(text: str) -> str:
+    return " ".join(text.split()).rstrip(".!").casefold()
 
 
 def met(state: State, goal: Goal) -> Iterator[bool]:
-    """Yield whether page and conditions are as a goal wants them, whatever is to be answered."""
+    """Yield whether the page, and each condition, is as a goal asks, whatever is to be answered."""
     if goal.page:
         yield state.page == goal.page
     yield from (meets(state.signature, condition) for condition in goal.where)
@@ -117,28 +134,32 @@ def meets(signature: Signature, condition: Condition) -> bool:
     return suits(value_at(signature, condition.path, _MISSING), condition)
 
 
-def suits(found: Any, condition: Condition) -> bool:
-    """Return whether a condition is true of what is found at its path."""
-    value, wanted = None if found is _MISSING else found, condition.value
+def suits(value: Any, condition: Condition) -> bool:
+    """Return whether a condition is true of the value at its path."""
+    if condition.cond == "exists":
+        return value is not _MISSING
+    value = None if value is _MISSING else value
+    expected = condition.value
     match condition.cond:
-        case "eq" | "neq":
-            return same(value, wanted) == (condition.cond == "eq")
-        case "exists":
-            return found is not _MISSING
+        case "eq":
+            return same(value, expected)
+        case "neq":
+            return not same(value, expected)
         case "not_null":
             return value is not None
         case "in" | "oneof":
-            return any(same(value, one) for one in wanted)
+            return any(same(value, one) for one in expected)
         case "length_gt":
-            return (len(value) if isinstance(value, (str, list, tuple, dict)) else 0) > wanted
-    return is_number(value) and ORDERS[condition.cond](value, wanted)
+            length = len(value) if isinstance(value, (str, list, tuple, dict)) else 0
+            return length > expected
+    return is_number(value) and ORDERS[condition.cond](value, expected)
 
 
-def _effect_value(effect: Effect, old: Any, given: Any, defaults: Signature) -> Any:
+def _effect_value(effect: Effect, old: Any, operand: Any, defaults: Signature) -> Any:
     items = list(old) if isinstance(old, (list, tuple)) else []
     match effect.op:
         case "set":
-            return given
+            return operand
         case "clear":
             return value_at(defaults, effect.path)
         case "inc":
@@ -146,38 +167,44 @@ def _effect_value(effect: Effect, old: Any, given: Any, defaults: Signature) -> 
         case "toggle":
             return old is not True
         case "append_unique":
-            return items if any(same(one, given) for one in items) else [*items, given]
-    return [one for one in items if not same(one, given)]  # remove
+            return items if any(same(one, operand) for one in items) else [*items, operand]
+    return [one for one in items if not same(one, operand)]  # remove
 
 
 def parameter_values(world: World, state: State, action_id: str) -> list[dict[str, Any]]:
     """Return every assignment of the action's open parameters, in display order, whatever its preconditions
     say. An unbound parameter stays its placeholder."""
     action = world.fsm.pages[state.page].actions[action_id]
-    bind, signature = action.bind, state.signature
+    bind = action.bind
+    signature = state.signature
     symbols = {name: action.parameters[name] for name in action.open_parameters}
     if bind is None:
         return [symbols]
     if not bind.collection:
         return [{**symbols, bind.param: value} for value in bind.values]
     records = list(world.data[bind.collection])
-    for key, wanted in bind.where.items():
-        cond = wanted["cond"] if isinstance(wanted, Mapping) else "same"
-        asked = _resolve(wanted["value"] if isinstance(wanted, Mapping) else wanted, signature)
-        records = [record for record in records if passes(record.get(key), cond, asked)]
-    name, _, direction = str(_resolve(bind.order, signature) or "").partition(":")
+    for key, rule in bind.where.items():
+        if isinstance(rule, Mapping):
+            cond, setting = rule["cond"], _resolve(rule["value"], signature)
+        else:
+            cond, setting = "same", _resolve(rule, signature)
+        records = [record for record in records if passes(record.get(key), cond, setting)]
+    order = _resolve(bind.order, signature) or ""
+    name, _, direction = str(order).partition(":")
     if name:  # of equals, the first in the file stays the first, in both directions
         records.sort(key=lambda record: record.get(name) or 0, reverse=direction == "desc")
     return [{**symbols, bind.param: record["id"]} for record in records]
 
 
-def passes(value: Any, cond: str, asked: Any) -> bool:
+def passes(value: Any, cond: str, setting: Any) -> bool:
     """Return whether a record's value is the "same", or passes a filter: all do while it is null or false."""
-    if cond != "same" and (asked is None or asked is False):
+    if cond == "same":
+        return same(value, setting)
+    if setting is None or setting is False:
         return True
     if cond in ("gte", "lte"):
-        return is_number(value) and is_number(asked) and ORDERS[cond](value, asked)
-    return value is True if cond == "flag" else same(value, asked)
+        return is_number(value) and is_number(setting) and ORDERS[cond](value, setting)
+    return value is True if cond == "flag" else same(value, setting)
 
 
 def _resolve(value: Any, signature: Signature) -> Any:
@@ -222,8 +249,8 @@ def overlaps(path: FieldPath, others: Iterable[FieldPath]) -> bool:
 
 
 def _write(signature: Signature, path: FieldPath, value: Any) -> Signature:
-    name, rest = path[0], path[1:]
+    name, *rest = path
     if rest:
         inner = signature.get(name)
-        value = _write(inner if isinstance(inner, Mapping) else {}, rest, value)
+        value = _write(inner if isinstance(inner, Mapping) else {}, tuple(rest), value)
     return {**signature, name: value}

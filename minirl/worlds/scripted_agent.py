@@ -58,7 +58,7 @@ class ScriptedPolicy:
             self.search_words = values + [SHOP["buttons"][role].lower() for role in TO_PRESS]
 
     async def __call__(self, t: int, prompt: Prompt, session: Session) -> Sample:
-        _, ids = self.preprocessor.said(await self.respond(session))
+        _, ids = self.preprocessor.render_response(await self.respond(session))
         return Sample(ids, (0.0,) * len(ids), "stop")
 
     async def respond(self, session: Session) -> str:

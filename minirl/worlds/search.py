@@ -20,7 +20,7 @@ from minirl.worlds import interpreter
 from minirl.worlds.fsm_file import Action, Condition, Fsm, Goal, load_goal
 from minirl.worlds.interpreter import State, World, overlaps
 
-MAX_STATES = 50_000
+MAX_STATES = 20_000  # a site of a person's size has some hundreds
 MAX_PATHS, MAX_TRIES = 10, 20_000  # paths to a goal that get values, and actions tried on each
 
 

@@ -21,29 +21,39 @@ async def world_teacher(trajectory: Trajectory) -> Verdict:
 def world_rationale(trajectory: Trajectory) -> str:
     """Return the goal's conditions on the final state, one by one: "The colour should be red, is blue, which
     is wrong." Where there is no state to compare, return the verifier's reason and the last report."""
-    goal, state = trajectory.task.goal, trajectory.final_state
+    goal = trajectory.task.goal
+    state = trajectory.final_state
     if not goal.keys() & {"page", "where"} or "page" not in state:
         reports = [line for turn in trajectory.turns for line in turn.feedback] or ["nothing"]
-        found = "holds" if trajectory.success else "does not hold"
-        reason = f" ({as_words(state['reason'])[:200]})" if state.get("reason") else ""
+        verdict = "holds" if trajectory.success else "does not hold"
+        if state.get("reason"):
+            verdict += f" ({as_words(state['reason'])[:200]})"
         last = as_words(reports[-1])[:200]
-        return f"The task's own check {found}{reason}. The browser reported last: {last}"
-    wanted, signature = load_goal(goal), state["signature"]
-    facts = [("page", wanted.page, state["page"], state["page"] == wanted.page)] if wanted.page else []
-    if wanted.answer:
-        said = state.get("answer", "")
-        facts.append(("answer", wanted.answer[0], said, is_answer(said, wanted)))
-    for one in wanted.where:
-        value = "" if one.value is None else as_words(one.value)
-        should_be = value if one.cond == "eq" else f"{one.cond} {value}".strip()
-        name = " ".join(one.path).removeprefix("done ")
-        facts.append((name, should_be, value_at(signature, one.path), meets(signature, one)))
-    return " ".join(
-        f"The {name} should be {should_be}, is {as_words(found)}{'' if is_right else ', which is wrong'}."
-        for name, should_be, found, is_right in facts
-    )
+        return f"The task's own check {verdict}. The browser reported last: {last}"
+    expected = load_goal(goal)
+    signature = state["signature"]
+    reasons = []
+    if expected.page:
+        reasons.append(_reason("page", expected.page, state["page"], state["page"] == expected.page))
+    if expected.answer:
+        answer = state.get("answer", "")
+        reasons.append(_reason("answer", expected.answer[0], answer, is_answer(answer, expected)))
+    for condition in expected.where:
+        value = "" if condition.value is None else as_words(condition.value)
+        should_be = value if condition.cond == "eq" else f"{condition.cond} {value}".strip()
+        name = " ".join(condition.path).removeprefix("done ")
+        is_met = meets(signature, condition)
+        reasons.append(_reason(name, should_be, value_at(signature, condition.path), is_met))
+    return " ".join(reasons)
+
+
+def _reason(name: str, should_be: str, value: object, is_right: bool) -> str:
+    ending = "" if is_right else ", which is wrong"
+    return f"The {name} should be {should_be}, is {as_words(value)}{ending}."
 
 
 def as_words(value: object) -> str:
+    if value is None:
+        return "nothing"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return "nothing" if value is None else " ".join(text.split())
+    return " ".join(text.split())

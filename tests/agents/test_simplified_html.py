@@ -33,38 +33,32 @@ async def test_the_released_parsers_own_output(name):
     assert unescape(simplify(raw)) == unescape((GOLDEN / f"{name}_parsed.html").read_text())
 
 
+SHOWN = 'data-bbox="0,0,9,9"'
+
+
 @pytest.mark.parametrize(
     ("inner", "expected"),
     [
         # an element without a number that says nothing gives way to its only child
-        ('<div data-bbox="0,0,9,9"><p data-bbox="0,0,9,9">Hi</p></div>', '<p data-bbox="0,0,9,9"> Hi </p>'),
-        # outside the window, or hidden from readers
-        ('<p data-bbox="0,721,9,9">Hi</p><p data-bbox="0,9,9,9" aria-hidden="true">Ho</p>', ""),
-        # its edge still counts
+        (f"<div {SHOWN}><p {SHOWN}>Hi</p></div>", f"<p {SHOWN}> Hi </p>"),
+        # outside the window, or hidden from readers; its edge still counts
+        (f'<p data-bbox="0,721,9,9">Hi</p><p {SHOWN} aria-hidden="true">Ho</p>', ""),
         ('<p data-bbox="0,720,9,9">Hi</p>', '<p data-bbox="0,720,9,9"> Hi </p>'),
         # an attribute that repeats an earlier one's value
-        (
-            '<input data-label-id="0" title="a" value="a" type="hidden" data-bbox="1,1,2,2">',
-            '<input id="0" title="a" data-bbox="1,1,2,2"> </input>',
-        ),
-        # all options of a list that is shown, wherever they are
-        (
-            '<select data-label-id="0" data-bbox="0,0,9,9"><option value="1">One</option></select>',
-            '<select id="0" data-bbox="0,0,9,9"> <option value="1"> One </option> </select>',
-        ),
-        # none of one that is not
+        (f'<input data-label-id="0" title="a" value="a" type="hidden" {SHOWN}>',
+         f'<input id="0" title="a" {SHOWN}> </input>'),
+        # all options of a list that is shown, wherever they are; none of one that is not
+        (f'<select data-label-id="0" {SHOWN}><option value="1">One</option></select>',
+         f'<select id="0" {SHOWN}> <option value="1"> One </option> </select>'),
+        (f'<select {SHOWN}><optgroup label="N">{OPTIONS}</optgroup></select>',
+         f'<select {SHOWN}> <option value="1"> One </option> <option value="2"> Two </option> </select>'),
         (f'<select data-bbox="0,2000,9,9" data-value="1">{OPTIONS}</select>', ""),
         (f'<select data-value="1">{OPTIONS}</select>', ""),
-        (f'<select data-bbox="0,0,9,9" aria-hidden="true" data-value="1">{OPTIONS}</select>', ""),
-        (
-            f'<select data-bbox="0,0,9,9"><optgroup label="N">{OPTIONS}</optgroup></select>',
-            '<select data-bbox="0,0,9,9"> <option value="1"> One </option> <option value="2"> Two </option>'
-            " </select>",
-        ),
+        (f'<select {SHOWN} aria-hidden="true" data-value="1">{OPTIONS}</select>', ""),
         ("<!-- no --><script>no()</script><style>no</style>", ""),
-        (f'<p data-bbox="0,0,9,9">{"x" * 600}</p>', f'<p data-bbox="0,0,9,9"> {"x" * 500} </p>'),
+        (f"<p {SHOWN}>{'x' * 600}</p>", f"<p {SHOWN}> {'x' * 500} </p>"),
     ],
-)
+)  # fmt: skip
 async def test_what_is_left(inner, expected):
     assert simplify(f"<html><body>{inner}</body></html>") == f"<html> {expected} </html>".replace("  ", " ")
 

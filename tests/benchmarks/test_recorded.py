@@ -139,7 +139,7 @@ class Script:
     async def generate(self, request: Request) -> Sample:
         self.prompts.append(request.prompt)
         await asyncio.sleep(self.seconds)
-        _, ids = self.preprocessor.said(self.sayings[request.seed % len(self.sayings)])
+        _, ids = self.preprocessor.render_response(self.sayings[request.seed % len(self.sayings)])
         most = request.max_tokens
         return Sample(ids[:most], (-1.0,) * len(ids[:most]), "stop" if len(ids) <= most else "length")
 
@@ -233,7 +233,7 @@ async def test_a_recorded_steps_prompt_is_the_one_that_the_agent_would_have_ther
     live = conversation(agent, worker.config.agent, seeing, Task("live", "Go.", "http://a.test/"))
     for n, said in enumerate((first, second)):
         live.observe(await agent.observe(RecordedPage("http://a.test/", png(96, 64, seed=n + 5), (1, 1), "")))
-        live.respond(seeing.said(said)[1], said)
+        live.respond(seeing.render_response(said)[1], said)
     picture = (tmp_path / "0.png").read_bytes()
     expected = live.observe(await agent.observe(RecordedPage("http://a.test/", picture, (1, 1), "")))
     assert script.prompts[0] == expected

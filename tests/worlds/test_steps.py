@@ -93,7 +93,7 @@ async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor,
             sayings = [worker.harness.agent.say("so", action, size) for action in actions]
 
             async def policy(t, prompt, session) -> Sample:
-                ids = seeing.said(sayings[t])[1]
+                ids = seeing.render_response(sayings[t])[1]
                 return Sample(ids, (0.0,) * len(ids), "stop")
 
             done = await worker.episode(task, 0, policy, 15)
