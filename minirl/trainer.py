@@ -112,11 +112,11 @@ class Trainer:
         return step_metrics(steps) | {"lr": lr} | mismatch
 
     def _with_scores(self, trajectories: Sequence[TrajectoryRows]) -> tuple[list[TrajectoryRows], Metrics]:
-        """Return the trajectories with the reference's log-probs for a KL term and, with --loss.old recompute,
+        """Return the trajectories with the reference's log-probs for a KL term; with --loss.old recompute,
         the trainer's with corrected weights; then how far the sampler was off, if that is computed here.
 
-        By default ratios start from the sampler's log-probs, which the episodes were drawn by.
-        It saves a forward pass, and the first update's ratios show how far sampler and trainer are apart.
+        By default ratios start from the sampler's log-probs, which the episodes were drawn by. That saves a
+        forward pass, and the first update's ratios show how far sampler and trainer are apart.
         """
         config = self.config.loss
         metrics: Metrics = {}
