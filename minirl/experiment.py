@@ -112,7 +112,7 @@ class Experiment:
             if any(isinstance(weight, DTensor) for weight in model.parameters()):
                 model = open_model(config, device, None)  # one rank alone can't ask a sharded model
             threads = max(1, cores() - 1)  # one is left to Chromium
-            sampler = HfSampler(model, self.preprocessor, config.sampler, threads)
+            sampler = HfSampler(model, self.preprocessor, threads)
         try:
             sampler.sync(self.trainer.weights())
             yield sampler
@@ -221,5 +221,5 @@ def open_experiment(config: Config, ranks: Ranks) -> Experiment:
     run.write_config(to_json(config))  # last: where no model can be loaded, an earlier run's settings stay
     if ranks.is_main:
         save_tasks(config.run_dir / "heldout.jsonl", tasks.heldout)
-    log = Logger(run, config.wandb, config.steps)
+    log = Logger(run, config.steps)
     return Experiment(config, run, log, tasks, preprocessor, ranks, trainer)

@@ -28,7 +28,7 @@ SMALL = {
     "eval.episodes": 3,
     "eval.response-tokens": 8,
     "agent.response-tokens": 48,
-    "task.train-goals": 12,
+    "task.train": "shops:600-611",
     "task.demo-goals": 4,
     "sft.max-steps": 24,  # until some responses end by themselves, and rewards differ
     "sft.batch": 8,
@@ -278,7 +278,7 @@ def test_no_chromium_is_one_line_and_status_2(ended, tmp_path, monkeypatch):
     ("flags", "said"),
     [
         (["--steps", "3"], "go on with --resume, or choose another --name"),
-        (["--resume", "--task.train", "shops:1-9"], "was made with task.train shops:600-899, not shops:1-9;"),
+        (["--resume", "--task.train", "shops:1-9"], "was made with task.train shops:600-611, not shops:1-9;"),
         (["--replay", "{run}"], "give the new run another --name"),
         (["--resume", "--name", "{run}y"], "--resume: there is no run in"),
     ],

@@ -1,4 +1,4 @@
-"""Where a step's numbers go: metrics.jsonl, the terminal, W&B and the report."""
+"""Where a step's numbers go: metrics.jsonl, the terminal and the report."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -47,16 +47,13 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
 class Logger:
     """Takes metrics where they go; `total` is the steps of the whole run, for the time that is left."""
 
-    def __init__(self, run: Run, wandb: str | None = None, total: int = 0):
+    def __init__(self, run: Run, total: int = 0):
         self.run = run
         self.total = total
-        self.wandb = start_wandb(run, wandb) if wandb and run.records else None
         self.reported = float("-inf")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.add_metrics(step, metrics)
-        if self.wandb:
-            self.wandb.log(dict(metrics), step=step)
         say(step_line(step, self.total, metrics))
         if time.monotonic() - self.reported >= REPORT_SECONDS:
             self.report()
@@ -64,14 +61,12 @@ class Logger:
     def evaluation(self, label: str, step: int, successes: int, n: int, aborted: int = 0) -> float:
         """Record and print an evaluation of `n` episodes; `aborted` more are in no rate. Return the rate."""
         low, high = wilson(successes, n)
-        row = {"success": successes / max(n, 1), "low": low, "high": high}
-        self.run.add_eval(label, step=step, n=n, invalid=aborted, **row)
-        if self.wandb:
-            self.wandb.log({f"eval/{name}": value for name, value in row.items()}, step=step)
+        rate = successes / max(n, 1)
+        self.run.add_eval(label, step=step, success=rate, low=low, high=high, n=n, invalid=aborted)
         line = f"{label}: {successes}/{n} episodes succeed ({low:.1%} to {high:.1%})"
         say(line + left_out(aborted), "bold green")
         self.report()
-        return row["success"]
+        return rate
 
     def report(self) -> None:
         if self.run.records:
@@ -81,8 +76,6 @@ class Logger:
     def close(self) -> None:
         """Write the last report and say where it is. The final table comes after this."""
         self.report()
-        if self.wandb:
-            self.wandb.finish()
         say(f"report: {self.run.report_path}")
 
     def final_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -94,12 +87,3 @@ class Logger:
 
 def left_out(aborted: int) -> str:
     return f"; {aborted} more were aborted" if aborted else ""
-
-
-def start_wandb(run: Run, project: str) -> Any:
-    """Start a W&B run. Its package is optional, so it is imported here."""
-    try:
-        import wandb
-    except ImportError as error:
-        raise ValueError("logging to W&B needs its package: pip install wandb") from error
-    return wandb.init(project=project, name=run.root.resolve().name, config=run.config())

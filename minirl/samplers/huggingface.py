@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
 
-from minirl.config import SamplerConfig
 from minirl.model import Preprocessor, encode, padded_inputs
 from minirl.types import Request, Sample, SamplerError, Sampling
 
@@ -24,10 +23,10 @@ from minirl.types import Request, Sample, SamplerError, Sampling
 class HfSampler:
     """Dynamic batching over a transformers model. Use one per process, inside a running event loop."""
 
-    def __init__(
-        self, model: PreTrainedModel, preprocessor: Preprocessor, config: SamplerConfig, threads: int = 1
-    ):
-        self.model, self.preprocessor, self.config, self.threads = model, preprocessor, config, threads
+    max_batch = 12  # most requests that are decoded together
+
+    def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, threads: int = 1):
+        self.model, self.preprocessor, self.threads = model, preprocessor, threads
         self.device = model.device
         self.version, self.failure = 0, ""
         self.waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
@@ -74,7 +73,7 @@ class HfSampler:
             oldest = waiting[0][0]
             alike = [pair for pair in waiting if pair[0].sampling == oldest.sampling]
             alike.sort(key=lambda pair: abs(len(pair[0].prompt.ids) - len(oldest.prompt.ids)))
-            requests, futures = zip(*alike[: self.config.max_batch], strict=True)
+            requests, futures = zip(*alike[: self.max_batch], strict=True)
             self.waiting = [pair for pair in waiting if pair[1] not in futures]
             loop = asyncio.get_running_loop()
             try:

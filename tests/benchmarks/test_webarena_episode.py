@@ -35,7 +35,7 @@ WEBARENA_LITE, WEBVOYAGER = protocol_of("webarena-lite-official"), protocol_of("
 TEXT = tiny_text()
 CONFIG = replace(
     TEXT,
-    agent=replace(TEXT.agent, thinking=False, context_tokens=8192),
+    agent=replace(TEXT.agent, answers="action", context_tokens=8192),
     browser=BrowserConfig(browsers=1, width=800, height=600, quiet_ms=50),  # private addresses are refused
     sampler=SamplerConfig(kind="remote"),
 )
