@@ -130,7 +130,7 @@ class Experiment:
 
     async def demonstrate(self, worker: RolloutWorker) -> list[Trajectory]:
         """Return the successes of the dump that the config names, without those on held-out tasks, or the
-        shortest solutions of the demonstrated goals, acted out and confirmed by the task's rules."""
+        solutions of the demonstrated goals, acted out and confirmed by the task's rules."""
         from minirl.benchmarks.recorded import demonstrations
         from minirl.benchmarks.task_sets import drop_leaked
         from minirl.demonstrations import load_demonstrations

@@ -40,15 +40,11 @@ def show(results: Sequence[Result], protocol: Protocol) -> RateRow:
     overall = summary(results, protocol)
     say(f"protocol {protocol.name or 'none'}: {protocol.rule}")
     show_endings(results)
-    rows = [
-        ("all, aborted as failures", *overall.all_tasks.cells),
-        ("without aborted", *overall.without_aborted.cells),
-    ]
-    CONSOLE.print(new_table("", *RATE_COLUMNS, rows=rows))
+    show_rates("", [overall])
     sites = rows_by("site", results, protocol)
     if len(sites) > 1:
-        show_parts("site", sites)
-    show_parts("difficulty", rows_by("difficulty", results, protocol))
+        show_rates("site", sites)
+    show_rates("difficulty", rows_by("difficulty", results, protocol))
     show_means(results)
     share, interval, n = overall.success.cells
     rate = f"{share} ({interval})" if overall.success.episodes else "not known"
@@ -71,12 +67,12 @@ def show_endings(results: Sequence[Result]) -> None:
         say(f"aborted: {len(aborted) - MAX_NAMED} more; the file of results has them")
 
 
-def show_parts(kind: str, parts: Sequence[RateRow]) -> None:
-    """Print a table of the sites or difficulties, if there are any."""
-    if parts:
-        columns = (*RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:])
-        rows = [(part.name, *part.all_tasks.cells, *part.without_aborted.cells) for part in parts]
-        CONSOLE.print(new_table(kind, *columns, rows=rows))
+def show_rates(kind: str, rows: Sequence[RateRow]) -> None:
+    """Print a table of sites or difficulties, if there are any: the success rate with aborted episodes as
+    failures, then without them."""
+    if rows:
+        cells = [(row.name, *row.all_tasks.cells, *row.without_aborted.cells) for row in rows]
+        CONSOLE.print(new_table(kind, *RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:], rows=cells))
 
 
 def show_means(results: Sequence[Result]) -> None:

@@ -9,7 +9,6 @@ agrees with its teacher on held-out ones. Beside it stand constant judges: it ma
 """
 
 import asyncio
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -113,8 +112,8 @@ async def score_judge(config: JudgeScriptConfig, ranks: Ranks) -> None:
     pairs = []
     for example, verdict in zip(examples, verdicts, strict=True):
         pairs.append(pair_of(example.trajectory, example.label.verdict, verdict, name))
-    file = re.sub(r"[^A-Za-z0-9.-]+", "_", name).strip("_.")[-100:] + ".jsonl"
-    write_lines(config.run_dir / "scores" / file, [vars(pair) for pair in pairs])
+    scores = config.run_dir / "scores" / f"{name.replace('/', '_')}.jsonl"
+    write_lines(scores, [vars(pair) for pair in pairs])
     always = [Pair(pair.truth, True) for pair in pairs]
     never = [Pair(pair.truth, False) for pair in pairs]
     show({"always SUCCESS": score(always), "always NOT SUCCESS": score(never), name: score(pairs)})

@@ -90,7 +90,8 @@ async def write_site(author: Author, name: str, out: Path) -> list[str]:
     built, faults = await write_pages(author, name, world, project)
     if not faults:
         save_world(built, out)
-    say(f"{name}: machine ${spent:.4f}, pages ${author.endpoint.dollars - spent:.4f}")
+    pages_spent = author.endpoint.dollars - spent
+    say(f"{name}: machine ${spent:.4f}, pages ${pages_spent:.4f}")
     return faults
 
 
@@ -185,7 +186,8 @@ async def write_pages(author: Author, name: str, world: World, folder: Path) -> 
     built, faults = await build(world, written, folder)
     for n in range(author.rounds + 1):
         is_built = built is not world
-        say(f"{name}: pages, round {n}: {f'{len(faults)} faults' if is_built else 'not built'}")
+        outcome = f"{len(faults)} faults" if is_built else "not built"
+        say(f"{name}: pages, round {n}: {outcome}")
         if not faults or n == author.rounds:
             break
         await step("replay" if is_built else "build", round=n + 1, faults=faults)
@@ -196,11 +198,12 @@ async def write_pages(author: Author, name: str, world: World, folder: Path) -> 
 async def build(world: World, written: dict[str, str], folder: Path) -> tuple[World, list[str]]:
     """Return the site as the project in a folder draws it, and what replay finds wrong with that; where it
     can't be built, the site as it was, and the log."""
-    # Of several faults a build names any: what it has named is kept, so that a later run asks the same.
-    kept = folder / f"logs/{sha256(str(written).encode(errors='replace')).hexdigest()}.txt"
-    log = kept.read_text() if kept.is_file() else await asyncio.to_thread(run, BUILD, folder)
+    # Of several faults a build names any: its log is kept, so that a later run asks the same.
+    key = sha256(str(written).encode(errors="replace")).hexdigest()
+    log_file = folder / f"logs/{key}.txt"
+    log = log_file.read_text() if log_file.is_file() else await asyncio.to_thread(run, BUILD, folder)
     if log:
-        write_atomic(kept, log.encode(errors="replace"))
+        write_atomic(log_file, log.encode(errors="replace"))
         return world, [log]
     html = (folder / "dist/index.html").read_text(encoding="utf-8")
     built = replace(world, html=html, style={**world.style, "look": "built"})

@@ -112,7 +112,8 @@ def middle(box: Sequence[float], width: float, height: float) -> list[int]:
     [200, 280]
     """
     point = []
-    for low, high, size in ((box[0], box[2], width), (box[1], box[3], height)):
+    left, top, right, bottom = box
+    for low, high, size in ((left, right, width), (top, bottom, height)):
         exact = (low + high) / 2 * SCALE / size
         rounded = round(exact / GRID) * GRID
         is_inside = low < rounded * size / SCALE < high
@@ -125,7 +126,8 @@ def tool_calls(operation: Operation, width: float, height: float) -> list[dict[s
     where more than the window is to be scrolled."""
 
     def scaled(point: Point) -> list[int]:
-        return [round(point[0] * SCALE / width), round(point[1] * SCALE / height)]
+        x, y = point
+        return [round(x * SCALE / width), round(y * SCALE / height)]
 
     count = max(1, math.ceil(operation.amount))
     amount = round(operation.amount / count, 4)
@@ -154,7 +156,8 @@ def row_of(operation: Operation) -> dict[str, Any]:
     row: dict[str, Any] = {"action": words["row"], "bbox": []}
     if operation.op == "drag":
         assert operation.box and operation.start and operation.end
-        half = (round(operation.box[3]) - round(operation.box[1])) // 2
+        _, top, _, bottom = map(round, operation.box)
+        half = (bottom - top) // 2
         row["bbox"] = _around(operation.start, THUMB, half)
         row["to"] = _around(operation.end, TOLERANCE, half)
     elif "point_2d" in words["arguments"] and operation.op != "scroll":

@@ -168,7 +168,8 @@ def _conditions(action: Action, page: Page, fsm: Fsm) -> Findings:
     for condition in action.preconditions:
         type = _type_at(page, condition.path)
         value = condition.value
-        text = f"waits for {dotted(condition.path)} {condition.cond} {'' if value is None else brief(value)}"
+        text = f"waits for {dotted(condition.path)} {condition.cond} "
+        text += "" if value is None else brief(value)
         if not type:
             yield finding("undeclared_read", action, text, page.id)
         is_odd = condition.cond == "eq" and value is not None and not _fits(type, value)
@@ -209,7 +210,8 @@ def _items(action: Action, fsm: Fsm) -> Findings:
 def _resets(action: Action, page: Page) -> Findings:
     """A list that shows other results must begin at its first page again."""
     written = [effect.path for effect in action.effects]
-    changes = action.name == "search" or any(RESULTS.search(path[-1].lower()) for path in written)
+    last_names = " ".join(path[-1].lower() for path in written)
+    changes = action.name == "search" or RESULTS.search(last_names)
     if action.is_navigation or not changes:
         return
     paths = [(name,) for name in page.schema]

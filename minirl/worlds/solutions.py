@@ -56,7 +56,8 @@ class Walk:
 
     def take(self, role: str, value: Any = None) -> None:
         """Take the current page's action of this role, with a value if it asks for one."""
-        action = self.world.fsm.pages[self.state.page].actions[f"{self.state.page}_{role}"]
+        page = self.world.fsm.pages[self.state.page]
+        action = page.actions[f"{page.id}_{role}"]
         params = dict.fromkeys(action.open_parameters, value)
         self.state = apply(self.world.fsm, self.state, action.id, params)
         self.steps.append(Step(action.id, params))

@@ -1,6 +1,6 @@
 """What is to be done on a generated site, in words: instructions, goals, and proof that each means one thing.
 
-    an item, told by family and mode, + what to do with it, + what else the level asks --> Task
+    an item, described by family and mode, + what to do with it, + what else the level asks --> Task
 
 `make_tasks` draws them, each with its solution (solutions.py), and only those of the level's length stay. An
 item is described so that of all records that the list then shows exactly one fits (`fitting`), and all that
@@ -103,7 +103,7 @@ def fitting(world: World, find: Mapping[str, Any]) -> list[str]:
     if "rank" in target:
         return visible[target["rank"] - 1 : target["rank"]]
     records = {record["id"]: record for record in world.data[many]}
-    return [id for id in visible if all(records[id][name] == value for name, value in target.items())]
+    return [id for id in visible if target.items() <= records[id].items()]
 
 
 class Draft:
@@ -135,15 +135,19 @@ class Draft:
             for name, value in values.items():
                 text += CHOICES[ITEM if name == "item" else name]["phrase"].format(value)
             return f"{text}."
-        sentences = [*self.login, *self.sentences, *self.question]
-        return " ".join(f"{one[0].upper()}{one[1:]}." for one in sentences)
+        text = ""
+        for sentence in (*self.login, *self.sentences, *self.question):
+            text += f" {sentence[0].upper()}{sentence[1:]}."
+        return text.strip()
 
     def wording(self, wordings: Sequence[str], **values: Any) -> str:
         return self.rng.choice(wordings).format(**values)
 
     def begin(self, family: str, mode: str) -> bool:
         """Add the part that the task is named after. Return False if the site has nothing like it."""
-        lists = [one for one in self.lists.values() if mode in ("scroll", "plain") or mode in one["ways"]]
+        lists = list(self.lists.values())
+        if mode not in ("scroll", "plain"):
+            lists = [one for one in lists if mode in one["ways"]]
         if not lists:
             return False
         listing = self.least_used(lists)
@@ -216,12 +220,14 @@ class Draft:
         self.size += 5 if mode == "search" else 3
         kind = next(one for one in ("rank", "title", "colour") if one in find["target"])
         setting = self.wording(WORDS["modes"][mode], **words)
-        return f"{setting} and {self.wording(WORDS['targets'][kind], **words)}", find
+        opening = self.wording(WORDS["targets"][kind], **words)
+        return f"{setting} and {opening}", find
 
     def narrow(self, find: Json, listing: Json, mode: str, name: str) -> Json:
         """Set a slider, an order or a box, and ask for a rank in what the list then shows. Return the words
         for it."""
-        bind = self.world.fsm.pages[listing["page"]].actions[f"{listing['page']}_{name.upper()}"].bind
+        page = listing["page"]
+        bind = self.world.fsm.pages[page].actions[f"{page}_{name.upper()}"].bind
         value: Any = True
         if bind:
             half = bind.values[: max(1, len(bind.values) // 2)]  # of a slider, so that some rows are left
@@ -257,11 +263,14 @@ class Draft:
             self.where.append(condition(f"done.{id}.{name}", "eq", value))
         if find:
             self.where.append(condition(f"done.{id}.item", "eq", find["item"]))
-        order = self.wording(WORDS["flows"].get(id, WORDS["flows"]["item"]), **words)
+        wordings = WORDS["flows"].get(id, WORDS["flows"]["item"])
+        order = self.wording(wordings, **words)
         place = self.login if id == "login" else self.sentences
         place += [sentence, order] if sentence else [order]
         self.parts.append(Part(find or {}, flow, values))
-        self.size += 3 + sum(2 if isinstance(value, str) else 1 for value in values.values())
+        self.size += 3
+        for value in values.values():
+            self.size += 2 if isinstance(value, str) else 1
 
     def ask(self, find: Json) -> str:
         """Return a question about a record; its answer is noted, in all spellings that are right."""

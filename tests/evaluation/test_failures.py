@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minirl.evaluation.failures import (
     PROXIES,
@@ -50,20 +48,10 @@ def test_plain_words_are_of_no_family(said):
     assert proxies_of(turn(said)) == frozenset()
 
 
-def test_a_response_may_be_of_several_families_or_of_one():
+def test_a_response_may_be_of_several_families_and_counts_up_to_its_first_call():
     assert proxies_of(turn("I've tried that, and a CAPTCHA came.")) == {"history", "blocker"}
-    alone = [said for family in SAID for said in SAID[family] if proxies_of(turn(said)) == {family}]
-    assert len(alone) >= 30, "most phrases tell one family from the others"
-
-
-def test_only_what_is_said_before_the_first_call_counts():
     call = '<tool_call>{"name": "write", "arguments": {"message": "captcha, so far"}}</tool_call>'
     assert proxies_of(replace(turn(), text=f"Type it.</think>{call} I've tried.")) == frozenset()
-
-
-@given(st.text(max_size=400))
-def test_any_text_can_be_searched(text):
-    assert proxies_of(turn(text)) <= set(PROXIES)
 
 
 def test_how_often_and_at_what_length_by_hand():
@@ -142,10 +130,6 @@ def test_categories_are_counted_beside_the_papers():
         dict(zip(ERROR, ("form", 1, 0.25, None), strict=True)),
         dict(zip(ERROR, ("reasoning", 1, 0.25, 0.27), strict=True)),
     ]
-    blocked = error_rows([episode(stop=Stop.BLOCKED), *failures[:1]])
-    assert [(row["category"], row["share"]) for row in blocked] == [("blocked", 0.5), ("access", 0.5)]
-    judged = [episode(verdict=NONE), episode(success=True, verdict=NO), episode(stop=Stop.CANCELLED)]
-    assert error_rows(judged) == [dict(zip(ERROR, ("evaluation", 2, 1.0, 0.09), strict=True))]
     assert error_rows([]) == []
 
 
@@ -159,10 +143,3 @@ def test_a_steps_metrics_are_shares_of_turns_and_counts_of_failures():
     found = step_metrics([episode(*ids, replace(turn("Click."), response_ids=(1,) * 4))])
     assert (found["proxy_mean/history"], found["proxy_mean/none"]) == (20, 4)
     assert found["proxy_p90/history"] >= 28 and "proxy_mean/retry" not in found
-
-
-def test_a_judge_that_denies_what_the_site_affirms_is_an_error_of_evaluation():
-    """As with --reward.by judge."""
-    good = replace(episode(), success=True)
-    assert step_metrics([replace(good, verdict=NO), good])["error/evaluation"] == 1
-    assert "error/evaluation" not in step_metrics([replace(good, verdict=YES)])

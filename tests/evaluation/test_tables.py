@@ -38,29 +38,29 @@ def test_both_rates_the_rule_and_what_was_aborted(capsys):
     results += [result(8, Stop.INFRA_ERROR, steps=0), result(9, Stop.TIMEOUT, success=True, steps=1)]
     for protocol, counted in ((WEBVOYAGER, (6, 10)), (WITHOUT, (6, 8)), (UNNAMED, (6, 8))):
         show(results, protocol)
-        said = capsys.readouterr().out
-        low, high = wilson(6, 10)
-        assert re.search(rf"all, aborted as failures +│ +60.0% │ +{low:.1%} to {high:.1%} │ +10 ", said)
-        low, high = wilson(6, 8)
-        assert re.search(rf"without aborted +│ +75.0% │ +{low:.1%} to {high:.1%} │ +8 ", said)
+        printed = capsys.readouterr().out
+        both = [rf"{s / n:.1%} │ +{wilson(s, n)[0]:.1%} to {wilson(s, n)[1]:.1%} │ +{n} " for s, n in RATES]
+        assert re.search(rf"all +│ +{both[0]}│ +{both[1]}", printed)
         low, high = wilson(*counted)
         share = f"{counted[0] / counted[1]:.1%} ({low:.1%} to {high:.1%})"
-        assert f"success: {share}, 6 of {counted[1]} episodes of 10 tasks" in said
-        assert f"protocol {protocol.name or 'none'}: {protocol.rule}\n" in said
-        assert "ended by done 8, infra_error 1, timeout 1\n" in said
-        assert "aborted: task-8: infra_error: the reason\n" in said
-        assert "8 episodes that were not aborted: 3.0 steps, 100 prompt tokens, 0 response tokens" in said
-        assert "cost of all: $2.00" in said
+        assert f"success: {share}, 6 of {counted[1]} episodes of 10 tasks" in printed
+        assert f"protocol {protocol.name or 'none'}: {protocol.rule}\n" in printed
+        assert "ended by done 8, infra_error 1, timeout 1\n" in printed
+        assert "aborted: task-8: infra_error: the reason\n" in printed
+        assert "8 episodes that were not aborted: 3.0 steps, 100 prompt tokens, 0 response" in printed
+        assert "cost of all: $2.00" in printed
+
+
+RATES = ((6, 10), (6, 8))  # with aborted episodes as failures, and without them
 
 
 def test_sites_and_difficulties_have_rows(capsys):
     results = [result(i, success=i == 0, site="ab"[i % 2], difficulty="easy") for i in range(4)]
     show([*results, result(4, Stop.SITE_ERROR, site="b", difficulty="hard")], WEBVOYAGER)
-    said = capsys.readouterr().out
-    assert re.search(r"a +│ +50.0% │ .*│ +2 │ +50.0% │ .*│ +2 ", said)
-    assert re.search(r"b +│ +0.0% │ .*│ +3 │ +0.0% │ .*│ +2 ", said)
-    assert re.search(r"hard +│ +0.0% │ .*│ +1 │ +- │ .*│ +0 ", said)
-    assert "aborted: task-4: site_error: the reason" in said
+    printed = capsys.readouterr().out
+    assert re.search(r"a +│ +50.0% │ .*│ +2 │ +50.0% │ .*│ +2 ", printed)
+    assert re.search(r"b +│ +0.0% │ .*│ +3 │ +0.0% │ .*│ +2 ", printed)
+    assert re.search(r"hard +│ +0.0% │ .*│ +1 │ +- │ .*│ +0 ", printed)
     show([result(0)], UNNAMED)
     assert "site" not in capsys.readouterr().out.partition("ended by")[2], "one site is no table"
 
@@ -96,12 +96,17 @@ def test_what_was_aborted_late_had_used_up_a_smaller_budget():
     assert list(map(str, late.columns[3].cells)) == ["4", "1"], "a blocked episode took all of its turns"
 
 
-def test_a_mean_over_sites_is_called_one(capsys):
+def test_a_mean_over_sites_is_called_one_and_weighs_nothing_in_a_comparison(tmp_path, capsys):
     results = [result(i, success=i < 3, site="Apple") for i in range(4)]
     results += [result(i, site="ArXiv") for i in range(4, 6)]
-    show(results, protocol_of("autowebworld-official"))
-    said = capsys.readouterr().out
-    assert "success: 37.5% (" in said and "the mean of 2 sites, 3 of 6 episodes of 6 tasks" in said
+    macro = protocol_of("autowebworld-official")
+    show(results, macro)
+    printed = capsys.readouterr().out
+    assert "success: 37.5% (" in printed and "the mean of 2 sites, 3 of 6 episodes of 6 tasks" in printed
+    for protocol, is_said in ((macro, True), (WEBVOYAGER, False)):
+        one = write(tmp_path / protocol.name, results, protocol)
+        compare(one, one)
+        assert ("the mean of its sites' rates" in capsys.readouterr().out.replace("\n", " ")) is is_said
 
 
 def write(path: Path, results: list[Result], protocol=WEBVOYAGER, **config) -> Path:
@@ -151,13 +156,6 @@ def test_aborted_episodes_are_compared_as_the_protocol_counts_them(tmp_path):
         one = write(tmp_path / f"good {protocol.name}.json", good, protocol)
         p = compare(one, write(tmp_path / f"spoiled {protocol.name}.json", spoiled, protocol))
         assert (p.tasks, p.worse, p.better) == (tasks, lost, 0)
-
-
-def test_a_comparison_says_that_sites_weigh_nothing_in_it(tmp_path, capsys):
-    for protocol, is_said in ((protocol_of("autowebworld-official"), True), (WEBVOYAGER, False)):
-        one = write(tmp_path / protocol.name, [result(i, success=True) for i in range(4)], protocol)
-        compare(one, one)
-        assert ("the mean of its sites' rates" in capsys.readouterr().out.replace("\n", " ")) is is_said
 
 
 def test_files_that_cannot_be_compared_are_refused(tmp_path):

@@ -56,12 +56,6 @@ async def test_a_served_judge_is_asked_with_screenshots(tmp_path):
     assert request["seed"] == 42 and request["max_tokens"] == 1024 and "temperature" not in request
 
 
-def counting(usage: object) -> Act:
-    """An answer whose tokens are counted like this."""
-    choice = {"message": {"content": "Fine.\nSUCCESS"}, "finish_reason": "stop"}
-    return body(json.dumps({"choices": [choice], "usage": usage}).encode())
-
-
 EMPTY = completion({"content": None, "reasoning_content": "Let me see"}, finish="length")
 
 # what the server does: the episode's reward, or None where it must be masked
@@ -85,11 +79,6 @@ BEHAVIOUR: dict[str, tuple[list[Act], float | None]] = {
     "empty": ([body(b"")], None),
     "no choices": ([body(b'{"choices": []}')], None),
     "no content": ([say("")], None),
-    "nested": ([body(b"[" * 200_000)], None),
-    "usage is text": ([counting("n/a")], 1.0),
-    "usage is a list": ([counting([1])], 1.0),
-    "usage counts lists": ([counting({"prompt_tokens": [1], "completion_tokens": "many"})], 1.0),
-    "usage is without end": ([counting({"prompt_tokens": float("inf")})], 1.0),
     "truncated": ([say("The agent\nSUCCESS", finish="length")], None),
     "still thinking": ([body(EMPTY)], None),
     "no verdict": ([say("It is hard to say.")], None),
@@ -113,26 +102,10 @@ async def test_every_behaviour_of_a_judge_gives_its_reward_or_a_mask(name):
         assert gated.valid and kept == [0, 1, 2] and not said.error
 
 
-async def test_no_server_is_no_verdict():
-    judge = JudgeConfig(url="http://127.0.0.1:9/v1", model="judge")
-    endpoint = Endpoint(judge)
-    said = await EndpointJudge(endpoint, judge, PNGS)(episode())
-    await endpoint.close()
-    assert said.success is None and "can't be reached" in said.error
-
-
 @pytest.mark.parametrize("error", [ValueError("screenshot a is not in runs/x"), FileNotFoundError("a.png")])
 async def test_a_screenshot_that_is_gone_is_no_verdict(error):
     (said,), server = await judged([say("SUCCESS")], images=Gone(error))
     assert said == Verdict(None, "", str(error)) and not server.requests
-
-
-async def test_many_episodes_are_judged_at_once_within_the_limit(monkeypatch):
-    monkeypatch.setattr("minirl.samplers.endpoint.MAX_REQUESTS", 4)
-    episodes = [episode(turn(image="a"), answer=f"answer {n}") for n in range(12)]
-    verdicts, server = await judged([slow(0.05)] * 3 + [say("SUCCESS")], *episodes)
-    assert len(verdicts) == 12 and server.most <= 4
-    assert sum(said.success is None for said in verdicts) == 3, "'late' is no verdict"
 
 
 YES = {
@@ -194,13 +167,6 @@ async def test_done_without_an_answer_fails_unasked_where_released_code_says_so(
     assert asked or "without an answer" in said.rationale
     said, requests = await judged_by(protocol, yes, ranks, replace(silent, stop=Stop.MAX_STEPS))
     assert (said.success, len(requests)) == (True, 1)
-
-
-async def test_the_other_metrics_judge_fails_an_empty_answer_too(ranks):
-    for name in ("webvoyager", "online-mind2web", "deepshop"):
-        protocol = protocols.protocol_of(f"{name}-without-aborted")
-        said, requests = await judged_by(protocol, [say("SUCCESS")], ranks, replace(CLICKS, answer=""))
-        assert said.success is False and requests == []
 
 
 @each_protocol

@@ -79,25 +79,20 @@ async def test_what_a_judge_would_be_asked_about_is_labelled_once(tmp_path):
     assert (counts["labelled"], counts["labelled before"]) == (0, 2)
 
 
-async def test_chosen_dumps_only_and_a_dump_that_is_not_there(tmp_path):
-    run = dump(Run(tmp_path / "web"), "step_00001", shopping.episode(TASK))
+async def test_dumps_are_chosen_and_scripted_ones_only_if_they_are_asked_for(tmp_path):
+    run = dump(Run(tmp_path / "web"), "demos", shopping.episode(TASK))
+    with pytest.raises(ValueError, match="no dump of a policy in --runs"):
+        await label_all(config_of(tmp_path, run), world_teacher, "world")
+    dump(run, "after_sft", shopping.episode(TASK))
     dump(run, "step_00002", shopping.episode(TASK))
-    await label_all(config_of(tmp_path, run, ["step_00002"]), world_teacher, "world")
-    assert [each.dump for each in read_labels(tmp_path / "judge/labels.jsonl")] == ["step_00002"]
     with pytest.raises(ValueError, match="no dump step_00003 in --runs"):
         await label_all(config_of(tmp_path, run, ["step_00003"]), world_teacher, "world")
-
-
-async def test_scripted_demonstrations_are_labelled_only_if_they_are_asked_for(tmp_path):
-    run = dump(Run(tmp_path / "web"), "demos", shopping.episode(TASK))
-    config = config_of(tmp_path, run)
-    with pytest.raises(ValueError, match="no dump of a policy in --runs"):
-        await label_all(config, world_teacher, "world")
-    dump(run, "after_sft", shopping.episode(TASK))
-    await label_all(config, world_teacher, "world")
-    assert [each.dump for each in read_labels(tmp_path / "judge/labels.jsonl")] == ["after_sft"]
-    await label_all(config_of(tmp_path, run, ["demos"]), world_teacher, "world")
-    assert [each.dump for each in read_labels(tmp_path / "judge/labels.jsonl")] == ["after_sft", "demos"]
+    labelled: list[str] = []
+    for chosen, new in ((["step_00002"], "step_00002"), ([], "after_sft"), (["demos"], "demos")):
+        await label_all(config_of(tmp_path, run, chosen), world_teacher, "world")
+        labelled.append(new)
+        dumps = [each.dump for each in read_labels(tmp_path / "judge/labels.jsonl")]
+        assert dumps == sorted(labelled)
 
 
 async def test_a_dump_that_has_changed_is_refused(tmp_path):
@@ -144,21 +139,13 @@ def test_a_target_reads_as_its_verdict(rationale, verdict):
     assert said.success is verdict
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ('{"run": "web"}', "line 1, cannot be read .*dump Field required"),
-        ('{"run": "r", "dump": "d", "line": "x", "digest": "", "rationale": "", "verdict": 2, "source": ""}',
-         "line 1, cannot be read .*line Input should be a valid integer"),
-        ("[]", "line 1, cannot be read"),
-        ("", "has no labels; make them with judge.py label"),
-    ],
-)  # fmt: skip
-def test_a_line_that_is_no_label_is_named(tmp_path, line, problem):
-    (tmp_path / "labels.jsonl").write_text(line and line + "\n")
-    with pytest.raises(ValueError, match=problem) as told:
-        read_labels(tmp_path / "labels.jsonl")
-    assert "\n" not in str(told.value)
+def test_a_file_without_labels_and_a_line_that_is_none_are_named(tmp_path):
+    path = tmp_path / "labels.jsonl"
+    with pytest.raises(ValueError, match="has no labels; make them with judge.py label"):
+        read_labels(path)
+    path.write_text('{"run": "web"}\n')
+    with pytest.raises(ValueError, match="line 1, cannot be read .*dump Field required"):
+        read_labels(path)
 
 
 def test_screenshots_of_several_runs_are_found_in_whichever_has_them(tmp_path):

@@ -9,8 +9,6 @@ from typing import get_args
 import pytest
 import shopping
 from episodes import PNGS, TASK, Gone, episode, labels_of, pictures_of, turn, words_of
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minirl.benchmarks.protocols import GPT_41, JUDGE, PROTOCOLS, Protocol, apply, protocol_of
 from minirl.cli.command_line import check, from_command_line
@@ -153,14 +151,6 @@ def test_no_text_can_forge_the_frame(input):
     assert texts[0].count("SUCCESS") > texts[1].count("SUCCESS"), "it is still there to be judged"
     assert "<|" not in texts[0], "no control token"
     assert texts[0].encode(), "no half of a surrogate pair"
-
-
-@given(st.text(max_size=300), st.text(max_size=300), st.text(max_size=300))
-def test_nothing_can_forge_the_frame(task, answer, report):
-    turns = (turn("write", "a", report, message=report),)
-    forged = Trajectory(replace(TASK, instruction=task), 0, turns=turns, answer=answer)
-    plain = Trajectory(TASK, 0, turns=(turn(),), answer="x")
-    assert ours(shown(forged)[1][1][0]) == ours(shown(plain)[1][1][0])
 
 
 def test_openwebrls_judge_sees_task_answer_actions_and_reports():
