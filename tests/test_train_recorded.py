@@ -18,7 +18,6 @@ SMALL = {
     "batch.micro-tokens": 4096,
     "eval.episodes": 3,
     "eval.response-tokens": 8,
-    "eval-size": 2,
     "rollout.group": 4,
     "rollout.groups": 3,
     "sft.epochs": 1,
