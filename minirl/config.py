@@ -86,7 +86,7 @@ class EndpointConfig:
 
 @dataclass(frozen=True)
 class JudgeConfig(EndpointConfig):
-    """What decides where tasks can't: a served model (--judge.model), or one of our own (--judge.path)."""
+    """What decides where tasks can't: a served model (--judge.model), or a local one (--judge.path)."""
 
     path: str = ""  # a checkpoint that judges beside the agent, in transformers; serve larger ones
     input: Input = "openwebrl"

@@ -389,7 +389,7 @@ def test_rounds_as_webagent_r1_writes_them(preprocessor, new_context):
 def test_rounds_as_webrl_writes_them(preprocessor, new_context):
     """One completion with Llama's headers in it; the task stands where the first page was, and responses
     without their end."""
-    chat = replace(WEBRL_WITH_SYSTEM, most_chars=0)
+    chat = replace(WEBRL_WITH_SYSTEM, max_chars=0)
     text, _ = rounds(preprocessor, new_context, words=COMPLETION.words, chat=chat)
     user = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n"
     assistant = "\n\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n"
@@ -418,6 +418,6 @@ def test_webrls_checkpoints_are_given_no_system_text(preprocessor, tmp_path):
 
 
 def test_webrl_cuts_a_page_to_what_is_left(preprocessor, new_context):
-    context = new_context(words=COMPLETION.words, chat=replace(WEBRL, most_chars=10))
+    context = new_context(words=COMPLETION.words, chat=replace(WEBRL, max_chars=10))
     prompt = context.observe(Observation("", page_text="<html> page </html>"))
     assert "<html> pag\n\n<|eot_id|>" in preprocessor.tokenizer.decode(prompt.ids)

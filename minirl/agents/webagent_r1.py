@@ -48,7 +48,8 @@ MAX_LOOKS = 3  # attempts at one observation
 UNREADABLE = 'the call can\'t be read; write for example do(action="Click", element="3")'
 NO_CALL = "there is no do(...), exit(...), go_backward() or go_forward()"
 _START = re.compile(r"(?<![\w.])(?:do|exit|go_backward|go_forward)\(")
-_PIECE = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[()]", re.DOTALL)  # a text, or a bracket
+# A text, which may lack its end, or a bracket
+_PIECE = re.compile(r"\"(?:[^\"\\]|\\.?)*+(?:\"|\Z)|'(?:[^'\\]|\\.?)*+(?:'|\Z)|[()]", re.DOTALL)
 
 
 def system_prompt(brief: bool, thinking: bool, file: Path | None = None) -> str:

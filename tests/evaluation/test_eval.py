@@ -129,6 +129,7 @@ def test_a_checkpoint_is_evaluated_from_the_command_line(eval_script, tmp_path, 
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+@pytest.mark.more
 def test_two_evaluations_of_the_same_weights_agree(eval_script, tmp_path, tiny_folder, capsys):
     """What is sampled depends on seed, task and weights, not on what the folder holds already; and what is
     finished is not run again."""
@@ -153,6 +154,7 @@ def test_two_evaluations_of_the_same_weights_agree(eval_script, tmp_path, tiny_f
     assert json.loads((run.root / "config.json").read_text())["model"]["path"] == str(tiny_folder)
 
 
+@pytest.mark.more
 def test_untrained_weights_are_evaluated_if_tasks_are_given_and_sites_that_are_not_there_are_named(tmp_path):
     """As a user starts it: no recipe, no checkpoint, and addresses that nobody can reach."""
     sites = ["http://127.0.0.1:9/", "http://nothing-here.test/", "http://nothing-there.test/"]
