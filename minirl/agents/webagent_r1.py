@@ -27,10 +27,9 @@ from jinja2 import Template
 from minirl.agents import openwebrl_actions as tools
 from minirl.agents import simplified_html
 from minirl.agents.openwebrl import read_prompt
-from minirl.browser.session import PageHangs
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, Words
-from minirl.types import Call, Observation, Parsed, Session, Task, ToolFailure
+from minirl.types import Call, Observation, PageHangs, Parsed, Session, Task, ToolFailure
 
 FILES = Path(__file__).parent
 TABLES = tomllib.loads(FILES.joinpath("webagent_r1.toml").read_text("utf-8"))
