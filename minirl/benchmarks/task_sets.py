@@ -121,7 +121,7 @@ def drop_leaked(tasks: Sequence[Task], others: Sequence[Task], benchmark_of: Fin
 
 def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindBenchmark:
     """Return the function that finds a task's benchmark. WebArena's may ask the model at `endpoint`."""
-    own = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
+    own_reward = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
     webarena = WebArenaBenchmark(config.task.logins, endpoint)
     world = WorldBenchmark(config.reward.partial)
     judged = JudgedBenchmark()
@@ -130,8 +130,8 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindB
     def benchmark_of(task: Task) -> Benchmark:
         if is_recorded(task):
             return recorded
-        if own is not None:
-            return own
+        if own_reward is not None:
+            return own_reward
         if is_webarena(task):
             return webarena
         return world if task.goal else judged
