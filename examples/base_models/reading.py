@@ -199,15 +199,9 @@ class Reading(Teacher):
             answer = click(page, word) if word in page.numbers else "no"
             answers.append(f" {word} {answer}")
         text = f"{task.instruction}\n\n{html_of(page)}"
-<<<<<<< HEAD
         prompt = self.preprocessor.tokenizer(text, add_special_tokens=False)["input_ids"]
-        _, response = self.preprocessor.said("".join(answers))
+        _, response = self.preprocessor.render_response("".join(answers))
         return Example([*prompt, *response], [False] * len(prompt) + [True] * len(response))
-=======
-        asked = self.preprocessor.tokenizer(text, add_special_tokens=False)["input_ids"]
-        _, answer = self.preprocessor.render_response("".join(said))
-        yield Example([*asked, *answer], [False] * len(asked) + [True] * len(answer))
->>>>>>> main
 
     def turns(
         self, shop: Sequence[TextPage], rng: np.random.Generator, instead: Sequence[TextPage] = ()
@@ -233,10 +227,9 @@ class Reading(Teacher):
             observation = Observation("", page_text=html_of(shown, chosen))
             prompt = context.observe(observation).ids
             action = click(page, word) if word else END_OF_TASK
-            text, response = self.preprocessor.said(with_thought(word or "done", action))
+            text, response = self.preprocessor.render_response(with_thought(word or "done", action))
             context.respond(response, text)
             clicked.append(word)
-<<<<<<< HEAD
             yield Example([*prompt, *response], [False] * len(prompt) + [True] * len(response))
 
     def _task_over(
@@ -252,12 +245,6 @@ class Reading(Teacher):
         on_pages = {word for page in pages for word in page.numbers}
         words += [word for word in rng.choice(self.words, n_absent) if word not in on_pages]
         return name_words(words, rng)
-=======
-            ids = context.observe(Observation("", page_text=html)).ids
-            text, said = self.preprocessor.render_response(with_thought(word or "done", action))
-            context.respond(said, text)
-            yield Example([*ids, *said], [False] * len(ids) + [True] * len(said))
->>>>>>> main
 
     def labels(self, ids: Sequence[int]) -> dict[str, list[tuple[int, int]]]:
         """Return what tokens are to know, as positions and labels: every word on a control its "numbers", and
