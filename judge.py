@@ -1,7 +1,7 @@
-"""A judge of our own: labelled trajectories, a model that learns from them, and how far it can be trusted.
+"""A local judge: labelled trajectories, a model that learns from them, and how far it can be trusted.
 
     python judge.py label  tiny-judge --runs runs/tiny          what the site itself says of each episode
-    python judge.py label  judge-8b --runs runs/web --teacher endpoint --judge.url URL --judge.model NAME
+    python judge.py label  judge-8b --runs runs/web --judge.url URL --judge.model NAME
     python judge.py distil tiny-judge                           a model learns reasons and verdicts
     python judge.py score  tiny-judge                           how far it agrees on held-out goals and steps
     python judge.py score  tiny-judge --judge.path FOLDER       another judge on the same, or --judge.model

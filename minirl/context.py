@@ -2,12 +2,13 @@
 
 Stands between the episode and the sampler. OpenWebRL section 3.2 (all reasoning, last K screenshots) and
 WebAgent-R1's dynamic context compression (old pages become a stand-in) are this one rule (see Context) with
-other pieces: each agent writes its messages as `Words`. Deviation from both codebases: they rebuild and
-tokenise the conversation every turn, so that what is trained differs from what was sampled.
+other pieces: each agent writes its messages as `Words`.
+
+Deviation from both codebases: they rebuild and tokenise the conversation every turn, so that what is trained
+differs from what was sampled.
 """
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -36,19 +37,15 @@ class ChatFormat:
     close: str  # after a sampled end token: "\n<|im_start|>user\n"
     opens_think: bool  # the template already wrote "<think>", so responses come without it
     drops_end: bool = False  # past responses stand in the history without their end token
-    most_chars: int = 0  # of history and page together; 0: no limit
+    max_chars: int = 0  # of history and page together; 0: no limit
 
     @classmethod
     def from_template(cls, tokenizer: Tokenizer) -> Self:
-        system, user, assistant, user2 = _MARKS
         roles = ("system", "user", "assistant", "user")
-        messages = [{"role": r, "content": m} for r, m in zip(roles, _MARKS, strict=True)]
+        messages = [{"role": role, "content": mark} for role, mark in zip(roles, _MARKS, strict=True)]
         try:
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            start, rest = text.split(system)
-            to_user, rest = rest.split(user)
-            _, rest = rest.split(assistant)
-            close, to_assistant = rest.split(user2)
+            start, to_user, _, close, to_assistant = re.split("|".join(_MARKS), text)
         except (ValueError, TemplateError):  # TemplateError: a template may refuse a role
             roles = "system, user and assistant messages once each"
             raise ValueError(f"the chat template does not render {roles}; use a chat model") from None
@@ -62,8 +59,8 @@ class ChatFormat:
 
 
 class Words(NamedTuple):
-    """A user's message as text: what stays, what only the newest turns show, what follows, and what stands
-    for the page later."""
+    """A user's message as text: `head` stays for good, `page` is shown while the turn is recent, `tail`
+    closes the message, `stand_in` replaces an old page."""
 
     head: str
     page: str
@@ -102,7 +99,8 @@ class Context:
         self.keep, self.reasoning = config.screenshots, config.reasoning
         self.chat: ChatFormat = agent.message_format or preprocessor.chat
         self.control = control_tokens(preprocessor.tokenizer)
-        self.task, self.close = escape_control_tokens(task, self.control), self._ids(self.chat.close)
+        self.task = escape_control_tokens(task, self.control)
+        self.close = self._ids(self.chat.close)
         self.trunk: list[int] = list(self._ids(self.chat.start + agent.system + self.chat.to_user))
         self.settled: list[Step] = []
         self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the trunk
@@ -112,34 +110,35 @@ class Context:
         if len(self.recent) == self.keep:
             self._settle(self.recent.pop(0))
         self.recent.append(self._step(observation, feedback))
+        # The newest head stays where it is, so with one step in the branch it can be in the trunk already.
         if self.keep == 1:
             self.trunk += self.recent[0].head
         branch: list[int] = []
-        for i, step in enumerate(self.recent):
-            branch += () if self.keep == 1 else step.head
+        for step in self.recent:
+            if self.keep > 1:
+                branch += step.head
             branch += step.ephemeral + step.tail
-            if i < len(self.recent) - 1:
+            if step is not self.recent[-1]:
                 branch += self._kept(step) + self.close
         images = tuple(step.image for step in self.recent if step.image is not None)
-        return Prompt(tuple(self.trunk) + tuple(branch), shared=len(self.trunk), images=images)
+        return Prompt((*self.trunk, *branch), shared=len(self.trunk), images=images)
 
     def messages(self) -> tuple[Message, ...]:
         """Return the conversation up to the newest observation as chat messages, for a served model. They
         show and leave out the same as the prompt."""
-        out: list[Message] = [("system", (self.agent.system,))] if self.agent.system else []
+        messages: list[Message] = [("system", (self.agent.system,))] if self.agent.system else []
         for i, step in enumerate(self.settled + self.recent):
             head, page, tail, stand_in = step.words
+            parts: tuple[str | bytes, ...] = (head + page + tail,)
             if i < len(self.settled):
-                parts: tuple[str | bytes, ...] = (head + stand_in + tail,)
-            elif step.image is None:
-                parts = (head + page + tail,)
-            else:
+                parts = (head + stand_in + tail,)
+            elif step.image is not None:
                 parts = (f"{head}{page}screenshot:\n", step.image, "\n" + tail)
-            out.append(("user", parts))
+            messages.append(("user", parts))
             if step.response:
-                said = step.answer if self.reasoning else step.answer.rpartition(THINK_END)[2]
-                out.append(("assistant", (said,)))
-        return tuple(out)
+                answer = step.answer if self.reasoning else step.answer.rpartition(THINK_END)[2]
+                messages.append(("assistant", (answer,)))
+        return tuple(messages)
 
     def respond(self, response_ids: tuple[int, ...], answer: str = "") -> None:
         """Keep the sampled ids of the newest step, verbatim; `answer` is their text, for `messages`."""
@@ -148,7 +147,8 @@ class Context:
 
     def _settle(self, step: Step) -> None:
         """Move a step whose observation is no longer shown into the trunk."""
-        self.trunk += () if self.keep == 1 else step.head
+        if self.keep > 1:
+            self.trunk += step.head
         self.trunk += self._ids(step.words.stand_in) + step.tail + self._kept(step) + self.close
         self.settled.append(replace(step, image=None))  # its screenshot would only take memory
 
@@ -163,21 +163,21 @@ class Context:
         return step.response[start if self.chat.opens_think else end :]
 
     def _step(self, observation: Observation, feedback: tuple[str, ...]) -> Step:
-        page = escape_control_tokens(observation.page_text, self.control)
-        if self.chat.most_chars:
-            said = sum(len(step.answer) + len(step.words.head + step.words.stand_in) for step in self.settled)
-            page = page[: max(0, self.chat.most_chars - said)]
-        seen = replace(
-            observation, text=escape_control_tokens(observation.text, self.control), page_text=page
-        )
-        told = tuple(escape_control_tokens(line, self.control) for line in feedback)
-        words: Words = self.agent.words(len(self.settled) + len(self.recent), self.task, seen, told)
-        image, shown = observation.image, (words.page,)
-        if image is not None:
-            shown = (f"{words.page}screenshot:\n", image, "\n")
+        def escape(text: str) -> str:
+            return escape_control_tokens(text, self.control)
+
+        page = escape(observation.page_text)
+        if self.chat.max_chars:
+            history = sum(len(old.answer + old.words.head + old.words.stand_in) for old in self.settled)
+            page = page[: max(0, self.chat.max_chars - history)]
+        visible = replace(observation, text=escape(observation.text), page_text=page)
+        number = len(self.settled) + len(self.recent)
+        words: Words = self.agent.words(number, self.task, visible, tuple(map(escape, feedback)))
+        image = observation.image
+        ephemeral = (words.page,) if image is None else (f"{words.page}screenshot:\n", image, "\n")
         return Step(
             head=self._ids(words.head),
-            ephemeral=self._ids(*shown),
+            ephemeral=self._ids(*ephemeral),
             tail=self._ids(words.tail + self.chat.to_assistant),
             image=image,
             words=words,
@@ -190,16 +190,16 @@ class Context:
 def ids_with_pictures(parts: Iterable[str | bytes], preprocessor: "Preprocessor") -> tuple[int, ...]:
     """Return the ids of texts and screenshots (PNG bytes) in their order. A screenshot becomes pads between
     the vision tokens; the texts before it are tokenised in one piece."""
-    tokenizer, ids, text = preprocessor.tokenizer, [], ""
+    ids, text = [], ""
     for part in parts:
         if isinstance(part, str):
             text += part
             continue
-        ids += tokenizer(text + VISION_OPEN, add_special_tokens=False)["input_ids"]
+        ids += preprocessor.tokenise(text + VISION_OPEN)
         ids += [preprocessor.pad] * preprocessor.image_tokens(part)
         text = VISION_CLOSE
     if text:
-        ids += tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids += preprocessor.tokenise(text)
     return tuple(ids)
 
 
@@ -213,7 +213,9 @@ def escape_control_tokens(text: str, control: re.Pattern[str] | None) -> str:
     """Return text from a page or a user with a blank in each control token: it can't forge one. Halves of
     surrogate pairs, which JavaScript allows, become question marks."""
     text = text.encode("utf-8", "replace").decode()
-    return control.sub(lambda m: m[0][0] + " " + m[0][1:], text) if control else text
+    if control is None:
+        return text
+    return control.sub(lambda token: token[0][0] + " " + token[0][1:], text)
 
 
 def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, int]:
@@ -221,13 +223,11 @@ def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, int]:
     without it."""
     if THINK_END not in tokenizer.decode(ids):
         return 0, 0
-
-    def has_begun(i: int) -> bool:
-        return THINK_END not in tokenizer.decode(ids[i:])
-
-    def has_ended(n: int) -> bool:
-        return THINK_END in tokenizer.decode(ids[start : start + n + 1])
-
-    start = bisect_left(range(len(ids)), True, key=has_begun) - 1
-    size = bisect_left(range(len(ids) - start), True, key=has_ended) + 1
-    return start, start + size
+    # the tag stands near the end, before the call
+    start = len(ids) - 1
+    while THINK_END not in tokenizer.decode(ids[start:]):
+        start -= 1
+    end = start + 1
+    while THINK_END not in tokenizer.decode(ids[start:end]):
+        end += 1
+    return start, end

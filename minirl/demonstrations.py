@@ -42,12 +42,19 @@ def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:
     turns = []
     for turn in trajectory.turns:
         screenshot = harness.images.get(turn.images[-1]) if turn.images else None
-        seen = Observation(turn.observation, screenshot, turn.page_text, url=turn.url)
-        prompt = context.observe(seen, feedback)
+        observation = Observation(turn.observation, screenshot, turn.page_text, url=turn.url)
+        prompt = context.observe(observation, feedback)
         text, ids = preprocessor.render_response(turn.text, turn.finish == "stop")
         context.respond(ids, turn.text)
-        branch, zeros = prompt.ids[prompt.shared :], (0.0,) * len(ids)
-        turn = replace(turn, shared=prompt.shared, branch=branch, response_ids=ids, logprobs=zeros, text=text)
-        turns.append(replace(turn, images=tuple(harness.images.put(image) for image in prompt.images)))
+        retold = replace(
+            turn,
+            shared=prompt.shared,
+            branch=prompt.ids[prompt.shared :],
+            response_ids=ids,
+            logprobs=(0.0,) * len(ids),
+            text=text,
+            images=tuple(harness.images.put(image) for image in prompt.images),
+        )
+        turns.append(retold)
         feedback = agent.visible_feedback(turn.parsed, turn.feedback)
     return replace(trajectory, trunk=tuple(context.trunk), turns=tuple(turns))

@@ -8,11 +8,11 @@ of one response stop at the first failure.
 """
 
 import asyncio
+import itertools
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 
 from playwright.async_api import Error as PlaywrightError
 
@@ -52,16 +52,16 @@ class Harness:
     browsers: Browsers
     images: ImageFolder
     benchmark_of: Callable[[Task], Benchmark]
-    told: bool = False  # whether an unexpected failure has been printed
+    warned: bool = False  # whether an unexpected failure has been printed
 
 
 def conversation(agent: Agent, config: AgentConfig, preprocessor: Preprocessor, task: Task) -> Context:
-    """Return a task's conversation, with the recipe's rules of what stays in it; it is still empty, but for
-    what was said before a recorded step."""
+    """Return a task's conversation, with the recipe's rules of what stays in it. It is empty, but for the
+    responses before a recorded step."""
     context = Context(preprocessor, agent, config, task.instruction)
-    for said in agent.past(task):
+    for response in agent.past(task):
         context.observe(Observation(""))
-        context.respond(preprocessor.render_response(said)[1], said)
+        context.respond(preprocessor.render_response(response)[1], response)
     return context
 
 
@@ -103,10 +103,10 @@ class Episode:
             self.stop, self.error = Stop.ENV_ERROR, first_line(error)
         except Exception as error:
             self.stop, self.error = Stop.INFRA_ERROR, "".join(traceback.format_exception(error, limit=-3))
-            if not self.harness.told:  # it is a bug of ours, not a flaky browser
-                self.harness.told = True
-                told = "an episode failed in a way that minirl does not expect; the first such failure:"
-                say(f"{told}\n{''.join(traceback.format_exception(error))}", loud=True)
+            if not self.harness.warned:  # it is a bug in minirl, not a flaky browser
+                self.harness.warned = True
+                first = "an episode failed in a way that minirl does not expect; the first such failure:"
+                say(f"{first}\n{''.join(traceback.format_exception(error))}", loud=True)
         if self.score.value is None and self.stop.is_agent_fault:
             self.stop, self.error = Stop.JUDGE_ERROR, str(self.score.details.get("reason", "no verdict"))
         value = self.score.value or 0.0
@@ -131,7 +131,8 @@ class Episode:
         """Open the task, take turns and score the result, all in one browser context."""
         benchmark = self.benchmark
         async with benchmark.session(self.harness, self.task) as session:
-            acquired, ready = time.monotonic(), None
+            acquired = time.monotonic()
+            ready = None
             try:
                 async with asyncio.timeout(self.harness.config.browser.episode_seconds):
                     await session.start(self.task.start_url)
@@ -139,8 +140,10 @@ class Episode:
                     ready = time.monotonic()
                     await self._take_turns(session)
                     if self.stop in GRADED[self.harness.config.reward.after] and not benchmark.judged:
-                        said = self.turns[-1].text if benchmark.recorded and self.turns else self.answer
-                        self.score = await benchmark.score(self.task, session, said or "")
+                        answer = self.answer or ""
+                        if benchmark.recorded and self.turns:  # the whole response is scored
+                            answer = self.turns[-1].text
+                        self.score = await benchmark.score(self.task, session, answer)
                 self.blocked = await session.blocked()
             finally:
                 starting = (ready or time.monotonic()) - acquired
@@ -149,12 +152,12 @@ class Episode:
     async def _take_turns(self, session: Session) -> None:
         """Take turns until the episode stops."""
         agent, config, images = self.harness.agent, self.harness.config, self.harness.images
-        observation, feedback = await agent.observe(session), ()
         preprocessor = self.harness.preprocessor
+        observation, feedback = await agent.observe(session), ()
         for t in range(1 if self.benchmark.recorded else self.max_steps):
             if observation.image and preprocessor.images:  # kept from now on: it takes a tenth of a second
                 await asyncio.to_thread(preprocessor.images.patches, observation.image)
-            prompt, seen = self.context.observe(observation, feedback), observation
+            prompt = self.context.observe(observation, feedback)
             if len(prompt.ids) >= config.agent.context_tokens:
                 self.stop = Stop.LENGTH
                 break
@@ -163,7 +166,7 @@ class Episode:
             times = [time.monotonic()]
             sample = await self.policy(t, prompt, session)
             text = preprocessor.text(sample.ids) if sample.text is None else sample.text
-            # of a served model's text, to measure how long the conversation is: nothing is trained on them
+            # a served model's text gets ids to measure the conversation by, not to be trained on
             self.context.respond(sample.ids or preprocessor.render_response(text)[1], text)
             times.append(time.monotonic())
             parsed = agent.parse(text) if sample.finish == "stop" else Parsed(error="Error: cut off.")
@@ -179,9 +182,9 @@ class Episode:
                 images=tuple(map(images.put, prompt.images)),
                 parsed=parsed,
                 feedback=lines,
-                observation=seen.text,
-                page_text=seen.page_text,
-                url=seen.url,
+                observation=observation.text,
+                page_text=observation.page_text,
+                url=observation.url,
                 finish=sample.finish,
                 version=sample.version,
                 cached=sample.cached,
@@ -197,8 +200,9 @@ class Episode:
                         raise
                     observation = Observation("")  # the answer counts; there is only no last screenshot
             times.append(time.monotonic())
-            phases = zip(("sample", "act", "observe"), times, times[1:], strict=False)
-            self.turns[-1] = replace(turn, seconds={name: end - begin for name, begin, end in phases})
+            sampling, acting, observing = (end - begin for begin, end in itertools.pairwise(times))
+            seconds = {"sample": sampling, "act": acting, "observe": observing}
+            self.turns[-1] = replace(turn, seconds=seconds)
             if stop:
                 self.stop = stop
                 break
@@ -206,8 +210,10 @@ class Episode:
 
     async def _act(self, session: Session, parsed: Parsed) -> tuple[str, ...]:
         """Run the calls up to the first failure or final answer; return a line of feedback for each."""
-        if parsed.error or self.benchmark.recorded:
-            return (parsed.error,) if parsed.error else ()
+        if parsed.error:
+            return (parsed.error,)
+        if self.benchmark.recorded:
+            return ()
         agent, lines, ended = self.harness.agent, [], False
         for call in parsed.calls:
             if ended:
@@ -225,12 +231,12 @@ class Episode:
     def _stop_after_turn(self) -> Stop | None:
         """Return how the newest turn ends the episode, if it does."""
         config, turns = self.harness.config.agent, self.turns[::-1]
-        unreadable = sum(1 for _ in takewhile(lambda turn: turn.parsed.error, turns))
-        repeated = sum(1 for _ in takewhile(lambda turn: turn.text == turns[0].text, turns))
+        unreadable = list(itertools.takewhile(lambda turn: turn.parsed.error, turns))
+        repeated = list(itertools.takewhile(lambda turn: turn.text == turns[0].text, turns))
         if turns[0].finish == "length":
             return Stop.LENGTH
-        if unreadable >= config.format_errors:
+        if len(unreadable) >= config.format_errors:
             return Stop.FORMAT_ERROR
         if self.answer is not None:
             return Stop.DONE
-        return Stop.REPEATED if repeated == config.repeats else None
+        return Stop.REPEATED if len(repeated) == config.repeats else None

@@ -22,7 +22,7 @@ from minirl.types import GRADED, Stop, Trajectory
 # Which responses must be in format. "none" is an evaluation's, where the judge sees to an empty answer, too
 Gates = Literal["every", "last", "none"]
 DEFAULT = RewardConfig()
-# Endings of which a page that keeps visitors out can be the reason: unreadable or too long responses are not
+# Endings that a bot wall can cause; unreadable or too long responses are the policy's own
 BLOCKABLE = (Stop.DONE, Stop.MAX_STEPS, Stop.REPEATED)
 
 
@@ -61,8 +61,7 @@ def apply_reward_gates(
 
 
 def mark_blocked(trajectory: Trajectory) -> Trajectory:
-    """Return a failed episode with Stop.BLOCKED if it ended on a page that keeps visitors out; all others as
-    they are."""
+    """Relabel a failed episode as Stop.BLOCKED if it ended on a bot wall; return all others as they are."""
     if not trajectory.valid or trajectory.success or not trajectory.blocked:
         return trajectory
     if trajectory.stop not in BLOCKABLE:

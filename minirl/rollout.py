@@ -9,12 +9,13 @@ again; cancelled episodes may take any time to end (30 s in table 7), closing th
 """
 
 import asyncio
+import math
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, count, islice
+from itertools import chain
 
 from torch import Tensor
 
@@ -71,7 +72,8 @@ class Collected:
     submitted: int
     dropped: int  # groups without a difference in rewards, or with fewer than two valid episodes
     reason: str = ""  # why fewer groups than asked for
-    # the invalid, unless masked in one; or all, with those of groups that the step had no more need of
+    # Episodes that are dumped but not trained on: invalid ones; with `dump_all` also those of dropped and
+    # surplus groups
     in_no_group: list[Trajectory] = field(default_factory=list)
 
 
@@ -109,7 +111,8 @@ class RolloutWorker:
     ) -> Trajectory:
         """Return an episode, rewarded by its task's rules or, if it has none, by the judge. Training sets
         `gates`, and with `--reward.by judge` it asks the judge even where rules tell the success."""
-        config, judged = self.config.reward, self.harness.benchmark_of(task).judged
+        config = self.config.reward
+        judged = self.harness.benchmark_of(task).judged
         with billed() as bill:
             async with self.slots:
                 trajectory = await Episode(self.harness, task, member, policy, max_steps).run()
@@ -124,13 +127,15 @@ class RolloutWorker:
 
     async def group(self, task: Task, step: int, number: int, max_steps: int) -> list[Trajectory]:
         """Return G episodes of one task; `number` is the task's place in the stream."""
-        config, sampling = self.config, Sampling(self.config.sampler.temperature)
-        tokens, gates = config.agent.response_tokens, config.reward.format
+        config = self.config
+        sampling = Sampling(config.sampler.temperature)
+        tokens = config.agent.response_tokens
         async with asyncio.TaskGroup() as tasks:  # a gather would not wait for what it cancels
             runs = []
             for member in range(config.rollout.group):
                 policy = self.policy(sampling, tokens, "train", step, number, task.id, member)
-                runs.append(tasks.create_task(self.episode(task, member, policy, max_steps, gates)))
+                episode = self.episode(task, member, policy, max_steps, config.reward.format)
+                runs.append(tasks.create_task(episode))
         return [run.result() for run in runs]
 
     def sleep(self) -> None:
@@ -157,32 +162,35 @@ class RolloutWorker:
         """Return one step's groups in the stream's order; with dynamic sampling until enough are effective.
 
         Ranks claim numbers 0, 1, 2, ..., none more than its even share; number n is the task at `places[n]`
-        of the stream. The first groups that qualify are accepted, in whatever order they finish; the rest is
-        cancelled and comes again in the next step. `tick` is told how many are sure to be kept.
+        of the stream. `n_in_order` are finished without a gap, and of those `n_accepted` qualify: once they
+        are `target` the rest is cancelled, and comes again in the next step. `tick` gets `n_accepted`.
         """
-        config, max_steps = self.config.rollout, self.config.max_steps(step)
-        limit = MAX_OVERSAMPLE * config.groups  # of tasks, over all ranks
-        room = self.share // config.group + 1  # for groups; the last may wait for slots
-        places = self._next_places(stream, cursor, limit)
-        self.queues += 1
-        queue = TaskQueue(self.ranks, f"queue {self.queues}")
+        config, target = self.config.rollout, self.config.rollout.groups
+        max_tasks = MAX_OVERSAMPLE * target  # over all ranks
+        max_concurrent = self.share // config.group + 1  # groups of this rank; the last may wait for slots
+        places = self._next_places(stream, cursor, max_tasks)
+        queue = self._next_queue()
         running: dict[asyncio.Task[list[Trajectory]], int] = {}
         episodes: dict[int, list[Trajectory]] = {}  # of this rank's finished groups
         async with asyncio.TaskGroup() as tasks:
             while True:
                 results = queue.results()  # of all ranks: is each group that has ended to be kept?
-                kept, complete = accepted(results, config.groups)
-                tick(kept)
+                n_accepted, n_in_order = accepted(results, target)
+                tick(n_accepted)
                 if self.sampler.failure:
                     queue.give_up()
-                if kept == config.groups or complete == limit or queue.given_up():
+                if n_accepted == target or n_in_order == max_tasks or queue.given_up():
                     break
-                needed = in_flight(results, config.groups, config.dynamic)
-                most = min(room, self.ranks.share(needed))
-                while len(running) < most and (n := queue.claimed()) < min(limit, len(results) + needed):
+                # Start as many more as it may take, and this rank's share of them at most.
+                needed = in_flight(results, target, config.dynamic)
+                stop = min(max_tasks, len(results) + needed)
+                while len(running) < min(max_concurrent, self.ranks.share(needed)):
+                    n = queue.claimed()
+                    if n >= stop:
+                        break
                     if queue.claim(n):  # else another rank has taken it just now
-                        work = self.group(stream[places[n]], step, places[n], max_steps)
-                        running[tasks.create_task(work)] = n
+                        group = self.group(stream[places[n]], step, places[n], self.config.max_steps(step))
+                        running[tasks.create_task(group)] = n
                 for run in await ended(running):
                     n = running.pop(run)
                     episodes[n] = run.result()
@@ -192,39 +200,53 @@ class RolloutWorker:
         await self.settle()
         for line in self.hosts.agree(self.ranks):
             say(line)
-        own = [(n, done) for n, done in episodes.items() if n < complete or config.dump_all]
-        attempts = [done for _, done in sorted(self.ranks.all_gather(own))]
-        next_cursor = places[complete - 1] + 1 if complete else cursor
+        mine = [(n, done) for n, done in episodes.items() if n < n_in_order or config.dump_all]
+        attempts = [done for _, done in sorted(self.ranks.all_gather(mine))]
+        next_cursor = places[n_in_order - 1] + 1 if n_in_order else cursor
         submitted = self.ranks.broadcast(queue.claimed())
-        collected = self._assemble(attempts[:complete], next_cursor, submitted)
-        collected.in_no_group += chain.from_iterable(attempts[complete:])
+        collected = self._assemble(attempts[:n_in_order], next_cursor, submitted)
+        collected.in_no_group += chain.from_iterable(attempts[n_in_order:])
         return collected
 
-    def _next_places(self, stream: TaskStream, cursor: int, limit: int) -> list[int]:
+    def _next_queue(self) -> TaskQueue:
+        self.queues += 1
+        return TaskQueue(self.ranks, f"queue {self.queues}")
+
+    def _next_places(self, stream: TaskStream, cursor: int, n: int) -> list[int]:
         """Return the next places in the stream without those of hosts that are left out, unless all are."""
-        everywhere = all(map(self.hosts.left_out, stream.tasks))
-        places = (n for n in count(cursor) if everywhere or not self.hosts.left_out(stream[n]))
-        return list(islice(places, limit))
+        if all(map(self.hosts.left_out, stream.tasks)):
+            return list(range(cursor, cursor + n))
+        places = []
+        while len(places) < n:
+            if not self.hosts.left_out(stream[cursor]):
+                places.append(cursor)
+            cursor += 1
+        return places
 
     def _assemble(self, attempts: list[list[Trajectory]], next_cursor: int, submitted: int) -> Collected:
         """Return the groups of a step from the episodes of every task up to the last accepted one."""
-        masked, wanted = self.config.reward.invalid == "mask", self.config.rollout.groups
+        config = self.config
         groups, in_no_group = [], []
         for episodes in attempts:
-            if group := self.qualified(episodes):
+            group = self.qualified(episodes)
+            if group:
                 groups.append(group)
-            if not group and self.config.rollout.dump_all:
+            elif config.rollout.dump_all:
                 in_no_group += episodes
-            elif not (group and masked):
+                continue
+            if not group or config.reward.invalid == "drop":
                 in_no_group += [t for t in episodes if not t.valid]
-        finished, dropped = list(chain.from_iterable(attempts)), len(attempts) - len(groups)
-        reason = "" if len(groups) == wanted else why_so_few(finished, submitted)
+        finished = list(chain.from_iterable(attempts))
+        reason = "" if len(groups) == config.rollout.groups else why_so_few(finished, submitted)
+        dropped = len(attempts) - len(groups)
         return Collected(groups, next_cursor, finished, submitted, dropped, reason, in_no_group)
 
     def qualified(self, trajectories: Sequence[Trajectory]) -> Group | None:
         """Return the episodes of a task as a group, or None if they teach nothing."""
         group = make_group(trajectories, self.config.reward.invalid)
-        return group if group and (is_effective(group) or not self.config.rollout.dynamic) else None
+        if group and self.config.rollout.dynamic and not is_effective(group):
+            return None
+        return group
 
     async def evaluate(
         self,
@@ -237,14 +259,16 @@ class RolloutWorker:
         """Return an episode for each task and member, by which its seed goes, in order, sampled as
         `config.eval`. `on_done` gets each as it ends, on the rank that ran it. Ranks take tasks as they have
         room."""
-        config, browser = self.config.eval, self.config.browser
-        self.queues += 1
-        queue = TaskQueue(self.ranks, f"queue {self.queues}")
+        config = self.config.eval
+        queue = self._next_queue()
         sampling = Sampling(config.temperature, config.top_p, config.top_k)
         finished: dict[int, Trajectory] = {}  # by the number of its place
 
         async def take() -> None:
-            while not queue.given_up() and (n := queue.claimed()) < len(places):
+            while not queue.given_up():
+                n = queue.claimed()
+                if n >= len(places):
+                    break
                 if not queue.claim(n):  # another rank has taken it just now
                     continue
                 task, member = places[n]
@@ -265,7 +289,7 @@ class RolloutWorker:
         except ExceptionGroup as failed:  # a full disk is one line for the user, a group is not
             raise failed.exceptions[0] from None
         # Others end what they have begun, which may take longer than a collective call would wait.
-        ends = time.monotonic() + 2 * (ACQUIRE_SECONDS + browser.episode_seconds) + SLACK_SECONDS
+        ends = time.monotonic() + 2 * (ACQUIRE_SECONDS + self.config.browser.episode_seconds) + SLACK_SECONDS
         while len(queue.results()) < len(places) and not queue.given_up():
             if time.monotonic() > ends:
                 raise TimeoutError("another rank's episodes have not ended in time")
@@ -286,39 +310,42 @@ async def ended(running: Iterable[asyncio.Task]) -> set[asyncio.Task]:
     return done
 
 
-def in_flight(results: Mapping[int, bool], wanted: int, dynamic: bool) -> int:
-    """Return how many groups it takes to get those still wanted: with dynamic sampling if they go like those
-    that have ended, otherwise if all are kept.
+def in_flight(results: Mapping[int, bool], target: int, dynamic: bool) -> int:
+    """Estimate how many groups to keep running: groups still needed, divided by the acceptance rate so far
+    (prior 3 in 4); without dynamic sampling all are accepted.
 
     >>> in_flight({}, 16, True), in_flight({0: True, 1: False}, 16, True), in_flight({0: True}, 16, False)
     (22, 23, 15)
     """
-    kept = sum(results.values())
-    ended, good = (len(results) + 4, kept + 3) if dynamic else (1, 1)  # a first guess of 3 in 4
-    return -(-(wanted - kept) * ended // good)
+    n_accepted = sum(results.values())
+    missing = target - n_accepted
+    if not dynamic:
+        return missing
+    return math.ceil(missing * (len(results) + 4) / (n_accepted + 3))
 
 
-def accepted(results: Mapping[int, bool], wanted: int) -> tuple[int, int]:
-    """Return how many of the groups up to the first unfinished one are kept, at most `wanted`, and how many
+def accepted(results: Mapping[int, bool], target: int) -> tuple[int, int]:
+    """Return how many of the groups up to the first unfinished one are kept, at most `target`, and how many
     groups it took.
 
-    >>> accepted({0: True, 1: False, 2: True, 4: True}, wanted=8)
+    >>> accepted({0: True, 1: False, 2: True, 4: True}, target=8)
     (2, 3)
     """
-    kept = n = 0
-    while n in results and kept < wanted:
-        kept += results[n]
+    n_accepted = n = 0
+    while n in results and n_accepted < target:
+        n_accepted += results[n]
         n += 1
-    return kept, n
+    return n_accepted, n
 
 
 def why_so_few(finished: Sequence[Trajectory], submitted: int) -> str:
     """Return one line on a step that gave up: how its episodes ended, and what else failed most often."""
     stops = Counter(trajectory.stop.value for trajectory in finished)
-    succeeded = sum(trajectory.success for trajectory in finished)
     ends = ", ".join(f"{stop} {count}" for stop, count in stops.most_common())
+    succeeded = sum(trajectory.success for trajectory in finished)
     line = f"gave up after {submitted} groups: of {len(finished)} episodes {succeeded} succeeded ({ends}); "
-    faults = Counter(t.error.strip().splitlines()[-1] for t in finished if not t.valid and t.error.strip())
+    errors = [trajectory.error.strip() for trajectory in finished if not trajectory.valid]
+    faults = Counter(error.splitlines()[-1] for error in errors if error)
     if 2 * faults.total() > len(finished):
         return f"{line}most often: {faults.most_common(1)[0][0]}"
     return f"{line}a warm start that succeeds sometimes, not always, gives groups that differ"

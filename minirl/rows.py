@@ -12,7 +12,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,16 +56,21 @@ class TrajectoryRows:
     group: int  # the number of the trajectory's group
     rows: Sequence[Row]
 
+    @property
+    def longest(self) -> int:
+        """Return the tokens of the longest row."""
+        return max(len(row.ids) for row in self.rows)
+
 
 def make_rows(groups: list[Group], config: LossConfig) -> list[TrajectoryRows]:
     """Return the trajectories to train on: no invalid one, which a KL term would train even with an advantage
     of 0, and for filtered behaviour cloning the successes. ValueError if there is none."""
-    trajectories = [
-        TrajectoryRows(number, turn_rows(trajectory, trajectory.advantage or 0.0))
-        for number, group in enumerate(groups)
-        for trajectory in group
-        if trajectory.valid and (trajectory.advantage or config.method != "filtered-bc")
-    ]
+    trajectories = []
+    for number, group in enumerate(groups):
+        for trajectory in group:
+            advantage = trajectory.advantage or 0.0
+            if trajectory.valid and (advantage or config.method != "filtered-bc"):
+                trajectories.append(TrajectoryRows(number, turn_rows(trajectory, advantage)))
     if not trajectories:
         raise ValueError("no success to learn from; the warm start must succeed sometimes")
     return trajectories
@@ -80,23 +85,32 @@ def turn_rows(trajectory: Trajectory, advantage: float) -> tuple[Row, ...]:
     for t, turn in enumerate(trajectory.turns):
         if not turn.trained:
             continue
-        prompt, response = trajectory.prompt_ids(t), turn.response_ids
-        weights = (1.0,) * len(response)
-        args = (prompt + response, len(prompt), turn.images, turn.logprobs, advantage, turn.shared, weights)
-        rows.append(Row(*args))
+        prompt = trajectory.prompt_ids(t)
+        row = Row(
+            ids=prompt + turn.response_ids,
+            start=len(prompt),
+            images=turn.images,
+            old=turn.logprobs,
+            advantage=advantage,
+            shared=turn.shared,
+            weights=(1.0,) * len(turn.response_ids),
+        )
+        rows.append(row)
     return tuple(rows)
 
 
-def filter_by_length(examples: list[TrajectoryRows], most: int, flag: str, name: str) -> list[TrajectoryRows]:
-    """Return the examples whose turns all have at most `most` tokens, which is `flag`; say how many have not.
-    ValueError if none has."""
-    longest = [max(len(row.ids) for row in example.rows) for example in examples]
-    fitting = [example for example, tokens in zip(examples, longest, strict=True) if tokens <= most]
+def filter_by_length(
+    examples: list[TrajectoryRows], limit: int, flag: str, name: str
+) -> list[TrajectoryRows]:
+    """Return the examples whose turns all have at most `limit` tokens, which is `flag`; print how many have
+    not. ValueError if none has."""
+    fitting = [example for example in examples if example.longest <= limit]
+    longest = max(example.longest for example in examples)
     if not fitting:
-        raise ValueError(f"no {name} has at most {flag} {most} tokens; the longest has {max(longest)}")
-    if left_out := len(examples) - len(fitting):
-        others = f"{left_out} {name}s were longer than {flag}, and were left out"
-        say(f"{others}, of {len(examples)}; the longest has {max(longest)} tokens")
+        raise ValueError(f"no {name} has at most {flag} {limit} tokens; the longest has {longest}")
+    if len(fitting) < len(examples):
+        left_out = f"{len(examples) - len(fitting)} {name}s were longer than {flag}, and were left out"
+        say(f"{left_out}, of {len(examples)}; the longest has {longest} tokens")
     return fitting
 
 
@@ -119,11 +133,11 @@ def weighted(minibatch: list[TrajectoryRows], config: LossConfig, sizes: Mapping
     """Return a minibatch's rows, with each token's weight multiplied by its turn's from `turn_weights`."""
     lengths = [[row.length for row in trajectory.rows] for trajectory in minibatch]
     per_turn = turn_weights([trajectory.group for trajectory in minibatch], lengths, config, sizes)
-    return [
-        replace(row, weights=tuple(w * share for w in row.weights))
-        for trajectory, shares in zip(minibatch, per_turn, strict=True)
-        for row, share in zip(trajectory.rows, shares, strict=True)
-    ]
+    rows = []
+    for trajectory, turns in zip(minibatch, per_turn, strict=True):
+        for row, weight in zip(trajectory.rows, turns, strict=True):
+            rows.append(replace(row, weights=tuple(w * weight for w in row.weights)))
+    return rows
 
 
 class MicroBatch(NamedTuple):
@@ -137,6 +151,7 @@ def micro_batches(rows: Sequence[Row], tokens: int) -> list[MicroBatch]:
     """Return rows of similar length together, at most `tokens` tokens with padding."""
     parts: list[list[Row]] = []
     for row in sorted(rows, key=lambda row: len(row.ids)):
+        # the row is the longest so far: with it, all rows are padded to its length
         if not parts or len(row.ids) * (len(parts[-1]) + 1) > tokens:
             parts.append([])
         parts[-1].append(row)
@@ -150,33 +165,45 @@ def balance(
     tokens with a budget of 40 are 40 and 20, but for three ranks 20 each. Pieces grow by tenths until few
     enough."""
     parts = cut(rows, budget)
-    wanted = math.ceil(len(parts) / ranks) * ranks
-    if len(parts) < wanted:
-        tokens = math.ceil(sum(part.tokens for part in parts) / wanted)
-        while len(parts := cut(rows, tokens)) > wanted and tokens < budget:
+    target = math.ceil(len(parts) / ranks) * ranks
+    if len(parts) < target:
+        # ranks without a part would wait: cut finer, then coarser until there are few enough
+        tokens = math.ceil(sum(part.tokens for part in parts) / target)
+        parts = cut(rows, tokens)
+        while len(parts) > target and tokens < budget:
             tokens = min(budget, math.ceil(1.1 * tokens))
+            parts = cut(rows, tokens)
     # the largest first, each to the rank that has fewest tokens so far, and not its full number of parts
     shares: list[list[MicroBatch]] = [[] for _ in range(ranks)]
-    most = math.ceil(len(parts) / ranks)
+    loads = [0] * ranks
+    full = math.ceil(len(parts) / ranks)
     for part in sorted(parts, key=lambda part: -part.tokens):
-        open_shares = (share for share in shares if len(share) < most)
-        min(open_shares, key=lambda share: sum(p.tokens for p in share)).append(part)
+        rank = min((r for r in range(ranks) if len(shares[r]) < full), key=loads.__getitem__)
+        shares[rank].append(part)
+        loads[rank] += part.tokens
     return shares
 
 
 def resized(row: Row, preprocessor: Preprocessor, images: ImageStore) -> Row:
     """Return the row with as many pads for each screenshot as `preprocessor` makes of it."""
-    sizes, ids = map(preprocessor.image_tokens, map(images.get, row.images)), []
-    for is_pad, run in groupby(row.ids[: row.start], preprocessor.pad.__eq__):
-        ids += [preprocessor.pad] * next(sizes) if is_pad else run
-    return replace(row, ids=(*ids, *row.ids[row.start :]), start=len(ids))
+    pad = preprocessor.pad
+    left = list(row.images)
+    prompt: list[int] = []
+    for i, token in enumerate(row.ids[: row.start]):
+        if token != pad:
+            prompt.append(token)
+        elif i == 0 or row.ids[i - 1] != pad:  # a run of pads begins: the next screenshot's
+            prompt += [pad] * preprocessor.image_tokens(images.get(left.pop(0)))
+    return replace(row, ids=(*prompt, *row.ids[row.start :]), start=len(prompt))
 
 
 def dummy_row(preprocessor: Preprocessor) -> Row:
-    """Return a turn of weight 0, for a rank without rows or without a screenshot: one that does not go
-    through the whole model keeps the others waiting for its gradients."""
-    end, images = preprocessor.end[0], (BLANK,) if preprocessor.images else ()
-    pads = preprocessor.image_tokens(BLANK_PNG.getvalue()) if images else 0
+    """Return a turn of weight 0, for a rank without rows or without a screenshot: FSDP needs every rank to
+    run every module, and the others would wait for its gradients."""
+    end = preprocessor.end[0]
+    images, pads = (), 0
+    if preprocessor.images:
+        images, pads = (BLANK,), preprocessor.image_tokens(BLANK_PNG.getvalue())
     ids = (preprocessor.pad,) * pads + (end, end)
     return Row(ids, len(ids) - 1, images, (0.0,), 0.0, weights=(0.0,), ref=(0.0,), index=-1)
 
@@ -196,6 +223,7 @@ class Batch:
 
 
 def encode_row(row: Row, preprocessor: Preprocessor, images: ImageStore) -> Encoded:
+    """Return a row's ids, positions and pictures, as minirl/model.py encodes them."""
     names = row.images if preprocessor.images else ()
     pngs = [BLANK_PNG.getvalue() if name == BLANK else images.get(name) for name in names]
     return encode(row.ids, pngs, preprocessor)
@@ -203,10 +231,12 @@ def encode_row(row: Row, preprocessor: Preprocessor, images: ImageStore) -> Enco
 
 def collate(rows: list[Row], preprocessor: Preprocessor, images: ImageStore, device: torch.device) -> Batch:
     """Return right-padded rows as tensors."""
-    inputs = padded_inputs([encode_row(row, preprocessor, images) for row in rows], preprocessor, device)
+    encoded = [encode_row(row, preprocessor, images) for row in rows]
+    inputs = padded_inputs(encoded, preprocessor, device)
     L = inputs["input_ids"].shape[1]
     lengths_B1 = torch.tensor([[len(row.ids)] for row in rows], device=device)
     inputs["attention_mask"] = (torch.arange(L, device=device) < lengths_B1).long()
+    # a token is predicted at the position before it
     sources = [b * L + np.arange(row.start - 1, len(row.ids) - 1) for b, row in enumerate(rows)]
     return with_targets(inputs, rows, sources, device)
 
@@ -217,13 +247,14 @@ def with_targets(
     """Return a batch of a layout's inputs and, per row, the places that predict its response tokens."""
 
     def flat(values: Iterable[Sequence[float]]) -> Tensor:
-        return torch.tensor([v for row in values for v in row], dtype=torch.float32, device=device)
+        return torch.tensor(list(chain.from_iterable(values)), dtype=torch.float32, device=device)
 
+    targets = [token for row in rows for token in row.ids[row.start :]]
     return Batch(
         rows=rows,
         inputs=inputs,
         sources_N=torch.from_numpy(np.concatenate(sources)).to(device),
-        targets_N=torch.tensor([i for row in rows for i in row.ids[row.start :]], device=device),
+        targets_N=torch.tensor(targets, device=device),
         old_N=flat(row.old for row in rows),
         ref_N=flat(row.ref for row in rows) if all(row.ref for row in rows) else None,
         advantage_N=flat([row.advantage] * row.length for row in rows),

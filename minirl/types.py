@@ -36,9 +36,9 @@ class Stop(Enum):
     SAMPLER_ERROR = "sampler_error"  # the sampler refused or failed this request
     ENV_ERROR = "env_error"  # the page or the renderer failed (crash, hang)
     SITE_ERROR = "site_error"  # the task's first page did not open
-    BLOCKED = "blocked"  # it failed, and the page that it ended on keeps visitors out
-    INFRA_ERROR = "infra_error"  # the browser could not be had, or is gone
-    JUDGE_ERROR = "judge_error"  # no verdict could be had
+    BLOCKED = "blocked"  # it failed, and ended on a bot wall
+    INFRA_ERROR = "infra_error"  # no browser was free in time, or it died
+    JUDGE_ERROR = "judge_error"  # there is no verdict
     CANCELLED = "cancelled"  # given up from outside
 
     @property
@@ -116,7 +116,7 @@ class Prompt:
     ids: tuple[int, ...]
     shared: int
     images: tuple[bytes, ...] = ()
-    messages: tuple[Message, ...] = ()  # the same for a served model, which is asked in chat messages
+    messages: tuple[Message, ...] = ()  # the same for a served model, as chat messages
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt for the sampler. By its own seed, what else is sampled at the time changes nothing."""
+    """One prompt for the sampler. The seed is its own, so the response does not depend on other requests."""
 
     prompt: Prompt
     seed: int
@@ -150,7 +150,7 @@ class Sample:
     finish: str  # "stop" (end token sampled) or "length" (token limit hit)
     version: int = 0  # how many weight syncs the sampler had seen
     cached: int = 0  # tokens of the prompt that the sampler did not compute again
-    text: str | None = None  # what a served model said; it gives neither ids nor log-probs
+    text: str | None = None  # a served model's response; it gives neither ids nor log-probs
     counted: tuple[int, int] = (0, 0)  # tokens of prompt and response, as the served model counts them
 
 
@@ -163,12 +163,12 @@ class Turn:
 
         Turn(shared=3, branch=(9, 9, 4), response_ids=(7, 2), logprobs=(-0.1, -0.7), ...)
 
-    the model read 1 2 3 9 9 4 and said 7 2: the row is 1 2 3 9 9 4 7 2, and the loss covers the last two.
+    the model read 1 2 3 9 9 4 and wrote 7 2: the row is 1 2 3 9 9 4 7 2, and the loss covers the last two.
     """
 
     shared: int
     branch: tuple[int, ...]
-    response_ids: tuple[int, ...]  # none if a served model said it, and then there is no branch either
+    response_ids: tuple[int, ...]  # none if a served model wrote it, and then there is no branch either
     logprobs: tuple[float, ...]
     text: str  # the decoded response; where there are ids, never tokenised again
     images: tuple[str, ...] = ()  # the prompt's, by content hash
@@ -182,12 +182,12 @@ class Turn:
     cached: int = 0
     counted: tuple[int, int] = (0, 0)
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: sample, act, observe
-    trained: bool = True  # False: only told, as part of a public record's history
+    trained: bool = True  # False: history of a public record, which is shown but not trained on
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a judge says of a trajectory; `success` is None if it says nothing, and `error` why."""
+    """A judge's decision about a trajectory; `success` is None if there is none, and `error` tells why."""
 
     success: bool | None
     rationale: str = ""
@@ -196,10 +196,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Score:
-    """What a task's own rules say of a finished episode."""
+    """The value that a task's own rules give a finished episode."""
 
     value: float | None  # 0 to 1; None: they can't tell, and the episode must not count
-    details: Mapping[str, Any] = field(default_factory=dict)  # what was read, for people and reports
+    details: Mapping[str, Any] = field(default_factory=dict)  # the evidence, for people and reports
 
 
 @dataclass(frozen=True)
@@ -218,13 +218,13 @@ class Trajectory:
     final_state: Mapping[str, Any] = field(default_factory=dict)  # the score's details
     verdict: Verdict | None = None  # the judge's, if one was asked
     final_image: str = ""  # hash of the screenshot after the last action
-    blocked: str = ""  # what shows that the last page keeps visitors out (minirl/browser/blocked.js)
+    blocked: str = ""  # the sign that the last page is a bot wall (minirl/browser/blocked.js), if it is
     seconds: float = 0.0
     dollars: float = 0.0  # what served models have charged for it, a judge among them
     # of the browser: seconds to acquire it and to start, its uptime, MB of JavaScript, requests
     diagnostics: Mapping[str, float] = field(default_factory=dict)
-    group: int | None = None  # which of its step's groups it was trained in, and ...
-    advantage: float | None = None  # ... how much better it was than the others there
+    group: int | None = None  # index of its GRPO group in the step
+    advantage: float | None = None  # group-relative
 
     @property
     def valid(self) -> bool:
@@ -245,6 +245,10 @@ Group = tuple[Trajectory, ...]
 
 class ToolFailure(Exception):
     """A call could not be carried out; the message is for the agent, and the episode goes on."""
+
+
+class PageHangs(ToolFailure):
+    """A call did not come back in time."""
 
 
 class BrowserFault(Exception):
@@ -303,6 +307,9 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
+Point = tuple[float, float]  # x and y in the page's pixels
+
+
 class Session(Protocol):
     """One episode's browser, in which agents act and which benchmarks read: minirl/browser/session.py."""
 
@@ -320,11 +327,11 @@ class Session(Protocol):
     async def travel(self, step: int) -> bool: ...  # -1 back, 1 forward; False if there is nothing
     async def pace(self) -> None: ...  # waits for the next turn on the page's host
     # before an action: marks the page, and returns what is at the point
-    async def arm(self, point: tuple[float, float] | None = None) -> Mapping[str, Any]: ...
+    async def arm(self, point: Point | None = None) -> Mapping[str, Any]: ...
     async def settle(self, quiet: bool = False) -> Any: ...  # after it: what has changed, a Settled
     # returns the innermost frame at a point, or with the focus, and a script's answer from there
     async def ask(
-        self, script: str, point: tuple[float, float] | None = None, *rest: Any
+        self, script: str, point: Point | None = None, *rest: Any
     ) -> tuple["Frame", Mapping[str, Any]]: ...
     async def press(self, key: str) -> None: ...
     async def revive(self) -> None: ...  # stops what makes the page hang
@@ -358,7 +365,7 @@ PolicyFn = Callable[[int, Prompt, Session], Awaitable[Sample]]  # answers turn t
 
 
 class Agent(Protocol):
-    """What an agent sees, says and does: minirl/agents/."""
+    """What an agent observes, writes and does: minirl/agents/."""
 
     system: str
     message_format: "ChatFormat | None"  # in place of the model's own
@@ -368,7 +375,7 @@ class Agent(Protocol):
     async def observe(self, session: Session) -> Observation: ...
     def parse(self, text: str) -> Parsed: ...
     async def act(self, session: Session, call: Call) -> str: ...  # returns a line of feedback
-    def past(self, task: Task) -> Sequence[str]: ...  # what was said before a recorded step
+    def past(self, task: Task) -> Sequence[str]: ...  # the responses before a recorded step
     def final_answer(self, call: Call) -> str | None: ...  # None unless the call ends the episode
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]: ...
 

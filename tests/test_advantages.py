@@ -46,10 +46,20 @@ def test_invalid_episodes_leave_before_the_statistics():
     assert of(ready) == pytest.approx((sqrt(0.5), -sqrt(0.5)))  # +-0.5 over sqrt(0.5)
 
 
-def test_fewer_than_two_valid_episodes_are_no_group():
-    assert make_group([episode(), episode(Stop.TIMEOUT), episode(Stop.INFRA_ERROR)]) is None
-    assert make_group([episode(Stop.CANCELLED)] * 8) is None
-    assert make_group([]) is None
+@pytest.mark.parametrize(
+    ("episodes", "invalid"),
+    [
+        ([episode(), episode(Stop.TIMEOUT), episode(Stop.INFRA_ERROR)], "drop"),
+        ([episode(Stop.CANCELLED)] * 8, "drop"),
+        ([], "drop"),
+        ([episode(Stop.TIMEOUT), episode(Stop.JUDGE_ERROR)], "mask"),
+        ([episode()], "mask"),
+        ([], "mask"),
+    ],
+)
+def test_what_can_not_be_compared_is_no_group(episodes, invalid):
+    """Fewer than two valid episodes; masked ones alone."""
+    assert make_group(episodes, invalid) is None
 
 
 def test_masked_episodes_stay_in_the_statistics_as_zeros():
@@ -84,12 +94,6 @@ def test_masked_zeros_count_where_groups_are_filtered_too():
     assert not is_effective(make_group([episode(), episode(Stop.TIMEOUT, member=1)], "mask"))
 
 
-def test_a_group_of_masked_episodes_alone_is_none():
-    assert make_group([episode(Stop.TIMEOUT), episode(Stop.JUDGE_ERROR)], "mask") is None
-    assert make_group([episode()], "mask") is None
-    assert make_group([], "mask") is None
-
-
 def test_an_episode_without_a_turn_is_masked_like_any_other():
     empty = replace(episode(member=1), turns=(), stop=Stop.SITE_ERROR)
     (ready,) = assign_advantages([make_group([episode(reward=1.0), empty], "mask")], LossConfig())
@@ -107,30 +111,25 @@ def test_only_unequal_rewards_teach(rewards, effective):
 # --- advantages ------------------------------------------------------------------------------------
 
 
-def test_advantages_of_a_balanced_group():
-    # mean 1/2; deviation sqrt((4 * 1/4) / 3) = 1/sqrt(3); so +-(1/2) * sqrt(3)
-    assert advantages((1, 0, 0, 1), eps=0.0) == pytest.approx((0.866025, -0.866025, -0.866025, 0.866025))
-
-
-def test_advantages_with_a_format_error():
-    # rewards 1, 0, -1, 0: mean 0, deviation sqrt(2/3) = 0.816497
-    assert advantages((1, 0, -1, 0), eps=0.0) == pytest.approx((1.224745, 0, -1.224745, 0))
-
-
-def test_epsilon_is_added_to_the_deviation():
-    # (1 - 0.5) / (0.707107 + 0.1)
-    assert advantages((1, 0), eps=0.1) == pytest.approx((0.619496, -0.619496), abs=1e-6)
-
-
-@pytest.mark.parametrize(("eps", "advantage"), [(1e-6, 0.70710578), (1e-4, 0.70700680)])
-def test_the_papers_epsilons_on_an_unbiased_deviation(eps, advantage):
-    """0.5 / (0.70710678 + eps): the deviation of 1 and 0 is sqrt(2 * 1/4 / 1), and not 1/2."""
-    (ready,) = assign_advantages([group_of(1, 0)], LossConfig(std_eps=eps))
-    assert of(ready) == pytest.approx((advantage, -advantage), abs=5e-9)
-
-
-def test_equal_rewards_have_no_advantage():
-    assert advantages((1, 1, 1), eps=1e-6) == [0.0, 0.0, 0.0]
+@pytest.mark.parametrize(
+    ("rewards", "eps", "expected"),
+    [
+        # mean 1/2; deviation sqrt((4 * 1/4) / 3) = 1/sqrt(3); so +-(1/2) * sqrt(3)
+        ((1, 0, 0, 1), 0.0, (0.866025, -0.866025, -0.866025, 0.866025)),
+        # a format error: mean 0, deviation sqrt(2/3) = 0.816497
+        ((1, 0, -1, 0), 0.0, (1.224745, 0, -1.224745, 0)),
+        # epsilon is added to the deviation: (1 - 0.5) / (0.707107 + 0.1)
+        ((1, 0), 0.1, (0.619496, -0.619496)),
+        # the papers', on an unbiased deviation: that of 1 and 0 is sqrt(2 * 1/4 / 1), and not 1/2
+        ((1, 0), 1e-6, (0.70710578, -0.70710578)),
+        ((1, 0), 1e-4, (0.70700680, -0.70700680)),
+        ((1, 1, 1), 1e-6, (0, 0, 0)),
+    ],
+)
+def test_advantages_by_hand(rewards, eps, expected):
+    assert advantages(rewards, eps) == pytest.approx(expected, abs=1e-6 if eps == 0 or eps == 0.1 else 5e-9)
+    (ready,) = assign_advantages([group_of(*rewards)], LossConfig(std_eps=eps or 1e-12))
+    assert of(ready) == pytest.approx(expected, abs=1e-6)
 
 
 def test_every_group_is_compared_with_itself_alone():

@@ -111,15 +111,6 @@ def test_only_what_the_agent_ended_itself_is_judged(stop, verdict):
     assert gated == replace(trajectory, success=False, reward=GATE[stop][0])
 
 
-def test_three_format_errors_cost_one():
-    trajectory = judged(READ, UNREAD, UNREAD, UNREAD, stop=Stop.FORMAT_ERROR, answer="")
-    assert (
-        apply_reward_gates(replace(trajectory, verdict=None)).reward
-        == apply_reward_gates(replace(trajectory, verdict=YES), "last").reward
-        == -1.0
-    )
-
-
 @pytest.mark.parametrize(
     ("verdict", "error"), [(NONE, "the judge's answer can't be used"), (None, "no judge was asked")]
 )
@@ -131,11 +122,11 @@ def test_no_verdict_is_no_failure(verdict, error):
 
 def test_a_verdict_changes_nothing_else():
     trajectory = judged(READ, ENDS, seconds=3.0, final_image="x")
-    said, denied = replace(trajectory, verdict=YES), replace(trajectory, verdict=NO)
-    assert apply_reward_gates(said) == replace(said, success=True, reward=1.0)
+    passed, denied = replace(trajectory, verdict=YES), replace(trajectory, verdict=NO)
+    assert apply_reward_gates(passed) == replace(passed, success=True, reward=1.0)
     assert apply_reward_gates(denied) == denied
-    again = replace(apply_reward_gates(said), verdict=NO)
-    assert apply_reward_gates(again) == denied, "what was said before does not count"
+    again = replace(apply_reward_gates(passed), verdict=NO)
+    assert apply_reward_gates(again) == denied, "an earlier verdict does not count"
 
 
 EXCUSED = (Stop.DONE, Stop.MAX_STEPS, Stop.REPEATED)

@@ -61,6 +61,7 @@ class Theatre:
     dynamic: bool = True
     group: int = 2
     invalid: Literal["drop", "mask"] = "drop"
+    dump_all: bool = False
     max_steps: list[int] = field(default_factory=list)
     running: set[str] = field(default_factory=set)  # began and have not cleaned up yet
     most: int = 0  # that ran at the same time
@@ -69,7 +70,7 @@ class Theatre:
 
     def __post_init__(self) -> None:
         self.tasks = [Task(f"task-{i}", "", "http://shop-0.test/") for i in range(len(self.plans))]
-        rollout = RolloutConfig(self.group, self.groups, self.dynamic, (3, 7), (1,))
+        rollout = RolloutConfig(self.group, self.groups, self.dynamic, (3, 7), (1,), self.dump_all)
         config = replace(CONFIG, rollout=rollout, reward=RewardConfig(invalid=self.invalid))
         self.worker = make_worker(config, sampler=self)
         self.worker.episode = self.episode
@@ -227,11 +228,8 @@ async def test_every_invalid_episode_is_in_a_group_or_beside_them(how):
 async def test_dropped_groups_are_dumped_on_demand(dump_all):
     """And each episode once, whatever ended it: two groups kept, one without a difference, one broken."""
     broken = Plan((0.0, 1.0), (Stop.ENV_ERROR, Stop.DONE))
-    theatre = Theatre([Plan(), EQUAL, broken, Plan(), *[replace(EQUAL, delay=9)] * 4])
-    theatre.worker.config = replace(
-        theatre.worker.config, rollout=replace(theatre.worker.config.rollout, dump_all=dump_all)
-    )
-    collected = await theatre.collect()
+    plans = [Plan(), EQUAL, broken, Plan(), *[replace(EQUAL, delay=9)] * 4]
+    collected = await Theatre(plans, dump_all=dump_all).collect()
     assert names(collected) == ["task-0", "task-3"] and collected.dropped == 2
     alone = [(t.task.id, t.member) for t in collected.in_no_group]
     everything = [("task-1", 0), ("task-1", 1), ("task-2", 0), ("task-2", 1)]
@@ -241,11 +239,8 @@ async def test_dropped_groups_are_dumped_on_demand(dump_all):
 @pytest.mark.parametrize("dump_all", [False, True])
 async def test_a_group_that_ended_and_was_not_needed_is_dumped_on_demand(dump_all):
     """It changes nothing else: not the step's numbers, and its task comes again."""
-    theatre = Theatre([Plan(delay=10), Plan(delay=10), Plan(), Plan(delay=99)])
-    theatre.worker.config = replace(
-        theatre.worker.config, rollout=replace(theatre.worker.config.rollout, dump_all=dump_all)
-    )
-    collected = await theatre.collect()
+    plans = [Plan(delay=10), Plan(delay=10), Plan(), Plan(delay=99)]
+    collected = await Theatre(plans, dump_all=dump_all).collect()
     assert names(collected) == ["task-0", "task-1"] and collected.next_cursor == 2
     assert [t.task.id for t in collected.finished] == ["task-0", "task-0", "task-1", "task-1"]
     alone = [(t.task.id, t.member) for t in collected.in_no_group]

@@ -59,12 +59,13 @@ class Protocol:
 
     def select(self, tasks: Sequence[Task]) -> list[Task]:
         """Return the tasks that the protocol evaluates. ValueError if there are none."""
-        own = [task for task in tasks if task.meta.get("benchmark") == self.benchmark]
-        own = [task for task in own if not self.sites or task.meta.get("site") in self.sites]
-        if not own:
+        chosen = [task for task in tasks if task.meta.get("benchmark") == self.benchmark]
+        if self.sites:
+            chosen = [task for task in chosen if task.meta.get("site") in self.sites]
+        if not chosen:
             where = f" on {', '.join(self.sites)}" if self.sites else ""
             raise ValueError(f"protocol {self.name} needs tasks of the benchmark {self.benchmark}{where}")
-        return own
+        return chosen
 
 
 # The released code sends no temperature and tests for NOT SUCCESS anywhere (appendix A.4), which a rationale
@@ -74,8 +75,10 @@ GPT_41 = JudgeConfig(model="gpt-4.1", input="openwebrl")
 
 def _without_aborted(official: Protocol) -> Protocol:
     """Return OpenWebRL's second metric. Where a program decides, GPT-4.1 answers what the program asks."""
-    asked = replace(official.judge, model=official.judge.model and GPT_41.model)  # if anybody is
-    judge = asked if official.judge.input == "rules" else GPT_41
+    judge = GPT_41
+    if official.judge.input == "rules":
+        model = GPT_41.model if official.judge.model else ""
+        judge = replace(official.judge, model=model)
     name = official.name.removesuffix("-official") + "-without-aborted"
     greedy = Sampling(temperature=0.0, top_p=1.0, top_k=1)
     return replace(official, name=name, aborted="leave out", sampling=greedy, judge=judge)
@@ -83,7 +86,8 @@ def _without_aborted(official: Protocol) -> Protocol:
 
 _DATA = tomllib.loads(files("minirl.benchmarks").joinpath("protocols.toml").read_text())
 _OFFICIAL = TypeAdapter(tuple[Protocol, ...]).validate_python(_DATA["protocols"])
-PROTOCOLS = tuple(protocol for official in _OFFICIAL for protocol in (official, _without_aborted(official)))
+_PAIRS = [(official, _without_aborted(official)) for official in _OFFICIAL]
+PROTOCOLS = tuple(protocol for pair in _PAIRS for protocol in pair)
 
 
 def protocol_of(name: str) -> Protocol:
@@ -98,15 +102,16 @@ def apply(protocol: Protocol, config: Config) -> Config:
     judge = {name: getattr(protocol.judge, name) for name in JUDGE}
     if config.judge.model or config.judge.path:
         judge["model"] = config.judge.model
-    context, seconds, limits = protocol.context_tokens, protocol.request_seconds, asdict(protocol.sampling)
-    limits |= {"response_tokens": protocol.response_tokens, "max_steps": protocol.max_steps}
+    context = protocol.context_tokens
     screenshots = protocol.screenshots or config.agent.screenshots
+    limits = asdict(protocol.sampling)
+    limits |= {"response_tokens": protocol.response_tokens, "max_steps": protocol.max_steps}
     return replace(
         config,
         agent=replace(config.agent, context_tokens=context, screenshots=screenshots),
         batch=replace(config.batch, micro_tokens=context),  # without effect, but must hold the context
         browser=replace(config.browser, episodes=protocol.browsers, episode_seconds=protocol.episode_seconds),
-        endpoint=replace(config.endpoint, seconds=seconds),
+        endpoint=replace(config.endpoint, seconds=protocol.request_seconds),
         eval=replace(config.eval, **limits),
         judge=replace(config.judge, **judge),
         reward=replace(config.reward, after=protocol.after),

@@ -57,9 +57,6 @@ class StepGoal(Record):
     def check(self) -> Self:
         if self.action not in ACTIONS:
             raise ValueError(f"there is no action {self.action[:40]!r}; the actions are {', '.join(ACTIONS)}")
-        for name, box in (("bbox", self.bbox), ("to", self.to)):
-            if box and not (len(box) == 4 and box[0] <= box[2] and box[1] <= box[3]):
-                raise ValueError(f"{name} must be left, top, right and bottom, not {box!r:.80}")
         if self.action in AIMED and not self.bbox:
             raise ValueError(f"{self.action} needs a bbox")
         return self

@@ -2,10 +2,11 @@
 
     {"id": "shop-0-17", "instruction": "...", "start_url": "http://...", "goal": {...}, "meta": {...}}
 
-is one line of our own format; `goal` and `meta` may be left out, and what else there is belongs into meta. A
-goal is WebArena's rules, a recorded step's right action, or a generated site's state. Records of other
-benchmarks (formats.py) and of WebArena (webarena/tasks.py) are recognised by their fields. A file holds one
-JSON object per line, or one JSON array, or is Parquet; its first bytes tell which.
+is one line of our own format; `goal` and `meta` may be left out, and what else there is belongs into meta, in
+which `tabs` are further pages, opened behind the first. A goal is WebArena's rules, a recorded step's right
+action, or a generated site's state. Records of other benchmarks (formats.py) and of WebArena
+(webarena/tasks.py) are recognised by their fields. A file holds one JSON object per line, or one JSON array,
+or is Parquet; its first bytes tell which.
 """
 
 import codecs
@@ -40,10 +41,6 @@ class OwnTask(Record):
     start_url: Annotated[str, must(_is_start, AN_ADDRESS)]
     goal: dict[str, Any] = {}
     meta: dict[str, Any] = {}
-
-
-class Tabs(Record):
-    tabs: list[str] = []  # in any task's meta: further pages, opened beside the first
 
 
 def load_tasks(path: Path, any_goal: bool = False) -> list[Task]:
@@ -84,7 +81,6 @@ def parse_task(record: Any, any_goal: bool = False) -> Task:
 
 def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     task = Task(**dict(read(OwnTask, record)))
-    read(Tabs, task.meta)
     if is_recorded(task):
         read(StepGoal, task.goal)
     elif HOST.match(task.start_url):  # a generated shop

@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,7 +43,7 @@ def make_task_sets(config: Config) -> TaskSets:
     settings = config.task
     benchmark_of = choose_benchmarks(config)
     in_shops = NAMED.fullmatch(settings.train) is not None
-    train = load_source(settings.train, settings.train_goals if in_shops else sys.maxsize, config)
+    train = load_source(settings.train, None, config)
     heldout = load_source(settings.heldout, config.eval.episodes, config)
     # a served model is not trained: it may be a teacher, which demonstrates what it is asked
     if config.sampler.kind != "remote":
@@ -89,14 +88,14 @@ def split_by_length(tasks: Sequence[Task], settings: TaskConfig) -> tuple[list[T
     return long, demos
 
 
-def load_source(source: str, count: int, config: Config) -> list[Task]:
+def load_source(source: str, count: int | None, config: Config) -> list[Task]:
     """Return `count` tasks in the shops that a setting names, at most `count` of those of the sites in a
     folder that the agent has the means for, or a file's."""
     if not source:
         return []
     shops = shops_named(source)
     if shops:
-        return tasks_of(shops, count)
+        return tasks_of(shops, len(shops) if count is None else count)
     any_goal = bool(config.task.reward)
     path = Path(source)
     if not path.is_dir():
@@ -122,7 +121,7 @@ def drop_leaked(tasks: Sequence[Task], others: Sequence[Task], benchmark_of: Fin
 
 def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindBenchmark:
     """Return the function that finds a task's benchmark. WebArena's may ask the model at `endpoint`."""
-    own = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
+    own_reward = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
     webarena = WebArenaBenchmark(config.task.logins, endpoint)
     world = WorldBenchmark(config.reward.partial)
     judged = JudgedBenchmark()
@@ -131,8 +130,8 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindB
     def benchmark_of(task: Task) -> Benchmark:
         if is_recorded(task):
             return recorded
-        if own is not None:
-            return own
+        if own_reward is not None:
+            return own_reward
         if is_webarena(task):
             return webarena
         return world if task.goal else judged

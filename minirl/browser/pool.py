@@ -84,6 +84,8 @@ class BrowserPool:
         except (*FAILURES, OSError) as error:
             await self.__aexit__()
             fix = "set MINIRL_CHROMIUM to one that runs, or let `make setup` get one"
+            if self.config.connect:
+                fix = f"see that {self.config.connect[0]} answers, or leave out --browser.connect"
             raise ValueError(f"no browser can be started ({first_line(error)}): {fix}") from None
         checking = asyncio.create_task(self._check())
         self.closing.callback(checking.cancel)

@@ -57,10 +57,10 @@ def filter(
             shape = vectors_NE.shape
             raise ValueError(f"there are {len(pool)} + {len(unseen)} tasks, and embeddings of {shape}")
     sites = filters.unstable_sites(unstable, results)
-    kept, removed = filters.filter_tasks(pool, unseen, sites, least, vectors_NE, threshold)
-    save_tasks(out / "tasks.jsonl", kept)
+    remaining, removed = filters.filter_tasks(pool, unseen, sites, least, vectors_NE, threshold)
+    save_tasks(out / "tasks.jsonl", remaining)
     write_lines(out / "removed.jsonl", removed)
-    say(f"{out / 'tasks.jsonl'}: {len(kept)} of {len(pool)} tasks")
+    say(f"{out / 'tasks.jsonl'}: {len(remaining)} of {len(pool)} tasks")
 
 
 def curate(run: File, dumps: tuple[str, ...], preset: Literal["412", "912", "1.9k"] = "412") -> None:

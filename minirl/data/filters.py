@@ -52,38 +52,38 @@ def filter_tasks(
     threshold: float,
 ) -> tuple[list[Task], list[dict[str, Any]]]:
     """Return the tasks that stay, and a record of each that goes: the filter, the reason and the task."""
-    kept = list(tasks)
+    remaining = list(tasks)
     removed: list[dict[str, Any]] = []
 
     def remove(name: str, reasons: Reasons) -> None:
-        nonlocal kept
-        for task in kept:
+        nonlocal remaining
+        for task in remaining:
             if task.id in reasons:
                 removed.append({"filter": name, "reason": reasons[task.id], "task": asdict(task)})
-        kept = [task for task in kept if task.id not in reasons]
-        say(f"{name}: {len(reasons)} removed, {len(kept)} left")
+        remaining = [task for task in remaining if task.id not in reasons]
+        say(f"{name}: {len(reasons)} removed, {len(remaining)} left")
 
-    remove("evaluated", in_evaluation(kept, evaluation))
-    parents = {task.id: task.meta.get("task_id_decomposed_from") for task in kept}  # WebGym's field
+    remove("evaluated", in_evaluation(remaining, evaluation))
+    parents = {task.id: task.meta.get("task_id_decomposed_from") for task in remaining}  # WebGym's field
     remove("decomposed", {name: f"part of {parent}" for name, parent in parents.items() if parent})
-    remove("on unstable sites", {t.id: unstable[t.site] for t in kept if t.site in unstable})
-    remove("in long tail", in_long_tail(kept, min_tasks))
+    remove("on unstable sites", {t.id: unstable[t.site] for t in remaining if t.site in unstable})
+    remove("in long tail", in_long_tail(remaining, min_tasks))
     near_duplicates = {}
     if embeddings_NE is not None:
         # the evaluation's come first, and all stay
         row_of = {task.id: row for row, task in enumerate(tasks)}
         rows = [len(tasks) + n for n in range(len(evaluation))]
-        rows += [row_of[task.id] for task in kept]
-        compared = [*evaluation, *kept]
+        rows += [row_of[task.id] for task in remaining]
+        compared = [*evaluation, *remaining]
         for row, (other, cosine) in duplicates(embeddings_NE, rows, threshold, len(evaluation)).items():
             near_duplicates[compared[row].id] = f"{cosine:.3f} like {compared[other].id}"
     remove("near duplicates", near_duplicates)
-    return kept, removed
+    return remaining, removed
 
 
 def in_evaluation(tasks: Sequence[Task], evaluation: Sequence[Task]) -> Reasons:
-    kept = drop_leaked(tasks, evaluation, choose_benchmarks(openwebrl_4b()))
-    names = {task.id for task in kept}
+    unseen = drop_leaked(tasks, evaluation, choose_benchmarks(openwebrl_4b()))
+    names = {task.id for task in unseen}
     return {task.id: "an evaluation has it" for task in tasks if task.id not in names}
 
 
@@ -117,13 +117,13 @@ def duplicates(
     `n_first` first rows all stay. Rows are counted by their order in `rows`. Beside the vectors, which may
     lie in a file, memory holds a copy of those that stay, and their cosines to the rows of one block.
 
-    >>> found = duplicates(np.array([[1.0, 0], [0, 1], [2, 0], [1, 0.1]]), range(4), 0.99)
-    >>> {row: (like, round(cosine, 3)) for row, (like, cosine) in found.items()}
+    >>> removed = duplicates(np.array([[1.0, 0], [0, 1], [2, 0], [1, 0.1]]), range(4), 0.99)
+    >>> {row: (like, round(cosine, 3)) for row, (like, cosine) in removed.items()}
     {2: (0, 1.0), 3: (0, 0.995)}
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kept_NE = torch.empty((len(rows), vectors_NE.shape[1]), device=device)  # of which the beginning is filled
-    kept: list[int] = []
+    unique_NE = torch.empty((len(rows), vectors_NE.shape[1]), device=device)  # filled from the front
+    unique: list[int] = []
     removed = {}
     with progress("comparing tasks", len(rows)) as meter:
         for start in range(0, len(rows), block):
@@ -136,17 +136,17 @@ def duplicates(
             # of each row the one that it is most like among those of earlier blocks that stay
             best_B = torch.full((len(chosen),), -2.0)
             like_B = torch.zeros(len(chosen), dtype=torch.long)
-            if kept:
-                most_B = (unit_BE @ kept_NE[: len(kept)].T).max(dim=1)
+            if unique:
+                most_B = (unit_BE @ unique_NE[: len(unique)].T).max(dim=1)
                 best_B = most_B.values.cpu()
-                like_B = torch.tensor(kept)[most_B.indices.cpu()]
+                like_B = torch.tensor(unique)[most_B.indices.cpu()]
             for n in range(len(chosen)):
                 row = start + n
                 if row >= n_first and best_B[n] >= threshold:
                     removed[row] = (int(like_B[n]), float(best_B[n]))
                     continue
-                kept_NE[len(kept)] = unit_BE[n]
-                kept.append(row)
+                unique_NE[len(unique)] = unit_BE[n]
+                unique.append(row)
                 # it may be more like the rows behind it than what they have been compared with so far
                 closer_B = within_BB[n] > best_B
                 best_B[closer_B] = within_BB[n][closer_B]

@@ -77,14 +77,12 @@ def show_rates(kind: str, rows: Sequence[RateRow]) -> None:
 
 def show_means(results: Sequence[Result]) -> None:
     valid = [result for result in results if result.stop.is_agent_fault]
-    n = max(len(valid), 1)
-    steps = sum(result.steps for result in valid) / n
-    prompt = sum(result.prompt_tokens for result in valid) / n
-    response = sum(result.response_tokens for result in valid) / n
+    steps = sum(result.steps for result in valid) / max(len(valid), 1)
+    tokens = sum(result.response_tokens for result in valid) / max(len(valid), 1)
     dollars = fsum(result.cost for result in results)
     say(
-        f"means of the {len(valid)} episodes that were not aborted: {steps:.1f} steps, {prompt:.0f} prompt "
-        f"tokens, {response:.0f} response tokens; cost of all: ${dollars:.2f}"
+        f"means of the {len(valid)} episodes that were not aborted: {steps:.1f} steps, {tokens:.0f} response "
+        f"tokens; cost of all: ${dollars:.2f}"
     )
 
 

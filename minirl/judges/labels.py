@@ -60,7 +60,7 @@ class RunsImages:
     """The screenshots of several runs, as one image store."""
 
     def __init__(self, folders: Iterable[str | Path]):
-        self.runs = [Run(folder) for folder in sorted(map(Path, set(folders)))]
+        self.runs = [Run(folder) for folder in set(folders)]
 
     def get(self, name: str) -> bytes:
         for run in self.runs:
@@ -92,16 +92,15 @@ def target(rationale: str, verdict: bool, preprocessor: Preprocessor | None = No
 
 
 async def label_dumps(config: JudgeScriptConfig, ranks: Ranks, world_teacher: Judge) -> None:
-    """Label the dumps of `--runs` with the teacher, and say how many of each kind there are."""
+    """Label the dumps of `--runs`, and say how many of each kind there are. The teacher is the model that is
+    served as `--judge.model`; without one, the task's own verifier."""
     refuse_training_run(config)
-    if config.teacher == "world":
-        counts = await label_all(config, world_teacher, "world")
-    elif not config.judge.model:
-        raise ValueError("--teacher endpoint needs --judge.model, the name under which it is served")
-    else:
+    if config.judge.model:
         served = replace(config, judge=replace(config.judge, path=""))
         async with open_judge(served, ranks, RunsImages(config.runs)) as teacher:
             counts = await label_all(config, teacher, config.judge.model)
+    else:
+        counts = await label_all(config, world_teacher, "world")
     say(", ".join(f"{number} {outcome}" for outcome, number in counts.most_common()))
     path = config.run_dir / "labels.jsonl"
     verdicts = [label.verdict for label in read_labels(path)]
@@ -145,16 +144,13 @@ async def label_all(config: JudgeScriptConfig, teacher: Judge, source: str) -> C
 
 
 def dumps_of(config: JudgeScriptConfig) -> list[tuple[Run, str]]:
-    """Return the dumps to be labelled: those of `--dumps`, or all that a policy made. ValueError if none."""
+    """Return the dumps of `--runs` that a policy made. ValueError if there is none."""
     dumps = []
     for run in map(Run, config.runs):
-        for name in run.labels():
-            if name in config.dumps or (not config.dumps and name != SCRIPTED):
-                dumps.append((run, name))
+        dumps += [(run, name) for name in run.labels() if name != SCRIPTED]
     if not dumps:
-        kind = " ".join(config.dumps) or "of a policy"
         folders = " ".join(map(str, config.runs))
-        raise ValueError(f"no dump {kind} in --runs {folders}; give the folders of runs")
+        raise ValueError(f"no dump of a policy in --runs {folders}; give the folders of runs")
     return dumps
 
 

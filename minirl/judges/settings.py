@@ -1,8 +1,8 @@
-"""The settings of judge.py: a run's, its own, and the recipes of judges. OpenWebRL, section 4.3, table 3."""
+"""The settings of judge.py and the recipes of judges. OpenWebRL, section 4.3, table 3."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Lt
 
@@ -12,10 +12,7 @@ from minirl.recipes import openwebrl_4b, tiny
 
 @dataclass(frozen=True)
 class JudgeScriptConfig(Config):
-    runs: tuple[Path, ...] = ()  # run folders whose trajectories are labelled
-    dumps: tuple[str, ...] = ()  # which of their dumps, as step_00012; by default all but the demonstrations
-    teacher: Literal["world", "endpoint"] = "world"
-    """world: what the task's own verifier found; endpoint: the model behind --judge.url."""
+    runs: tuple[Path, ...] = ()  # run folders whose trajectories are labelled, but for the demonstrations
     labelled: Path | None = None  # the run folder that holds the labels; by default this run's
     goals: Share = 0.2  # share of the goals that are held out
     stages: Annotated[float, Ge(0), Lt(1)] = 0.2  # share of the training steps that are held out

@@ -10,24 +10,38 @@ Shape suffixes: B requests of a batch, U of them with different prompts, L padde
 import asyncio
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
 
-from minirl.config import SamplerConfig
 from minirl.model import Preprocessor, encode, padded_inputs
-from minirl.types import Request, Sample, SamplerError, Sampling
+from minirl.types import Request, Sample, SamplerError
+
+
+@dataclass
+class Answer:
+    """A response that is being decoded."""
+
+    request: Request
+    generator: torch.Generator
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ended: bool = False  # by an end token
+
+    def sample(self, version: int) -> Sample:
+        return Sample(tuple(self.ids), tuple(self.logprobs), "stop" if self.ended else "length", version)
 
 
 class HfSampler:
     """Dynamic batching over a transformers model. Use one per process, inside a running event loop."""
 
-    def __init__(
-        self, model: PreTrainedModel, preprocessor: Preprocessor, config: SamplerConfig, threads: int = 1
-    ):
-        self.model, self.preprocessor, self.config, self.threads = model, preprocessor, config, threads
+    max_batch = 12  # most requests that are decoded together
+
+    def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, threads: int = 1):
+        self.model, self.preprocessor, self.threads = model, preprocessor, threads
         self.device = model.device
         self.version, self.failure = 0, ""
         self.waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
@@ -56,11 +70,11 @@ class HfSampler:
     def sleep(self) -> None: ...  # the weights are the trainer's own, or small
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        own = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         with torch.no_grad():
             for name, weight in weights:
-                if weight.data_ptr() != own[name].data_ptr():  # else the trainer's own
-                    own[name].copy_(weight)
+                if weight.data_ptr() != parameters[name].data_ptr():  # else it is the trainer's model
+                    parameters[name].copy_(weight)
         self.version += 1
 
     def close(self) -> None:
@@ -70,13 +84,16 @@ class HfSampler:
     async def _pump(self) -> None:
         """Decode batch after batch until no request waits: the oldest with those nearest to it in length, as
         mixed batches cost half the throughput."""
-        while waiting := [pair for pair in self.waiting if not pair[1].done()]:
+        loop = asyncio.get_running_loop()
+        while True:
+            waiting = [pair for pair in self.waiting if not pair[1].done()]
+            if not waiting:
+                break
             oldest = waiting[0][0]
-            alike = [pair for pair in waiting if pair[0].sampling == oldest.sampling]
-            alike.sort(key=lambda pair: abs(len(pair[0].prompt.ids) - len(oldest.prompt.ids)))
-            requests, futures = zip(*alike[: self.config.max_batch], strict=True)
+            batch = [pair for pair in waiting if pair[0].sampling == oldest.sampling]
+            batch.sort(key=lambda pair: abs(len(pair[0].prompt.ids) - len(oldest.prompt.ids)))
+            requests, futures = zip(*batch[: self.max_batch], strict=True)
             self.waiting = [pair for pair in waiting if pair[1] not in futures]
-            loop = asyncio.get_running_loop()
             try:
                 outcomes = await loop.run_in_executor(self.thread, self._decode, requests)
             except Exception as error:  # it ends the episodes that asked, not the run
@@ -90,18 +107,16 @@ class HfSampler:
         self.model.eval()
         cache = DynamicCache(config=self.model.config.get_text_config())
         logits_BV, attention_BL, position_B = self._prefill(requests, cache)
-        generators = [torch.Generator().manual_seed(r.seed) for r in requests]
-        ids: list[list[int]] = [[] for _ in requests]
-        logprobs: list[list[float]] = [[] for _ in requests]
-        end, live = self.preprocessor.end, list(range(len(requests)))  # live: whose the rows of the batch are
+        answers = [Answer(request, torch.Generator().manual_seed(request.seed)) for request in requests]
+        live = answers  # those that have not ended: the rows of the batch
         while True:
-            own = [generators[i] for i in live]
-            chosen, chosen_logprobs = self._sample(logits_BV, requests[0].sampling, own)
+            chosen = self._sample(logits_BV, live)
             keep = []
-            for row, i in enumerate(live):
-                ids[i].append(chosen[row])
-                logprobs[i].append(chosen_logprobs[row])
-                if chosen[row] not in end and len(ids[i]) < requests[i].max_tokens:
+            for row, (answer, (token, logprob)) in enumerate(zip(live, chosen, strict=True)):
+                answer.ids.append(token)
+                answer.logprobs.append(logprob)
+                answer.ended = token in self.preprocessor.end
+                if not answer.ended and len(answer.ids) < answer.request.max_tokens:
                     keep.append(row)
             if not keep:
                 break
@@ -109,21 +124,20 @@ class HfSampler:
                 rows = torch.tensor(keep, device=self.device)
                 cache.batch_select_indices(rows)
                 attention_BL, position_B = attention_BL[rows], position_B[rows]
-                live, chosen = [live[row] for row in keep], [chosen[row] for row in keep]
+                live = [live[row] for row in keep]
             attention_BL = torch.cat([attention_BL, attention_BL.new_ones(len(live), 1)], 1)
             position_B1 = position_B[:, None]
             out = self.model(
-                input_ids=torch.tensor(chosen, device=self.device)[:, None],
+                input_ids=torch.tensor([answer.ids[-1:] for answer in live], device=self.device),
                 attention_mask=attention_BL,
                 # for text MRoPE's three axes are equal
                 position_ids=position_B1.expand(3, -1, -1) if self.preprocessor.images else position_B1,
                 past_key_values=cache,
                 use_cache=True,
             )
-            logits_BV, position_B = out.logits[:, -1], position_B + 1
-        finish = ["stop" if own[-1] in end else "length" for own in ids]
-        rows = zip(map(tuple, ids), map(tuple, logprobs), finish, strict=True)
-        return [Sample(*row, self.version) for row in rows]
+            logits_BV = out.logits[:, -1]
+            position_B = position_B + 1
+        return [answer.sample(self.version) for answer in answers]
 
     def _prefill(self, requests: Sequence[Request], cache: DynamicCache) -> tuple[Tensor, Tensor, Tensor]:
         """Read the prompts into the cache, each once; return the first tokens' logits (B, V), which places
@@ -146,21 +160,21 @@ class HfSampler:
         cache.batch_select_indices(rows_B)
         return logits_UV[rows_B], attention_UL[rows_B], next_U[rows_B]
 
-    def _sample(
-        self, logits_BV: Tensor, sampling: Sampling, generators: list[torch.Generator]
-    ) -> tuple[list[int], list[float]]:
-        """Return one token per row, that of the largest probability / exponential draw, and its log-prob."""
+    def _sample(self, logits_BV: Tensor, live: Sequence[Answer]) -> list[tuple[int, float]]:
+        """Return a token and its log-prob per row: the exponential race (Gumbel-max), argmax p / Exp(1)."""
+        sampling = live[0].request.sampling
         logits_BV = logits_BV.float()
         logits_BV[:, list(self.preprocessor.suppressed)] = float("-inf")
         logprobs_BV = (logits_BV / (sampling.temperature or 1.0)).log_softmax(-1)
         if sampling.temperature == 0:
             chosen_B = logprobs_BV.argmax(-1)
         else:
-            draws = [torch.empty(logits_BV.shape[1]).exponential_(generator=g) for g in generators]
+            V = logits_BV.shape[1]
+            draws = [torch.empty(V).exponential_(generator=answer.generator) for answer in live]
             allowed_BV = truncate(logprobs_BV, sampling.top_p, sampling.top_k)
             chosen_B = (allowed_BV.exp() / torch.stack(draws).to(self.device)).argmax(-1)
         chosen_logprobs_B = logprobs_BV.gather(1, chosen_B[:, None])[:, 0]
-        return chosen_B.tolist(), chosen_logprobs_B.tolist()
+        return list(zip(chosen_B.tolist(), chosen_logprobs_B.tolist(), strict=True))
 
 
 def settle(outcomes: Iterable[tuple[asyncio.Future[Sample], Sample | SamplerError]]) -> None:

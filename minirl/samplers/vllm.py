@@ -1,10 +1,12 @@
 """The vLLM sampler: one engine in every rank's process, fed by all its live episodes, synced every step.
 
-The default on CUDA. A thread owns the engine: it does the work that it is sent, and steps the engine as long
-as there are requests, which are batched continuously. Prompts are token ids and prepared pixels, exactly
-those that the trainer will see. Log-probs are of the distribution that was sampled from. New weights are
-streamed one at a time into the engine's own; on CUDA `sleep` drops the old ones, so that the update has their
-memory. OpenWebRL section 3.4, WebAgent-R1 section 3.1; there the samplers are servers in other processes.
+The default on CUDA. A thread owns the engine, because a step blocks for as long as the GPU computes, and the
+event loop must go on serving browsers meanwhile. The thread does the work that it is sent, and steps the
+engine as long as there are requests, which are batched continuously. Prompts are token ids and prepared
+pixels, exactly those that the trainer will see. Log-probs are of the distribution that was sampled from. New
+weights are streamed one at a time into the engine's own; on CUDA `sleep` drops the old ones, so that the
+update has their memory. OpenWebRL section 3.4, WebAgent-R1 section 3.1; there the samplers are servers in
+other processes.
 """
 
 import asyncio
@@ -43,7 +45,8 @@ class VllmSampler:
         self.asleep = self.closed = False
         self.numbers = itertools.count(1)
         self.futures: dict[str, asyncio.Future[Sample]] = {}  # of requests that the engine has or will have
-        self.written: list[Work] = []  # in this turn of the event loop
+        # Work goes to the thread in two stages: `written` in this turn of the event loop, then posted
+        self.written: list[Work] = []
         self.messages: queue.SimpleQueue[list[Work]] = queue.SimpleQueue()
         self.call: Future[None] = Future()  # the last one; only one thread calls, and waits
         self.engine: Any = None  # vLLM's LLMEngine
@@ -119,13 +122,16 @@ class VllmSampler:
             self.call.result(seconds)
 
     def _write(self, work: Work) -> None:
-        """Pass work on once for each turn of the event loop: two threads that wake each other for each of the
-        requests that come after a step lose a tenth of the time."""
+        """Collect work for `_post`, which passes it on once in each turn of the event loop.
+
+        A step ends many requests at once, and their episodes ask again in the same turn. Were each of these
+        requests posted by itself, the two threads would wake each other for each: a tenth of the time."""
         if not self.written:
             asyncio.get_running_loop().call_soon(self._post)
         self.written.append(work)
 
     def _post(self) -> None:
+        # a new list, not a cleared one: the thread may still read the old
         self.messages.put(self.written)
         self.written = []
 

@@ -84,10 +84,10 @@ def engine_settings(config: Config, preprocessor: Preprocessor, ranks: Ranks) ->
         "disable_log_stats": True,
     }
     if preprocessor.images is not None:
-        most = min(preprocessor.images.size["longest_edge"], browser.width * browser.height)
+        pixels = min(preprocessor.images.size["longest_edge"], browser.width * browser.height)
         settings["mm_device_do_normalize"] = False  # pixels come normalised
         settings["limit_mm_per_prompt"] = {"image": agent.screenshots, "video": 0}
-        settings["mm_processor_kwargs"] = {"size": preprocessor.images.size | {"longest_edge": most}}
+        settings["mm_processor_kwargs"] = {"size": preprocessor.images.size | {"longest_edge": pixels}}
     if ranks.device.type == "cuda":
         return settings | {"gpu_memory_utilization": config.sampler.gpu_memory, "enable_sleep_mode": True}
     return settings | {
@@ -155,8 +155,9 @@ def clear_forgotten(worker: Any) -> None:
     """Clear the tensors beside weights that waking leaves with any content: Qwen3-VL's deepstack, added to
     every hidden state; MRoPE's positions and the embeddings, of which graphs read more than a step has."""
     state = getattr(worker.model_runner, "model_state", None)
-    owners = {"rope_state": "positions", "encoder_runner": "inputs_embeds"}
-    found = [getattr(getattr(state, owner, None), name, None) for owner, name in owners.items()]
-    for left_over in [*(getattr(worker.get_model(), "deepstack_input_embeds", None) or []), *found]:
-        if left_over is not None:
-            left_over.zero_()
+    positions = getattr(getattr(state, "rope_state", None), "positions", None)
+    embeddings = getattr(getattr(state, "encoder_runner", None), "inputs_embeds", None)
+    deepstack = getattr(worker.get_model(), "deepstack_input_embeds", None) or []
+    for tensor in [*deepstack, positions, embeddings]:
+        if tensor is not None:
+            tensor.zero_()

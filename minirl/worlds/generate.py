@@ -158,6 +158,7 @@ class SiteBuilder:
         ways = {}
         where = {}
         for way, (name, kind, label, offered, filtered, cond) in inputs.items():
+            # Each way is drawn by itself, so that a list may have all of them, or none.
             count = self.rng.randint(2, 5)
             if way not in self.rng.sample(list(inputs), count):
                 continue
@@ -331,12 +332,13 @@ class SiteBuilder:
     def _add_counter(self, page: str, field: str, number: int) -> None:
         """Add two buttons that change a number between 0 and 5."""
         self.site.fields(page)[field] = "integer"
-        more = [condition(field, "lt", 5)]
-        up = [effect("inc", field, by=1)]
-        self.site.add_action(page, f"MORE_{number}", "One more", gates=more, effects=up)
-        fewer = [condition(field, "gt", 0)]
-        down = [effect("inc", field, by=-1)]
-        self.site.add_action(page, f"FEWER_{number}", "One less", gates=fewer, effects=down)
+        for role, label, cond, limit, by in (
+            ("MORE", "One more", "lt", 5, 1),
+            ("FEWER", "One less", "gt", 0, -1),
+        ):
+            gates = [condition(field, cond, limit)]
+            effects = [effect("inc", field, by=by)]
+            self.site.add_action(page, f"{role}_{number}", label, gates=gates, effects=effects)
 
     def _add_press(self, page: str, role: str, label: str, other: str, **more: Any) -> None:
         """Add an action by a button, or by chance by the `other` widget that does what a button does."""

@@ -36,7 +36,6 @@ const number = ([name, text]) => nodeOf("span", "number", text.includes(name) ? 
 const titleOf = (record) => Object.assign(element("a", "title", record.title), { href: "#" });
 const by = (record) => record.by ? nodeOf("cite", "by", record.by, ", ", element("i", "", record.place)) : null;
 const when = (record) => record.date ? Object.assign(element("time", "", record.date), { dateTime: record.date }) : null;
-const short = (record) => record.text ? element("p", "text", record.text.split(". ")[0] + ".") : null;
 
 // How each skin draws one record of a list; [tag of the list, tag of the record, its children].
 const ITEMS = {
@@ -72,8 +71,9 @@ function frameOf(records) {
   const body = element(tag, "rows");
   if (tag !== "tbody" || records.length === 0) return { frame: body, body };
   const { words: kinds, numbers: amounts, flags } = partsOf(records[0]);
-  const names = ["", "name", ...[...kinds, ...amounts, ...flags].map(([name]) => name)];
-  const head = nodeOf("thead", "", nodeOf("tr", "", ...names.map((name) => element("th", "", name))));
+  const heads = (facts, className) => facts.map(([name]) => element("th", className, name));
+  const head = nodeOf("thead", "", nodeOf("tr", "", element("th", "", ""), element("th", "", "name"), ...heads(kinds, ""),
+    ...heads(amounts, "number"), ...heads(flags, "")));
   return { frame: nodeOf("table", "", nodeOf("caption", "", records[0].collection), head, body), body };
 }
 

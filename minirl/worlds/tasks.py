@@ -22,7 +22,7 @@ from minirl.types import Task
 from minirl.worlds.interpreter import State, World, apply, initial_state, parameter_values
 from minirl.worlds.looks import Json, read_table
 from minirl.worlds.search import Step
-from minirl.worlds.shop import CHOICES, ITEM
+from minirl.worlds.shop import ITEM, order_in_words
 from minirl.worlds.solutions import Part, compose, in_json
 from minirl.worlds.widgets import condition, gui_steps
 
@@ -130,11 +130,11 @@ class Draft:
     @property
     def text(self) -> str:
         if self.world.style["look"] == "tiles":  # which speak as shops do, for the smallest models
-            text = ""
-            values = {one["path"].rpartition(".")[2]: one["value"] for one in self.where}
-            for name, value in values.items():
-                text += CHOICES[ITEM if name == "item" else name]["phrase"].format(value)
-            return f"{text}."
+            chosen = {}
+            for one in self.where:
+                name = one["path"].rpartition(".")[2]
+                chosen[ITEM if name == "item" else name] = one["value"]
+            return order_in_words(chosen)
         text = ""
         for sentence in (*self.login, *self.sentences, *self.question):
             text += f" {sentence[0].upper()}{sentence[1:]}."

@@ -78,14 +78,12 @@ function complain(action) {
   }
 }
 
-// A question in the way of the whole page, or a notice at its edge.
+// A question in the way of the page, or of all of it.
 function banner(action) {
-  const isToast = action.face === "toast";
   const asks = /location/i.test(action.label) ? "This site would like to know where you are." : world.question;
-  const node = nodeOf("div", isToast ? "toast" : world.consent === "modal" ? "banner modal" : "banner",
-    element("p", "", isToast ? "There is a voucher for you." : asks),
-    press(action.element, "button", label(action), () => take(action)));
-  node.setAttribute("role", isToast ? "status" : "dialog");
+  const accept = press(action.element, "button", label(action), () => take(action));
+  const node = nodeOf("div", world.consent === "modal" ? "banner modal" : "banner", element("p", "", asks), accept);
+  node.setAttribute("role", "dialog");
   return { node, update: () => { node.hidden = !can(action); } };
 }
 

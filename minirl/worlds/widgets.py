@@ -19,7 +19,7 @@ from minirl.worlds.looks import Json, read_table
 from minirl.worlds.search import Step, interceptors
 
 SELECTOR = re.compile(r"([#.][A-Za-z_][\w-]*)+( ([#.][A-Za-z_][\w-]*)+)*")
-FACES = {"textarea": "field", "password": "field", "toast": "banner"}  # that only look different from others
+FACES = {"textarea": "field", "password": "field"}  # widgets that only look different from others
 WIDGETS = read_table("widgets")
 ALL_ROWS = {"kind": "all", "size": 1}  # the paging of a list that is not shown in parts
 Offered = Sequence[Any] | Json  # values, or a `bind` as in an fsm.json

@@ -117,30 +117,12 @@ H = "http://h.test"
         (f"{H}/a", f"{H}/c", "GOLD in PRED", False),
         (f"{H}/a?x=1", f"{H}/a?x=1&y=2", "GOLD in PRED", True),
         (f"{H}/a?x=1", f"{H}/a?y=2&x=1", "GOLD in PRED", False),  # the reference is taken as it is
-        (f"{H}/a?x=1", f"{H}/a?x=2", "GOLD in PRED", False),
-        (f"{H}/a?q=usb+wifi", f"{H}/a?q=usb%20wifi", "GOLD in PRED", False),
-        (f"{H}/a", f"{H}/a?x=1", "GOLD in PRED", True),
         (f"{H}/a", "https://h.test/a", "GOLD in PRED", False),
         ("http://localhost:1/a", "http://127.0.0.1:1/a", "EXACT", True),
     ],
 )
 def test_addresses(wanted, url, note, found):
     assert url_matches(wanted, url, note) is found
-
-
-URLS = st.builds(
-    "{}://{}/{}{}".format,
-    st.sampled_from(["http", "https"]),
-    st.sampled_from(["h.test", "127.0.0.1:80", "[::1]", "[", "localhost"]),
-    st.text("ab/%.", max_size=8),
-    st.sampled_from(["", "?", "?x=1", "?x=1&x=2&y=", "?x=%zz", "#a", "?a&b", "/"]),
-)
-
-
-@given(URLS | st.text(max_size=20), URLS, st.sampled_from([None, "EXACT", "GOLD in PRED"]))
-def test_any_address_can_be_compared_and_matches_itself(wanted, url, note):
-    assert url_matches(wanted, url, note) in (True, False)
-    assert url_matches(url, url, note) and url_matches(f"http://other.test/ |OR| {url}", url, "EXACT")
 
 
 @pytest.mark.parametrize(
@@ -298,25 +280,15 @@ async def test_a_served_judge_and_one_that_fails():
         await endpoint.close()
 
 
-HOSTILE = [
-    "__import__('os').system('touch {file}')",
-    "(lambda: open({file!r}, 'w'))()",
-    "'; open({file!r}, 'w'); '",
-    "{{ 7 * 7 }} ${{7*7}} `touch {file}` $(touch {file})",
-    "<script>fetch('/')</script>",
-]
-
-
-@pytest.mark.parametrize("answer", HOSTILE)
-async def test_code_in_an_answer_is_text(tmp_path, answer):
-    answer = answer.format(file=str(tmp_path / "ran"))
+async def test_code_in_an_answer_is_text(tmp_path):
+    answer = f"__import__('os').system('touch {tmp_path / 'ran'}')"
     for rule in ({"exact_match": "49"}, {"must_include": ["49"]}):
         assert (await score(task(**answers(**rule)), answer))[0] == 0
     assert (await score(task(**answers(exact_match=answer)), answer))[0] == 1  # as any other text
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("unit", ["a", "0 ", "(lambda: 0)", "'", ".", "a.)"])
+@pytest.mark.parametrize("unit", ["a", "0 ", "'"])
 async def test_a_huge_answer_is_only_a_long_text(unit):
     """Not a matter of speed but of kind: with time in the square of its length this would take days."""
     answer = unit * (10**7 // len(unit))
@@ -371,16 +343,14 @@ async def test_the_score_is_the_product_of_all_rules(world, page):
 @browsing
 async def test_a_post_in_the_forum(world, session):
     """Its address is made from where the agent stopped; its title, body and links are looked up."""
+    hrefs = "[...document.querySelectorAll('a')].map(e => e.getAttribute('href')).join(' ')"
     contents = [
         ("document.querySelector('.submission__title').outerText", {"exact_match": "Is a car needed?"}),
         ("document.querySelector('.submission__inner').outerText", {"must_include": ["from /f/nyc"]}),
-        ("[...document.querySelectorAll('a')].map(e => e.getAttribute('href')).join(' ')", None),
+        (hrefs, {"must_include": ["/f/nyc/more"]}),
         ("", {"must_include": ["<h1", "in NYC |OR| in New York"]}),
     ]
-    targets = [
-        target("func:reddit_get_post_url('__last_url__')", locator, rule or {"must_include": ["/f/nyc/more"]})
-        for locator, rule in contents
-    ]
+    targets = [target("func:reddit_get_post_url('__last_url__')", *content) for content in contents]
     rules = {"eval_types": ["program_html"], "program_html": targets}
     wanted = task(world.sites, "__REDDIT__/submit", "reddit", **rules)
 
@@ -509,17 +479,6 @@ async def test_a_form_that_must_be_opened_before_it_can_be_read(world, session):
 
 
 @browsing
-async def test_a_report_of_the_shop(world, session):
-    start = "__SHOPPING_ADMIN__/reports/report_sales/sales"
-    for amount, value in (("12.50", 1), ("2.50", 0)):  # a word, not a part of one
-        rules = shows(start, "document.querySelector('#report').outerText", must_include=[amount])
-        wanted = task(world.sites, start, "shopping_admin", **rules)
-        if not world.asked:
-            await begin(session, world, wanted)
-        assert (await judged(world, session.page, wanted))[0] == value
-
-
-@browsing
 async def test_what_a_page_shows_late_is_waited_for(world, page, monkeypatch):
     monkeypatch.setattr(benchmark, "LATE_SECONDS", 20.0)
     await page.goto(world.sites["MAP"])
@@ -575,43 +534,31 @@ async def test_a_missing_page_is_a_failure_not_a_fault(world, page):
     assert result[0] == 0 and "Not found" in result[1]
 
 
-SECRET = "the secret of this machine"
-ELSEWHERE = [
-    "file://{file}",
-    "view-source:file://{file}",
-    "data:text/html," + SECRET,
-    "http://elsewhere.test/",
-]
-ELSEWHERE += [
-    "{map}@elsewhere.test/",
-    "http://elsewhere.test\\@{host}/",
-    "http://127.0.0.1:9/",
-    "about:blank",
-]
+META = {"sites": ["map"], "tabs": [], "require_login": False, "storage_state": ""}
 
 
 @browsing
-@pytest.mark.parametrize("url", ELSEWHERE)
+@pytest.mark.parametrize(
+    "url",
+    ["file://{file}", "http://elsewhere.test/", "{map}@elsewhere.test/", "http://elsewhere.test\\@{host}/"],
+)
 async def test_rules_open_no_file_and_no_server_but_the_tasks_sites(world, page, tmp_path, url):
-    (tmp_path / "secret").write_text(SECRET)
-    at = {"file": tmp_path / "secret", "map": world.sites["MAP"]}
-    url = url.format(**at, host=world.sites["MAP"].removeprefix("http://"))
-    await page.goto(world.sites["MAP"])
-    before, judge = page.url, Judge(*["correct"] * 9)
-    rules = shows(f"func:reddit_get_post_url('{url}')", "", fuzzy_match=["x"])
-    for rule in ({"fuzzy_match": ["x"]}, {"must_include": ["secret"]}) if "\\" not in url else ():
-        rules["program_html"][0]["required_contents"] = rule
-        found = await judged(
-            world, page, Task("x", "?", before, rules | {"kind": "webarena"}, META), judge=judge
-        )
+    (tmp_path / "secret").write_text("a secret")
+    site = world.sites["MAP"]
+    url = url.format(file=tmp_path / "secret", map=site, host=site.removeprefix("http://"))
+    await page.goto(site)
+    before, judge = page.url, Judge("correct")
+
+    async def opening(place: str) -> Outcome:
+        rules = shows(place, "", fuzzy_match=["x"]) | {"kind": "webarena"}
+        return await judged(world, page, Task("x", "?", before, rules, META), judge=judge)
+
+    if "\\" not in url:  # a helper's text has none
+        found = await opening(f"func:reddit_get_post_url('{url}')")
         assert found[0] == 0 and found[1].endswith("found no page on the task's sites")
-    rules["program_html"][0]["url"] = url
     with pytest.raises((NoVerdict, ValueError), match="on none of the task's sites|program_html.*url"):
-        await judged(world, page, Task("x", "?", before, rules | {"kind": "webarena"}, META), judge=judge)
+        await opening(url)
     assert page.url == before and judge.asked == []
-
-
-META = {"sites": ["map"], "tabs": [], "require_login": False, "storage_state": ""}
 
 
 @browsing

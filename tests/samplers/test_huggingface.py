@@ -11,12 +11,11 @@ import pytest
 import torch
 from training import logprobs_of
 
-from minirl.config import SamplerConfig
 from minirl.model import request_seed
 from minirl.policy import Policy
 from minirl.rows import Row
 from minirl.samplers import huggingface
-from minirl.samplers.huggingface import HfSampler, truncate
+from minirl.samplers.huggingface import Answer, HfSampler, truncate
 from minirl.types import Prompt, Request, Sample, SamplerError, Sampling
 
 
@@ -25,10 +24,10 @@ def new_sampler(model, preprocessor):
     """`new_sampler(temperature=0.8)`; `end` replaces the ids that end a response."""
     made = []
 
-    def make(end=None, max_batch: int = 32, **how) -> HfSampler:
+    def make(end=None, max_batch: int = 12, **how) -> HfSampler:
         speaks = preprocessor if end is None else replace(preprocessor, end=end)
-        config = SamplerConfig(max_batch=max_batch)
-        made.append(HfSampler(model, speaks, config))
+        made.append(HfSampler(model, speaks))
+        made[-1].max_batch = max_batch
         made[-1].how = Sampling(**how)  # what `sample_all` asks for
         return made[-1]
 
@@ -148,18 +147,14 @@ async def test_a_response_ends_with_the_first_end_token_or_at_its_limit(new_samp
             assert len(sample.ids) == 4 and sample.ids[-1] not in OFTEN
 
 
-async def test_an_end_token_at_the_limit_is_a_stop(preprocessor, new_sampler, prompts):
+async def test_an_end_token_at_a_requests_own_limit_is_a_stop(preprocessor, new_sampler, prompts):
+    limits = (1, 5, 3)
+    requests = [Request(prompt, 0, limit) for prompt, limit in zip(prompts, limits, strict=False)]
+    samples = await asyncio.gather(*map(new_sampler(end=()).generate, requests))
+    assert [(len(sample.ids), sample.finish) for sample in samples] == [(n, "length") for n in limits]
     everything = tuple(range(len(preprocessor.tokenizer)))
     sample = await new_sampler(end=everything).generate(Request(prompts[0], 0, max_tokens=1))
-    assert len(sample.ids) == 1 and sample.finish == "stop"
-
-
-async def test_each_request_has_its_own_limit(new_sampler, prompts):
-    sampler = new_sampler(end=())
-    requests = [Request(prompt, 0, limit) for prompt, limit in zip(prompts, (1, 5, 3), strict=False)]
-    samples = await asyncio.gather(*map(sampler.generate, requests))
-    assert [len(sample.ids) for sample in samples] == [1, 5, 3]
-    assert {sample.finish for sample in samples} == {"length"}
+    assert (len(sample.ids), sample.finish) == (1, "stop")
 
 
 async def test_suppressed_tokens_are_never_sampled(model, preprocessor, new_sampler, prompts):
@@ -185,8 +180,9 @@ def test_tokens_come_as_often_as_their_probability_says(new_sampler):
     sampler.preprocessor = replace(sampler.preprocessor, suppressed=())
     n = 4000
     logits_BV = torch.tensor([PROBABILITIES]).log().expand(n, 4).clone() + 7.0
-    generators = [torch.Generator().manual_seed(request_seed(i)) for i in range(n)]
-    chosen, logprobs = sampler._sample(logits_BV, Sampling(), generators)
+    request = Request(Prompt((1,), 0), 0, 1)
+    live = [Answer(request, torch.Generator().manual_seed(request_seed(i))) for i in range(n)]
+    chosen, logprobs = zip(*sampler._sample(logits_BV, live), strict=True)
     shares = np.bincount(chosen, minlength=4) / n
     assert shares == pytest.approx(PROBABILITIES, abs=0.025)  # three standard deviations of the first
     assert np.exp(logprobs) == pytest.approx([PROBABILITIES[token] for token in chosen], abs=1e-5)

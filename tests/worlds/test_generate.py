@@ -17,22 +17,17 @@ from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.interpreter import State, World, parameter_values
 from minirl.worlds.lint import check, check_fsm
 from minirl.worlds.render import load_world, save_world
-from minirl.worlds.shop import CHOICES, controls_of, make_shop
+from minirl.worlds.shop import CHOICES, make_shop
 from minirl.worlds.tasks import make_tasks
 from minirl.worlds.widgets import action, control, widget_of
 
 SITES = [(theme, level) for theme in THEMES for level in LEVELS]
 
 
-def test_the_themes_cover_the_five_categories():
-    assert len(THEMES) >= 12
-    categories = {"travelling", "commerce", "productivity", "media", "communication"}
-    assert {theme.category for theme in THEMES.values()} == categories
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_sites_have_no_findings_and_their_sessions_are_carried_everywhere(level):
-    """A third of the themes each; what is done in the session stands on every page."""
+    """A third of the themes each; what is done in the session stands on every page, and rows open on any
+    click: nothing has to be searched for, filtered or scrolled before."""
     for seed, theme in enumerate(list(THEMES)[list(LEVELS).index(level) :: 3]):
         world = make_site(theme, seed, level)
         assert check_fsm(world.fsm) == [], world.name
@@ -41,27 +36,10 @@ def test_sites_have_no_findings_and_their_sessions_are_carried_everywhere(level)
             assert all(a.effects or a.is_navigation for a in page.actions.values())
         flows = {flow["id"]: flow for flow in world.fsm.meta["flows"]}
         lists = {of["id"] for of in world.fsm.meta["lists"]}
+        for of in world.fsm.meta["lists"]:
+            assert world.fsm.pages[of["page"]].actions[f"{of['page']}_OPEN"].preconditions == ()
         assert set(world.fsm.pages["HOME"].defaults["done"]) == {*flows, *lists}
         assert {"login", "cart", "change"} <= set(flows) or level != "hard"
-
-
-def test_the_first_level_is_of_few_large_tiles_that_stand_anywhere():
-    """At most 12 controls on 480 x 360, none smaller than on shops; number and places vary."""
-    numbers, places = set(), set()
-    for seed, theme in enumerate(THEMES):
-        world = make_site(theme, seed, "first")
-        for page in world.fsm.pages.values():
-            boxes = dict(world.style["places"].get(page.id, {}))
-            boxes.pop("header", None)
-            shown = [one for action in page.actions.values() for one in controls_of(action, world.data)]
-            assert set(boxes) == set(shown) and len(boxes) == len(shown) <= 12
-            assert all(
-                w >= 108 and h >= 48 and x + w <= 480 and y + h <= 360 for x, y, w, h in boxes.values()
-            )
-            numbers.add(len(boxes))
-            places |= {tuple(box) for box in boxes.values()}
-        assert make_tasks(world)
-    assert len(numbers) >= 6 and len(places) >= 100
 
 
 def test_the_first_level_speaks_as_shops_do():
@@ -74,18 +52,11 @@ def test_the_first_level_speaks_as_shops_do():
         assert {record["id"] for records in world.data.values() for record in records} <= words
         buttons = [a.id for a in world.fsm.actions if a.bind is None]
         assert {world.style["labels"][id] for id in buttons} <= {"Back", "Next", "Buy"}
+        assert make_tasks(world)
         for task in make_tasks(world):
             said = re.sub(r"^Order|, (size|quantity)| in(?= )|\.$", "", task.instruction).split()
             goal = dict.fromkeys(one["value"] for one in task.goal["where"])
             assert said == list(goal) and 2 <= len(said) <= 3, task.instruction
-
-
-def test_rows_open_on_any_click():
-    """As on any site: nothing has to be searched for, filtered or scrolled before."""
-    for theme in THEMES:
-        fsm = make_site(theme, 1, "medium").fsm
-        for of in fsm.meta["lists"]:
-            assert fsm.pages[of["page"]].actions[f"{of['page']}_OPEN"].preconditions == ()
 
 
 def test_the_same_arguments_give_the_same_site():

@@ -12,11 +12,13 @@ import pytest
 import shopping
 
 from minirl.types import Task
+from minirl.worlds.generate import THEMES, make_site
 from minirl.worlds.interpreter import State, World, apply, initial_state
 from minirl.worlds.render import describe
 from minirl.worlds.shop import CHOICES, SHOP, cut, make_shop, make_tasks, shops_named, shops_of, tasks_of
 from minirl.worlds.solutions import solution_of
 
+FIRST = [make_site(theme, seed, "first") for seed, theme in enumerate(THEMES)]
 MANY = [make_shop(n) for n in (*range(120), *range(50001, 50041), *range(90001, 90041))]
 
 
@@ -42,16 +44,23 @@ def controls(shop: World, page: str) -> list[str]:
 
 
 def test_no_two_controls_of_a_page_overlap_and_none_is_too_small_or_outside():
-    for shop in MANY:
-        assert list(shop.style["places"]) == [page for page in shop.fsm.pages if page != "DONE"]
-        for page, places in shop.style["places"].items():
-            assert set(places) == {"header", *controls(shop, page)}, shop.name
+    """In shops, and on the first level of generated sites, whose pages have at most 12."""
+    numbers, boxes = set(), set()
+    for world in [*MANY, *FIRST]:
+        asking = [page for page in world.fsm.pages if page not in world.fsm.terminal_pages]
+        assert sorted(world.style["places"]) == sorted(asking)
+        for page, places in world.style["places"].items():
+            assert set(places) == {"header", *controls(world, page)}, world.name
             for name, (x, y, w, h) in places.items():
                 assert x >= 0 and y >= 0 and x + w <= 480 and y + h <= 360
                 # at least 4 x 2 cells of 30 pixels, less the space of 3 to 6 around
-                assert name == "header" or (w >= 120 - 2 * 6 and h >= 60 - 2 * 6), (shop.name, name)
+                assert name == "header" or (w >= 120 - 2 * 6 and h >= 60 - 2 * 6), (world.name, name)
             for (x, y, w, h), (x2, y2, w2, h2) in itertools.combinations(places.values(), 2):
-                assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y, (shop.name, page)
+                assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y, (world.name, page)
+            if world in FIRST:
+                numbers.add(len(places) - 1)
+                boxes |= set(places.values())
+    assert max(numbers) <= 12 and len(numbers) >= 6 and len(boxes) >= 100, "number and places vary"
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 20, 24])
@@ -130,12 +139,9 @@ def test_every_order_can_be_made_and_says_its_words():
             assert (task.meta["world"], task.meta["site"]) == (shop.name, "shops")
             assert task.id == "-".join([shop.name, *chosen])
             assert json.loads(json.dumps(task.goal)) == task.goal
-    assert make_tasks(MANY[7], 1)[0].instruction == "Order koala lamps in red, size huge, quantity four."
-
-
-def test_a_state_fulfils_its_own_task_only():
     for one, other in itertools.permutations(make_tasks(MANY[0], 8), 2):
-        assert not shopping.holds(states(MANY[0], one)[-1], other.goal)
+        assert not shopping.holds(states(MANY[0], one)[-1], other.goal), "a state fulfils its own task only"
+    assert make_tasks(MANY[7], 1)[0].instruction == "Order koala lamps in red, size huge, quantity four."
 
 
 def test_all_orders_can_be_asked_for_but_no_more_and_more_change_none():

@@ -23,10 +23,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Json = dict[str, Any]
 CONFIG = BrowserConfig(browsers=1, episodes=2, width=1280, height=720)
-VALUES = ["alpha", "beta", "gamma", "delta"]
 CHOICES = ["choice", "select", "radio", "tabs", "upload", "autocomplete", "drop"]
 TEXTS = {"field": "some words", "textarea": "a longer text", "password": "secret"}
-KINDS = [*CHOICES, *TEXTS, "date", "checkbox", "toast", "confirm", "window"]
+KINDS = [*CHOICES, *TEXTS, "date", "checkbox", "confirm", "window"]
 VALUES, DAYS = ["alpha", "beta", "gamma", "delta"], ["2026-05-03", "2026-06-09"]
 THINGS = tuple(
     {"id": f"thing-{n}", "title": f"Thing {n}", "shape": "ring", "fill": "#4a7fc1"} for n in range(20)
@@ -49,10 +48,10 @@ def site(name: str, *kinds: str, **style: Any) -> World:
     for kind in kinds:
         offered = [TEXTS[kind]] if kind in TEXTS else DAYS if kind == "date" else VALUES
         element = f"#it-{kind}" if kind != "checkbox" else "#it-checkbox"
-        used, gates = control(kind, element, kind, offered), []
+        used = control(kind, element, kind, offered)
         effects = [] if "bind" in used or kind == "checkbox" else [effect("set", kind, value=True)]
-        gates = [condition(kind, "eq", None)] if kind == "toast" else []
-        actions.append(action(kind, "START", used, "END" if kind == "window" else "", gates, effects))
+        to = "END" if kind == "window" else ""
+        actions.append(action(kind, "START", used, to, effects=effects))
     return world_of(name, list(kinds), actions, **style)
 
 

@@ -63,10 +63,10 @@ class WebArenaBenchmark(JudgedBenchmark):
 
     def _sites(self, task: Task) -> dict[str, str]:
         """Return the addresses of the sites that a task is on, or that its texts name."""
-        own = {site.upper() for site in task.meta["sites"]}
+        listed = {site.upper() for site in task.meta["sites"]}
         texts = json.dumps([task.start_url, task.goal, task.meta])
         sites = sites_from_environment(self.environ)
-        return {name: address for name, address in sites.items() if name in own or address in texts}
+        return {name: address for name, address in sites.items() if name in listed or address in texts}
 
     def needs_judge(self, task: Task) -> bool:
         approaches = []

@@ -46,22 +46,23 @@ class NoVerdict(BrowserFault):
 
 
 async def open_page(page: Page, url: str) -> None:
-    for attempt in (1, 2):
+    """Open an address and wait until it rests. NoVerdict if it does not open."""
+    for _ in range(2):
         try:
-            async with asyncio.timeout(OPEN_SECONDS):
-                await page.goto(url, wait_until="load", timeout=0)
+            await page.goto(url, wait_until="load", timeout=1000 * OPEN_SECONDS)
             break
-        except (TimeoutError, PlaywrightError) as error:
-            reason = (str(error) or "it takes too long").splitlines()[0]
+        except PlaywrightError as error:
+            reason = error.message.splitlines()[0]
             if "interrupted by another navigation" not in reason:
                 raise NoVerdict(f"{url} did not open: {reason}") from None
-            if "chrome-error:" not in reason:  # the page has come and sends its visitors on
+            # the page has come and sends its visitors on; otherwise it is the error page of where the agent
+            # was before, and the address is asked for again
+            if "chrome-error:" not in reason:
                 break
-            if attempt == 2:  # the first time it is the error page of where the agent was before
-                raise NoVerdict(f"{url} did not open") from None
-    with contextlib.suppress(TimeoutError, PlaywrightError):  # some pages never rest
-        async with asyncio.timeout(REST_SECONDS):
-            await page.wait_for_load_state("networkidle", timeout=0)
+    else:
+        raise NoVerdict(f"{url} did not open")
+    with contextlib.suppress(PlaywrightError):  # some pages never rest
+        await page.wait_for_load_state("networkidle", timeout=1000 * REST_SECONDS)
 
 
 async def run_script(page: Page, script: str) -> str | None:
