@@ -90,6 +90,7 @@ def cloned(out: Path, demos: Path, recipe: str = "tiny") -> Run:
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_published(
     eval_script, preprocessor, tmp_path
 ):

@@ -84,7 +84,7 @@ def test_an_evaluation_that_was_interrupted_ends_as_if_nothing_had_happened(
     size = ["--browser.width", "320", "--browser.height", "240"]
     flags = ["tiny", *size, "--model.path", str(tiny_folder), "--eval.episodes", "12"]
     flags += ["--name", str(tmp_path / "tiny"), "--eval.max-steps", "6", "--eval.temperature", "0"]
-    flags += ["--sampler.max-batch", "1"]
+    monkeypatch.setattr("minirl.samplers.huggingface.HfSampler.max_batch", 1)
     flags += ["--eval.response-tokens", "12"]  # for the model, whose weights are random
     flags += ["--browser.browsers", "1", "--browser.episodes", "2"]
     folder, name = tmp_path / "tiny-eval", f"eval_{tiny_folder.name}"
