@@ -47,7 +47,7 @@ from minirl.browser.session import Session
 from minirl.config import Config
 from minirl.context import VISION_CLOSE, VISION_OPEN
 from minirl.episode import conversation
-from minirl.model import VIDEO_PAD, Preprocessor
+from minirl.model import Preprocessor
 from minirl.recipes import tiny
 from minirl.tiny.checkpoints import BASE
 from minirl.types import Observation, Task
@@ -150,7 +150,7 @@ class Seeing(Teacher):
         self.agent = OpenWebRLAgent(config.agent)
         tokenizer = preprocessor.tokenizer
         self.end = tokenizer.eos_token
-        self.no_word = tokenizer.get_vocab()[VIDEO_PAD]  # label of an image token without a word
+        self.no_word = tokenizer.get_vocab()["<|video_pad|>"]  # label of an image token without a word
         self.word_ids = {word: self.ids(f" {word}")[0] for word in shop_words()}
         self.numbers = [self.ids(f" {n}")[0] for n in range(0, SCALE + 1, GRID)]
         blank = io.BytesIO()
