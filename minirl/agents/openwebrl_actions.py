@@ -28,8 +28,7 @@ from minirl.browser.page_scripts import (
     record,
     text_of,
 )
-from minirl.browser.session import PageHangs
-from minirl.types import Call, Observation, Session, ToolFailure
+from minirl.types import Call, Observation, PageHangs, Session, ToolFailure
 
 SCALE = 1000  # coordinates run from 0 to SCALE on both axes
 FEEDBACK_CHARS = 512  # of a line of feedback,

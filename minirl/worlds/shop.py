@@ -133,7 +133,7 @@ def make_tasks(world: World, count: int) -> list[Task]:
     if count > len(orders):
         raise ValueError(
             f"{world.name} has {len(orders)} different orders, not {count}: "
-            "name more shops, or lower --task.train-goals or --eval.episodes"
+            "name more shops, or lower --eval.episodes"
         )
     Random(f"orders of {world.name.removesuffix('-serif')}").shuffle(orders)
     tasks = []

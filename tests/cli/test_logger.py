@@ -75,9 +75,10 @@ def test_the_report_is_not_made_after_every_short_step(tmp_path, monkeypatch):
 
 
 def test_missing_wandb_is_told_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "project")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match="pip install wandb"):
-        Logger(Run(tmp_path), "project")
+        Logger(Run(tmp_path))
 
 
 def test_wandb_gets_every_step(tmp_path, monkeypatch):
@@ -95,8 +96,9 @@ def test_wandb_gets_every_step(tmp_path, monkeypatch):
             self.logged.append("finished")
 
     fake = FakeWandb()
+    monkeypatch.setenv("WANDB_PROJECT", "project")
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    logger = Logger(Run(tmp_path), "project")
+    logger = Logger(Run(tmp_path))
     logger.step(7, {"reward": 0.5})
     logger.close()
     assert fake.settings["project"] == "project"
