@@ -11,7 +11,6 @@ again; cancelled episodes may take any time to end (30 s in table 7), closing th
 import asyncio
 import math
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,9 +19,8 @@ from itertools import chain
 from torch import Tensor
 
 from minirl.advantages import is_effective, make_group
-from minirl.config import ACQUIRE_SECONDS
 from minirl.console import say
-from minirl.distributed import SLACK_SECONDS, Ranks, TaskQueue
+from minirl.distributed import Ranks, TaskQueue
 from minirl.episode import Episode, Harness
 from minirl.model import request_seed
 from minirl.rewards import Gates, apply_reward_gates, mark_blocked, needs_verdict
@@ -54,7 +52,8 @@ class TaskStream:
     def __init__(self, tasks: Sequence[Task], seed: int):
         if not tasks:
             raise ValueError("the task set is empty")
-        self.tasks, self.seed = tasks, seed
+        self.tasks = tasks
+        self.seed = seed
 
     def __getitem__(self, n: int) -> Task:
         order = list(range(len(self.tasks)))
@@ -165,7 +164,8 @@ class RolloutWorker:
         of the stream. `n_in_order` are finished without a gap, and of those `n_accepted` qualify: once they
         are `target` the rest is cancelled, and comes again in the next step. `tick` gets `n_accepted`.
         """
-        config, target = self.config.rollout, self.config.rollout.groups
+        config = self.config.rollout
+        target = config.groups
         max_tasks = MAX_OVERSAMPLE * target  # over all ranks
         max_concurrent = self.share // config.group + 1  # groups of this rank; the last may wait for slots
         places = self._next_places(stream, cursor, max_tasks)
@@ -226,7 +226,8 @@ class RolloutWorker:
     def _assemble(self, attempts: list[list[Trajectory]], next_cursor: int, submitted: int) -> Collected:
         """Return the groups of a step from the episodes of every task up to the last accepted one."""
         config = self.config
-        groups, in_no_group = [], []
+        groups = []
+        in_no_group = []
         for episodes in attempts:
             group = self.qualified(episodes)
             if group:
@@ -288,15 +289,8 @@ class RolloutWorker:
                     running.create_task(take())
         except ExceptionGroup as failed:  # a full disk is one line for the user, a group is not
             raise failed.exceptions[0] from None
-        # Others end what they have begun, which may take longer than a collective call would wait.
-        ends = time.monotonic() + 2 * (ACQUIRE_SECONDS + self.config.browser.episode_seconds) + SLACK_SECONDS
-        while len(queue.results()) < len(places) and not queue.given_up():
-            if time.monotonic() > ends:
-                raise TimeoutError("another rank's episodes have not ended in time")
-            await asyncio.sleep(POLL_SECONDS)
-            tick(len(queue.known))
-        tick(len(queue.known))
         await self.settle()
+        tick(len(queue.results()))
         everything = dict(self.ranks.all_gather(list(finished.items())))
         return [everything[n] for n in range(len(places))]
 

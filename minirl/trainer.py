@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -129,13 +130,12 @@ class Trainer:
             scores = self._score(self.policy, rows)
             metrics = mismatch_metrics(rows, scores)
             rows = [corrected(row, new) for row, new in zip(rows, scores, strict=True)]
-        out = []
-        start = 0
+        remaining = iter(rows)
+        scored = []
         for trajectory in trajectories:
-            end = start + len(trajectory.rows)
-            out.append(replace(trajectory, rows=tuple(rows[start:end])))
-            start = end
-        return out, metrics
+            part = tuple(islice(remaining, len(trajectory.rows)))
+            scored.append(replace(trajectory, rows=part))
+        return scored, metrics
 
     @torch.no_grad()
     def _score(self, policy: Policy, rows: Sequence[Row], temperature: float | None = None) -> Scores:
@@ -144,7 +144,7 @@ class Trainer:
         policy.eval()
         policy.temperature = temperature or self.config.sampler.temperature
         numbered = [replace(row, index=i) for i, row in enumerate(rows)]
-        share: list[tuple[int, tuple[float, ...]]] = []
+        share = []
         for batch in self._batches(numbered):
             logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
             per_row = logprobs_N.split([row.length for row in batch.rows])
@@ -162,7 +162,8 @@ class Trainer:
         sft = self.config.sft
         validation = [row for example in validation_split(examples, sft) for row in example.rows]
         batches = cloning_batches(examples, sft, seed)
-        best_loss, best_weights = math.inf, []
+        best_loss = math.inf
+        best_weights = []
         for update, batch in enumerate(batches, start=1):
             rows = [row for example in batch for row in example.rows]
             lr = sft.lr * cosine(update - 1, len(batches), sft.warmup)
@@ -196,7 +197,8 @@ class Trainer:
         torch.set_num_threads(cores())  # Chromium is idle now
         self.policy.train()
         batches = self._batches(rows, cloning)
-        totals = add_up(self.ranks.all_gather([self._backward(batch, cloning) for batch in batches]))
+        passes = [self._backward(batch, cloning) for batch in batches]
+        totals = add_up(self.ranks.all_gather(passes))
         # requires_grad can't change once a weight is sharded
         if cloning and self.config.model.freeze_vision == "sft" and self.preprocessor.images:
             for weight in self.policy.model.model.visual.parameters():
@@ -205,7 +207,8 @@ class Trainer:
         totals["grad_norm"] = full_tensor(grad_norm).item()
         if is_finite(totals):
             self.bad_steps = 0
-            self.optimizer.param_groups[0].update(lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
+            settings = self.optimizer.param_groups[0]
+            settings.update(lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
             self.optimizer.step()
         else:
             self.bad_steps += 1
@@ -216,15 +219,15 @@ class Trainer:
 
     def _backward(self, batch: Batch, cloning: bool) -> Metrics:
         """Add a forward pass's gradients to the weights'; return its loss and metric sums."""
-        logprobs_N, entropy_N = self.policy(
-            batch.inputs, batch.sources_N, batch.targets_N, entropy=not cloning
-        )
+        places = batch.sources_N, batch.targets_N
+        logprobs_N, entropy_N = self.policy(batch.inputs, *places, entropy=not cloning)
         loss = likelihood_loss(logprobs_N, batch.advantage_N, batch.weight_N)
         sums: dict[str, Tensor] = {}
         if entropy_N is not None:  # reinforcement
             config = self.config.loss
-            old_N, ref_N = batch.old_N, batch.ref_N
-            surrogate, sums = policy_loss(logprobs_N, old_N, ref_N, batch.advantage_N, batch.weight_N, config)
+            surrogate, sums = policy_loss(
+                logprobs_N, batch.old_N, batch.ref_N, batch.advantage_N, batch.weight_N, config
+            )
             sums["entropy"] = entropy_N[batch.weight_N > 0].sum()
             if config.method == "grpo":
                 loss = surrogate
@@ -251,14 +254,14 @@ class Trainer:
         longest = max(len(parts) for parts in shares)
         share += [[] for _ in range(longest - len(share))]
         dummy = dummy_row(preprocessor)
-        parts = []
         for part in share:
             lacks_images = preprocessor.images and not any(row.images for row in part)
-            parts.append([*part, dummy] if not part or lacks_images else part)
+            if not part or lacks_images:
+                part.append(dummy)
         prepare = partial(layout, preprocessor=preprocessor, images=self.images, device=self.ranks.device)
         with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
-            ahead = thread.submit(prepare, parts[0])
-            for following in parts[1:]:
+            ahead = thread.submit(prepare, share[0])
+            for following in share[1:]:
                 batch = ahead.result()
                 ahead = thread.submit(prepare, following)
                 yield batch
@@ -268,7 +271,7 @@ class Trainer:
 def cloning_batches(examples: list[TrajectoryRows], sft: SftConfig, seed: int) -> list[list[TrajectoryRows]]:
     """Return the minibatches of every cloning update, shuffled anew in every epoch."""
     trained = examples[len(validation_split(examples, sft)) :]
-    batches: list[list[TrajectoryRows]] = []
+    batches = []
     for epoch in range(sft.epochs):
         if sft.max_steps is not None and len(batches) >= sft.max_steps:
             break
@@ -314,8 +317,8 @@ def step_metrics(steps: Sequence[Metrics]) -> Metrics:
     totals = add_up(steps)
     first = steps[0]  # whose policy is still the one that was sampled from
     metrics = {
-        "loss": sum(step["loss"] for step in steps) / len(steps),
-        "grad_norm": sum(step["grad_norm"] for step in steps) / len(steps),
+        "loss": totals["loss"] / len(steps),
+        "grad_norm": totals["grad_norm"] / len(steps),
         "ratio_max": totals["ratio_max"],
         "updates": len(steps),
         "skipped": sum(not is_finite(step) for step in steps),

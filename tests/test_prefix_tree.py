@@ -65,7 +65,7 @@ def test_any_sequences_are_found_again(seed):
         assert "".join(row.setdefault(int(p), c) for p, c in zip(places, s, strict=True)) == s
     assert forest.size == len({s[: i + 1] for s in sequences for i in range(len(s))})
     for chain in forest.chains:
-        seen = "".join(row[i] for start, end in chain.seen for i in range(start, end))
+        seen = "".join(row[i] for start, end in chain.visible for i in range(start, end))
         assert any(s.startswith(seen) for s in sequences)
 
 

@@ -214,7 +214,7 @@ def label_of(run: Run, subject: str, evaluation: Evaluation) -> str:
             earlier, _ = results.read_results(path)
             if earlier == evaluation:
                 return label
-            unlike = [setting for setting, *_ in differences(asdict(earlier), asdict(evaluation))]
+            unlike = differences(asdict(earlier), asdict(evaluation))
             say(f"{path} is another evaluation: it differs in {', '.join(unlike)}")
         elif label not in run.labels():
             return label

@@ -41,9 +41,12 @@ class HfSampler:
     max_batch = 12  # most requests that are decoded together
 
     def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, threads: int = 1):
-        self.model, self.preprocessor, self.threads = model, preprocessor, threads
+        self.model = model
+        self.preprocessor = preprocessor
+        self.threads = threads
         self.device = model.device
-        self.version, self.failure = 0, ""
+        self.version = 0
+        self.failure = ""
         self.waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
         self.pump: asyncio.Task[None] | None = None
         # one thread of its own: every thread that calls torch keeps its own pool of spinning workers
@@ -123,7 +126,8 @@ class HfSampler:
             if len(keep) < len(live):  # rows that have ended leave the batch
                 rows = torch.tensor(keep, device=self.device)
                 cache.batch_select_indices(rows)
-                attention_BL, position_B = attention_BL[rows], position_B[rows]
+                attention_BL = attention_BL[rows]
+                position_B = position_B[rows]
                 live = [live[row] for row in keep]
             attention_BL = torch.cat([attention_BL, attention_BL.new_ones(len(live), 1)], 1)
             position_B1 = position_B[:, None]
