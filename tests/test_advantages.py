@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import sqrt
 
 import pytest
 
@@ -37,15 +36,6 @@ def of(group: Group) -> tuple[float, ...]:
 # --- groups ----------------------------------------------------------------------------------------
 
 
-def test_invalid_episodes_leave_before_the_statistics():
-    """With the broken one as a zero, the mean would be 1/3 and the deviation 0.577."""
-    broken = episode(Stop.ENV_ERROR, member=2)
-    group = make_group([episode(reward=1.0), episode(reward=0.0, member=1), broken])
-    assert [t.member for t in group] == [0, 1]
-    (ready,) = assign_advantages([group], LossConfig(std_eps=0.0))
-    assert of(ready) == pytest.approx((sqrt(0.5), -sqrt(0.5)))  # +-0.5 over sqrt(0.5)
-
-
 @pytest.mark.parametrize(
     ("episodes", "invalid"),
     [
@@ -64,7 +54,7 @@ def test_what_can_not_be_compared_is_no_group(episodes, invalid):
 
 def test_masked_episodes_stay_in_the_statistics_as_zeros():
     """Rewards 1, 0 and the broken one's 0: mean 1/3, deviation sqrt((4/9 + 1/9 + 1/9) / 2) = 0.577350. So the
-    success gets (2/3) / 0.577350 = 1.154701 and the failure -0.577350; without the broken one +-0.707107."""
+    success gets (2/3) / 0.577350 = 1.154701 and the failure -0.577350; without it +-0.5 / sqrt(0.5)."""
     broken = episode(Stop.ENV_ERROR, member=2, success=True, reward=1.0)  # whatever it says of itself
     episodes = [episode(reward=1.0, success=True), episode(reward=0.0, member=1), broken]
     group = make_group(episodes, "mask")
@@ -73,7 +63,9 @@ def test_masked_episodes_stay_in_the_statistics_as_zeros():
     assert group[2].stop is Stop.ENV_ERROR
     (masked,) = assign_advantages([group], LossConfig(std_eps=0.0))
     assert of(masked) == pytest.approx((1.154701, -0.577350, 0.0), abs=1e-6)
-    (dropped,) = assign_advantages([make_group(episodes, "drop")], LossConfig(std_eps=0.0))
+    left = make_group(episodes, "drop")  # here the broken one leaves before the statistics
+    assert [t.member for t in left] == [0, 1]
+    (dropped,) = assign_advantages([left], LossConfig(std_eps=0.0))
     assert of(dropped) == pytest.approx((0.707107, -0.707107), abs=1e-6)
     assert make_group(episodes) == make_group(episodes, "drop")
 
@@ -142,30 +134,26 @@ def test_every_group_is_compared_with_itself_alone():
     assert of(ready[2]) == pytest.approx((1.5, -0.5, -0.5, -0.5))
 
 
-def test_filtered_behaviour_cloning_imitates_successes_only():
-    """A format error's -1 is no negative example, and the other rewards of the group don't matter."""
-    config = LossConfig(method="filtered-bc")
-    ready = assign_advantages([group_of(1, 0, -1, 1), group_of(1, 1), group_of(0, -1)], config)
-    assert [of(group) for group in ready] == [(1.0, 0.0, 0.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
-
-
-def test_awr_weighs_an_episode_by_how_much_better_it_is_than_its_group():
-    groups = [group_of(1, 0), group_of(1, 0, -1, 0), group_of(1, 1), group_of(1, 0, 0, 0)]
-    ready = assign_advantages(groups, LossConfig(method="awr"))
-    assert of(ready[0]) == pytest.approx((1.6487213, 0.6065307))  # exp(1/2), exp(-1/2)
-    assert of(ready[1]) == pytest.approx((2.7182818, 1, 0.3678794, 1))  # mean 0: e, 1, 1/e, 1
-    assert of(ready[2]) == (1.0, 1.0)  # no better than the others
-    # mean 1/4: exp(3/4) and exp(-1/4)
-    assert of(ready[3]) == pytest.approx((2.1170000, 0.7788008, 0.7788008, 0.7788008))
-
-
-def test_awr_weighs_by_the_exponential_and_stops_at_20():
-    def weights(*rewards: float) -> tuple[float, ...]:
-        return of(assign_advantages([group_of(*rewards)], LossConfig(method="awr"))[0])
-
-    assert weights(2, 0) == pytest.approx((2.7182818, 0.3678794))  # exp(1), exp(-1)
-    assert weights(10, 0) == pytest.approx((20.0, 0.0067379), rel=1e-5)  # exp(5) = 148, exp(-5)
-    assert weights(4000, 0) == pytest.approx((20.0, 0.0)), "exp(2000) would overflow"
+@pytest.mark.parametrize(
+    ("method", "rewards", "expected"),
+    [
+        # A format error's -1 is no negative example, and the other rewards of the group don't matter.
+        ("filtered-bc", (1, 0, -1, 1), (1, 0, 0, 1)),
+        ("filtered-bc", (1, 1), (1, 1)),
+        ("filtered-bc", (0, -1), (0, 0)),
+        # AWR weighs an episode by the exponential of how much better it is than its group, up to 20.
+        ("awr", (1, 0), (1.6487213, 0.6065307)),  # exp(1/2), exp(-1/2)
+        ("awr", (1, 0, -1, 0), (2.7182818, 1, 0.3678794, 1)),  # mean 0: e, 1, 1/e, 1
+        ("awr", (1, 1), (1, 1)),  # no better than the others
+        ("awr", (1, 0, 0, 0), (2.1170000, 0.7788008, 0.7788008, 0.7788008)),  # mean 1/4: exp(3/4), exp(-1/4)
+        ("awr", (10, 0), (20.0, 0.0067379)),  # exp(5) = 148, exp(-5)
+        ("awr", (4000, 0), (20.0, 0.0)),  # exp(2000) would overflow
+    ],
+)
+def test_weights_of_imitation_by_hand(method, rewards, expected):
+    other = group_of(1, 0, 0)  # of no consequence
+    _, ready = assign_advantages([other, group_of(*rewards)], LossConfig(method=method))
+    assert of(ready) == pytest.approx(expected, rel=1e-5)
 
 
 # --- the control -----------------------------------------------------------------------------------

@@ -182,14 +182,6 @@ def test_tensors_by_hand(preprocessor):
     assert batch.advantage_N.tolist() == [0.5, 0.5, -1.5, -1.5, -1.5]
 
 
-def test_every_target_is_the_token_behind_its_source(preprocessor):
-    rows = [Row(tuple(range(20 + n, 40)), 5, (), (0.0,) * (15 - n), 0.0) for n in (0, 3, 7)]
-    batch = collate(rows, preprocessor, {}, CPU)
-    behind = batch.inputs["input_ids"].flatten()[batch.sources_N + 1]
-    assert behind.tolist() == batch.targets_N.tolist()
-    assert len(behind) == sum(len(row.ids) - row.start for row in rows)
-
-
 def test_a_text_model_has_one_axis_of_positions(preprocessor):
     batch = collate([of_length(3)], replace(preprocessor, images=None), {}, CPU)
     assert batch.inputs["position_ids"].tolist() == [[0, 1, 2]]
