@@ -61,8 +61,9 @@ class Meter:
 
     def advance(self, n: int = 1, note: str | None = None) -> None:
         """Say that `n` more are done, with a few words that stay, as "loss 0.41"."""
-        words = {} if note is None else {"note": printable(note)}
-        self.progress.update(self.task, advance=n, **words)
+        self.progress.update(self.task, advance=n)
+        if note is not None:
+            self.progress.update(self.task, note=printable(note))
 
     def reach(self, done: int) -> None:
         """Say how many are done in all."""

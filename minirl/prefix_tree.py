@@ -135,9 +135,8 @@ def pack(rows: Sequence[Row], preprocessor: Preprocessor, images: ImageStore, de
 
     # nothing is padding: or transformers takes jumping positions for packed documents and makes a mask
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    inputs["tree"] = tuple(forest.chains)
     sources = [place[row.start - 1 : -1] for row, place in zip(rows, places, strict=True)]
-    return with_targets(inputs, rows, sources, device)
+    return with_targets(inputs | {"tree": tuple(forest.chains)}, rows, sources, device)
 
 
 def lay_out_trunks(rows: Sequence[Row], keys: Sequence[np.ndarray]) -> Forest:
