@@ -6,13 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from minirl.advantages import (
-    advantages,
-    assign_advantages,
-    is_effective,
-    make_group,
-    shuffle_rewards,
-)
+from minirl.advantages import advantages, assign_advantages, is_effective, make_group, shuffle_rewards
 from minirl.config import LossConfig
 from minirl.types import Group, Stop, Task, Trajectory, Turn
 
@@ -71,8 +65,11 @@ def test_masked_episodes_stay_in_the_statistics_as_zeros():
 
 
 def test_a_masked_episode_has_no_weight_in_any_method():
-    """Mean 1/3: exp(2/3) and exp(-1/3); the masked one would have exp(-1/3) too."""
-    group = make_group([episode(reward=1.0), episode(member=1), episode(Stop.JUDGE_ERROR, member=2)], "mask")
+    """Mean 1/3: exp(2/3) and exp(-1/3); the masked one, here without a turn, would have exp(-1/3) too."""
+    empty = replace(episode(Stop.SITE_ERROR, member=2), turns=())
+    group = make_group([episode(reward=1.0), episode(member=1), empty], "mask")
+    (grpo,) = assign_advantages([group], LossConfig())
+    assert len(grpo) == 3 and grpo[2].advantage == 0.0
     (awr,) = assign_advantages([group], LossConfig(method="awr"))
     assert of(awr) == pytest.approx((1.9477340, 0.7165313, 0.0))
     (cloning,) = assign_advantages([group], LossConfig(method="filtered-bc"))
@@ -84,12 +81,6 @@ def test_masked_zeros_count_where_groups_are_filtered_too():
     episodes = [episode(reward=1.0), episode(Stop.TIMEOUT, member=1)]
     assert is_effective(make_group(episodes, "mask")) and make_group(episodes) is None
     assert not is_effective(make_group([episode(), episode(Stop.TIMEOUT, member=1)], "mask"))
-
-
-def test_an_episode_without_a_turn_is_masked_like_any_other():
-    empty = replace(episode(member=1), turns=(), stop=Stop.SITE_ERROR)
-    (ready,) = assign_advantages([make_group([episode(reward=1.0), empty], "mask")], LossConfig())
-    assert ready[1].advantage == 0.0 and len(ready) == 2
 
 
 @pytest.mark.parametrize(
@@ -116,22 +107,15 @@ def test_only_unequal_rewards_teach(rewards, effective):
         ((1, 0), 1e-6, (0.70710578, -0.70710578)),
         ((1, 0), 1e-4, (0.70700680, -0.70700680)),
         ((1, 1, 1), 1e-6, (0, 0, 0)),
+        # mean 1/4, deviation sqrt((9/16 + 3/16) / 3) = 1/2
+        ((1, 0, 0, 0), 0.0, (1.5, -0.5, -0.5, -0.5)),
     ],
 )
 def test_advantages_by_hand(rewards, eps, expected):
     assert advantages(rewards, eps) == pytest.approx(expected, abs=1e-6 if eps == 0 or eps == 0.1 else 5e-9)
-    (ready,) = assign_advantages([group_of(*rewards)], LossConfig(std_eps=eps or 1e-12))
+    groups = [group_of(*rewards), group_of(0, 0, 1)]  # every group is compared with itself alone
+    ready, _ = assign_advantages(groups, LossConfig(std_eps=eps or 1e-12))
     assert of(ready) == pytest.approx(expected, abs=1e-6)
-
-
-def test_every_group_is_compared_with_itself_alone():
-    ready = assign_advantages(
-        [group_of(1, 0), group_of(0, 0), group_of(1, 0, 0, 0)], LossConfig(std_eps=1e-9)
-    )
-    assert of(ready[0]) == pytest.approx((0.707107, -0.707107), abs=1e-6)
-    assert of(ready[1]) == (0.0, 0.0)
-    # mean 1/4, deviation sqrt((9/16 + 3/16) / 3) = 1/2
-    assert of(ready[2]) == pytest.approx((1.5, -0.5, -0.5, -0.5))
 
 
 @pytest.mark.parametrize(

@@ -229,29 +229,29 @@ def format_of(preprocessor, template: str) -> ChatFormat:
     return ChatFormat.from_template(tokenizer)
 
 
-def test_chatml_with_an_opened_thought(preprocessor):
-    assert preprocessor.chat == ChatFormat(
-        start="<|im_start|>system\n",
-        to_user="<|im_end|>\n<|im_start|>user\n",
-        to_assistant="<|im_end|>\n<|im_start|>assistant\n<think>\n",
-        close="\n<|im_start|>user\n",
-        opens_think=True,
-    )
+# A first token before everything, the role behind the text's start, no opened thought.
+OTHER = (
+    "<|endoftext|>{% for m in messages %}[{{ m.role }}]: {{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]: {% endif %}"
+)
+OTHER_FORMAT = ChatFormat(
+    start="<|endoftext|>[system]: ",
+    to_user="<|im_end|>[user]: ",
+    to_assistant="<|im_end|>[assistant]: ",
+    close="[user]: ",
+    opens_think=False,
+)
+CHATML = ChatFormat(
+    start="<|im_start|>system\n",
+    to_user="<|im_end|>\n<|im_start|>user\n",
+    to_assistant="<|im_end|>\n<|im_start|>assistant\n<think>\n",
+    close="\n<|im_start|>user\n",
+    opens_think=True,
+)
 
 
-def test_a_format_of_another_kind(preprocessor):
-    """A first token before everything, the role behind the text's start, no opened thought."""
-    template = (
-        "<|endoftext|>{% for m in messages %}[{{ m.role }}]: {{ m.content }}<|im_end|>{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]: {% endif %}"
-    )
-    assert format_of(preprocessor, template) == ChatFormat(
-        start="<|endoftext|>[system]: ",
-        to_user="<|im_end|>[user]: ",
-        to_assistant="<|im_end|>[assistant]: ",
-        close="[user]: ",
-        opens_think=False,
-    )
+def test_chat_formats_by_hand(preprocessor):
+    assert preprocessor.chat == CHATML and format_of(preprocessor, OTHER) == OTHER_FORMAT
 
 
 @pytest.mark.parametrize(

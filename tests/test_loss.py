@@ -181,23 +181,11 @@ def test_in_a_part_of_the_step_trajectories_weigh_as_in_the_whole(weighting):
     assert alone[0] != pytest.approx(halves[1][0])
 
 
-ALL = list(WEIGHTED)
 # The group of each trajectory with the lengths of its responses, in any order.
 MINIBATCHES = st.lists(
     st.tuples(st.integers(0, 3), st.lists(st.integers(1, 9), min_size=1, max_size=5)), min_size=1, max_size=12
 )
 Tree = list[list[list[list[float]]]]  # group, trajectory, turn, token
-
-
-@given(MINIBATCHES, st.sampled_from(ALL))
-def test_over_all_tokens_the_weights_sum_to_one(minibatch, config):
-    """Or, over trajectories, to the mean number of their turns."""
-    groups, lengths = zip(*minibatch, strict=True)
-    turns = sum(map(len, lengths)) / len(lengths)
-    weights = turn_weights(groups, lengths, config)
-    shares = zip(itertools.chain(*weights), itertools.chain(*lengths), strict=True)
-    expected = turns if config.weighting == "openwebrl-paper" else 1
-    assert sum(w * n for w, n in shares) == pytest.approx(expected)
 
 
 def webagent_r1(tree: Tree) -> float:
