@@ -74,8 +74,9 @@ class Images:
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Return the width and the height that a picture of this size is scaled to."""
-        limits = self.size["shortest_edge"], self.size["longest_edge"]
-        new_height, new_width = smart_resize(height, width, self.unit, *limits)
+        smallest = self.size["shortest_edge"]
+        largest = self.size["longest_edge"]
+        new_height, new_width = smart_resize(height, width, self.unit, smallest, largest)
         return new_width, new_height
 
     def _decode(self, png: bytes) -> tuple[np.ndarray, Grid]:

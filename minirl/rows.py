@@ -131,12 +131,13 @@ def minibatches(trajectories: Sequence[TrajectoryRows], turns: int, seed: int) -
 
 def weighted(minibatch: list[TrajectoryRows], config: LossConfig, sizes: Mapping[int, int]) -> list[Row]:
     """Return a minibatch's rows, with each token's weight multiplied by its turn's from `turn_weights`."""
+    groups = [trajectory.group for trajectory in minibatch]
     lengths = [[row.length for row in trajectory.rows] for trajectory in minibatch]
-    per_turn = turn_weights([trajectory.group for trajectory in minibatch], lengths, config, sizes)
     rows = []
-    for trajectory, turns in zip(minibatch, per_turn, strict=True):
+    for trajectory, turns in zip(minibatch, turn_weights(groups, lengths, config, sizes), strict=True):
         for row, weight in zip(trajectory.rows, turns, strict=True):
-            rows.append(replace(row, weights=tuple(w * weight for w in row.weights)))
+            weights = tuple(token_weight * weight for token_weight in row.weights)
+            rows.append(replace(row, weights=weights))
     return rows
 
 
@@ -240,7 +241,10 @@ def collate(rows: list[Row], preprocessor: Preprocessor, images: ImageStore, dev
     lengths_B1 = torch.tensor([[len(row.ids)] for row in rows], device=device)
     inputs["attention_mask"] = (torch.arange(L, device=device) < lengths_B1).long()
     # a token is predicted at the position before it
-    sources = [b * L + np.arange(row.start - 1, len(row.ids) - 1) for b, row in enumerate(rows)]
+    sources = []
+    for b, row in enumerate(rows):
+        places = np.arange(row.start - 1, len(row.ids) - 1)
+        sources.append(b * L + places)
     return with_targets(inputs, rows, sources, device)
 
 

@@ -101,8 +101,8 @@ class Trainer:
         lr = config.optim.lr
         if config.optim.decay:
             lr *= 1 - step / config.steps
-        trajectories, mismatch = self._with_scores(trajectories)
         self.policy.temperature = config.sampler.temperature
+        trajectories, mismatch = self._with_scores(trajectories)
         sizes = Counter(trajectory.group for trajectory in trajectories)
         steps = []
         for epoch in range(config.batch.epochs):
@@ -138,11 +138,10 @@ class Trainer:
         return scored, metrics
 
     @torch.no_grad()
-    def _score(self, policy: Policy, rows: Sequence[Row], temperature: float | None = None) -> Scores:
+    def _score(self, policy: Policy, rows: Sequence[Row]) -> Scores:
         """Return the log-probs of every row's response, of which each rank computes a share."""
         torch.set_num_threads(cores())
         policy.eval()
-        policy.temperature = temperature or self.config.sampler.temperature
         numbered = [replace(row, index=i) for i, row in enumerate(rows)]
         share = []
         for batch in self._batches(numbered):
@@ -170,7 +169,7 @@ class Trainer:
             metrics = {"loss": self.sft_step(rows, lr)}
             is_due = update % VALIDATION_UPDATES == 0 or update == len(batches)
             if validation and is_due:
-                scores = self._score(self.policy, validation, temperature=1.0)
+                scores = self._score(self.policy, validation)
                 logprobs = [logprob for row in scores for logprob in row]
                 loss = -sum(logprobs) / len(logprobs)
                 metrics["validation"] = loss
@@ -187,8 +186,11 @@ class Trainer:
         """Make one update that clones the rows' responses; return the loss per response token."""
         tokens = sum(row.length for row in rows)
         self.policy.temperature = 1.0  # nothing was sampled
-        rows = [replace(row, advantage=1.0, weights=(1 / tokens,) * row.length) for row in rows]
-        return self._step(rows, lr, cloning=True)["loss"]
+        weighted_rows = []
+        for row in rows:
+            weights = (1 / tokens,) * row.length
+            weighted_rows.append(replace(row, advantage=1.0, weights=weights))
+        return self._step(weighted_rows, lr, cloning=True)["loss"]
 
     def _step(self, rows: Sequence[Row], lr: float, cloning: bool = False) -> Metrics:
         """Make one optimizer step on a minibatch; return its loss, gradient norm and metric sums, equal on
@@ -294,7 +296,8 @@ def cosine(update: int, total: int, warmup: float) -> float:
 
 def cores() -> int:
     """Return this rank's share of the processor's cores."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def corrected(row: Row, logprobs: tuple[float, ...]) -> Row:

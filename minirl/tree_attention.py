@@ -136,8 +136,11 @@ class JoinedAttention(torch.autograd.Function):
                 values = v[:, :, start:end]
                 pieces.append(piece(q[:, :, place], keys, values, causal, scale))
             total = torch.stack([sums for _, sums in pieces]).logsumexp(0)
-            # in float32, as the log-sum-exps are
-            out_1ALD[:, :, place] = sum(out * (sums - total).exp()[..., None] for out, sums in pieces)
+            weighted = []
+            for out, sums in pieces:
+                share = (sums - total).exp()[..., None]  # in float32, as the log-sum-exps are
+                weighted.append(out * share)
+            out_1ALD[:, :, place] = sum(weighted)
             sums_1AL[:, :, place] = total
         ctx.save_for_backward(q, k, v, out_1ALD, sums_1AL)
         ctx.tree = tree
@@ -154,12 +157,13 @@ class JoinedAttention(torch.autograd.Function):
             place = slice(chain.start, chain.end)
             joined = out[:, :, place], sums[:, :, place]
             for start, end in chain.visible:
-                qkv = q[:, :, place], k[:, :, start:end], v[:, :, start:end]
+                visible = slice(start, end)
+                qkv = q[:, :, place], k[:, :, visible], v[:, :, visible]
                 causal = start == chain.start
                 parts = piece_backward(grad[:, :, place], qkv, joined, causal, ctx.scale)
                 dq[:, :, place] += parts[0]
-                dk[:, :, start:end] += parts[1]
-                dv[:, :, start:end] += parts[2]
+                dk[:, :, visible] += parts[1]
+                dv[:, :, visible] += parts[2]
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
@@ -188,7 +192,8 @@ def tree_attention(
     tree: Tree | None = kwargs.pop("tree", None)
     if tree is None:
         return sdpa_attention_forward(module, q, k, v, attention_mask, **kwargs)
-    assert q.shape[0] == 1 and q.shape[2] == k.shape[2] == tree[-1].end, "one packed row, without a cache"
+    assert q.shape[0] == 1, "one packed row"
+    assert q.shape[2] == k.shape[2] == tree[-1].end, "all of the row, without a cache"
     attend: Any = JoinedAttention.apply if joinable(q, k, v) else segment_attention
     out_1ALD = attend(q, k, v, tree, kwargs.get("scaling"))
     return out_1ALD.transpose(1, 2).contiguous(), None

@@ -89,10 +89,10 @@ class HfSampler:
         mixed batches cost half the throughput."""
         loop = asyncio.get_running_loop()
         while True:
-            waiting = [pair for pair in self.waiting if not pair[1].done()]
+            waiting = [(request, future) for request, future in self.waiting if not future.done()]
             if not waiting:
                 break
-            oldest = waiting[0][0]
+            oldest, _ = waiting[0]
             batch = [pair for pair in waiting if pair[0].sampling == oldest.sampling]
             batch.sort(key=lambda pair: abs(len(pair[0].prompt.ids) - len(oldest.prompt.ids)))
             requests, futures = zip(*batch[: self.max_batch], strict=True)
@@ -115,7 +115,8 @@ class HfSampler:
         while True:
             chosen = self._sample(logits_BV, live)
             keep = []
-            for row, (answer, (token, logprob)) in enumerate(zip(live, chosen, strict=True)):
+            for row, answer in enumerate(live):
+                token, logprob = chosen[row]
                 answer.ids.append(token)
                 answer.logprobs.append(logprob)
                 answer.ended = token in self.preprocessor.end
