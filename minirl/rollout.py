@@ -290,8 +290,8 @@ class RolloutWorker:
         except ExceptionGroup as failed:  # a full disk is one line for the user, a group is not
             raise failed.exceptions[0] from None
         await self.settle()
-        tick(len(queue.results()))
         everything = dict(self.ranks.all_gather(list(finished.items())))
+        tick(len(everything))
         return [everything[n] for n in range(len(places))]
 
 
