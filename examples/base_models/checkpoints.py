@@ -43,8 +43,8 @@ def corpus(said: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[str
     for page in (*pages, "Done"):
         place = f"{url}#{page.upper().replace(' ', '_')}"
         texts.append(SETTINGS["message"].format(page=page, url=place))
-    for name, tool in TOOLS.items():
-        values = {a: [0, 0] if kind == "point" else usual for a, (kind, usual) in tool.arguments.items()}
+    for name, arguments in TOOLS.items():
+        values = {a: [0, 0] if kind == "point" else usual for a, (kind, usual) in arguments.items()}
         texts.append(json.dumps({"name": name, "arguments": values}, default=str))
     return [*texts, json.dumps(DONE), "system\n", "assistant\n"]
 

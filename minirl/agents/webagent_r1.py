@@ -43,7 +43,7 @@ PROMPT = FILES.joinpath("prompts/webagent_r1.md").read_text("utf-8")
 LEFT_OUT = "** Simplified html **"  # stands for an earlier round's page
 NAMES = {name.lower(): name for name in ACTIONS}
 SYNONYMS = {"go backward": "go_backward", "go forward": "go_forward"}  # as the released code has them
-MAX_ANSWER_CHARS = 20_000
+MAX_CALL_CHARS = 20_000
 MAX_LOOKS = 3  # attempts at one observation
 UNREADABLE = 'the call can\'t be read; write for example do(action="Click", element="3")'
 NO_CALL = "there is no do(...), exit(...), go_backward() or go_forward()"
@@ -87,8 +87,6 @@ def split(text: str) -> tuple[str, str]:
 
 def read_call(answer: str) -> Call:
     """Return the last call in an answer. ValueError with the fault."""
-    if len(answer) > MAX_ANSWER_CHARS:
-        raise ValueError("the answer is too long")
     source = ""
     start = _START.search(answer)
     while start:
@@ -161,6 +159,8 @@ def _action(given: dict[str, str]) -> Call:
 
 def syntax_tree(source: str) -> ast.expr | None:
     """Return a model's words as Python would read them, or None. Nothing is evaluated."""
+    if len(source) > MAX_CALL_CHARS:
+        return None
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's own, about backslashes
         return ast.parse(source, mode="eval").body
@@ -289,4 +289,4 @@ class WebAgentR1Agent:
         return str(call.arguments["message"]) if call.name == "exit" else None
 
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
-        return feedback if self.config.feedback or parsed.error else tools.failures(feedback)
+        return tools.visible_feedback(self.config, parsed, feedback)

@@ -121,15 +121,8 @@ class BrowserPool:
                 with suppress(PlaywrightError):
                     await (await self.playwright.request.new_context()).dispose()  # it answers
                     return self.playwright
-            starter = async_playwright()
-            self.closing.push_async_callback(self._stop_driver, starter)
-            self.playwright = await starter.start()
+            self.playwright = await self.closing.enter_async_context(async_playwright())
             return self.playwright
-
-    async def _stop_driver(self, starter: Any) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(EXIT_SECONDS):
-                await starter.__aexit__()
 
     async def _browser(self, slot: BrowserSlot) -> Browser:
         """Return a slot's browser, started or connected to if there is none or it died."""
@@ -148,9 +141,7 @@ class BrowserPool:
             self.launches += 1
             if not slot.address:
                 answer = await ask(browser, "SystemInfo.getProcessInfo", START_SECONDS)
-                for process in answer["processInfo"]:
-                    if process["type"] == "browser":
-                        slot.pid = process["id"]
+                slot.pid = answer["processInfo"][0]["id"]  # the browser itself comes first
             return browser
 
     async def _connect(self, slot: BrowserSlot, playwright: Playwright) -> Browser:

@@ -121,9 +121,7 @@ def test_which_calls_of_a_response_are_made():
         ("press_keys", {"keys": "Enter"}, {"keys": ["Enter"], "is_hotkey": False, "presses": 1}),
         ("press_keys", {"keys": ["a"], "is_hotkey": "True", "presses": 2},
          {"keys": ["a"], "is_hotkey": True, "presses": 2}),
-        ("write", json.dumps({"message": "a"}), {"message": "a"}),  # a string of JSON
-        *(("hover", {"point_2d": point}, {"point_2d": [500, 120]})
-          for point in ("500, 120", "[500, 120]", "(500,120)", {"x": 500, "y": 120}, ["500", 120])),
+        ("hover", {"point_2d": ["500", 120]}, {"point_2d": [500, 120]}),
         # the edges of the screen are on it
         ("hover", {"point_2d": [0, 1000]}, {"point_2d": [0, 1000]}),
     ],
@@ -151,7 +149,7 @@ NO_JSON = ["", "go_back", '{"name": "go_back"', "{'name': 'go_back'}", '{"name":
 NO_JSON += ['<tool_call>{"name": "go_back"}']
 NO_CALL = ["[]", "1", '"go_back"', "null", "{}", '{"name": 3}', '{"name": ["click"]}']
 WRONG_POINTS = {
-    "[x, y]": ['"500 / 120"', "[500]", "[1, 2, 3]"], "a number": ["[[1, 2], 3]", "[true, 3]", '["5e2", 3]'],
+    "[x, y]": ['"500, 120"', "[500]", "[1, 2, 3]"], "a number": ["[[1, 2], 3]", "[true, 3]", '["5e2", 3]'],
 }  # fmt: skip
 OUT_OF_RANGE = ["NaN", "Infinity", "-Infinity", "1e400", "-1", "1000.5", "9" * 400]
 
@@ -200,7 +198,7 @@ ALMOST = st.builds(
         f"x</think><tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
     ),
     st.sampled_from(NAMES),
-    JSON | st.dictionaries(st.sampled_from([a for tool in TOOLS.values() for a in tool.arguments]), JSON),
+    JSON | st.dictionaries(st.sampled_from([a for tool in TOOLS.values() for a in tool]), JSON),
 )
 
 
@@ -210,8 +208,8 @@ def test_parse_never_raises_and_gives_calls_or_an_error(text):
     parsed = parse(text)
     assert bool(parsed.calls) == (parsed.error is None)
     for made in parsed.calls:
-        required = {a for a, (_, default) in TOOLS[made.name].arguments.items() if default is ...}
-        assert required <= set(made.arguments) <= set(TOOLS[made.name].arguments)
+        required = {a for a, (_, default) in TOOLS[made.name].items() if default is ...}
+        assert required <= set(made.arguments) <= set(TOOLS[made.name])
 
 
 def test_very_long_responses():
