@@ -124,7 +124,9 @@ def _literal(source: str) -> dict[str, Any]:
             arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
             return {"action": node.func.id} | arguments
         if isinstance(node, ast.Dict):
-            words = [ast.Constant(value.id) if isinstance(value, ast.Name) else value for value in node.values]
+            words = [
+                ast.Constant(value.id) if isinstance(value, ast.Name) else value for value in node.values
+            ]
             return ast.literal_eval(ast.Dict(node.keys, words))
     raise ValueError("it can't be read; write it like {'action': 'press_enter'}")
 

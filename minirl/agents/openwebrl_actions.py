@@ -234,7 +234,9 @@ async def write(session: Session, message: str) -> str:
         async with watched(session, quiet=True) as effect:
             value = await session.do(frame.evaluate(CHOOSE, [message]))
             if value is None:
-                raise ToolFailure(f"{name} does not take {message[:VALUE_CHARS]!r}. {WRITTEN_WHOLE[field.kind]}")
+                raise ToolFailure(
+                    f"{name} does not take {message[:VALUE_CHARS]!r}. {WRITTEN_WHOLE[field.kind]}"
+                )
         return f"{name} is now {value!r}.{effect.notes}"
 
     if not field.editable:

@@ -92,10 +92,10 @@ class Tab:
         """Note that a window will come. Those that a page opens by itself are blocked, and never come."""
         self.window = event.get("userGesture") is True
 
-    async def wait(self, is_over: Callable[[], bool], seconds: float) -> None:
+    async def wait(self, is_over: Callable[["Tab"], bool], seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0, seconds)):
-                while not is_over():
+                while not is_over(self):
                     self.changed.clear()
                     await self.changed.wait()
 
@@ -120,7 +120,7 @@ async def wait_until_ready(session: "Session", calm_ms: float) -> PageAnswer:
     while time.monotonic() < deadline:
         # A window that the action opens becomes the page
         if tab.window:
-            await tab.wait(lambda: not tab.window, WINDOW_SECONDS)
+            await tab.wait(lambda tab: not tab.window, WINDOW_SECONDS)
             tab.window = False
         if session.page is not page:
             await tab.forget(session)
@@ -136,7 +136,7 @@ async def wait_until_ready(session: "Session", calm_ms: float) -> PageAnswer:
             if n_documents <= MAX_DOCUMENTS:
                 deadline = time.monotonic() + READY_SECONDS
         elif tab.data:  # what comes may make another page of it, and so may another document
-            await tab.wait(lambda: not tab.data or tab.document != "", deadline - time.monotonic())
+            await tab.wait(lambda tab: not tab.data or tab.document != "", deadline - time.monotonic())
         elif session.page is page and not tab.document and not tab.window:
             break
 
@@ -148,7 +148,9 @@ async def wait_until_ready(session: "Session", calm_ms: float) -> PageAnswer:
     return settled
 
 
-async def _ask(session: "Session", page: Page, tab: Tab, calm_ms: float, deadline: float) -> PageAnswer | None:
+async def _ask(
+    session: "Session", page: Page, tab: Tab, calm_ms: float, deadline: float
+) -> PageAnswer | None:
     """Return settle.js's answer from the page or the action's inner frame; None if that was replaced."""
 
     async def ask(place: Page | Frame) -> PageAnswer:
