@@ -2,8 +2,8 @@
 
     python sft.py tiny
 
-Loss on the response tokens only, cosine schedule with warm-up. With demonstrations held back the weights that
-explain those best are kept: more cloning would learn the others by heart. OpenWebRL section 3.3.
+Loss on the response tokens only, cosine schedule with warm-up. With demonstrations held back for validation
+(--sft.held-back) the weights with the lowest validation loss stay: early stopping. OpenWebRL section 3.3.
 """
 
 import asyncio
@@ -23,22 +23,29 @@ from minirl.trainer import cloning_batches
 
 async def warm_start(experiment: Experiment, worker: RolloutWorker) -> None:
     """Evaluate the model as it is, briefly, clone the demonstrations and save the checkpoint `sft`."""
-    config, sft, trainer = experiment.config, experiment.config.sft, experiment.trainer
-    await evaluate(experiment, worker, experiment.tasks.heldout[: config.eval.interim_episodes], "before", 0)
+    config, trainer = experiment.config, experiment.trainer
+    tasks = experiment.tasks.heldout[: config.eval.interim_episodes]
+    await evaluate(experiment, worker, tasks, "before", 0)
+
+    # 1. Demonstrations: of the dump that --sft.demos names, or scripted solutions, acted out now.
     demos = await experiment.demonstrate(worker)
     if not demos:
         raise ValueError("no demonstration succeeded; look at the dump demos.jsonl in the run folder")
 
+    # 2. Rows: every turn as tokens, of which the response is cloned.
     examples = [TrajectoryRows(i, turn_rows(demo, advantage=1.0)) for i, demo in enumerate(demos)]
     examples = filter_by_length(examples, config.batch.micro_tokens, "--batch.micro-tokens", "demonstration")
+
+    # 3. Clone: minibatches of whole trajectories, AdamW; the weights with the lowest validation loss stay.
     worker.sleep()
-    with progress("cloning demonstrations", len(cloning_batches(examples, sft, config.seed))) as meter:
-        for update, found in enumerate(trainer.clone(examples, config.seed), 1):
-            meter.advance(note=f"loss {found['loss']:.3f}")
+    n_updates = len(cloning_batches(examples, config.sft, config.seed))
+    with progress("cloning demonstrations", n_updates) as meter:
+        for update, metrics in enumerate(trainer.clone(examples, config.seed), start=1):
+            note = f"loss {metrics['loss']:.3f}"
+            meter.advance(note=note)
+            if "validation" in metrics:
+                say(f"cloning: update {update}, {note}, of those held back {metrics['validation']:.3f}")
             await asyncio.sleep(0)  # lets the loop see Ctrl-C
-            if "validation" in found:
-                told = f"loss {found['loss']:.3f}, of those held back {found['validation']:.3f}"
-                say(f"cloning: update {update}, {told}")
     worker.sync(trainer.weights())
     experiment.checkpoints.export("sft", {"step": 0, "cursor": 0})
 

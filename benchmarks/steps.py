@@ -56,7 +56,7 @@ SAID = re.compile(r'<think>[^<]*"(\w+)"[^<]*</think>(<action>[^<]*)\[(\d+), (\d+
 AGENT = ["--agent.kind", "autowebworld", "--agent.no-feedback", "--eval.max-steps", "8"]
 # as recipes.autowebworld_7b; what it leaves open is the tiny recipe's
 STEPWISE = [
-    *("--rollout.max-steps", "1", "--rollout.stage-steps", "--rollout.no-dynamic"),
+    *("--rollout.max-steps", "1", "--rollout.no-dynamic"),
     *("--rollout.groups", str(BATCH), "--sampler.temperature", "1"),
     *("--reward.after", "any", "--reward.format-error", "0"),
     *("--loss.weighting", "grpo", "--loss.clip-high", "0.2", "--loss.kl", "0.04"),
@@ -151,7 +151,7 @@ def start(args: Args, bench: learning.Args, heldout: list[str]) -> Run:
         file = folder / "own_words.json"
         file.write_text(json.dumps(rows))
         cloning = ["--sft.max-steps", str(args.updates), "--sft.lr", "1e-3"]
-        cloning += ["--task.train-goals", str(len(rows)), "--task.demo-goals", str(len(rows))]
+        cloning += ["--task.demo-goals", str(len(rows))]
         flags = ["--seed", str(args.seed), "--task.train", str(file), *heldout, *cloning]
         learning.start(bench, run, "sft.py", *AGENT, *flags)
     return run

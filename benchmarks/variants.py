@@ -106,10 +106,10 @@ def main() -> None:
         longer = ["--agent.response-tokens", "80", "--eval.response-tokens", "80"]
         flags_of: dict[Variant, list[str]] = {
             "R1": [],
-            "R1, no thoughts": ["--agent.no-thinking"],
+            "R1, no thoughts": ["--agent.answers", "action"],
             "CoT": longer,
             "Zero": ZERO,
-            "Zero, no thoughts": [*ZERO, "--agent.no-thinking"],
+            "Zero, no thoughts": [*ZERO, "--agent.answers", "action"],
         }
         for name in args.variants:
             folder = "_".join([f"seed{args.seed}", *re.findall(r"\w+", name.removeprefix("R1").lower())])

@@ -1,10 +1,16 @@
-"""`python -m minirl demo [flags]`: watch or play one episode on a generated site."""
+"""usage: python -m minirl demo [flags]: watch or play one episode on a generated site"""
 
-import sys
+from collections.abc import Sequence
 
 from minirl.cli import demo
+from minirl.cli.command_line import run_main
+
+
+def run(argv: Sequence[str]) -> None:
+    if argv[:1] != ["demo"]:
+        raise ValueError(__doc__)
+    demo.run(argv[1:])
+
 
 if __name__ == "__main__":
-    if sys.argv[1:2] != ["demo"]:
-        sys.exit(__doc__)
-    sys.exit(demo.main(sys.argv[2:]))
+    run_main(run)

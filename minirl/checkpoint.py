@@ -39,20 +39,27 @@ class Checkpoints:
     """The checkpoint folder of a run. Every method is called by all ranks."""
 
     def __init__(self, trainer: Trainer, folder: Path):
-        self.trainer, self.ranks, self.folder = trainer, trainer.ranks, folder
+        self.trainer = trainer
+        self.ranks = trainer.ranks
+        self.folder = folder
         self.writing: tuple[Path, Any] | None = None  # with the future
 
     def saved(self) -> set[str]:
         """Return the names of the checkpoints to resume from, with the one that is being written."""
-        writing = [self.writing[0]] if self.writing else []
-        return self.ranks.broadcast({path.stem for path in checkpoints(self.folder) + writing})
+        names = {path.name for path in checkpoints(self.folder)}
+        if self.writing is not None:
+            part, _ = self.writing
+            names.add(part.stem)
+        return self.ranks.broadcast(names)
 
     def save(self, name: str, state: dict[str, Any]) -> None:
         """Start to write a checkpoint to resume from; `finish` completes it and leaves the newest two."""
         self.finish()
-        part, group = self._export(name, state), self.ranks.side
+        part = self._export(name, state)
         writer = dcp.HuggingFaceStorageWriter(str(part / "shards"), save_distributed=True)
-        future = dcp.async_save(shards(self.trainer), storage_writer=writer, process_group=group)
+        tensors = shards(self.trainer)
+        # in a group of its own, because the ranks go on to the next episodes meanwhile
+        future = dcp.async_save(tensors, storage_writer=writer, process_group=self.ranks.side)
         self.writing = part, future
 
     def export(self, name: str, state: dict[str, Any]) -> None:
@@ -64,7 +71,8 @@ class Checkpoints:
         """Wait for the checkpoint that is being written, and name it. OSError if that failed."""
         if self.writing is None:
             return
-        (part, future), self.writing = self.writing, None
+        part, future = self.writing
+        self.writing = None
         try:
             future.result(timeout=WRITE_SECONDS)
         except dcp.api.CheckpointException as error:
@@ -75,7 +83,8 @@ class Checkpoints:
 
     def _export(self, name: str, state: dict[str, Any]) -> Path:
         """Write the Hugging Face folder and the run's state; return its place, NAME.part."""
-        trainer, settings, part = self.trainer, self.trainer.config.model, self.folder / f"{name}.part"
+        trainer = self.trainer
+        part = self.folder / f"{name}.part"
         # all ranks gather each weight, the first one keeps it
         weights = {key: weight.cpu() for key, weight in trainer.weights() if self.ranks.is_main}
         if self.ranks.is_main:
@@ -83,17 +92,24 @@ class Checkpoints:
             part.mkdir(parents=True)
             trainer.preprocessor.tokenizer.save_pretrained(part)
             save_model(trainer.policy.model, part, state_dict=weights)
-            dtype = str(compute_dtype(settings, self.ranks.device)).removeprefix("torch.")  # of the files
-            model = json.loads((part / "config.json").read_text()) | {"dtype": dtype}
-            (part / "config.json").write_text(json.dumps(model, indent=2))
+            self._name_dtype(part / "config.json")
             for file_name in PROCESSOR_FILES:  # of a folder, or of a hub name in the cache
-                if file := cached_file(settings.path, file_name, **IF_THERE):
+                file = cached_file(trainer.config.model.path, file_name, **IF_THERE)
+                if file:
                     shutil.copy(file, part)
             (part / "state.json").write_text(json.dumps(state))
         self.ranks.barrier()
         return part
 
+    def _name_dtype(self, path: Path) -> None:
+        """Write into a model's settings the type that its files have."""
+        dtype = compute_dtype(self.trainer.config.model, self.ranks.device)
+        settings = json.loads(path.read_text())
+        settings["dtype"] = str(dtype).removeprefix("torch.")
+        path.write_text(json.dumps(settings, indent=2))
+
     def _complete(self, part: Path) -> None:
+        """Give a written checkpoint its final name, in place of an earlier one."""
         self.ranks.barrier()
         if self.ranks.is_main:
             path, old = part.with_suffix(""), part.with_suffix(".old")
@@ -106,19 +122,24 @@ class Checkpoints:
 
     def load(self, path: Path) -> dict[str, Any]:
         """Read a checkpoint; return the run's state. ValueError if it can't be read or fits another model."""
-        here, state, problems = shards(self.trainer), {}, []
+        tensors = shards(self.trainer)
         reader = dcp.HuggingFaceStorageReader(str(path / "shards"))
+        state: dict[str, Any] = {}
+        problems: list[ValueError] = []
         try:
             state = read_state(path)
-            there: Any = reader.read_metadata().state_dict_metadata
-            if {k: v.size for k, v in there.items()} != {k: v.shape for k, v in here.items()}:
+            metadata: Any = reader.read_metadata().state_dict_metadata
+            saved = {name: piece.size for name, piece in metadata.items()}
+            if saved != {name: tensor.shape for name, tensor in tensors.items()}:
                 raise ValueError("it belongs to another model")
         except UNREADABLE as error:
             problems = [unusable(path, error)]
-        if problems := self.ranks.all_gather(problems):
-            raise problems[0]  # on all ranks, or the others would wait for this one
+        # on all ranks, or the others would wait for this one
+        problems = self.ranks.all_gather(problems)
+        if problems:
+            raise problems[0]
         try:
-            dcp.load(here, storage_reader=reader, process_group=self.ranks.side)
+            dcp.load(tensors, storage_reader=reader, process_group=self.ranks.side)
         except (*UNREADABLE, dcp.api.CheckpointException) as error:
             raise unusable(path, error) from None
         return state
@@ -126,27 +147,29 @@ class Checkpoints:
     def start_from(self, path: Path) -> None:
         """Take the weights alone, from any Hugging Face folder of this model. ValueError if it is none."""
         try:
-            fresh = load_model(ModelConfig(path=str(path)), torch.device("cpu"), "auto")
-            model = self.trainer.policy.model
-            given, wanted = ({n: w.shape for n, w in m.named_parameters()} for m in (fresh, model))
-            if given != wanted:
+            source = load_model(ModelConfig(path=str(path)), torch.device("cpu"), "auto")
+            target = self.trainer.policy.model
+            if shapes(source) != shapes(target):
                 raise ValueError("it belongs to another model")
-            copy_weights(fresh, model)
+            copy_weights(source, target)
         except UNREADABLE as error:
             raise unusable(path, error) from None
 
     def resume(self) -> dict[str, Any]:
         """Load the newest checkpoint that can be read, and delete newer ones; return the run's state."""
-        paths = self.ranks.broadcast(checkpoints(self.folder)[::-1])
-        for i, path in enumerate(paths):
+        paths = self.ranks.broadcast(checkpoints(self.folder))
+        unread: list[Path] = []
+        for path in reversed(paths):
             try:
                 state = self.load(path)
             except ValueError as problem:
                 say(f"{problem}; trying the one before")
+                unread.append(path)
                 continue
             self.ranks.barrier()
-            for newer in paths[:i] if self.ranks.is_main else []:
-                shutil.rmtree(newer)
+            if self.ranks.is_main:
+                for newer in unread:
+                    shutil.rmtree(newer)
             say(f"resumed after step {state['step']}")
             return state
         raise ValueError(f"nothing to resume: no usable checkpoint in {self.folder}")
@@ -154,20 +177,28 @@ class Checkpoints:
 
 def shards(trainer: Trainer) -> dict[str, Tensor]:
     """Return this rank's weights and moments by name, as they are in use: `dcp.load` writes into them."""
-    return {
-        f"{key}.{name}": tensor
-        for name, weight in trainer.policy.model.named_parameters()
-        for key, tensor in {"weight": weight.detach(), **trainer.optimizer.state.get(weight, {})}.items()
-    }
+    tensors: dict[str, Tensor] = {}
+    for name, weight in trainer.policy.model.named_parameters():
+        tensors[f"weight.{name}"] = weight.detach()
+        for key, moment in trainer.optimizer.state.get(weight, {}).items():
+            tensors[f"{key}.{name}"] = moment
+    return tensors
+
+
+def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in model.named_parameters()}
 
 
 def read_state(path: Path) -> dict[str, Any]:
     """Return the run's state in a checkpoint. ValueError if it is none that a run has written."""
     state = json.loads((path / "state.json").read_text())
-    counts = [state.get("step"), state.get("cursor", 0)] if isinstance(state, dict) else [None]
-    if not all(type(count) is int and count >= 0 for count in counts):
+    if not isinstance(state, dict) or not is_count(state.get("step")) or not is_count(state.get("cursor", 0)):
         raise ValueError(f"state.json holds no step and cursor: {state!r:.80}")
     return state
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def unusable(path: Path, error: BaseException) -> ValueError:
@@ -176,13 +207,12 @@ def unusable(path: Path, error: BaseException) -> ValueError:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the complete RL checkpoints of a run, oldest first."""
-    return sorted(p for p in folder.glob("step_*") if p.suffix == "" and p.is_dir())
+    return sorted(path for path in folder.glob("step_*") if path.suffix == "" and path.is_dir())
 
 
 def prune(folder: Path, keep: int) -> None:
     """Delete all but the newest `keep` RL checkpoints, and leftovers of interrupted writes."""
-    for old in folder.glob("*.old"):
-        if not old.with_suffix("").exists():  # it was to be replaced, and was not
-            old.rename(old.with_suffix(""))
-    for path in [*checkpoints(folder)[: -keep or None], *folder.glob("*.part"), *folder.glob("*.old")]:
+    complete = checkpoints(folder)
+    surplus = complete[: len(complete) - keep] if keep < len(complete) else []
+    for path in [*surplus, *folder.glob("*.part"), *folder.glob("*.old")]:
         shutil.rmtree(path, ignore_errors=True)

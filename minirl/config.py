@@ -41,9 +41,8 @@ class AgentConfig:
     """A file with the system prompt; `{tools}` in it becomes the tools' schemas. By default our own."""
     screenshots: Positive = 1  # how many of the newest screenshots stay in the prompt
     feedback: bool = True  # tell what each call did; without, only what failed or could not be read
-    thinking: bool = True  # the text agent's answers: `<think>` and `<answer>`; without, the action alone
-    history: Literal["chat", "webrl"] = "chat"
-    """The text agent's rounds: as chat messages, or as WebRL's checkpoints expect them, without thoughts."""
+    answers: Literal["thinking", "action", "webrl"] = "thinking"
+    """The text agent's: `<think>` and `<answer>`, the action alone, or that in WebRL's form of a prompt."""
     reasoning: bool = True  # keep past turns' reasoning in the prompt; without, only their calls
     response_tokens: int = 1024
     context_tokens: int = 32768  # of the longest prompt with its response
@@ -72,7 +71,6 @@ class SamplerConfig:
     kind: Annotated[Literal["auto", "hf", "vllm", "remote"], arg(name="sampler", prefix_name=False)] = "auto"
     """vllm in process; hf: transformers; auto: vllm on CUDA, else hf; remote: --endpoint.url (eval.py)."""
     temperature: Annotated[float, Gt(0)] = 1.0  # of training; its episodes use no top-p and no top-k
-    max_batch: Positive = 32  # most requests that the transformers sampler decodes together
     gpu_memory: Share = 0.5  # share of each GPU's memory that vLLM has while episodes run
 
 
@@ -100,9 +98,9 @@ class JudgeConfig(EndpointConfig):
 
 @dataclass(frozen=True)
 class TaskConfig:
-    train: str = "shops:600-899"  # generated shops by number; a folder of sites; or a JSONL file of tasks
+    train: str = "shops:600-899"
+    """Generated shops by number, with an order in each; a folder of sites; or a JSONL file of tasks."""
     heldout: str = "shops:90001-90064"  # the same, for evaluation; with @serif behind it in another typeface
-    train_goals: Positive = 300  # how many goals in shops reinforcement may see
     demo_goals: int = 100  # how many of the training goals are demonstrated
     short: int = 0  # in shops: demonstrate goals of at most so many conditions, practise longer ones; 0: all
     demo_long: Share = 0.08  # of the demonstrations that are of longer goals nevertheless
@@ -116,8 +114,9 @@ class RolloutConfig:
     group: Annotated[int, Ge(2)] = 8  # episodes per task
     groups: Positive = 16  # groups per step; with dynamic sampling, groups of unequal rewards
     dynamic: bool = True  # drop groups whose rewards are all equal, and sample further tasks instead
-    max_steps: tuple[Positive, ...] = (15,)  # turns per episode, one value for each stage of the curriculum
-    stage_steps: tuple[int, ...] = ()  # how many training steps each stage but the last takes
+    max_steps: tuple[Positive, ...] = (15,)
+    """Turns per episode. A curriculum names the training steps of its stages between them: 15 90 30 is 15
+    turns for 90 steps, then 30."""
     dump_all: bool = False  # dump dropped groups, too, and keep every step's dump: for a judge to learn from
 
 
@@ -141,8 +140,7 @@ class LossConfig:
     weighting: Literal["openwebrl", "openwebrl-paper", "webagent-r1", "token-mean", "grpo"] = "openwebrl"
     """How tokens are averaged: minirl/loss.py has the formulas."""
     old: Literal["sampler", "recompute"] = "sampler"  # whose log-probs the ratio starts from
-    clip_low: float = 0.2
-    clip_high: float = 0.28
+    clip_high: float = 0.28  # ratios are clipped to 0.8 and to 1 + this
     kl: Annotated[float, Ge(0)] = 0.0  # weight of the k3 divergence from the model that RL started from
     std_eps: float = 1e-6  # added to a group's standard deviation
 
@@ -212,7 +210,6 @@ class Config:
     warm_start: str = "sft"
     """Start from this checkpoint's folder; `sft`: the run's own, made first; `none`: the model as it is."""
     shuffle_rewards: bool = False  # control: permute each group's rewards, so that nothing can be learned
-    wandb: str | None = None  # project to log to
     plan: str | None = None  # only say whether it fits on these GPUs: 8x80 are eight of 80 GB each
     model: ModelConfig = field(default_factory=ModelConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
@@ -235,10 +232,14 @@ class Config:
         return Path("runs") / (self.name or default)
 
     def max_steps(self, step: int) -> int:
-        """Return the turns per episode at a step: (15, 30) with stage_steps (90,) is 15 at 0-89, then 30."""
-        stages = self.rollout.stage_steps
-        passed = sum(step >= sum(stages[: i + 1]) for i in range(len(stages)))
-        return self.rollout.max_steps[passed]
+        """Return the turns per episode at a 0-based step: (15, 90, 30) is 15 at 0-89, then 30."""
+        *stages, turns = self.rollout.max_steps
+        end = 0
+        for stage_turns, stage_steps in zip(stages[::2], stages[1::2], strict=True):
+            end += stage_steps
+            if step < end:
+                return stage_turns
+        return turns
 
 
 def to_json(config: Config) -> dict[str, Any]:

@@ -1,25 +1,23 @@
 """The terminal: progress of long phases and single lines.
 
 Every module that takes long or has something to tell writes through here. On a terminal the state of a phase
-is a bar and a line that move; elsewhere (CI, `nohup`, a pipe) a new line every ten seconds, to be read later.
-What pages, models and other people's files say may be in a text: it can't give orders to the terminal.
+is a bar that moves; elsewhere (CI, `nohup`, a pipe) it is a line when the phase ends. What pages, models and
+other people's files say may be in a text: it can't give orders to the terminal.
 """
 
 import re
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 CONSOLE = Console(highlight=False)
-PLAIN_SECONDS = 10.0  # between two plain lines of one phase
 # All control characters but tabs and line feeds, those that turn a line's direction, and half characters
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 QUIET_SECONDS = 2.0  # a phase shorter than this leaves no plain line
@@ -39,7 +37,8 @@ def printable(text: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return what an error says in one line of at most 300 characters, or its name if it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]
 
 
 def duration(seconds: float) -> str:
@@ -47,83 +46,50 @@ def duration(seconds: float) -> str:
     if seconds < 59.95:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m"
 
 
 @dataclass
 class Meter:
-    """How far a phase has come. The phase calls `advance` or `reach`; `line` is shown."""
+    """How far a phase has come, as the phase tells it."""
 
-    description: str
-    total: int | None = None
-    done: int = 0
-    note: str = ""  # a few words after the numbers, e.g. "success 0.41"
-    started: float = field(default_factory=time.monotonic)
+    progress: bars.Progress
+    task: bars.TaskID
 
     def advance(self, n: int = 1, note: str | None = None) -> None:
-        self.done += n
-        self.note = self.note if note is None else note
+        """Say that `n` more are done, with a few words that stay, as "loss 0.41"."""
+        self.progress.update(self.task, advance=n)
+        if note is not None:
+            self.progress.update(self.task, note=printable(note))
 
     def reach(self, done: int) -> None:
         """Say how many are done in all."""
-        self.done = done
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self.started
-
-    def line(self) -> str:
-        """Return the state of the phase on one line.
-
-        >>> Meter("collecting", total=64, done=16, started=time.monotonic() - 32).line()
-        'collecting: 16/64, 0.5/s, 32.0s elapsed, 1m36s left'
-        """
-        elapsed, parts = self.elapsed, []
-        rate = self.done / max(elapsed, 1e-6)
-        if self.total is not None or self.done:
-            parts += [f"{self.done}" if self.total is None else f"{self.done}/{self.total}", f"{rate:.3g}/s"]
-        parts.append(f"{duration(elapsed)} elapsed")
-        if self.total is not None and 0 < self.done < self.total:
-            parts.append(f"{duration((self.total - self.done) / rate)} left")
-        return printable(f"{self.description}: {', '.join(filter(None, [*parts, self.note]))}")
+        self.progress.update(self.task, completed=done)
 
 
 @contextmanager
-def progress(description: str, total: int | None = None) -> Iterator[Meter]:
+def progress(phase: str, total: int | None = None) -> Iterator[Meter]:
     """Show how far a phase has come, while the block calls the meter; `total=None`: its length is unknown."""
-    meter, ending = Meter(description, total), "stopped"
-    if CONSOLE.is_terminal:
-        columns = SpinnerColumn(), BarColumn(bar_width=28), TextColumn("{task.description}", markup=False)
-        with Progress(*columns, console=CONSOLE, transient=True) as bars:
-            bar = bars.add_task(description, total=total)
-            with every(0.2, lambda: bars.update(bar, completed=meter.done, description=meter.line())):
-                yield meter
-        return
-    try:
-        with every(PLAIN_SECONDS, lambda: say(meter.line())):
-            yield meter
-        ending = "finished"
-    finally:
-        if meter.elapsed >= QUIET_SECONDS:
-            say(f"{meter.line()}, {ending}")
-
-
-@contextmanager
-def every(seconds: float, act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` at an interval from a thread, so that a phase that blocks still shows that it lives."""
-    ended = threading.Event()
-
-    def loop() -> None:
-        while not ended.wait(seconds):
-            act()
-
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    columns = [
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.description}", markup=False),
+        bars.BarColumn(bar_width=28),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
+        bars.TextColumn("{task.fields[note]}", markup=False),
+    ]
+    started = time.monotonic()
+    plain = not CONSOLE.is_terminal
+    with bars.Progress(*columns, console=CONSOLE, transient=True, disable=plain) as shown:
+        task = shown.add_task(printable(phase), total=total, note="")
+        yield Meter(shown, task)
+    seconds = time.monotonic() - started
+    if plain and seconds >= QUIET_SECONDS:
+        say(f"{phase}: {duration(seconds)}")
 
 
 class PlainTable(Table):

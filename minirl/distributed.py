@@ -91,7 +91,8 @@ class TaskQueue:
     """One step's tasks, under a name used once. What one rank posts is in all ranks' `results()`."""
 
     def __init__(self, ranks: Ranks, name: str):
-        self.store, self.name = dist.PrefixStore(name, ranks.store), str(ranks.rank)
+        self.store = dist.PrefixStore(name, ranks.store)
+        self.name = str(ranks.rank)
         self.known: dict[int, bool] = {}
         self.next = 0
 
@@ -117,8 +118,9 @@ class TaskQueue:
 
     def results(self) -> dict[int, bool]:
         """Return whether each task that has ended so far is kept."""
-        ended = [n for n in range(self.claimed()) if n not in self.known and self.store.check([str(n)])]
-        self.known |= {n: self.store.get(str(n)) == b"kept" for n in ended}
+        for n in range(self.claimed()):
+            if n not in self.known and self.store.check([str(n)]):
+                self.known[n] = self.store.get(str(n)) == b"kept"
         return self.known
 
 

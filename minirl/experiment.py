@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import torch
@@ -45,9 +45,17 @@ class Experiment:
     log: Logger
     tasks: TaskSets
     preprocessor: Preprocessor
-    trainer: Trainer  # None, like the checkpoints, of a model that is served elsewhere: only in eval.py
-    checkpoints: Checkpoints
     ranks: Ranks
+    loaded: Trainer | None  # not of a model that is served elsewhere, which only eval.py can ask
+
+    @property
+    def trainer(self) -> Trainer:
+        assert self.loaded is not None, "a served model is not trained"
+        return self.loaded
+
+    @cached_property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.trainer, self.run.checkpoint_dir)
 
     @contextlib.asynccontextmanager
     async def worker(self, rewarded: bool = False) -> AsyncIterator[RolloutWorker]:
@@ -59,28 +67,27 @@ class Experiment:
         from minirl.judges.judge import EndpointJudge, open_judge
         from minirl.worlds.render import SiteServer, sites_of
 
-        config, browser, run, tasks = self.config, self.config.browser, self.run, self.tasks.all
+        config, images, tasks = self.config, self.run.images, self.tasks.all
         benchmark_of = choose_benchmarks(config)
         refuse_impossible(config.judge, tasks, benchmark_of, rewarded)
         live = [task for task in tasks if not benchmark_of(task).recorded]
         if len(live) < len(tasks) and config.agent.kind != "autowebworld":
             raise ValueError("recorded steps are AutoWebWorld's: add --agent.kind autowebworld")
         trusted = {place for task in tasks for place in benchmark_of(task).places(task)}
-        hosts = HostBackoff()
+        hosts = {urlsplit(task.start_url).hostname for task in live}
         with SiteServer(sites_of(tasks)) as server:
-            # then browsers need to reach nothing else
-            sealed = {urlsplit(task.start_url).hostname for task in live} <= set(server.sites)
-            pool = BrowserPool(browser, server.sites, sealed, trusted)
+            sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
+            pool = BrowserPool(config.browser, server.sites, sealed, trusted)
             async with (
                 pool if live else contextlib.nullcontext(),
                 self.sampler() as sampler,
-                open_judge(config, self.ranks, run.images) as judge,
+                open_judge(config, self.ranks, images) as judge,
             ):
                 endpoint = judge.endpoint if isinstance(judge, EndpointJudge) else None
                 benchmarks = choose_benchmarks(config, endpoint)
                 agent = make_agent(config, self.preprocessor)
-                harness = Harness(config, self.preprocessor, agent, pool, run.images, benchmarks)
-                yield RolloutWorker(harness, sampler, self.ranks, hosts, judge)
+                harness = Harness(config, self.preprocessor, agent, pool, images, benchmarks)
+                yield RolloutWorker(harness, sampler, self.ranks, HostBackoff(), judge)
 
     @contextlib.asynccontextmanager
     async def sampler(self) -> AsyncIterator[Sampler]:
@@ -89,32 +96,35 @@ class Experiment:
         from minirl.samplers.huggingface import HfSampler
         from minirl.samplers.vllm import VllmSampler
 
-        config, trainer, device = self.config, self.trainer, self.ranks.device
+        config, device = self.config, self.ranks.device
         kind = config.sampler.kind
         if kind == "remote":
             async with open_endpoint(config.endpoint) as endpoint:
                 yield RemoteSampler(endpoint)
             return
-        if kind == "vllm" or (kind == "auto" and device.type == "cuda"):
+        if kind == "auto":
+            kind = "vllm" if device.type == "cuda" else "hf"
+        if kind == "vllm":
             with progress("starting vLLM"):
                 sampler = VllmSampler(config, self.preprocessor, self.ranks)
         else:
-            model = trainer.policy.model
+            model = self.trainer.policy.model
             if any(isinstance(weight, DTensor) for weight in model.parameters()):
                 model = open_model(config, device, None)  # one rank alone can't ask a sharded model
             threads = max(1, cores() - 1)  # one is left to Chromium
-            sampler = HfSampler(model, self.preprocessor, config.sampler, threads)
+            sampler = HfSampler(model, self.preprocessor, threads)
         try:
-            sampler.sync(trainer.weights())
+            sampler.sync(self.trainer.weights())
             yield sampler
         finally:
             sampler.close()
 
     async def run_tasks(self, worker: RolloutWorker, tasks: Sequence[Task], label: str) -> list[Trajectory]:
         """Return an evaluation's episode of each task; they are kept as the dump `label`."""
-        places, steps = [(task, n) for n, task in enumerate(tasks)], self.config.eval.max_steps
+        members = [(task, n) for n, task in enumerate(tasks)]
+        max_steps = self.config.eval.max_steps
         with progress(f"evaluating {label}", len(tasks)) as meter:
-            trajectories = await worker.evaluate(places, label, steps, meter.reach)
+            trajectories = await worker.evaluate(members, label, max_steps, meter.reach)
         self.run.save_trajectories(label, trajectories)
         return trajectories
 
@@ -132,19 +142,26 @@ class Experiment:
             live = [task for task in self.tasks.demos if not benchmark_of(task).recorded]
             if live and self.config.agent.kind == "autowebworld":
                 raise ValueError("clone this agent's tasks as recorded steps: python -m minirl.worlds record")
-            found = demonstrations(recorded, worker.harness) + await act_out(live, worker)
-            self.run.save_trajectories("demos", found)
-            return found
-        found = load_demonstrations(demos, worker.harness)
-        wordings = {task.instruction for task in heldout}  # of a public record, whose site may not be told
-        clean = {task.id for task in drop_leaked([t.task for t in found], heldout, benchmark_of)}
-        named = [t for t in found if t.task.start_url or t.task.instruction not in wordings]
-        kept = [t for t in named if t.task.id in clean]
-        if not kept:
-            raise ValueError(f"--sft.demos {demos} solves held-out tasks alone, {found[0].task.id} for one")
-        if len(kept) < len(found):
-            say(f"{len(found) - len(kept)} demonstrations solve held-out tasks, and were left out")
-        return kept
+            solutions = demonstrations(recorded, worker.harness)
+            solutions += await act_out(live, worker)
+            self.run.save_trajectories("demos", solutions)
+            return solutions
+        loaded = load_demonstrations(demos, worker.harness)
+        tasks = [trajectory.task for trajectory in loaded]
+        clean = {task.id for task in drop_leaked(tasks, heldout, benchmark_of)}
+        wordings = {task.instruction for task in heldout}
+        solutions = []
+        for trajectory in loaded:
+            task = trajectory.task
+            # of a public record the site may not be known
+            has_leaked = not task.start_url and task.instruction in wordings
+            if task.id in clean and not has_leaked:
+                solutions.append(trajectory)
+        if not solutions:
+            raise ValueError(f"--sft.demos {demos} solves held-out tasks alone, {tasks[0].id} for one")
+        if len(solutions) < len(loaded):
+            say(f"{len(loaded) - len(solutions)} demonstrations solve held-out tasks, and were left out")
+        return solutions
 
     async def reset_sites(self) -> None:
         """Have WebArena's sites put back to how they were, if the config names a server for that."""
@@ -166,7 +183,9 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
         if preprocessor is None or preprocessor.images is None:
             raise ValueError("this model can't see; use a vision-language model for AutoWebWorld's agent")
         return AutoWebWorldAgent(config.agent, preprocessor.images.resized)
-    return (OpenWebRLAgent if config.agent.kind == "visual" else WebAgentR1Agent)(config.agent)
+    if config.agent.kind == "visual":
+        return OpenWebRLAgent(config.agent)
+    return WebAgentR1Agent(config.agent)
 
 
 def place_model(config: Config, folder: Path, ranks: Ranks) -> ModelConfig:
@@ -190,17 +209,17 @@ def open_experiment(config: Config, ranks: Ranks) -> Experiment:
     CONSOLE.quiet = not ranks.is_main
     tasks = make_task_sets(config)
     run = Run(config.run_dir, records=ranks.is_main)
-    config = replace(config, model=place_model(config, (config.replay or config.run_dir) / "model", ranks))
+    source = Run(config.replay) if config.replay else run
+    config = replace(config, model=place_model(config, source.root / "model", ranks))
     torch.manual_seed(config.seed)
     preprocessor = load_preprocessor(config.model)
-    trainer, checkpoints = cast(Trainer, None), cast(Checkpoints, None)
+    trainer = None
     if config.sampler.kind != "remote":
         with progress("loading the model"):
-            images = Run(config.replay).images if config.replay else run.images
-            trainer = Trainer(partial(open_model, config), preprocessor, config, images, ranks)
-        checkpoints = Checkpoints(trainer, run.checkpoint_dir)
+            load = partial(open_model, config)
+            trainer = Trainer(load, preprocessor, config, source.images, ranks)
     run.write_config(to_json(config))  # last: where no model can be loaded, an earlier run's settings stay
     if ranks.is_main:
         save_tasks(config.run_dir / "heldout.jsonl", tasks.heldout)
-    log = Logger(run, config.wandb, config.steps)
-    return Experiment(config, run, log, tasks, preprocessor, trainer, checkpoints, ranks)
+    log = Logger(run, config.steps)
+    return Experiment(config, run, log, tasks, preprocessor, ranks, trainer)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from minirl.config import LossConfig
 
+CLIP_LOW = 0.2  # of all three papers
 MAX_CORRECTION = 2.0  # of truncated importance sampling
 
 
@@ -99,7 +100,7 @@ def policy_loss(
     logprobs_N, old_N, advantage_N = logprobs_N[counts_N], old_N[counts_N], advantage_N[counts_N]
     gap_N = logprobs_N - old_N
     ratio_N = gap_N.exp()
-    clipped_N = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_high)
+    clipped_N = ratio_N.clamp(1 - CLIP_LOW, 1 + config.clip_high)
     per_token_N = torch.maximum(-ratio_N * advantage_N, -clipped_N * advantage_N)
     sums = {
         "tokens": torch.tensor(float(len(ratio_N))),

@@ -34,7 +34,8 @@ class Policy(nn.Module):
     def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, temperature: float):
         super().__init__()
         self.model: Any = model
-        self.temperature, head = temperature, self.model.get_output_embeddings()
+        self.temperature = temperature
+        head = self.model.get_output_embeddings()
         mask_V = torch.zeros(head.weight.shape[0], device=head.weight.device)
         mask_V[list(preprocessor.suppressed)] = NEVER
         self.register_buffer("suppressed_V", mask_V, persistent=False)
@@ -48,7 +49,8 @@ class Policy(nn.Module):
         head = (self.model.get_output_embeddings().weight, self.suppressed_V, self.temperature)
         logprobs_N = token_logprobs(hidden_NH, targets_N, *head)
         logprobs_N = logprobs_N.masked_fill(self.suppressed_V[targets_N] < 0, float("-inf"))
-        return logprobs_N, token_entropies(hidden_NH, *head) if entropy else None
+        entropies_N = token_entropies(hidden_NH, *head) if entropy else None
+        return logprobs_N, entropies_N
 
 
 def make_policy(
@@ -73,11 +75,12 @@ def make_policy(
         raise ValueError("--optim.offload moves weights off a GPU; there is none")
     # inputs are cast at the root alone: inside, rotary tables are float32 on purpose
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    inner = replace(precision, cast_forward_inputs=False)
     offload = CPUOffloadPolicy() if config.optim.offload else OffloadPolicy()
     shard = partial(fully_shard, mesh=ranks.mesh(config.optim.replicas), offload_policy=offload)
     for module in list(model.modules()):
         if isinstance(module, GradientCheckpointingLayer):
-            shard(module, mp_policy=replace(precision, cast_forward_inputs=False))
+            shard(module, mp_policy=inner)
     shard(policy, mp_policy=precision)
     return policy.float()
 
@@ -85,10 +88,10 @@ def make_policy(
 @torch.no_grad()
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
     """Fill `target` with the weights of a model of its shape, whole or sharded as it is."""
-    given = dict(source.named_parameters())
-    for name, own in target.named_parameters():
-        new = given[name].to(own.device, own.dtype)
-        if isinstance(own, DTensor) and not isinstance(new, DTensor):
+    weights = dict(source.named_parameters())
+    for name, weight in target.named_parameters():
+        new = weights[name].to(weight.device, weight.dtype)
+        if isinstance(weight, DTensor) and not isinstance(new, DTensor):
             # every rank has all of it, so nothing need be sent
-            new = distribute_tensor(new, own.device_mesh, own.placements, src_data_rank=None)
-        own.copy_(new)
+            new = distribute_tensor(new, weight.device_mesh, weight.placements, src_data_rank=None)
+        weight.copy_(new)

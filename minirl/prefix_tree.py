@@ -39,23 +39,31 @@ class Forest:
     def add(self, keys: np.ndarray) -> np.ndarray:
         """Lay out a sequence; return the places of its tokens in the row."""
         ranges: list[Range] = []
-        at, chain, offset = 0, -1, 0
-        while at < len(keys) and (branch := (chain, offset, int(keys[at]))) in self.branches:
-            chain = self.branches[branch]
-            offset, start = common(self.keys[chain], keys[at:]), self.chains[chain].start
+        chain, offset = -1, 0
+        done = 0
+        # follow the chains that begin as the sequence does
+        while done < len(keys):
+            branch = self.branches.get((chain, offset, int(keys[done])))
+            if branch is None:
+                break
+            chain = branch
+            offset = common_prefix(self.keys[chain], keys[done:])
+            start = self.chains[chain].start
             ranges = join(ranges, (start, start + offset))
-            at += offset
-        if at < len(keys):
-            own = (self.size, self.size + len(keys) - at)
-            self.branches[chain, offset, int(keys[at])] = len(self.chains)
-            self.keys.append(keys[at:])
-            self.chains.append(Chain(*own, tuple(ranges)))
-            self.size = own[1]
-            ranges = join(ranges, own)
-        return np.concatenate([np.arange(*each) for each in ranges])
+            done += offset
+        # what no chain has becomes a chain of its own
+        if done < len(keys):
+            rest = keys[done:]
+            start, end = self.size, self.size + len(rest)
+            self.branches[chain, offset, int(rest[0])] = len(self.chains)
+            self.keys.append(rest)
+            self.chains.append(Chain(start, end, tuple(ranges)))
+            self.size = end
+            ranges = join(ranges, (start, end))
+        return np.concatenate([np.arange(start, end) for start, end in ranges])
 
 
-def common(a: np.ndarray, b: np.ndarray) -> int:
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     """Return the length of the longest common prefix."""
     n = min(len(a), len(b))
     different = np.flatnonzero(a[:n] != b[:n])
@@ -64,25 +72,32 @@ def common(a: np.ndarray, b: np.ndarray) -> int:
 
 def join(ranges: list[Range], last: Range) -> list[Range]:
     """Append a range, merged with the one before where they touch."""
-    if ranges and ranges[-1][1] == last[0]:
-        return [*ranges[:-1], (ranges[-1][0], last[1])]
+    if ranges:
+        start, end = ranges[-1]
+        if end == last[0]:
+            return [*ranges[:-1], (start, last[1])]
     return [*ranges, last]
 
 
 def image_keys(row: Row, pad: int) -> np.ndarray:
     """Return the row's ids, with each image's pads replaced by a negative number made from its name."""
-    ids = np.array(row.ids, dtype=np.int64)
-    pads = np.flatnonzero(ids == pad)
-    runs = np.split(pads, np.flatnonzero(np.diff(pads) != 1) + 1) if row.images else []
+    keys = np.array(row.ids, dtype=np.int64)
+    runs = []
+    if row.images:
+        pads = np.flatnonzero(keys == pad)
+        gaps = np.flatnonzero(np.diff(pads) != 1)
+        runs = np.split(pads, gaps + 1)
     assert len(runs) == len(row.images), "every image has one run of pads"
     for places, name in zip(runs, row.images, strict=True):
-        ids[places] = -1 - (int.from_bytes(sha256(name.encode()).digest()[:8], "big") >> 1)
-    return ids
+        digest = sha256(name.encode()).digest()
+        keys[places] = -1 - (int.from_bytes(digest[:8], "big") >> 1)
+    return keys
 
 
 def micro_batches(rows: Sequence[Row], tokens: int, pad: int, limit: int) -> list[MicroBatch]:
     """Return rows that begin alike together, in forests of at most `tokens` tokens if they can."""
-    parts, forest = [], Forest()
+    parts: list[MicroBatch] = []
+    forest = Forest()
     for row in sorted(rows, key=lambda row: row.ids):
         keys = image_keys(row, pad)
         if len(keys) > limit:
@@ -98,26 +113,43 @@ def micro_batches(rows: Sequence[Row], tokens: int, pad: int, limit: int) -> lis
 
 def pack(rows: Sequence[Row], preprocessor: Preprocessor, images: ImageStore, device: torch.device) -> Batch:
     """Return a batch of one row; `inputs["tree"]` holds its chains for the attention."""
-    forest, pad = Forest(), preprocessor.pad
-    keys = [image_keys(row, pad) for row in rows]
-    # trunks first, the longest before its own beginnings, so that each is one chain in one piece
-    trunks = [k[: row.shared] for k, row in zip(keys, rows, strict=True) if row.shared]
-    for trunk in sorted(trunks, key=len, reverse=True):
-        forest.add(trunk)
-    places = [forest.add(k) for k in keys]
+    keys = [image_keys(row, preprocessor.pad) for row in rows]
+    forest = lay_out_trunks(rows, keys)
+    places = [forest.add(row_keys) for row_keys in keys]
+
+    # ids and positions of each turn, as it would have them alone, at its places
     ids_L = np.zeros(forest.size, dtype=np.int64)
     position_3L = np.zeros((3, forest.size), dtype=np.int64)
     pictures: dict[int, Picture] = {}  # by the place of the first pad
     for row, place in zip(rows, places, strict=True):
-        own = encode_row(row, preprocessor, images)
-        ids_L[place], position_3L[:, place] = own.ids_L, own.position_3L
+        encoded = encode_row(row, preprocessor, images)
+        ids_L[place] = encoded.ids_L
+        position_3L[:, place] = encoded.position_3L
         if preprocessor.images:
-            sizes = [len(patches) // preprocessor.images.merge**2 for patches, _ in own.pictures]
-            starts = place[image_starts(own.ids_L, sizes, pad)].tolist()
-            pictures |= zip(starts, own.pictures, strict=True)
+            merged = preprocessor.images.merge**2
+            sizes = [len(patches) // merged for patches, _ in encoded.pictures]
+            starts = place[image_starts(encoded.ids_L, sizes, preprocessor.pad)]
+            pictures.update(zip(starts.tolist(), encoded.pictures, strict=True))
     ordered = [pictures[start] for start in sorted(pictures)]
     inputs = padded_inputs([Encoded(ids_L, position_3L, ordered)], preprocessor, device)
+
     # nothing is padding: or transformers takes jumping positions for packed documents and makes a mask
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     sources = [place[row.start - 1 : -1] for row, place in zip(rows, places, strict=True)]
     return with_targets(inputs | {"tree": tuple(forest.chains)}, rows, sources, device)
+
+
+def lay_out_trunks(rows: Sequence[Row], keys: Sequence[np.ndarray]) -> Forest:
+    """Return a forest with the trunks alone, the longest first.
+
+    Were a turn laid out before its trajectory's whole trunk, the trunk would end in its chain, and go on in
+    several: later turns would see several ranges, and attention be a kernel call for each.
+    """
+    forest = Forest()
+    trunks = []
+    for row, row_keys in zip(rows, keys, strict=True):
+        if row.shared:
+            trunks.append(row_keys[: row.shared])
+    for trunk in sorted(trunks, key=len, reverse=True):
+        forest.add(trunk)
+    return forest

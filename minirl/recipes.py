@@ -42,8 +42,8 @@ def tiny() -> Config:
         browser=BrowserConfig(
             width=480, height=360, episodes=24, action_seconds=15, episode_seconds=120, quiet_ms=0
         ),
-        sampler=SamplerConfig(temperature=1.0, max_batch=12),
-        rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 6), stage_steps=(4,)),
+        sampler=SamplerConfig(temperature=1.0),
+        rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 4, 6)),
         optim=OptimConfig(lr=2e-4, decay=True),
         batch=BatchConfig(epochs=3, minibatch_turns=128, micro_tokens=8192),
         sft=SftConfig(lr=5e-4, epochs=1000, max_steps=60, batch=32, held_back=0.2),
@@ -64,7 +64,7 @@ def tiny_text() -> Config:
         task=replace(config.task, demo_goals=6, demo_long=0.01),
         model=ModelConfig(),
         agent=replace(agent, response_tokens=48, context_tokens=1536),
-        rollout=replace(config.rollout, max_steps=(10,), stage_steps=()),
+        rollout=replace(config.rollout, max_steps=(10,)),
         reward=RewardConfig(format_error=0.0),
         loss=LossConfig(std_eps=1e-4),
         optim=replace(config.optim, lr=3e-4),
@@ -85,7 +85,7 @@ def openwebrl_4b() -> Config:
         model=ModelConfig(path="Qwen/Qwen3-VL-4B-Thinking", gradient_checkpointing=True, freeze_vision="sft"),
         browser=BrowserConfig(episodes=80, width=1280, height=1000),  # of 80 to 100 sandboxes; size: code
         sampler=SamplerConfig(temperature=0.8),
-        rollout=RolloutConfig(group=5, groups=48, max_steps=(15, 30), stage_steps=(90,)),
+        rollout=RolloutConfig(group=5, groups=48, max_steps=(15, 90, 30)),
         reward=RewardConfig(invalid="drop", format="every"),  # ours; paper: mask; code: last
         loss=LossConfig(weighting="openwebrl"),  # code; paper: openwebrl-paper
         optim=OptimConfig(lr=1e-6, betas=(0.9, 0.98), weight_decay=0.1, grad_clip=1.0),  # all but decay: code
@@ -135,7 +135,7 @@ def webagent_r1_8b() -> Config:
         config,
         recipe="webagent_r1_8b",
         model=replace(config.model, path="meta-llama/Llama-3.1-8B-Instruct"),
-        agent=replace(config.agent, history="webrl", thinking=False),
+        agent=replace(config.agent, answers="webrl"),
     )
 
 

@@ -9,7 +9,7 @@
 
 Whole files are written beside their place and then renamed. A process that is killed may leave a torn last
 line in appended files: readers skip a line without its newline, and the next append removes it. A folder may
-come from anybody: links and pipes in the place of its files are refused.
+come from anybody: its screenshots are no links, which could lead to other files.
 """
 
 import errno
@@ -38,7 +38,6 @@ TRAJECTORY = TypeAdapter(Trajectory)
 REGULAR = "eval_step_"  # begins the names of the evaluations every `eval_every` steps
 STEP_LABEL = re.compile(r"step_(\d+)")
 IMAGE_NAME = re.compile("[0-9a-f]{16}")
-QUOTED_IMAGE = re.compile(rb'"([0-9a-f]{16})"')
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -53,11 +52,9 @@ def write_atomic(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def own(path: Path) -> Path:
-    """Return a file's path. ValueError for a link, which may lead anywhere, or a pipe, which never ends."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise ValueError(f"{path} is a link or no file at all; remove it")
-    return path
+def refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, which may lead anywhere; name the place itself")
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
@@ -65,40 +62,51 @@ def to_line(record: Mapping[str, Any]) -> bytes:
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    write_atomic(path, b"".join(map(to_line, records)))
+    """Write a file of JSON lines, whole or not at all."""
+    write_atomic(path, b"".join(to_line(record) for record in records))
 
 
 def save_tasks(path: Path, tasks: Iterable[Task]) -> None:
-    write_lines(path, map(asdict, tasks))
+    write_lines(path, [asdict(task) for task in tasks])
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one line in one write, after removing a torn last line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(own(path), "a+b") as file:
+    with open(path, "a+b") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)  # ranks append to one dump of an evaluation
-        if end := file.seek(0, os.SEEK_END):
+        end = file.seek(0, os.SEEK_END)
+        if end:
             file.seek(end - 1)
             if file.read(1) != b"\n":
                 file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
+                whole_lines = file.read().rfind(b"\n") + 1
+                file.truncate(whole_lines)
         file.write(to_line(record))
 
 
 def read_as(source: Path | bytes, adapter: TypeAdapter[T], problem: str) -> T:
     """Return JSON, of a file or as it is, as a type. ValueError says `problem` and the reason in one line."""
-    try:  # pydantic's own parser would refuse the half characters that pages may hold
+    try:
         text = source if isinstance(source, bytes) else source.read_bytes()
+        # pydantic's own parser would refuse the half characters that pages may hold
         return adapter.validate_python(json.loads(text))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{problem}: {' '.join(str(error).split())[:300]}") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{problem}: {reason[:300]}") from None
 
 
 def read_records(path: Path, kind: type[T]) -> list[T]:
     """Return the lines of a file, which may be missing or torn. ValueError names one that is no `kind`."""
-    adapter, advice = TypeAdapter(kind), "cannot be read (delete that line, or the file)"
-    lines = own(path).read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [read_as(line, adapter, f"{path}, line {n}, {advice}") for n, line in enumerate(lines, start=1)]
+    if not path.exists():
+        return []
+    adapter = TypeAdapter(kind)
+    records = []
+    *lines, _torn = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        problem = f"{path}, line {number}, cannot be read (delete that line, or the file)"
+        records.append(read_as(line, adapter, problem))
+    return records
 
 
 def to_record(trajectory: Trajectory) -> dict[str, Any]:
@@ -123,11 +131,11 @@ class ImageFolder:
 
     def get(self, name: str) -> bytes:
         """Return a screenshot's PNG. ValueError if it is not there, or not the name of one."""
-        try:
-            return own(self.path(name)).read_bytes()
-        except FileNotFoundError:
-            problem = f"screenshot {name} is not in {self.folder}; its dump may have been pruned"
-            raise ValueError(problem) from None
+        path = self.path(name)
+        refuse_link(path)
+        if not path.exists():
+            raise ValueError(f"screenshot {name} is not in {self.folder}; its dump may have been pruned")
+        return path.read_bytes()
 
     def path(self, name: str) -> Path:
         if not IMAGE_NAME.fullmatch(name):
@@ -136,14 +144,19 @@ class ImageFolder:
 
 
 class Run:
-    """One run folder, created on the first write. Of the ranks that train together the first one alone writes
-    and deletes `records`; screenshots are stored by the rank that saw them."""
+    """One run folder, created on the first write.
+
+    Of the ranks that train together the first one alone writes and deletes `records`; screenshots are stored
+    by the rank that saw them. ValueError if the folder is a link.
+    """
 
     def __init__(self, root: Path, records: bool = True):
-        self.root, self.records = Path(root), records
+        self.root = Path(root)
+        self.records = records
         self.checkpoint_dir = self.root / "checkpoints"
         self.images = ImageFolder(self.root / "screenshots")
         self.report_path = self.root / "report.html"
+        refuse_link(self.root)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -153,7 +166,7 @@ class Run:
             yield
             return
         self.root.mkdir(parents=True, exist_ok=True)
-        with open(own(self.root / "lock"), "a+") as file:
+        with open(self.root / "lock", "a+") as file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -180,7 +193,7 @@ class Run:
 
     def config(self) -> dict[str, Any]:
         path = self.root / "config.json"
-        return json.loads(own(path).read_bytes()) if path.exists() else {}
+        return json.loads(path.read_bytes()) if path.exists() else {}
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.records:
@@ -193,9 +206,8 @@ class Run:
         """Record a held-out evaluation: `step`, `success` of `n` episodes, its interval `low` to `high`. It
         replaces one of its label, which was made before a resume."""
         if self.records:
-            rows = [earlier for earlier in self.evals() if earlier["label"] != label]
-            lines = map(to_line, [*rows, {"label": label, **row}])
-            write_atomic(self.root / "evals.jsonl", b"".join(lines))
+            others = [earlier for earlier in self.evals() if earlier["label"] != label]
+            write_lines(self.root / "evals.jsonl", [*others, {"label": label, **row}])
 
     def evals(self) -> list[dict[str, Any]]:
         return read_records(self.root / "evals.jsonl", dict)
@@ -206,7 +218,7 @@ class Run:
     def save_trajectories(self, label: str, trajectories: Iterable[Trajectory]) -> None:
         """Save trajectories as one dump, a line each."""
         if self.records:
-            write_lines(self.trajectory_path(label), map(to_record, trajectories))
+            write_lines(self.trajectory_path(label), [to_record(trajectory) for trajectory in trajectories])
 
     def add_trajectory(self, label: str, trajectory: Trajectory) -> None:
         """Append one trajectory, which outlives a killed process. All ranks may append."""
@@ -220,34 +232,34 @@ class Run:
 
     def load_groups(self, label: str) -> list[Group]:
         """Return the groups of a dumped step, which can be trained on without a browser."""
-        members = defaultdict(list)
+        members: dict[int, list[Trajectory]] = defaultdict(list)
         for trajectory in self.load_trajectories(label):
             if trajectory.group is not None:
                 members[trajectory.group].append(trajectory)
         if not members:
             path = self.trajectory_path(label)
             raise ValueError(f"{path} holds no groups; choose the dump of an RL step")
-        return list(map(tuple, members.values()))
+        return [tuple(group) for group in members.values()]
 
     def labels(self) -> list[str]:
         """Return the labels of all dumps, sorted, so that steps come in their order."""
-        paths = (self.root / "trajectories").glob("*.jsonl")
-        return sorted(path.stem for path in paths if path.is_file() and not path.is_symlink())
+        return sorted(path.stem for path in (self.root / "trajectories").glob("*.jsonl"))
 
     def step_labels(self) -> list[str]:
         """Return the labels of the dumped RL steps, in their order."""
-        return list(filter(STEP_LABEL.fullmatch, self.labels()))
+        return [label for label in self.labels() if STEP_LABEL.fullmatch(label)]
 
     def truncate_after(self, step: int) -> None:
         """Forget metrics, evaluations and dumps of steps after `step`, so that a resumed run does not show a
         step twice, and the temporary files of a killed process."""
         if not self.records:
             return
-        for path in filter(Path.exists, (self.root / "metrics.jsonl", self.root / "evals.jsonl")):
-            kept = [record for record in read_records(path, dict) if record["step"] <= step]
-            write_lines(path, kept)
+        for path in (self.root / "metrics.jsonl", self.root / "evals.jsonl"):
+            if path.exists():
+                records = read_records(path, dict)
+                write_lines(path, [record for record in records if record["step"] <= step])
         for label in self.labels():
-            match = re.search(r"(?:^|_)step_(\d+)$", label)
+            match = STEP_LABEL.fullmatch(label.removeprefix("eval_"))
             if match and int(match[1]) > step:
                 self.trajectory_path(label).unlink()
         for temporary in self.root.glob("**/.*.tmp"):
@@ -261,13 +273,15 @@ class Run:
         for label in self.step_labels()[:-keep_steps]:
             if not label.endswith("0"):
                 self.trajectory_path(label).unlink()
-        named = set[bytes]()  # with every quoted text that looks like one: at worst, too many are kept
+        named = set[str]()
         for label in self.labels():
-            named.update(QUOTED_IMAGE.findall(self.trajectory_path(label).read_bytes()))
-        now = time.time()
-        for path in (self.root / "screenshots").glob("*.png"):
-            running = now - path.stat().st_mtime < RUNNING_EPISODE_SECONDS
-            if path.stem.encode() not in named and not running:
+            for record in read_records(self.trajectory_path(label), dict):
+                named.add(record["final_image"])
+                for turn in record["turns"]:
+                    named.update(turn["images"])
+        oldest = time.time() - RUNNING_EPISODE_SECONDS
+        for path in self.images.folder.glob("*.png"):
+            if path.stem not in named and path.stat().st_mtime <= oldest:
                 path.unlink()
 
 

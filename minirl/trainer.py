@@ -2,7 +2,7 @@
 
 Stands behind train.py and sft.py. Every rank is given the same trajectories, cuts them into the same
 micro-batches, and computes its share. Tokens are weighted over the whole minibatch and gradients summed, so
-neither the size of micro-batches nor the number of ranks changes an update. N: their response tokens.
+neither the size of micro-batches nor the number of ranks changes an update. Shape suffix: N response tokens.
 """
 
 import math
@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, zip_longest
-from operator import mul
 
 import torch
 from torch import Tensor
@@ -31,8 +29,9 @@ from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatc
 from minirl.types import ImageStore
 
 MAX_BAD_STEPS = 3  # consecutive updates without a finite gradient before training gives up
-VALIDATION_UPDATES = 10  # of cloning, between two looks at the loss of the examples held back
+VALIDATION_UPDATES = 10  # of cloning, between two looks at the loss of the validation split
 Metrics = dict[str, float]
+Scores = list[tuple[float, ...]]  # the log-probs of each row's response
 
 
 @dataclass(eq=False)
@@ -56,16 +55,22 @@ class Trainer:
         optim = self.config.optim
         trained = [weight for weight in self.policy.parameters() if weight.requires_grad]
         adam = torch.optim.AdamW(trained, optim.lr, optim.betas, weight_decay=optim.weight_decay, fused=True)
-        for weight in trained:  # from the start, so that any checkpoint can be loaded
-            moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
-            adam.state[weight] = {"step": torch.zeros((), device=weight.device), **moments}
+        # moments from the start, so that any checkpoint can be loaded
+        for weight in trained:
+            adam.state[weight] = {
+                "step": torch.zeros((), device=weight.device),
+                "exp_avg": torch.zeros_like(weight),
+                "exp_avg_sq": torch.zeros_like(weight),
+            }
         return adam
 
     @cached_property
     def cloning_preprocessor(self) -> Preprocessor:
         """Return the preprocessor of cloning, which scales screenshots down to --sft.max-pixels."""
-        most, model = self.config.sft.max_pixels if self.preprocessor.images else None, self.config.model
-        return load_preprocessor(replace(model, max_pixels=most)) if most else self.preprocessor
+        max_pixels = self.config.sft.max_pixels
+        if self.preprocessor.images is None or max_pixels is None:
+            return self.preprocessor
+        return load_preprocessor(replace(self.config.model, max_pixels=max_pixels))
 
     def reset_optimizer(self) -> None:
         """Forget the moments and cloning's screenshots, as between cloning and reinforcement."""
@@ -74,11 +79,12 @@ class Trainer:
 
     def keep_reference(self) -> None:
         """Keep the weights as they are now as the reference of the KL term, if the loss has one."""
-        if self.config.loss.kl:
-            if self.reference is None:
-                args = (self.open_model(), self.preprocessor, self.config, self.ranks)
-                self.reference = make_policy(*args, train=False)
-            copy_weights(self.policy, self.reference)
+        if not self.config.loss.kl:
+            return
+        if self.reference is None:
+            model = self.open_model()
+            self.reference = make_policy(model, self.preprocessor, self.config, self.ranks, train=False)
+        copy_weights(self.policy, self.reference)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all weights by Hugging Face name, in the computing type, gathered one at a time."""
@@ -89,32 +95,31 @@ class Trainer:
     def update(self, trajectories: Sequence[TrajectoryRows], step: int, tick: Callable[[], None]) -> Metrics:
         """Make all updates on the trajectories of a step, counted from 0, `tick`ing after every epoch; return
         metrics."""
-        config, steps, seed = self.config, [], self.config.seed + 1000 * step
-        lr = config.optim.lr * (1 - step / config.steps if config.optim.decay else 1)
+        config = self.config
+        seed = config.seed + 1000 * step
+        lr = config.optim.lr
+        if config.optim.decay:
+            lr *= 1 - step / config.steps
         trajectories, mismatch = self._with_scores(trajectories)
         self.policy.temperature = config.sampler.temperature
         sizes = Counter(trajectory.group for trajectory in trajectories)
+        steps = []
         for epoch in range(config.batch.epochs):
             for minibatch in minibatches(trajectories, config.batch.minibatch_turns, seed + epoch):
-                steps.append(self._step(weighted(minibatch, config.loss, sizes), lr))
+                rows = weighted(minibatch, config.loss, sizes)
+                steps.append(self._step(rows, lr))
             tick()
-        totals, first = add_up(steps), steps[0]  # whose policy is still the one that was sampled from
-        own = {"mismatch_mean": first["gap"] / first["tokens"], "mismatch_max": first["gap_max"]}
-        names = {"ratio_mean": "ratio", "clip_fraction": "clipped", "entropy": "entropy", "kl": "kl"}
-        return {
-            **{name: sum(step[name] for step in steps) / len(steps) for name in ("loss", "grad_norm")},
-            "ratio_max": totals["ratio_max"],
-            "lr": lr,
-            "updates": len(steps),
-            "skipped": sum(not math.isfinite(step["loss"] + step["grad_norm"]) for step in steps),
-            **{name: totals[key] / totals["tokens"] for name, key in names.items() if key in totals},
-            **(mismatch or own),
-        }
+        return step_metrics(steps) | {"lr": lr} | mismatch
 
     def _with_scores(self, trajectories: Sequence[TrajectoryRows]) -> tuple[list[TrajectoryRows], Metrics]:
-        """Return the trajectories with the reference's log-probs and the trainer's (with corrected weights,
-        in place of the sampler's) where the loss needs them; and then how far the sampler was off."""
-        config, metrics = self.config.loss, {}
+        """Return the trajectories with the reference's log-probs for a KL term; with --loss.old recompute,
+        the trainer's with corrected weights; then how far the sampler was off, if that is computed here.
+
+        By default ratios start from the sampler's log-probs, which the episodes were drawn by. That saves a
+        forward pass, and the first update's ratios show how far sampler and trainer are apart.
+        """
+        config = self.config.loss
+        metrics: Metrics = {}
         rows = [row for trajectory in trajectories for row in trajectory.rows]
         if config.kl:
             assert self.reference is not None, "keep_reference() comes before the first update"
@@ -122,52 +127,60 @@ class Trainer:
             rows = [replace(row, ref=ref) for row, ref in zip(rows, scores, strict=True)]
         if config.old == "recompute":
             scores = self._score(self.policy, rows)
-            old = chain(*(row.old for row in rows))
-            gaps = [abs(a - b) for a, b in zip(chain(*scores), old, strict=True)]
-            metrics = {"mismatch_mean": sum(gaps) / len(gaps), "mismatch_max": max(gaps)}
-            for i, (row, new) in enumerate(zip(rows, scores, strict=True)):
-                factors = truncated_correction(new, row.old)
-                rows[i] = replace(row, old=new, weights=tuple(map(mul, row.weights, factors)))
-        each = iter(rows)
-        return [replace(t, rows=tuple(next(each) for _ in t.rows)) for t in trajectories], metrics
+            metrics = mismatch_metrics(rows, scores)
+            rows = [corrected(row, new) for row, new in zip(rows, scores, strict=True)]
+        out = []
+        start = 0
+        for trajectory in trajectories:
+            end = start + len(trajectory.rows)
+            out.append(replace(trajectory, rows=tuple(rows[start:end])))
+            start = end
+        return out, metrics
 
     @torch.no_grad()
-    def _score(
-        self, policy: Policy, rows: Sequence[Row], temperature: float | None = None
-    ) -> list[tuple[float, ...]]:
+    def _score(self, policy: Policy, rows: Sequence[Row], temperature: float | None = None) -> Scores:
         """Return the log-probs of every row's response, of which each rank computes a share."""
         torch.set_num_threads(cores())
         policy.eval()
         policy.temperature = temperature or self.config.sampler.temperature
-        found: list[tuple[int, tuple[float, ...]]] = []
-        for batch in self._batches([replace(row, index=i) for i, row in enumerate(rows)]):
+        numbered = [replace(row, index=i) for i, row in enumerate(rows)]
+        share: list[tuple[int, tuple[float, ...]]] = []
+        for batch in self._batches(numbered):
             logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
             per_row = logprobs_N.split([row.length for row in batch.rows])
-            found += [(row.index, tuple(x.tolist())) for row, x in zip(batch.rows, per_row, strict=True)]
+            for row, logprobs in zip(batch.rows, per_row, strict=True):
+                share.append((row.index, tuple(logprobs.tolist())))
+        # FSDP reshards its root in the backward pass, which there is none of: it would stay gathered
         if isinstance(policy, FSDPModule):
-            policy.reshard()  # after a forward without a backward pass the root would stay as it was gathered
-        scores = dict(self.ranks.all_gather(found))
+            policy.reshard()
+        scores = dict(self.ranks.all_gather(share))
         return [scores[i] for i in range(len(rows))]  # the dummy row's index is none of them
 
     def clone(self, examples: list[TrajectoryRows], seed: int) -> Iterator[Metrics]:
         """Make the updates of `cloning_batches` at a rate that rises and falls; yield the `loss` of each and,
-        every VALIDATION_UPDATES, that of the examples held back, with whose least the weights end."""
-        sft, best, kept = self.config.sft, math.inf, []
-        held = [row for example in held_back(examples, sft) for row in example.rows]
+        every VALIDATION_UPDATES, that of the validation split. The weights end where that was least."""
+        sft = self.config.sft
+        validation = [row for example in validation_split(examples, sft) for row in example.rows]
         batches = cloning_batches(examples, sft, seed)
-        for i, batch in enumerate(batches, 1):
+        best_loss, best_weights = math.inf, []
+        for update, batch in enumerate(batches, start=1):
             rows = [row for example in batch for row in example.rows]
-            found = {"loss": self.sft_step(rows, sft.lr * cosine(i - 1, len(batches), sft.warmup))}
-            if held and (i % VALIDATION_UPDATES == 0 or i == len(batches)):
-                scores = list(chain(*self._score(self.policy, held, temperature=1.0)))
-                found["validation"] = -sum(scores) / len(scores)
-                if found["validation"] < best:
-                    best = found["validation"]
-                    kept = [weight.detach().clone() for weight in self.policy.parameters()]
-            yield found
-        with torch.no_grad():
-            for weight, was in zip(self.policy.parameters(), kept, strict=bool(kept)):
-                weight.copy_(was)
+            lr = sft.lr * cosine(update - 1, len(batches), sft.warmup)
+            metrics = {"loss": self.sft_step(rows, lr)}
+            is_due = update % VALIDATION_UPDATES == 0 or update == len(batches)
+            if validation and is_due:
+                scores = self._score(self.policy, validation, temperature=1.0)
+                logprobs = [logprob for row in scores for logprob in row]
+                loss = -sum(logprobs) / len(logprobs)
+                metrics["validation"] = loss
+                if loss < best_loss:
+                    best_loss = loss
+                    best_weights = [weight.detach().clone() for weight in self.policy.parameters()]
+            yield metrics
+        if best_weights:
+            with torch.no_grad():
+                for weight, best in zip(self.policy.parameters(), best_weights, strict=True):
+                    weight.copy_(best)
 
     def sft_step(self, rows: Sequence[Row], lr: float) -> float:
         """Make one update that clones the rows' responses; return the loss per response token."""
@@ -179,69 +192,92 @@ class Trainer:
     def _step(self, rows: Sequence[Row], lr: float, cloning: bool = False) -> Metrics:
         """Make one optimizer step on a minibatch; return its loss, gradient norm and metric sums, equal on
         all ranks. Without a finite gradient it changes nothing; ValueError after several in a row."""
-        config, own = self.config, []
-        optim = config.sft if cloning else config.optim
+        optim = self.config.sft if cloning else self.config.optim
         torch.set_num_threads(cores())  # Chromium is idle now
         self.policy.train()
-        for batch in self._batches(rows, cloning):
-            inputs, columns = (batch.sources_N, batch.targets_N), (batch.advantage_N, batch.weight_N)
-            logprobs_N, entropy_N = self.policy(batch.inputs, *inputs, entropy=not cloning)
-            loss, sums = likelihood_loss(logprobs_N, *columns), {}
-            if entropy_N is not None:  # reinforcement
-                surrogate, sums = policy_loss(logprobs_N, batch.old_N, batch.ref_N, *columns, config.loss)
-                sums["entropy"] = entropy_N[batch.weight_N > 0].sum()
-                loss = surrogate if config.loss.method == "grpo" else loss
-            (loss * self.ranks.world).backward()  # FSDP averages over ranks, and this is a sum
-            own.append({name: float(value) for name, value in (sums | {"loss": loss.detach()}).items()})
-        totals = add_up(self.ranks.all_gather(own))
-        if cloning and config.model.freeze_vision == "sft" and self.preprocessor.images:
+        batches = self._batches(rows, cloning)
+        totals = add_up(self.ranks.all_gather([self._backward(batch, cloning) for batch in batches]))
+        # requires_grad can't change once a weight is sharded
+        if cloning and self.config.model.freeze_vision == "sft" and self.preprocessor.images:
             for weight in self.policy.model.model.visual.parameters():
-                weight.grad = None  # requires_grad can't change once a weight is sharded
+                weight.grad = None
         grad_norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), optim.grad_clip)
-        loss, norm = totals["loss"], full_tensor(grad_norm).item()
-        finite = math.isfinite(loss + norm)
-        self.bad_steps = 0 if finite else self.bad_steps + 1
-        if finite:
+        totals["grad_norm"] = full_tensor(grad_norm).item()
+        if is_finite(totals):
+            self.bad_steps = 0
             self.optimizer.param_groups[0].update(lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
             self.optimizer.step()
-        elif self.bad_steps >= MAX_BAD_STEPS:
-            raise ValueError(f"{MAX_BAD_STEPS} updates in a row had no finite gradient; lower --optim.lr")
+        else:
+            self.bad_steps += 1
+            if self.bad_steps >= MAX_BAD_STEPS:
+                raise ValueError(f"{MAX_BAD_STEPS} updates in a row had no finite gradient; lower --optim.lr")
         self.optimizer.zero_grad(set_to_none=True)  # rollouts have their memory
-        return totals | {"grad_norm": norm}
+        return totals
+
+    def _backward(self, batch: Batch, cloning: bool) -> Metrics:
+        """Add a forward pass's gradients to the weights'; return its loss and metric sums."""
+        logprobs_N, entropy_N = self.policy(
+            batch.inputs, batch.sources_N, batch.targets_N, entropy=not cloning
+        )
+        loss = likelihood_loss(logprobs_N, batch.advantage_N, batch.weight_N)
+        sums: dict[str, Tensor] = {}
+        if entropy_N is not None:  # reinforcement
+            config = self.config.loss
+            old_N, ref_N = batch.old_N, batch.ref_N
+            surrogate, sums = policy_loss(logprobs_N, old_N, ref_N, batch.advantage_N, batch.weight_N, config)
+            sums["entropy"] = entropy_N[batch.weight_N > 0].sum()
+            if config.method == "grpo":
+                loss = surrogate
+        (loss * self.ranks.world).backward()  # FSDP averages over ranks, and this is a sum
+        sums["loss"] = loss.detach()
+        return {name: float(value) for name, value in sums.items()}
 
     def _batches(self, rows: Sequence[Row], cloning: bool = False) -> Iterator[Batch]:
         """Yield this rank's share of a minibatch as forward passes, of which every rank has as many. The next
         one's screenshots are prepared while the last is computed."""
-        budget, cut, layout = self.config.batch.micro_tokens, per_turn.micro_batches, per_turn.collate
+        budget = self.config.batch.micro_tokens
         preprocessor = self.cloning_preprocessor if cloning else self.preprocessor
         if preprocessor is not self.preprocessor:
             rows = [resized(row, preprocessor, self.images) for row in rows]
         if self.config.batch.layout == "tree":
             cut = partial(prefix_tree.micro_batches, pad=preprocessor.pad, limit=budget)
             layout = prefix_tree.pack
-        shares, parts = balance(rows, budget, self.ranks.world, cut), []
-        own, spare = [part.rows for part in shares[self.ranks.rank]], dummy_row(preprocessor)
-        for _, part in zip_longest(range(max(map(len, shares))), own, fillvalue=[]):
-            if not part or (preprocessor.images and not any(row.images for row in part)):
-                part = [*part, spare]
-            parts.append((part, preprocessor, self.images, self.ranks.device))
+        else:
+            cut = per_turn.micro_batches
+            layout = per_turn.collate
+        shares = balance(rows, budget, self.ranks.world, cut)
+        share = [part.rows for part in shares[self.ranks.rank]]
+        # a rank with fewer passes makes empty ones: FSDP waits for every rank in every module
+        longest = max(len(parts) for parts in shares)
+        share += [[] for _ in range(longest - len(share))]
+        dummy = dummy_row(preprocessor)
+        parts = []
+        for part in share:
+            lacks_images = preprocessor.images and not any(row.images for row in part)
+            parts.append([*part, dummy] if not part or lacks_images else part)
+        prepare = partial(layout, preprocessor=preprocessor, images=self.images, device=self.ranks.device)
         with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
-            ready = thread.submit(layout, *parts[0])
+            ahead = thread.submit(prepare, parts[0])
             for following in parts[1:]:
-                batch, ready = ready.result(), thread.submit(layout, *following)
+                batch = ahead.result()
+                ahead = thread.submit(prepare, following)
                 yield batch
-            yield ready.result()
+            yield ahead.result()
 
 
 def cloning_batches(examples: list[TrajectoryRows], sft: SftConfig, seed: int) -> list[list[TrajectoryRows]]:
     """Return the minibatches of every cloning update, shuffled anew in every epoch."""
-    examples = examples[len(held_back(examples, sft)) :]
-    epochs = (minibatches(examples, sft.batch, seed + epoch) for epoch in range(sft.epochs))
-    return [batch for epoch in epochs for batch in epoch][: sft.max_steps]
+    trained = examples[len(validation_split(examples, sft)) :]
+    batches: list[list[TrajectoryRows]] = []
+    for epoch in range(sft.epochs):
+        if sft.max_steps is not None and len(batches) >= sft.max_steps:
+            break
+        batches += minibatches(trained, sft.batch, seed + epoch)
+    return batches[: sft.max_steps]
 
 
-def held_back(examples: list[TrajectoryRows], sft: SftConfig) -> list[TrajectoryRows]:
-    """Return the examples that are not cloned, but tell when to stop."""
+def validation_split(examples: list[TrajectoryRows], sft: SftConfig) -> list[TrajectoryRows]:
+    """Return the examples that are not cloned, but tell when to stop (--sft.held-back)."""
     return examples[: round(sft.held_back * len(examples))]
 
 
@@ -258,10 +294,50 @@ def cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
+def corrected(row: Row, logprobs: tuple[float, ...]) -> Row:
+    """Return a row whose ratios start from the trainer's log-probs, with its weights corrected for that."""
+    factors = truncated_correction(logprobs, row.old)
+    weights = [weight * factor for weight, factor in zip(row.weights, factors, strict=True)]
+    return replace(row, old=logprobs, weights=tuple(weights))
+
+
+def mismatch_metrics(rows: Sequence[Row], scores: Scores) -> Metrics:
+    """Return how far the sampler's log-probs are from the trainer's."""
+    gaps = []
+    for row, logprobs in zip(rows, scores, strict=True):
+        gaps += [abs(a - b) for a, b in zip(logprobs, row.old, strict=True)]
+    return {"mismatch_mean": sum(gaps) / len(gaps), "mismatch_max": max(gaps)}
+
+
+def step_metrics(steps: Sequence[Metrics]) -> Metrics:
+    """Return the metrics of a step from those of its updates."""
+    totals = add_up(steps)
+    first = steps[0]  # whose policy is still the one that was sampled from
+    metrics = {
+        "loss": sum(step["loss"] for step in steps) / len(steps),
+        "grad_norm": sum(step["grad_norm"] for step in steps) / len(steps),
+        "ratio_max": totals["ratio_max"],
+        "updates": len(steps),
+        "skipped": sum(not is_finite(step) for step in steps),
+        "mismatch_mean": first["gap"] / first["tokens"],
+        "mismatch_max": first["gap_max"],
+    }
+    sums = {"ratio_mean": "ratio", "clip_fraction": "clipped", "entropy": "entropy", "kl": "kl"}
+    for name, key in sums.items():
+        if key in totals:
+            metrics[name] = totals[key] / totals["tokens"]
+    return metrics
+
+
+def is_finite(metrics: Metrics) -> bool:
+    return math.isfinite(metrics["loss"] + metrics["grad_norm"])
+
+
 def add_up(records: Sequence[Metrics]) -> Metrics:
     """Return the sum of each metric, or the largest value of one whose name ends in `_max`."""
     totals: Metrics = {}
-    for name, value in chain(*(record.items() for record in records)):
-        both = (totals.get(name, 0.0), value)
-        totals[name] = max(both) if name.endswith("_max") else sum(both)
+    for record in records:
+        for name, value in record.items():
+            before = totals.get(name, 0.0)
+            totals[name] = max(before, value) if name.endswith("_max") else before + value
     return totals

@@ -3,8 +3,10 @@
 Registered with transformers, so that the models' own code calls it. Two ways compute the same thing:
 JoinedAttention, in pieces that are joined by their log-sum-exp, and where no flash kernel takes the tensors
 (float32 on a GPU) segment_attention, PyTorch's SDPA of each chain, which is slower and the one to read first.
-A dense mask would be exact too, but computes all of L x L. Shape suffixes: L row length, A attention heads,
-D head size, K heads of keys and values, S tokens of a piece.
+A dense mask would be exact too, but computes all of L x L.
+
+Shape suffixes: L tokens of the row or of a chain in it, A attention heads, K heads of keys and values (each
+for A / K attention heads), D head size, S tokens of a piece, of what a chain sees.
 """
 
 from collections.abc import Sequence
@@ -39,22 +41,30 @@ class Chain:
 Tree = tuple[Chain, ...]  # all of a row, in its order
 
 
-def segment_attention(q: Tensor, k: Tensor, v: Tensor, tree: Tree, scale: float | None) -> Tensor:
-    """Return attention chain by chain, each against a copy of all that it sees."""
-    out, shared = [], q.shape[1] // k.shape[1]
+def segment_attention(
+    q_1ALD: Tensor, k_1KLD: Tensor, v_1KLD: Tensor, tree: Tree, scale: float | None
+) -> Tensor:
+    """Return attention (1, A, L, D) chain by chain, each against a copy of all that it sees."""
+    sharing = q_1ALD.shape[1] // k_1KLD.shape[1]
     # a trunk's gradients come from many chains and are added in float32
-    k_and_v = torch.stack([k, v]).float()
+    kv_21KLD = torch.stack([k_1KLD, v_1KLD]).float()
+    outputs = []
     for chain in tree:
-        own = chain.end - chain.start
-        seen = torch.cat([k_and_v[..., start:end, :] for start, end in chain.seen], -2).to(k.dtype)
-        before = seen.shape[-2] - own
-        how: dict[str, Any] = {"is_causal": True, "scale": scale}
-        if before:
-            mask = torch.ones(own, before + own, dtype=torch.bool, device=q.device).tril(before)
-            how = {"attn_mask": mask, "scale": scale}
-        keys, values = seen.repeat_interleave(shared, 2)  # with a mask, CUDA's kernels take no grouped heads
-        out.append(F.scaled_dot_product_attention(q[:, :, chain.start : chain.end], keys, values, **how))
-    return torch.cat(out, 2)
+        length = chain.end - chain.start
+        pieces = [kv_21KLD[..., start:end, :] for start, end in chain.seen]
+        kv_21KSD = torch.cat(pieces, -2).to(k_1KLD.dtype)
+        # with a mask, CUDA's kernels take no grouped heads
+        k_1ASD, v_1ASD = kv_21KSD.repeat_interleave(sharing, 2)
+        q_chain = q_1ALD[:, :, chain.start : chain.end]
+        n_before = k_1ASD.shape[-2] - length
+        if n_before:
+            mask = torch.ones(length, n_before + length, dtype=torch.bool, device=q_1ALD.device)
+            mask = mask.tril(n_before)
+            out = F.scaled_dot_product_attention(q_chain, k_1ASD, v_1ASD, attn_mask=mask, scale=scale)
+        else:
+            out = F.scaled_dot_product_attention(q_chain, k_1ASD, v_1ASD, is_causal=True, scale=scale)
+        outputs.append(out)
+    return torch.cat(outputs, 2)
 
 
 # Attention that returns its log-sum-exps beside the outputs, and its backward pass, which takes them
@@ -69,33 +79,42 @@ def piece(
 ) -> tuple[Tensor, Tensor]:
     """Return attention to one piece, (1, A, L, D), and its log-sum-exps, (1, A, L) in float32."""
     if q_1ALD.is_cuda:  # its kernel knows heads that share a key head
-        return FLASH(q_1ALD, k_1KSD, v_1KSD, 0.0, causal, scale=scale)[:2]
-    heads, shared = k_1KSD.shape[1], q_1ALD.shape[1] // k_1KSD.shape[1]
+        out, sums, *_ = FLASH(q_1ALD, k_1KSD, v_1KSD, 0.0, causal, scale=scale)
+        return out, sums
+    heads = k_1KSD.shape[1]
+    sharing = q_1ALD.shape[1] // heads
     if causal:
-        kv = [x.repeat_interleave(shared, 1) for x in (k_1KSD, v_1KSD)]
-        return FLASH_CPU(q_1ALD, *kv, 0.0, True, scale=scale)
+        k_1ASD = k_1KSD.repeat_interleave(sharing, 1)
+        v_1ASD = v_1KSD.repeat_interleave(sharing, 1)
+        return FLASH_CPU(q_1ALD, k_1ASD, v_1ASD, 0.0, True, scale=scale)
+    # where each token sees the whole piece, the heads that share a key head can be one with more tokens
     out, sums = FLASH_CPU(fold(q_1ALD, heads), k_1KSD, v_1KSD, 0.0, False, scale=scale)
-    return unfold(out, shared), unfold(sums, shared)
+    return unfold(out, sharing), unfold(sums, sharing)
 
 
 def piece_backward(
-    grad: Tensor, qkv: Sequence[Tensor], joined: Sequence[Tensor], causal: bool, scale: float | None
+    grad_1ALD: Tensor, qkv: Sequence[Tensor], joined: Sequence[Tensor], causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a piece's gradients of q, k and v, given the outputs and log-sum-exps of all pieces together."""
-    (q, k, v), (out, sums) = qkv, joined
+    q, k, v = qkv
+    out, sums = joined
     if q.is_cuda:
+        seed = q.new_empty(2, dtype=torch.uint64)  # of dropout, which there is none of
+        lengths = (None, None, q.shape[2], k.shape[2])
         sums = sums.contiguous()  # the kernel takes its strides for granted
-        unused = (None, None, q.shape[2], k.shape[2], 0.0, causal, *[q.new_empty(2, dtype=torch.uint64)] * 2)
-        return FLASH_BACKWARD(grad, q, k, v, out, sums, *unused, scale=scale)
-    heads, shared = k.shape[1], q.shape[1] // k.shape[1]
+        return FLASH_BACKWARD(grad_1ALD, q, k, v, out, sums, *lengths, 0.0, causal, seed, seed, scale=scale)
+    heads = k.shape[1]
+    sharing = q.shape[1] // heads
     if causal:
-        kv = [x.repeat_interleave(shared, 1) for x in (k, v)]
-        dq, *dkv = FLASH_CPU_BACKWARD(grad, q, *kv, out, sums, 0.0, True, scale=scale)
-        dk, dv = (x.unflatten(1, (heads, shared)).sum(2) for x in dkv)
+        k = k.repeat_interleave(sharing, 1)
+        v = v.repeat_interleave(sharing, 1)
+        dq, dk, dv = FLASH_CPU_BACKWARD(grad_1ALD, q, k, v, out, sums, 0.0, True, scale=scale)
+        dk = dk.unflatten(1, (heads, sharing)).sum(2)
+        dv = dv.unflatten(1, (heads, sharing)).sum(2)
         return dq, dk, dv
-    grad, q, out, sums = (fold(x, heads) for x in (grad, q, out, sums))
+    grad, q, out, sums = (fold(x, heads) for x in (grad_1ALD, q, out, sums))
     dq, dk, dv = FLASH_CPU_BACKWARD(grad, q, k, v, out, sums, 0.0, False, scale=scale)
-    return unfold(dq, shared), dk, dv
+    return unfold(dq, sharing), dk, dv
 
 
 class JoinedAttention(torch.autograd.Function):
@@ -104,31 +123,38 @@ class JoinedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tree: Tree, scale: float | None) -> Tensor:
-        out, sums = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+        out_1ALD = torch.empty_like(q)
+        sums_1AL = q.new_empty(q.shape[:3], dtype=torch.float32)
         for chain in tree:
-            own = slice(chain.start, chain.end)
-            pieces = [
-                piece(q[:, :, own], k[:, :, start:end], v[:, :, start:end], start == chain.start, scale)
-                for start, end in chain.seen
-            ]
-            total = torch.stack([piece_sums for _, piece_sums in pieces]).logsumexp(0)
-            out[:, :, own] = sum(o * (s - total).exp()[..., None] for o, s in pieces)  # in float32
-            sums[:, :, own] = total
-        ctx.save_for_backward(q, k, v, out, sums)
-        ctx.tree, ctx.scale = tree, scale
-        return out
+            place = slice(chain.start, chain.end)
+            outs, sums = [], []
+            for start, end in chain.seen:
+                causal = start == chain.start
+                part = piece(q[:, :, place], k[:, :, start:end], v[:, :, start:end], causal, scale)
+                outs.append(part[0])
+                sums.append(part[1])
+            total = torch.stack(sums).logsumexp(0)
+            # in float32, as the log-sum-exps are
+            weighted = [o * (s - total).exp()[..., None] for o, s in zip(outs, sums, strict=True)]
+            out_1ALD[:, :, place] = sum(weighted)
+            sums_1AL[:, :, place] = total
+        ctx.save_for_backward(q, k, v, out_1ALD, sums_1AL)
+        ctx.tree = tree
+        ctx.scale = scale
+        return out_1ALD
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, sums = ctx.saved_tensors
         dq, dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v))
         for chain in ctx.tree:
-            own = slice(chain.start, chain.end)
-            g, own_q, o, s = (x[:, :, own] for x in (grad, q, out, sums))
+            place = slice(chain.start, chain.end)
+            joined = out[:, :, place], sums[:, :, place]
             for start, end in chain.seen:
-                qkv = own_q, k[:, :, start:end], v[:, :, start:end]
-                parts = piece_backward(g, qkv, (o, s), start == chain.start, ctx.scale)
-                dq[:, :, own] += parts[0]
+                qkv = q[:, :, place], k[:, :, start:end], v[:, :, start:end]
+                causal = start == chain.start
+                parts = piece_backward(grad[:, :, place], qkv, joined, causal, ctx.scale)
+                dq[:, :, place] += parts[0]
                 dk[:, :, start:end] += parts[1]
                 dv[:, :, start:end] += parts[2]
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
@@ -139,15 +165,17 @@ def fold(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(1, (heads, -1)).flatten(2, 3)
 
 
-def unfold(x: Tensor, shared: int) -> Tensor:
-    return x.unflatten(2, (shared, -1)).flatten(1, 2)
+def unfold(x: Tensor, sharing: int) -> Tensor:
+    """Return what `fold` made, (1, K, sharing * L, ...), as (1, A, L, ...)."""
+    return x.unflatten(2, (sharing, -1)).flatten(1, 2)
 
 
 def joinable(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Return True if a kernel that returns log-sum-exps takes these tensors."""
     if not q.is_cuda:
         return True
-    return q.shape[-1] % 8 == 0 and can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, True, True))
+    params = SDPAParams(q, k, v, None, 0.0, True, True)
+    return q.shape[-1] % 8 == 0 and can_use_flash_attention(params)
 
 
 def tree_attention(
@@ -159,7 +187,8 @@ def tree_attention(
         return sdpa_attention_forward(module, q, k, v, attention_mask, **kwargs)
     assert q.shape[0] == 1 and q.shape[2] == k.shape[2] == tree[-1].end, "one packed row, without a cache"
     attend: Any = JoinedAttention.apply if joinable(q, k, v) else segment_attention
-    return attend(q, k, v, tree, kwargs.get("scaling")).transpose(1, 2).contiguous(), None
+    out_1ALD = attend(q, k, v, tree, kwargs.get("scaling"))
+    return out_1ALD.transpose(1, 2).contiguous(), None
 
 
 def enable(model: PreTrainedModel) -> None:
@@ -171,5 +200,7 @@ def enable(model: PreTrainedModel) -> None:
     AttentionInterface.register("tree", tree_attention)
     AttentionMaskInterface.register("tree", sdpa_mask)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new length, for up to a second
-    vision = hasattr(model.config, "vision_config")
-    model.set_attn_implementation({"text_config": "tree", "vision_config": "sdpa"} if vision else "tree")
+    if hasattr(model.config, "vision_config"):
+        model.set_attn_implementation({"text_config": "tree", "vision_config": "sdpa"})
+    else:
+        model.set_attn_implementation("tree")

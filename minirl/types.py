@@ -248,6 +248,10 @@ class ToolFailure(Exception):
     """A call could not be carried out; the message is for the agent, and the episode goes on."""
 
 
+class PageHangs(ToolFailure):
+    """A call did not come back in time."""
+
+
 class BrowserFault(Exception):
     """The browser, the renderer or the site is gone; the episode ends with `stop`."""
 

@@ -17,24 +17,22 @@ from minirl.recipes import RECIPES
 
 FLAGS = """
 --recipe --name --seed --steps --eval-every --save-every --resume --replay --warm-start --shuffle-rewards
---wandb --plan
+--plan
 --model.path --model.dtype --model.gradient-checkpointing --model.freeze-vision --model.max-pixels
---agent.kind --agent.brief --agent.prompt --agent.screenshots --agent.feedback --agent.thinking
---agent.history --agent.reasoning --agent.response-tokens --agent.context-tokens --agent.format-errors
---agent.repeats
+--agent.kind --agent.brief --agent.prompt --agent.screenshots --agent.feedback --agent.answers
+--agent.reasoning --agent.response-tokens --agent.context-tokens --agent.format-errors --agent.repeats
 --browser.browsers --browser.connect --browser.episodes --browser.width --browser.height
 --browser.action-seconds --browser.episode-seconds --browser.quiet-ms --browser.private --browser.allow
 --browser.deny --browser.host-rate
---sampler.kind --sampler.temperature --sampler.max-batch --sampler.gpu-memory
+--sampler.kind --sampler.temperature --sampler.gpu-memory
 --endpoint.url --endpoint.model --endpoint.key --endpoint.seconds --endpoint.price
 --judge.url --judge.model --judge.key --judge.seconds --judge.price --judge.path --judge.input
 --judge.prompt --judge.response-tokens
---task.train --task.heldout --task.train-goals --task.demo-goals --task.short --task.demo-long --task.logins
---task.reward --task.reset
---rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.stage-steps
---rollout.dump-all
+--task.train --task.heldout --task.demo-goals --task.short --task.demo-long --task.logins --task.reward
+--task.reset
+--rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.dump-all
 --reward.by --reward.invalid --reward.format --reward.after --reward.format-error --reward.partial
---loss.method --loss.weighting --loss.old --loss.clip-low --loss.clip-high --loss.kl --loss.std-eps
+--loss.method --loss.weighting --loss.old --loss.clip-high --loss.kl --loss.std-eps
 --optim.betas --optim.weight-decay --optim.grad-clip --optim.lr --optim.decay --optim.replicas
 --optim.offload
 --batch.epochs --batch.minibatch-turns --batch.micro-tokens --batch.layout
@@ -70,8 +68,8 @@ def numbers(config: Config) -> dict[str, object]:
         "group": rollout.group,
         "groups": rollout.groups,
         "dynamic": rollout.dynamic,
-        "turns": (rollout.max_steps, rollout.stage_steps),
-        "clip": (loss.clip_low, loss.clip_high),
+        "turns": rollout.max_steps,
+        "clip": loss.clip_high,
         "kl": loss.kl,
         "epochs": config.batch.epochs,
         "response, context": (config.agent.response_tokens, config.agent.context_tokens),
@@ -104,8 +102,8 @@ OPENWEBRL = {
     "group": 5,
     "groups": 48,
     "dynamic": True,
-    "turns": ((15, 30), (90,)),
-    "clip": (0.2, 0.28),
+    "turns": (15, 90, 30),
+    "clip": 0.28,
     "kl": 0.0,
     "epochs": 2,
     "response, context": (1024, 32768),
@@ -154,8 +152,8 @@ def test_webagent_r1(recipe, path):
         "group": 4,
         "groups": 16,
         "dynamic": False,
-        "turns": ((15,), ()),
-        "clip": (0.2, 0.2),
+        "turns": (15,),
+        "clip": 0.2,
         "kl": 0.001,
         "epochs": 1,
         "response, context": (1024, 16384),
@@ -187,8 +185,8 @@ def test_autowebworld(recipe, path):
         "group": 8,
         "groups": 32,
         "dynamic": False,
-        "turns": ((1,), ()),
-        "clip": (0.2, 0.2),
+        "turns": (1,),
+        "clip": 0.2,
         "kl": 0.04,
         "epochs": 1,
         "temperature": 1.0,
@@ -229,7 +227,7 @@ def test_the_curriculum_changes_at_the_step_where_a_stage_ends():
 def test_a_curriculum_of_three_stages():
     """Stages last 2 and 3 steps; the last one goes on."""
     config = RECIPES["tiny"]()
-    config = replace(config, rollout=replace(config.rollout, max_steps=(5, 7, 9), stage_steps=(2, 3)))
+    config = replace(config, rollout=replace(config.rollout, max_steps=(5, 2, 7, 3, 9)))
     assert [config.max_steps(step) for step in range(7)] == [5, 5, 7, 7, 7, 9, 9]
 
 
@@ -248,7 +246,7 @@ def test_no_arguments_mean_tiny():
 
 def test_a_hyphen_is_an_underscore():
     assert parse("openwebrl-4b") == parse("openwebrl_4b") == RECIPES["openwebrl_4b"]()
-    flags = ("--loss.clip-high", "0.3", "--rollout.max-steps", "4", "8", "--rollout.stage-steps", "2")
+    flags = ("--loss.clip-high", "0.3", "--rollout.max-steps", "4", "2", "8")
     assert parse("tiny", *flags) == parse(
         "tiny", *(flag.replace("-", "_").replace("__", "--") for flag in flags)
     )
@@ -356,7 +354,7 @@ def test_a_papers_recipe_does_not_train_on_the_toy_shop_unasked(script, recipe, 
 
 COUNTS = (
     "optim.replicas steps save-every agent.screenshots browser.browsers browser.episodes "
-    "sampler.max-batch rollout.groups batch.epochs batch.minibatch-turns sft.batch"
+    "rollout.groups batch.epochs batch.minibatch-turns sft.batch"
 )
 
 
@@ -364,10 +362,9 @@ COUNTS = (
     ("flags", "problem"),
     [
         ("--rollout.group 1", "--rollout.group must be at least 2"),
-        ("--rollout.max-steps 5", "--rollout.max-steps needs one value more than --rollout.stage-steps"),
-        ("--rollout.stage-steps 5 5", "--rollout.max-steps needs one value more"),
-        ("--rollout.max-steps 5 0", "--rollout.max-steps must be at least 1"),
-        ("--task.demo-goals 301", "--task.demo-goals can't exceed --task.train-goals"),
+        ("--rollout.max-steps 5 4", "--rollout.max-steps: the last stage has turns alone"),
+        ("--agent.answers webrl", "--agent.answers webrl needs --agent.kind text"),
+        ("--rollout.max-steps 5 0 6", "--rollout.max-steps must be at least 1"),
         ("--batch.micro-tokens 1000", "--batch.micro-tokens must be at least --agent.context-tokens"),
         ("--sampler.gpu-memory 1.5", "--sampler.gpu-memory must be below 1"),
         ("--loss.method filtered-bc", "learns from a fixed batch: add --rollout.no-dynamic"),

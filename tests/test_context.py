@@ -11,7 +11,6 @@ import pytest
 
 from minirl.agents.openwebrl import OpenWebRLAgent
 from minirl.agents.webagent_r1 import WEBRL, WEBRL_WITH_SYSTEM, WebAgentR1Agent
-from minirl.cli.command_line import from_command_line
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, Context, think_ends
 from minirl.episode import conversation
@@ -22,7 +21,7 @@ SYSTEM = "Use the browser."
 TASK = "choose mug"
 TOOLS = OpenWebRLAgent(AgentConfig())
 ROUNDS = WebAgentR1Agent(AgentConfig(kind="text"))
-COMPLETION = WebAgentR1Agent(AgentConfig(kind="text", history="webrl", thinking=False))
+COMPLETION = WebAgentR1Agent(AgentConfig(kind="text", answers="webrl"))
 
 
 @pytest.fixture
@@ -416,17 +415,6 @@ def test_webrls_checkpoints_are_given_no_system_text(preprocessor, tmp_path):
         prompt = context.observe(Observation("", page_text="<html> </html>"))
         assert preprocessor.tokenizer.decode(prompt.ids) == f"<|begin_of_text|>{start}{rest}"
         assert [role for role, _ in context.messages()] == roles
-
-
-@pytest.mark.parametrize(
-    "flags", ["tiny-text", "tiny --agent.no-thinking", "webagent-r1-8b --agent.thinking"]
-)
-def test_webrls_history_is_the_text_agents_without_thoughts(flags):
-    argv = [*flags.split(), "--agent.history", "webrl"]
-    with pytest.raises(ValueError, match="webrl needs --agent.kind text and --agent.no-thinking"):
-        from_command_line(argv, "train.py")
-    ours = from_command_line(["webagent-r1-8b"], "train.py").agent
-    assert (ours.history, ours.thinking) == ("webrl", False)
 
 
 def test_webrl_cuts_a_page_to_what_is_left(preprocessor, new_context):

@@ -257,7 +257,7 @@ def busiest(ranks: Ranks, recipe: str, late: bool) -> tuple[int, int, int]:
     return most[0], own[0], begun[0]
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [True, pytest.param(False, marks=pytest.mark.more)])
 @pytest.mark.parametrize("recipe", EVEN)
 def test_a_steps_episodes_are_shared_evenly_among_the_ranks(recipe, late):
     """Eight ranks, no one with more episodes than one and a half times its share in whole groups."""

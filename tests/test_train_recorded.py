@@ -18,7 +18,6 @@ SMALL = {
     "batch.micro-tokens": 4096,
     "eval.episodes": 3,
     "eval.response-tokens": 8,
-    "eval-size": 2,
     "rollout.group": 4,
     "rollout.groups": 3,
     "sft.epochs": 1,
@@ -73,7 +72,7 @@ def test_another_agent_is_told_that_it_cannot(argv, ended):
 def test_the_same_agent_is_trained_live(argv, tmp_path, ended, monkeypatch):
     """In shops, whose machine decides; cloned it can only be what was recorded."""
     monkeypatch.undo()  # Chromium is there again
-    live = ["--task.train=shops:400-401", "--task.train-goals=8", "--task.demo-goals=4"]
+    live = ["--task.train=shops:400-407", "--task.demo-goals=4"]
     live += ["--task.heldout=shops:90001-90002"]
     live += [
         "--steps=1",

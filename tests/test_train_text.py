@@ -9,6 +9,7 @@ import train as script
 from minirl.run_folder import Run
 
 
+@pytest.mark.more
 def test_the_text_agent_is_trained_and_evaluated_by_the_same_doors(tmp_path, eval_script, capsys):
     """One step of tiny-text, thoughts included; then its success within two and within four turns."""
     script.run(["tiny-text", *small(tmp_path / "tiny_text", "--steps", "1", "--sft.batch", "4")[1:]])

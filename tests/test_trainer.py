@@ -395,9 +395,9 @@ def test_the_next_micro_batch_is_prepared_while_one_is_computed(new_trainer, gro
     """One ahead, not all at once, in a thread of its own."""
     trainer, made, plain = new_trainer(micro_tokens=30), [], prefix_tree.pack
 
-    def pack(*given):
+    def pack(*given, **how):
         made.append(threading.current_thread() is threading.main_thread())
-        return plain(*given)
+        return plain(*given, **how)
 
     monkeypatch.setattr(prefix_tree, "pack", pack)
     batches = trainer._batches(rows_of(groups))

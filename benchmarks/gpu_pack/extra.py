@@ -123,7 +123,7 @@ def decoding(folder: Path, ranks: Ranks) -> Figures:
     trainer = training.make_trainer(model, ranks)
     trainer.config = replace(trainer.config, sampler=replace(trainer.config.sampler, temperature=0.8))
     requests = [Request(Prompt((1, *range(40, 46 + n)), 0), n, 64, Sampling(0.8)) for n in range(12)]
-    sampler = HfSampler(load_model(config.model, ranks.device), preprocessor, config.sampler)
+    sampler = HfSampler(load_model(config.model, ranks.device), preprocessor)
     sampler.sync(trainer.weights())
     start = time.perf_counter()
     samples = asyncio.run(answer_all(sampler, requests))

@@ -1,8 +1,8 @@
 """Random tiny checkpoints: the real Qwen3-VL and Llama architectures at about 1M parameters, for laptops.
 
-`build` writes one as an ordinary Hugging Face folder. Its byte-level BPE can
-spell any text; the words, tool-call pieces and round coordinates of its world, or a text agent's attributes,
-are single tokens, which keeps responses short.
+`build` writes one as an ordinary Hugging Face folder. Its byte-level BPE can spell any text; the words,
+tool-call pieces and round coordinates of its world, or a text agent's attributes, are single tokens, which
+keeps responses short.
 """
 
 import itertools
@@ -15,19 +15,20 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from minirl.agents.openwebrl import SCALE, TOOLS, system_prompt
 from minirl.agents.webagent_r1 import ACTIONS, LEFT_OUT
-from minirl.agents.webagent_r1 import system_prompt as prompt
+from minirl.agents.webagent_r1 import system_prompt as text_system_prompt
 from minirl.model import save_model
 from minirl.worlds.hand import GRID
 from minirl.worlds.scripted_agent import with_thought
 from minirl.worlds.shop import CHOICES, SHOP
 
 DONE = {"name": "done", "arguments": {"response": "done"}}
-PAGES, OFTEN = 400, 5  # pages that a small tokenizer learns from, and how often it reads everything else
+MAX_PAGES = 400  # that a text agent's tokenizer learns from
+REPEATS = 5  # how often it reads everything else
 
 FOLDER = Path(__file__).parent
 # ChatML as Qwen3-VL-Thinking's template writes it: the assistant's turn opens inside <think>
@@ -36,55 +37,89 @@ TEXT_TEMPLATE = CHAT_TEMPLATE.replace("<|im_start|>assistant\n<think>\n", "<|im_
 SETTINGS = tomllib.loads(FOLDER.joinpath("checkpoints.toml").read_text(encoding="utf-8"))
 
 
-def corpus(said: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[str]:
-    texts = [system_prompt(brief=True), "".join(f"[{n}, {n}][ {n}, {n}]" for n in range(0, SCALE + 1, GRID))]
-    for word in said:
-        texts += [f"choose {word} {word}, {word}.", f'clicked button "{word}" at [500, 500].']
+def corpus(words: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[str]:
+    """Return what a visual agent's tokenizer learns from: prompts, thoughts, feedback and calls, with the
+    words that responses name and the pages of one address."""
+    coordinates = range(0, SCALE + 1, GRID)
+    texts = [system_prompt(brief=True)]
+    texts.append("".join(f"[{n}, {n}][ {n}, {n}]" for n in coordinates))
+    for word in words:
+        texts.append(f"choose {word} {word}, {word}.")
+        texts.append(f'clicked button "{word}" at [500, 500].')
     for page in (*pages, "Done"):
-        place = f"{url}#{page.upper().replace(' ', '_')}"
-        texts.append(SETTINGS["message"].format(page=page, url=place))
-    for name, arguments in TOOLS.items():
-        values = {a: [0, 0] if kind == "point" else usual for a, (kind, usual) in arguments.items()}
-        texts.append(json.dumps({"name": name, "arguments": values}, default=str))
-    return [*texts, json.dumps(DONE), "system\n", "assistant\n"]
+        address = f"{url}#{page.upper().replace(' ', '_')}"
+        texts.append(SETTINGS["message"].format(page=page, url=address))
+    for name, tool in TOOLS.items():
+        arguments = {}
+        for argument, (kind, usual) in tool.items():
+            arguments[argument] = [0, 0] if kind == "point" else usual
+        texts.append(json.dumps({"name": name, "arguments": arguments}, default=str))
+    texts.append(json.dumps(DONE))
+    return [*texts, "system\n", "assistant\n"]
 
 
-def words() -> list[str]:
-    offered = [word for choice in CHOICES.values() for word in choice["words"]]
-    return [*offered, *map(str.lower, SHOP["buttons"].values())]
+def shop_words() -> list[str]:
+    """Return the words on the controls of all shops, as a thought writes them."""
+    words = []
+    for choice in CHOICES.values():
+        words += choice["words"]
+    for label in SHOP["buttons"].values():
+        words.append(label.lower())
+    return words
+
+
+def order_phrases() -> list[str]:
+    """Return how orders name their choices, without the words."""
+    return [choice["phrase"].format("") for choice in CHOICES.values()]
 
 
 def vocabulary() -> list[str]:
-    phrases = [choice["phrase"].format("") for choice in CHOICES.values()]
-    pages = [" ".join(fields).capitalize() for n in (1, 2) for fields in itertools.combinations(CHOICES, n)]
-    said = [*words(), *SHOP["buttons"].values(), *map(str, range(1, 10))]
-    return corpus(said, "http://shop-10.test/", pages) + ["Click a, b. choose a no", *phrases]
+    """Return what the shipped visual model's tokenizer learned from: everything that any shop says."""
+    pages = []
+    for count in (1, 2):
+        for fields in itertools.combinations(CHOICES, count):
+            pages.append(" ".join(fields).capitalize())
+    numbers = [str(n) for n in range(1, 10)]
+    words = [*shop_words(), *SHOP["buttons"].values(), *numbers]
+    texts = corpus(words, "http://shop-10.test/", pages)
+    return [*texts, "Click a, b. choose a no", *order_phrases()]
 
 
 def text_corpus(shops: Iterable[Iterable[Any]]) -> list[str]:
     """Return what a text agent's tokenizer learns from: pages, and often the words of orders and answers."""
+    words = [*shop_words(), *SHOP["buttons"].values(), "done"]
+    actions = [f'do(action="{name}", element="' for name in ACTIONS]
+    actions.append('exit(message="done")')
+    texts = [f"Task Instruction: Click {word}, {word} in {word}.\n\nRound 0\n\n" for word in words]
+    for word in words:
+        texts += [with_thought(word, action) for action in actions]
+    texts += order_phrases()
+    texts += [LEFT_OUT, " no"] * REPEATS
     pages = (page.html for shop in shops for page in shop)
-    said = [*words(), *SHOP["buttons"].values(), "done"]
-    actions = [*(f'do(action="{name}", element="' for name in ACTIONS), 'exit(message="done")']
-    texts = [f"Task Instruction: Click {word}, {word} in {word}.\n\nRound 0\n\n" for word in said]
-    texts += [with_thought(word, action) for word in said for action in actions]
-    texts += [choice["phrase"].format("") for choice in CHOICES.values()] + [LEFT_OUT, " no"] * OFTEN
-    return [prompt(brief=True, thinking=True), *texts * OFTEN, *itertools.islice(pages, PAGES)]
+    prompt = text_system_prompt(brief=True, thinking=True)
+    return [prompt, *texts * REPEATS, *itertools.islice(pages, MAX_PAGES)]
 
 
 def build_tokenizer(texts: Iterable[str], kind: str = "visual") -> PreTrainedTokenizerFast:
     """Return a byte-level BPE over `texts`, with Qwen's control tokens, for one `kind` of checkpoint."""
-    parts, alphabet = SETTINGS["tokenizers"][kind], pre_tokenizers.ByteLevel.alphabet()
-    bpe, split = Tokenizer(models.BPE()), pre_tokenizers.Split(Regex(parts["chunks"]), "isolated")
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    parts = SETTINGS["tokenizers"][kind]
+    bpe = Tokenizer(models.BPE())
     if "unread" in parts:
         bpe.normalizer = normalizers.Replace(Regex(parts["unread"]), "")
+    split = pre_tokenizers.Split(Regex(parts["chunks"]), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     bpe.decoder = decoders.ByteLevel()
-    settings = {"initial_alphabet": alphabet, "special_tokens": SETTINGS["special"], "show_progress": False}
-    trainer = trainers.BpeTrainer(vocab_size=parts["vocabulary"], **settings)
+    trainer = trainers.BpeTrainer(
+        vocab_size=parts["vocabulary"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=SETTINGS["special"],
+        show_progress=False,
+    )
     bpe.train_from_iterator(texts, trainer)
-    bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in parts["markup"]])
+    # Markup is added last, as ordinary tokens: what a model writes keeps it when control tokens are dropped.
+    markup = [AddedToken(token, special=False, normalized=False) for token in parts["markup"]]
+    bpe.add_tokens(markup)
     template = CHAT_TEMPLATE if kind == "visual" else TEXT_TEMPLATE
     return PreTrainedTokenizerFast(tokenizer_object=bpe, chat_template=template, **SETTINGS["tokenizer"])
 
@@ -94,20 +129,20 @@ def build(
 ) -> Path:
     """Write a checkpoint of one kind ("visual", "text") with random weights; return its folder."""
     tokenizer = build_tokenizer(texts, kind)
-    sizes: dict[str, Any] = {"hidden_size": hidden, "intermediate_size": 2 * hidden}
-    sizes |= {"num_hidden_layers": layers, "vocab_size": len(tokenizer)}
-    sizes |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    sizes: dict[str, Any] = {
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "vocab_size": len(tokenizer),
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     torch.manual_seed(seed)
-    if kind == "text":  # a Llama, because transformers replaces a Qwen2.5's tokenizer
-        model = LlamaForCausalLM(LlamaConfig(**SETTINGS["llama"], **sizes))
-    else:
-        parts = SETTINGS["qwen3_vl"]
-        text, vision = parts["text_config"] | sizes, parts["vision_config"] | {"out_hidden_size": hidden}
-        tokens = {name: tokenizer.convert_tokens_to_ids(token) for name, token in parts["tokens"].items()}
-        common: dict[str, Any] = parts["common"] | tokens
-        config = Qwen3VLConfig(text_config=text, vision_config=vision, **common)
-        model = Qwen3VLForConditionalGeneration(config)
-    part = path.with_name(path.name + ".part")  # first, so that `path` is never half a checkpoint
+    # A Llama for text, because transformers replaces a Qwen2.5's tokenizer.
+    model = random_llama(sizes) if kind == "text" else random_qwen3_vl(sizes, tokenizer)
+
+    # Everything is written beside `path` first, so that `path` is never half a checkpoint.
+    part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     save_model(model, part)
     tokenizer.save_pretrained(part)
@@ -116,3 +151,17 @@ def build(
     shutil.rmtree(path, ignore_errors=True)
     part.rename(path)
     return path
+
+
+def random_llama(sizes: dict[str, Any]) -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**SETTINGS["llama"], **sizes))
+
+
+def random_qwen3_vl(sizes: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    parts = SETTINGS["qwen3_vl"]
+    text = parts["text_config"] | sizes
+    vision = parts["vision_config"] | {"out_hidden_size": sizes["hidden_size"]}
+    common: dict[str, Any] = dict(parts["common"])
+    for name, token in parts["tokens"].items():
+        common[name] = tokenizer.convert_tokens_to_ids(token)
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **common))

@@ -11,7 +11,7 @@ import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -44,36 +44,43 @@ from minirl.worlds.render import SiteServer
 from minirl.worlds.search import solve
 from minirl.worlds.shop import make_tasks, shops_named
 
-TRAIN, TEST = "shops:0-599", "shops:50001-50060"
-BATCH, RATE, WARMUP, DECAY = 32, 4e-3, 50, 0.25
-MOST = 8  # words that a task names, one to as many equally often: an order of five things takes seven
+TRAIN_SHOPS = "shops:0-599"
+TEST_SHOPS = "shops:50001-50060"
+BATCH = 32
+RATE = 4e-3  # the highest, between warm-up and decay
+WARMUP_UPDATES = 50
+DECAY = 0.25  # share of all updates in which the rate falls to zero
+MAX_WORDS = 8  # that a task names, one to as many equally often: an order of five things takes seven
 JOINTS = (" ", ", ", " in ", ", size ", ", quantity ")
-EVERY = 200  # updates between two measurements
+MEASURE_EVERY = 200  # updates
 
-
-PageOf = Callable[[Observation, Session, World], Awaitable[Any]]
+MakePage = Callable[[Observation, Session, World], Awaitable[Any]]
 
 
 class Example(NamedTuple):
+    """A conversation, and which of its tokens are learned."""
+
     ids: list[int]
     is_learned: list[bool]
     page: Any = None  # what seeing.py adds: the page as it was moved,
     boxes: np.ndarray = np.zeros((0, 4))  # and those of the controls that the first learned points are in
 
 
-async def look(shops: Sequence[World], config: Config, page_of: PageOf) -> list[list[Any]]:
+async def look(shops: Sequence[World], config: Config, make_page: MakePage) -> list[list[Any]]:
     """Return what every shop shows its agent on the way through its first order."""
-    agent, places = make_agent(config), asyncio.Semaphore(8)
+    agent = make_agent(config)
+    places = asyncio.Semaphore(8)
 
     async def visit(shop: World) -> list[Any]:
-        pages, task = [], make_tasks(shop, 1)[0]
+        task = make_tasks(shop, 1)[0]
+        steps = (solve(shop, task.goal) or [])[:-1]
         async with places, pool.session() as session:
             await session.start(task.start_url)
-            for step in [None, *(solve(shop, task.goal) or [])[:-1]]:
-                if step is not None:
-                    taken = [step.action_id, dict(step.params)]
-                    await session.do(session.page.evaluate("(step) => minirl.dispatch(...step)", taken))
-                pages.append(await page_of(await agent.observe(session), session, shop))
+            pages = [await make_page(await agent.observe(session), session, shop)]
+            for step in steps:
+                action = [step.action_id, dict(step.params)]
+                await session.do(session.page.evaluate("(step) => minirl.dispatch(...step)", action))
+                pages.append(await make_page(await agent.observe(session), session, shop))
         meter.advance()
         return pages
 
@@ -82,12 +89,12 @@ async def look(shops: Sequence[World], config: Config, page_of: PageOf) -> list[
             return await asyncio.gather(*map(visit, shops))
 
 
-def task_naming(named: Iterable[str], rng: np.random.Generator) -> tuple[list[str], Task]:
+def name_words(words: Iterable[str], rng: np.random.Generator) -> tuple[list[str], Task]:
     """Return the words in any order, each once, and a task that asks for them as orders do."""
-    wanted = [str(word) for word in rng.permutation(sorted(set(named)))]
-    joints = rng.choice(JOINTS, len(wanted))
-    told = "".join(f"{joint}{word}" for joint, word in zip(joints, wanted, strict=True))
-    return wanted, Task("", f"Click{told}.", "")
+    order = [str(word) for word in rng.permutation(sorted(set(words)))]
+    joints = rng.choice(JOINTS, len(order))
+    parts = [f"{joint}{word}" for joint, word in zip(joints, order, strict=True)]
+    return order, Task("", f"Click{''.join(parts)}.", "")
 
 
 def read(
@@ -95,48 +102,64 @@ def read(
     preprocessor: Preprocessor,
     examples: Sequence[Example],
     grids: Sequence[Grid] = (),
-    **seen: Any,
+    **options: Any,
 ) -> tuple[Tensor, Tensor, Any]:
-    """Return what is said (N, V) where the examples are learned, the N ids that should be, and what the
-    model returned."""
+    """Return logits (N, V) of the tokens that are learned, their ids (N), and the model's output. `options`
+    go to the model's forward pass."""
     merge = preprocessor.images.merge if preprocessor.images else 1
-    arrays = [np.array(one.ids) for one in examples]
-    rows = [Encoded(ids, positions(ids, grids, preprocessor.pad, merge), []) for ids in arrays]
+    rows = []
+    for example in examples:
+        ids_L = np.array(example.ids)
+        rows.append(Encoded(ids_L, positions(ids_L, grids, preprocessor.pad, merge), []))
     inputs = padded_inputs(rows, preprocessor, torch.device("cpu"))
-    out = model.model(**inputs, **seen, use_cache=False)
-    where = [(b, i) for b, one in enumerate(examples) for i in np.flatnonzero(one.is_learned)]
-    b_N, i_N = torch.tensor(where).T
-    wanted_N = torch.tensor([examples[b].ids[i] for b, i in where])
-    return out.last_hidden_state[b_N, i_N - 1] @ model.get_input_embeddings().weight.T, wanted_N, out
+    out = model.model(**inputs, **options, use_cache=False)
+    places = []
+    targets = []
+    for b, example in enumerate(examples):
+        for i in np.flatnonzero(example.is_learned):
+            places.append((b, i))
+            targets.append(example.ids[i])
+    b_N, i_N = torch.tensor(places).T
+    # a token is predicted from the state one before it
+    hidden_NH = out.last_hidden_state[b_N, i_N - 1]
+    logits_NV = hidden_NH @ model.get_input_embeddings().weight.T
+    return logits_NV, torch.tensor(targets), out
 
 
 def batches(examples: Iterator[Example], size: int, order: np.random.Generator) -> Iterator[list[Example]]:
-    """Yield examples of about equal lengths together, so that little is padding."""
+    """Yield batches of examples of about equal lengths, so that little is padding."""
     while True:
-        some = sorted(itertools.islice(examples, 4 * size), key=lambda one: len(one.ids))
+        pool = list(itertools.islice(examples, 4 * size))
+        pool.sort(key=lambda example: len(example.ids))
         for i in order.permutation(4):
-            yield some[i * size : (i + 1) * size]
+            yield pool[i * size : (i + 1) * size]
 
 
 @torch.no_grad()
 def muon(matrix: Tensor, momentum: Tensor, rate: float) -> None:
-    """Move a matrix by its gradient's momentum made orthogonal, as far as AdamW would. PyTorch's own Muon
-    computes in bfloat16, which is slow on most CPUs."""
+    """Move a matrix by its gradient's momentum made orthogonal, as far as AdamW would.
+
+    Jordan et al. 2024, with Moonlight's scale (Liu et al. 2025, section 2.2): 0.2 times
+    the root of the longer side. PyTorch's own Muon computes in bfloat16, which is slow on most CPUs.
+    """
     if matrix.grad is None:
         return
     momentum.lerp_(matrix.grad, 0.05)
     step = matrix.grad.lerp(momentum, 0.95)
-    x = step.T if len(step) > step.shape[1] else step
+    is_tall = len(step) > step.shape[1]
+    x = step.T if is_tall else step
     x = x / x.norm().clamp(min=1e-7)
+    # Newton-Schulz: five rounds bring all singular values near 1.
     for _ in range(5):
         a = x @ x.T
         x = 3.4445 * x + (2.0315 * a @ a - 4.7750 * a) @ x
-    x = x.T if len(step) > step.shape[1] else x
-    matrix.mul_(1 - 0.01 * rate).add_(x, alpha=-0.2 * rate * max(step.shape) ** 0.5)
+    x = x.T if is_tall else x
+    matrix.mul_(1 - 0.01 * rate)
+    matrix.add_(x, alpha=-0.2 * rate * max(step.shape) ** 0.5)
 
 
 class Teacher(Protocol):
-    """What makes the examples of one kind of base model, and reads its answers."""
+    """Makes the examples of one kind of base model, and reads its answers."""
 
     parts: nn.ModuleDict  # "model", and what is thrown away afterwards
     stages: Mapping[str, int]  # their examples
@@ -149,79 +172,115 @@ class Teacher(Protocol):
 
     def draw(self, stage: str, rng: np.random.Generator) -> Iterator[Example]:
         while True:
-            yield from self.examples(stage, self.shops[rng.integers(len(self.shops))], rng)
+            shop = self.shops[rng.integers(len(self.shops))]
+            yield from self.examples(stage, shop, rng)
+
+
+class Optimizer:
+    """Muon for matrices, AdamW for embeddings, biases and gains; gradients are averaged over ranks."""
+
+    def __init__(self, parts: nn.ModuleDict, ranks: Ranks):
+        self.ranks = ranks
+        self.parameters = list(parts.parameters())
+        self.matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for name, parameter in parts.named_parameters():
+            is_matrix = parameter.ndim == 2 and "embed" not in name
+            (self.matrices if is_matrix else others).append(parameter)
+        self.momenta = [torch.zeros_like(matrix) for matrix in self.matrices]
+        self.adamw = torch.optim.AdamW(others, lr=RATE, betas=(0.9, 0.98), weight_decay=0.0)
+
+    def step(self, rate: float) -> None:
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        mean = nn.utils.parameters_to_vector(gradients) / self.ranks.world
+        dist.all_reduce(mean)
+        nn.utils.vector_to_parameters(mean, gradients)
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.adamw.param_groups[0]["lr"] = rate
+        self.adamw.step()
+        for matrix, momentum in zip(self.matrices, self.momenta, strict=True):
+            muon(matrix, momentum, rate)
+
+
+def rate_of(update: int, total: int) -> float:
+    """Return the learning rate of an update, counted from 1: warm-up, constant, linear decay."""
+    warmup = update / WARMUP_UPDATES
+    decay = (total - update + 1) / (DECAY * total)
+    return RATE * min(1.0, warmup, decay)
 
 
 def teach(teacher: Teacher, seed: int, ranks: Ranks) -> list[dict[str, Any]]:
     """Teach stage by stage; return the curve: every so many updates the loss, and the share of hits."""
-    rng, order = np.random.default_rng([seed, ranks.rank]), np.random.default_rng(seed)  # equal on all ranks
-    named = [*teacher.parts.named_parameters()]
-    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in named if p.ndim != 2 or "embed" in name]
-    momenta = [torch.zeros_like(p) for p in matrices]
-    adamw = torch.optim.AdamW(others, lr=RATE, betas=(0.9, 0.98), weight_decay=0.0)
-    total, update, curve, started = sum(teacher.stages.values()) // BATCH, 0, [], time.monotonic()
-    for stage, examples in teacher.stages.items():
-        source, updates = batches(teacher.draw(stage, rng), BATCH // ranks.world, order), examples // BATCH
+    rng = np.random.default_rng([seed, ranks.rank])
+    order = np.random.default_rng(seed)  # equal on all ranks
+    optimizer = Optimizer(teacher.parts, ranks)
+    total = sum(teacher.stages.values()) // BATCH
+    update = 0
+    curve = []
+    start = time.monotonic()
+    for stage, n_examples in teacher.stages.items():
+        source = batches(teacher.draw(stage, rng), BATCH // ranks.world, order)
+        updates = n_examples // BATCH
         with progress(f"teaching: {stage}", updates) as meter:
             for k in range(1, updates + 1):
                 update += 1
-                rate = RATE * min(1.0, update / WARMUP, (total - update + 1) / (DECAY * total))
                 loss = teacher.loss(stage, next(source))
                 loss.backward()
-                grads = [p.grad for _, p in named if p.grad is not None]
-                mean = nn.utils.parameters_to_vector(grads) / ranks.world
-                dist.all_reduce(mean)
-                nn.utils.vector_to_parameters(mean, grads)
-                nn.utils.clip_grad_norm_([p for _, p in named], 1.0)
-                adamw.param_groups[0]["lr"] = rate
-                adamw.step()
-                for matrix, momentum in zip(matrices, momenta, strict=True):
-                    muon(matrix, momentum, rate)
+                optimizer.step(rate_of(update, total))
                 teacher.parts.zero_grad()
-                if k % EVERY == 0 or k == updates:
-                    minutes = (time.monotonic() - started) / 60
+                if k % MEASURE_EVERY == 0 or k == updates:
                     hits = float(np.mean(ranks.all_gather(teacher.measure(stage))))
-                    point = {"stage": stage, "pictures": update * BATCH, "minutes": round(minutes, 2)}
-                    curve.append(point | {"loss": round(loss.item(), 3), "accuracy": round(hits, 4)})
+                    point = {"stage": stage, "pictures": update * BATCH}
+                    point["minutes"] = round((time.monotonic() - start) / 60, 2)
+                    point |= {"loss": round(loss.item(), 3), "accuracy": round(hits, 4)}
+                    curve.append(point)
                     meter.advance(0, note=f"loss {loss.item():.2f}, accuracy {hits:.1%}")
                 meter.advance()
     return curve
 
 
-def make(
-    config: Config,
-    page_of: PageOf,
-    texts: Callable[[list[Any]], Iterable[str]],
-    teacher_of: Callable[..., Teacher],
-    out: Path,
-    curve: Path,
-    seed: int,
-) -> None:
-    """Make a base model: look at shops, build a tokenizer and random weights from `texts`, teach, measure on
-    shops that were not among them, save it in bfloat16 to `out` and what was found to `curve`."""
-    started = time.monotonic()
+@dataclass
+class Recipe:
+    """What differs between the two base models."""
+
+    config: Config
+    make_page: MakePage
+    make_texts: Callable[[list[Any]], Iterable[str]]  # for the tokenizer, of all pages
+    make_teacher: Callable[..., Teacher]
+
+
+def make_base_model(recipe: Recipe, out: Path, curve: Path, seed: int) -> None:
+    """Make a base model: look at shops, build a tokenizer and random weights, teach, measure on shops that
+    were not among them, save it in bfloat16 to `out` and the figures to `curve`."""
+    start = time.monotonic()
     with open_ranks() as ranks:
         torch.set_num_threads(1)  # more were no faster
         CONSOLE.quiet = not ranks.is_main
-        own, unseen = (shops_named(some)[ranks.rank :: ranks.world] for some in (TRAIN, TEST))
-        seen = asyncio.run(look(own + unseen, config, page_of))
+        train = shops_named(TRAIN_SHOPS)[ranks.rank :: ranks.world]
+        test = shops_named(TEST_SHOPS)[ranks.rank :: ranks.world]
+        pages = asyncio.run(look(train + test, recipe.config, recipe.make_page))
+        train_pages = pages[: len(train)]
+        test_pages = pages[len(train) :]
         if ranks.is_main:
-            build(out, texts(seen), seed, kind=config.agent.kind)
+            build(out, recipe.make_texts(pages), seed, kind=recipe.config.agent.kind)
         ranks.barrier()
-        config = replace(config, model=replace(config.model, path=str(out)))
+
+        config = replace(recipe.config, model=replace(recipe.config.model, path=str(out)))
         model = open_model(config)
         torch.manual_seed(seed)
-        preprocessor, shops = load_preprocessor(config.model), (seen[: len(own)], seen[len(own) :])
-        teacher = teacher_of(config, preprocessor, model, *shops)
+        preprocessor = load_preprocessor(config.model)
+        teacher = recipe.make_teacher(config, preprocessor, model, train_pages, test_pages)
         points = teach(teacher, seed, ranks)
-        model.bfloat16().float()  # as it is saved
-        found = {name: np.mean(ranks.all_gather(hits)).item() for name, hits in teacher.results().items()}
-        pages = sum(ranks.all_gather([sum(map(len, shops[1]))]))
+
+        model.bfloat16().float()  # measured as it is saved
+        shares = {}
+        for name, hits in teacher.results().items():
+            shares[name] = np.mean(ranks.all_gather(hits)).item()
+        n_pages = sum(ranks.all_gather([sum(map(len, test_pages))]))
         if ranks.is_main:
             save_model(model.bfloat16(), out)
-            minutes = round((time.monotonic() - started) / 60, 1)
-            facts = {**found, "pages": pages, "seed": seed, "minutes": minutes, "curve": points}
+            minutes = round((time.monotonic() - start) / 60, 1)
+            facts = {**shares, "pages": n_pages, "seed": seed, "minutes": minutes, "curve": points}
             write_atomic(curve, json.dumps(facts, indent=1).encode())
-    told = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in found.items())
-    say(f"right, in shops never seen: {told}")
+    summary = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in shares.items())
+    say(f"right, in shops never seen: {summary}")

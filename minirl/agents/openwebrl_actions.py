@@ -19,9 +19,8 @@ from importlib import resources
 from types import SimpleNamespace
 
 from minirl.browser.page_scripts import CHOOSE, FOCUS, SCROLL, PageAnswer
-from minirl.browser.session import PageHangs
 from minirl.config import AgentConfig
-from minirl.types import Call, Observation, Parsed, Session, ToolFailure
+from minirl.types import Call, Observation, PageHangs, Parsed, Session, ToolFailure
 
 SCALE = 1000  # coordinates run from 0 to SCALE on both axes
 FEEDBACK_CHARS = 512  # of a line of feedback,

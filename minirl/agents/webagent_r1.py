@@ -27,10 +27,9 @@ from jinja2 import Template
 from minirl.agents import openwebrl_actions as tools
 from minirl.agents import simplified_html
 from minirl.agents.openwebrl import read_prompt
-from minirl.browser.session import PageHangs
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, Words
-from minirl.types import Call, Observation, Parsed, Session, Task, ToolFailure
+from minirl.types import Call, Observation, PageHangs, Parsed, Session, Task, ToolFailure
 
 FILES = Path(__file__).parent
 TABLES = tomllib.loads(FILES.joinpath("webagent_r1.toml").read_text("utf-8"))
@@ -259,7 +258,7 @@ async def _on_element(session: Session, action: str, point: tuple[float, float],
 
 
 class WebAgentR1Agent:
-    """The text agent, as `types.Agent`. `config.history` "webrl" is the conversation of WebRL's Llama
+    """The text agent, as `types.Agent`. `config.answers` "webrl" is the conversation of WebRL's Llama
     checkpoints: one completion, in which the task stands in for the first page."""
 
     parse = staticmethod(parse)
@@ -268,10 +267,10 @@ class WebAgentR1Agent:
 
     def __init__(self, config: AgentConfig):
         self.config = config
-        self.is_webrl = config.history == "webrl"
+        self.is_webrl = config.answers == "webrl"
         self.system = ""
         if config.prompt or not self.is_webrl:
-            self.system = system_prompt(config.brief, config.thinking, config.prompt)
+            self.system = system_prompt(config.brief, config.answers == "thinking", config.prompt)
         self.message_format = None  # the model's own chat template
         if self.is_webrl:
             self.message_format = WEBRL_WITH_SYSTEM if config.prompt else WEBRL

@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,7 +43,7 @@ def make_task_sets(config: Config) -> TaskSets:
     settings = config.task
     benchmark_of = choose_benchmarks(config)
     in_shops = NAMED.fullmatch(settings.train) is not None
-    train = load_source(settings.train, settings.train_goals if in_shops else sys.maxsize, config)
+    train = load_source(settings.train, None, config)
     heldout = load_source(settings.heldout, config.eval.episodes, config)
     # a served model is not trained: it may be a teacher, which demonstrates what it is asked
     if config.sampler.kind != "remote":
@@ -89,14 +88,14 @@ def split_by_length(tasks: Sequence[Task], settings: TaskConfig) -> tuple[list[T
     return long, demos
 
 
-def load_source(source: str, count: int, config: Config) -> list[Task]:
+def load_source(source: str, count: int | None, config: Config) -> list[Task]:
     """Return `count` tasks in the shops that a setting names, at most `count` of those of the sites in a
     folder that the agent has the means for, or a file's."""
     if not source:
         return []
     shops = shops_named(source)
     if shops:
-        return tasks_of(shops, count)
+        return tasks_of(shops, len(shops) if count is None else count)
     any_goal = bool(config.task.reward)
     path = Path(source)
     if not path.is_dir():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from playwright.async_api import CDPSession, Frame, Page
 
 from minirl.browser.page_scripts import SETTLE, PageAnswer
-from minirl.types import BrowserFault, Stop, ToolFailure
+from minirl.types import BrowserFault, PageHangs, Stop, ToolFailure
 
 if TYPE_CHECKING:
     from minirl.browser.session import Session
@@ -37,10 +37,6 @@ REMEDIES = (
     ("Page.stopLoading", 1.0, LATE),
     ("Runtime.terminateExecution", 3.0, "The page's script hung and was stopped."),
 )
-
-
-class PageHangs(ToolFailure):
-    """A call did not come back in time."""
 
 
 @dataclass(eq=False)

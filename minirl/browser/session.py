@@ -26,9 +26,9 @@ from playwright.async_api import Error as PlaywrightError
 from minirl.browser import readiness
 from minirl.browser.access import Guard, Refused, is_address
 from minirl.browser.page_scripts import ARM, BLOCKED, FOCUS, PASTE, PageAnswer
-from minirl.browser.readiness import CALM_MS, PageHangs, Tab, wait_until_ready
+from minirl.browser.readiness import CALM_MS, Tab, wait_until_ready
 from minirl.config import BrowserConfig
-from minirl.types import BrowserFault, Stop, ToolFailure
+from minirl.types import BrowserFault, PageHangs, Stop, ToolFailure
 
 Point = tuple[float, float]  # x and y in pixels
 PNG = {"format": "png", "optimizeForSpeed": True}

@@ -74,12 +74,10 @@ def check(config: C) -> C:
         raise ValueError("--loss.method filtered-bc learns from a fixed batch: add --rollout.no-dynamic")
     if loss.method != "grpo" and (loss.kl or loss.old != "sampler"):
         raise ValueError(f"--loss.method {loss.method} has neither --loss.kl nor --loss.old recompute")
-    if len(rollout.max_steps) != len(rollout.stage_steps) + 1:
-        raise ValueError("--rollout.max-steps needs one value more than --rollout.stage-steps")
-    if agent.history == "webrl" and (agent.kind != "text" or agent.thinking):
-        raise ValueError("--agent.history webrl needs --agent.kind text and --agent.no-thinking")
-    if config.task.demo_goals > config.task.train_goals:
-        raise ValueError("--task.demo-goals can't exceed --task.train-goals")
+    if len(rollout.max_steps) % 2 == 0:
+        raise ValueError("--rollout.max-steps: the last stage has turns alone, as in 15 90 30")
+    if agent.answers == "webrl" and agent.kind != "text":
+        raise ValueError("--agent.answers webrl needs --agent.kind text")
     if config.batch.micro_tokens < agent.context_tokens:
         raise ValueError("--batch.micro-tokens must be at least --agent.context-tokens")
     return config

@@ -5,7 +5,6 @@
 Browser, prompts, tools and verifier are those of training; only the agent prints what passes through it.
 """
 
-import asyncio
 import json
 import sys
 import time
@@ -19,6 +18,7 @@ from rich.text import Text
 
 from minirl.agents.openwebrl import SCALE, TOOLS, OpenWebRLAgent, parse
 from minirl.checkpoint import checkpoints
+from minirl.cli.command_line import run_async
 from minirl.cli.report import write_report
 from minirl.config import Config
 from minirl.console import CONSOLE, duration, printable, say
@@ -57,62 +57,52 @@ class Options:
     task: int = 0
     """Which of these tasks, from 0 on."""
     checkpoint: Path | None = None
-    """A folder with a model that the tiny recipe trained, by default the newest of runs/tiny. Where there is
-    none yet, a script acts that knows the way."""
+    """A folder with a model that the tiny recipe trained; in a new shop by default the newest of runs/tiny.
+    Without one a script acts that knows the way."""
     by_hand: bool = False
     """Act yourself, at the keyboard."""
     out: Path = Path("runs/demo")
     """The run folder for the episode, its screenshots and report.html."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Play the episode. Returns 0 however it ends, 2 for a user's mistake."""
+def run(argv: Sequence[str]) -> None:
+    """Play the episode."""
     options = tyro.cli(Options, args=list(argv), prog="python -m minirl demo")
-    try:
-        config = settings(options)
-        with open_ranks(config.browser.episode_seconds) as ranks:
-            asyncio.run(play(options, config, ranks))
-    except ValueError as problem:
-        print(f"minirl demo: {printable(str(problem))}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    config = settings(options)
+    with open_ranks(config.browser.episode_seconds) as ranks:
+        run_async(play(options, config, ranks))
 
 
 def settings(options: Options) -> Config:
     """Return the tiny recipe for one browser and one episode, without limits that a person would meet."""
     config = tiny()
-    if options.by_hand and options.checkpoint is not None:
-        raise ValueError("--by-hand and --checkpoint: who is to act? Give one of them")
-    if (options.out / "metrics.jsonl").exists() or (options.out / "checkpoints").exists():
+    if (options.out / "checkpoints").exists():
         raise ValueError(f"{options.out} holds a training run; choose another folder with --out")
-    path = config.model.path
-    trained = checkpoints(config.run_dir / "checkpoints")
-    if options.checkpoint is not None:
-        path = str(options.checkpoint)
-    elif trained and not (options.by_hand or options.tasks):
-        path = str(trained[-1])
-    new_shop = int(time.time()) % CLOCK_SHOPS
-    heldout = options.tasks or f"shops:{new_shop}-{new_shop}"
+    model, heldout = options.checkpoint, options.tasks
+    if not heldout:
+        new_shop = int(time.time()) % CLOCK_SHOPS
+        heldout = f"shops:{new_shop}-{new_shop}"
+        trained = checkpoints(config.run_dir / "checkpoints")
+        if trained and model is None:
+            model = trained[-1]
     config = replace(
         config,
         name=str(options.out.resolve()),
         sampler=replace(config.sampler, kind="hf"),  # vLLM would take longer to start than an episode
         browser=replace(config.browser, browsers=1),
-        model=replace(config.model, path=path),
         task=replace(config.task, heldout=heldout),
         eval=replace(config.eval, episodes=max(1, options.task + 1)),
     )
-    is_site = Path(heldout).is_dir()
-    if is_site:
+    if Path(heldout).is_dir():
         config = replace(config, browser=replace(config.browser, width=1280, height=720))
-    if is_site or options.by_hand:
-        turns = replace(config.eval, max_steps=100)
-        browser = replace(config.browser, episode_seconds=86400.0)
-        config = replace(config, eval=turns, browser=browser)
-        config = replace(config, agent=replace(config.agent, context_tokens=10**6))
-    return config
+    if model is not None and not options.by_hand:
+        return replace(config, model=replace(config.model, path=str(model)))
+    return replace(
+        config,
+        eval=replace(config.eval, max_steps=100),
+        browser=replace(config.browser, episode_seconds=86400.0),
+        agent=replace(config.agent, context_tokens=10**6),
+    )
 
 
 async def play(options: Options, config: Config, ranks: Ranks) -> None:

@@ -66,9 +66,7 @@ def check_run(config: Config) -> None:
             raise ValueError("--replay reads a run's dumps; give the new run another --name")
         if not Run(config.replay).step_labels():
             raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
-        if saved and not run.config().get("replay"):
-            raise ValueError(f"{run.root} holds a run that was not a replay; choose another --name")
-    elif saved and not config.resume:
+    if saved and not config.resume:
         raise ValueError(f"{run.root} holds a run already; go on with --resume, or choose another --name")
     if config.resume and not run.root.exists():
         raise ValueError(f"--resume: there is no run in {run.root}")

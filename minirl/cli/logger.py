@@ -1,4 +1,4 @@
-"""Where a step's numbers go: metrics.jsonl, the terminal, W&B and the report."""
+"""Where a step's numbers go: metrics.jsonl, the terminal and the report."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,19 @@ from minirl.judges.intervals import wilson
 from minirl.run_folder import Run
 
 REPORT_SECONDS = 20.0  # between two rewritings of report.html, which read the whole run
-SHOWN = {"success": ".2f", "judged_success": ".2f", "eval_success": ".2f", "reward": ".2f",
-         "groups_kept": ".0f", "groups_submitted": ".0f", "invalid": ".0f", "turns": ".1f",
-         "tokens_mean": ".0f", "ratio_mean": ".3f", "clip_fraction": ".1%", "entropy": ".3f"}  # fmt: skip
+FORMATS = {
+    "success": ".2f",
+    "judged_success": ".2f",
+    "reward": ".2f",
+    "groups_kept": ".0f",
+    "groups_submitted": ".0f",
+    "invalid": ".0f",
+    "turns": ".1f",
+    "tokens_mean": ".0f",
+    "ratio_mean": ".3f",
+    "clip_fraction": ".1%",
+    "entropy": ".3f",
+}
 
 
 def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
@@ -22,25 +32,28 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
     'step 4/10  success 0.44  rollout 20.0s  left 3m00s'
     """
     words = [f"step {step}/{total}" if total else f"step {step}"]
-    words += [f"{name} {metrics[name]:{form}}" for name, form in SHOWN.items() if name in metrics]
-    phases = {key.removeprefix("seconds/"): metrics[key] for key in metrics if key.startswith("seconds/")}
-    left = (total - step) * phases.pop("total", 0.0)
-    words += [f"{name} {duration(seconds)}" for name, seconds in phases.items()]
-    return "  ".join(words) + (f"  left {duration(left)}" if left > 0 else "")
+    for name, form in FORMATS.items():
+        if name in metrics:
+            words.append(f"{name} {metrics[name]:{form}}")
+    for name in ("rollout", "train"):
+        if f"seconds/{name}" in metrics:
+            words.append(f"{name} {duration(metrics[f'seconds/{name}'])}")
+    left = (total - step) * metrics.get("seconds/total", 0.0)
+    if left > 0:
+        words.append(f"left {duration(left)}")
+    return "  ".join(words)
 
 
 class Logger:
     """Takes metrics where they go; `total` is the steps of the whole run, for the time that is left."""
 
-    def __init__(self, run: Run, wandb: str | None = None, total: int = 0):
-        self.run, self.total = run, total
-        self.wandb = start_wandb(run, wandb) if wandb and run.records else None
+    def __init__(self, run: Run, total: int = 0):
+        self.run = run
+        self.total = total
         self.reported = float("-inf")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.add_metrics(step, metrics)
-        if self.wandb:
-            self.wandb.log(dict(metrics), step=step)
         say(step_line(step, self.total, metrics))
         if time.monotonic() - self.reported >= REPORT_SECONDS:
             self.report()
@@ -48,15 +61,12 @@ class Logger:
     def evaluation(self, label: str, step: int, successes: int, n: int, aborted: int = 0) -> float:
         """Record and print an evaluation of `n` episodes; `aborted` more are in no rate. Return the rate."""
         low, high = wilson(successes, n)
-        row = {"step": step, "success": successes / max(n, 1), "low": low, "high": high, "n": n}
-        row["invalid"] = aborted
-        self.run.add_eval(label, **row)
-        if self.wandb:
-            self.wandb.log({"eval/success": row["success"], "eval/low": low, "eval/high": high}, step=step)
+        rate = successes / max(n, 1)
+        self.run.add_eval(label, step=step, success=rate, low=low, high=high, n=n, invalid=aborted)
         line = f"{label}: {successes}/{n} episodes succeed ({low:.1%} to {high:.1%})"
         say(line + left_out(aborted), "bold green")
         self.report()
-        return row["success"]
+        return rate
 
     def report(self) -> None:
         if self.run.records:
@@ -66,8 +76,6 @@ class Logger:
     def close(self) -> None:
         """Write the last report and say where it is. The final table comes after this."""
         self.report()
-        if self.wandb:
-            self.wandb.finish()
         say(f"report: {self.run.report_path}")
 
     def final_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -79,12 +87,3 @@ class Logger:
 
 def left_out(aborted: int) -> str:
     return f"; {aborted} more were aborted" if aborted else ""
-
-
-def start_wandb(run: Run, project: str) -> Any:
-    """Start a W&B run. Its package is optional, so it is imported here."""
-    try:
-        import wandb
-    except ImportError as error:
-        raise ValueError("logging to W&B needs its package: pip install wandb") from error
-    return wandb.init(project=project, name=run.root.resolve().name, config=run.config())

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minirl.checkpoint import prune
 from minirl.cli.lifecycle import State
 from minirl.experiment import Experiment
 from minirl.rollout import Collected, TaskStream
@@ -34,17 +33,14 @@ def begin_replay(experiment: Experiment, source: Run) -> State:
     """Return the state to start a replay from, with the weights that the source has started from."""
     config, checkpoints = experiment.config, experiment.checkpoints
     state = {"step": 0, "cursor": 0}
-    start = Path(config.warm_start)
-    if config.warm_start == "sft":
-        start = source.checkpoint_dir / "sft"
-    is_cloned = experiment.ranks.broadcast(start.exists())
-    # a source that did not clone started from the model as it is
-    if config.warm_start != "none" and (is_cloned or config.warm_start != "sft"):
-        checkpoints.start_from(start)
+    sft = source.checkpoint_dir / "sft"
+    is_cloned = experiment.ranks.broadcast(sft.exists())
+    if config.warm_start not in ("sft", "none"):
+        checkpoints.start_from(Path(config.warm_start))
+    elif config.warm_start == "sft" and is_cloned:
+        checkpoints.start_from(sft)
     experiment.trainer.keep_reference()
-    if config.resume and checkpoints.saved():
+    if checkpoints.saved():
         state = checkpoints.resume()
-    elif experiment.ranks.is_main:
-        prune(checkpoints.folder, keep=0)
     experiment.run.truncate_after(state["step"] or -1)
     return state

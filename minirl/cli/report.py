@@ -20,7 +20,8 @@ import jinja2
 from minirl.run_folder import REGULAR, STEP_LABEL, TRAJECTORY, Run, to_record, write_atomic
 from minirl.types import Trajectory
 
-MAX_DUMPS, MAX_OTHERS = 12, 8  # in all; evaluations and demonstrations, which come before RL steps
+MAX_DUMPS = 12
+MAX_OTHERS = 8  # of these: evaluations and demonstrations, which come before RL steps
 MAX_TRAJECTORIES = 40  # per dump
 MAX_DUMP_CHARACTERS = 700_000  # per dump: the whole page stays below ten megabytes
 MAX_TEXT = 3000  # characters of one observation or response
@@ -35,40 +36,35 @@ TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan"
 def write_report(run_root: Path) -> Path:
     """Make `report.html` in the run folder from the files that the run has so far. Returns its path."""
     run = Run(run_root)
-    labels = run.labels()
-    # what has another type than expected is left out, so that the rest can be drawn
-    metrics = [{key: one for key, one in row.items() if is_number(one)} for row in run.metrics()]
-    metrics = [row for row in metrics if "step" in row]
-    evals = [row for row in run.evals() if isinstance(row.get("label"), str)]
-    evals = [row for row in evals if all(is_number(row.get(key)) for key in ("success", "low", "high", "n"))]
-    chosen = choose_dumps(labels)
-    dumps = [read_dump(path, path.stat().st_mtime_ns) for path in map(run.trajectory_path, chosen)]
-    series = {key: [record.get(key) for record in metrics] for key in sorted(set().union(*metrics))}
-    data = {"series": series, "evals": evals, "dumps": dumps, "dumps_left_out": len(labels) - len(chosen)}
-    seconds = sum(record.get("seconds/total", 0.0) for record in metrics)
+    metrics, evals, labels = run.metrics(), run.evals(), run.labels()
+    dumps = []
+    for label in choose_dumps(labels):
+        path = run.trajectory_path(label)
+        dumps.append(read_dump(path, path.stat().st_mtime_ns))
+    names = sorted(set().union(*metrics))
+    series = {name: [row.get(name) for row in metrics] for name in names}
+    seconds = sum(row.get("seconds/total", 0.0) for row in metrics)
     # the evaluations in the middle of training belong to the curve, but for eval.py's
-    apart = [row for row in evals if row.get("checkpoint") or not row["label"].startswith(REGULAR)]
+    tabled = [row for row in evals if row.get("checkpoint") or not row["label"].startswith(REGULAR)]
     page = TEMPLATES.get_template("report.html.j2").render(
         name=run.root.resolve().name,
         config=run.config(),
-        time=timedelta(seconds=min(round(seconds), 10**9)),
+        time=timedelta(seconds=round(seconds)),
         now=f"{datetime.now():%Y-%m-%d %H:%M}",
-        data=inert(data),
-        evals=apart or evals[-1:],
+        data=for_json(
+            {"series": series, "evals": evals, "dumps": dumps, "dumps_left_out": len(labels) - len(dumps)}
+        ),
+        evals=tabled or evals[-1:],
     )
-    # A title may hold half a surrogate pair; it must not keep the report from being written.
+    # a title may hold half a surrogate pair, which must not keep the report from being written
     write_atomic(run.report_path, page.encode("utf-8", "replace"))
     return run.report_path
 
 
-def is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e15
-
-
-def inert(value: Any) -> Any:
+def for_json(value: Any) -> Any:
     """Return a value for the page's JSON: long texts are cut; NaN and infinity, which JSON lacks, are null.
 
-    >>> inert({"a": (float("nan"), "x" * 3005)})["a"][1][-23:]
+    >>> for_json({"a": (float("nan"), "x" * 3005)})["a"][1][-23:]
     '… (5 more characters)'
     """
     match value:
@@ -77,9 +73,9 @@ def inert(value: Any) -> Any:
         case float():
             return float(f"{value:.6g}") if math.isfinite(value) else None
         case Mapping():
-            return {str(key): inert(item) for key, item in value.items()}
+            return {str(key): for_json(item) for key, item in value.items()}
         case list() | tuple():
-            return [inert(item) for item in value]
+            return [for_json(item) for item in value]
     return value
 
 
@@ -89,13 +85,15 @@ def choose_dumps(labels: Sequence[str]) -> list[str]:
     others = [label for label in labels if label not in steps][:MAX_OTHERS]
     room = MAX_DUMPS - len(others)
     if len(steps) > room:
-        steps = [steps[round(i * (len(steps) - 1) / (room - 1))] for i in range(room)]
+        distance = (len(steps) - 1) / (room - 1)
+        steps = [steps[round(i * distance)] for i in range(room)]
     return others + steps
 
 
 @lru_cache(maxsize=64)
 def read_dump(path: Path, changed: int) -> dict[str, Any]:
-    """Return the first trajectories of a dump, and count the lines that cannot be read."""
+    """Return the first trajectories of a dump, and count the lines that cannot be read. The time of its last
+    change, `changed`, makes a changed file be read again."""
     shown: list[dict[str, Any]] = []
     total = broken = characters = 0
     with open(path, "rb") as file:
@@ -104,21 +102,24 @@ def read_dump(path: Path, changed: int) -> dict[str, Any]:
             if len(shown) == MAX_TRAJECTORIES or characters > MAX_DUMP_CHARACTERS:
                 continue
             try:
-                shown.append(inert(episode(TRAJECTORY.validate_python(json.loads(line)))))
-                characters += len(json.dumps(shown[-1]))
+                record = for_json(episode(TRAJECTORY.validate_python(json.loads(line))))
             except (ValueError, RecursionError):
                 broken += 1
+                continue
+            shown.append(record)
+            characters += len(json.dumps(record))
     return {"label": path.stem, "total": total, "broken": broken, "trajectories": shown}
 
 
 def episode(trajectory: Trajectory) -> dict[str, Any]:
     """Return a line of a dump for the page: without token ids, which people do not read."""
-    shown = to_record(trajectory) | {"valid": trajectory.valid, "trunk": ()}
-    for turn in shown["turns"]:
-        turn["prompt_tokens"] = turn["shared"] + len(turn.pop("branch")) or turn["counted"][0]
-        turn["response_tokens"] = len(turn.pop("response_ids")) or turn["counted"][1]
+    record = to_record(trajectory) | {"valid": trajectory.valid, "trunk": ()}
+    for turn in record["turns"]:
+        prompt_tokens, response_tokens = turn["counted"]  # by a served model's API
+        turn["prompt_tokens"] = turn["shared"] + len(turn.pop("branch")) or prompt_tokens
+        turn["response_tokens"] = len(turn.pop("response_ids")) or response_tokens
         del turn["logprobs"]
-        # Calls are shown as understood; the raw text matters where little or nothing was.
+        # calls are shown as understood; the raw text matters where little or nothing was
         if turn["parsed"]["calls"] and not turn["parsed"]["error"]:
             del turn["text"]
-    return shown
+    return record

@@ -109,7 +109,7 @@ class Reader:
     def turn(self, observation: Observation, screenshot: bytes | None, response: str) -> Turn:
         """Return a turn, which is trained on if its page is shown and its response can be parsed."""
         text = response.rstrip().removesuffix("<|im_end|>")
-        if self.settings.kind == "text" and self.settings.thinking:
+        if self.settings.kind == "text" and self.settings.answers == "thinking":
             text = comments_as_thought(text)
         else:
             text = with_opening_think(text)

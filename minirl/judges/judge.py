@@ -85,7 +85,7 @@ class LocalJudge(ModelJudge):
         self.preprocessor = load_preprocessor(model)
         weights = open_model(replace(config, model=model))
         weights = weights.to(ranks.device, compute_dtype(model, ranks.device))  # pyright: ignore[reportArgumentType]
-        self.sampler = HfSampler(weights, self.preprocessor, config.sampler)
+        self.sampler = HfSampler(weights, self.preprocessor)
 
     async def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
         limit = BRIEF_TOKENS if self.config.input == "brief" else self.config.response_tokens

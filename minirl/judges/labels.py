@@ -60,7 +60,7 @@ class RunsImages:
     """The screenshots of several runs, as one image store."""
 
     def __init__(self, folders: Iterable[str | Path]):
-        self.runs = [Run(folder) for folder in set(folders)]
+        self.runs = [Run(Path(folder)) for folder in set(folders)]
 
     def get(self, name: str) -> bytes:
         for run in self.runs:

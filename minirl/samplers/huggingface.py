@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
 
-from minirl.config import SamplerConfig
 from minirl.model import Preprocessor, encode, padded_inputs
 from minirl.types import Request, Sample, SamplerError
 
@@ -39,10 +38,10 @@ class Answer:
 class HfSampler:
     """Dynamic batching over a transformers model. Use one per process, inside a running event loop."""
 
-    def __init__(
-        self, model: PreTrainedModel, preprocessor: Preprocessor, config: SamplerConfig, threads: int = 1
-    ):
-        self.model, self.preprocessor, self.config, self.threads = model, preprocessor, config, threads
+    max_batch = 12  # most requests that are decoded together
+
+    def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, threads: int = 1):
+        self.model, self.preprocessor, self.threads = model, preprocessor, threads
         self.device = model.device
         self.version, self.failure = 0, ""
         self.waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
@@ -93,7 +92,7 @@ class HfSampler:
             oldest = waiting[0][0]
             batch = [pair for pair in waiting if pair[0].sampling == oldest.sampling]
             batch.sort(key=lambda pair: abs(len(pair[0].prompt.ids) - len(oldest.prompt.ids)))
-            requests, futures = zip(*batch[: self.config.max_batch], strict=True)
+            requests, futures = zip(*batch[: self.max_batch], strict=True)
             self.waiting = [pair for pair in waiting if pair[1] not in futures]
             try:
                 outcomes = await loop.run_in_executor(self.thread, self._decode, requests)

@@ -239,9 +239,9 @@ class Goal:
             raise ValueError("a goal names a page, conditions or an answer")
 
 
-def load_goal(goal: Mapping[str, Any]) -> Goal:
+def load_goal(goal: Goal | Mapping[str, Any]) -> Goal:
     """Return the goal {"page": id, "where": [{"path": "$.a", "cond": "eq", "value": 1}]} or a part of it."""
-    return validated("goal", Goal, goal)
+    return goal if isinstance(goal, Goal) else validated("goal", Goal, goal)
 
 
 def load_fsm(source: Path | Mapping[str, Any]) -> Fsm:

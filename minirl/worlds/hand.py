@@ -60,14 +60,12 @@ async def find(session: Session, gui: Gui) -> Operation:
     text = gui.get("text", gui.get("key", ""))
     if not selector:
         return Operation(op, text=text)
-    *sides, x, y, distance = await measure(session, "box", selector)
-    box = tuple(sides)
-    if distance:
-        share = min(1.0, round(abs(distance) / session.height, 2))
-        return Operation("scroll", selector, box, (x, y), None, _way(distance), share, is_detour=True)
+    box, detour = await _look(session, selector)
+    if detour:
+        return detour
     if "onto" in gui:
-        *target, _, _, _ = await measure(session, "box", gui["onto"])
-        return Operation(op, selector, box, start=centre(box), end=centre(target))
+        target, detour = await _look(session, gui["onto"])
+        return detour or Operation(op, selector, box, start=centre(box), end=centre(target))
     if op == "drag":
         start, end, height = await measure(session, "thumb", selector, gui["to"])
         return Operation(op, selector, box, start=(start, height), end=(end, height))
@@ -77,6 +75,16 @@ async def find(session: Session, gui: Gui) -> Operation:
         share = round(abs(distance) / session.height, 4)
         return Operation(op, selector, box, text=_way(distance), amount=share)
     return Operation(op, selector, box, text=text)
+
+
+async def _look(session: Session, selector: str) -> tuple[Box, Operation | None]:
+    """Return an element's box, and the scroll that brings it into the window if it is not there."""
+    *box, x, y, distance = await measure(session, "box", selector)
+    if not distance:
+        return tuple(box), None
+    share = min(1.0, round(abs(distance) / session.height, 2))
+    detour = Operation("scroll", selector, tuple(box), (x, y), None, _way(distance), share, is_detour=True)
+    return tuple(box), detour
 
 
 def _way(distance: float) -> str:

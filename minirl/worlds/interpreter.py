@@ -105,7 +105,7 @@ def apply(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> 
 
 def share_met(state: State, goal: Goal | Mapping[str, Any], answer: str = "") -> float:
     """Return how much of the goal holds: the share of its conditions; page and answer are one each."""
-    goal = goal if isinstance(goal, Goal) else load_goal(goal)
+    goal = load_goal(goal)
     verdicts = list(met(state, goal))
     if goal.answer:
         verdicts.append(is_answer(answer, goal))

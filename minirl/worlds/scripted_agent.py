@@ -119,7 +119,7 @@ class ScriptedPolicy:
         else:
             words = "done"
             action = f"exit(message={json.dumps(self.answer)})"
-        return with_thought(words, action) if self.agent.thinking else action
+        return with_thought(words, action) if self.agent.answers == "thinking" else action
 
     async def visual_response(self, session: Session) -> str:
         """Return the visual agent's calls for what can be done before the next look, or its goodbye."""

@@ -12,7 +12,7 @@ Paper: AutoWebWorld, section 3.2 and appendix A.2.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,7 +45,7 @@ class Node:
 class Graph:
     """The states that a search has reached, by their keys, nearest first."""
 
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, Node]
     is_complete: bool = True  # False if the limit left something out
 
     def path(self, key: str) -> list[Step]:
@@ -68,18 +68,9 @@ class Graph:
 def explore(world: World, plain: bool = True, max_states: int = MAX_STATES) -> Graph:
     """Return all states in reach, breadth-first; unless `plain`, interceptors are answered first."""
     first = frozenset() if plain else interceptors(world.fsm)
-    graph = Graph()
-    for _ in _grow(graph, world, first, max_states):
-        pass
-    return graph
-
-
-def _grow(graph: Graph, world: World, first: Set[str], max_states: int) -> Iterator[str]:
-    """Add the states in reach to a graph, breadth-first, and yield the key of each as soon as it is there."""
     start = interpreter.initial_state(world.fsm)
-    graph.nodes[start.key()] = Node(start)
-    queue = deque([start.key()])
-    yield start.key()
+    graph = Graph({start.key(): Node(start)})
+    queue = deque(graph.nodes)
     while queue:
         here = queue.popleft()
         state = graph.nodes[here].state
@@ -92,24 +83,21 @@ def _grow(graph: Graph, world: World, first: Set[str], max_states: int) -> Itera
                 continue
             if len(graph.nodes) == max_states:
                 graph.is_complete = False
-                return
+                return graph
             graph.nodes[key] = Node(after, here, step)
             queue.append(key)
-            yield key
+    return graph
 
 
 def solve(world: World, goal: Goal | Mapping[str, Any]) -> list[Step] | None:
     """Return a path from the initial state to a goal that names a page, or None if none was found. To a page
     alone it is a shortest one. ValueError for a malformed goal."""
-    goal = goal if isinstance(goal, Goal) else load_goal(goal)
-    graph = Graph()
-    paths = 0
-    for key in _grow(graph, outline(world.fsm, goal.where), frozenset(), MAX_STATES):
-        if graph.nodes[key].state.page != goal.page:
-            continue
+    goal = load_goal(goal)
+    graph = explore(outline(world.fsm, goal.where))
+    keys = [key for key, node in graph.nodes.items() if node.state.page == goal.page]
+    for key in keys[:MAX_PATHS]:
         steps = with_values(world, graph.path(key), goal)
-        paths += 1
-        if steps is not None or paths == MAX_PATHS:
+        if steps is not None:
             return steps
     return None
 

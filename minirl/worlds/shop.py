@@ -132,7 +132,7 @@ def make_tasks(world: World, count: int) -> list[Task]:
     orders = list(itertools.product(*options.values()))
     if count > len(orders):
         problem = f"{world.name} has {len(orders)} different orders, not {count}"
-        raise ValueError(f"{problem}: name more shops, or lower --task.train-goals or --eval.episodes")
+        raise ValueError(f"{problem}: name more shops, or lower --eval.episodes")
     Random(f"orders of {world.name.removesuffix('-serif')}").shuffle(orders)
     tasks = []
     for order in orders[:count]:

@@ -180,10 +180,8 @@ RIGHT = "<think>so</think><action>{'action': 'click', 'coordinate': [35, 18]}</a
 )
 async def test_a_recorded_step_is_an_episode_of_one_turn(seeing, tmp_path, png, said, found, stop):
     """Where there is no browser; 55, 20 would be in the box if it were not scaled."""
-    task, worker = (
-        load_tasks(write_steps(tmp_path, png))[0],
-        worker_of(seeing, Script(seeing, said), tmp_path),
-    )
+    task = load_tasks(write_steps(tmp_path, png))[0]
+    worker = worker_of(seeing, Script(seeing, said), tmp_path)
     done = await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 15)
     assert (len(done.turns), done.stop, done.error) == (1, stop, "")
     assert done.final_state == {"rewards": dict(zip(("action", "coordinate", "format"), found, strict=True))}
@@ -202,10 +200,8 @@ async def test_of_screenspot_only_the_point_of_a_click_counts(seeing, tmp_path, 
 async def test_the_advantages_are_those_of_the_released_sum(seeing, tmp_path, png):
     """(r - mean) / (std + 1e-4) of rewards from 0 to 3."""
     sayings = (RIGHT, "nothing", "so " + RIGHT, RIGHT.replace("click", "hover"))
-    task, worker = (
-        load_tasks(write_steps(tmp_path, png))[0],
-        worker_of(seeing, Script(seeing, *sayings), tmp_path),
-    )
+    task = load_tasks(write_steps(tmp_path, png))[0]
+    worker = worker_of(seeing, Script(seeing, *sayings), tmp_path)
     episodes = await worker.group(task, 0, 0, 1)
     sums = [sum(t.final_state["rewards"].values()) for t in episodes]
     assert len(set(sums)) > 1
@@ -258,10 +254,8 @@ async def test_demonstrations_say_what_is_right_and_leave_out_what_is_not_told(s
 
 
 async def test_a_picture_that_is_gone_is_nobodys_fault(seeing, tmp_path, png):
-    task, worker = (
-        load_tasks(write_steps(tmp_path, png))[0],
-        worker_of(seeing, Script(seeing, RIGHT), tmp_path),
-    )
+    task = load_tasks(write_steps(tmp_path, png))[0]
+    worker = worker_of(seeing, Script(seeing, RIGHT), tmp_path)
     (tmp_path / "0.png").unlink()
     done = await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 1)
     assert done.stop is Stop.SITE_ERROR and not done.valid

@@ -35,7 +35,7 @@ WEBARENA_LITE, WEBVOYAGER = protocol_of("webarena-lite-official"), protocol_of("
 TEXT = tiny_text()
 CONFIG = replace(
     TEXT,
-    agent=replace(TEXT.agent, thinking=False, context_tokens=8192),
+    agent=replace(TEXT.agent, answers="action", context_tokens=8192),
     browser=BrowserConfig(browsers=1, width=800, height=600, quiet_ms=50),  # private addresses are refused
     sampler=SamplerConfig(kind="remote"),
 )
@@ -74,7 +74,7 @@ async def opened(
         judging = JudgeConfig(url=judge.url, model="judge")
         config = replace(asked, endpoint=agent, judge=judging)
         tasks, run = TaskSets([], [], [task]), Run(folder / "run")
-        experiment = Experiment(config, run, None, tasks, preprocessor, None, None, alone())
+        experiment = Experiment(config, run, None, tasks, preprocessor, alone(), None)
         async with experiment.worker(rewarded=True) as worker:
             yield worker
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from minirl import __main__ as door
 from minirl.agents.openwebrl import TOOLS
 from minirl.benchmarks.task_sets import make_task_sets
 from minirl.cli import demo
@@ -38,27 +39,26 @@ def nothing_was_trained_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--tasks", "shops:9-1"], "write the smaller number first"),
-        (["--by-hand", "--checkpoint", "x"], "--by-hand and --checkpoint"),
-        (["--checkpoint", "no/such/folder/there"], "no/such/folder/there"),
+        (["demo", "--tasks", "shops:9-1"], "write the smaller number first"),
+        (["demo", "--checkpoint", "no/such/folder/there"], "no/such/folder/there"),
+        (["doctor"], "usage: python -m minirl demo"),
     ],
 )
-def test_a_users_mistake_is_one_line(flags, problem, tmp_path, capsys):
-    assert demo.main([*flags, "--out", str(tmp_path / "demo")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("minirl demo: ") and problem in said and said.count("\n") == 1
-    assert not (tmp_path / "demo").exists()
+def test_a_users_mistake_is_one_line(flags, problem, tmp_path):
+    with pytest.raises(ValueError, match=problem):
+        door.run(flags)
+    assert not list(tmp_path.rglob("config.json"))
 
 
-def test_a_training_run_is_not_overwritten(tmp_path, capsys):
+def test_a_training_run_is_not_overwritten(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    assert demo.main(["--out", str(tmp_path)]) == 2
-    assert "holds a training run; choose another folder with --out" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="holds a training run; choose another folder with --out"):
+        demo.run(["--out", str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def test_the_scripted_demo_succeeds_and_leaves_a_report(tmp_path, capsys):
-    assert demo.main(["--out", str(tmp_path), *PLACE]) == 0
+    demo.run(["--out", str(tmp_path), *PLACE])
     said = capsys.readouterr().out
     pages = len(SHOP.fsm.pages) - 1  # of which each is a turn, the last one's ends with "done"
     assert f"turn {pages}" in said and f"turn {pages + 1}" not in said
@@ -90,7 +90,7 @@ def test_a_task_is_done_by_hand(tmp_path, capsys, monkeypatch):
     for step in steps:
         clicks += [titles[word] for word in step.params.values()] or [SHOP.style["labels"][step.action_id]]
     monkeypatch.setattr("sys.stdin", shopper := Shopper(clicks, capsys))
-    assert demo.main(["--by-hand", "--out", str(tmp_path), *PLACE]) == 0
+    demo.run(["--by-hand", "--out", str(tmp_path), *PLACE])
 
     said = shopper.read + capsys.readouterr().out
     assert f"turn {len(steps) + 1}" in said and re.search(r"(?m)^verdict +success$", said)
@@ -105,7 +105,7 @@ def test_mistakes_by_hand_are_shown_and_the_end_of_input_ends_it(tmp_path, capsy
     lines = ["clik", "click", "click {not json", 'click {"x": 5, "y": 2000}', 'write {"text": 3}', "new_tab"]
     lines += ['goto_url {"url": "file:///etc/passwd"}']
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
-    assert demo.main(["--by-hand", "--out", str(tmp_path), *PLACE]) == 0
+    demo.run(["--by-hand", "--out", str(tmp_path), *PLACE])
     said = capsys.readouterr().out
     for part in (
         "there is no tool 'clik'",
@@ -126,7 +126,7 @@ def test_mistakes_by_hand_are_shown_and_the_end_of_input_ends_it(tmp_path, capsy
 
 def test_a_checkpoint_plays(tmp_path, capsys, tiny_folder: Path):
     """An untrained one, which says nothing that can be understood."""
-    assert demo.main(["--checkpoint", str(tiny_folder), "--out", str(tmp_path / "demo")]) == 0
+    demo.run(["--checkpoint", str(tiny_folder), "--out", str(tmp_path / "demo")])
     said = capsys.readouterr().out
     assert re.search(r"(?m)^(error|thinks) ", said) and "verdict" in said
     (t,) = Run(tmp_path / "demo").load_trajectories("checkpoint")

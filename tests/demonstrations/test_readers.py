@@ -200,7 +200,7 @@ async def test_a_record_that_solves_a_held_out_task_is_left_out(preprocessor, tm
 
     async def demonstrated(*wordings: str) -> int:
         heldout = [Task(str(n), words, "http://shop.test/") for n, words in enumerate(wordings)]
-        parts = (None, TaskSets([], [], heldout), preprocessor, None, None, None)
+        parts = (None, TaskSets([], [], heldout), preprocessor, None, None)
         return len(await Experiment(config, None, *parts).demonstrate(worker))
 
     assert await demonstrated("Buy a chair") == 3

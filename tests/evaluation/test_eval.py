@@ -94,15 +94,15 @@ def test_the_runs_own_tasks_are_evaluated_unless_others_are_asked_for(resolve, t
     run = tmp_path / "tiny"
     path = checkpoint(run, "step_00001")
     assert resolve().task == tiny().task
-    trained = replace(tiny(), task=TaskConfig("shops:0-9", "elsewhere.jsonl", train_goals=200))
+    trained = replace(tiny(), task=TaskConfig("shops:0-9", "elsewhere.jsonl", demo_goals=50))
     (run / "config.json").write_text(json.dumps(to_json(trained)))
     save_tasks(run / "heldout.jsonl", TASKS)
-    own = TaskConfig("shops:0-9", str(run / "heldout.jsonl"), train_goals=200)
+    own = TaskConfig("shops:0-9", str(run / "heldout.jsonl"), demo_goals=50)
     assert resolve().task == own
     assert resolve("--model.path", path).task == own, "it is the run's"
     given = resolve("--task.train", "shops:4-5", "--tasks", "mine.jsonl")
-    assert given.task == TaskConfig("shops:4-5", "mine.jsonl", train_goals=200)
-    assert resolve("--task.train-goals", "300").task == replace(own, train_goals=300)
+    assert given.task == TaskConfig("shops:4-5", "mine.jsonl", demo_goals=50)
+    assert resolve("--task.demo-goals", "30").task == replace(own, demo_goals=30)
     serif = "shops:90001-90064@serif"
     assert resolve("--task.heldout", serif).task == replace(own, heldout=serif)
     assert resolve("--model.path", "some/folder").task == own, "others are measured on the same"

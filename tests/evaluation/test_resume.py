@@ -84,7 +84,7 @@ def test_an_evaluation_that_was_interrupted_ends_as_if_nothing_had_happened(
     size = ["--browser.width", "320", "--browser.height", "240"]
     flags = ["tiny", *size, "--model.path", str(tiny_folder), "--eval.episodes", "12"]
     flags += ["--name", str(tmp_path / "tiny"), "--eval.max-steps", "6", "--eval.temperature", "0"]
-    flags += ["--sampler.max-batch", "1"]
+    monkeypatch.setattr("minirl.samplers.huggingface.HfSampler.max_batch", 1)
     flags += ["--eval.response-tokens", "12"]  # for the model, whose weights are random
     flags += ["--browser.browsers", "1", "--browser.episodes", "2"]
     folder, name = tmp_path / "tiny-eval", f"eval_{tiny_folder.name}"
@@ -198,27 +198,26 @@ def test_what_differs_gets_a_label_of_its_own(tmp_path, capsys):
     assert label_of(run, "a/model", named) == "eval_model_webvoyager-official"
 
 
-def test_settings_tell_other_weights_and_tasks_apart(tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"one")
-    config = EvalScriptConfig(**vars(tiny()) | {"model": replace(tiny().model, path=str(tmp_path))})
-    first = settings(config, TASKS)
-    assert settings(replace(config, retry=True), TASKS) == first == json.loads(json.dumps(first))
-    assert settings(replace(config, success_within=(5, 10)), TASKS) == first
-    assert settings(replace(config, seeds=(0, 1)), TASKS) != first
-    for name in ("prompt", "judge_prompt", "judge"):
-        (tmp_path / name).mkdir() if name == "judge" else (tmp_path / name).write_text("Be kind.")
-    asked = replace(
-        config,
-        agent=replace(config.agent, prompt=tmp_path / "prompt"),
-        judge=replace(config.judge, prompt=tmp_path / "judge_prompt", path=str(tmp_path / "judge")),
+def test_settings_tell_other_weights_prompts_and_tasks_apart(tmp_path):
+    files = [tmp_path / name for name in ("a/model.safetensors", "b/model.safetensors", "prompt", "other")]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("Be kind.")
+    config = replace(
+        EvalScriptConfig(**vars(tiny())),
+        model=replace(tiny().model, path=str(tmp_path / "a")),
+        agent=replace(tiny().agent, prompt=tmp_path / "prompt"),
+        judge=replace(tiny().judge, prompt=tmp_path / "other", path=str(tmp_path / "b")),
     )
-    for file in ("prompt", "judge_prompt", "judge/model.safetensors"):
-        before = settings(asked, TASKS)
-        (tmp_path / file).write_text("Be strict.")
-        assert settings(asked, TASKS) != before, f"{file} has other contents under the same name"
+    first = settings(config, TASKS)
+    for same in ({"retry": True}, {"success_within": (5, 10)}):
+        assert settings(replace(config, **same), TASKS) == first == json.loads(json.dumps(first))
+    assert settings(replace(config, seeds=(0, 1)), TASKS) != first
     assert settings(config, [*TASKS[:3], replace(TASKS[3], instruction="Do more.")]) != first
-    (tmp_path / "model.safetensors").write_bytes(b"two")
-    assert settings(config, TASKS) != first
+    for file in files:
+        before = settings(config, TASKS)
+        file.write_text("Be strict.")
+        assert settings(config, TASKS) != before, f"{file} has other contents under the same name"
     assert resume.digest_of(Path("Qwen/Qwen3-VL-4B-Thinking")) == ""
 
 

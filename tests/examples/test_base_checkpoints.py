@@ -143,7 +143,7 @@ def test_what_a_text_agent_reads_and_says_are_single_tokens(tmp_path):
         '<html data-bbox="0,0,480,360"> <button id="7" type="button" data-bbox="3,33,144,114"> Buy </button>'
     )
     own = tiny.build_tokenizer(tiny.text_corpus([[SimpleNamespace(html=page)]]), "text")
-    for word in [*tiny.words(), *SHOP["buttons"].values()]:
+    for word in [*tiny.shop_words(), *SHOP["buttons"].values()]:
         assert pieces(own, f"in {word},")[1] == f" {word}"
         assert pieces(own, with_thought(word, 'do(action="Click", element="7")'))[5:12] == [
             f" {word}", " ", "</think>", " ", "<answer>", ' do(action="Click", element="', "7",

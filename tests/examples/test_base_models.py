@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from examples.base_models import pretraining
 from examples.base_models.checkpoints import build, text_corpus, vocabulary
-from examples.base_models.pretraining import Example, look, muon, task_naming, teach
+from examples.base_models.pretraining import Example, look, muon, name_words, teach
 from examples.base_models.reading import DIGITS, PATH, Reading, html_of, make_page
 from examples.base_models.seeing import Seeing, moved, whole
 from examples.base_models.seeing import make_page as make_visual_page
@@ -54,7 +54,7 @@ def asked_in(instruction, teacher):
 
 
 def test_a_task_names_each_word_once_in_the_order_that_is_wanted():
-    wanted, task = task_naming(["pearl", "mint", "pearl"], np.random.default_rng(0))
+    wanted, task = name_words(["pearl", "mint", "pearl"], np.random.default_rng(0))
     assert sorted(wanted) == ["mint", "pearl"] and re.fullmatch(r"Click.*\.", task.instruction)
     assert [word for word in re.findall(r"\w+", task.instruction) if word in wanted] == wanted
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from training import logprobs_of
 
-from minirl.config import SamplerConfig
 from minirl.model import request_seed
 from minirl.policy import Policy
 from minirl.rows import Row
@@ -25,10 +24,10 @@ def new_sampler(model, preprocessor):
     """`new_sampler(temperature=0.8)`; `end` replaces the ids that end a response."""
     made = []
 
-    def make(end=None, max_batch: int = 32, **how) -> HfSampler:
+    def make(end=None, max_batch: int = 12, **how) -> HfSampler:
         speaks = preprocessor if end is None else replace(preprocessor, end=end)
-        config = SamplerConfig(max_batch=max_batch)
-        made.append(HfSampler(model, speaks, config))
+        made.append(HfSampler(model, speaks))
+        made[-1].max_batch = max_batch
         made[-1].how = Sampling(**how)  # what `sample_all` asks for
         return made[-1]
 

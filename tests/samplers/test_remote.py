@@ -82,7 +82,7 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, preproces
 
     async def cloned_from(label: str, tasks: TaskSets) -> list[Trajectory]:
         config = replace(CONFIG, sft=replace(CONFIG.sft, demos=run.trajectory_path(label)))
-        experiment = Experiment(config, student, None, tasks, preprocessor, None, None, alone())
+        experiment = Experiment(config, student, None, tasks, preprocessor, alone(), None)
         worker = make_worker(config, preprocessor, images=student.images, benchmark=WorldBenchmark())
         return await experiment.demonstrate(worker)
 
