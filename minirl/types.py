@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, Frame, Page
     from torch import Tensor
 
-    from minirl.browser.page_scripts import PageAnswer
     from minirl.config import BrowserConfig
     from minirl.context import ChatFormat, Words
     from minirl.distributed import Ranks
@@ -328,12 +327,10 @@ class Session(Protocol):
     async def travel(self, step: int) -> bool: ...  # -1 back, 1 forward; False if there is nothing
     async def pace(self) -> None: ...  # waits for the next turn on the page's host
     # before an action: marks the page, and returns what is at the point
-    async def arm(self, point: Point | None = None) -> "PageAnswer": ...
-    async def settle(self, quiet: bool = False) -> "PageAnswer": ...  # after it: what has changed
+    async def arm(self, point: Point | None = None) -> Any: ...
+    async def settle(self, quiet: bool = False) -> Any: ...  # after it: what has changed
     # returns the innermost frame at a point, or with the focus, and a script's answer from there
-    async def ask(
-        self, script: str, point: Point | None = None, *rest: Any
-    ) -> tuple["Frame", "PageAnswer"]: ...
+    async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple["Frame", Any]: ...
     async def press(self, key: str) -> None: ...
     async def revive(self) -> None: ...  # stops what makes the page hang
     async def screenshot(self) -> bytes: ...  # PNG

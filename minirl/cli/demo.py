@@ -185,7 +185,7 @@ async def ask_person(t: int, prompt: Prompt, session: Session) -> Sample:
         if not line:
             raise BrowserFault(Stop.CANCELLED, "given up by hand")
         name, _, arguments = line.partition(" ")
-        call = json.dumps({"name": name, "arguments": arguments or "{}"})
+        call = f'{{"name": {json.dumps(name)}, "arguments": {arguments or "{}"}}}'
         text = f"</think><tool_call>{call}</tool_call>"
         problem = parse(text).error
         if not problem:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -46,35 +44,33 @@ def test_the_schema_of_one_tool_in_full():
     assert json.dumps(schemas()[0]) == f'{{"type": "function", "function": {function}}}'
 
 
-def random_value(schema: dict, chance: random.Random) -> Any:
-    """A value that a JSON schema as used here allows."""
-    if schema["type"] == "array":
-        size = schema.get("minItems") or chance.randrange(1, 4)
-        return [random_value(schema["items"], chance) for _ in range(size)]
-    return {
-        "string": "".join(chance.choices('ab "\\<>{}/é漢\U0001f9ff\n', k=chance.randrange(1, 12))),
-        "boolean": chance.random() < 0.5,
-        "number": chance.uniform(0, 1000),
-        "integer": chance.randrange(1001),
-    }[schema["type"]]
-
-
-def random_call(chance: random.Random) -> Call:
-    """A call that follows the published schema, with some of the optional arguments."""
-    name = chance.choice(NAMES)
-    properties, required = PUBLISHED[name]["properties"], PUBLISHED[name]["required"]
-    given = [a for a in properties if a in required or chance.random() < 0.5]
-    return Call(name, {a: random_value(properties[a], chance) for a in given})
+USUAL = {"array": [1, 2], "string": 'a "\\<>{}/é漢\U0001f9ff\n', "number": 1.5, "integer": 7, "boolean": True}
+USUAL_KEYS = {"press_keys": {"keys": ["a", "b"]}}
+PAPER = [
+    ("click", {"x": 5, "y": 7, "click_type": "double"}, {"point_2d": [5, 7], "clicks": 2}),
+    ("hover", {"x": 5, "y": 7}, {"point_2d": [5, 7]}),
+    ("drag", {"x1": 1, "y1": 2, "x2": 3, "y2": 4}, {"start_point_2d": [1, 2], "end_point_2d": [3, 4]}),
+    ("write", {"text": "a"}, {"message": "a"}),
+    ("switch_tab", {"index": 1}, {"tab_index": 1}),
+    ("done", {"answer": "a"}, {"response": "a"}),
+    ("scroll", {"x": 1, "y": 2}, {"point_2d": [1, 2]}),
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_required_argument_is_really_required(name):
+def test_what_follows_the_schema_is_read_and_what_is_required_may_not_be_missing(name):
     properties = PUBLISHED[name]["properties"]
-    full = {a: random_value(properties[a], random.Random(0)) for a in PUBLISHED[name]["required"]}
-    assert parse(f"x</think>{call(name, **full)}").error is None
-    for argument in full:
-        rest = {a: value for a, value in full.items() if a != argument}
+    full = {key: USUAL[schema["type"]] for key, schema in properties.items()} | USUAL_KEYS.get(name, {})
+    assert parse(f"x</think>{call(name, **full)}") == Parsed("x", (Call(name, full),))
+    for argument in PUBLISHED[name]["required"]:
+        rest = {key: value for key, value in full.items() if key != argument}
         assert f"{name} needs the argument {argument}" in parse(f"x</think>{call(name, **rest)}").error
+
+
+@pytest.mark.parametrize(("name", "paper", "code"), PAPER)
+def test_the_papers_names_mean_the_same(name, paper, code):
+    ours, theirs = (parse(f"x</think>{call(name, **arguments)}") for arguments in (code, paper))
+    assert ours == theirs and ours.error is None
 
 
 def test_the_system_prompt_holds_every_schema_unless_brief():
@@ -222,25 +218,6 @@ def test_very_long_responses():
     assert len(parse("x</think>" + call("go_back") * n).calls) == n
 
 
-@pytest.mark.parametrize(
-    ("paper", "code"),
-    [
-        (("click", {"x": 5, "y": 7}), ("click", {"point_2d": [5, 7]})),
-        (("click", {"x": 5, "y": 7, "click_type": "double"}), ("click", {"point_2d": [5, 7], "clicks": 2})),
-        (("hover", {"x": 5, "y": 7}), ("hover", {"point_2d": [5, 7]})),
-        (("drag", {"x1": 1, "y1": 2, "x2": 3, "y2": 4}),
-         ("drag", {"start_point_2d": [1, 2], "end_point_2d": [3, 4]})),
-        (("write", {"text": "a"}), ("write", {"message": "a"})),
-        (("switch_tab", {"index": 1}), ("switch_tab", {"tab_index": 1})),
-        (("done", {"answer": "a"}), ("done", {"response": "a"})),
-        (("scroll", {"x": 1, "y": 2}), ("scroll", {"point_2d": [1, 2]})),
-    ],
-)  # fmt: skip
-def test_the_papers_names_mean_the_same(paper, code):
-    ours, theirs = (parse(f"x</think>{call(name, **arguments)}") for name, arguments in (code, paper))
-    assert ours == theirs and ours.error is None
-
-
 def test_a_system_prompt_from_a_file(tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_text("Mine.\n{tools}\nEnd. {braces} stay.")
@@ -252,20 +229,6 @@ def test_a_system_prompt_from_a_file(tmp_path):
         system_prompt(brief=False, file=path)
     with pytest.raises(ValueError, match="can't be read"):
         system_prompt(brief=False, file=tmp_path / "nowhere")
-
-
-@given(st.integers(0))
-def test_what_follows_the_schema_is_read(seed):
-    """Calls come back in their order, with defaults added and no more; and read again they are the same."""
-    chance = random.Random(seed)
-    calls = [random_call(chance) for _ in range(chance.randrange(1, 4))]
-    text = "why</think>" + "".join(call(made.name, **made.arguments) for made in calls)
-    parsed = parse(text)
-    assert [ours.name for ours in parsed.calls] == [made.name for made in calls]
-    for ours, made in zip(parsed.calls, calls, strict=True):
-        assert ours.arguments | made.arguments == ours.arguments
-        assert set(ours.arguments) <= set(PUBLISHED[made.name]["properties"])
-    assert parse("why</think>" + "".join(call(c.name, **c.arguments) for c in parsed.calls)) == parsed
 
 
 def test_feedback_is_one_line_with_its_head_and_its_tail():
