@@ -159,6 +159,7 @@ class AutoWebWorldAgent:
     """The agent, as `types.Agent`. ValueError if `config.prompt` can't be read."""
 
     message_format: ChatFormat | None = None  # the model's own chat template
+    final_call = ("answer", "text")
     parse = staticmethod(parse)
 
     def __init__(self, config: AgentConfig, resized: Callable[[int, int], tuple[int, int]]):
@@ -210,9 +211,6 @@ class AutoWebWorldAgent:
     def past(self, task: Task) -> list[str]:
         steps = task.meta.get("past", ())
         return [self.say(thought, action, task.meta["size"]) for thought, action in steps]
-
-    def final_answer(self, call: Call) -> str | None:
-        return str(call.arguments["text"]) if call.name == "answer" else None
 
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
         return tools.visible_feedback(self.config, parsed, feedback)

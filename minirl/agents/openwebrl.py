@@ -172,6 +172,7 @@ class OpenWebRLAgent:
     """The visual agent, as `types.Agent`. ValueError if `config.prompt` is no usable file."""
 
     message_format: ChatFormat | None = None  # the model's own chat template
+    final_call = ("done", "response")
     parse = staticmethod(parse)
     observe = staticmethod(openwebrl_actions.observe)
     act = staticmethod(openwebrl_actions.act)
@@ -193,9 +194,6 @@ class OpenWebRLAgent:
 
     def past(self, task: Task) -> Sequence[str]:
         return ()
-
-    def final_answer(self, call: Call) -> str | None:
-        return str(call.arguments["response"]) if call.name == "done" else None
 
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
         return feedback if self.config.feedback or parsed.error else ()  # errors even in the ablation

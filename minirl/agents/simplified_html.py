@@ -64,8 +64,8 @@ async def number_at(session: Session, selector: str) -> int:
 
 def simplify(annotated_html: str, width: int = 1280, height: int = 720) -> str:
     """Return what is visible of an annotated page in a window of this size, on one line. An element stays if
-    it has a number and is visible; or if either holds and it has a text, an attribute worth keeping or several
-    children that say something; else its children take its place. The parser ends at 2,048 levels.
+    it has a number and is visible; or if either holds and it has a text, an attribute worth keeping or
+    several children that say something; else its children take its place. The parser ends at 2,048 levels.
 
     >>> simplify('<body data-bbox="0,0,9,9"><div data-bbox="0,0,9,9"><a data-label-id="0" data-bbox="1,1,2,2"'
     ...          ' data-text="Home">Home</a></div></body>')

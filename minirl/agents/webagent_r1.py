@@ -261,6 +261,7 @@ class WebAgentR1Agent:
     """The text agent, as `types.Agent`. `config.answers` "webrl" is the conversation of WebRL's Llama
     checkpoints: one completion, in which the task stands in for the first page."""
 
+    final_call = ("exit", "message")
     parse = staticmethod(parse)
     observe = staticmethod(observe)
     act = staticmethod(act)
@@ -283,9 +284,6 @@ class WebAgentR1Agent:
 
     def past(self, task: Task) -> Sequence[str]:
         return ()
-
-    def final_answer(self, call: Call) -> str | None:
-        return str(call.arguments["message"]) if call.name == "exit" else None
 
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
         return tools.visible_feedback(self.config, parsed, feedback)

@@ -19,8 +19,6 @@ SYSTEMS = (
     "chromium",
     "chromium-browser",
     "google-chrome",
-    "google-chrome-stable",
-    "chrome",
 )
 FLAGS = tomllib.loads(Path(__file__).with_name("chromium_flags.toml").read_text())["flags"]
 

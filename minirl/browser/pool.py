@@ -43,7 +43,6 @@ class BrowserSlot:
     address: str  # "" for a process of our own
     browser: Browser | None = None
     pid: int | None = None  # of a process of our own
-    started: float = 0.0  # when the browser was started, on the monotonic clock
     load: int = 0  # episodes
     is_down: bool = False  # the address did not answer when it was asked last
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -137,7 +136,6 @@ class BrowserPool:
                 browser = await playwright.chromium.launch(**self.options, timeout=1000 * START_SECONDS)
             slot.browser = browser
             slot.pid = None
-            slot.started = time.monotonic()
             self.launches += 1
             if not slot.address:
                 answer = await ask(browser, "SystemInfo.getProcessInfo", START_SECONDS)
@@ -251,7 +249,7 @@ class BrowserPool:
         except FAILURES:  # it hangs, or lost its driver, for every later episode, too
             self._drop(slot, browser)
             raise
-        return Session(self.config, context, page, guard, slot.started)
+        return Session(self.config, context, page, guard)
 
 
 async def close(opening: asyncio.Future[BrowserContext]) -> None:

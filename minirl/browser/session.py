@@ -14,7 +14,6 @@ Source: OpenWebRL, appendix A.1 and table 7. Deviations:
 import asyncio
 import base64
 import re
-import time
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -54,7 +53,6 @@ class Session:
     context: BrowserContext
     page: Page
     guard: Guard
-    started: float = field(default_factory=time.monotonic)  # when its browser was started
     news: list[str] = field(default_factory=list)  # what happened by itself: dialogs, downloads, closed tabs
     armed: Frame | None = None  # where the last action's target is
     documents: dict[int, int] = field(default_factory=dict)  # requests of every document, by its beginning
@@ -70,9 +68,8 @@ class Session:
         self._watch(self.page)
 
     def diagnostics(self) -> dict[str, float]:
-        """Return the browser's uptime in seconds, the most JavaScript memory in MB, and all requests."""
-        requests = sum(self.documents.values())
-        return {"uptime": time.monotonic() - self.started, "heap_mb": self.heap, "requests": requests}
+        """Return the most JavaScript memory in MB, and the number of all requests."""
+        return {"heap_mb": self.heap, "requests": sum(self.documents.values())}
 
     async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any:
         """Return the result of a browser call. Raises PageHangs after its time, ToolFailure if it fails, and
