@@ -308,12 +308,9 @@ class Session:
 
     async def close_tab(self) -> int:
         """Close the current tab; return the index of the one that is current then."""
-        index = self._index()
-        pages = self.context.pages
-        if len(pages) == 1:
+        if len(self.context.pages) == 1:
             raise ToolFailure("the last tab can't be closed")
-        self.page = pages[index + 1 if index + 1 < len(pages) else index - 1]
-        await self.do(pages[index].close())
+        await self.do(self.page.close())
         return self._index()
 
     def _index(self) -> int:
