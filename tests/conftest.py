@@ -21,6 +21,8 @@ os.environ.setdefault(
 )  # a test, and a script that it starts, has one core
 # A test makes its own small model; one that reaches for a hub should fail at once, not time out.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Nothing that a test trains is for its user's project.
+os.environ.pop("WANDB_PROJECT", None)
 
 import pytest
 import pytest_asyncio

@@ -90,6 +90,7 @@ def on_some_ranks(ranks: Ranks, path: Path, folder: Path, replicas: int) -> tupl
     return {name: weight.numpy() for name, weight in weights(trainer).items()}, metrics
 
 
+@pytest.mark.more  # test_distributed.py trains with two ranks, tests above resume with one
 def test_a_run_goes_on_with_more_ranks_or_fewer(tiny_folder, preprocessor, groups, ranks, tmp_path):
     """One rank, then two, then one again, then two that replicate, against one that was never stopped."""
     whole = make_trainer(tiny_folder, ranks)

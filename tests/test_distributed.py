@@ -229,7 +229,7 @@ def collected(ranks: Ranks, seed: int) -> tuple[list[str], int, list[str], list[
     return kept, second.next_cursor, finished, stage.ran
 
 
-EVEN = ["webagent_r1_3b", "openwebrl_4b"]
+EVEN = ["webagent_r1_3b", pytest.param("openwebrl_4b", marks=pytest.mark.more)]
 
 
 def busiest(ranks: Ranks, recipe: str, late: bool) -> tuple[int, int, int]:

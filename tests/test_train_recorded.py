@@ -69,6 +69,7 @@ def test_another_agent_is_told_that_it_cannot(argv, ended):
     assert code == 2 and "recorded steps are AutoWebWorld's: add --agent.kind autowebworld" in said
 
 
+@pytest.mark.more  # without a browser it is trained above
 def test_the_same_agent_is_trained_live(argv, tmp_path, ended, monkeypatch):
     """In shops, whose machine decides; cloned it can only be what was recorded."""
     monkeypatch.undo()  # Chromium is there again

@@ -1,5 +1,6 @@
-"""Where a step's numbers go: metrics.jsonl, the terminal and the report."""
+"""Where a step's numbers go: metrics.jsonl, the terminal, the report and, if WANDB_PROJECT is set, W&B."""
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,10 +51,14 @@ class Logger:
     def __init__(self, run: Run, total: int = 0):
         self.run = run
         self.total = total
+        project = os.environ.get("WANDB_PROJECT")
+        self.wandb = start_wandb(run, project) if project and run.records else None
         self.reported = float("-inf")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.add_metrics(step, metrics)
+        if self.wandb:
+            self.wandb.log(dict(metrics), step=step)
         say(step_line(step, self.total, metrics))
         if time.monotonic() - self.reported >= REPORT_SECONDS:
             self.report()
@@ -63,6 +68,8 @@ class Logger:
         low, high = wilson(successes, n)
         rate = successes / max(n, 1)
         self.run.add_eval(label, step=step, success=rate, low=low, high=high, n=n, invalid=aborted)
+        if self.wandb:
+            self.wandb.log({"eval/success": rate, "eval/low": low, "eval/high": high}, step=step)
         line = f"{label}: {successes}/{n} episodes succeed ({low:.1%} to {high:.1%})"
         say(line + left_out(aborted), "bold green")
         self.report()
@@ -76,6 +83,8 @@ class Logger:
     def close(self) -> None:
         """Write the last report and say where it is. The final table comes after this."""
         self.report()
+        if self.wandb:
+            self.wandb.finish()
         say(f"report: {self.run.report_path}")
 
     def final_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -87,3 +96,13 @@ class Logger:
 
 def left_out(aborted: int) -> str:
     return f"; {aborted} more were aborted" if aborted else ""
+
+
+def start_wandb(run: Run, project: str) -> Any:
+    """Start a W&B run. Its package is optional, so it is imported here. ValueError if it is missing."""
+    try:
+        import wandb
+    except ImportError:
+        fix = "pip install wandb, or unset WANDB_PROJECT"
+        raise ValueError(f"logging to W&B needs its package: {fix}") from None
+    return wandb.init(project=project, name=run.root.resolve().name, config=run.config())

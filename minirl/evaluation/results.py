@@ -165,8 +165,8 @@ def paired(first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bo
     if not common:
         raise ValueError("the two evaluations have no task in common; compare evaluations of the same tasks")
     n = len(common)
-    first_rates = [sum(first[task]) / len(first[task]) for task in common]
-    second_rates = [sum(second[task]) / len(second[task]) for task in common]
+    first_rates = [mean_of(first[task]) for task in common]
+    second_rates = [mean_of(second[task]) for task in common]
     differences = [b - a for a, b in zip(first_rates, second_rates, strict=True)]
     # The four halves are two pairs more; their differences are 0, 0, -1 and 1
     centre = fsum(differences) / (n + 2)
@@ -183,6 +183,10 @@ def paired(first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bo
         worse=sum(d < 0 for d in differences),
         unpaired=len(met) - n,
     )
+
+
+def mean_of(outcomes: Sequence[bool]) -> float:
+    return sum(outcomes) / len(outcomes)
 
 
 def rate_of(results: Sequence[Result], protocol: Protocol) -> Rate:
@@ -206,7 +210,9 @@ def macro_rate(rates: Sequence[Rate]) -> Rate:
     above = sqrt(fsum((rate.high - rate.rate) ** 2 for rate in rates)) / n
     successes = sum(rate.successes for rate in rates)
     episodes = sum(rate.episodes for rate in rates)
-    return Rate(average, max(0.0, average - below), min(1.0, average + above), successes, episodes)
+    low = max(0.0, average - below)
+    high = min(1.0, average + above)
+    return Rate(average, low, high, successes, episodes)
 
 
 def rate_row(name: str, results: Sequence[Result], protocol: Protocol) -> RateRow:

@@ -55,7 +55,8 @@ def resolve(
     name = (first.name or recipe.recipe).removesuffix("-eval")
     folder = replace(recipe, name=name).run_dir
     default = protocols.apply(protocol_of(first.protocol), recipe) if first.protocol else recipe
-    default = replace(default, task=tasks_of_run(folder, recipe.task), model=replace(recipe.model, path=""))
+    unnamed = replace(recipe.model, path="")
+    default = replace(default, task=tasks_of_run(folder, recipe.task), model=unnamed)
     config = parse(EvalScriptConfig(**vars(default)))
     if config.compare:
         return config
@@ -161,7 +162,8 @@ class Ledger:
 
 def open_ledger(config: EvalScriptConfig, tasks: Sequence[Task], run: Run, ranks: Ranks, rule: str) -> Ledger:
     """Return the ledger of an evaluation: that of an earlier start, if there was one."""
-    evaluation = Evaluation(config.protocol, rule, settings(config, tasks), results.versions(), config.seeds)
+    recorded = settings(config, tasks)
+    evaluation = Evaluation(config.protocol, rule, recorded, results.versions(), config.seeds)
     label = label_of(run, subject_of(config), evaluation)
     places = [(task, seed) for seed in config.seeds for task in tasks]
     ranks.barrier()  # none writes before all have found the label
@@ -212,8 +214,8 @@ def label_of(run: Run, subject: str, evaluation: Evaluation) -> str:
             earlier, _ = results.read_results(path)
             if earlier == evaluation:
                 return label
-            unlike = ", ".join(setting for setting, *_ in differences(asdict(earlier), asdict(evaluation)))
-            say(f"{path} is another evaluation: it differs in {unlike}")
+            unlike = [setting for setting, *_ in differences(asdict(earlier), asdict(evaluation))]
+            say(f"{path} is another evaluation: it differs in {', '.join(unlike)}")
         elif label not in run.labels():
             return label
         number += 1

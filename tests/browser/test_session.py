@@ -244,6 +244,7 @@ async def test_a_killed_browser_takes_only_its_own_sessions_and_is_replaced(site
         assert pool.launches == 3 and loads(pool) == [1, 0]
 
 
+@pytest.mark.more  # a browser without a sign of life is replaced below
 async def test_a_browser_that_hangs_is_replaced_for_the_episode_that_finds_it_so(site, monkeypatch):
     monkeypatch.setattr("minirl.browser.pool.START_SECONDS", 6.0)
     monkeypatch.setattr("minirl.browser.pool.EXIT_SECONDS", 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -71,6 +72,37 @@ def test_the_report_is_not_made_after_every_short_step(tmp_path, monkeypatch):
     assert len(made) == 1
     logger.close()
     assert len(made) == 2
+
+
+def test_missing_wandb_is_told_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "project")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match="pip install wandb"):
+        Logger(Run(tmp_path))
+
+
+def test_wandb_gets_every_step(tmp_path, monkeypatch):
+    class FakeWandb:
+        logged: list = []
+
+        def init(self, **settings):
+            self.settings = settings
+            return self
+
+        def log(self, metrics, step):
+            self.logged.append((step, metrics))
+
+        def finish(self):
+            self.logged.append("finished")
+
+    fake = FakeWandb()
+    monkeypatch.setenv("WANDB_PROJECT", "project")
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    logger = Logger(Run(tmp_path))
+    logger.step(7, {"reward": 0.5})
+    logger.close()
+    assert fake.settings["project"] == "project"
+    assert fake.logged == [(7, {"reward": 0.5}), "finished"]
 
 
 def test_the_final_table(tmp_path, capsys):
