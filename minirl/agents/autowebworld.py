@@ -159,7 +159,7 @@ class AutoWebWorldAgent:
     """The agent, as `types.Agent`. ValueError if `config.prompt` can't be read."""
 
     message_format: ChatFormat | None = None  # the model's own chat template
-    final_call = ("answer", "text")
+    final_call: tuple[str, str] = ("answer", "text")
     parse = staticmethod(parse)
 
     def __init__(self, config: AgentConfig, resized: Callable[[int, int], tuple[int, int]]):

@@ -172,7 +172,7 @@ class OpenWebRLAgent:
     """The visual agent, as `types.Agent`. ValueError if `config.prompt` is no usable file."""
 
     message_format: ChatFormat | None = None  # the model's own chat template
-    final_call = ("done", "response")
+    final_call: tuple[str, str] = ("done", "response")
     parse = staticmethod(parse)
     observe = staticmethod(openwebrl_actions.observe)
     act = staticmethod(openwebrl_actions.act)

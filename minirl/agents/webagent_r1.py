@@ -261,7 +261,7 @@ class WebAgentR1Agent:
     """The text agent, as `types.Agent`. `config.answers` "webrl" is the conversation of WebRL's Llama
     checkpoints: one completion, in which the task stands in for the first page."""
 
-    final_call = ("exit", "message")
+    final_call: tuple[str, str] = ("exit", "message")
     parse = staticmethod(parse)
     observe = staticmethod(observe)
     act = staticmethod(act)
