@@ -355,8 +355,7 @@ def _walk(world: World, way: Sequence[Step], rng: Random, id: str) -> Task | Non
         work = gui_steps(world, state, steps[-1])
         size += len(work)
         value = "".join(re.findall(r"\d{4}-\d\d-\d\d", str(work[-1])))  # a day that the machine names
-        if action.open_parameters:
-            value = params[action.open_parameters[0]]
+        for value in params.values():
             chosen.append(value)
         phrase = PHRASES.get(widget_of(action, world.fsm).kind, PHRASES["button"])
         label = world.style["labels"].get(action.id, action.id)
