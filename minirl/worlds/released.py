@@ -103,7 +103,8 @@ class Reader:
                 if kind == "search" and stored:
                     listing.where["id"] = {"cond": "eq", "value": dotted(stored[0])}
             elif kind in ("checkbox", "slider", "menu") and not action.open_parameters:
-                filters += [action] * (not action.is_navigation)
+                if not action.is_navigation:
+                    filters.append(action)
             elif kind in ("menu", "field") and action.bind is None:
                 actions[action.id] = self.filled(action)
             if action.id in self.questions:
@@ -112,8 +113,6 @@ class Reader:
             listing.collection = self.collection_of(page, lists, filters)
             for action in filters:
                 actions[action.id] = self.filter(action, listing)
-                if self.kinds[action.id] == "menu":
-                    self.labels[str(action.gui_procedure[0].get("selector"))] = "Sort"
         for action in lists:
             if action.bind is None:
                 bind = Bind(action.open_parameters[0], listing.collection)
@@ -131,6 +130,8 @@ class Reader:
         kind = self.kinds[action.id]
         records = self.records[listing.collection]
         name = self.field_of(action, listing)
+        if kind == "menu":
+            self.labels[str(action.gui_procedure[0].get("selector"))] = "Sort"
         if name is None:
             return action
         if kind == "menu":
