@@ -12,7 +12,6 @@ import numpy as np
 import tyro
 
 from minirl.benchmarks.task_files import load_tasks
-from minirl.cli.command_line import recipe_name
 from minirl.console import printable, say
 from minirl.data import filters
 from minirl.data.readers import Reader, read_conversation, read_demonstrations
@@ -85,7 +84,9 @@ def read(file: File, out: Path, recipe: str) -> None:
         file: WebRL's policy set, or OpenWebRL's SFT trajectories.
         recipe: The recipe that will clone them, whose agent must understand the responses.
     """
-    name, _ = recipe_name([recipe], RECIPES)
+    name = recipe.replace("-", "_")
+    if name not in RECIPES:
+        raise ValueError(f"unknown recipe {recipe!r}; there are {', '.join(RECIPES)}")
     config = RECIPES[name]()
     run = Run(out)
     reader = Reader(make_agent(config), config.agent, run.images, read_conversation)
