@@ -39,7 +39,7 @@ PLATFORMS = {"windows": "desktop", "macos": "desktop", "ios": "mobile", "android
 AIMED = ("click", "hover")  # the actions of which the released code checks the point
 QUOTED_NAME = re.compile(r"'action':\s*'(\w+)'")
 BARE_NAME = re.compile(r"'action':\s*(\w+)")
-POINT = re.compile(r"\[(\d{1,9}),\s*(\d{1,9})]")
+POINT = re.compile(r"\[(\d+),\s*(\d+)]")
 FORMAT = re.compile(r"<think>.*?</think>\s*<action>.*?</action>", re.DOTALL)
 STEP = re.compile(r"Step \d+: (<think>.*?</think>\s*<action>.*?</action>)\s*", re.DOTALL)
 
@@ -169,8 +169,11 @@ def rewards(response: str, goal: Mapping[str, Any], scale: Sequence[float]) -> d
 
 def in_box(point: Sequence[str | int], box: Sequence[int], scale: Sequence[float]) -> bool:
     """Return True if a point, cut to whole recorded pixels, is in a box or on its edge."""
-    x = int(int(point[0]) * scale[0])
-    y = int(int(point[1]) * scale[1])
+    try:
+        x = int(int(point[0]) * scale[0])
+        y = int(int(point[1]) * scale[1])
+    except (ValueError, OverflowError):  # of thousands of digits
+        return False
     return box[0] <= x <= box[2] and box[1] <= y <= box[3]
 
 
