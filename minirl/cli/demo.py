@@ -170,8 +170,8 @@ async def ask_person(t: int, prompt: Prompt, session: Session) -> Sample:
     """Be the policy of a person, who is asked until a line is a call, and told what can be clicked."""
     if t == 0:
         say(USAGE, "dim")
-        for name, tool in TOOLS.items():
-            say(f"  {name} {' '.join(tool.arguments)}", "dim")
+        for name, arguments in TOOLS.items():
+            say(f"  {name} {' '.join(arguments)}", "dim")
     for name, x, y, _ in await session.do(session.page.evaluate(LOOK)):
         say(f"  {x * SCALE:4.0f} {y * SCALE:4.0f}  {name}")
     say("your call:")
@@ -180,7 +180,7 @@ async def ask_person(t: int, prompt: Prompt, session: Session) -> Sample:
         if not line:
             raise BrowserFault(Stop.CANCELLED, "given up by hand")
         name, _, arguments = line.partition(" ")
-        call = json.dumps({"name": name, "arguments": arguments or "{}"})
+        call = f'{{"name": {json.dumps(name)}, "arguments": {arguments or "{}"}}}'
         text = f"</think><tool_call>{call}</tool_call>"
         problem = parse(text).error
         if not problem:

@@ -114,8 +114,8 @@ def test_mistakes_by_hand_are_shown_and_the_end_of_input_ends_it(tmp_path, capsy
         "verdict    given up by hand",
     ):
         assert part in said
-    for name, tool in TOOLS.items():
-        assert said.count(f"\n  {name} {' '.join(tool.arguments)}".rstrip()) == 1
+    for name, arguments in TOOLS.items():
+        assert said.count(f"\n  {name} {' '.join(arguments)}".rstrip()) == 1
     (t,) = Run(OUT).load_trajectories("demo")
     assert (t.stop, t.valid, len(t.turns)) == (Stop.CANCELLED, False, 2)
 
