@@ -11,12 +11,12 @@ The training run is only read: evaluations gather in runs/NAME-eval. The same co
 interruption, and tries aborted episodes again with --retry. OpenWebRL section 4, appendices D and E.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from minirl.checkpoint import read_state
 from minirl.cli.command_line import check, read_flags, recipe_name, run_async, run_main
 from minirl.cli.report import write_report
 from minirl.console import CONSOLE, progress, say
@@ -32,7 +32,7 @@ def read_config(argv: Sequence[str]) -> resume.EvalScriptConfig:
     """Return the settings of `RECIPE [flags]`. ValueError for flags that can't be understood or can't be."""
     name, flags = recipe_name(argv, RECIPES)
     parse = partial(read_flags, flags=flags, prog=f"eval.py {name}")
-    config = resume.resolve(RECIPES[name](), flags, parse)
+    config = resume.resolve(RECIPES[name](), parse)
     if config.warm_start not in ("sft", "none"):
         raise ValueError(f"eval.py starts nothing: evaluate it with --model.path {config.warm_start}")
     if not config.compare:
@@ -80,14 +80,14 @@ def record(experiment: Experiment, label: str, score: RateRow, protocol: str) ->
     """Add the numbers, why episodes failed and the phrases of their turns to the folder and its report."""
     trajectories = experiment.run.load_trajectories(label)
     checkpoint = resume.subject_of(experiment.config)
-    has_state = (Path(checkpoint) / "state.json").is_file()
+    state = Path(checkpoint) / "state.json"
     experiment.run.add_eval(
         label,
         success=score.success.rate,
         low=score.success.low,
         high=score.success.high,
         n=score.success.episodes,
-        step=read_state(Path(checkpoint))["step"] if has_state else 0,
+        step=json.loads(state.read_text())["step"] if state.is_file() else 0,
         invalid=score.all_tasks.episodes - score.without_aborted.episodes,
         blocked=sum(trajectory.stop is Stop.BLOCKED for trajectory in trajectories),
         checkpoint=checkpoint,

@@ -92,7 +92,10 @@ class Checkpoints:
             part.mkdir(parents=True)
             trainer.preprocessor.tokenizer.save_pretrained(part)
             save_model(trainer.policy.model, part, state_dict=weights)
-            self._name_dtype(part / "config.json")
+            # the files hold the computing type, not the policy's float32
+            settings = json.loads((part / "config.json").read_text())
+            settings["dtype"] = str(compute_dtype(trainer.config.model, self.ranks.device)).split(".")[1]
+            (part / "config.json").write_text(json.dumps(settings, indent=2))
             for file_name in PROCESSOR_FILES:  # of a folder, or of a hub name in the cache
                 file = cached_file(trainer.config.model.path, file_name, **IF_THERE)
                 if file:
@@ -101,18 +104,12 @@ class Checkpoints:
         self.ranks.barrier()
         return part
 
-    def _name_dtype(self, path: Path) -> None:
-        """Write into a model's settings the type that its files have."""
-        dtype = compute_dtype(self.trainer.config.model, self.ranks.device)
-        settings = json.loads(path.read_text())
-        settings["dtype"] = str(dtype).removeprefix("torch.")
-        path.write_text(json.dumps(settings, indent=2))
-
     def _complete(self, part: Path) -> None:
         """Give a written checkpoint its final name, in place of an earlier one."""
         self.ranks.barrier()
         if self.ranks.is_main:
-            path, old = part.with_suffix(""), part.with_suffix(".old")
+            path = part.with_suffix("")
+            old = part.with_suffix(".old")
             shutil.rmtree(old, ignore_errors=True)
             if path.exists():
                 path.rename(old)
@@ -125,9 +122,9 @@ class Checkpoints:
         tensors = shards(self.trainer)
         reader = dcp.HuggingFaceStorageReader(str(path / "shards"))
         state: dict[str, Any] = {}
-        problems: list[ValueError] = []
+        problems = []
         try:
-            state = read_state(path)
+            state = json.loads((path / "state.json").read_text())
             metadata: Any = reader.read_metadata().state_dict_metadata
             saved = {name: piece.size for name, piece in metadata.items()}
             if saved != {name: tensor.shape for name, tensor in tensors.items()}:
@@ -158,17 +155,15 @@ class Checkpoints:
     def resume(self) -> dict[str, Any]:
         """Load the newest checkpoint that can be read, and delete newer ones; return the run's state."""
         paths = self.ranks.broadcast(checkpoints(self.folder))
-        unread: list[Path] = []
-        for path in reversed(paths):
+        for n, path in reversed(list(enumerate(paths))):
             try:
                 state = self.load(path)
             except ValueError as problem:
                 say(f"{problem}; trying the one before")
-                unread.append(path)
                 continue
             self.ranks.barrier()
             if self.ranks.is_main:
-                for newer in unread:
+                for newer in paths[n + 1 :]:
                     shutil.rmtree(newer)
             say(f"resumed after step {state['step']}")
             return state
@@ -177,7 +172,7 @@ class Checkpoints:
 
 def shards(trainer: Trainer) -> dict[str, Tensor]:
     """Return this rank's weights and moments by name, as they are in use: `dcp.load` writes into them."""
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
     for name, weight in trainer.policy.model.named_parameters():
         tensors[f"weight.{name}"] = weight.detach()
         for key, moment in trainer.optimizer.state.get(weight, {}).items():
@@ -187,18 +182,6 @@ def shards(trainer: Trainer) -> dict[str, Tensor]:
 
 def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
     return {name: weight.shape for name, weight in model.named_parameters()}
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """Return the run's state in a checkpoint. ValueError if it is none that a run has written."""
-    state = json.loads((path / "state.json").read_text())
-    if not isinstance(state, dict) or not is_count(state.get("step")) or not is_count(state.get("cursor", 0)):
-        raise ValueError(f"state.json holds no step and cursor: {state!r:.80}")
-    return state
-
-
-def is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
 
 
 def unusable(path: Path, error: BaseException) -> ValueError:
@@ -212,7 +195,6 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def prune(folder: Path, keep: int) -> None:
     """Delete all but the newest `keep` RL checkpoints, and leftovers of interrupted writes."""
-    complete = checkpoints(folder)
-    surplus = complete[: len(complete) - keep] if keep < len(complete) else []
+    surplus = checkpoints(folder)[:-keep]
     for path in [*surplus, *folder.glob("*.part"), *folder.glob("*.old")]:
         shutil.rmtree(path, ignore_errors=True)

@@ -104,7 +104,6 @@ class TaskConfig:
     demo_goals: int = 100  # how many of the training goals are demonstrated
     short: int = 0  # in shops: demonstrate goals of at most so many conditions, practise longer ones; 0: all
     demo_long: Share = 0.08  # of the demonstrations that are of longer goals nevertheless
-    logins: Path | None = None  # a folder of WebArena's stored logins; without, its accounts are logged in
     reward: str = ""  # your own: FILE.py:NAME, `async def NAME(task, page, answer) -> float | None`
     reset: str = ""  # address of a server that resets WebArena's sites: asked for that before each evaluation
 

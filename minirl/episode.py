@@ -221,8 +221,10 @@ class Episode:
                 continue
             try:
                 lines.append(await agent.act(session, call))
-                self.answer = agent.final_answer(call)
-                ended = self.answer is not None
+                name, argument = agent.final_call
+                if call.name == name:
+                    self.answer = str(call.arguments[argument])
+                    ended = True
             except ToolFailure as failure:
                 lines.append(f"{call.name}: failed, {failure}.")
                 ended = True

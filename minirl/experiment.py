@@ -67,7 +67,9 @@ class Experiment:
         from minirl.judges.judge import EndpointJudge, open_judge
         from minirl.worlds.render import SiteServer, sites_of
 
-        config, images, tasks = self.config, self.run.images, self.tasks.all
+        config = self.config
+        images = self.run.images
+        tasks = self.tasks.all
         benchmark_of = choose_benchmarks(config)
         refuse_impossible(config.judge, tasks, benchmark_of, rewarded)
         live = [task for task in tasks if not benchmark_of(task).recorded]
@@ -96,7 +98,8 @@ class Experiment:
         from minirl.samplers.huggingface import HfSampler
         from minirl.samplers.vllm import VllmSampler
 
-        config, device = self.config, self.ranks.device
+        config = self.config
+        device = self.ranks.device
         kind = config.sampler.kind
         if kind == "remote":
             async with open_endpoint(config.endpoint) as endpoint:
@@ -136,7 +139,9 @@ class Experiment:
         from minirl.demonstrations import load_demonstrations
         from minirl.worlds.scripted_agent import act_out
 
-        demos, heldout, benchmark_of = self.config.sft.demos, self.tasks.heldout, worker.harness.benchmark_of
+        demos = self.config.sft.demos
+        heldout = self.tasks.heldout
+        benchmark_of = worker.harness.benchmark_of
         if demos is None:
             recorded = [task for task in self.tasks.demos if benchmark_of(task).recorded]
             live = [task for task in self.tasks.demos if not benchmark_of(task).recorded]

@@ -33,8 +33,8 @@ def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def rollout_metrics(collected: Collected) -> dict[str, float]:
-    """Return means over all valid episodes that finished, those of dropped groups included, if there are any;
-    means of the browsers' diagnostics (see Trajectory); and the counts of endings and groups."""
+    """Return means over all valid episodes that finished, those of dropped groups included, if there are any,
+    and the counts of endings and groups."""
     finished = collected.finished
     valid = [t for t in finished if t.valid]
     means = episode_means(valid) if valid else {}
@@ -42,9 +42,6 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     parts = [t.final_state["rewards"] for t in valid if "rewards" in t.final_state]
     for name in parts[0] if parts else ():
         means[f"reward/{name}"] = mean(part[name] for part in parts)
-    browsers = [t.diagnostics for t in finished if t.diagnostics]
-    for name in browsers[0] if browsers else ():
-        means[f"browser/{name}"] = mean(browser[name] for browser in browsers if name in browser)
     stops = Counter(f"stop/{t.stop.value}" for t in finished)
     counts = {
         "episodes": len(finished),
@@ -57,16 +54,13 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
 
 
 def episode_means(valid: Sequence[Trajectory]) -> dict[str, float]:
-    """Return means over episodes: of success, reward, lengths in tokens and turns, and the prefix cache."""
+    """Return means over episodes: of success, reward, and lengths in tokens and turns."""
     rewards = [t.reward for t in valid]
-    tokens, prompts, cached = [], 0, 0
+    tokens = []
     for t in valid:
-        for turn in t.turns:
-            prompt = turn.shared + len(turn.branch)
-            prompts += prompt
-            cached += turn.cached
         # the last prompt and response hold the whole episode
-        tokens.append(prompt + len(turn.response_ids))
+        last = t.turns[-1]
+        tokens.append(last.shared + len(last.branch) + len(last.response_ids))
     return {
         "success": mean(t.success for t in valid),
         **judge_metrics(valid),
@@ -76,5 +70,4 @@ def episode_means(valid: Sequence[Trajectory]) -> dict[str, float]:
         "tokens_p90": np.quantile(tokens, 0.9, method="inverted_cdf").item(),
         "response_tokens": mean(t.response_tokens for t in valid),
         "turns": mean(len(t.turns) for t in valid),
-        "prefix_hits": cached / prompts,
     }

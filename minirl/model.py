@@ -11,7 +11,6 @@ import contextlib
 import functools
 import hashlib
 import io
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +35,7 @@ from minirl.types import Tokenizer
 CPU = torch.device("cpu")
 VISION_TOKENS = (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, "<|video_pad|>")
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}  # or transformers asks whether to run a folder's own
-# Of pictures that each rank keeps: 256 MB, or, for eight ranks on a large machine, 2% of its memory
-CACHE_BYTES = max(2**28, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 400)
+CACHE_BYTES = 2**30  # of pictures that each rank keeps, if it has so many
 WINDOW = 1280 * 1000  # pixels, of the largest screenshots that recipes ask for
 Grid = tuple[int, int, int]  # a picture's patches: frames, rows, columns
 Picture = tuple[Tensor, Grid]  # patches (P, channels * frames * patch^2), and their grid
@@ -76,8 +74,9 @@ class Images:
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Return the width and the height that a picture of this size is scaled to."""
-        limits = self.size["shortest_edge"], self.size["longest_edge"]
-        new_height, new_width = smart_resize(height, width, self.unit, *limits)
+        smallest = self.size["shortest_edge"]
+        largest = self.size["longest_edge"]
+        new_height, new_width = smart_resize(height, width, self.unit, smallest, largest)
         return new_width, new_height
 
     def _decode(self, png: bytes) -> tuple[np.ndarray, Grid]:
@@ -137,7 +136,7 @@ class Preprocessor:
 
     def text(self, ids: Sequence[int]) -> str:
         """Return a response as text, without the token that ended it."""
-        if len(ids) > 0 and ids[-1] in self.end:
+        if ids and ids[-1] in self.end:
             ids = ids[:-1]
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
@@ -304,7 +303,8 @@ def positions(ids: np.ndarray, grids: Sequence[Grid], pad: int, merge: int) -> n
     merged = [(rows // merge, columns // merge) for _, rows, columns in grids]
     starts = image_starts(ids, [r * c for r, c in merged], pad)
     position_3L = np.empty((3, len(ids)), dtype=np.int64)
-    i = p = 0  # the next token, and its position
+    i = 0  # the next token
+    p = 0  # its position
     for (r, c), start in zip(merged, starts, strict=True):
         # Text before the image: the three axes are equal, as in a model without pictures.
         position_3L[:, i:start] = np.arange(p, p + start - i)

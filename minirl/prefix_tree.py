@@ -38,8 +38,9 @@ class Forest:
 
     def add(self, keys: np.ndarray) -> np.ndarray:
         """Lay out a sequence; return the places of its tokens in the row."""
-        ranges: list[Range] = []
-        chain, offset = -1, 0
+        ranges = []
+        chain = -1
+        offset = 0
         done = 0
         # follow the chains that begin as the sequence does
         while done < len(keys):
@@ -54,7 +55,8 @@ class Forest:
         # what no chain has becomes a chain of its own
         if done < len(keys):
             rest = keys[done:]
-            start, end = self.size, self.size + len(rest)
+            start = self.size
+            end = start + len(rest)
             self.branches[chain, offset, int(rest[0])] = len(self.chains)
             self.keys.append(rest)
             self.chains.append(Chain(start, end, tuple(ranges)))
@@ -96,7 +98,7 @@ def image_keys(row: Row, pad: int) -> np.ndarray:
 
 def micro_batches(rows: Sequence[Row], tokens: int, pad: int, limit: int) -> list[MicroBatch]:
     """Return rows that begin alike together, in forests of at most `tokens` tokens if they can."""
-    parts: list[MicroBatch] = []
+    parts = []
     forest = Forest()
     for row in sorted(rows, key=lambda row: row.ids):
         keys = image_keys(row, pad)

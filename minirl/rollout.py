@@ -54,7 +54,8 @@ class TaskStream:
     def __init__(self, tasks: Sequence[Task], seed: int):
         if not tasks:
             raise ValueError("the task set is empty")
-        self.tasks, self.seed = tasks, seed
+        self.tasks = tasks
+        self.seed = seed
 
     def __getitem__(self, n: int) -> Task:
         order = list(range(len(self.tasks)))
@@ -165,7 +166,8 @@ class RolloutWorker:
         of the stream. `n_in_order` are finished without a gap, and of those `n_accepted` qualify: once they
         are `target` the rest is cancelled, and comes again in the next step. `tick` gets `n_accepted`.
         """
-        config, target = self.config.rollout, self.config.rollout.groups
+        config = self.config.rollout
+        target = config.groups
         max_tasks = MAX_OVERSAMPLE * target  # over all ranks
         max_concurrent = self.share // config.group + 1  # groups of this rank; the last may wait for slots
         places = self._next_places(stream, cursor, max_tasks)
@@ -226,7 +228,8 @@ class RolloutWorker:
     def _assemble(self, attempts: list[list[Trajectory]], next_cursor: int, submitted: int) -> Collected:
         """Return the groups of a step from the episodes of every task up to the last accepted one."""
         config = self.config
-        groups, in_no_group = [], []
+        groups = []
+        in_no_group = []
         for episodes in attempts:
             group = self.qualified(episodes)
             if group:

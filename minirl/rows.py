@@ -109,14 +109,14 @@ def filter_by_length(
     if not fitting:
         raise ValueError(f"no {name} has at most {flag} {limit} tokens; the longest has {longest}")
     if len(fitting) < len(examples):
-        left_out = f"{len(examples) - len(fitting)} {name}s were longer than {flag}, and were left out"
-        say(f"{left_out}, of {len(examples)}; the longest has {longest} tokens")
+        too_long = f"{len(examples) - len(fitting)} {name}s were longer than {flag}, and were left out"
+        say(f"{too_long}, of {len(examples)}; the longest has {longest} tokens")
     return fitting
 
 
 def minibatches(trajectories: Sequence[TrajectoryRows], turns: int, seed: int) -> list[list[TrajectoryRows]]:
     """Return whole trajectories in random order, about `turns` turns at a time, at the end at least half."""
-    batches: list[list[TrajectoryRows]] = []
+    batches = []
     size = turns
     for trajectory in random.Random(seed).sample(trajectories, len(trajectories)):
         if size >= turns:
@@ -131,12 +131,13 @@ def minibatches(trajectories: Sequence[TrajectoryRows], turns: int, seed: int) -
 
 def weighted(minibatch: list[TrajectoryRows], config: LossConfig, sizes: Mapping[int, int]) -> list[Row]:
     """Return a minibatch's rows, with each token's weight multiplied by its turn's from `turn_weights`."""
+    groups = [trajectory.group for trajectory in minibatch]
     lengths = [[row.length for row in trajectory.rows] for trajectory in minibatch]
-    per_turn = turn_weights([trajectory.group for trajectory in minibatch], lengths, config, sizes)
     rows = []
-    for trajectory, turns in zip(minibatch, per_turn, strict=True):
+    for trajectory, turns in zip(minibatch, turn_weights(groups, lengths, config, sizes), strict=True):
         for row, weight in zip(trajectory.rows, turns, strict=True):
-            rows.append(replace(row, weights=tuple(w * weight for w in row.weights)))
+            weights = tuple(token_weight * weight for token_weight in row.weights)
+            rows.append(replace(row, weights=weights))
     return rows
 
 
@@ -149,7 +150,7 @@ class MicroBatch(NamedTuple):
 
 def micro_batches(rows: Sequence[Row], tokens: int) -> list[MicroBatch]:
     """Return rows of similar length together, at most `tokens` tokens with padding."""
-    parts: list[list[Row]] = []
+    parts = []
     for row in sorted(rows, key=lambda row: len(row.ids)):
         # the row is the longest so far: with it, all rows are padded to its length
         if not parts or len(row.ids) * (len(parts[-1]) + 1) > tokens:
@@ -178,7 +179,8 @@ def balance(
     loads = [0] * ranks
     full = math.ceil(len(parts) / ranks)
     for part in sorted(parts, key=lambda part: -part.tokens):
-        rank = min((r for r in range(ranks) if len(shares[r]) < full), key=loads.__getitem__)
+        with_room = [rank for rank in range(ranks) if len(shares[rank]) < full]
+        rank = min(with_room, key=lambda rank: loads[rank])
         shares[rank].append(part)
         loads[rank] += part.tokens
     return shares
@@ -187,13 +189,13 @@ def balance(
 def resized(row: Row, preprocessor: Preprocessor, images: ImageStore) -> Row:
     """Return the row with as many pads for each screenshot as `preprocessor` makes of it."""
     pad = preprocessor.pad
-    left = list(row.images)
-    prompt: list[int] = []
+    screenshots = iter(row.images)
+    prompt = []
     for i, token in enumerate(row.ids[: row.start]):
         if token != pad:
             prompt.append(token)
         elif i == 0 or row.ids[i - 1] != pad:  # a run of pads begins: the next screenshot's
-            prompt += [pad] * preprocessor.image_tokens(images.get(left.pop(0)))
+            prompt += [pad] * preprocessor.image_tokens(images.get(next(screenshots)))
     return replace(row, ids=(*prompt, *row.ids[row.start :]), start=len(prompt))
 
 
@@ -201,10 +203,12 @@ def dummy_row(preprocessor: Preprocessor) -> Row:
     """Return a turn of weight 0, for a rank without rows or without a screenshot: FSDP needs every rank to
     run every module, and the others would wait for its gradients."""
     end = preprocessor.end[0]
-    images, pads = (), 0
+    ids = (end, end)
+    images = ()
     if preprocessor.images:
-        images, pads = (BLANK,), preprocessor.image_tokens(BLANK_PNG.getvalue())
-    ids = (preprocessor.pad,) * pads + (end, end)
+        pads = preprocessor.image_tokens(BLANK_PNG.getvalue())
+        ids = (preprocessor.pad,) * pads + ids
+        images = (BLANK,)
     return Row(ids, len(ids) - 1, images, (0.0,), 0.0, weights=(0.0,), ref=(0.0,), index=-1)
 
 
@@ -237,7 +241,10 @@ def collate(rows: list[Row], preprocessor: Preprocessor, images: ImageStore, dev
     lengths_B1 = torch.tensor([[len(row.ids)] for row in rows], device=device)
     inputs["attention_mask"] = (torch.arange(L, device=device) < lengths_B1).long()
     # a token is predicted at the position before it
-    sources = [b * L + np.arange(row.start - 1, len(row.ids) - 1) for b, row in enumerate(rows)]
+    sources = []
+    for b, row in enumerate(rows):
+        places = np.arange(row.start - 1, len(row.ids) - 1)
+        sources.append(b * L + places)
     return with_targets(inputs, rows, sources, device)
 
 

@@ -12,7 +12,6 @@ line in appended files: readers skip a line without its newline, and the next ap
 come from anybody: its screenshots are no links, which could lead to other files.
 """
 
-import errno
 import fcntl
 import json
 import os
@@ -50,11 +49,6 @@ def write_atomic(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def refuse_link(path: Path) -> None:
-    if path.is_symlink():
-        raise ValueError(f"{path} is a link, which may lead anywhere; name the place itself")
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
@@ -132,7 +126,8 @@ class ImageFolder:
     def get(self, name: str) -> bytes:
         """Return a screenshot's PNG. ValueError if it is not there, or not the name of one."""
         path = self.path(name)
-        refuse_link(path)
+        if path.is_symlink():
+            raise ValueError(f"{path} is a link, which may lead anywhere")
         if not path.exists():
             raise ValueError(f"screenshot {name} is not in {self.folder}; its dump may have been pruned")
         return path.read_bytes()
@@ -147,7 +142,7 @@ class Run:
     """One run folder, created on the first write.
 
     Of the ranks that train together the first one alone writes and deletes `records`; screenshots are stored
-    by the rank that saw them. ValueError if the folder is a link.
+    by the rank that saw them.
     """
 
     def __init__(self, root: Path, records: bool = True):
@@ -156,7 +151,6 @@ class Run:
         self.checkpoint_dir = self.root / "checkpoints"
         self.images = ImageFolder(self.root / "screenshots")
         self.report_path = self.root / "report.html"
-        refuse_link(self.root)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -169,12 +163,13 @@ class Run:
         with open(self.root / "lock", "a+") as file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in (errno.EACCES, errno.EAGAIN):
-                    file.seek(0)
-                    holder = file.read(80) or "that is just starting"
-                    problem = f"{self.root} is in use by process {holder}; choose another --name, or end it"
-                    raise ValueError(problem) from None
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read()
+                problem = f"{self.root} is in use by process {holder}; choose another --name, or end it"
+                raise ValueError(problem) from None
+            except OSError:  # no locks here
+                pass
             file.truncate(0)
             file.write(f"{os.getpid()} on {platform.node()}")
             file.flush()
@@ -236,9 +231,6 @@ class Run:
         for trajectory in self.load_trajectories(label):
             if trajectory.group is not None:
                 members[trajectory.group].append(trajectory)
-        if not members:
-            path = self.trajectory_path(label)
-            raise ValueError(f"{path} holds no groups; choose the dump of an RL step")
         return [tuple(group) for group in members.values()]
 
     def labels(self) -> list[str]:
@@ -287,7 +279,7 @@ class Run:
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings as one level: {"loss": {"kl": 0.1}} is {"loss.kl": 0.1}."""
-    flat: dict[str, Any] = {}
+    flat = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{name}.")
@@ -296,9 +288,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (name, old value, new value) for every setting of `new` that `old` has otherwise or lacks."""
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return the names of the settings of `new` that `old` has otherwise or lacks."""
     before = flatten(old)
-    for name, value in flatten(new).items():
-        if before.get(name) != value:
-            yield name, before.get(name), value
+    return [name for name, value in flatten(new).items() if before.get(name) != value]

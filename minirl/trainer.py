@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -100,8 +101,8 @@ class Trainer:
         lr = config.optim.lr
         if config.optim.decay:
             lr *= 1 - step / config.steps
-        trajectories, mismatch = self._with_scores(trajectories)
         self.policy.temperature = config.sampler.temperature
+        trajectories, mismatch = self._with_scores(trajectories)
         sizes = Counter(trajectory.group for trajectory in trajectories)
         steps = []
         for epoch in range(config.batch.epochs):
@@ -129,22 +130,20 @@ class Trainer:
             scores = self._score(self.policy, rows)
             metrics = mismatch_metrics(rows, scores)
             rows = [corrected(row, new) for row, new in zip(rows, scores, strict=True)]
-        out = []
-        start = 0
+        remaining = iter(rows)
+        scored = []
         for trajectory in trajectories:
-            end = start + len(trajectory.rows)
-            out.append(replace(trajectory, rows=tuple(rows[start:end])))
-            start = end
-        return out, metrics
+            part = tuple(islice(remaining, len(trajectory.rows)))
+            scored.append(replace(trajectory, rows=part))
+        return scored, metrics
 
     @torch.no_grad()
-    def _score(self, policy: Policy, rows: Sequence[Row], temperature: float | None = None) -> Scores:
+    def _score(self, policy: Policy, rows: Sequence[Row]) -> Scores:
         """Return the log-probs of every row's response, of which each rank computes a share."""
         torch.set_num_threads(cores())
         policy.eval()
-        policy.temperature = temperature or self.config.sampler.temperature
         numbered = [replace(row, index=i) for i, row in enumerate(rows)]
-        share: list[tuple[int, tuple[float, ...]]] = []
+        share = []
         for batch in self._batches(numbered):
             logprobs_N, _ = policy(batch.inputs, batch.sources_N, batch.targets_N)
             per_row = logprobs_N.split([row.length for row in batch.rows])
@@ -162,14 +161,15 @@ class Trainer:
         sft = self.config.sft
         validation = [row for example in validation_split(examples, sft) for row in example.rows]
         batches = cloning_batches(examples, sft, seed)
-        best_loss, best_weights = math.inf, []
+        best_loss = math.inf
+        best_weights = []
         for update, batch in enumerate(batches, start=1):
             rows = [row for example in batch for row in example.rows]
             lr = sft.lr * cosine(update - 1, len(batches), sft.warmup)
             metrics = {"loss": self.sft_step(rows, lr)}
             is_due = update % VALIDATION_UPDATES == 0 or update == len(batches)
             if validation and is_due:
-                scores = self._score(self.policy, validation, temperature=1.0)
+                scores = self._score(self.policy, validation)
                 logprobs = [logprob for row in scores for logprob in row]
                 loss = -sum(logprobs) / len(logprobs)
                 metrics["validation"] = loss
@@ -186,8 +186,11 @@ class Trainer:
         """Make one update that clones the rows' responses; return the loss per response token."""
         tokens = sum(row.length for row in rows)
         self.policy.temperature = 1.0  # nothing was sampled
-        rows = [replace(row, advantage=1.0, weights=(1 / tokens,) * row.length) for row in rows]
-        return self._step(rows, lr, cloning=True)["loss"]
+        weighted_rows = []
+        for row in rows:
+            weights = (1 / tokens,) * row.length
+            weighted_rows.append(replace(row, advantage=1.0, weights=weights))
+        return self._step(weighted_rows, lr, cloning=True)["loss"]
 
     def _step(self, rows: Sequence[Row], lr: float, cloning: bool = False) -> Metrics:
         """Make one optimizer step on a minibatch; return its loss, gradient norm and metric sums, equal on
@@ -196,7 +199,8 @@ class Trainer:
         torch.set_num_threads(cores())  # Chromium is idle now
         self.policy.train()
         batches = self._batches(rows, cloning)
-        totals = add_up(self.ranks.all_gather([self._backward(batch, cloning) for batch in batches]))
+        passes = [self._backward(batch, cloning) for batch in batches]
+        totals = add_up(self.ranks.all_gather(passes))
         # requires_grad can't change once a weight is sharded
         if cloning and self.config.model.freeze_vision == "sft" and self.preprocessor.images:
             for weight in self.policy.model.model.visual.parameters():
@@ -205,7 +209,8 @@ class Trainer:
         totals["grad_norm"] = full_tensor(grad_norm).item()
         if is_finite(totals):
             self.bad_steps = 0
-            self.optimizer.param_groups[0].update(lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
+            settings = self.optimizer.param_groups[0]
+            settings.update(lr=lr, betas=optim.betas, weight_decay=optim.weight_decay)
             self.optimizer.step()
         else:
             self.bad_steps += 1
@@ -216,15 +221,15 @@ class Trainer:
 
     def _backward(self, batch: Batch, cloning: bool) -> Metrics:
         """Add a forward pass's gradients to the weights'; return its loss and metric sums."""
-        logprobs_N, entropy_N = self.policy(
-            batch.inputs, batch.sources_N, batch.targets_N, entropy=not cloning
-        )
+        places = batch.sources_N, batch.targets_N
+        logprobs_N, entropy_N = self.policy(batch.inputs, *places, entropy=not cloning)
         loss = likelihood_loss(logprobs_N, batch.advantage_N, batch.weight_N)
         sums: dict[str, Tensor] = {}
         if entropy_N is not None:  # reinforcement
             config = self.config.loss
-            old_N, ref_N = batch.old_N, batch.ref_N
-            surrogate, sums = policy_loss(logprobs_N, old_N, ref_N, batch.advantage_N, batch.weight_N, config)
+            surrogate, sums = policy_loss(
+                logprobs_N, batch.old_N, batch.ref_N, batch.advantage_N, batch.weight_N, config
+            )
             sums["entropy"] = entropy_N[batch.weight_N > 0].sum()
             if config.method == "grpo":
                 loss = surrogate
@@ -251,14 +256,14 @@ class Trainer:
         longest = max(len(parts) for parts in shares)
         share += [[] for _ in range(longest - len(share))]
         dummy = dummy_row(preprocessor)
-        parts = []
         for part in share:
             lacks_images = preprocessor.images and not any(row.images for row in part)
-            parts.append([*part, dummy] if not part or lacks_images else part)
+            if not part or lacks_images:
+                part.append(dummy)
         prepare = partial(layout, preprocessor=preprocessor, images=self.images, device=self.ranks.device)
         with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
-            ahead = thread.submit(prepare, parts[0])
-            for following in parts[1:]:
+            ahead = thread.submit(prepare, share[0])
+            for following in share[1:]:
                 batch = ahead.result()
                 ahead = thread.submit(prepare, following)
                 yield batch
@@ -268,7 +273,7 @@ class Trainer:
 def cloning_batches(examples: list[TrajectoryRows], sft: SftConfig, seed: int) -> list[list[TrajectoryRows]]:
     """Return the minibatches of every cloning update, shuffled anew in every epoch."""
     trained = examples[len(validation_split(examples, sft)) :]
-    batches: list[list[TrajectoryRows]] = []
+    batches = []
     for epoch in range(sft.epochs):
         if sft.max_steps is not None and len(batches) >= sft.max_steps:
             break
@@ -291,7 +296,8 @@ def cosine(update: int, total: int, warmup: float) -> float:
 
 def cores() -> int:
     """Return this rank's share of the processor's cores."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def corrected(row: Row, logprobs: tuple[float, ...]) -> Row:
@@ -314,8 +320,8 @@ def step_metrics(steps: Sequence[Metrics]) -> Metrics:
     totals = add_up(steps)
     first = steps[0]  # whose policy is still the one that was sampled from
     metrics = {
-        "loss": sum(step["loss"] for step in steps) / len(steps),
-        "grad_norm": sum(step["grad_norm"] for step in steps) / len(steps),
+        "loss": totals["loss"] / len(steps),
+        "grad_norm": totals["grad_norm"] / len(steps),
         "ratio_max": totals["ratio_max"],
         "updates": len(steps),
         "skipped": sum(not is_finite(step) for step in steps),

@@ -33,7 +33,7 @@ class Chain:
     prefix: tuple[Range, ...] = ()  # Chain(5, 9, ((0, 3),)) continues after token 2
 
     @property
-    def seen(self) -> tuple[Range, ...]:
+    def visible(self) -> tuple[Range, ...]:
         """Return all that its last token sees: the prefix and itself."""
         return (*self.prefix, (self.start, self.end))
 
@@ -51,18 +51,17 @@ def segment_attention(
     outputs = []
     for chain in tree:
         length = chain.end - chain.start
-        pieces = [kv_21KLD[..., start:end, :] for start, end in chain.seen]
+        pieces = [kv_21KLD[..., start:end, :] for start, end in chain.visible]
         kv_21KSD = torch.cat(pieces, -2).to(k_1KLD.dtype)
         # with a mask, CUDA's kernels take no grouped heads
         k_1ASD, v_1ASD = kv_21KSD.repeat_interleave(sharing, 2)
         q_chain = q_1ALD[:, :, chain.start : chain.end]
-        n_before = k_1ASD.shape[-2] - length
-        if n_before:
-            mask = torch.ones(length, n_before + length, dtype=torch.bool, device=q_1ALD.device)
-            mask = mask.tril(n_before)
-            out = F.scaled_dot_product_attention(q_chain, k_1ASD, v_1ASD, attn_mask=mask, scale=scale)
-        else:
-            out = F.scaled_dot_product_attention(q_chain, k_1ASD, v_1ASD, is_causal=True, scale=scale)
+        mask_LS = None
+        if chain.prefix:  # all of it is seen, and of the chain itself what comes before
+            S = k_1ASD.shape[-2]
+            mask_LS = torch.ones(length, S, dtype=torch.bool, device=q_1ALD.device).tril(S - length)
+        causal = mask_LS is None
+        out = F.scaled_dot_product_attention(q_chain, k_1ASD, v_1ASD, mask_LS, is_causal=causal, scale=scale)
         outputs.append(out)
     return torch.cat(outputs, 2)
 
@@ -112,7 +111,10 @@ def piece_backward(
         dk = dk.unflatten(1, (heads, sharing)).sum(2)
         dv = dv.unflatten(1, (heads, sharing)).sum(2)
         return dq, dk, dv
-    grad, q, out, sums = (fold(x, heads) for x in (grad_1ALD, q, out, sums))
+    grad = fold(grad_1ALD, heads)
+    q = fold(q, heads)
+    out = fold(out, heads)
+    sums = fold(sums, heads)
     dq, dk, dv = FLASH_CPU_BACKWARD(grad, q, k, v, out, sums, 0.0, False, scale=scale)
     return unfold(dq, sharing), dk, dv
 
@@ -127,15 +129,17 @@ class JoinedAttention(torch.autograd.Function):
         sums_1AL = q.new_empty(q.shape[:3], dtype=torch.float32)
         for chain in tree:
             place = slice(chain.start, chain.end)
-            outs, sums = [], []
-            for start, end in chain.seen:
+            pieces = []
+            for start, end in chain.visible:
                 causal = start == chain.start
-                part = piece(q[:, :, place], k[:, :, start:end], v[:, :, start:end], causal, scale)
-                outs.append(part[0])
-                sums.append(part[1])
-            total = torch.stack(sums).logsumexp(0)
-            # in float32, as the log-sum-exps are
-            weighted = [o * (s - total).exp()[..., None] for o, s in zip(outs, sums, strict=True)]
+                keys = k[:, :, start:end]
+                values = v[:, :, start:end]
+                pieces.append(piece(q[:, :, place], keys, values, causal, scale))
+            total = torch.stack([sums for _, sums in pieces]).logsumexp(0)
+            weighted = []
+            for out, sums in pieces:
+                share = (sums - total).exp()[..., None]  # in float32, as the log-sum-exps are
+                weighted.append(out * share)
             out_1ALD[:, :, place] = sum(weighted)
             sums_1AL[:, :, place] = total
         ctx.save_for_backward(q, k, v, out_1ALD, sums_1AL)
@@ -146,17 +150,20 @@ class JoinedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, sums = ctx.saved_tensors
-        dq, dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v))
+        dq = torch.zeros_like(q, dtype=torch.float32)
+        dk = torch.zeros_like(k, dtype=torch.float32)
+        dv = torch.zeros_like(v, dtype=torch.float32)
         for chain in ctx.tree:
             place = slice(chain.start, chain.end)
             joined = out[:, :, place], sums[:, :, place]
-            for start, end in chain.seen:
-                qkv = q[:, :, place], k[:, :, start:end], v[:, :, start:end]
+            for start, end in chain.visible:
+                visible = slice(start, end)
+                qkv = q[:, :, place], k[:, :, visible], v[:, :, visible]
                 causal = start == chain.start
                 parts = piece_backward(grad[:, :, place], qkv, joined, causal, ctx.scale)
                 dq[:, :, place] += parts[0]
-                dk[:, :, start:end] += parts[1]
-                dv[:, :, start:end] += parts[2]
+                dk[:, :, visible] += parts[1]
+                dv[:, :, visible] += parts[2]
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
@@ -185,7 +192,8 @@ def tree_attention(
     tree: Tree | None = kwargs.pop("tree", None)
     if tree is None:
         return sdpa_attention_forward(module, q, k, v, attention_mask, **kwargs)
-    assert q.shape[0] == 1 and q.shape[2] == k.shape[2] == tree[-1].end, "one packed row, without a cache"
+    assert q.shape[0] == 1, "one packed row"
+    assert q.shape[2] == k.shape[2] == tree[-1].end, "all of the row, without a cache"
     attend: Any = JoinedAttention.apply if joinable(q, k, v) else segment_attention
     out_1ALD = attend(q, k, v, tree, kwargs.get("scaling"))
     return out_1ALD.transpose(1, 2).contiguous(), None

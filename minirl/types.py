@@ -221,7 +221,7 @@ class Trajectory:
     blocked: str = ""  # the sign that the last page is a bot wall (minirl/browser/blocked.js), if it is
     seconds: float = 0.0
     dollars: float = 0.0  # what served models have charged for it, a judge among them
-    # of the browser: seconds to acquire it and to start, its uptime, MB of JavaScript, requests
+    # of the browser: seconds to acquire it and to start, MB of JavaScript, requests
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     group: int | None = None  # index of its GRPO group in the step
     advantage: float | None = None  # group-relative
@@ -327,12 +327,10 @@ class Session(Protocol):
     async def travel(self, step: int) -> bool: ...  # -1 back, 1 forward; False if there is nothing
     async def pace(self) -> None: ...  # waits for the next turn on the page's host
     # before an action: marks the page, and returns what is at the point
-    async def arm(self, point: Point | None = None) -> Mapping[str, Any]: ...
-    async def settle(self, quiet: bool = False) -> Any: ...  # after it: what has changed, a Settled
+    async def arm(self, point: Point | None = None) -> Any: ...
+    async def settle(self, quiet: bool = False) -> Any: ...  # after it: what has changed
     # returns the innermost frame at a point, or with the focus, and a script's answer from there
-    async def ask(
-        self, script: str, point: Point | None = None, *rest: Any
-    ) -> tuple["Frame", Mapping[str, Any]]: ...
+    async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple["Frame", Any]: ...
     async def press(self, key: str) -> None: ...
     async def revive(self) -> None: ...  # stops what makes the page hang
     async def screenshot(self) -> bytes: ...  # PNG
@@ -369,6 +367,7 @@ class Agent(Protocol):
 
     system: str
     message_format: "ChatFormat | None"  # in place of the model's own
+    final_call: tuple[str, str]  # the name of the call that ends an episode, and of its argument: the answer
 
     # the n-th message to the model; the feedback is on the last turn
     def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> "Words": ...
@@ -376,7 +375,6 @@ class Agent(Protocol):
     def parse(self, text: str) -> Parsed: ...
     async def act(self, session: Session, call: Call) -> str: ...  # returns a line of feedback
     def past(self, task: Task) -> Sequence[str]: ...  # the responses before a recorded step
-    def final_answer(self, call: Call) -> str | None: ...  # None unless the call ends the episode
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]: ...
 
 

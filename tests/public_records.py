@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from minirl.data.readers import Reader, read_demonstrations
+from examples.publish.__main__ import read_chat
+from minirl.data.readers import Conversation, Reader, read_conversation, read_demonstrations
 from minirl.demonstrations import tokenised
 from minirl.episode import Harness
 from minirl.rows import turn_rows
@@ -14,9 +15,13 @@ from minirl.types import Trajectory
 PUBLIC = Path(__file__).parent / "data" / "public"
 
 
+def read_record(record: Any) -> Conversation:
+    return read_chat(record) if "messages" in record else read_conversation(record)
+
+
 def load(path: Path, harness: Harness) -> list[Trajectory]:
     """A file's demonstrations as the harness's model would have read and said them, without a dump."""
-    reader = Reader(harness.agent, harness.config.agent, harness.images)
+    reader = Reader(harness.agent, harness.config.agent, harness.images, read_record)
     return [tokenised(trajectory, harness) for trajectory in read_demonstrations(path, reader)]
 
 

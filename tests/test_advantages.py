@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import sqrt
 
 import pytest
 
-from minirl.advantages import (
-    advantages,
-    assign_advantages,
-    is_effective,
-    make_group,
-    shuffle_rewards,
-)
+from minirl.advantages import advantages, assign_advantages, is_effective, make_group, shuffle_rewards
 from minirl.config import LossConfig
 from minirl.types import Group, Stop, Task, Trajectory, Turn
 
@@ -37,15 +30,6 @@ def of(group: Group) -> tuple[float, ...]:
 # --- groups ----------------------------------------------------------------------------------------
 
 
-def test_invalid_episodes_leave_before_the_statistics():
-    """With the broken one as a zero, the mean would be 1/3 and the deviation 0.577."""
-    broken = episode(Stop.ENV_ERROR, member=2)
-    group = make_group([episode(reward=1.0), episode(reward=0.0, member=1), broken])
-    assert [t.member for t in group] == [0, 1]
-    (ready,) = assign_advantages([group], LossConfig(std_eps=0.0))
-    assert of(ready) == pytest.approx((sqrt(0.5), -sqrt(0.5)))  # +-0.5 over sqrt(0.5)
-
-
 @pytest.mark.parametrize(
     ("episodes", "invalid"),
     [
@@ -64,7 +48,7 @@ def test_what_can_not_be_compared_is_no_group(episodes, invalid):
 
 def test_masked_episodes_stay_in_the_statistics_as_zeros():
     """Rewards 1, 0 and the broken one's 0: mean 1/3, deviation sqrt((4/9 + 1/9 + 1/9) / 2) = 0.577350. So the
-    success gets (2/3) / 0.577350 = 1.154701 and the failure -0.577350; without the broken one +-0.707107."""
+    success gets (2/3) / 0.577350 = 1.154701 and the failure -0.577350; without it +-0.5 / sqrt(0.5)."""
     broken = episode(Stop.ENV_ERROR, member=2, success=True, reward=1.0)  # whatever it says of itself
     episodes = [episode(reward=1.0, success=True), episode(reward=0.0, member=1), broken]
     group = make_group(episodes, "mask")
@@ -73,14 +57,19 @@ def test_masked_episodes_stay_in_the_statistics_as_zeros():
     assert group[2].stop is Stop.ENV_ERROR
     (masked,) = assign_advantages([group], LossConfig(std_eps=0.0))
     assert of(masked) == pytest.approx((1.154701, -0.577350, 0.0), abs=1e-6)
-    (dropped,) = assign_advantages([make_group(episodes, "drop")], LossConfig(std_eps=0.0))
+    left = make_group(episodes, "drop")  # here the broken one leaves before the statistics
+    assert [t.member for t in left] == [0, 1]
+    (dropped,) = assign_advantages([left], LossConfig(std_eps=0.0))
     assert of(dropped) == pytest.approx((0.707107, -0.707107), abs=1e-6)
     assert make_group(episodes) == make_group(episodes, "drop")
 
 
 def test_a_masked_episode_has_no_weight_in_any_method():
-    """Mean 1/3: exp(2/3) and exp(-1/3); the masked one would have exp(-1/3) too."""
-    group = make_group([episode(reward=1.0), episode(member=1), episode(Stop.JUDGE_ERROR, member=2)], "mask")
+    """Mean 1/3: exp(2/3) and exp(-1/3); the masked one, here without a turn, would have exp(-1/3) too."""
+    empty = replace(episode(Stop.SITE_ERROR, member=2), turns=())
+    group = make_group([episode(reward=1.0), episode(member=1), empty], "mask")
+    (grpo,) = assign_advantages([group], LossConfig())
+    assert len(grpo) == 3 and grpo[2].advantage == 0.0
     (awr,) = assign_advantages([group], LossConfig(method="awr"))
     assert of(awr) == pytest.approx((1.9477340, 0.7165313, 0.0))
     (cloning,) = assign_advantages([group], LossConfig(method="filtered-bc"))
@@ -92,12 +81,6 @@ def test_masked_zeros_count_where_groups_are_filtered_too():
     episodes = [episode(reward=1.0), episode(Stop.TIMEOUT, member=1)]
     assert is_effective(make_group(episodes, "mask")) and make_group(episodes) is None
     assert not is_effective(make_group([episode(), episode(Stop.TIMEOUT, member=1)], "mask"))
-
-
-def test_an_episode_without_a_turn_is_masked_like_any_other():
-    empty = replace(episode(member=1), turns=(), stop=Stop.SITE_ERROR)
-    (ready,) = assign_advantages([make_group([episode(reward=1.0), empty], "mask")], LossConfig())
-    assert ready[1].advantage == 0.0 and len(ready) == 2
 
 
 @pytest.mark.parametrize(
@@ -124,48 +107,37 @@ def test_only_unequal_rewards_teach(rewards, effective):
         ((1, 0), 1e-6, (0.70710578, -0.70710578)),
         ((1, 0), 1e-4, (0.70700680, -0.70700680)),
         ((1, 1, 1), 1e-6, (0, 0, 0)),
+        # mean 1/4, deviation sqrt((9/16 + 3/16) / 3) = 1/2
+        ((1, 0, 0, 0), 0.0, (1.5, -0.5, -0.5, -0.5)),
     ],
 )
 def test_advantages_by_hand(rewards, eps, expected):
     assert advantages(rewards, eps) == pytest.approx(expected, abs=1e-6 if eps == 0 or eps == 0.1 else 5e-9)
-    (ready,) = assign_advantages([group_of(*rewards)], LossConfig(std_eps=eps or 1e-12))
+    groups = [group_of(*rewards), group_of(0, 0, 1)]  # every group is compared with itself alone
+    ready, _ = assign_advantages(groups, LossConfig(std_eps=eps or 1e-12))
     assert of(ready) == pytest.approx(expected, abs=1e-6)
 
 
-def test_every_group_is_compared_with_itself_alone():
-    ready = assign_advantages(
-        [group_of(1, 0), group_of(0, 0), group_of(1, 0, 0, 0)], LossConfig(std_eps=1e-9)
-    )
-    assert of(ready[0]) == pytest.approx((0.707107, -0.707107), abs=1e-6)
-    assert of(ready[1]) == (0.0, 0.0)
-    # mean 1/4, deviation sqrt((9/16 + 3/16) / 3) = 1/2
-    assert of(ready[2]) == pytest.approx((1.5, -0.5, -0.5, -0.5))
-
-
-def test_filtered_behaviour_cloning_imitates_successes_only():
-    """A format error's -1 is no negative example, and the other rewards of the group don't matter."""
-    config = LossConfig(method="filtered-bc")
-    ready = assign_advantages([group_of(1, 0, -1, 1), group_of(1, 1), group_of(0, -1)], config)
-    assert [of(group) for group in ready] == [(1.0, 0.0, 0.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
-
-
-def test_awr_weighs_an_episode_by_how_much_better_it_is_than_its_group():
-    groups = [group_of(1, 0), group_of(1, 0, -1, 0), group_of(1, 1), group_of(1, 0, 0, 0)]
-    ready = assign_advantages(groups, LossConfig(method="awr"))
-    assert of(ready[0]) == pytest.approx((1.6487213, 0.6065307))  # exp(1/2), exp(-1/2)
-    assert of(ready[1]) == pytest.approx((2.7182818, 1, 0.3678794, 1))  # mean 0: e, 1, 1/e, 1
-    assert of(ready[2]) == (1.0, 1.0)  # no better than the others
-    # mean 1/4: exp(3/4) and exp(-1/4)
-    assert of(ready[3]) == pytest.approx((2.1170000, 0.7788008, 0.7788008, 0.7788008))
-
-
-def test_awr_weighs_by_the_exponential_and_stops_at_20():
-    def weights(*rewards: float) -> tuple[float, ...]:
-        return of(assign_advantages([group_of(*rewards)], LossConfig(method="awr"))[0])
-
-    assert weights(2, 0) == pytest.approx((2.7182818, 0.3678794))  # exp(1), exp(-1)
-    assert weights(10, 0) == pytest.approx((20.0, 0.0067379), rel=1e-5)  # exp(5) = 148, exp(-5)
-    assert weights(4000, 0) == pytest.approx((20.0, 0.0)), "exp(2000) would overflow"
+@pytest.mark.parametrize(
+    ("method", "rewards", "expected"),
+    [
+        # A format error's -1 is no negative example, and the other rewards of the group don't matter.
+        ("filtered-bc", (1, 0, -1, 1), (1, 0, 0, 1)),
+        ("filtered-bc", (1, 1), (1, 1)),
+        ("filtered-bc", (0, -1), (0, 0)),
+        # AWR weighs an episode by the exponential of how much better it is than its group, up to 20.
+        ("awr", (1, 0), (1.6487213, 0.6065307)),  # exp(1/2), exp(-1/2)
+        ("awr", (1, 0, -1, 0), (2.7182818, 1, 0.3678794, 1)),  # mean 0: e, 1, 1/e, 1
+        ("awr", (1, 1), (1, 1)),  # no better than the others
+        ("awr", (1, 0, 0, 0), (2.1170000, 0.7788008, 0.7788008, 0.7788008)),  # mean 1/4: exp(3/4), exp(-1/4)
+        ("awr", (10, 0), (20.0, 0.0067379)),  # exp(5) = 148, exp(-5)
+        ("awr", (4000, 0), (20.0, 0.0)),  # exp(2000) would overflow
+    ],
+)
+def test_weights_of_imitation_by_hand(method, rewards, expected):
+    other = group_of(1, 0, 0)  # of no consequence
+    _, ready = assign_advantages([other, group_of(*rewards)], LossConfig(method=method))
+    assert of(ready) == pytest.approx(expected, rel=1e-5)
 
 
 # --- the control -----------------------------------------------------------------------------------

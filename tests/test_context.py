@@ -46,7 +46,7 @@ class Played:
 
     def turn(self, observation: Observation, response: tuple[int, ...], feedback: tuple[str, ...] = ()):
         prompt = self.context.observe(observation, feedback)
-        self.context.respond(response)
+        self.context.respond(response, self.context.preprocessor.tokenizer.decode(response))
         self.prompts.append(prompt)
         branch = prompt.ids[prompt.shared :]
         self.turns.append(Turn(prompt.shared, branch, response, (0.0,) * len(response), text=""))
@@ -110,13 +110,19 @@ def rendered(preprocessor, messages: list[dict], pads: list[int]) -> tuple[int, 
 
 @pytest.mark.parametrize("images", [True, False])
 @pytest.mark.parametrize("keep", [1, 2, 3])
-def test_every_prompt_is_the_chat_template_of_the_conversation_so_far(preprocessor, play, keep, images):
-    """The responses here are spelled as the tokenizer would, so that both ways must agree."""
+def test_every_prompt_is_the_chat_template_of_the_conversation_so_far(preprocessor, play, png, keep, images):
+    """The responses here are spelled as the tokenizer would, so that both ways must agree. The finished
+    conversation's trunk and branches make the same prompts."""
     played = play(keep, images)
-    pads = [4, 6, 1, 6, 2] if images else [0] * 5
+    trajectory = played.trajectory()
+    pictures = tuple(png(*size, seed=i) for i, size in enumerate(SIZES))
     for t, prompt in enumerate(played.prompts):
-        shown = pads[max(0, t + 1 - keep) : t + 1] if images else []
-        assert prompt.ids == rendered(preprocessor, as_messages(t, keep, images), shown), f"turn {t}"
+        newest = slice(max(0, t + 1 - keep), t + 1) if images else slice(0)
+        expected = rendered(preprocessor, as_messages(t, keep, images), [4, 6, 1, 6, 2][newest])
+        assert prompt.ids == trajectory.prompt_ids(t) == expected, f"turn {t}"
+        assert prompt.images == pictures[newest]
+    shared = [turn.shared for turn in trajectory.turns]
+    assert shared == sorted(shared) and shared[-1] > shared[0]  # the trunk grew
 
 
 def test_the_second_prompt_word_by_word(preprocessor, play):
@@ -133,25 +139,6 @@ def test_the_second_prompt_word_by_word(preprocessor, play):
         "</observation>\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n<think>\n"
     )
-
-
-@pytest.mark.parametrize("keep", [1, 2, 3])
-def test_prompts_are_trunk_and_branch_of_the_finished_conversation(play, keep):
-    played = play(keep)
-    trajectory = played.trajectory()
-    for t, prompt in enumerate(played.prompts):
-        assert trajectory.prompt_ids(t) == prompt.ids, f"turn {t}"
-    shared = [turn.shared for turn in trajectory.turns]
-    assert shared == sorted(shared) and shared[-1] > shared[0]  # the trunk grew
-
-
-@pytest.mark.parametrize(("keep", "shown"), [(1, [[0], [1], [2]]), (2, [[0], [0, 1], [1, 2]])])
-def test_only_the_newest_screenshots_are_in_the_prompt(preprocessor, play, png, keep, shown):
-    pictures = [png(*size, seed=i) for i, size in enumerate(SIZES)]
-    pads = [4, 6, 1]
-    for prompt, numbers in zip(play(keep).prompts, shown, strict=False):
-        assert prompt.images == tuple(pictures[i] for i in numbers)
-        assert prompt.ids.count(preprocessor.pad) == sum(pads[i] for i in numbers)
 
 
 def test_the_newest_head_is_shared_only_where_nothing_follows_that_is_dropped(preprocessor, play):
@@ -219,16 +206,18 @@ def test_control_tokens_in_titles_tasks_feedback_and_pages_are_inert(preprocesso
     assert control_tokens(HOSTILE) == control_tokens("harmless")
 
 
-def test_inert_text_can_still_be_read(preprocessor, new_context):
-    prompt = new_context(task="say <|im_end|> & <b>").observe(Observation(""))
-    text = preprocessor.tokenizer.decode(prompt.ids)
-    assert "<user_request>\nsay < |im_end|> & <b>\n</user_request>" in text
-
-
-def test_half_a_character_in_a_title_does_not_end_the_episode(preprocessor, new_context):
-    """JavaScript cuts strings between surrogates, and such a half is no text to a tokenizer."""
-    prompt = new_context().observe(Observation("Tab: caf\ud83d", page_text="\udc00 page"))
-    assert "Tab: caf?\n? page" in preprocessor.tokenizer.decode(prompt.ids)
+@pytest.mark.parametrize(
+    ("task", "title", "page", "text"),
+    [
+        ("say <|im_end|> & <b>", "", "", "<user_request>\nsay < |im_end|> & <b>\n</user_request>"),
+        # JavaScript cuts strings between surrogates, and such a half is no text to a tokenizer
+        (TASK, "Tab: caf\ud83d", "\udc00 page", "Tab: caf?\n? page"),
+    ],
+    ids=["control tokens", "half a character"],
+)
+def test_inert_text_can_still_be_read(preprocessor, new_context, task, title, page, text):
+    prompt = new_context(task=task).observe(Observation(title, page_text=page))
+    assert text in preprocessor.tokenizer.decode(prompt.ids)
 
 
 # --- chat formats ----------------------------------------------------------------------------------
@@ -240,29 +229,29 @@ def format_of(preprocessor, template: str) -> ChatFormat:
     return ChatFormat.from_template(tokenizer)
 
 
-def test_chatml_with_an_opened_thought(preprocessor):
-    assert preprocessor.chat == ChatFormat(
-        start="<|im_start|>system\n",
-        to_user="<|im_end|>\n<|im_start|>user\n",
-        to_assistant="<|im_end|>\n<|im_start|>assistant\n<think>\n",
-        close="\n<|im_start|>user\n",
-        opens_think=True,
-    )
+# A first token before everything, the role behind the text's start, no opened thought.
+OTHER = (
+    "<|endoftext|>{% for m in messages %}[{{ m.role }}]: {{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]: {% endif %}"
+)
+OTHER_FORMAT = ChatFormat(
+    start="<|endoftext|>[system]: ",
+    to_user="<|im_end|>[user]: ",
+    to_assistant="<|im_end|>[assistant]: ",
+    close="[user]: ",
+    opens_think=False,
+)
+CHATML = ChatFormat(
+    start="<|im_start|>system\n",
+    to_user="<|im_end|>\n<|im_start|>user\n",
+    to_assistant="<|im_end|>\n<|im_start|>assistant\n<think>\n",
+    close="\n<|im_start|>user\n",
+    opens_think=True,
+)
 
 
-def test_a_format_of_another_kind(preprocessor):
-    """A first token before everything, the role behind the text's start, no opened thought."""
-    template = (
-        "<|endoftext|>{% for m in messages %}[{{ m.role }}]: {{ m.content }}<|im_end|>{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]: {% endif %}"
-    )
-    assert format_of(preprocessor, template) == ChatFormat(
-        start="<|endoftext|>[system]: ",
-        to_user="<|im_end|>[user]: ",
-        to_assistant="<|im_end|>[assistant]: ",
-        close="[user]: ",
-        opens_think=False,
-    )
+def test_chat_formats_by_hand(preprocessor):
+    assert preprocessor.chat == CHATML and format_of(preprocessor, OTHER) == OTHER_FORMAT
 
 
 @pytest.mark.parametrize(
@@ -319,6 +308,8 @@ def test_without_reasoning_only_the_calls_of_past_turns_stay(preprocessor, new_c
     text = tokenizer.decode(bare.prompts[-1].ids)
     assert "look" in tokenizer.decode(whole.prompts[-1].ids) and "look" not in text
     assert text.count('<think>\n</think>\n<tool_call>\n{"name": "go_back"}\n</tool_call><|im_end|>') == 3
+    spoken = [parts[0] for role, parts in bare.context.messages() if role == "assistant"]
+    assert len(spoken) == 4 and not any("look" in words or "</think>" in words for words in spoken)
     trajectory = bare.trajectory()
     for t, prompt in enumerate(bare.prompts):
         assert trajectory.prompt_ids(t) == prompt.ids
@@ -340,7 +331,7 @@ def test_where_a_thought_ends(preprocessor, said, left):
     assert preprocessor.tokenizer.decode(ids[end:]) == left.removeprefix("</think>")
 
 
-def test_where_a_thought_ends_if_its_tag_is_no_token(preprocessor):
+def test_where_a_thought_ends_if_its_tag_is_no_token():
     """As in models without thinking: the tag is spelled in several tokens, one of which may hold more."""
 
     class Spelled:
@@ -353,14 +344,6 @@ def test_where_a_thought_ends_if_its_tag_is_no_token(preprocessor):
             return "".join(["wh", "y</", "thi", "nk", ">\n", "call"][i] for i in ids)
 
     assert think_ends(Spelled(), (0, 1, 2, 3, 4, 5)) == (1, 5)
-
-
-def test_messages_without_reasoning(new_context):
-    context = new_context(reasoning=False)
-    context.observe(Observation("tab"))
-    context.respond((1,), "why</think>call")
-    context.observe(Observation("tab"))
-    assert ("assistant", ("call",)) in context.messages()
 
 
 # --- the text agent's frames ---------------------------------------------------------------------------
@@ -402,6 +385,12 @@ def test_rounds_as_webrl_writes_them(preprocessor, new_context):
     )
 
 
+def test_webrl_cuts_a_page_to_what_is_left(preprocessor, new_context):
+    context = new_context(words=COMPLETION.words, chat=replace(WEBRL, max_chars=10))
+    prompt = context.observe(Observation("", page_text="<html> page </html>"))
+    assert "<html> pag\n\n<|eot_id|>" in preprocessor.tokenizer.decode(prompt.ids)
+
+
 def test_webrls_checkpoints_are_given_no_system_text(preprocessor, tmp_path):
     """Unless a file holds one: WebRL's own prompts have none, and are no chat messages."""
     told = tmp_path / "prompt.txt"
@@ -415,9 +404,3 @@ def test_webrls_checkpoints_are_given_no_system_text(preprocessor, tmp_path):
         prompt = context.observe(Observation("", page_text="<html> </html>"))
         assert preprocessor.tokenizer.decode(prompt.ids) == f"<|begin_of_text|>{start}{rest}"
         assert [role for role, _ in context.messages()] == roles
-
-
-def test_webrl_cuts_a_page_to_what_is_left(preprocessor, new_context):
-    context = new_context(words=COMPLETION.words, chat=replace(WEBRL, max_chars=10))
-    prompt = context.observe(Observation("", page_text="<html> page </html>"))
-    assert "<html> pag\n\n<|eot_id|>" in preprocessor.tokenizer.decode(prompt.ids)

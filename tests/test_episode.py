@@ -94,6 +94,7 @@ def click(at: list[float]) -> str:
 
 DONE = '{"name": "done", "arguments": {"response": "it is done"}}'
 WAIT = '{"name": "wait", "arguments": {"seconds": 0}}'
+OTHER = saying(WAIT, thought="hm")
 HANG, TIP = point(340, 25), point(380, 75)
 
 
@@ -124,16 +125,6 @@ def play(
     return play
 
 
-class Looking:
-    """An agent that looks at the page in another way."""
-
-    def __init__(self, agent: Any, observe: Any):
-        self.agent, self.observe = agent, observe
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.agent, name)
-
-
 async def episode(worker: RolloutWorker, task: Task, max_steps: int = 5) -> Trajectory:
     policy = worker.policy(Sampling(), worker.config.agent.response_tokens, "test")
     return await worker.episode(task, 0, policy, max_steps)
@@ -159,23 +150,16 @@ async def test_calls_run_in_order_up_to_the_first_failure_and_to_done(play):
     assert len(t.turns) == 2 and t.final_state == {"asked": True} and t.final_image
 
 
-async def test_feedback_can_be_kept_from_the_model(play):
-    """It is recorded all the same, for the judge; that a response could not be read is still told."""
-    config = replace(CONFIG, agent=replace(CONFIG.agent, feedback=False))
-    async with play(saying(WAIT), "hm", saying(DONE), config=config) as (worker, script, task):
+async def test_feedback_and_past_reasoning_can_be_kept_from_the_model(play):
+    """Both are recorded all the same; that a response could not be read is still told."""
+    config = replace(CONFIG, agent=replace(CONFIG.agent, feedback=False, reasoning=False))
+    sayings = (saying(WAIT, thought="my secret plan"), "hm", saying(DONE, thought="another"))
+    async with play(*sayings, config=config) as (worker, script, task):
         t = await episode(worker, task)
     texts = [worker.harness.preprocessor.tokenizer.decode(request.prompt.ids) for request in script.requests]
     assert t.turns[0].feedback == ("wait: waited 0 s.",) and "waited" not in texts[-1]
     assert "Error: no" not in texts[1] and "Error: no" in texts[2]
-
-
-async def test_past_reasoning_can_be_kept_from_the_model(play):
-    config = replace(CONFIG, agent=replace(CONFIG.agent, reasoning=False))
-    sayings = (saying(WAIT, thought="my secret plan"), saying(DONE, thought="another"))
-    async with play(*sayings, config=config) as (worker, script, task):
-        t = await episode(worker, task)
-    text = worker.harness.preprocessor.tokenizer.decode(script.requests[1].prompt.ids)
-    assert "secret" not in text and '"wait"' in text and "secret" in t.turns[0].text
+    assert "secret" not in texts[-1] and '"wait"' in texts[-1] and "secret" in t.turns[0].text
     assert [turn.response_ids for turn in t.turns] == [sample.ids for sample in script.samples]
 
 
@@ -225,11 +209,29 @@ async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play, monkeypa
     assert {t.stop for t in alone.finished} == {Stop.SITE_ERROR}  # where all are left out, none is
 
 
-async def test_only_done_is_verified(play):
-    async with play(saying(WAIT)) as (worker, script, task):
-        t = await episode(worker, task, max_steps=3)
-    assert (t.stop, t.success, t.reward, len(t.turns)) == (Stop.MAX_STEPS, False, 0.0, 3)
-    assert t.valid and t.final_state == {} and len(script.requests) == 3
+@pytest.mark.parametrize(
+    ("sayings", "agent", "max_steps", "stop", "reward", "turns"),
+    [
+        ([saying(WAIT)], {}, 3, Stop.MAX_STEPS, 0.0, 3),
+        (["hm", "hm", saying(WAIT), "hm"], {}, 9, Stop.FORMAT_ERROR, -1.0, 6),  # three in a row
+        ([*[saying(WAIT)] * 4, OTHER, saying(WAIT)], {"repeats": 5}, 20, Stop.REPEATED, 0.0, 10),
+        ([saying(click(TIP), DONE)], {"response_tokens": 8}, 5, Stop.LENGTH, 0.0, 1),  # no call is read
+    ],
+    ids=["turns", "unparsable", "repeated", "cut off"],
+)
+async def test_what_an_agent_ends_without_done_is_valid_and_not_verified(
+    play, sayings, agent, max_steps, stop, reward, turns
+):
+    config = replace(CONFIG, agent=replace(CONFIG.agent, **agent))
+    async with play(*sayings, config=config) as (worker, script, task):
+        t = await episode(worker, task, max_steps)
+    assert (t.stop, t.success, t.reward, len(t.turns)) == (stop, False, reward, turns)
+    assert t.valid and t.final_state == {} and len(script.requests) == turns
+    if stop is Stop.FORMAT_ERROR:
+        assert t.turns[0].feedback == (t.turns[0].parsed.error,)
+        assert "Error: no </think>" in t.turns[0].feedback[0]
+    if stop is Stop.LENGTH:
+        assert (t.turns[0].finish, t.turns[0].parsed.calls) == ("length", ())
 
 
 async def test_what_keeps_visitors_out_at_the_end_is_noted_after_the_turns(play, monkeypatch):
@@ -272,31 +274,6 @@ async def test_what_did_not_end_with_done_may_be_scored_too(play, sayings, stop)
     assert t.final_state == ({"asked": True} if graded else {})
 
 
-async def test_three_unparsable_responses_in_a_row_end_the_episode(play):
-    async with play("hm", "hm", saying(WAIT), "hm") as (worker, _, task):
-        t = await episode(worker, task, max_steps=9)
-    assert (t.stop, t.reward, len(t.turns)) == (Stop.FORMAT_ERROR, -1.0, 6)
-    assert t.turns[0].feedback == (t.turns[0].parsed.error,)
-    assert "Error: no </think>" in t.turns[0].feedback[0]
-
-
-async def test_the_same_response_five_times_in_a_row_ends_the_episode(play):
-    config = replace(CONFIG, agent=replace(CONFIG.agent, repeats=5))
-    same, other = saying(WAIT), saying(WAIT, thought="hm")
-    async with play(*[same] * 4, other, same, config=config) as (worker, _, task):
-        t = await episode(worker, task, max_steps=20)
-    assert (t.stop, t.success, t.reward, len(t.turns)) == (Stop.REPEATED, False, 0.0, 10)
-    assert t.valid and t.final_state == {}
-
-
-async def test_a_response_that_is_cut_off_ends_the_episode_without_acting(play):
-    config = replace(CONFIG, agent=replace(CONFIG.agent, response_tokens=8))
-    async with play(saying(click(TIP), DONE), config=config) as (worker, _, task):
-        t = await episode(worker, task)
-    assert (t.stop, t.reward, t.turns[0].finish, t.turns[0].parsed.calls) == (Stop.LENGTH, 0.0, "length", ())
-    assert t.valid
-
-
 async def test_a_prompt_that_leaves_no_room_ends_the_episode(play):
     config = replace(CONFIG, agent=replace(CONFIG.agent, context_tokens=900))
     async with play(saying(WAIT, thought="so " * 100), config=config) as (worker, script, task):
@@ -306,19 +283,26 @@ async def test_a_prompt_that_leaves_no_room_ends_the_episode(play):
         assert len(request.prompt.ids) + request.max_tokens <= 900
 
 
-async def test_the_deadline_ends_an_episode(play):
-    config = replace(CONFIG, browser=replace(BROWSER, episode_seconds=1.5))
-    long_wait = '{"name": "wait", "arguments": {"seconds": 30}}'
-    async with play(saying(WAIT), saying(long_wait), config=config) as (worker, _, task):
-        t = await episode(worker, task)
-    assert (t.stop, t.error, t.valid) == (Stop.TIMEOUT, "the episode's deadline passed", False)
-    assert t.seconds < 10
+LONG_WAIT = '{"name": "wait", "arguments": {"seconds": 30}}'
 
 
-async def test_a_sampler_that_does_not_answer_or_fails_ends_the_episode(play):
-    async with play(saying(WAIT), SamplerError("out of memory")) as (worker, _, task):
+@pytest.mark.parametrize(
+    ("sayings", "start", "seconds", "stop", "error", "requests"),
+    [
+        ([saying(WAIT), saying(LONG_WAIT)], "/", 1.5, Stop.TIMEOUT, "the episode's deadline passed", 2),
+        ([saying(WAIT), SamplerError("out of memory")], "/", 60, Stop.SAMPLER_ERROR, "out of memory", 2),
+        ([], "http://nothing-here.test/", 60, Stop.SITE_ERROR, "nothing-here.test/ did not open", 0),
+    ],
+    ids=["deadline", "sampler", "start page"],
+)
+async def test_what_the_agent_is_not_to_blame_for_ends_an_episode_as_invalid(
+    play, sayings, start, seconds, stop, error, requests
+):
+    config = replace(CONFIG, browser=replace(BROWSER, episode_seconds=seconds))
+    async with play(*sayings, config=config, start=start) as (worker, script, task):
         t = await episode(worker, task)
-    assert (t.stop, t.valid, len(t.turns)) == (Stop.SAMPLER_ERROR, False, 1) and "out of memory" in t.error
+    assert (t.stop, t.valid, len(script.requests)) == (stop, False, requests) and error in t.error
+    assert len(t.turns) <= requests and t.seconds < 10
 
 
 @pytest.mark.parametrize("quiet", [False, True], ids=["rank 0", "another rank"])
@@ -332,19 +316,12 @@ async def test_what_nobody_expects_is_an_infrastructure_error_and_its_first_trac
         async def observe(session: Session) -> Any:
             raise KeyError("a bug of ours")
 
-        worker.harness.agent = Looking(worker.harness.agent, observe)
+        worker.harness.agent.observe = observe
         ended = [await episode(worker, task) for _ in range(2)]
     assert [t.stop for t in ended] == [Stop.INFRA_ERROR] * 2 and "a bug of ours" in ended[1].error
     said = capsys.readouterr().out
     assert said.count("KeyError: 'a bug of ours'") == 1 and "test_episode.py" in said
     assert ("a usual line" in said) is not quiet
-
-
-async def test_a_start_page_that_does_not_open_is_an_error_of_the_site(play):
-    async with play(saying(DONE), start="http://nothing-here.test/") as (worker, script, task):
-        t = await episode(worker, task)
-    assert (t.stop, t.valid, t.turns) == (Stop.SITE_ERROR, False, ()) and script.requests == []
-    assert "http://nothing-here.test/ did not open" in t.error
 
 
 async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
@@ -370,7 +347,7 @@ async def test_a_page_that_crashes_ends_its_episode(play):
             crash.append(session)
             return await look(session)
 
-        worker.harness.agent = Looking(worker.harness.agent, observe)
+        worker.harness.agent.observe = observe
         t = await episode(worker, task)
     assert (t.stop, t.valid) == (Stop.ENV_ERROR, False)
 
@@ -391,7 +368,7 @@ async def test_an_answer_counts_though_the_last_look_at_the_page_fails(play, fau
                 raise fault
             return await look(session)
 
-        worker.harness.agent = Looking(worker.harness.agent, observe)
+        worker.harness.agent.observe = observe
         t = await episode(worker, task)
     assert len(looks) == 2 and len(t.turns) == 1 and t.final_image == ""
     if said is DONE:
@@ -420,10 +397,10 @@ async def test_a_browser_that_is_killed_ends_only_its_own_episodes(play):
                 await everyone_is_there.wait()
             return await look(session)
 
-        worker.harness.agent = Looking(worker.harness.agent, observe)
+        worker.harness.agent.observe = observe
         ended = await asyncio.gather(*(episode(worker, task) for _ in range(4)))
         assert sorted(t.stop.value for t in ended) == ["done", "done", "infra_error", "infra_error"]
-        worker.harness.agent = worker.harness.agent.agent
+        worker.harness.agent.observe = look
         ended = await asyncio.gather(*(episode(worker, task) for _ in range(2)))  # one in each browser
         assert [t.stop for t in ended] == [Stop.DONE, Stop.DONE] and worker.harness.browsers.launches == 3
 

@@ -167,13 +167,6 @@ def test_weights_by_hand(config):
         assert own == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(("weighting", "shares"), [("openwebrl", (0.75, 0.25)), ("webagent-r1", (0.5, 0.5))])
-def test_webagent_r1_divides_by_the_turns_of_a_trajectory_and_openwebrl_does_not(weighting, shares):
-    """Of 4 turns in the minibatch three belong to one trajectory."""
-    long, short = turn_weights([0, 0], [[2, 2, 2], [2]], LossConfig(weighting=weighting))
-    assert (2 * sum(long), 2 * sum(short)) == pytest.approx(shares)
-
-
 @pytest.mark.parametrize("weighting", ["webagent-r1", "grpo"])
 def test_in_a_part_of_the_step_trajectories_weigh_as_in_the_whole(weighting):
     """A group of three and one of one, cut into two minibatches: the group's lone member in the second must
@@ -188,34 +181,11 @@ def test_in_a_part_of_the_step_trajectories_weigh_as_in_the_whole(weighting):
     assert alone[0] != pytest.approx(halves[1][0])
 
 
-ALL = list(WEIGHTED)
 # The group of each trajectory with the lengths of its responses, in any order.
 MINIBATCHES = st.lists(
     st.tuples(st.integers(0, 3), st.lists(st.integers(1, 9), min_size=1, max_size=5)), min_size=1, max_size=12
 )
 Tree = list[list[list[list[float]]]]  # group, trajectory, turn, token
-
-
-@given(MINIBATCHES, st.sampled_from(ALL))
-def test_over_all_tokens_the_weights_sum_to_one(minibatch, config):
-    """Or, over trajectories, to the mean number of their turns."""
-    groups, lengths = zip(*minibatch, strict=True)
-    turns = sum(map(len, lengths)) / len(lengths)
-    weights = turn_weights(groups, lengths, config)
-    shares = zip(itertools.chain(*weights), itertools.chain(*lengths), strict=True)
-    expected = turns if config.weighting == "openwebrl-paper" else 1
-    assert sum(w * n for w, n in shares) == pytest.approx(expected)
-
-
-@given(MINIBATCHES, st.sampled_from(ALL), st.randoms())
-def test_weights_depend_on_neither_order_nor_names(minibatch, config, random):
-    places = list(range(len(minibatch)))
-    random.shuffle(places)
-    before = turn_weights(*zip(*minibatch, strict=True), config)
-    mixed = [minibatch[place] for place in places]
-    after = turn_weights([f"task {group}" for group, _ in mixed], [own for _, own in mixed], config)
-    for place, own in zip(places, after, strict=True):
-        assert own == pytest.approx(before[place])
 
 
 def webagent_r1(tree: Tree) -> float:
@@ -251,7 +221,7 @@ def test_the_weighted_sum_is_the_formula(config, minibatch, seed):
     by_group = defaultdict(list)
     for number, episode in zip(numbers, values, strict=True):
         by_group[number].append(episode)
-    weights = turn_weights(numbers, lengths, config)
+    weights = turn_weights([f"task {number}" for number in numbers], lengths, config)
     pairs = zip(itertools.chain(*weights), itertools.chain(*values), strict=True)
     weighted = sum(w * value for w, turn in pairs for value in turn)
     assert weighted == pytest.approx(FORMULAS[config](list(by_group.values())), abs=1e-9)
@@ -461,17 +431,12 @@ def test_trl_corrects_the_surrogate_by_the_same_truncated_ratio(loss_type, layou
 
 @same
 @pytest.mark.parametrize("kl", [0.0, 0.04])
-def test_no_other_weighting_matches_trl(loss_type, layout, config, kl):
-    """The control: of all weightings only one is near."""
+def test_no_other_weighting_clip_or_kl_matches_trl(loss_type, layout, config, kl):
+    """The control: of all weightings only one is near, and that with no other clip and no other KL."""
     theirs = of_trl(loss_type, layout, replace(config, kl=kl))
     assert [c for c in WEIGHTED if of_minirl(replace(c, kl=kl)).near(theirs)] == [config]
-
-
-@same
-@pytest.mark.parametrize("change", [{"clip_high": 0.2}, {"kl": 0.01}], ids=str)
-def test_no_other_clip_and_no_other_kl_matches_trl(loss_type, layout, config, change):
-    theirs = of_trl(loss_type, layout, config)
-    assert of_minirl(config).near(theirs) and not of_minirl(replace(config, **change)).near(theirs)
+    for change in ({"kl": kl, "clip_high": 0.5}, {"kl": kl + 0.01}):
+        assert not of_minirl(replace(config, **change)).near(theirs)
 
 
 @pytest.mark.parametrize("weighting", ["webagent-r1", "grpo", "openwebrl"])

@@ -44,7 +44,6 @@ def test_a_step_by_hand():
         "tokens_p90": 29,
         "response_tokens": 5.0,
         "turns": pytest.approx(4 / 3),
-        "prefix_hits": 11 / 70,  # of the four valid prompts' tokens
         "episodes": 4,
         "invalid": 1,
         "groups_submitted": 5,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pytest
+from peers import Idle
 from workers import make_worker
 
 from minirl.config import AgentConfig, EvalConfig, RewardConfig, RolloutConfig, SamplerConfig
@@ -114,26 +114,26 @@ def names(collected: Collected) -> list[str]:
 EQUAL = Plan(rewards=(1.0, 1.0))
 
 
-async def test_groups_are_accepted_in_the_order_of_submission():
-    theatre = Theatre([Plan(delay=20), Plan(delay=10), Plan(), Plan()])
-    collected = await theatre.collect()
-    assert names(collected) == ["task-0", "task-1"]
-    assert collected.next_cursor == 2 and collected.dropped == 0 and collected.reason == ""
-
-
-async def test_groups_of_equal_rewards_are_dropped_and_counted():
-    theatre = Theatre([Plan(), EQUAL, EQUAL, Plan(), Plan(), Plan()])
-    collected = await theatre.collect()
-    assert names(collected) == ["task-0", "task-3"]
-    assert (collected.next_cursor, collected.dropped) == (4, 2)
-    assert collected.submitted >= 4
-    assert len(collected.finished) >= 8  # dropped episodes count in the step's success rate
-
-
-async def test_without_dynamic_sampling_equal_groups_stay():
-    theatre = Theatre([EQUAL, Plan(), Plan()], dynamic=False)
-    collected = await theatre.collect()
-    assert names(collected) == ["task-0", "task-1"] and collected.dropped == 0
+@pytest.mark.parametrize(
+    ("plans", "dynamic", "kept", "next_cursor"),
+    [
+        ([Plan(delay=20), Plan(delay=10), Plan(), Plan()], True, [0, 1], 2),  # in the order of submission
+        ([Plan(), EQUAL, EQUAL, Plan(), Plan(), Plan()], True, [0, 3], 4),  # without those of equal rewards
+        ([EQUAL, Plan(), Plan()], False, [0, 1], 2),  # unless sampling is not dynamic
+        # whatever was submitted behind the last one that is needed, and was cut off, comes again
+        ([EQUAL, Plan(delay=3), Plan(delay=3), Plan(delay=50), Plan(delay=50)], True, [1, 2], 3),
+        ([EQUAL, EQUAL, Plan(), *[EQUAL] * 9], True, [2], 6),  # too little is kept, and the reason told
+    ],
+)
+async def test_the_groups_that_a_step_keeps(plans, dynamic, kept, next_cursor):
+    """Dropped episodes count in the step's numbers; those beyond the last group that was needed do not."""
+    theatre = Theatre(plans, dynamic=dynamic)
+    collected = await theatre.collect()  # which looks that nothing runs on
+    assert names(collected) == [f"task-{n}" for n in kept] and theatre.idled == 1
+    assert (collected.next_cursor, collected.dropped) == (next_cursor, next_cursor - len(kept))
+    assert collected.submitted >= next_cursor and (collected.reason == "") == (len(kept) == 2)
+    tasks = [f"task-{n}" for n in range(next_cursor) for _ in range(2)]
+    assert [t.task.id for t in collected.finished] == tasks
 
 
 async def test_without_dynamic_sampling_no_group_is_begun_beyond_those_needed_but_for_lost_ones():
@@ -151,25 +151,6 @@ async def test_without_dynamic_sampling_no_group_is_begun_beyond_those_needed_bu
     assert (await theatre.collect()).submitted == 22, "with it, as before"
 
 
-async def test_what_was_cut_off_comes_again():
-    theatre = Theatre([EQUAL, Plan(delay=3), Plan(delay=3), Plan(delay=50), Plan(delay=50)])
-    collected = await theatre.collect()
-    assert names(collected) == ["task-1", "task-2"]
-    assert collected.next_cursor == 3  # whatever was submitted behind it
-    collected = await theatre.collect(cursor=collected.next_cursor)
-    assert names(collected) == ["task-3", "task-4"]
-
-
-async def test_a_later_group_that_finished_first_and_is_not_needed_comes_again():
-    """Three groups are in flight for two wanted; the third ends first and qualifies. It is not in the
-    step's numbers either, so that fast episodes do not colour them."""
-    theatre = Theatre([Plan(delay=10), Plan(delay=10), Plan(), Plan()])
-    collected = await theatre.collect()
-    assert names(collected) == ["task-0", "task-1"] and collected.submitted == 3
-    assert [t.task.id for t in collected.finished] == ["task-0", "task-0", "task-1", "task-1"]
-    assert collected.next_cursor == 2
-
-
 async def test_no_more_groups_are_in_flight_than_there_are_slots_for_and_one():
     """What waits behind full browsers would be thrown away when the step is full."""
     theatre = Theatre([EQUAL, *[Plan(delay=1)] * 9], groups=8)
@@ -177,14 +158,6 @@ async def test_no_more_groups_are_in_flight_than_there_are_slots_for_and_one():
     collected = await theatre.collect()
     assert len(collected.groups) == 8 and collected.submitted <= 10
     assert theatre.most == 6  # episodes of three groups
-
-
-async def test_a_step_that_finds_nothing_gives_up_with_the_reason():
-    theatre = Theatre([EQUAL] * 20)
-    collected = await theatre.collect()
-    assert collected.groups == [] and collected.submitted == 6 and collected.dropped == 6
-    assert collected.next_cursor == 6
-    assert "gave up after 6 groups" in collected.reason and "done 12" in collected.reason
 
 
 async def test_without_its_sampler_a_step_ends_at_once_and_says_why():
@@ -197,14 +170,22 @@ async def test_without_its_sampler_a_step_ends_at_once_and_says_why():
         await theatre.worker.evaluate([(theatre.tasks[0], 0)], "after_rl", 3, lambda n: None)
 
 
-async def test_what_keeps_a_step_from_finding_anything_is_told():
-    """As of a judge whose key has expired; but not where most episodes failed by their own fault."""
-    spoiled = Plan(stops=(Stop.JUDGE_ERROR, Stop.JUDGE_ERROR), error="a\nURL answered 401: no such key")
-    for plans, told in (([spoiled] * 20, True), ([spoiled, *[EQUAL] * 20], False)):
-        collected = await Theatre(plans).collect()
-        assert collected.groups == []
-        assert ("most often: URL answered 401: no such key" in collected.reason) is told
-        assert ("a warm start that succeeds sometimes" in collected.reason) is not told
+SPOILED = Plan(stops=(Stop.JUDGE_ERROR, Stop.JUDGE_ERROR), error="a\nURL answered 401: no such key")
+
+
+@pytest.mark.parametrize(
+    ("plans", "reason"),
+    [
+        ([EQUAL] * 20, "of 12 episodes 0 succeeded (done 12); a warm start that succeeds sometimes"),
+        ([SPOILED, *[EQUAL] * 20], "a warm start that succeeds sometimes"),  # most failed by their own fault
+        ([SPOILED] * 20, "most often: URL answered 401: no such key"),  # as of a judge whose key has expired
+    ],
+)
+async def test_a_step_that_finds_nothing_gives_up_with_the_reason(plans, reason):
+    collected = await Theatre(plans).collect()
+    assert (collected.groups, collected.submitted, collected.dropped, collected.next_cursor) == ([], 6, 6, 6)
+    assert "gave up after 6 groups" in collected.reason and reason in collected.reason
+    assert ("a warm start" in collected.reason) != ("most often" in collected.reason)
 
 
 @pytest.mark.parametrize("how", ["drop", "mask"])
@@ -224,57 +205,56 @@ async def test_every_invalid_episode_is_in_a_group_or_beside_them(how):
     assert (grouped, alone) == (([1, 2, 0, 1, 2], [0]) if how == "drop" else ([0, 1, 2] * 2, []))
 
 
-@pytest.mark.parametrize("dump_all", [False, True])
-async def test_dropped_groups_are_dumped_on_demand(dump_all):
-    """And each episode once, whatever ended it: two groups kept, one without a difference, one broken."""
-    broken = Plan((0.0, 1.0), (Stop.ENV_ERROR, Stop.DONE))
-    plans = [Plan(), EQUAL, broken, Plan(), *[replace(EQUAL, delay=9)] * 4]
-    collected = await Theatre(plans, dump_all=dump_all).collect()
-    assert names(collected) == ["task-0", "task-3"] and collected.dropped == 2
-    alone = [(t.task.id, t.member) for t in collected.in_no_group]
-    everything = [("task-1", 0), ("task-1", 1), ("task-2", 0), ("task-2", 1)]
-    assert alone == (everything if dump_all else [("task-2", 0)])
+BROKEN = Plan(stops=(Stop.ENV_ERROR, Stop.DONE))
 
 
 @pytest.mark.parametrize("dump_all", [False, True])
-async def test_a_group_that_ended_and_was_not_needed_is_dumped_on_demand(dump_all):
-    """It changes nothing else: not the step's numbers, and its task comes again."""
-    plans = [Plan(delay=10), Plan(delay=10), Plan(), Plan(delay=99)]
+@pytest.mark.parametrize(
+    ("plans", "kept", "always", "on_demand"),
+    [
+        # two groups kept, one without a difference, one broken
+        (
+            [Plan(), EQUAL, BROKEN, Plan(), *[replace(EQUAL, delay=9)] * 4],
+            [0, 3],
+            [(2, 0)],
+            [(1, 0), (1, 1), (2, 1)],
+        ),
+        # one that ended and was not needed, which changes nothing else: its task comes again
+        ([Plan(delay=10), Plan(delay=10), Plan(), Plan(delay=99)], [0, 1], [], [(2, 0), (2, 1)]),
+    ],
+    ids=["dropped", "not needed"],
+)
+async def test_groups_that_are_not_kept_are_dumped_on_demand(plans, kept, always, on_demand, dump_all):
+    """Each episode once, whatever ended it; those in the step's numbers are the same either way."""
     collected = await Theatre(plans, dump_all=dump_all).collect()
-    assert names(collected) == ["task-0", "task-1"] and collected.next_cursor == 2
-    assert [t.task.id for t in collected.finished] == ["task-0", "task-0", "task-1", "task-1"]
-    alone = [(t.task.id, t.member) for t in collected.in_no_group]
-    assert alone == ([("task-2", 0), ("task-2", 1)] if dump_all else [])
+    assert names(collected) == [f"task-{n}" for n in kept] and collected.next_cursor == kept[-1] + 1
+    expected = sorted(always + on_demand) if dump_all else always
+    assert [(t.task.id, t.member) for t in collected.in_no_group] == [(f"task-{n}", m) for n, m in expected]
+    assert len(collected.finished) == 2 * collected.next_cursor
 
 
-async def test_a_step_that_finds_too_little_keeps_it():
-    collected = await Theatre([EQUAL, EQUAL, Plan(), *[EQUAL] * 9]).collect()
-    assert names(collected) == ["task-2"] and collected.dropped == 5 and collected.reason
+LONELY = Plan(rewards=(0.0, 1.0, 1.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.DONE))
+CRASHED = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.ENV_ERROR, Stop.DONE, Stop.DONE))
+ALL_BROKEN = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.CANCELLED))
 
 
-async def test_episodes_that_failed_for_other_reasons_leave_their_group():
-    crashed = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.ENV_ERROR, Stop.DONE, Stop.DONE))
-    lonely = Plan(rewards=(0.0, 1.0, 1.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.DONE))
-    collected = await Theatre([lonely, crashed, crashed, crashed], group=3).collect()
-    assert names(collected) == ["task-1", "task-2"] and collected.dropped == 1
-    assert [[t.member for t in group] for group in collected.groups] == [[1, 2], [1, 2]]
-    assert sum(t.stop is Stop.INFRA_ERROR for t in collected.finished) == 1
-
-
-async def test_episodes_that_failed_for_other_reasons_can_be_masked_instead():
-    """A group needs two episodes then, and a valid one among them; broken ones count as zeros, not as 1."""
-    lonely = Plan(rewards=(0.0, 1.0, 1.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.DONE))
-    broken = Plan(rewards=(0.0, 1.0, 0.0), stops=(Stop.TIMEOUT, Stop.INFRA_ERROR, Stop.CANCELLED))
-    collected = await Theatre([lonely, broken, lonely, lonely], group=3, invalid="mask").collect()
-    assert names(collected) == ["task-0", "task-2"] and collected.dropped == 1
-    assert [[t.reward for t in group] for group in collected.groups] == [[0.0, 0.0, 1.0]] * 2
-
-
-async def test_nothing_runs_on_after_a_step_and_every_episode_could_clean_up():
-    theatre = Theatre([Plan(delay=3), EQUAL, *[Plan(delay=3)] * 2, *[Plan(delay=1000)] * 6])
-    collected = await theatre.collect()  # which looks
-    assert theatre.idled == 1
-    assert names(collected) == ["task-0", "task-2"] and len(collected.finished) < 2 * collected.submitted
+@pytest.mark.parametrize(
+    ("invalid", "plans", "kept", "members", "rewards"),
+    [
+        ("drop", [LONELY, *[CRASHED] * 3], ["task-1", "task-2"], [1, 2], [1.0, 0.0]),
+        # masked, a group needs a valid episode, and broken ones count as zeros, not as 1
+        ("mask", [LONELY, ALL_BROKEN, LONELY, LONELY], ["task-0", "task-2"], [0, 1, 2], [0.0, 0.0, 1.0]),
+    ],
+)
+async def test_episodes_that_failed_for_other_reasons_leave_their_group_or_are_masked(
+    invalid, plans, kept, members, rewards
+):
+    collected = await Theatre(plans, group=3, invalid=invalid).collect()
+    assert names(collected) == kept and collected.dropped == 1
+    assert [[t.member for t in group] for group in collected.groups] == [members] * 2
+    assert [[t.reward for t in group] for group in collected.groups] == [rewards] * 2
+    infra_errors = sum(plan.stops.count(Stop.INFRA_ERROR) for plan in plans[: collected.next_cursor])
+    assert sum(t.stop is Stop.INFRA_ERROR for t in collected.finished) == infra_errors
 
 
 async def test_a_step_that_is_interrupted_leaves_nothing_running():
@@ -298,18 +278,6 @@ async def test_the_meter_never_goes_back_and_the_curriculum_is_followed():
     assert set(theatre.max_steps) == {7}
 
 
-async def test_collecting_is_the_same_whatever_the_timing():
-    """Which groups a step keeps may not depend on how fast the episodes are."""
-    plans = [Plan(), EQUAL, Plan(), EQUAL, EQUAL, Plan(), Plan(), Plan()]
-    seen = set()
-    for seed in range(8):
-        delays = random.Random(seed)
-        theatre = Theatre([replace(plan, delay=delays.randrange(4)) for plan in plans], groups=3)
-        collected = await theatre.collect()
-        seen.add((*names(collected), collected.next_cursor, collected.dropped))
-    assert seen == {("task-0", "task-2", "task-5", 6, 3)}
-
-
 def test_a_task_stream_passes_over_all_tasks_and_is_resumed_by_its_cursor():
     tasks = [Task(str(i), "", "") for i in range(7)]
     stream = TaskStream(tasks, seed=3)
@@ -324,15 +292,10 @@ async def test_training_and_evaluation_sample_each_in_their_own_way():
     """Training draws from the whole distribution at its temperature; evaluation as `config.eval` says."""
     asked: list[Request] = []
 
-    class Sampler:
-        failure = ""
-
+    class Sampler(Idle):
         async def generate(self, request: Request) -> Sample:
             asked.append(request)
             return Sample((1,), (0.0,), "stop")
-
-        async def idle(self) -> None:
-            pass
 
     how = EvalConfig(temperature=0.6, top_p=0.95, top_k=20, response_tokens=7)
     config = replace(CONFIG, sampler=SamplerConfig(temperature=0.8), eval=how)

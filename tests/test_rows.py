@@ -120,18 +120,13 @@ def test_a_minibatch_reaches_its_size_and_a_short_last_one_joins_the_one_before(
     assert [len(rows) for rows in cut(groups_of(*turns), turns=4)] == sizes
 
 
-def test_every_seed_shuffles_in_its_own_way():
-    groups = groups_of(*[1] * 12)
-    orders = [sum(names(cut(groups, 4, seed)), []) for seed in (0, 0, 1, 2)]
-    assert orders[0] == orders[1]
+def test_every_seed_shuffles_in_its_own_way_and_mixes_groups():
+    (group,) = groups_of(*[1] * 12)
+    orders = [sum(names(cut([group], 4, seed)), []) for seed in (0, 0, 1, 2)]
+    assert orders[0] == orders[1] != sorted(orders[0])
     assert len({tuple(order) for order in orders}) == 3
-    assert orders[0] != sorted(orders[0])
-
-
-def test_minibatches_mix_groups():
-    (group,) = groups_of(*[1] * 6)
     other = tuple(replace(t, trunk=(200,)) for t in group)
-    assert {row.ids[0] == 200 for row in cut([group, other], turns=6)[0]} == {True, False}
+    assert {row.ids[0] == 200 for row in cut([group, other], turns=12)[0]} == {True, False}
 
 
 def of_length(n: int) -> Row:
@@ -175,24 +170,12 @@ def test_tensors_by_hand(preprocessor):
     assert batch.inputs["attention_mask"].tolist() == [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]
     axis = [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 0, 0]]
     assert batch.inputs["position_ids"].tolist() == [axis] * 3  # time, height, width
-    assert "pixel_values" not in batch.inputs
+    text = collate(rows, replace(preprocessor, images=None), {}, CPU)
+    assert text.inputs["position_ids"].tolist() == axis and "pixel_values" not in batch.inputs
     assert batch.sources_N.tolist() == [3, 4, 6, 7, 8]
     assert batch.targets_N.tolist() == [15, 16, 21, 22, 23]
     assert batch.old_N.tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4, -0.5])
     assert batch.advantage_N.tolist() == [0.5, 0.5, -1.5, -1.5, -1.5]
-
-
-def test_every_target_is_the_token_behind_its_source(preprocessor):
-    rows = [Row(tuple(range(20 + n, 40)), 5, (), (0.0,) * (15 - n), 0.0) for n in (0, 3, 7)]
-    batch = collate(rows, preprocessor, {}, CPU)
-    behind = batch.inputs["input_ids"].flatten()[batch.sources_N + 1]
-    assert behind.tolist() == batch.targets_N.tolist()
-    assert len(behind) == sum(len(row.ids) - row.start for row in rows)
-
-
-def test_a_text_model_has_one_axis_of_positions(preprocessor):
-    batch = collate([of_length(3)], replace(preprocessor, images=None), {}, CPU)
-    assert batch.inputs["position_ids"].tolist() == [[0, 1, 2]]
 
 
 @pytest.fixture
@@ -219,15 +202,6 @@ def picture_rows(preprocessor) -> list[Row]:
         response = tuple(range(50 + n, 53 + 3 * n)) + (2,)
         rows.append(Row(prompt + response, len(prompt), images, (-1.0,) * len(response), 0.0))
     return rows
-
-
-def test_pictures_stand_in_the_order_of_their_pads(preprocessor, pictures, picture_rows):
-    batch = collate(picture_rows, preprocessor, pictures, CPU)
-    prepared = [preprocessor.images.prepare(pictures[name]) for row in picture_rows for name in row.images]
-    assert torch.equal(batch.inputs["pixel_values"], torch.cat([pixels for pixels, _ in prepared]))
-    assert batch.inputs["image_grid_thw"].tolist() == [
-        [1, 4, 6], [1, 2, 2], [1, 6, 2], [1, 6, 2], [1, 4, 6], [1, 4, 6],
-    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -264,16 +238,3 @@ def test_the_pictures_matter_and_go_to_their_own_rows(scored, pictures, picture_
     before, after = scored([first, last]), scored([first, changed])
     torch.testing.assert_close(before[first], after[first], atol=1e-5, rtol=0)
     assert (before[last] - after[changed]).abs().max() > 1e-3
-
-
-def test_positions_of_a_batch_are_those_of_transformers(preprocessor, model, pictures, picture_rows):
-    batch = collate(picture_rows, preprocessor, pictures, CPU)
-    ids_BL, attention_BL = batch.inputs["input_ids"], batch.inputs["attention_mask"]
-    theirs, _ = model.model.get_rope_index(
-        ids_BL,
-        mm_token_type_ids=(ids_BL == preprocessor.pad).int(),
-        image_grid_thw=batch.inputs["image_grid_thw"],
-        attention_mask=attention_BL,
-    )
-    real = attention_BL.bool()
-    assert torch.equal(batch.inputs["position_ids"][:, real], theirs[:, real])

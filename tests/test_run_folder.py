@@ -93,13 +93,6 @@ def test_groups_come_back_with_their_advantages(tmp_path):
     assert [t.member for t in run.load_trajectories("step_00003")] == [0, 1, 1, 3, 7, 5]
 
 
-def test_a_dump_without_groups_says_so(tmp_path):
-    run = Run(tmp_path)
-    run.save_trajectories("demos", [episode()])
-    with pytest.raises(ValueError, match="holds no groups"):
-        run.load_groups("demos")
-
-
 def test_a_broken_line_is_named(tmp_path):
     run = Run(tmp_path)
     run.save_trajectories("demos", [episode(), episode(1)])
@@ -227,14 +220,10 @@ def test_an_empty_run_can_be_asked_everything(tmp_path):
     assert not run.root.exists()
 
 
-def test_differences_name_the_setting_and_both_values():
+def test_differences_are_settings_with_another_value_or_none():
     old = {"seed": 0, "agent": {"kind": "text", "brief": True}}
     new = {"seed": 0, "agent": {"kind": "visual", "brief": True, "younger": 1}, "task": {"x": 2}}
-    assert list(differences(old, new)) == [
-        ("agent.kind", "text", "visual"),
-        ("agent.younger", None, 1),
-        ("task.x", None, 2),
-    ]
+    assert differences(old, new) == ["agent.kind", "agent.younger", "task.x"]
 
 
 def test_only_the_first_rank_writes_a_runs_records(tmp_path):
@@ -264,13 +253,6 @@ def test_a_screenshot_is_named_by_hex_digits_alone(tmp_path, name):
     with pytest.raises(ValueError, match="is a link"):
         run.images.get("0123456789abcdef")
     assert run.images.get(run.images.put(b"mine")) == b"mine"
-
-
-def test_a_folder_that_is_a_link_is_refused(tmp_path):
-    Run(tmp_path / "run").write_config({"seed": 1})
-    (tmp_path / "link").symlink_to(tmp_path / "run")
-    with pytest.raises(ValueError, match="link is a link, which may lead anywhere"):
-        Run(tmp_path / "link")
 
 
 HOLD = "import sys, time; from pathlib import Path; from minirl.run_folder import Run\n"

@@ -51,7 +51,7 @@ def corpus(words: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[st
         texts.append(SETTINGS["message"].format(page=page, url=address))
     for name, tool in TOOLS.items():
         arguments = {}
-        for argument, (kind, usual) in tool.arguments.items():
+        for argument, (kind, usual) in tool.items():
             arguments[argument] = [0, 0] if kind == "point" else usual
         texts.append(json.dumps({"name": name, "arguments": arguments}, default=str))
     texts.append(json.dumps(DONE))

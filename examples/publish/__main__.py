@@ -1,6 +1,7 @@
 """`python -m examples.publish VERB`: a run's dump as a Parquet data set for any trainer, and on the Hub.
 
     dump --write--> data/train.parquet and README.md, the card --push--> the Hub
+    messages and images --read--> dump
 
 A row is a trajectory: `messages`, in which each user's message shows the screenshot or the page of its turn
 and the assistant says what the model has said, reasoning included; and `images`. OpenWebRL publishes a row
@@ -19,11 +20,20 @@ from typing import Any
 import tyro
 from pydantic import TypeAdapter
 
-from minirl.benchmarks.task_files import import_pyarrow
+from minirl.benchmarks.task_files import import_pyarrow, parse_task
+from minirl.cli.command_line import recipe_name
 from minirl.config import AgentConfig, Config
 from minirl.console import first_line, printable, say
-from minirl.data.readers import with_opening_think
+from minirl.data.readers import (
+    PICTURE,
+    Conversation,
+    Reader,
+    read_demonstrations,
+    read_picture,
+    with_opening_think,
+)
 from minirl.experiment import make_agent
+from minirl.recipes import RECIPES
 from minirl.run_folder import Run, write_atomic
 from minirl.types import Agent, ImageStore, Observation, Trajectory
 
@@ -141,8 +151,66 @@ def push(
     say(str(url))
 
 
+def read(file: tyro.conf.Positional[Path], out: Path, recipe: str) -> None:
+    """Such records of messages and images, as TRL and prime-rl read them too, as a dump to clone.
+
+    Args:
+        file: JSON, JSON lines or Parquet.
+        out: The dump is OUT/trajectories/demos.jsonl.
+        recipe: The recipe that will clone them, whose agent must understand the responses.
+    """
+    name, _ = recipe_name([recipe], RECIPES)
+    config = RECIPES[name]()
+    run = Run(out)
+    reader = Reader(make_agent(config), config.agent, run.images, read_chat)
+    run.save_trajectories("demos", read_demonstrations(file, reader))
+    say(f"--sft.demos {run.trajectory_path('demos')}")
+
+
+def read_chat(record: Mapping[str, Any]) -> Conversation:
+    """Return a record of `messages`, whose screenshots are in `images`, or in the messages as addresses."""
+    if not isinstance(record.get("messages"), list):
+        raise ValueError(f"a record needs messages; its fields are {', '.join(record):.200}")
+    cells = record.get("images")
+    pictures = list(cells) if isinstance(cells, list) else []
+    messages = []
+    for message in record["messages"]:
+        match message:
+            case {"role": str(role), "content": str(text)}:
+                # without pictures `<image>` is a word of the page
+                messages.append((role, text.replace("<image>", PICTURE) if pictures else text))
+            case {"role": str(role), "content": [*parts]}:
+                messages.append((role, read_parts(parts, pictures)))
+            case _:
+                raise ValueError(f"a message needs a role and a content, not {message!r:.60}")
+    return Conversation(
+        messages,
+        screenshots=[read_picture(cell) for cell in pictures],
+        task=parse_task(json.loads(str(record["task"]))) if "task" in record else None,
+        member=int(str(record.get("member", 0))),
+        success=record.get("success", True) is True,
+    )
+
+
+def read_parts(parts: Sequence[Any], pictures: list[Any]) -> str:
+    """Return a message's parts as one text, and append the pictures that they hold themselves."""
+    text = ""
+    for part in parts:
+        match part:
+            case {"type": "text", "text": str(words)}:
+                text += words
+            case {"type": "image"}:
+                text += PICTURE
+            case {"type": "image_url", "image_url": {"url": address}}:
+                text += PICTURE
+                pictures.append(address)
+            case _:
+                raise ValueError(f"a part of a message is neither text nor image: {part!r:.60}")
+    return text
+
+
 def main(argv: Sequence[str]) -> int:
-    verbs = {"write": write, "push": push}
+    verbs = {"write": write, "push": push, "read": read}
     try:
         tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m examples.publish", args=list(argv))
         return 0

@@ -35,7 +35,6 @@ TABLES = tomllib.loads(FILES.joinpath("autowebworld.toml").read_text("utf-8"))
 TOOLS = TABLES["tools"]
 UI_TARS = TABLES["ui_tars"]
 ACTIONS = {name: tuple(tool["arguments"]) for name, tool in TOOLS.items()}  # and what each takes
-MAX_ACTION_CHARS = 20_000
 ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
 
@@ -117,7 +116,7 @@ def read_ui_tars(source: str) -> tuple[Call, ...]:
 def _literal(source: str) -> dict[str, Any]:
     """Return the dictionary that a Python literal, or JSON, spells out; of a list of them the first. Words
     without quotation marks are read as texts, as in the paper's list; nothing is evaluated."""
-    node = syntax_tree(source) if len(source) <= MAX_ACTION_CHARS else None
+    node = syntax_tree(source)
     while isinstance(node, ast.List | ast.Tuple) and node.elts:
         node = node.elts[0]
     with suppress(ValueError, TypeError, RecursionError, MemoryError):
@@ -125,13 +124,10 @@ def _literal(source: str) -> dict[str, Any]:
             arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
             return {"action": node.func.id} | arguments
         if isinstance(node, ast.Dict):
-            out = {}
-            for key, value in zip(node.keys, node.values, strict=True):
-                if key is None:
-                    raise ValueError("{**other}")
-                is_word = isinstance(value, ast.Name)
-                out[ast.literal_eval(key)] = value.id if is_word else ast.literal_eval(value)
-            return out
+            words = [
+                ast.Constant(value.id) if isinstance(value, ast.Name) else value for value in node.values
+            ]
+            return ast.literal_eval(ast.Dict(node.keys, words))
     raise ValueError("it can't be read; write it like {'action': 'press_enter'}")
 
 
@@ -163,15 +159,15 @@ class AutoWebWorldAgent:
     """The agent, as `types.Agent`. ValueError if `config.prompt` can't be read."""
 
     message_format: ChatFormat | None = None  # the model's own chat template
+    final_call: tuple[str, str] = ("answer", "text")
     parse = staticmethod(parse)
 
     def __init__(self, config: AgentConfig, resized: Callable[[int, int], tuple[int, int]]):
         self.config = config
         self.resized = resized  # width and height as the model's processor changes them
+        self.system = "Use the browser, one action at a time." if config.brief else PROMPT
         if config.prompt:
             self.system = read_prompt(config.prompt)
-        else:
-            self.system = "Use the browser, one action at a time." if config.brief else PROMPT
 
     async def observe(self, session: Session) -> Observation:
         tabs, active = await session.tabs()
@@ -199,11 +195,8 @@ class AutoWebWorldAgent:
                     raise ToolFailure(f"the picture ends at [{picture_width}, {picture_height}]")
                 value = [x * tools.SCALE / picture_width, y * tools.SCALE / picture_height]
             arguments[tool["arguments"][name]] = value
-        if call.name == "press_enter":
-            arguments["keys"] = ["Enter"]
-        if call.name == "hotkey":
-            arguments["keys"] = [key.strip() for key in call.arguments["value"].split("+")]
-            arguments["is_hotkey"] = True
+        if tool["tool"] == "press_keys":
+            arguments["keys"] = [call.arguments.get("value", "Enter")]
         return Call(tool["tool"], arguments)
 
     def say(self, thought: str, action: Mapping[str, Any], size: Sequence[int]) -> str:
@@ -219,8 +212,5 @@ class AutoWebWorldAgent:
         steps = task.meta.get("past", ())
         return [self.say(thought, action, task.meta["size"]) for thought, action in steps]
 
-    def final_answer(self, call: Call) -> str | None:
-        return str(call.arguments["text"]) if call.name == "answer" else None
-
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
-        return feedback if self.config.feedback or parsed.error else tools.failures(feedback)
+        return tools.visible_feedback(self.config, parsed, feedback)

@@ -11,7 +11,7 @@ Deviations:
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,37 +24,32 @@ from minirl.types import Call, Observation, Parsed, Task
 PROMPT = Path(__file__).with_name("prompts").joinpath("openwebrl.md").read_text("utf-8").rstrip("\n")
 NO_THOUGHT = "no </think> in the response. Think, close with </think>, then call a tool."
 _NUMBER = r"-?\d{1,9}(?:\.\d{1,9})?"
-_POINT = re.compile(rf"[\[(]?\s*({_NUMBER})\s*,\s*({_NUMBER})\s*[\])]?")
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 
 
-class Tool:
-    """A tool as the model sees it: `arguments` maps a name to (kind, default); `...` means required."""
-
-    def __init__(self, function: Callable[..., Awaitable[str]]):
-        self.description = inspect.getdoc(function)
-        self.arguments = {}
-        _, *parameters = inspect.signature(function).parameters.values()
-        for parameter in parameters:
-            default = ... if parameter.default is parameter.empty else parameter.default
-            self.arguments[parameter.name] = (TABLES["kinds"][parameter.annotation], default)
-
-
-TOOLS = {name: Tool(function) for name, function in TOOL_FUNCTIONS.items()}
+# The arguments of every tool by its name: kind and default, which is `...` where the argument is required
+TOOLS: dict[str, dict[str, tuple[str, Any]]] = {}
+for _name, _function in TOOL_FUNCTIONS.items():
+    TOOLS[_name] = {}
+    _, *_parameters = inspect.signature(_function).parameters.values()
+    for _parameter in _parameters:
+        _default = ... if _parameter.default is _parameter.empty else _parameter.default
+        TOOLS[_name][_parameter.name] = (TABLES["kinds"][_parameter.annotation], _default)
 
 
 def schemas() -> list[dict[str, Any]]:
     """Return the tools as JSON schemas, in the shape of chat templates and OpenAI-compatible servers."""
     out = []
-    for name, tool in TOOLS.items():
+    for name, arguments in TOOLS.items():
         properties = {}
         required = []
-        for argument, (kind, default) in tool.arguments.items():
+        for argument, (kind, default) in arguments.items():
             properties[argument] = TABLES["schemas"].get(kind, {"type": kind})
             if default is ...:
                 required.append(argument)
         parameters = {"type": "object", "properties": properties, "required": required}
-        function = {"name": name, "description": tool.description, "parameters": parameters}
+        description = inspect.getdoc(TOOL_FUNCTIONS[name])
+        function = {"name": name, "description": description, "parameters": parameters}
         out.append({"type": "function", "function": function})
     return out
 
@@ -101,20 +96,21 @@ def parse(text: str) -> Parsed:
 
 def read_call(block: str) -> Call:
     """Return one call's JSON, checked against the tool's arguments. ValueError with the fault."""
-    record = _json(block)
+    try:
+        record = json.loads(block)
+    except (ValueError, RecursionError):
+        raise ValueError("a tool call is not valid JSON") from None
     if not isinstance(record, dict) or not isinstance(record.get("name"), str):
         raise ValueError('a tool call needs the form {"name": ..., "arguments": {...}}')
     name = record["name"]
     if name not in TOOLS:
         raise ValueError(f"there is no tool {name[:40]!r}; the tools are {', '.join(TOOLS)}")
     given = record.get("arguments", {})
-    if isinstance(given, str):  # some servers' APIs write the arguments as a string of JSON
-        given = _json(given)
     if not isinstance(given, dict):
         raise ValueError(f"the arguments of {name} must be an object")
 
     given = in_code_names(name, given)
-    expected = TOOLS[name].arguments
+    expected = TOOLS[name]
     for argument in given:
         if argument not in expected:
             raise ValueError(f"{name} has no argument {argument[:40]!r}")
@@ -129,13 +125,6 @@ def read_call(block: str) -> Call:
     return Call(name, arguments)
 
 
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError("a tool call is not valid JSON") from None
-
-
 def in_code_names(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool's arguments with the paper's names (x, y) replaced by the released code's (point_2d)."""
     out = dict(given)
@@ -144,22 +133,19 @@ def in_code_names(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         values = [out.pop(paper_name) for paper_name in paper_names]
         out[argument] = values if len(values) > 1 else values[0]
-        if argument == "clicks" and isinstance(values[0], str):
-            out[argument] = TABLES["click_types"].get(values[0], values[0])
+        if argument == "clicks":
+            out[argument] = TABLES["click_types"].get(str(values[0]), values[0])
     return out
 
 
 def _read(value: Any, kind: str, where: str) -> Any:
     """Return an argument as its kind, read leniently where the meaning is clear."""
-    if kind == "point" and isinstance(value, str):
-        numbers = _POINT.fullmatch(value.strip())
-        value = list(numbers.groups()) if numbers else value
     match kind, value:
         case "integer", _:
             return int(_number(value, where))
         case "number", _:
             return _number(value, where)
-        case ("point", [x, y]) | ("point", {"x": x, "y": y}) if len(value) == 2:
+        case "point", [x, y]:
             return [_number(x, where), _number(y, where)]
         case "boolean", str() if value.lower() in ("true", "false"):
             return value.lower() == "true"
@@ -186,6 +172,7 @@ class OpenWebRLAgent:
     """The visual agent, as `types.Agent`. ValueError if `config.prompt` is no usable file."""
 
     message_format: ChatFormat | None = None  # the model's own chat template
+    final_call: tuple[str, str] = ("done", "response")
     parse = staticmethod(parse)
     observe = staticmethod(openwebrl_actions.observe)
     act = staticmethod(openwebrl_actions.act)
@@ -207,9 +194,6 @@ class OpenWebRLAgent:
 
     def past(self, task: Task) -> Sequence[str]:
         return ()
-
-    def final_answer(self, call: Call) -> str | None:
-        return str(call.arguments["response"]) if call.name == "done" else None
 
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
         return feedback if self.config.feedback or parsed.error else ()  # errors even in the ablation

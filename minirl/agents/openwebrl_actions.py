@@ -18,17 +18,9 @@ from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from types import SimpleNamespace
 
-from minirl.browser.page_scripts import (
-    CHOOSE,
-    FOCUS,
-    SCROLL,
-    Settled,
-    names_of,
-    number_of,
-    record,
-    text_of,
-)
-from minirl.types import Call, Observation, PageHangs, Session, ToolFailure
+from minirl.browser.page_scripts import CHOOSE, FOCUS, SCROLL, PageAnswer
+from minirl.config import AgentConfig
+from minirl.types import Call, Observation, PageHangs, Parsed, Session, ToolFailure
 
 SCALE = 1000  # coordinates run from 0 to SCALE on both axes
 FEEDBACK_CHARS = 512  # of a line of feedback,
@@ -90,7 +82,7 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
     head = call.name + FAILED
     reason = " ".join([reason, *session.take_news()])
     line = shorten(f"{head}{reason.removesuffix('.')}.")
-    raise ToolFailure(line.removeprefix(head).removesuffix("."))
+    raise ToolFailure(line[len(head) : -1])
 
 
 def shorten(text: str) -> str:
@@ -102,8 +94,10 @@ def shorten(text: str) -> str:
     return text[:head] + " ... " + text[head + 5 - FEEDBACK_CHARS :]
 
 
-def failures(feedback: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines on calls that failed."""
+def visible_feedback(config: AgentConfig, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
+    """Return all lines, or in the ablation those on what failed."""
+    if config.feedback or parsed.error:
+        return feedback
     return tuple(line for line in feedback if FAILED in line)
 
 
@@ -119,39 +113,36 @@ async def watched(
     old_tabs = len(session.context.pages)
     target = await session.arm(point)
     effect = SimpleNamespace()
-    effect.name = text_of(target.get("target")) or "something"
-    effect.options = names_of(target.get("options"))
+    effect.name = target.name or "something"
+    effect.options = target.options
     try:
         yield effect
     except ToolFailure:  # what closes its own tab may do so before the browser has answered
         if not page.is_closed():
             raise
     settled = await session.settle(quiet=quiet)
-    notes = _where(settled, session, old_url, old_tabs) + _changes(settled)
+    notes = _changes(settled, session, old_url, old_tabs)
     if is_click and not (notes or settled.changes or settled.revalued or session.news):
         notes.append("Nothing on the page changed.")
     effect.fresh = settled.fresh
     effect.notes = "".join(f" {note}" for note in notes)
 
 
-def _where(settled: Settled, session: Session, old_url: str, old_tabs: int) -> list[str]:
-    """Return a sentence on where the browser is now, if it is not where it was."""
+def _changes(settled: PageAnswer, session: Session, old_url: str, old_tabs: int) -> list[str]:
+    """Return sentences on where the browser is, if not where it was, and on the target and the focus."""
     url = session.page.url
-    tabs = len(session.context.pages)
-    if settled.error:
-        return [f"The page that it leads to could not be loaded ({settled.error})."]
-    if tabs > old_tabs:
-        return [f"A new tab opened and is now the current one, at {url}."]
-    if tabs < old_tabs:
-        return [f"The tab closed; the current one is at {url}."]
-    if url != old_url:
-        return [f"Now at {url}."]
-    return ["The page was loaded anew."] if settled.fresh else []
-
-
-def _changes(settled: Settled) -> list[str]:
-    """Return sentences on what has become of the target and the focus."""
+    n_tabs = len(session.context.pages)
     notes = []
+    if settled.error:
+        notes.append(f"The page that it leads to could not be loaded ({settled.error}).")
+    elif n_tabs > old_tabs:
+        notes.append(f"A new tab opened and is now the current one, at {url}.")
+    elif n_tabs < old_tabs:
+        notes.append(f"The tab closed; the current one is at {url}.")
+    elif url != old_url:
+        notes.append(f"Now at {url}.")
+    elif settled.fresh:
+        notes.append("The page was loaded anew.")
     if settled.state:
         notes.append(f"It is now {settled.state}.")
     if settled.moved:
@@ -223,12 +214,11 @@ async def scroll(
     share = min(max(amount, 0), 1)
     async with watched(session, point) as effect:
         _, answer = await session.ask(SCROLL, point, dx * share * session.width, dy * share * session.height)
-    name = text_of(answer.get("name")) or "the page"
-    moved = number_of(answer.get("moved"))
-    if moved < 1:
+    name = answer.name or "the page"
+    if answer.distance < 1:
         return f"{name} did not move {direction}; it may be at its {end}.{effect.notes}"
-    percent = f"{moved / (session.width if dx else session.height):.0%}"
-    ends = f" That is its {end}." if answer.get("ends") is True else ""
+    percent = f"{answer.distance / (session.width if dx else session.height):.0%}"
+    ends = f" That is its {end}." if answer.ends else ""
     return f"scrolled {name} {direction} by {percent} of the screen.{ends}{effect.notes}"
 
 
@@ -238,20 +228,21 @@ async def write(session: Session, message: str) -> str:
         raise ToolFailure("message is empty")
     keyboard = session.page.keyboard
     frame, field = await session.ask(FOCUS)
-    name = text_of(field.get("name"))
-    kind = text_of(field.get("kind"))
-    if kind in WRITTEN_WHOLE:
+    name = field.name
+    if field.kind in WRITTEN_WHOLE:
         async with watched(session, quiet=True) as effect:
             value = await session.do(frame.evaluate(CHOOSE, [message]))
             if value is None:
-                raise ToolFailure(f"{name} does not take {message[:VALUE_CHARS]!r}. {WRITTEN_WHOLE[kind]}")
-        return f"{name} is now {text_of(value)!r}.{effect.notes}"
+                raise ToolFailure(
+                    f"{name} does not take {message[:VALUE_CHARS]!r}. {WRITTEN_WHOLE[field.kind]}"
+                )
+        return f"{name} is now {value!r}.{effect.notes}"
 
-    if field.get("editable") is not True:
+    if not field.editable:
         holds = f"{name} has the focus" if name else "nothing has the focus"
         raise ToolFailure(f"{holds}, which takes no text; click on a field first")
     async with watched(session, quiet=True) as effect:
-        if text_of(field.get("value")).strip() or kind == CLOSED:
+        if field.value.strip() or field.kind == CLOSED:
             await session.do(keyboard.press("ControlOrMeta+A"))
             await session.do(keyboard.press("Backspace"))
         await session.do(keyboard.type(message), session.config.action_seconds)
@@ -259,11 +250,11 @@ async def write(session: Session, message: str) -> str:
     # The field may hold something else than was typed: cut, completed, or in its own format
     notes = effect.notes
     if not effect.fresh and not frame.is_detached():
-        field = record(await session.do(frame.evaluate(FOCUS)))
-        value = text_of(field.get("value"), 10_000)
-        is_same_field = text_of(field.get("kind")) == kind != CLOSED and field.get("editable") is True
-        if is_same_field and value.split() != message.split():
-            notes += f" But {name} now holds {value[:VALUE_CHARS]!r}, which differs from what was typed."
+        field_now = PageAnswer.read(await session.do(frame.evaluate(FOCUS)))
+        is_same_field = field_now.kind == field.kind != CLOSED and field_now.editable
+        if is_same_field and field_now.value.split() != message.split():
+            value = field_now.value[:VALUE_CHARS]
+            notes += f" But {name} now holds {value!r}, which differs from what was typed."
     return f"typed {message[:VALUE_CHARS]!r} into {name}.{notes}"
 
 
@@ -288,7 +279,7 @@ def normal(key: str) -> str:
     ('PageDown', 'Control+a', 'F5', '+')
     """
     if "+" in key[1:-1]:
-        return "+".join(normal(part) for part in key.split("+"))
+        return "+".join(normal(part.strip()) for part in key.split("+"))
     if len(key) == 1:
         return key
     if len(key) in (2, 3) and key[0] in "fF" and key[1:].isdigit():

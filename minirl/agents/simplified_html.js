@@ -14,7 +14,7 @@
   };
   const hits = (e, [x, y]) => e.contains(document.elementFromPoint(x, y));
 
-  // The page as HTML, annotated, and the window's size; leaves the numbered elements in the window.
+  // The page as HTML, annotated; leaves the numbered elements in the window.
   const annotate = () => {
     const ROLES = new Set(['button', 'tab', 'link', 'checkbox', 'menuitem', 'menuitemcheckbox', 'menuitemradio',
       'radio']);
@@ -71,7 +71,7 @@
       if (number.has(e)) to.setAttribute('data-label-id', number.get(e));
     });
     for (const e of copy.querySelectorAll('script, style, template')) e.remove();
-    return [copy.outerHTML, innerWidth, innerHeight];
+    return copy.outerHTML;
   };
 
   // Where a numbered element is now: {point: [x, y]}, or {error} if it can't be reached.

@@ -21,14 +21,12 @@ from typing import Any
 import lxml.etree
 import lxml.html
 
-from minirl.browser.page_scripts import number_of, text_of
 from minirl.types import Session, ToolFailure
 
 SCRIPT = resources.files("minirl.agents").joinpath("simplified_html.js").read_text("utf-8")
-WIDTH = 1280  # of a window that does not tell its size
-HEIGHT = 720
 MAX_CHARS = 500  # of a text or an attribute
 MAX_PAGE_CHARS = 20_000_000  # of an annotated page
+MAX_PIXELS = 1e6
 # The attributes that are shown, in this order
 ATTRIBUTES = ("title", "value", "type", "placeholder", "selected", "data-value", "data-text", "data-testid")
 ATTRIBUTES += ("data-label", "data-bbox", "data-status")
@@ -40,20 +38,19 @@ async def ask(session: Session, question: str, *given: Any) -> Any:
 
 async def observe(session: Session) -> str:
     """Return the current tab as simplified HTML. Raises ToolFailure if the page does not answer."""
-    match await ask(session, "annotate"):
-        case [str(page), width, height]:
-            window = (int(number_of(width)) or WIDTH, int(number_of(height)) or HEIGHT)
-            return simplify(page, window)
-    raise ToolFailure("the page spoils the script that reads it")
+    page = await ask(session, "annotate")
+    if not isinstance(page, str):
+        raise ToolFailure("the page spoils the script that reads it")
+    return simplify(page, session.width, session.height)
 
 
 async def locate(session: Session, number: int) -> tuple[float, float]:
     """Scroll to a numbered element; return where a click reaches it, in CSS pixels. Raises ToolFailure."""
     match await ask(session, "locate", number):
-        case {"point": [x, y]}:
-            return number_of(x), number_of(y)
+        case {"point": [float() | int() as x, float() | int() as y]} if max(abs(x), abs(y)) < MAX_PIXELS:
+            return x, y
         case {"error": str(reason)}:
-            raise ToolFailure(text_of(reason))
+            raise ToolFailure(reason)
     raise ToolFailure(f"element {number} could not be found")
 
 
@@ -65,10 +62,10 @@ async def number_at(session: Session, selector: str) -> int:
     return number
 
 
-def simplify(annotated_html: str, window: tuple[int, int] = (WIDTH, HEIGHT)) -> str:
-    """Return the visible part of an annotated page on one line. An element stays if it has a number and is
-    visible; or if either holds and it has a text, an attribute worth keeping or several children that say
-    something; else its children take its place. The parser ends at 2,048 levels.
+def simplify(annotated_html: str, width: int = 1280, height: int = 720) -> str:
+    """Return what is visible of an annotated page in a window of this size, on one line. An element stays if
+    it has a number and is visible; or if either holds and it has a text, an attribute worth keeping or
+    several children that say something; else its children take its place. The parser ends at 2,048 levels.
 
     >>> simplify('<body data-bbox="0,0,9,9"><div data-bbox="0,0,9,9"><a data-label-id="0" data-bbox="1,1,2,2"'
     ...          ' data-text="Home">Home</a></div></body>')
@@ -88,7 +85,7 @@ def simplify(annotated_html: str, window: tuple[int, int] = (WIDTH, HEIGHT)) -> 
     for event, element in lxml.etree.iterwalk(root, events=("start", "end")):
         if event == "start":
             in_list = bool(path) and path[-1].in_list
-            path.append(_OpenElement(element, in_list, window, len(pieces)))
+            path.append(_OpenElement(element, in_list, (width, height), len(pieces)))
             pieces.append("")  # it is known only at its end whether the element stays
             continue
         closed = path.pop()

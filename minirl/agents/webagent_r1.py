@@ -42,7 +42,7 @@ PROMPT = FILES.joinpath("prompts/webagent_r1.md").read_text("utf-8")
 LEFT_OUT = "** Simplified html **"  # stands for an earlier round's page
 NAMES = {name.lower(): name for name in ACTIONS}
 SYNONYMS = {"go backward": "go_backward", "go forward": "go_forward"}  # as the released code has them
-MAX_ANSWER_CHARS = 20_000
+MAX_CALL_CHARS = 20_000
 MAX_LOOKS = 3  # attempts at one observation
 UNREADABLE = 'the call can\'t be read; write for example do(action="Click", element="3")'
 NO_CALL = "there is no do(...), exit(...), go_backward() or go_forward()"
@@ -86,8 +86,6 @@ def split(text: str) -> tuple[str, str]:
 
 def read_call(answer: str) -> Call:
     """Return the last call in an answer. ValueError with the fault."""
-    if len(answer) > MAX_ANSWER_CHARS:
-        raise ValueError("the answer is too long")
     source = ""
     start = _START.search(answer)
     while start:
@@ -160,6 +158,8 @@ def _action(given: dict[str, str]) -> Call:
 
 def syntax_tree(source: str) -> ast.expr | None:
     """Return a model's words as Python would read them, or None. Nothing is evaluated."""
+    if len(source) > MAX_CALL_CHARS:
+        return None
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's own, about backslashes
         return ast.parse(source, mode="eval").body
@@ -261,6 +261,7 @@ class WebAgentR1Agent:
     """The text agent, as `types.Agent`. `config.answers` "webrl" is the conversation of WebRL's Llama
     checkpoints: one completion, in which the task stands in for the first page."""
 
+    final_call: tuple[str, str] = ("exit", "message")
     parse = staticmethod(parse)
     observe = staticmethod(observe)
     act = staticmethod(act)
@@ -284,8 +285,5 @@ class WebAgentR1Agent:
     def past(self, task: Task) -> Sequence[str]:
         return ()
 
-    def final_answer(self, call: Call) -> str | None:
-        return str(call.arguments["message"]) if call.name == "exit" else None
-
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
-        return feedback if self.config.feedback or parsed.error else tools.failures(feedback)
+        return tools.visible_feedback(self.config, parsed, feedback)

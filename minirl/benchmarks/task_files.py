@@ -83,11 +83,9 @@ def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     task = Task(**dict(read(OwnTask, record)))
     if is_recorded(task):
         read(StepGoal, task.goal)
-    elif HOST.match(task.start_url):  # a generated shop
-        load_goal(task.goal)
     elif webarena.is_webarena(task):
         webarena.rules_of(task.goal)
-    elif task.goal and not any_goal:
+    elif HOST.match(task.start_url) or (task.goal and not any_goal):  # the first is a generated shop
         load_goal(task.goal)
     return task
 

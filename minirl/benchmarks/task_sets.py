@@ -122,7 +122,7 @@ def drop_leaked(tasks: Sequence[Task], others: Sequence[Task], benchmark_of: Fin
 def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindBenchmark:
     """Return the function that finds a task's benchmark. WebArena's may ask the model at `endpoint`."""
     own_reward = OwnReward(load_reward(config.task.reward)) if config.task.reward else None
-    webarena = WebArenaBenchmark(config.task.logins, endpoint)
+    webarena = WebArenaBenchmark(endpoint)
     world = WorldBenchmark(config.reward.partial)
     judged = JudgedBenchmark()
     recorded = RecordedBenchmark()

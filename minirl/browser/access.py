@@ -108,10 +108,11 @@ class Guard:
 
     async def check(self, url: str) -> None:
         """Raise Refused if `url` may not be opened. A name without an address is left to the browser."""
-        if not is_address(url.strip()):
+        url = url.strip()
+        if not is_address(url):
             raise Refused("only http and https addresses can be opened")
         with suppress(OSError):
-            await self.resolve(*host_and_port(url.strip()))
+            await self.resolve(*host_and_port(url))
 
     async def explain(self, url: str, error: str) -> str:
         """Return why the proxy did not reach the host of `url`, or Chromium's `error` if that says more."""

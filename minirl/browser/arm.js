@@ -22,7 +22,7 @@ function arm([point]) {
   const root = target && target.getRootNode();
   if (root && root !== document) mark.watch.observe(root, all);
   Object.defineProperty(window, MARK, {value: mark, configurable: true, enumerable: false});
-  const answer = {target: describe(hit)};
+  const answer = {name: describe(hit)};
   if (hit && hit.tagName === 'IFRAME') {
     const r = hit.getBoundingClientRect();
     answer.frame = [r.left + hit.clientLeft, r.top + hit.clientTop];

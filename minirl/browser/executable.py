@@ -19,8 +19,6 @@ SYSTEMS = (
     "chromium",
     "chromium-browser",
     "google-chrome",
-    "google-chrome-stable",
-    "chrome",
 )
 FLAGS = tomllib.loads(Path(__file__).with_name("chromium_flags.toml").read_text())["flags"]
 
@@ -29,17 +27,14 @@ def executable() -> str:
     """Return the path of a Chromium that runs: $MINIRL_CHROMIUM, else Playwright's, else the system's.
     Raises ValueError if there is none."""
     chosen = os.environ.get("MINIRL_CHROMIUM")
-    if chosen:
-        path = shutil.which(chosen) or chosen
+    problem = "no Chromium that runs"
+    for path in [shutil.which(chosen) or chosen] if chosen else candidates():
         reason = fault(path)
-        if reason:
-            raise ValueError(f"{path} does not run ({reason}): reinstall it or set MINIRL_CHROMIUM")
-        return path
-    for path in candidates():
-        if not fault(path):
+        if not reason:
             return path
-    fix = "`playwright install --with-deps chromium`, or set MINIRL_CHROMIUM to one"
-    raise ValueError(f"no Chromium that runs: {fix}")
+        if chosen:
+            problem = f"{path} does not run ({reason})"
+    raise ValueError(f"{problem}: `playwright install --with-deps chromium`, or set MINIRL_CHROMIUM to one")
 
 
 def candidates() -> Iterator[str]:

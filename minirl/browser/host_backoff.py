@@ -33,24 +33,18 @@ class HostBackoff:
     def agree(self, ranks: Ranks) -> list[str]:
         """Count what all ranks noted; return a line for every host that is left out from now on."""
         # The episodes of one task fail together, and count once
-        outcomes: dict[tuple[str, str, bool], tuple[str, str]] = {}
-        for host, task, failure in ranks.all_gather(self.noted):
-            outcomes[host, task, not failure] = (host, failure)
+        outcomes = {(host, task): failure for host, task, failure in ranks.all_gather(self.noted)}
         self.noted = []
         self.now = ranks.broadcast(time.time())
 
         # Where no site at all opens, the fault is more likely this machine's network
-        hosts = {host for host, _ in outcomes.values()}
-        failures = [failure for _, failure in outcomes.values()]
-        if len(hosts) > 1 and all(failures):
-            return [f"no site opened at all, so none is left out for it: {failures[0]}"]
+        hosts = {host for host, _ in outcomes}
+        if len(hosts) > 1 and all(outcomes.values()):
+            return [f"no site opened at all, so none is left out for it: {max(outcomes.values())}"]
 
         news = []
-        for host, failure in outcomes.values():
-            if not failure:
-                self.failures.pop(host, None)
-                continue
-            self.failures[host] = self.failures.get(host, 0) + 1
+        for (host, _), failure in outcomes.items():
+            self.failures[host] = self.failures.get(host, 0) + 1 if failure else 0
             if self.failures[host] >= MAX_FAILURES and not self._is_out(host):
                 self.failures[host] = 0
                 self.until[host] = self.now + PAUSE_SECONDS

@@ -9,7 +9,6 @@ OpenWebRL, appendix A.2. Deviations:
 3. That nothing changed is found by looking, not concluded from the address alone.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Any, Self
@@ -31,31 +30,22 @@ CHOOSE = script("choose")
 SCROLL = script("scroll")
 BLOCKED = script("blocked")
 PASTE = script("paste")
-COPIED_CHARS = 10_000
-
-
-# A page is free to answer anything: what has another type than expected is read as nothing
-def record(answer: Any) -> Mapping[str, Any]:
-    return answer if isinstance(answer, Mapping) else {}
-
-
-def text_of(value: Any, limit: int = 200) -> str:
-    return value[:limit] if isinstance(value, str) else ""
-
-
-def names_of(value: Any) -> tuple[str, ...]:
-    return tuple(map(text_of, value[:20])) if isinstance(value, list) else ()
-
-
-def number_of(value: Any) -> float:
-    """Return a finite number below 1e15, or 0."""
-    return float(value) if type(value) in (int, float) and abs(value) < 1e15 else 0.0
+MAX_TEXT_CHARS = 10_000  # of a text in an answer
 
 
 @dataclass(frozen=True)
-class Settled:
-    """The answer of settle.js."""
+class PageAnswer:
+    """What a script answers, each script in some of these fields."""
 
+    name: str = ""  # arm, focus, scroll: the element at the point, with the focus, or that has scrolled
+    frame: Any = None  # arm, focus, scroll: an inner frame's corner, or True if that frame has the focus
+    options: tuple[str, ...] = ()  # arm: of a list
+    kind: str = ""  # focus: of field
+    value: str = ""  # focus: what it holds
+    editable: bool = False  # focus: if it takes text
+    distance: float = 0.0  # scroll: in pixels
+    ends: bool = False  # scroll: if that is the area's end
+    # settle
     fresh: bool = False  # another document than the one that was marked
     moved: bool = False  # the element under the point has gone from there
     title: str = ""
@@ -71,14 +61,20 @@ class Settled:
 
     @classmethod
     def read(cls, answer: Any) -> Self:
-        given = record(answer)
+        """Return an answer's fields. A page is free to answer anything: what has another type is left out."""
+        given = answer if isinstance(answer, dict) else {}
         values: dict[str, Any] = {}
         for part in fields(cls):
             value = given.get(part.name)
-            if isinstance(part.default, str):
-                values[part.name] = text_of(value, COPIED_CHARS if part.name == "copied" else 200)
-            elif isinstance(part.default, bool):
-                values[part.name] = value is True
-            else:
-                values[part.name] = type(part.default)(number_of(value))
+            match part.default, value:
+                case str(), str():
+                    values[part.name] = value[:MAX_TEXT_CHARS]
+                case tuple(), list():
+                    values[part.name] = tuple(map(str, value))
+                case bool(), _:
+                    values[part.name] = value is True
+                case float() | int(), float() | int() if abs(value) < 1e15:  # refuses NaN
+                    values[part.name] = value
+                case None, _:
+                    values[part.name] = value
         return cls(**values)

@@ -43,7 +43,6 @@ class BrowserSlot:
     address: str  # "" for a process of our own
     browser: Browser | None = None
     pid: int | None = None  # of a process of our own
-    started: float = 0.0  # when the browser was started, on the monotonic clock
     load: int = 0  # episodes
     is_down: bool = False  # the address did not answer when it was asked last
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -121,15 +120,8 @@ class BrowserPool:
                 with suppress(PlaywrightError):
                     await (await self.playwright.request.new_context()).dispose()  # it answers
                     return self.playwright
-            starter = async_playwright()
-            self.closing.push_async_callback(self._stop_driver, starter)
-            self.playwright = await starter.start()
+            self.playwright = await self.closing.enter_async_context(async_playwright())
             return self.playwright
-
-    async def _stop_driver(self, starter: Any) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(EXIT_SECONDS):
-                await starter.__aexit__()
 
     async def _browser(self, slot: BrowserSlot) -> Browser:
         """Return a slot's browser, started or connected to if there is none or it died."""
@@ -144,13 +136,10 @@ class BrowserPool:
                 browser = await playwright.chromium.launch(**self.options, timeout=1000 * START_SECONDS)
             slot.browser = browser
             slot.pid = None
-            slot.started = time.monotonic()
             self.launches += 1
             if not slot.address:
                 answer = await ask(browser, "SystemInfo.getProcessInfo", START_SECONDS)
-                for process in answer["processInfo"]:
-                    if process["type"] == "browser":
-                        slot.pid = process["id"]
+                slot.pid = answer["processInfo"][0]["id"]  # the browser itself comes first
             return browser
 
     async def _connect(self, slot: BrowserSlot, playwright: Playwright) -> Browser:
@@ -260,7 +249,7 @@ class BrowserPool:
         except FAILURES:  # it hangs, or lost its driver, for every later episode, too
             self._drop(slot, browser)
             raise
-        return Session(self.config, context, page, guard, slot.started)
+        return Session(self.config, context, page, guard)
 
 
 async def close(opening: asyncio.Future[BrowserContext]) -> None:

@@ -64,7 +64,7 @@ class Proxy:
                 writer.write(REPLY % (CONNECTED if opened else FAILED))
                 if opened:
                     async with closing(opened[1]):
-                        await relay((reader, writer), opened)
+                        await asyncio.gather(copy(reader, opened[1]), copy(opened[0], writer))
 
     async def _connect(self, host: str, port: int) -> Stream | None:
         with suppress(Refused, OSError):  # TimeoutError is an OSError, too
@@ -89,20 +89,12 @@ async def read_request(reader: StreamReader, writer: StreamWriter) -> Place:
     return host, int.from_bytes(await reader.readexactly(2), "big")
 
 
-async def relay(client: Stream, server: Stream) -> None:
-    """Copy bytes both ways until both ends have said all, or one breaks."""
-    try:
-        async with asyncio.TaskGroup() as copies:
-            copies.create_task(copy(client[0], server[1]))
-            copies.create_task(copy(server[0], client[1]))
-    except* OSError:
-        pass  # one end is gone: so is the other, then
-
-
 async def copy(reader: StreamReader, writer: StreamWriter) -> None:
-    while data := await reader.read(CHUNK):
-        writer.write(data)
-        await writer.drain()
+    """Copy bytes until one end has said all or is gone, and tell the other end."""
+    with suppress(OSError):
+        while data := await reader.read(CHUNK):
+            writer.write(data)
+            await writer.drain()
     writer.write_eof()
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from playwright.async_api import CDPSession, Frame, Page
 
-from minirl.browser.page_scripts import SETTLE, Settled, text_of
+from minirl.browser.page_scripts import SETTLE, PageAnswer
 from minirl.types import BrowserFault, PageHangs, Stop, ToolFailure
 
 if TYPE_CHECKING:
@@ -73,16 +73,13 @@ class Tab:
         self.data.discard(event["requestId"])
         if event["requestId"] == self.document and "errorText" in event:
             self.document = ""
-            self.failure = text_of(event["errorText"], 60)
+            self.failure = event["errorText"]
         self.changed.set()
 
-    def navigated(self, frame: Frame) -> None:
-        if frame.parent_frame is None:
-            self.committed()
-
-    def committed(self) -> None:
-        """Note that the tab has gone elsewhere, which within a document leaves its requests alone."""
-        if self.document:
+    def navigated(self, frame: Frame | None = None) -> None:
+        """Note that the tab has gone elsewhere, which within a document leaves its requests alone, or that no
+        document will come."""
+        if self.document and (frame is None or frame.parent_frame is None):
             self.document = ""
             self.data.clear()
             self.changed.set()
@@ -91,20 +88,12 @@ class Tab:
         """Note that a window will come. Those that a page opens by itself are blocked, and never come."""
         self.window = event.get("userGesture") is True
 
-    async def wait(self, is_over: Callable[[], bool], seconds: float) -> None:
+    async def wait(self, is_over: Callable[["Tab"], bool], seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0, seconds)):
-                while not is_over():
+                while not is_over(self):
                     self.changed.clear()
                     await self.changed.wait()
-
-    async def wait_for_window(self) -> None:
-        await self.wait(lambda: not self.window, WINDOW_SECONDS)
-        self.window = False
-
-    async def wait_for_data(self, seconds: float) -> None:
-        """Wait until all data is there, or another document is on its way."""
-        await self.wait(lambda: not self.data or self.document != "", seconds)
 
     async def forget(self, session: "Session") -> None:
         """Listen to no more requests, which on a heavy page come in thousands; forget those under way."""
@@ -117,7 +106,7 @@ class Tab:
         self.window = False
 
 
-async def wait_until_ready(session: "Session", calm_ms: float) -> Settled:
+async def wait_until_ready(session: "Session", calm_ms: float) -> PageAnswer:
     """Return the page's last answer, once it rests; its `error` is the network's or the guard's reason."""
     page = session.page
     tab = await session.tab()
@@ -127,7 +116,8 @@ async def wait_until_ready(session: "Session", calm_ms: float) -> Settled:
     while time.monotonic() < deadline:
         # A window that the action opens becomes the page
         if tab.window:
-            await tab.wait_for_window()
+            await tab.wait(lambda tab: not tab.window, WINDOW_SECONDS)
+            tab.window = False
         if session.page is not page:
             await tab.forget(session)
             page = session.page
@@ -141,12 +131,12 @@ async def wait_until_ready(session: "Session", calm_ms: float) -> Settled:
             n_documents += 1
             if n_documents <= MAX_DOCUMENTS:
                 deadline = time.monotonic() + READY_SECONDS
-        elif tab.data:  # what comes may make another page of it
-            await tab.wait_for_data(deadline - time.monotonic())
+        elif tab.data:  # what comes may make another page of it, and so may another document
+            await tab.wait(lambda tab: not tab.data or tab.document != "", deadline - time.monotonic())
         elif session.page is page and not tab.document and not tab.window:
             break
 
-    settled = settled or Settled(fresh=True)
+    settled = settled or PageAnswer(fresh=True)
     if settled.error:
         error = await session.guard.explain(tab.document_url, tab.failure or settled.error)
         settled = replace(settled, error=error)
@@ -154,15 +144,17 @@ async def wait_until_ready(session: "Session", calm_ms: float) -> Settled:
     return settled
 
 
-async def _ask(session: "Session", page: Page, tab: Tab, calm_ms: float, deadline: float) -> Settled | None:
+async def _ask(
+    session: "Session", page: Page, tab: Tab, calm_ms: float, deadline: float
+) -> PageAnswer | None:
     """Return settle.js's answer from the page or the action's inner frame; None if that was replaced."""
 
-    async def ask(place: Page | Frame) -> Settled:
+    async def ask(place: Page | Frame) -> PageAnswer:
         left = max(0.0, deadline - time.monotonic())
         work = place.evaluate(SETTLE, [session.config.quiet_ms, calm_ms, 1000 * left])
-        return Settled.read(await session.do(work, left + CALL_SECONDS))
+        return PageAnswer.read(await session.do(work, left + CALL_SECONDS))
 
-    settled = Settled()
+    settled = PageAnswer()
     try:
         settled = await ask(page)
         tab.title = settled.title
@@ -175,8 +167,7 @@ async def _ask(session: "Session", page: Page, tab: Tab, calm_ms: float, deadlin
         if "context was destroyed" in str(failure):
             return None
         # closed, or gone wrong in a way that shows in the screenshot
-    n_requests = session.documents.get(settled.loaded, 0)
-    session.documents[settled.loaded] = max(settled.requests, n_requests)
+    session.documents[settled.loaded] = settled.requests
     session.heap = max(session.heap, settled.heap)
     return settled
 
@@ -186,8 +177,15 @@ async def revive(session: "Session") -> None:
     try:
         async with asyncio.timeout(REVIVE_SECONDS):
             for remedy, seconds, news in REMEDIES:
-                if await _helps(session, remedy, seconds, news):
-                    return
+                with suppress(ToolFailure):
+                    tab = await session.tab()
+                    was_leaving = tab.document != ""
+                    tab.document = ""
+                    await session.do(tab.cdp.send(remedy), seconds)
+                    await session.do(session.page.evaluate("0"), seconds)
+                    if was_leaving or news != LATE:
+                        session.add_news(news)
+                    return  # it answers again
             hanging = session.page
             session.page = await session.do(session.context.new_page())
             with suppress(ToolFailure):
@@ -195,17 +193,3 @@ async def revive(session: "Session") -> None:
             session.add_news("The page hung and its tab was closed.")
     except (TimeoutError, ToolFailure):
         raise BrowserFault(Stop.ENV_ERROR, "the page hangs, and nothing helps") from None
-
-
-async def _helps(session: "Session", remedy: str, seconds: float, news: str) -> bool:
-    """Try a command of Chromium's protocol; return True if the page answers again."""
-    with suppress(ToolFailure):
-        tab = await session.tab()
-        was_leaving = tab.document != ""
-        tab.document = ""
-        await session.do(tab.cdp.send(remedy), seconds)
-        await session.do(session.page.evaluate("0"), seconds)
-        if was_leaving or news != LATE:
-            session.add_news(news)
-        return True
-    return False

@@ -10,7 +10,7 @@ function scroll([point, dx, dy]) {
   let e = point && at(point[0], point[1]);
   if (e && e.tagName === 'IFRAME') {
     const r = e.getBoundingClientRect();
-    return {moved: 0, name: describe(e), frame: [r.left + e.clientLeft, r.top + e.clientTop]};
+    return {distance: 0, name: describe(e), frame: [r.left + e.clientLeft, r.top + e.clientTop]};
   }
   while (e && !can(e)) e = up(e);
   const locked = getComputedStyle(root).overflowY === 'hidden' || root.scrollHeight <= root.clientHeight;
@@ -24,6 +24,6 @@ function scroll([point, dx, dy]) {
   const ends = dy > 0 ? area.scrollTop + area.clientHeight >= area.scrollHeight - 1
     : dy < 0 ? area.scrollTop <= 0
     : dx > 0 ? area.scrollLeft + area.clientWidth >= area.scrollWidth - 1 : area.scrollLeft <= 0;
-  return {moved: Math.abs(area.scrollLeft - x) + Math.abs(area.scrollTop - y), ends,
+  return {distance: Math.abs(area.scrollLeft - x) + Math.abs(area.scrollTop - y), ends,
     name: area === root ? 'the page' : describe(area)};
 }

@@ -14,8 +14,7 @@ Source: OpenWebRL, appendix A.1 and table 7. Deviations:
 import asyncio
 import base64
 import re
-import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,13 +24,12 @@ from playwright.async_api import Error as PlaywrightError
 
 from minirl.browser import readiness
 from minirl.browser.access import Guard, Refused, is_address
-from minirl.browser.page_scripts import ARM, BLOCKED, FOCUS, PASTE, Settled, number_of, record, text_of
+from minirl.browser.page_scripts import ARM, BLOCKED, FOCUS, PASTE, PageAnswer
 from minirl.browser.readiness import CALM_MS, Tab, wait_until_ready
 from minirl.config import BrowserConfig
 from minirl.types import BrowserFault, PageHangs, Stop, ToolFailure
 
 Point = tuple[float, float]  # x and y in pixels
-Answer = Mapping[str, Any]
 PNG = {"format": "png", "optimizeForSpeed": True}
 START_ATTEMPTS = 3  # how often a task's first page is tried; nothing else is ever tried again
 FIRST_PAGE_SECONDS = 30.0  # for one such attempt
@@ -44,7 +42,7 @@ MAX_TABS = 20  # a page that opens more has them closed
 CLOSING_SECONDS = 0.1  # for the news of what exactly has closed
 BLOCKED_SECONDS = 3.0  # for a page to answer whether it keeps visitors out
 TITLE_CHARS = 50
-PASTE_KEYS = {"Control": {"v", "V", "KeyV"}, "Shift": {"Insert", "Numpad0"}}  # by the key that is held
+PASTE_KEYS = re.compile(r"Control\w*\+(.*\+)?(Key)?V$|Shift\w*\+(.*\+)?(Insert|Numpad0)$", re.IGNORECASE)
 
 
 @dataclass
@@ -55,7 +53,6 @@ class Session:
     context: BrowserContext
     page: Page
     guard: Guard
-    started: float = field(default_factory=time.monotonic)  # when its browser was started
     news: list[str] = field(default_factory=list)  # what happened by itself: dialogs, downloads, closed tabs
     armed: Frame | None = None  # where the last action's target is
     documents: dict[int, int] = field(default_factory=dict)  # requests of every document, by its beginning
@@ -71,9 +68,8 @@ class Session:
         self._watch(self.page)
 
     def diagnostics(self) -> dict[str, float]:
-        """Return the browser's uptime in seconds, the most JavaScript memory in MB, and all requests."""
-        requests = sum(self.documents.values())
-        return {"uptime": time.monotonic() - self.started, "heap_mb": self.heap, "requests": requests}
+        """Return the most JavaScript memory in MB, and the number of all requests."""
+        return {"heap_mb": self.heap, "requests": sum(self.documents.values())}
 
     async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any:
         """Return the result of a browser call. Raises PageHangs after its time, ToolFailure if it fails, and
@@ -150,37 +146,33 @@ class Session:
         if "://" not in url and ":" not in url.split("/")[0]:
             url = "https://" + url
         await self.guard.check(url)
+        seconds = seconds or GOTO_SHARE * self.config.action_seconds
 
-        # The page before may go elsewhere meanwhile, or replace itself once more just as this one has come
         response = None
         for _ in range(MAX_DISPLACED):
             await self.guard.pace(url)
             before = self.page.url
-            response, is_displaced = await self._navigate(url, seconds)
+            is_displaced = False  # if the page before has gone elsewhere meanwhile
+            try:
+                opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
+                response = await self.do(opening, seconds)
+            except PageHangs:
+                await self.revive()
+                if self.page.url in ("about:blank", before):
+                    raise ToolFailure("the page did not load in time") from None
+                # else it has come, with a script that did not end
+            except ToolFailure as failure:
+                is_displaced = "interrupted by another navigation" in str(failure)
+                if not is_displaced:
+                    raise ToolFailure(await self.guard.explain(url, str(failure))) from None
             await self.settle()
             if not is_displaced and not self._is_back(before, url, response):
                 break
         return response.status if response else 0
 
-    async def _navigate(self, url: str, seconds: float | None) -> tuple[Response | None, bool]:
-        """Return the server's response, and True if another page has come in place of this one."""
-        seconds = seconds or GOTO_SHARE * self.config.action_seconds
-        before = self.page.url
-        try:
-            opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
-            return await self.do(opening, seconds), False
-        except PageHangs:
-            await self.revive()
-            if self.page.url in ("about:blank", before):
-                raise ToolFailure("the page did not load in time") from None
-            return None, False  # it has come, with a script that did not end
-        except ToolFailure as failure:
-            if "interrupted by another navigation" not in str(failure):
-                raise ToolFailure(await self.guard.explain(url, str(failure))) from None
-            return None, True
-
     def _is_back(self, before: str, url: str, response: Response | None) -> bool:
-        """Return True if the page before is there again, with another query."""
+        """Return True if the page before has replaced itself once more, by another query, just as this one
+        had come."""
         current = self.page.url
         if current == before or (response and current == response.url):
             return False
@@ -201,31 +193,32 @@ class Session:
         await self.do(go(wait_until="commit", timeout=0))
         return True
 
-    async def arm(self, point: Point | None = None) -> Answer:
+    async def arm(self, point: Point | None = None) -> PageAnswer:
         """Mark the page before an action, so that `settle` sees its effect; return arm.js's answer."""
         tab = await self.tab()
+        answer = PageAnswer()
         try:
             self.armed, answer = await self.ask(ARM, point)
         except PageHangs:
             raise
-        except ToolFailure:  # a page that spoils our scripts can still be acted on
-            self.armed = None
-            answer = {}
+        except ToolFailure:
+            pass  # a page that spoils our scripts can still be acted on
         await self.do(tab.cdp.send("Network.enable"))
         return answer
 
-    async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple[Frame, Answer]:
+    async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple[Frame, PageAnswer]:
         """Return the innermost frame at a point, or with the focus, and a script's answer from there: it gets
         the point in that frame's pixels, and answers `frame`, its corner, or True if it has the focus."""
         frame = self.page.main_frame
         while True:
-            answer = record(await self.do(frame.evaluate(script, [point, *rest])))
-            match answer.get("frame"):
-                case [left, top] if point is not None:
-                    element = f"document.elementFromPoint({point[0]:.2f}, {point[1]:.2f})"
-                    point = point[0] - number_of(left), point[1] - number_of(top)
-                case True if point is None:
-                    element = "document.activeElement"
+            answer = PageAnswer.read(await self.do(frame.evaluate(script, [point, *rest])))
+            element = "document.activeElement"
+            match answer.frame, point:
+                case [float() | int() as left, float() | int() as top], [x, y]:
+                    element = f"document.elementFromPoint({x:.2f}, {y:.2f})"
+                    point = x - left, y - top
+                case True, None:
+                    pass
                 case _:
                     return frame, answer
             handle = (await self.do(frame.evaluate_handle(element))).as_element()
@@ -234,7 +227,7 @@ class Session:
                 return frame, answer
             frame = inner
 
-    async def settle(self, quiet: bool = False) -> Settled:
+    async def settle(self, quiet: bool = False) -> PageAnswer:
         """Wait until the page is ready; return what has changed since `arm`. `quiet` waits the full time even
         where nothing stirs, as after typing, which pages like to answer late."""
         settled = await wait_until_ready(self, self.config.quiet_ms if quiet else CALM_MS)
@@ -251,44 +244,44 @@ class Session:
 
     async def press(self, key: str) -> None:
         """Press a key, or several joined by +. Those that paste take what this episode has copied."""
-        names = set(key.split("+"))
-        for modifier, others in PASTE_KEYS.items():
-            if names & others and any(name.startswith(modifier) for name in names):
-                frame, _ = await self.ask(FOCUS)
-                if await self.do(frame.evaluate(PASTE, [self.clipboard])) is True:
-                    await self.do(self.page.keyboard.insert_text(self.clipboard))
-                return
-        await self.do(self.page.keyboard.press(key))
+        if not PASTE_KEYS.search(key):
+            await self.do(self.page.keyboard.press(key))
+            return
+        frame, _ = await self.ask(FOCUS)
+        if await self.do(frame.evaluate(PASTE, [self.clipboard])) is True:
+            await self.do(self.page.keyboard.insert_text(self.clipboard))
 
     async def screenshot(self) -> bytes:
         """Return the viewport as PNG, straight from the renderer: Playwright's own waits for fonts. A page
         that is just being replaced refuses, or forgets that it was asked, so it is asked again."""
         reason = ""
-        n_hung = n_refused = 0
-        while n_hung < len(SCREENSHOT_SECONDS) and n_refused < MAX_REFUSALS:
+        limits = list(SCREENSHOT_SECONDS)
+        for _ in range(MAX_REFUSALS):
             if self.page in self.crashed:  # asked for its picture, it would take the whole browser with it
                 raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
             try:
                 capture = (await self.tab()).cdp.send("Page.captureScreenshot", PNG)
-                answer = await self.do(capture, SCREENSHOT_SECONDS[n_hung])
+                answer = await self.do(capture, limits[0])
                 return base64.b64decode(answer["data"])
-            except PageHangs as failure:
-                reason = str(failure)
-                n_hung += 1
-                if n_hung == len(SCREENSHOT_SECONDS) - 1:
-                    await self.revive()
             except ToolFailure as failure:
                 reason = str(failure)
-                n_refused += 1
-                await asyncio.sleep(SCREENSHOT_PAUSE)
+                if not isinstance(failure, PageHangs):
+                    await asyncio.sleep(SCREENSHOT_PAUSE)
+                    continue
+            limits.pop(0)
+            if not limits:
+                break
+            if len(limits) == 1:
+                await self.revive()
         raise BrowserFault(Stop.ENV_ERROR, f"no screenshot: {reason}")
 
     async def blocked(self) -> str:
         """Return why the current page keeps visitors out; "" if it does not, is trusted or can't be asked."""
+        answer = ""
         if not self.guard.is_trusted(self.page.url):
             with suppress(ToolFailure, BrowserFault):
-                return text_of(await self.do(self.page.evaluate(BLOCKED), BLOCKED_SECONDS))
-        return ""
+                answer = await self.do(self.page.evaluate(BLOCKED), BLOCKED_SECONDS)
+        return answer[:200] if isinstance(answer, str) else ""
 
     async def tabs(self) -> tuple[list[tuple[str, str]], int]:
         """Return (URL, title) of every tab, and the index of the current one."""
@@ -315,12 +308,9 @@ class Session:
 
     async def close_tab(self) -> int:
         """Close the current tab; return the index of the one that is current then."""
-        index = self._index()
-        pages = self.context.pages
-        if len(pages) == 1:
+        if len(self.context.pages) == 1:
             raise ToolFailure("the last tab can't be closed")
-        self.page = pages[index + 1 if index + 1 < len(pages) else index - 1]
-        await self.do(pages[index].close())
+        await self.do(self.page.close())
         return self._index()
 
     def _index(self) -> int:
@@ -365,15 +355,15 @@ class Session:
         if dialog.type == "beforeunload":
             self.add_news("The page asked whether to leave it; that was confirmed.")
         else:
-            message = text_of(" ".join(dialog.message.split()), 100)
+            message = " ".join(dialog.message.split())[:100]
             self.add_news(f'A dialog ({dialog.type}) said "{message}" and was accepted.')
         with suppress(PlaywrightError):
             await dialog.accept(dialog.default_value)
 
     async def _download(self, download: Download) -> None:
-        self.add_news(f"A download ({text_of(download.suggested_filename, 60)}) was refused.")
+        self.add_news(f"A download ({download.suggested_filename[:60]}) was refused.")
         if download.page in self.tabs_of:
-            self.tabs_of[download.page].committed()  # no document will come
+            self.tabs_of[download.page].navigated()  # no document will come
         with suppress(PlaywrightError):
             await download.cancel()
 

@@ -14,18 +14,17 @@ from importlib import resources
 from pathlib import Path
 
 import tyro
-from rich.text import Text
 
 from minirl.agents.openwebrl import SCALE, TOOLS, OpenWebRLAgent, parse
 from minirl.checkpoint import checkpoints
 from minirl.cli.command_line import run_async
 from minirl.cli.report import write_report
 from minirl.config import Config
-from minirl.console import CONSOLE, duration, printable, say
+from minirl.console import CONSOLE, duration, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.experiment import open_experiment
 from minirl.recipes import tiny
-from minirl.run_folder import Run
+from minirl.run_folder import ImageFolder
 from minirl.types import (
     BrowserFault,
     Observation,
@@ -61,8 +60,6 @@ class Options:
     Without one a script acts that knows the way."""
     by_hand: bool = False
     """Act yourself, at the keyboard."""
-    out: Path = Path("runs/demo")
-    """The run folder for the episode, its screenshots and report.html."""
 
 
 def run(argv: Sequence[str]) -> None:
@@ -76,9 +73,8 @@ def run(argv: Sequence[str]) -> None:
 def settings(options: Options) -> Config:
     """Return the tiny recipe for one browser and one episode, without limits that a person would meet."""
     config = tiny()
-    if (options.out / "checkpoints").exists():
-        raise ValueError(f"{options.out} holds a training run; choose another folder with --out")
-    model, heldout = options.checkpoint, options.tasks
+    model = options.checkpoint
+    heldout = options.tasks
     if not heldout:
         new_shop = int(time.time()) % CLOCK_SHOPS
         heldout = f"shops:{new_shop}-{new_shop}"
@@ -87,12 +83,16 @@ def settings(options: Options) -> Config:
             model = trained[-1]
     config = replace(
         config,
-        name=str(options.out.resolve()),
+        name="demo",
         sampler=replace(config.sampler, kind="hf"),  # vLLM would take longer to start than an episode
         browser=replace(config.browser, browsers=1),
         task=replace(config.task, heldout=heldout),
         eval=replace(config.eval, episodes=max(1, options.task + 1)),
     )
+    if checkpoints(config.run_dir / "checkpoints"):
+        raise ValueError(
+            f"{config.run_dir} holds a training run, and the demo's episode belongs there: move it"
+        )
     if Path(heldout).is_dir():
         config = replace(config, browser=replace(config.browser, width=1280, height=720))
     if model is not None and not options.by_hand:
@@ -106,68 +106,63 @@ def settings(options: Options) -> Config:
 
 
 async def play(options: Options, config: Config, ranks: Ranks) -> None:
-    """Show the episode while it runs, then save it with a report."""
+    """Show the episode while it runs, then save it with a report in runs/demo."""
     experiment = open_experiment(config, ranks)
-    run, tasks, limits = experiment.run, experiment.tasks.heldout, config.eval
+    tasks = experiment.tasks.heldout
     if not 0 <= options.task < len(tasks):
         raise ValueError(f"--task must lie between 0 and {len(tasks) - 1}, not {options.task}")
     task = tasks[options.task]
     row("task", task.instruction, "bold")
+    limits = config.eval
     async with experiment.worker() as worker:
         if options.by_hand:
-            label = "by-hand"
             policy = ask_person
         elif config.model.path != "tiny":
-            label = "checkpoint"
             sampling = Sampling(limits.temperature, limits.top_p, limits.top_k)
             policy = worker.policy(sampling, limits.response_tokens, "demo", task.id)
         else:
-            label = "scripted"
             (site,) = sites_of([task])
             policy = ScriptedPolicy(world_at(site), task, worker.harness.preprocessor, config.agent)
-        worker.harness.agent = Shown(config, run)
+        worker.harness.agent = PrintingAgent(config, worker.harness.images)
         trajectory = await worker.episode(task, 0, policy, limits.max_steps)
-    run.save_trajectories(label, [trajectory])
-    show_verdict(trajectory)
-    row("report", str(write_report(run.root)), "cyan")
+    experiment.run.save_trajectories("demo", [trajectory])
+    print_verdict(trajectory)
+    row("report", str(write_report(config.run_dir)))
 
 
 def row(label: str, text: str, style: str = "") -> None:
-    """Print a short label and a text beside it; the terminal breaks it, so that a path can be clicked."""
-    line = Text(f"{printable(label):<11}", style="dim")
-    line.append(printable(text), style=f"not dim {style}")
-    CONSOLE.print(line, soft_wrap=True)
+    """Print a short label and a text beside it."""
+    say(f"{label:<11}{text}", style)
 
 
-class Shown(OpenWebRLAgent):
+class PrintingAgent(OpenWebRLAgent):
     """The agent, printing what passes through it."""
 
-    def __init__(self, config: Config, run: Run):
+    def __init__(self, config: Config, images: ImageFolder):
         super().__init__(config.agent)
-        self.images = run.images
+        self.images = images
         self.turns = 0
 
     async def observe(self, session: Session) -> Observation:
         observation = await super().observe(session)
-        _, _, tabs = observation.text.partition("Available tabs:\n")
-        row("tabs", tabs)
+        row("page", observation.text)
         if observation.image is not None:
             name = self.images.put(observation.image)
-            row("image", str(self.images.path(name)), "cyan")
+            row("image", str(self.images.path(name)))
         return observation
 
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
         self.turns += 1
-        CONSOLE.rule(f"turn {self.turns}", align="left", style="dim")
+        CONSOLE.rule(f"turn {self.turns}", align="left")
         if parsed.thought:
             row("thinks", parsed.thought, "italic")
-        for call, line in zip(parsed.calls, feedback, strict=False):
+        for call in parsed.calls:
             arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
             row(call.name, arguments, "bold")
-            colour = "red" if ": failed, " in line else "green"
-            row("", line.removeprefix(f"{call.name}: "), colour)
+        for line in feedback:
+            row("", line)
         if parsed.error:
-            row("error", parsed.error.removeprefix("Error: "), "red")
+            row("error", parsed.error, "red")
         return super().visible_feedback(parsed, feedback)
 
 
@@ -175,8 +170,8 @@ async def ask_person(t: int, prompt: Prompt, session: Session) -> Sample:
     """Be the policy of a person, who is asked until a line is a call, and told what can be clicked."""
     if t == 0:
         say(USAGE, "dim")
-        for name, tool in TOOLS.items():
-            say(f"  {name} {' '.join(tool.arguments)}", "dim")
+        for name, arguments in TOOLS.items():
+            say(f"  {name} {' '.join(arguments)}", "dim")
     for name, x, y, _ in await session.do(session.page.evaluate(LOOK)):
         say(f"  {x * SCALE:4.0f} {y * SCALE:4.0f}  {name}")
     say("your call:")
@@ -185,7 +180,7 @@ async def ask_person(t: int, prompt: Prompt, session: Session) -> Sample:
         if not line:
             raise BrowserFault(Stop.CANCELLED, "given up by hand")
         name, _, arguments = line.partition(" ")
-        call = json.dumps({"name": name, "arguments": arguments or "{}"})
+        call = f'{{"name": {json.dumps(name)}, "arguments": {arguments or "{}"}}}'
         text = f"</think><tool_call>{call}</tool_call>"
         problem = parse(text).error
         if not problem:
@@ -193,14 +188,12 @@ async def ask_person(t: int, prompt: Prompt, session: Session) -> Sample:
         say(problem, "red")
 
 
-def show_verdict(trajectory: Trajectory) -> None:
+def print_verdict(trajectory: Trajectory) -> None:
     """Print how the episode ended, what the verifier read, and what it expected."""
-    CONSOLE.rule("verdict", align="left", style="dim")
-    if trajectory.success:
-        row("verdict", "success", "bold green")
-    else:
-        row("verdict", trajectory.error or "failure", "bold red")
-    turns, seconds = len(trajectory.turns), duration(trajectory.seconds)
-    row("ended by", f"{trajectory.stop.value}, after {turns} turns and {seconds}")
+    CONSOLE.rule("verdict", align="left")
+    verdict = "success" if trajectory.success else trajectory.error or "failure"
+    row("verdict", verdict, "bold")
+    turns = len(trajectory.turns)
+    row("ended by", f"{trajectory.stop.value}, after {turns} turns and {duration(trajectory.seconds)}")
     row("state", json.dumps(trajectory.final_state))
     row("expected", json.dumps(trajectory.task.goal))

@@ -44,9 +44,6 @@ def check_settings(config: Config) -> None:
     given = flatten(to_json(config))
     if config.model.path == "tiny":
         given["model.path"] = str((config.replay or folder) / "model")
-    for name in saved:
-        if name not in given:
-            raise ValueError(f"{folder} was made by another version, with {name}; choose another --name")
     fixed = FIXED
     if config.loss.kl:
         fixed += ("warm_start",)  # it is the reference
@@ -77,7 +74,9 @@ async def begin(experiment: Experiment, worker: RolloutWorker, warm_start: Calla
 
     The sampler has its weights, and the held-out tasks have been evaluated with them.
     """
-    config, trainer, saved = experiment.config, experiment.trainer, experiment.checkpoints
+    config = experiment.config
+    trainer = experiment.trainer
+    saved = experiment.checkpoints
     sft = saved.folder / "sft"
     is_resumed = bool(saved.saved())
     is_cloned = experiment.ranks.broadcast((sft / "state.json").is_file())
@@ -129,7 +128,8 @@ def evaluated(experiment: Experiment) -> dict[str, dict[str, Any]]:
 
 async def evaluate_if_due(experiment: Experiment, worker: RolloutWorker, state: State) -> None:
     """Every `eval_every` steps, evaluate tasks set aside for that, and keep the best weights so far."""
-    config, step = experiment.config, state["step"]
+    config = experiment.config
+    step = state["step"]
     label = f"eval_{Run.step_label(step)}"
     is_due = config.eval_every and step and step % config.eval_every == 0
     if not is_due or label in evaluated(experiment):  # it may have been made before --resume

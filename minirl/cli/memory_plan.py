@@ -25,7 +25,6 @@ EPISODES_PER_CONTEXT = 16  # of the smallest KV cache: most episodes wait for th
 CUDA_BYTES = 2 * GB  # assumed: CUDA's context, NCCL's buffers, cuBLAS's workspace
 VLLM_BYTES = 3 * GB  # assumed: CUDA graphs, a prefill's activations, images being encoded
 LIGER_BYTES = 4 * 4 * 2048 * 4096  # its backward pass: four float32 blocks of 2048 tokens x 4096 words
-ENTROPY_BYTES = 5 * 4 * 256  # a word's, in loss.token_entropies: five float32 blocks of 256 tokens
 # First what hardly slows training, then what does, what is learned, the CPU's memory, length
 REMEDIES = """--batch.micro-tokens as few as --agent.context-tokens, --optim.replicas 1,
 --model.gradient-checkpointing, fewer --browser.episodes, --model.freeze-vision always, --optim.offload, half
@@ -101,7 +100,7 @@ def row_patches(config: Config, vision: Any) -> int:
 
 def activations(config: Config, e: int) -> tuple[int, int]:
     """Return the bytes of a row: those that the forward pass leaves for the backward pass, and the most that
-    is beside them at a time: a layer, or the entropies, or the head.
+    is beside them at a time: a layer, or the head, which needs more than the entropies.
 
     Liger never holds (N, V) logits, but, in float32, the gradients of the head (V, H) and of the hidden
     states (N, H). Attention's own blocks are small and left out.
@@ -109,8 +108,7 @@ def activations(config: Config, e: int) -> tuple[int, int]:
     model, tower = meta_model(config.model.path)
     tokens, head = config.batch.micro_tokens, model.lm_head
     left = tokens * head.in_features * (4 + 2 * e)  # the last norm
-    head_bytes = 4 * head.in_features * (head.out_features + tokens) + LIGER_BYTES
-    moments = [head_bytes, ENTROPY_BYTES * head.out_features]
+    moments = [4 * head.in_features * (head.out_features + tokens) + LIGER_BYTES]
     stacks = [(model.get_decoder().layers, tokens)]
     if tower:
         patches = row_patches(config, tower.config)

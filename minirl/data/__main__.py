@@ -14,7 +14,7 @@ import tyro
 from minirl.benchmarks.task_files import load_tasks
 from minirl.console import printable, say
 from minirl.data import filters
-from minirl.data.readers import Reader, read_demonstrations
+from minirl.data.readers import Reader, read_conversation, read_demonstrations
 from minirl.experiment import make_agent
 from minirl.recipes import RECIPES
 from minirl.run_folder import Run, save_tasks, write_lines
@@ -81,7 +81,7 @@ def read(file: File, out: Path, recipe: str) -> None:
     """Public demonstrations as a dump to clone, OUT/trajectories/demos.jsonl, with their screenshots.
 
     Args:
-        file: WebRL's policy set, OpenWebRL's SFT trajectories, or records of messages and images.
+        file: WebRL's policy set, or OpenWebRL's SFT trajectories.
         recipe: The recipe that will clone them, whose agent must understand the responses.
     """
     name = recipe.replace("-", "_")
@@ -89,7 +89,7 @@ def read(file: File, out: Path, recipe: str) -> None:
         raise ValueError(f"unknown recipe {recipe!r}; there are {', '.join(RECIPES)}")
     config = RECIPES[name]()
     run = Run(out)
-    reader = Reader(make_agent(config), config.agent, run.images)
+    reader = Reader(make_agent(config), config.agent, run.images, read_conversation)
     run.save_trajectories("demos", read_demonstrations(file, reader))
     say(f"--sft.demos {run.trajectory_path('demos')}")
 

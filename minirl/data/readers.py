@@ -2,7 +2,6 @@
 
     conversations: from, value      WebRL's policy set (ShareGPT), a step in each record
     prompt, response, metadata      OpenWebRL's SFT trajectories, a turn in each record
-    messages, images                the form of TRL and prime-rl
 
     file --read_demonstrations--> trajectories of texts and screenshots, for a run's dump
 
@@ -14,10 +13,9 @@ read: sft.py builds them again with its own agent, as reinforcement does.
 2. A response that the agent can't parse is not cloned.
 """
 
-import json
 import re
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import takewhile
@@ -64,16 +62,17 @@ class UserMessage:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads conversations as turns of an agent, whose screenshots are stored in `images`."""
+    """Reads records of a form, by `read`, as turns of an agent, whose screenshots are stored in `images`."""
 
     agent: Agent
     settings: AgentConfig
     images: ImageFolder
+    read: Callable[[Any], Conversation]
 
     def trajectory(self, record: Any, name: str) -> Trajectory:
         """Return a record as a trajectory without token ids. `name` is its task's if the record has none.
         ValueError says what is wrong with it."""
-        conversation = read_conversation(record)
+        conversation = self.read(record)
         instruction, turns = self.turns(conversation)
         task = conversation.task or Task(name, instruction, "")
         return Trajectory(task, conversation.member, turns=turns, success=conversation.success)
@@ -154,7 +153,7 @@ def read_demonstrations(path: Path, reader: Reader) -> list[Trajectory]:
 
 
 def read_conversation(record: Any) -> Conversation:
-    """Return a record of any of the three forms. ValueError if it has none of them."""
+    """Return a record of any of these forms. ValueError if it has none of them."""
     match record:
         case {
             "conversations": [{"from": "human", "value": str(prompt)}, {"from": "gpt", "value": str(action)}]
@@ -162,8 +161,6 @@ def read_conversation(record: Any) -> Conversation:
             return Conversation(read_webrl_step(prompt, action))
         case {"prompt": str(), "response": str(), "metadata": {"images": [*_]}}:
             return read_openwebrl_turn(record)
-        case {"messages": [*_]}:
-            return read_chat(record)
     fields = ", ".join(record) if isinstance(record, dict) else "none"
     raise ValueError(f"none of the forms in minirl/data/readers.py; its fields are {fields:.200}")
 
@@ -204,46 +201,6 @@ def read_openwebrl_turn(record: Mapping[str, Any]) -> Conversation:
         member=int(str(record.get("rollout_idx", 0))),
         success=record.get("reward", 1) == 1,
     )
-
-
-def read_chat(record: Mapping[str, Any]) -> Conversation:
-    """Return a record of `messages`, whose screenshots are in `images`, or in the messages as addresses."""
-    cells = record.get("images")
-    pictures = list(cells) if isinstance(cells, list) else []
-    messages = []
-    for message in record["messages"]:
-        match message:
-            case {"role": str(role), "content": str(text)}:
-                # without pictures `<image>` is a word of the page
-                messages.append((role, text.replace("<image>", PICTURE) if pictures else text))
-            case {"role": str(role), "content": [*parts]}:
-                messages.append((role, read_parts(parts, pictures)))
-            case _:
-                raise ValueError(f"a message needs a role and a content, not {message!r:.60}")
-    return Conversation(
-        messages,
-        screenshots=[read_picture(cell) for cell in pictures],
-        task=parse_task(json.loads(str(record["task"]))) if "task" in record else None,
-        member=int(str(record.get("member", 0))),
-        success=record.get("success", True) is True,
-    )
-
-
-def read_parts(parts: Sequence[Any], pictures: list[Any]) -> str:
-    """Return a message's parts as one text, and append the pictures that they hold themselves."""
-    text = ""
-    for part in parts:
-        match part:
-            case {"type": "text", "text": str(words)}:
-                text += words
-            case {"type": "image"}:
-                text += PICTURE
-            case {"type": "image_url", "image_url": {"url": address}}:
-                text += PICTURE
-                pictures.append(address)
-            case _:
-                raise ValueError(f"a part of a message is neither text nor image: {part!r:.60}")
-    return text
 
 
 def read_in_tags(text: str) -> UserMessage:

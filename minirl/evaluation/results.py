@@ -15,6 +15,7 @@ from dataclasses import asdict
 from importlib import metadata
 from math import fsum, sqrt
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, TypeAdapter
@@ -165,8 +166,8 @@ def paired(first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bo
     if not common:
         raise ValueError("the two evaluations have no task in common; compare evaluations of the same tasks")
     n = len(common)
-    first_rates = [mean_of(first[task]) for task in common]
-    second_rates = [mean_of(second[task]) for task in common]
+    first_rates = [fmean(first[task]) for task in common]
+    second_rates = [fmean(second[task]) for task in common]
     differences = [b - a for a, b in zip(first_rates, second_rates, strict=True)]
     # The four halves are two pairs more; their differences are 0, 0, -1 and 1
     centre = fsum(differences) / (n + 2)
@@ -174,19 +175,15 @@ def paired(first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bo
     half = 1.96 * sqrt(variance / (n + 2))
     return Paired(
         tasks=n,
-        first=fsum(first_rates) / n,
-        second=fsum(second_rates) / n,
-        difference=fsum(differences) / n,
+        first=fmean(first_rates),
+        second=fmean(second_rates),
+        difference=fmean(differences),
         low=max(-1.0, centre - half),
         high=min(1.0, centre + half),
         better=sum(d > 0 for d in differences),
         worse=sum(d < 0 for d in differences),
         unpaired=len(met) - n,
     )
-
-
-def mean_of(outcomes: Sequence[bool]) -> float:
-    return sum(outcomes) / len(outcomes)
 
 
 def rate_of(results: Sequence[Result], protocol: Protocol) -> Rate:
@@ -204,7 +201,7 @@ def macro_rate(rates: Sequence[Rate]) -> Rate:
     if not rates:
         return Rate(0.0, 0.0, 1.0, 0, 0)
     n = len(rates)
-    average = fsum(rate.rate for rate in rates) / n
+    average = fmean(rate.rate for rate in rates)
     # Zou and Donner: variances of the sites, recovered from their own bounds on either side, add up
     below = sqrt(fsum((rate.rate - rate.low) ** 2 for rate in rates)) / n
     above = sqrt(fsum((rate.high - rate.rate) ** 2 for rate in rates)) / n

@@ -8,7 +8,6 @@ one evaluation: the same weights and tasks, told by their digests, settings, ver
 section 4 and table 8; its parallel browsers are episodes in flight here.
 """
 
-import argparse
 import hashlib
 import json
 import re
@@ -45,13 +44,12 @@ class EvalScriptConfig(Config):
     """Numbers of turns, for the success within each of them; the largest is the episodes'."""
 
 
-def resolve(
-    recipe: Config, flags: Sequence[str], parse: Callable[[EvalScriptConfig], EvalScriptConfig]
-) -> EvalScriptConfig:
+def resolve(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig]) -> EvalScriptConfig:
     """Return the settings of an evaluation, with its checkpoint, tasks and folder. `parse` reads the flags
     over their defaults, which are, from the bottom: the recipe's; the protocol's; the tasks that the run NAME
     or NAME-eval held out. The weights are that run's newest checkpoint, if no flag names others."""
-    first = first_flags(flags)
+    # name and protocol are read first: defaults of other flags depend on them
+    first = parse(EvalScriptConfig(**vars(recipe)))
     name = (first.name or recipe.recipe).removesuffix("-eval")
     folder = replace(recipe, name=name).run_dir
     default = protocols.apply(protocol_of(first.protocol), recipe) if first.protocol else recipe
@@ -82,15 +80,6 @@ def resolve(
         eval=sampling,
         seeds=tuple(sorted(set(config.seeds))),
     )
-
-
-def first_flags(flags: Sequence[str]) -> argparse.Namespace:
-    """Return --name and --protocol, on which the defaults of other flags depend."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--name", "--protocol"):
-        parser.add_argument(flag, nargs="?", default="", const="")
-    known, _ = parser.parse_known_args(flags)
-    return known
 
 
 def tasks_of_run(folder: Path, task: TaskConfig) -> TaskConfig:
@@ -214,7 +203,7 @@ def label_of(run: Run, subject: str, evaluation: Evaluation) -> str:
             earlier, _ = results.read_results(path)
             if earlier == evaluation:
                 return label
-            unlike = [setting for setting, *_ in differences(asdict(earlier), asdict(evaluation))]
+            unlike = differences(asdict(earlier), asdict(evaluation))
             say(f"{path} is another evaluation: it differs in {', '.join(unlike)}")
         elif label not in run.labels():
             return label

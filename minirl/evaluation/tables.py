@@ -117,7 +117,7 @@ def compare(first: Path, second: Path) -> Paired:
     if {(one.protocol, one.rule), (two.protocol, two.rule)} != {(one.protocol, protocol.rule)}:
         raise ValueError(f"{first} and {second} were not counted by the same rule of today; evaluate again")
     pair = paired(by_task(first_results, protocol), by_task(second_results, protocol))
-    unlike = [name for name, *_ in differences(one.config, two.config)]
+    unlike = differences(one.config, two.config)
     even = pair.tasks - pair.better - pair.worse
     left_out = f"; {pair.unpaired} tasks that only one has are left out" if pair.unpaired else ""
     say(f"protocol {protocol.name or 'none'}: {protocol.rule}")

@@ -57,8 +57,6 @@ class AgreementRow(NamedTuple):
     precision: float | None
     recall: float | None
     f1: float | None
-    base_rate: float | None  # how many succeeded: a judge that always says so is right in as many
-    passed: float | None  # how many the judge lets pass
 
 
 # Headings and the fields below them, as in table 3; short ones leave room for a site's name on 80 columns
@@ -91,8 +89,6 @@ def count(name: str, pairs: Sequence[Pair]) -> AgreementRow:
         precision=rate(hits, passed),
         recall=rate(hits, succeeded),
         f1=rate(2 * hits, succeeded + passed),
-        base_rate=rate(succeeded, n),
-        passed=rate(passed, n),
     )
 
 

@@ -79,7 +79,10 @@ class Endpoint:
         """Return the model's answer; `sampling` is the API's temperature, top_p and seed. EndpointError if
         there is none."""
         limit = "max_completion_tokens" if REASONS.match(self.config.model) else "max_tokens"
-        chat = [{"role": role, "content": list(map(_part, parts))} for role, parts in messages]
+        chat = []
+        for role, parts in messages:
+            content = [_part(part) for part in parts]
+            chat.append({"role": role, "content": content})
         request = {"model": self.config.model, "messages": chat, limit: max_tokens, **sampling}
         self.usage["requests"] += 1
         async with self.slots:
@@ -113,8 +116,10 @@ class Endpoint:
         try:
             answer = json.loads(body)
             choice = answer["choices"][0]
-            message, finish = choice["message"], choice["finish_reason"]
-            text, refusal = message.get("content"), message.get("refusal")
+            message = choice["message"]
+            finish = choice["finish_reason"]
+            text = message.get("content")
+            refusal = message.get("refusal")
             reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
             # with "length" the limit was reached while the model still reasoned
             if text is None and (refusal or finish in ("content_filter", "length")):
@@ -190,13 +195,14 @@ class RemoteSampler:
 
     async def generate(self, request: Request) -> Sample:
         """Return what the model says. Raises SamplerError if there is no answer, or a refusal."""
-        sampling = {
-            "temperature": request.sampling.temperature,
-            "top_p": request.sampling.top_p,  # the API has no top-k
-            "seed": request.seed % 2**31,
-        }
         try:
-            reply = await self.endpoint.ask(request.prompt.messages, request.max_tokens, **sampling)
+            reply = await self.endpoint.ask(
+                request.prompt.messages,
+                request.max_tokens,
+                temperature=request.sampling.temperature,
+                top_p=request.sampling.top_p,  # the API has no top-k
+                seed=request.seed % 2**31,
+            )
         except EndpointError as error:
             raise SamplerError(str(error)) from None
         text = reply.text

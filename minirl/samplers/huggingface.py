@@ -41,9 +41,12 @@ class HfSampler:
     max_batch = 12  # most requests that are decoded together
 
     def __init__(self, model: PreTrainedModel, preprocessor: Preprocessor, threads: int = 1):
-        self.model, self.preprocessor, self.threads = model, preprocessor, threads
+        self.model = model
+        self.preprocessor = preprocessor
+        self.threads = threads
         self.device = model.device
-        self.version, self.failure = 0, ""
+        self.version = 0
+        self.failure = ""
         self.waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
         self.pump: asyncio.Task[None] | None = None
         # one thread of its own: every thread that calls torch keeps its own pool of spinning workers
@@ -86,10 +89,10 @@ class HfSampler:
         mixed batches cost half the throughput."""
         loop = asyncio.get_running_loop()
         while True:
-            waiting = [pair for pair in self.waiting if not pair[1].done()]
+            waiting = [(request, future) for request, future in self.waiting if not future.done()]
             if not waiting:
                 break
-            oldest = waiting[0][0]
+            oldest, _ = waiting[0]
             batch = [pair for pair in waiting if pair[0].sampling == oldest.sampling]
             batch.sort(key=lambda pair: abs(len(pair[0].prompt.ids) - len(oldest.prompt.ids)))
             requests, futures = zip(*batch[: self.max_batch], strict=True)
@@ -112,7 +115,8 @@ class HfSampler:
         while True:
             chosen = self._sample(logits_BV, live)
             keep = []
-            for row, (answer, (token, logprob)) in enumerate(zip(live, chosen, strict=True)):
+            for row, answer in enumerate(live):
+                token, logprob = chosen[row]
                 answer.ids.append(token)
                 answer.logprobs.append(logprob)
                 answer.ended = token in self.preprocessor.end
@@ -123,7 +127,8 @@ class HfSampler:
             if len(keep) < len(live):  # rows that have ended leave the batch
                 rows = torch.tensor(keep, device=self.device)
                 cache.batch_select_indices(rows)
-                attention_BL, position_B = attention_BL[rows], position_B[rows]
+                attention_BL = attention_BL[rows]
+                position_B = position_B[rows]
                 live = [live[row] for row in keep]
             attention_BL = torch.cat([attention_BL, attention_BL.new_ones(len(live), 1)], 1)
             position_B1 = position_B[:, None]

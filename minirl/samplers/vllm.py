@@ -31,8 +31,10 @@ from minirl.samplers import vllm_engine
 from minirl.samplers.huggingface import settle
 from minirl.types import Request, Sample, SamplerError
 
-CALL_SECONDS, CLOSE_SECONDS = 1800.0, 60.0  # the longest that a start or new weights, and an end, may take
-IDLE_SECONDS, POLL_SECONDS = 600.0, 0.005  # that a step may take before the engine counts as dead
+CALL_SECONDS = 1800.0  # the longest that a start or new weights may take
+CLOSE_SECONDS = 60.0  # the longest that an end may take
+IDLE_SECONDS = 600.0  # that a step may take before the engine counts as dead
+POLL_SECONDS = 0.005
 Work = Callable[[], Any]  # for the engine's thread to do, between two steps
 
 
@@ -40,9 +42,13 @@ class VllmSampler:
     """Continuous batching in vLLM, inside a running event loop; one in a process, whose memory it manages."""
 
     def __init__(self, config: Config, preprocessor: Preprocessor, ranks: Ranks):
-        self.config, self.preprocessor, self.ranks = config, preprocessor, ranks
-        self.version, self.failure = 0, ""
-        self.asleep = self.closed = False
+        self.config = config
+        self.preprocessor = preprocessor
+        self.ranks = ranks
+        self.version = 0
+        self.failure = ""
+        self.asleep = False
+        self.closed = False
         self.numbers = itertools.count(1)
         self.futures: dict[str, asyncio.Future[Sample]] = {}  # of requests that the engine has or will have
         # Work goes to the thread in two stages: `written` in this turn of the event loop, then posted
@@ -89,7 +95,7 @@ class VllmSampler:
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take all weights, by Hugging Face name: a collective call, even with a dead engine."""
         assert not self.futures or self.failure, "idle() comes before new weights"
-        given: set[str] = set()
+        given = set()
 
         def noted() -> Iterator[tuple[str, Tensor]]:
             for name, weight in weights:
@@ -144,8 +150,10 @@ class VllmSampler:
             while not (self.closed or self.failure):
                 for work in self._received(wait=not working):
                     work()
-                if working := self.engine.has_unfinished_requests():
-                    self._finish({output.request_id: self._sample(output) for output in self.engine.step()})
+                working = self.engine.has_unfinished_requests()
+                if working:
+                    outputs = self.engine.step()
+                    self._finish({output.request_id: self._sample(output) for output in outputs})
         except Exception as error:  # whatever ends it, episodes must not wait for their deadlines
             self._die(f"{type(error).__name__}: {error}")
 
@@ -201,9 +209,13 @@ class VllmSampler:
 
     def _sample(self, output: Any) -> Sample:
         (text,) = output.outputs
-        ids, logprobs = tuple(text.token_ids), tuple(text.logprobs.logprobs)
-        finish = "stop" if text.finish_reason == "stop" else "length"
-        return Sample(ids, logprobs, finish, self.version, output.num_cached_tokens or 0)
+        return Sample(
+            ids=tuple(text.token_ids),
+            logprobs=tuple(text.logprobs.logprobs),
+            finish="stop" if text.finish_reason == "stop" else "length",
+            version=self.version,
+            cached=output.num_cached_tokens or 0,
+        )
 
     def _die(self, reason: str) -> None:
         """End all requests, and the call, that wait for the engine."""

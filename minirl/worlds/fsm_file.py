@@ -241,7 +241,7 @@ class Goal:
 
 def load_goal(goal: Goal | Mapping[str, Any]) -> Goal:
     """Return the goal {"page": id, "where": [{"path": "$.a", "cond": "eq", "value": 1}]} or a part of it."""
-    return goal if isinstance(goal, Goal) else validated("goal", Goal, goal)
+    return validated("goal", Goal, goal)
 
 
 def load_fsm(source: Path | Mapping[str, Any]) -> Fsm:

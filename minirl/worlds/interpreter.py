@@ -184,11 +184,10 @@ def parameter_values(world: World, state: State, action_id: str) -> list[dict[st
         return [{**symbols, bind.param: value} for value in bind.values]
     records = list(world.data[bind.collection])
     for key, rule in bind.where.items():
-        if isinstance(rule, Mapping):
-            cond, setting = rule["cond"], _resolve(rule["value"], signature)
-        else:
-            cond, setting = "same", _resolve(rule, signature)
-        records = [record for record in records if passes(record.get(key), cond, setting)]
+        if not isinstance(rule, Mapping):
+            rule = {"cond": "same", "value": rule}
+        setting = _resolve(rule["value"], signature)
+        records = [record for record in records if passes(record.get(key), rule["cond"], setting)]
     order = _resolve(bind.order, signature) or ""
     name, _, direction = str(order).partition(":")
     if name:  # of equals, the first in the file stays the first, in both directions

@@ -14,14 +14,14 @@ Paper: AutoWebWorld, section 5.5 (25 trajectories of two sites).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 from minirl.console import say
 from minirl.types import Task
-from minirl.worlds.fsm_file import Action, Bind, Condition, Effect, Fsm, Page, is_number
+from minirl.worlds.fsm_file import Action, Bind, Condition, Effect, Fsm, Page, dotted, is_number
 from minirl.worlds.interpreter import World, apply, enabled, initial_state, parameter_values
 from minirl.worlds.looks import SHAPES, dress, read_table
 from minirl.worlds.search import Step, interceptors, solve
@@ -43,14 +43,29 @@ def world_of(name: str, fsm: Fsm, data: Mapping[str, Any]) -> tuple[World, list[
     """Return the site, and a line for each guess that was made for it."""
     reader = Reader(fsm, {key: complete_records(key, value) for key, value in data.items()})
     pages = [reader.page(page) for page in fsm.pages.values()]
-    app = re.sub(r"[_ -]?app$", "", str(fsm.meta.get("app", "")), flags=re.IGNORECASE)
-    brand = re.split(r"[-_ ]", app)[-1].capitalize() or "Site"
+    words = words_in(str(fsm.meta.get("app", "")).lower().removesuffix("app"))
+    brand = words[-1] if words else "site"
     facts = {many: _facts(records) for many, records in reader.records.items()}
-    style = {"look": "pages", "labels": reader.labels, "facts": facts, "brand": brand}
+    style = {"look": "pages", "labels": reader.labels, "facts": facts, "brand": brand.capitalize()}
     # The app's name decides on the looks, so that they are the same in whichever folder the site lies.
-    app_name = "-".join(words_in(brand)) or "site"
-    world = World(app_name, replace(fsm, pages=pages), reader.records, style)
-    return replace(dress(world, "communication", SKIN), name=name), reader.guesses
+    world = World(brand, replace(fsm, pages=pages), reader.records, style)
+    guesses = []
+    for many in reader.records:
+        if many not in data:
+            guesses.append(f"{many}: there are no data, so {RECORDS} records are invented")
+    for before, after in zip(fsm.actions, world.fsm.actions, strict=True):
+        guesses += [f"{after.source}: {after.id}: {guess}" for guess in _guesses(before, after)]
+    return replace(dress(world, "communication", SKIN), name=name), guesses
+
+
+def _guesses(before: Action, after: Action) -> Iterator[str]:
+    """Yield what an action does that its file does not say."""
+    if after.bind and not before.bind:
+        values = after.bind.collection or ", ".join(map(str, after.bind.values))
+        yield f"{after.bind.param} is one of {values}"
+    for effect in after.effects:
+        if effect not in before.effects:
+            yield f"{effect.op} {dotted(effect.path)} {effect.value or effect.ref or ''}"
 
 
 @dataclass
@@ -61,11 +76,10 @@ class Listing:
     schema: dict[str, Any]  # the page's own
     where: dict[str, Any] = field(default_factory=dict)
     order: str = ""
-    filtered: set[str] = field(default_factory=set)  # fields of records that have a filter
 
 
 class Reader:
-    """What has been made of a machine so far: records, labels, and the guesses in words."""
+    """What has been made of a machine so far: its records and labels."""
 
     def __init__(self, fsm: Fsm, records: dict[str, tuple[Record, ...]]):
         self.fsm = fsm
@@ -73,88 +87,79 @@ class Reader:
         self.questions = interceptors(fsm)
         self.kinds = {action.id: widget_of(action, fsm).kind for action in fsm.actions}
         self.labels = {id: _label_of(words_in(id)) or id for id in fsm.pages}
-        self.guesses: list[str] = []
 
     def page(self, page: Page) -> Page:
         """Return a page whose lists have records, whose filters filter, and whose fields have words."""
+        actions = dict(page.actions)
         lists = []
         filters = []
+        answered = []
+        listing = Listing("", dict(page.schema))
         for action in page.actions.values():
             kind = self.kinds[action.id]
             if kind in ("row", "scroll", "search") and action.open_parameters:
                 lists.append(action)
+                stored = [effect.path for effect in action.effects if effect.ref]
+                if kind == "search" and stored:
+                    listing.where["id"] = {"cond": "eq", "value": dotted(stored[0])}
             elif kind in ("checkbox", "slider", "menu") and not action.open_parameters:
-                filters += [action] * (not action.is_navigation)
-        listing = Listing("", dict(page.schema))
+                if not action.is_navigation:
+                    filters.append(action)
+            elif kind in ("menu", "field") and action.bind is None:
+                actions[action.id] = self.filled(action)
+            if action.id in self.questions:
+                answered.append(Condition(action.effects[0].path, "eq", True))
         if lists:
             listing.collection = self.collection_of(page, lists, filters)
-        else:
-            filters = []
-        made = {action.id: self.filter(action, listing) for action in filters}
+            for action in filters:
+                actions[action.id] = self.filter(action, listing)
         for action in lists:
-            stored = [effect.path for effect in action.effects if effect.ref]
-            if self.kinds[action.id] == "search" and stored:
-                listing.where["id"] = {"cond": "eq", "value": f"$.{'.'.join(stored[0])}"}
-        for action in lists:
-            made[action.id] = self.choice_of_record(action, listing)
-        questions = [action for action in page.actions.values() if action.id in self.questions]
-        answered = tuple(Condition(action.effects[0].path, "eq", True) for action in questions)
-        actions = []
-        for action in page.actions.values():
-            whole = made.get(action.id) or self.filled(action)
-            if action not in questions:
-                whole = replace(whole, preconditions=(*whole.preconditions, *answered))
-                if set(WORDS["in_the_way"]) & set(words_in(action.id)):
-                    self.guess(action, "is named like a question in the way, and drawn by its procedure")
-            actions.append(whole)
-            self.labels[action.id] = self.label(action, listing.collection)
-            if self.kinds[action.id] == "menu" and action in filters:
-                self.labels[str(action.gui_procedure[0].get("selector"))] = "Sort"
-        return replace(page, schema=listing.schema, actions=actions)
-
-    def guess(self, action: Action, what: str) -> None:
-        self.guesses.append(f"{action.source}: {action.id}: {what}")
+            if action.bind is None:
+                bind = Bind(action.open_parameters[0], listing.collection)
+                if self.kinds[action.id] != "search":  # which finds whatever the filters hide
+                    bind = replace(bind, where=listing.where, order=listing.order)
+                actions[action.id] = replace(action, bind=bind)
+        for id, action in actions.items():
+            self.labels[id] = self.label(action, listing.collection)
+            if id not in self.questions:
+                actions[id] = replace(action, preconditions=(*action.preconditions, *answered))
+        return replace(page, schema=listing.schema, actions=list(actions.values()))
 
     def filter(self, action: Action, listing: Listing) -> Action:
         """Return a box, slider or order that notes what it is set to, and let the list heed it."""
-        many = listing.collection
         kind = self.kinds[action.id]
-        name = self.field_of(action, many, listing.filtered)
+        records = self.records[listing.collection]
+        name = self.field_of(action, listing)
+        if kind == "menu":
+            self.labels[str(action.gui_procedure[0].get("selector"))] = "Sort"
         if name is None:
-            self.guess(action, f"{many} have nothing that it could change")
             return action
-        if name != RANK:
-            listing.filtered.add(name)
         if kind == "menu":
             rises = name == RANK or _has(action, WORDS["rising"])
-            value = f"{name}:{'asc' if rises else 'desc'}"
             path, type = f"{action.source.lower()}_order", "string"
-            effect = Effect(op="set", path=(path,), value=value)
+            effect = Effect("set", (path,), value=f"{name}:{'asc' if rises else 'desc'}")
             listing.order = f"$.{path}"
-            self.guess(action, f"orders {many} by {value}")
         elif kind == "checkbox":
             path, type = f"only_{name}", "boolean"
-            effect = Effect(op="toggle", path=(path,))
+            effect = Effect("toggle", (path,))
             listing.where[name] = {"cond": "flag", "value": f"$.{path}"}
-            self.guess(action, f"shows only {many} with {name}")
         else:
             is_upper = action.gui_procedure[-1].get("to_value") == "left"
             side, cond = ("most", "lte") if is_upper else ("least", "gte")
             path, type = f"{side}_{name}", "number"
-            effect = Effect(op="set", path=(path,), value_ref="{number}")
+            effect = Effect("set", (path,), value_ref="{number}")
             listing.where[name] = {"cond": cond, "value": f"$.{path}"}
-            values = sorted({record[name] for record in self.records[many]})[1:] or [0]
+            values = sorted({record[name] for record in records})[1:] or [0]
             every = -(-len(values) // STEPS)
             bind = Bind("number", values=tuple(values[::every]))
             action = replace(action, bind=bind, parameters={**action.parameters, "number": "{NUMBER}"})
-            self.guess(action, f"shows {many} with {name} at {side} so much")
         listing.schema[path] = f"{type}|null"
         return replace(action, effects=(*action.effects, effect))
 
-    def field_of(self, action: Action, many: str, filtered: set[str]) -> str | None:
+    def field_of(self, action: Action, listing: Listing) -> str | None:
         """Return the field that a filter or an order is about: one that its selector names, else another. A
         box is about a yes or no, all others about numbers."""
-        records = self.records[many]
+        records = self.records[listing.collection]
         if not records:
             return None
         if _has(action, WORDS["alphabet"]):
@@ -167,59 +172,35 @@ class Reader:
                 fits.append(name)
         for name in fits:
             if is_box and _has(action, [f"un{name}"]):  # "unread" of "read"
-                self.records[many] = tuple({**one, f"un{name}": not one[name]} for one in records)
+                opposite = [{**one, f"un{name}": not one[name]} for one in records]
+                self.records[listing.collection] = tuple(opposite)
                 return f"un{name}"
         beginnings = {word[:4] for word in _last_words(action)}
         named = [name for name in fits if beginnings & {word[:4] for word in words_in(name)}]
-        unused = [name for name in fits if name not in filtered]
-        last = [] if is_box else [RANK]
-        return [*named, *unused, *fits, *last, None][0]
-
-    def choice_of_record(self, action: Action, listing: Listing) -> Action:
-        """Return an action on a listed item with its values: all for a search, else what filters leave."""
-        if action.bind is not None:
-            return action
-        name = action.open_parameters[0]
-        self.guess(action, f"{name} is one of {listing.collection}")
-        if self.kinds[action.id] == "search":
-            return replace(action, bind=Bind(name, listing.collection))
-        return replace(action, bind=Bind(name, listing.collection, listing.where, listing.order))
+        unused = [name for name in fits if name not in listing.where]
+        last = None if is_box else RANK
+        return [*named, *unused, *fits, last][0]
 
     def filled(self, action: Action) -> Action:
-        """Return a field with words to be typed, or a list of choices with what can be chosen."""
-        kind = self.kinds[action.id]
-        name = action.open_parameters[0] if action.open_parameters else ""
-        if action.bind is None and kind == "menu" and name:
-            plurals = _plurals(name.removesuffix("_id"))
-            known = [many for many in plurals if many in self.records]
+        """Return a menu with what can be chosen, or a field that keeps what is typed, with words to be typed.
+        Without a name of its own the parameter of a field is "input_text"."""
+        name = [*action.open_parameters, "input_text"][0]
+        if self.kinds[action.id] == "menu":
+            known = [many for many in _plurals(name.removesuffix("_id")) if many in self.records]
             bind = Bind(name, known[0]) if known else Bind(name, values=tuple(options_of(action).values()))
-            self.guess(action, f"{name} is one of {bind.collection or ', '.join(bind.values)}")
             return replace(action, bind=bind)
-        if action.bind is None and kind == "field":
-            return self.typed(action, name)
-        return action
-
-    def typed(self, action: Action, name: str) -> Action:
-        """Return a field that keeps what is typed, with words to be typed. Without a name of its own the
-        parameter is "input_text"."""
-        is_new = not name
-        name = name or "input_text"
         words = {*words_in(action.id), *_last_words(action)}
-        fitting = [one["texts"] for one in WORDS["typed"] if words & set(one["words"]) or not one["words"]]
-        texts = fitting[0]
+        texts = [one["texts"] for one in WORDS["typed"] if words & set(one["words"]) or not one["words"]]
         effects = []
         for effect in action.effects:
+            # Released files write the parameter as an expression, or "typed" in its place.
             is_literal = effect.op == "set" and isinstance(effect.value, str) and effect.expr is None
-            if effect.expr == f"{{{name}}}":
-                self.guess(action, f"the expression {effect.expr} is the parameter")
-                effect = replace(effect, expr=None, ref=f"{{{name}}}")
-            elif is_literal and effect.ref is None and is_new:
-                self.guess(action, f"keeps the text that is typed, in place of {effect.value!r}")
-                effect = replace(effect, value=None, ref=f"{{{name}}}")
+            is_literal = is_literal and effect.ref is None and not action.open_parameters
+            if is_literal or effect.expr == f"{{{name}}}":
+                effect = Effect("set", effect.path, value_ref=f"{{{name}}}")
             effects.append(effect)
-        self.guess(action, f"{name} is a text like {texts[0]!r}")
         parameters = {name: "{TEXT}", **action.parameters}
-        bind = Bind(name, values=tuple(texts))
+        bind = Bind(name, values=tuple(texts[0]))
         return replace(action, parameters=parameters, effects=tuple(effects), bind=bind)
 
     def collection_of(self, page: Page, lists: Sequence[Action], filters: Sequence[Action]) -> str:
@@ -232,42 +213,41 @@ class Reader:
             for name in (action.open_parameters[0], *stored):
                 # selected_video_id -> video
                 one = re.sub(r"^(selected|matched|current)_|(_viewport_anchor)?_id$", "", name)
-                plurals += _plurals(one) if name not in ("item_id", "item") else []
+                plurals += _plurals(one) if one != "item" else []
         known = [many for many in (*plurals, *arrays) if many in self.records]
         agreed = [many for many in arrays if many in plurals]
         collection = [*known, *agreed, *plurals[:1], *arrays, page.id.lower()][0]
         if collection not in self.records:
             self.records[collection] = self.invented(collection, filters)
-            self.guesses.append(f"{collection}: there are no data, so {RECORDS} records are invented")
         return collection
 
     def invented(self, collection: str, filters: Sequence[Action]) -> tuple[Record, ...]:
         """Return records with titles, and with a field for each filter."""
         rng = Random(collection)
         one = collection.removesuffix("s")
-        records: list[Record] = []
-        for n in range(1, RECORDS + 1):
-            records.append({"id": f"{one}_{n}", "title": f"{one} {n}".capitalize()})
+        columns: dict[str, list[Any]] = {}
         for action in filters:
             known = {*NOISE, *words_in(action.source)}
             name = "_".join(word for word in _last_words(action) if word not in known)
             halves = rng.sample([True, False] * (RECORDS // 2), RECORDS)
             numbers = rng.sample(range(5, 100), RECORDS)
             kind = self.kinds[action.id]
-            for record, half, number in zip(records, halves, numbers, strict=True):
-                if kind != "menu":
-                    record[name or "marked"] = half if kind == "checkbox" else number
+            if kind != "menu":
+                columns[name or "marked"] = halves if kind == "checkbox" else numbers
+        records = []
+        for n in range(RECORDS):
+            values = {name: column[n] for name, column in columns.items()}
+            records.append({"id": f"{one}_{n + 1}", "title": f"{one} {n + 1}".capitalize(), **values})
         return complete_records(collection, records)
 
     def label(self, action: Action, collection: str) -> str:
         """Return an action's words for people, from the selector that names it best."""
         kind = self.kinds[action.id]
-        selectors = [str(step["selector"]) for step in action.gui_procedure if "selector" in step]
-        last = selectors[-1] if selectors else action.id
+        last = _last_selector(action)
         words = words_in(last.split()[-1])
         options = options_of(action)
         if kind == "menu" and action.open_parameters:
-            return " ".join(w for w in words_in(action.open_parameters[0]) if w != "id").capitalize()
+            return " ".join(words_in(action.open_parameters[0].removesuffix("_id"))).capitalize()
         if kind == "search":
             return f"Search {collection.replace('_', ' ')}"
         if last in options:
@@ -290,9 +270,13 @@ def _label_of(words: Sequence[str]) -> str:
     return " ".join(word for word in words if word not in NOISE).capitalize()
 
 
+def _last_selector(action: Action) -> str:
+    """Return the selector of what is touched last."""
+    return [str(step["selector"]) for step in action.gui_procedure if "selector" in step][-1]
+
+
 def _last_words(action: Action) -> list[str]:
-    """Return the words of the selector that is touched last."""
-    return words_in(str(action.gui_procedure[-1].get("selector", "")))
+    return words_in(_last_selector(action))
 
 
 def _has(action: Action, words: Sequence[str]) -> bool:
@@ -308,7 +292,7 @@ def _facts(records: Sequence[Record]) -> dict[str, str]:
     """Return the fields that are shown beside a record's title, and how they are said."""
     facts = {}
     for name, value in records[0].items() if records else ():
-        is_short = isinstance(value, (bool, int, float)) or isinstance(value, str) and len(value) < 30
+        is_short = isinstance(value, (int, float, str)) and len(str(value)) < 30
         if is_short and name not in WORDS["hidden"] and not name.endswith("_id"):
             facts[name] = "{}"
     return facts
@@ -372,8 +356,7 @@ def _walk(world: World, way: Sequence[Step], rng: Random, id: str) -> Task | Non
         work = gui_steps(world, state, steps[-1])
         size += len(work)
         value = "".join(re.findall(r"\d{4}-\d\d-\d\d", str(work[-1])))  # a day that the machine names
-        if action.open_parameters:
-            value = params[action.open_parameters[0]]
+        for value in params.values():
             chosen.append(value)
         phrase = PHRASES.get(widget_of(action, world.fsm).kind, PHRASES["button"])
         label = world.style["labels"].get(action.id, action.id)

@@ -40,10 +40,8 @@ def compose(world: World, parts: Sequence[Part]) -> list[Step]:
 
 
 def _turn(part: Part) -> int:
-    flow = part.flow.get("id", "")
-    if not flow:
-        return 4
-    return {"login": 0, "cart": 1, "order": 2}.get(flow, 3)
+    turns = {"login": 0, "cart": 1, "order": 2, "": 4}
+    return turns.get(part.flow.get("id", ""), 3)
 
 
 class Walk:

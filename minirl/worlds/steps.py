@@ -52,12 +52,13 @@ async def recorded(
 ) -> list[tuple[Task, Replay]]:
     """Return the solutions of tasks, acted out with pictures; `worlds` are named as in the tasks' meta. Those
     that fail are dropped and told. ValueError if a task's world is missing."""
-    names = {str(task.meta.get("world")) for task in tasks}
+    needed = {}
     for task in tasks:
-        if task.meta.get("world") not in worlds:
+        name = str(task.meta.get("world"))
+        if name not in worlds:
             raise ValueError(f"task {task.id} is on no site that is given: name its folder with --sites")
-    needed = [world for name, world in worlds.items() if name in names]
-    replays = await replay_sites(needed, config, tasks, has_pictures=True)
+        needed[name] = worlds[name]
+    replays = await replay_sites(list(needed.values()), config, tasks, has_pictures=True)
     sound = []
     for task in tasks:
         replay = replays[str(task.meta["world"]), task.id]

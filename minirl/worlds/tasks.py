@@ -145,9 +145,7 @@ class Draft:
 
     def begin(self, family: str, mode: str) -> bool:
         """Add the part that the task is named after. Return False if the site has nothing like it."""
-        lists = list(self.lists.values())
-        if mode not in ("scroll", "plain"):
-            lists = [one for one in lists if mode in one["ways"]]
+        lists = [one for one in self.lists.values() if mode in ("scroll", "plain", *one["ways"])]
         if not lists:
             return False
         listing = self.least_used(lists)
@@ -168,12 +166,11 @@ class Draft:
         """Add parts until the task is likely to take `low` operations."""
         while self.size < low + 2:
             done = self.flow_ids
-            visited = {self.flows[id]["list"] for id in done}
-            visited |= {part.find["list"] for part in self.parts if part.find}
+            visited = [part.find["list"] for part in self.parts if part.find]
             flows = []
             for flow in self.flows.values():
                 is_possible = set(flow["after"]) - {"login"} <= set(done)
-                if is_possible and flow["id"] not in done and flow["list"] not in visited - {""}:
+                if is_possible and flow["id"] not in done and flow["list"] not in visited:
                     flows.append(flow)
             if not flows:
                 return
@@ -191,6 +188,10 @@ class Draft:
         least = min(self.used[one["id"]] for one in some)
         return self.rng.choice([one for one in some if self.used[one["id"]] == least])
 
+    def record(self, many: str, id: str) -> Mapping[str, Any]:
+        (record,) = [one for one in self.world.data[many] if one["id"] == id]
+        return record
+
     def find(self, listing: Json, family: str, mode: str) -> tuple[str, Json] | None:
         """Return a sentence by which one record of a list is to be opened, and what it says as a `find`; None
         if no such sentence means one record alone."""
@@ -202,12 +203,12 @@ class Draft:
         name = listing["ways"].get(mode, "")
         if mode == "search":
             find["set"][name] = record["id"]
-        elif mode in ("slider", "sort", "checkbox"):
+        elif name:
             words |= self.narrow(find, listing, mode, name)
             ids = fitting(self.world, find)
             if not ids:
                 return None
-            record = next(one for one in records if one["id"] == ids[0])
+            record = self.record(many, ids[0])
         for field in ("title", "colour", "shape"):
             words[field] = record.get(field)
         if family == "visual":
@@ -218,7 +219,7 @@ class Draft:
         for field, value in {"item": record["id"], **find["set"]}.items():
             self.where.append(condition(f"done.{many}.{field}", "eq", value))
         self.size += 5 if mode == "search" else 3
-        kind = next(one for one in ("rank", "title", "colour") if one in find["target"])
+        kind, *_ = find["target"]
         setting = self.wording(WORDS["modes"][mode], **words)
         opening = self.wording(WORDS["targets"][kind], **words)
         return f"{setting} and {opening}", find
@@ -259,10 +260,9 @@ class Draft:
             for name, value in values.items():
                 wordings = WORDS["asks"].get(name, WORDS["asks"]["text"])
                 words["asks"] += ", " + self.wording(wordings, name=name, value=value)
-        for name, value in values.items():
+        notes = {**values, "item": find["item"]} if find else values
+        for name, value in notes.items():
             self.where.append(condition(f"done.{id}.{name}", "eq", value))
-        if find:
-            self.where.append(condition(f"done.{id}.item", "eq", find["item"]))
         wordings = WORDS["flows"].get(id, WORDS["flows"]["item"])
         order = self.wording(wordings, **words)
         place = self.login if id == "login" else self.sentences
@@ -275,7 +275,7 @@ class Draft:
     def ask(self, find: Json) -> str:
         """Return a question about a record; its answer is noted, in all spellings that are right."""
         many = find["list"]
-        record = next(one for one in self.world.data[many] if one["id"] == find["item"])
+        record = self.record(many, find["item"])
         facts = self.world.style["facts"][many]
         names = [name for name in ("colour", "shape", *facts) if not isinstance(record[name], bool)]
         fact = self.rng.choice(names)

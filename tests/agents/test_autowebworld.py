@@ -203,7 +203,7 @@ async def test_each_action_does_in_the_browser_what_it_says(agent, session):
     assert await agent.act(session, Call("wait")) != ""
     answer = Call("answer", {"text": "42"})
     await agent.act(session, answer)
-    assert agent.final_answer(answer) == "42" and agent.final_answer(Call("wait")) is None
+    assert agent.final_call == (answer.name, *answer.arguments)
     with pytest.raises(ToolFailure, match="direction must be one of"):
         await agent.act(session, Call("scroll", {"value": "sideways"}))
 

@@ -259,7 +259,7 @@ async def test_wait_and_exit(session):
     assert "waited 3 s" in await do(session, 'do(action="Wait")')
     assert time.monotonic() - start >= 3
     agent, (call,) = WebAgentR1Agent(AgentConfig(kind="text")), parse('exit(message="4")').calls
-    assert agent.final_answer(call) == "4" and "ended" in await agent.act(session, call)
+    assert agent.final_call == (call.name, *call.arguments) and "ended" in await agent.act(session, call)
 
 
 async def test_a_page_that_hangs_is_revived(pool, monkeypatch):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,11 +31,11 @@ def world() -> Iterator[World]:
         yield world
 
 
-async def ready(session: Session, world: World, folder: Path | None = None, **fields: Any) -> Task:
+async def ready(session: Session, world: World, **fields: Any) -> Task:
     """A task that has been prepared as an episode does it."""
     task = webarena_task(GOOD | fields, world.sites)
     await session.start(task.start_url)
-    await WebArenaBenchmark(states=folder, environ=world.sites).prepare(session, task)
+    await WebArenaBenchmark(environ=world.sites).prepare(session, task)
     return task
 
 
@@ -83,31 +81,6 @@ async def test_a_wrong_password_or_a_site_that_is_down_is_no_login(session, worl
     with pytest.raises(BrowserFault, match=f"the login to gitlab at {address} failed") as caught:
         await WebArenaBenchmark(environ=world.sites | wrong).prepare(session, task)
     assert caught.value.stop is Stop.SITE_ERROR
-
-
-@browsing
-async def test_a_stored_login(session, world, tmp_path):
-    cookie = {"name": "gitlab_session", "value": "1", "domain": "127.0.0.1", "path": "/"}
-    stored = [{"name": "theme", "value": "</dark>"}]
-    origins = [{"origin": world.sites["GITLAB"], "localStorage": stored}]
-    state = {"cookies": [cookie], "origins": origins}
-    (tmp_path / "gitlab_state.json").write_text(json.dumps(state))
-    await ready(session, world, tmp_path, start_url="__GITLAB__/-/profile")
-    assert session.page.url.endswith("/-/profile")
-    assert await session.page.evaluate("localStorage.getItem('theme')") == "</dark>"
-    assert [asked for asked in world.asked if "POST" in asked] == []
-    await session.page.evaluate("localStorage.setItem('theme', 'light')")
-    await session.goto(f"{world.sites['GITLAB']}/-/profile")
-    assert await session.page.evaluate("localStorage.getItem('theme')") == "light"
-    await session.goto(world.sites["MAP"])
-    assert await session.page.evaluate("localStorage.getItem('theme')") is None
-
-
-@browsing
-async def test_a_stored_login_that_has_expired(session, world, tmp_path):
-    (tmp_path / "gitlab_state.json").write_text('{"cookies": [], "origins": []}')
-    with pytest.raises(BrowserFault, match="still asks who it is"):
-        await ready(session, world, tmp_path)
 
 
 @browsing

@@ -33,12 +33,9 @@ def test_private_addresses_are_refused_in_every_spelling(ip):
         with pytest.raises(Refused, match="is a private address"):
             Guard().check_name(host)
     Guard(private=True).check_name(ip)
-
-
-@pytest.mark.parametrize("ip", PUBLIC)
-def test_public_addresses_are_not(ip):
-    Guard().check_name(ip)
-    Guard().check_name(f"[{ip}]")
+    for public in PUBLIC:
+        Guard().check_name(public)
+        Guard().check_name(f"[{public}]")
 
 
 INSIDE = ["EXAMPLE.org.", "a.b.example.org"]
@@ -95,7 +92,10 @@ async def test_only_public_addresses_of_a_name_are_used(names):
     names["mixed.test"] = ["10.0.0.1", "8.8.8.8", "::1", "2606:4700::1111", "8.8.8.8"]
     names["inner.test"] = ["192.168.0.7", "127.0.0.1"]
     names["none.test"] = []
-    strict, loose = Guard(), Guard(private=True)
+    strict, loose = Guard(deny=["example.org"], sites={"shop.test": 8123}), Guard(private=True)
+    with pytest.raises(Refused):  # without a look-up
+        await strict.resolve("example.org", 80)
+    assert await strict.resolve("SHOP.test.", 443) == [("127.0.0.1", 8123)] and names["asked"] == []
     assert await strict.resolve("Mixed.test", 80) == [("8.8.8.8", 80), ("2606:4700::1111", 80)]
     assert len(await loose.resolve("mixed.test", 80)) == 4
     with pytest.raises(Refused, match=r"inner.test is at 192.168.0.7, a private address"):
@@ -103,13 +103,6 @@ async def test_only_public_addresses_of_a_name_are_used(names):
     with pytest.raises(OSError):
         await strict.resolve("unknown.test", 443)
     assert await strict.resolve("none.test", 443) == []
-
-
-async def test_a_forbidden_name_is_not_even_looked_up(names):
-    with pytest.raises(Refused):
-        await Guard(deny=["example.org"]).resolve("example.org", 80)
-    assert await Guard(sites={"shop.test": 8123}).resolve("SHOP.test.", 443) == [("127.0.0.1", 8123)]
-    assert names["asked"] == []
 
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f.1", "0177.0.0.1"])
@@ -138,16 +131,9 @@ async def test_a_lookup_has_a_time_limit(monkeypatch):
         ("https://www.denied.test/", "www.denied.test is on the list of denied domains"),
         ("http://inner.test/", "inner.test is at 10.1.1.1, a private address"),
         ("http://a..b/", "'a..b' is no host name"),
-        *(
-            (url, "only http and https addresses can be opened")
-            for url in (
-                "file:///etc/passwd",
-                "ws://a.test/",
-                "example.org",
-                "http://",
-                "http://a.test:99999/",
-            )
-        ),
+        ("file:///etc/passwd", "only http and https addresses can be opened"),
+        ("example.org", "only http and https addresses can be opened"),
+        ("http://a.test:99999/", "only http and https addresses can be opened"),
     ],
 )
 async def test_an_address_is_refused_with_its_reason(names, url, reason):
@@ -155,17 +141,9 @@ async def test_an_address_is_refused_with_its_reason(names, url, reason):
     with pytest.raises(Refused) as caught:
         await Guard(deny=["denied.test"]).check(url)
     assert str(caught.value) == reason
-
-
-async def test_addresses_that_may_be_opened(names):
     names["example.org"] = ["8.8.8.8"]
-    for url in (
-        "http://example.org",
-        "https://example.org:8443/a?b#c",
-        "http://unknown.test/",
-        "http://s.test",
-    ):
-        await Guard(sites={"s.test": 1}).check(url)
+    for opens in ("http://example.org", "https://example.org:8443/a?b#c", "http://unknown.test/"):
+        await Guard().check(opens)
 
 
 async def test_why_the_proxy_did_not_connect_is_explained(names):

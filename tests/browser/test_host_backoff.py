@@ -32,7 +32,9 @@ def clock(monkeypatch) -> list[float]:
 
 def test_failures_in_a_row_leave_a_host_out_until_the_time_is_over(clock):
     listed = HostBackoff()
-    for trajectory in (failed(0), failed(1), reached(), failed(2), failed(3), reached(GOOD)):
+    without_browser = Trajectory(BAD, 0, stop=Stop.INFRA_ERROR)
+    repeated = [failed(3)] * 5  # a task's episodes count once
+    for trajectory in (failed(0), failed(1), reached(), failed(2), *repeated, without_browser, reached(GOOD)):
         listed.note(trajectory)
     assert listed.agree(alone()) == [] and not listed.left_out(BAD)
     listed.note(failed(4))
@@ -50,19 +52,6 @@ def test_episodes_that_fail_while_a_host_is_out_do_not_lengthen_it(clock):
         listed.agree(alone())
         clock[0] += 30
     assert listed.until["bad.test"] == 1000 + 30 * (MAX_FAILURES - 1) + PAUSE_SECONDS
-
-
-def test_an_episode_without_a_browser_says_nothing_about_its_host():
-    listed = HostBackoff()
-    listed.note(Trajectory(BAD, 0, stop=Stop.INFRA_ERROR))
-    assert listed.noted == []
-
-
-def test_the_episodes_of_one_task_count_once(clock):
-    listed = HostBackoff()
-    for _ in range(5):
-        listed.note(failed(0))
-    assert listed.agree(alone()) == [] and listed.failures == {"bad.test": 1}
 
 
 def test_a_network_that_is_down_is_not_the_sites_fault(clock):

@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -20,7 +19,6 @@ from pages import HEIGHT, WIDTH, contexts, do, loads, observe, point, until
 from PIL import Image
 from playwright.async_api import Error as PlaywrightError
 
-from minirl.agents.openwebrl import TOOLS
 from minirl.browser.pool import BrowserPool
 from minirl.browser.readiness import REMEDIES
 from minirl.browser.session import MAX_REFUSALS, START_ATTEMPTS, Session
@@ -68,12 +66,24 @@ async def test_a_click_on_nothing_may_be_double_or_with_another_button(session):
     assert ["contextmenu", 480, 380] in await log(session)
     with pytest.raises(ToolFailure, match="no 'fourth' mouse button"):
         await do(session, "click", point_2d=NOTHING, button="fourth")
-
-
-async def test_the_edges_belong_to_the_page(session):
-    for x, y, left, top in ((0, 1000, 0, HEIGHT - 1), (1000, 0, WIDTH - 1, 0)):
+    for x, y, left, top in ((0, 1000, 0, HEIGHT - 1), (1000, 0, WIDTH - 1, 0)):  # the edges are on the page
         await do(session, "click", point_2d=[x, y])
         assert ["click", left, top] in await log(session)
+
+
+async def test_drag_hover_wait_and_done(session):
+    line = await do(session, "drag", start_point_2d=NOTHING, end_point_2d=TIP)
+    assert line.startswith("drag: dragged ")
+    events = await log(session)
+    assert events[0] == ["mousedown", 480, 380] and ["mouseup", 380, 75] in events
+    await do(session, "hover", point_2d=NOTHING)
+    line = await do(session, "hover", point_2d=TIP)
+    assert line == 'hover: the pointer is over div "Tip" at [760, 187.5].'
+    assert await session.page.title() == "hovered"
+    before = time.monotonic()
+    assert await do(session, "wait", seconds=0.2) == "wait: waited 0.2 s."
+    assert time.monotonic() - before >= 0.2
+    assert await do(session, "done", response="42") == "done: task ended." and await log(session) == []
 
 
 async def test_write_replaces_the_text_of_the_focused_field(session):
@@ -101,7 +111,12 @@ async def test_keys_one_after_the_other_and_together(session):
         await do(session, "press_keys", keys=["NoSuchKey"])
 
 
-async def test_scrolling_the_page_up_to_its_end(session):
+async def test_scrolling_an_area_and_the_page_up_to_its_end(session):
+    tops = "[scrollY, document.querySelector('#area').scrollTop]"
+    await do(session, "scroll", point_2d=AREA, amount=0.1)
+    await do(session, "scroll", point_2d=AREA, amount=1)
+    assert "did not move down" in await do(session, "scroll", point_2d=AREA)
+    assert await session.page.evaluate(tops) == [0, 150]
     assert await do(session, "scroll") == "scroll: scrolled the page down by 50% of the screen."
     assert await session.page.evaluate("scrollY") == HEIGHT / 2
     line = await do(session, "scroll", direction="up", amount=0.25)
@@ -114,23 +129,6 @@ async def test_scrolling_the_page_up_to_its_end(session):
         assert line == f"scroll: the page did not move {direction}; it may be at its {end}."
     with pytest.raises(ToolFailure, match="direction must be one of"):
         await do(session, "scroll", direction="sideways")
-
-
-async def test_scrolling_an_area_leaves_the_page_alone(session):
-    tops = "[scrollY, document.querySelector('#area').scrollTop]"
-    await do(session, "scroll", point_2d=AREA, amount=0.1)
-    assert await session.page.evaluate(tops) == [0, 40]
-    await do(session, "scroll", point_2d=AREA, amount=1)
-    assert "did not move down" in await do(session, "scroll", point_2d=AREA)
-    assert (await session.page.evaluate(tops))[0] == 0
-    await do(session, "scroll", point_2d=NOTHING, amount=0.1)
-    assert (await session.page.evaluate(tops))[0] == 40
-
-
-async def test_wait(session):
-    before = time.monotonic()
-    assert await do(session, "wait", seconds=0.2) == "wait: waited 0.2 s."
-    assert time.monotonic() - before >= 0.2
 
 
 async def test_goto_and_back(session, site):
@@ -186,28 +184,6 @@ async def test_tabs_open_change_and_close(session, site):
     assert (await observe(session)).image
 
 
-async def test_drag_and_hover(session):
-    line = await do(session, "drag", start_point_2d=NOTHING, end_point_2d=TIP)
-    assert line.startswith("drag: dragged ")
-    events = await log(session)
-    assert events[0] == ["mousedown", 480, 380] and ["mouseup", 380, 75] in events
-    await do(session, "hover", point_2d=NOTHING)
-    await session.page.evaluate("document.title = ''")
-    line = await do(session, "hover", point_2d=TIP)
-    assert line == 'hover: the pointer is over div "Tip" at [760, 187.5].'
-    assert await session.page.title() == "hovered"
-
-
-async def test_done_does_nothing_to_the_page(session):
-    assert await do(session, "done", response="42") == "done: task ended."
-    assert await log(session) == []
-
-
-async def test_every_tool_has_been_called_here():
-    text = Path(__file__).read_text()
-    assert [name for name in TOOLS if f'do(session, "{name}"' not in text] == []
-
-
 async def test_an_observation_has_tabs_address_title_and_a_screenshot(session, site):
     seen = await observe(session)
     assert seen.text == (
@@ -238,14 +214,6 @@ async def test_a_tab_that_cannot_be_helped_is_replaced(session, monkeypatch):
     hung = session.page
     assert Image.open(io.BytesIO(await session.screenshot())).size == (WIDTH, HEIGHT)  # of an empty tab
     assert session.page is not hung and session.take_news() == ["The page hung and its tab was closed."]
-
-
-@pytest.mark.more
-async def test_screenshots_of_a_page_that_is_being_replaced(session, site):
-    for i in range(3):
-        with contextlib.suppress(PlaywrightError):  # the page may be gone before it answers
-            await session.page.evaluate("url => { location.href = url }", f"{site}/{'' if i % 2 else 'two'}")
-        assert await session.screenshot()
 
 
 async def test_a_first_page_that_does_not_open_is_tried_again_and_given_up(pool):

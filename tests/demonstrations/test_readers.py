@@ -12,6 +12,7 @@ import pytest
 from public_records import PUBLIC, load, rows_as_text
 from workers import make_worker
 
+from examples.publish import __main__ as publish
 from minirl.benchmarks.task_sets import TaskSets
 from minirl.data import __main__ as script
 from minirl.demonstrations import load_demonstrations
@@ -58,7 +59,8 @@ def test_the_counts_of_the_fixtures(harness):
 def test_the_dump_that_is_written_gives_the_same_rows(name, kind, harness, tmp_path, capsys):
     """In another run's folder, with its screenshots."""
     recipe = RECIPES[kind].__name__.replace("_", "-")
-    assert script.main(["read", str(PUBLIC / name), "--out", str(tmp_path / "read"), "--recipe", recipe]) == 0
+    main = publish.main if name.startswith("messages") else script.main
+    assert main(["read", str(PUBLIC / name), "--out", str(tmp_path / "read"), "--recipe", recipe]) == 0
     dump = Run(tmp_path / "read").trajectory_path("demos")
     assert f"--sft.demos {dump}" in capsys.readouterr().out
     demonstrations = load_demonstrations(dump, harness(kind))

@@ -22,10 +22,10 @@ def pairs(true_pos: int, false_pos: int, false_neg: int, true_neg: int, invalid:
 
 
 def test_scores_by_hand():
-    # 10 judged: right in 4 + 3; precision 4/5; recall 4/6; F1 8/(8 + 1 + 2); truth 6/10; passed 5/10
+    # 10 judged: right in 4 + 3; precision 4/5; recall 4/6; F1 8/(8 + 1 + 2)
     (row,) = score(pairs(4, 1, 2, 3, invalid=2))
     assert (row.n, row.invalid) == (10, 2)
-    assert (row.accuracy, row.precision, row.base_rate, row.passed) == (0.7, 0.8, 0.6, 0.5)
+    assert (row.accuracy, row.precision) == (0.7, 0.8)
     assert row.recall == pytest.approx(2 / 3) and row.f1 == pytest.approx(8 / 11)
     # z^2 = 3.8416: centre (0.7 + 0.19208) / 1.38416 = 0.644492,
     # half 1.96 * sqrt(0.021 + 0.009604) / 1.38416 = 0.247717
@@ -46,14 +46,14 @@ def test_scores_by_hand():
 def test_rows_of_the_papers_table_3(counts, stated):
     """Of 500 episodes 290 succeed: then these are the only counts that give a row's four numbers."""
     (row,) = score(pairs(*counts))
-    assert (row.n, row.base_rate) == (500, 290 / 500)
+    assert row.n == 500
     rates = (row.accuracy, row.precision, row.recall, row.f1)
     assert tuple(float(agreement.cell(rate)) for rate in rates) == stated
 
 
 def test_rates_of_nothing_are_unknown_not_zero():
     (row,) = score([])
-    assert (row.accuracy, row.precision, row.recall, row.f1, row.base_rate) == (None,) * 5
+    assert (row.accuracy, row.precision, row.recall, row.f1) == (None,) * 4
     assert row.interval == (0.0, 1.0)
     (row,) = score(pairs(0, 0, 3, 2))
     assert (row.precision, row.recall, row.f1, row.accuracy) == (None, 0.0, 0.0, 0.4)
@@ -78,7 +78,7 @@ def test_parts_add_up_and_rates_are_rates(some):
     assert sum(part.n for part in parts) == overall.n
     assert sum(part.invalid for part in parts) == overall.invalid
     for row in (overall, *parts):
-        rates = (row.accuracy, row.precision, row.recall, row.f1, row.base_rate, row.passed)
+        rates = (row.accuracy, row.precision, row.recall, row.f1)
         assert all(rate is None or 0 <= rate <= 1 for rate in rates)
         if row.precision and row.recall:
             assert row.f1 == pytest.approx(2 / (1 / row.precision + 1 / row.recall))

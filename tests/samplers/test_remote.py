@@ -71,6 +71,18 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, preproces
     expected = await solution(pool, preprocessor, run)
     with serve([say("<think>\n" + turn.text) for turn in expected.turns]) as server:
         taught = await episode(pool, preprocessor, run, server.url)
+    for t, request in enumerate(server.requests):  # the newest screenshot; of earlier turns the words
+        roles = [message["role"] for message in request["messages"]]
+        assert roles == ["system"] + ["user", "assistant"] * t + ["user"]
+        users = [message["content"] for message in request["messages"][1::2]]
+        kinds = [[part["type"] for part in parts] for parts in users]
+        assert kinds == [["text"]] * t + [["text", "image_url", "text"]]
+        assert TASK.instruction in users[0][0]["text"] and request["temperature"] == 0.7
+        assert all(expected.turns[n].observation in parts[0]["text"] for n, parts in enumerate(users))
+        if t:
+            assert expected.turns[t - 1].feedback[0] in users[-1][0]["text"]
+            assert expected.turns[t - 1].text in request["messages"][-2]["content"][0]["text"]
+    assert len({r["seed"] for r in server.requests}) == len(server.requests)
     assert taught.success and taught.stop is Stop.DONE and len(taught.turns) == len(expected.turns) > 2
     assert taught.trunk == () and not any(t.response_ids or t.logprobs or t.branch for t in taught.turns)
     with pytest.raises(ValueError, match="said by a served model: clone it, with --sft.demos"):
@@ -99,26 +111,6 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, preproces
         await cloned_from("eval_teacher", TaskSets([], [], [TASK]))
     with pytest.raises(ValueError, match="holds no success"):
         await cloned_from("nothing", TaskSets([TASK], [], []))
-
-
-@in_browser
-async def test_the_conversation_as_chat_messages(pool, preprocessor, run):
-    """System prompt, task, observation and the newest screenshot; of earlier turns the words."""
-    expected = await solution(pool, preprocessor, run)
-    with serve([say(turn.text) for turn in expected.turns]) as server:
-        await episode(pool, preprocessor, run, server.url)
-    for t, request in enumerate(server.requests):
-        roles = [message["role"] for message in request["messages"]]
-        assert roles == ["system"] + ["user", "assistant"] * t + ["user"]
-        users = [message["content"] for message in request["messages"][1::2]]
-        assert TASK.instruction in users[0][0]["text"]
-        kinds = [[part["type"] for part in parts] for parts in users]
-        assert kinds == [["text"]] * t + [["text", "image_url", "text"]]
-        assert all(expected.turns[n].observation in parts[0]["text"] for n, parts in enumerate(users))
-        if t:
-            assert expected.turns[t - 1].feedback[0] in users[-1][0]["text"]
-            assert request["messages"][-2]["content"][0]["text"] == expected.turns[t - 1].text
-    assert request["temperature"] == 0.7 and len({r["seed"] for r in server.requests}) == len(server.requests)
 
 
 @in_browser

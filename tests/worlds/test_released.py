@@ -89,9 +89,9 @@ async def test_classes_references_and_lists_that_are_only_scrolled():
     assert typed and "None" not in typed
     said = "\n".join(guesses)
     assert "NEWS_SCROLL: item_id is one of notices" in said
-    assert "STALL_TYPE_REMARK: the expression {input_text} is the parameter" in said
-    assert "STALL_TYPE_DAYS: keeps the text that is typed, in place of 'typed'" in said
-    assert "HOME_CLOSE_POPUP: is named like a question in the way" in said
+    assert "STALL_TYPE_REMARK: input_text is one of First draft, " in said
+    for typed in ("STALL_TYPE_REMARK: set $.remark input_text", "STALL_TYPE_DAYS: set $.days input_text"):
+        assert typed in said
     ways = {
         page: world.style["labels"][page]
         for page in ("STALLS_SEARCH", "STALL_RENT", "HOME_GO_NEWS", "STALLS_BACK")

@@ -262,7 +262,8 @@ async def played(kind: Any, pool: BrowserPool, world: World, task: Task) -> tupl
             assert parsed.error is None
             for call in parsed.calls:
                 names.add(call.name)
-                answer = agent.final_answer(call) or answer
+                if call.name == agent.final_call[0]:
+                    answer = call.arguments[agent.final_call[1]]
                 await agent.act(session, call)
             if names & {"done", "exit"}:
                 break

@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from playwright.async_api import Page
@@ -45,7 +44,6 @@ LOOK_SECONDS = 0.25  # between two looks
 @dataclass(frozen=True)
 class WebArenaBenchmark(JudgedBenchmark):
     judged = False  # by rules; a model may be asked about an answer
-    states: Path | None = None  # a folder of stored logins, see `log_in`
     judge: Endpoint | None = None  # the model that decides where the rules can't
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)  # addresses and accounts
 
@@ -69,16 +67,10 @@ class WebArenaBenchmark(JudgedBenchmark):
         return {name: address for name, address in sites.items() if name in listed or address in texts}
 
     def needs_judge(self, task: Task) -> bool:
-        approaches = []
-        for rules in rules_of(task.goal).values():
-            if isinstance(rules, StringMatch):
-                approaches += rules.reference_answers.approaches
-            elif isinstance(rules, ProgramHtml):
-                approaches += [target.required_contents.approaches[0] for target in rules.program_html]
-        return any(approach == "fuzzy_match" for approach, _ in approaches)
+        return '"fuzzy_match"' in json.dumps(task.goal)
 
     async def log_in(self, session: Session, task: Task) -> None:
-        await log_in(session, task, self.environ, self.states)
+        await log_in(session, task, self.environ)
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         """Return the product of all rules, 0 or 1. Raises NoVerdict where a rule can't be checked."""

@@ -4,7 +4,6 @@ WebAgent-R1, section 4.1. Deviation: each episode has its own login, of all its 
 """
 
 import asyncio
-import json
 import re
 import time
 import tomllib
@@ -20,7 +19,6 @@ ANSWER_SECONDS = 30.0  # for a server to answer one request
 RESET_SECONDS = 600.0  # for all sites to be made anew
 RESET_PAUSE = 5.0  # seconds between two questions whether they are
 FOLDER = Path(__file__).parent
-RESTORE = FOLDER.joinpath("restore_storage.js").read_text()
 Login = Mapping[str, str]  # how to log in to a site, and the account; sites.toml explains the fields
 LOGINS: dict[str, Login] = tomllib.loads(FOLDER.joinpath("sites.toml").read_text())
 
@@ -33,22 +31,18 @@ def login_to(name: str, environ: Mapping[str, str]) -> Login:
     return login
 
 
-async def log_in(session: Session, task: Task, environ: Mapping[str, str], folder: Path | None) -> None:
-    """Log in to a task's sites, by form or with the folder's gitlab_state.json..., and open its page anew.
-    BrowserFault if a site still asks for a login."""
+async def log_in(session: Session, task: Task, environ: Mapping[str, str]) -> None:
+    """Log in to a task's sites by their forms, and open its page anew. BrowserFault if a site still asks for
+    a login."""
     names = login_sites(task)
     if not names:
         return
-    if folder is not None:
-        file = task.meta["storage_state"] or f"{'.'.join(sorted(names))}_state.json"
-        await restore_login(session, folder / file)
     sites = sites_from_environment(environ)
     for name in names:
         login = login_to(name, environ)
         address = sites[name.upper()]
         try:
-            if folder is None:
-                await fill_in(session, address, login)
+            await fill_in(session, address, login)
             await session.goto(address + login["inside"])
             if await session.do(session.page.locator(login["user_field"]).count()):
                 raise ToolFailure("the site still asks who it is")
@@ -59,15 +53,6 @@ async def log_in(session: Session, task: Task, environ: Mapping[str, str], folde
     # the agent should not go back to the login
     cdp = await session.do(session.context.new_cdp_session(session.page))
     await session.do(cdp.send("Page.resetNavigationHistory"))
-
-
-async def restore_login(session: Session, path: Path) -> None:
-    """Give a session what Playwright's `storage_state` has stored: cookies and each site's local storage."""
-    state = json.loads(path.read_text(encoding="utf-8"))
-    storage = {origin["origin"]: origin["localStorage"] for origin in state["origins"]}
-    await session.do(session.context.add_cookies(state["cookies"]))
-    # a context takes local storage as a whole only when it is made
-    await session.do(session.context.add_init_script(f"({RESTORE})({json.dumps(storage)})"))
 
 
 async def fill_in(session: Session, address: str, login: Login) -> None:

@@ -12,7 +12,6 @@ SHOPPING_ADMIN ends in /admin). Without them records can be read, but not run. D
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
@@ -26,7 +25,6 @@ from minirl.browser.access import is_address
 from minirl.types import Task
 
 SITES = ("SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "MAP", "WIKIPEDIA", "HOMEPAGE")
-PLACEHOLDER = re.compile(r"__([A-Z_]+?)__")
 ADDRESS_HELPERS = ("reddit_get_post_url", "shopping_get_latest_order_url")
 
 
@@ -144,9 +142,10 @@ def is_webarena(task: Task) -> bool:
 
 def webarena_task(record: Mapping[str, Any], sites: Mapping[str, str]) -> Task:
     """Return a record as a task, with the sites' addresses in it. ValueError names what is malformed."""
-    placed = {name: record[name] for name in ("start_url", "eval") if name in record}
-    placed = json.loads(_with_addresses(json.dumps(placed), sites))
-    fields = read(WebArenaRecord, {**record, **placed})
+    text = json.dumps(record)
+    for name, address in sites.items():
+        text = text.replace(f"__{name}__", address)
+    fields = read(WebArenaRecord, json.loads(text))
     rules_of(fields.eval)
     start, *tabs = fields.start_url
     if fields.old_task_id is None:
@@ -166,13 +165,3 @@ def webarena_task(record: Mapping[str, Any], sites: Mapping[str, str]) -> Task:
         "template": fields.intent_template_id,
     }
     return Task(f"webarena-{number}", fields.intent, start, fields.eval | {"kind": "webarena"}, meta)
-
-
-def _with_addresses(text: str, sites: Mapping[str, str]) -> str:
-    """Return JSON with addresses in the place of __GITLAB__ and so on; other names stay as they are."""
-
-    def address(match: re.Match[str]) -> str:
-        escaped = json.dumps(sites.get(match[1], match[0]))
-        return escaped[1:-1]
-
-    return PLACEHOLDER.sub(address, text)
