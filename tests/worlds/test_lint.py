@@ -160,7 +160,7 @@ def test_files_that_are_no_sites(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        *(("style", text) for text in ("[]", "3", '{"look": "neon"}')),
+        *(("style", text) for text in ("[]", "3")),
         *(("data", text) for text in ("[]", '"x"', '{"books": 3}', '{"books": [3]}')),
         ("data", '{"books": {"id": "b"}}'),
         ("data", '{"books": null}'),
