@@ -35,7 +35,7 @@ from minirl.types import Tokenizer
 CPU = torch.device("cpu")
 VISION_TOKENS = (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, "<|video_pad|>")
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}  # or transformers asks whether to run a folder's own
-CACHE_BYTES = 2**30  # of pictures that each rank keeps, if it has so many
+CACHE_BYTES = 2**28  # of pictures that each rank keeps: 256 MB
 WINDOW = 1280 * 1000  # pixels, of the largest screenshots that recipes ask for
 Grid = tuple[int, int, int]  # a picture's patches: frames, rows, columns
 Picture = tuple[Tensor, Grid]  # patches (P, channels * frames * patch^2), and their grid

@@ -51,6 +51,11 @@ def write_atomic(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, which may lead anywhere; name the place itself")
+
+
 def to_line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
@@ -126,8 +131,7 @@ class ImageFolder:
     def get(self, name: str) -> bytes:
         """Return a screenshot's PNG. ValueError if it is not there, or not the name of one."""
         path = self.path(name)
-        if path.is_symlink():
-            raise ValueError(f"{path} is a link, which may lead anywhere")
+        refuse_link(path)
         if not path.exists():
             raise ValueError(f"screenshot {name} is not in {self.folder}; its dump may have been pruned")
         return path.read_bytes()
@@ -142,7 +146,7 @@ class Run:
     """One run folder, created on the first write.
 
     Of the ranks that train together the first one alone writes and deletes `records`; screenshots are stored
-    by the rank that saw them.
+    by the rank that saw them. ValueError if the folder is a link.
     """
 
     def __init__(self, root: Path, records: bool = True):
@@ -151,6 +155,7 @@ class Run:
         self.checkpoint_dir = self.root / "checkpoints"
         self.images = ImageFolder(self.root / "screenshots")
         self.report_path = self.root / "report.html"
+        refuse_link(self.root)
 
     @contextmanager
     def held(self) -> Iterator[None]:

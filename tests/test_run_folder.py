@@ -286,3 +286,10 @@ def test_where_files_have_no_locks_nobody_is_kept_out(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.lockf", refuse)
     with Run(tmp_path).held():
         pass
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path):
+    Run(tmp_path / "run").write_config({"seed": 1})
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with pytest.raises(ValueError, match="link is a link, which may lead anywhere"):
+        Run(tmp_path / "link")

@@ -44,6 +44,9 @@ def check_settings(config: Config) -> None:
     given = flatten(to_json(config))
     if config.model.path == "tiny":
         given["model.path"] = str((config.replay or folder) / "model")
+    for name in saved:
+        if name not in given:
+            raise ValueError(f"{folder} was made by another version, with {name}; choose another --name")
     fixed = FIXED
     if config.loss.kl:
         fixed += ("warm_start",)  # it is the reference

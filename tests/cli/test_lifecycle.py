@@ -11,9 +11,10 @@ import pytest
 from peers import alone
 
 from minirl.cli import lifecycle
-from minirl.config import EvalConfig
+from minirl.config import EvalConfig, to_json
 from minirl.recipes import tiny
 from minirl.rollout import Collected
+from minirl.run_folder import Run
 from minirl.types import RunEnds, Stop, Task, Trajectory
 
 TASK = Task("t", "Do it.", "http://shop-0.test/")
@@ -201,3 +202,16 @@ async def test_where_a_run_begins(tmp_path, settings, saved, told, cloned, state
     assert "reference" in experiment.noted, "the KL term's reference is what the run starts from"
     label = "before training" if settings.get("warm_start") == "none" else "after SFT"
     assert experiment.log.told == [(label, 0, 0, 4, 0)]
+
+
+@pytest.mark.parametrize("name", ["zero", "agent.names", "browser.calm_ms"])
+def test_a_run_of_another_version_is_refused_by_the_setting_that_is_no_more(tmp_path, name):
+    config = replace(tiny(), name=str(tmp_path))
+    saved = to_json(replace(config, model=replace(config.model, path=str(tmp_path / "model"))))
+    Run(tmp_path).write_config(saved)
+    lifecycle.check_settings(config)
+    *section, field = name.split(".")
+    (saved[section[0]] if section else saved)[field] = "code"
+    Run(tmp_path).write_config(saved)
+    with pytest.raises(ValueError, match=f"was made by another version, with {name}; choose another --name"):
+        lifecycle.check_settings(config)
