@@ -267,14 +267,14 @@ def trajectories(here: Here, trainer: Trainer, turns: int, count: int = 1) -> li
     rng, each, prep = np.random.default_rng(0), LENGTHS.divided(here.size(1, 40)), trainer.preprocessor
     out = []
     for number in range(count):
-        rows, trunk = [], words(prep, rng, each.system)
+        rows, prefix = [], words(prep, rng, each.system)
         for t in range(turns):
             name = f"{number}-{t}"
             png = trainer.images.setdefault(name, screenshot(here, 100 * number + t))
-            prompt, response = trunk + shown(prep, png), words(prep, rng, each.response)
-            numbers = ((-3.0,) * len(response), (-1.0) ** number, len(trunk), (1.0,) * len(response))
+            prompt, response = prefix + shown(prep, png), words(prep, rng, each.response)
+            numbers = ((-3.0,) * len(response), (-1.0) ** number, len(prefix), (1.0,) * len(response))
             rows.append(Row(prompt + response, len(prompt), (name,), *numbers))
-            trunk += response + words(prep, rng, each.feedback)
+            prefix += response + words(prep, rng, each.feedback)
         out.append(TrajectoryRows(0, rows))
     return out
 

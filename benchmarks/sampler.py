@@ -1,4 +1,4 @@
-"""Is the vLLM sampler as fast as vLLM, does it use the trunk, and is a sync as cheap as it should be?
+"""Is the vLLM sampler as fast as vLLM, does it use the prefix, and is a sync as cheap as it should be?
 
     python benchmarks/sampler.py
 

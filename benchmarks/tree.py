@@ -94,7 +94,7 @@ class Outcome:
 
 def trajectory_rows(lengths: Lengths, turns: int, trajectories: int = 1) -> list[Row]:
     """Random trajectories with one system prompt. Observations have ids of their own, so that a turn's
-    branch leaves the trunk where its observation begins."""
+    branch leaves the prefix where its observation begins."""
     rng, half = np.random.default_rng(0), SMALL.vocab_size // 2
 
     def ids(n: int, kind: int = 0) -> tuple[int, ...]:
@@ -102,12 +102,12 @@ def trajectory_rows(lengths: Lengths, turns: int, trajectories: int = 1) -> list
 
     rows, system = [], ids(lengths.system)
     for _ in range(trajectories):
-        trunk = system
+        prefix = system
         for _ in range(turns):
-            prompt, response = trunk + ids(lengths.observation, kind=1), ids(lengths.response)
+            prompt, response = prefix + ids(lengths.observation, kind=1), ids(lengths.response)
             old, weights = (0.0,) * lengths.response, (1 / lengths.response,) * lengths.response
-            rows.append(Row(prompt + response, len(prompt), (), old, 1.0, len(trunk), weights))
-            trunk += response + ids(lengths.feedback)
+            rows.append(Row(prompt + response, len(prompt), (), old, 1.0, len(prefix), weights))
+            prefix += response + ids(lengths.feedback)
     return rows
 
 
@@ -180,7 +180,7 @@ def flops(dims: Dims, chains: Sequence[Chain], responses: int) -> int:
 def flop_ratio(dims: Dims, rows: Sequence[Row]) -> float:
     """One row per turn, over all rows in one tree."""
     forest = Forest()
-    for row in sorted(rows, key=lambda row: -row.shared):  # the longest trunk of a trajectory first
+    for row in sorted(rows, key=lambda row: -row.shared):  # the longest prefix of a trajectory first
         forest.add(np.array(row.ids[: row.shared]))
     for row in rows:
         forest.add(np.array(row.ids))

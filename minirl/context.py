@@ -1,8 +1,8 @@
 """Token-exact history: the prompt of turn t is built from ids, never by re-templating text.
 
 Stands between the episode and the sampler. OpenWebRL section 3.2 (all reasoning, last K screenshots) and
-WebAgent-R1's dynamic context compression (old pages become a stand-in) are this one rule (see Context) with
-other pieces: each agent writes its messages as `Words`.
+WebAgent-R1's dynamic context compression (old pages become a placeholder) are this one rule (see
+Context) with other pieces: each agent writes its messages as `UserMessage`.
 
 Deviation from both codebases: they rebuild and tokenise the conversation every turn, so that what is trained
 differs from what was sampled.
@@ -58,14 +58,14 @@ class ChatFormat:
         )
 
 
-class Words(NamedTuple):
+class UserMessage(NamedTuple):
     """A user's message as text: `head` stays for good, `page` is shown while the turn is recent, `tail`
-    closes the message, `stand_in` replaces an old page."""
+    closes the message, `placeholder` replaces an old page."""
 
     head: str
     page: str
     tail: str
-    stand_in: str = ""
+    placeholder: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Step:
     ephemeral: tuple[int, ...]  # the screenshot or the page's HTML, of the newest steps only
     tail: tuple[int, ...]  # the closing of the user's message, the assistant's opening
     image: bytes | None
-    words: Words
+    message: UserMessage
     response: tuple[int, ...] = ()  # the ids that were sampled, verbatim
     answer: str = ""  # the response as text
 
@@ -84,13 +84,13 @@ class Step:
 class Context:
     """The conversation of one episode: call `observe`, sample from its prompt, call `respond`, repeat.
 
-    The prompt of the newest step is trunk + branch, where
+    The prompt of the newest step is prefix + suffix, where
 
-        trunk  = start, then for every settled step: head, stand-in, tail, response, closing
-        branch = for the last `keep` steps: head, ephemeral, tail (and response, closing of the older ones)
+        prefix  = start, then for every settled step: head, placeholder, tail, response, closing
+        suffix = for the last `keep` steps: head, ephemeral, tail (and response, closing of the older ones)
 
-    with the newest head at the trunk's end if `keep == 1`. The trunk only ever grows, so turn t's prompt is
-    `trunk[:shared] + branch` with the trunk of the finished episode: prefix caches and prefix-tree training
+    with the newest head at the prefix's end if `keep == 1`. The prefix only ever grows, so turn t's prompt is
+    `prefix[:shared] + suffix` with the prefix of the finished episode: prefix caches and prefix-tree training
     feed on that. Without `reasoning` past responses begin at `</think>`.
     """
 
@@ -101,37 +101,37 @@ class Context:
         self.control = control_tokens(preprocessor.tokenizer)
         self.task = escape_control_tokens(task, self.control)
         self.close = self._ids(self.chat.close)
-        self.trunk: list[int] = list(self._ids(self.chat.start + agent.system + self.chat.to_user))
+        self.prefix: list[int] = list(self._ids(self.chat.start + agent.system + self.chat.to_user))
         self.settled: list[Step] = []
-        self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the trunk
+        self.recent: list[Step] = []  # the last `keep` steps, the newest last; older ones are in the prefix
 
     def observe(self, observation: Observation, feedback: tuple[str, ...] = ()) -> Prompt:
         """Open the next step with an observation and the feedback on the last calls; return its prompt."""
         if len(self.recent) == self.keep:
             self._settle(self.recent.pop(0))
         self.recent.append(self._step(observation, feedback))
-        # The newest head stays where it is, so with one step in the branch it can be in the trunk already.
+        # The newest head stays where it is, so with one step in the suffix it can be in the prefix already.
         if self.keep == 1:
-            self.trunk += self.recent[0].head
-        branch: list[int] = []
+            self.prefix += self.recent[0].head
+        suffix: list[int] = []
         for step in self.recent:
             if self.keep > 1:
-                branch += step.head
-            branch += step.ephemeral + step.tail
+                suffix += step.head
+            suffix += step.ephemeral + step.tail
             if step is not self.recent[-1]:
-                branch += self._kept(step) + self.close
+                suffix += self._kept(step) + self.close
         images = tuple(step.image for step in self.recent if step.image is not None)
-        return Prompt((*self.trunk, *branch), shared=len(self.trunk), images=images)
+        return Prompt((*self.prefix, *suffix), shared=len(self.prefix), images=images)
 
     def messages(self) -> tuple[Message, ...]:
         """Return the conversation up to the newest observation as chat messages, for a served model. They
         show and leave out the same as the prompt."""
         messages: list[Message] = [("system", (self.agent.system,))] if self.agent.system else []
         for i, step in enumerate(self.settled + self.recent):
-            head, page, tail, stand_in = step.words
+            head, page, tail, placeholder = step.message
             parts: tuple[str | bytes, ...] = (head + page + tail,)
             if i < len(self.settled):
-                parts = (head + stand_in + tail,)
+                parts = (head + placeholder + tail,)
             elif step.image is not None:
                 parts = (f"{head}{page}screenshot:\n", step.image, "\n" + tail)
             messages.append(("user", parts))
@@ -146,10 +146,10 @@ class Context:
         self.recent[-1] = replace(self.recent[-1], response=tuple(response_ids), answer=answer)
 
     def _settle(self, step: Step) -> None:
-        """Move a step whose observation is no longer shown into the trunk."""
+        """Move a step whose observation is no longer shown into the prefix."""
         if self.keep > 1:
-            self.trunk += step.head
-        self.trunk += self._ids(step.words.stand_in) + step.tail + self._kept(step) + self.close
+            self.prefix += step.head
+        self.prefix += self._ids(step.message.placeholder) + step.tail + self._kept(step) + self.close
         self.settled.append(replace(step, image=None))  # its screenshot would only take memory
 
     def _kept(self, step: Step) -> tuple[int, ...]:
@@ -168,19 +168,23 @@ class Context:
 
         page = escape(observation.page_text)
         if self.chat.max_chars:
-            history = sum(len(old.answer + old.words.head + old.words.stand_in) for old in self.settled)
+            history = sum(
+                len(old.answer + old.message.head + old.message.placeholder) for old in self.settled
+            )
             page = page[: max(0, self.chat.max_chars - history)]
         visible = replace(observation, text=escape(observation.text), page_text=page)
         number = len(self.settled) + len(self.recent)
-        words: Words = self.agent.words(number, self.task, visible, tuple(map(escape, feedback)))
+        message: UserMessage = self.agent.user_message(
+            number, self.task, visible, tuple(map(escape, feedback))
+        )
         image = observation.image
-        ephemeral = (words.page,) if image is None else (f"{words.page}screenshot:\n", image, "\n")
+        ephemeral = (message.page,) if image is None else (f"{message.page}screenshot:\n", image, "\n")
         return Step(
-            head=self._ids(words.head),
+            head=self._ids(message.head),
             ephemeral=self._ids(*ephemeral),
-            tail=self._ids(words.tail + self.chat.to_assistant),
+            tail=self._ids(message.tail + self.chat.to_assistant),
             image=image,
-            words=words,
+            message=message,
         )
 
     def _ids(self, *parts: str | bytes) -> tuple[int, ...]:

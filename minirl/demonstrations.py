@@ -31,7 +31,7 @@ def load_demonstrations(path: Path, harness: Harness) -> list[Trajectory]:
         for turn in episode.turns:
             for name in turn.images:
                 harness.images.put(run.images.get(name))
-    return [episode if episode.trunk else tokenised(episode, harness) for episode in successes]
+    return [episode if episode.prefix else tokenised(episode, harness) for episode in successes]
 
 
 def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:
@@ -49,7 +49,7 @@ def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:
         retold = replace(
             turn,
             shared=prompt.shared,
-            branch=prompt.ids[prompt.shared :],
+            suffix=prompt.ids[prompt.shared :],
             response_ids=ids,
             logprobs=(0.0,) * len(ids),
             text=text,
@@ -57,4 +57,4 @@ def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:
         )
         turns.append(retold)
         feedback = agent.visible_feedback(turn.parsed, turn.feedback)
-    return replace(trajectory, trunk=tuple(context.trunk), turns=tuple(turns))
+    return replace(trajectory, prefix=tuple(context.prefix), turns=tuple(turns))

@@ -59,7 +59,7 @@ def conversation(agent: Agent, config: AgentConfig, preprocessor: Preprocessor, 
     """Return a task's conversation, with the recipe's rules of what stays in it. It is empty, but for the
     responses before a recorded step."""
     context = Context(preprocessor, agent, config, task.instruction)
-    for response in agent.past(task):
+    for response in agent.history(task):
         context.observe(Observation(""))
         context.respond(preprocessor.render_response(response)[1], response)
     return context
@@ -113,7 +113,7 @@ class Episode:
         return Trajectory(
             task=self.task,
             member=self.member,
-            trunk=tuple(self.context.trunk) if any(turn.response_ids for turn in self.turns) else (),
+            prefix=tuple(self.context.prefix) if any(turn.response_ids for turn in self.turns) else (),
             turns=tuple(self.turns),
             stop=self.stop,
             answer=self.answer or "",
@@ -175,7 +175,7 @@ class Episode:
             times.append(time.monotonic())
             turn = Turn(
                 shared=prompt.shared if sample.ids else 0,
-                branch=prompt.ids[prompt.shared :] if sample.ids else (),
+                suffix=prompt.ids[prompt.shared :] if sample.ids else (),
                 response_ids=sample.ids,
                 logprobs=sample.logprobs,
                 text=text,

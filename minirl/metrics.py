@@ -60,7 +60,7 @@ def episode_means(valid: Sequence[Trajectory]) -> dict[str, float]:
     for t in valid:
         # the last prompt and response hold the whole episode
         last = t.turns[-1]
-        tokens.append(last.shared + len(last.branch) + len(last.response_ids))
+        tokens.append(last.shared + len(last.suffix) + len(last.response_ids))
     return {
         "success": mean(t.success for t in valid),
         **judge_metrics(valid),

@@ -1,6 +1,6 @@
 """Prefix trees: many turns in one row, every shared token computed once.
 
-Stands between rows and the forward pass. The turns of a trajectory share its trunk (system, task, past
+Stands between rows and the forward pass. The turns of a trajectory share its prefix (system, task, past
 reasoning and feedback), the trajectories of a group system and task. A `Forest` lays turns out as chains,
 
     chain 0   system task | tabs 1 | response 1 feedback 1 tabs 2 | response 2 feedback 2 tabs 3
@@ -142,16 +142,16 @@ def pack(rows: Sequence[Row], preprocessor: Preprocessor, images: ImageStore, de
 
 
 def lay_out_trunks(rows: Sequence[Row], keys: Sequence[np.ndarray]) -> Forest:
-    """Return a forest with the trunks alone, the longest first.
+    """Return a forest with the prefixes alone, the longest first.
 
-    Were a turn laid out before its trajectory's whole trunk, the trunk would end in its chain, and go on in
+    Were a turn laid out before its trajectory's whole prefix, the prefix would end in its chain, and go on in
     several: later turns would see several ranges, and attention be a kernel call for each.
     """
     forest = Forest()
-    trunks = []
+    prefixes = []
     for row, row_keys in zip(rows, keys, strict=True):
         if row.shared:
-            trunks.append(row_keys[: row.shared])
-    for trunk in sorted(trunks, key=len, reverse=True):
-        forest.add(trunk)
+            prefixes.append(row_keys[: row.shared])
+    for prefix in sorted(prefixes, key=len, reverse=True):
+        forest.add(prefix)
     return forest

@@ -41,7 +41,7 @@ class Row:
     images: tuple[str, ...]
     old: tuple[float, ...]  # the log-probs that importance ratios start from
     advantage: float
-    shared: int = 0  # how many ids are the trajectory's trunk
+    shared: int = 0  # how many ids are the trajectory's prefix
     weights: tuple[float, ...] = ()  # in the loss (minirl/loss.py)
     ref: tuple[float, ...] = ()  # the reference model's log-probs, if there is one
     index: int = 0  # among the rows that are scored together

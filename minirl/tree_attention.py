@@ -46,7 +46,7 @@ def segment_attention(
 ) -> Tensor:
     """Return attention (1, A, L, D) chain by chain, each against a copy of all that it sees."""
     sharing = q_1ALD.shape[1] // k_1KLD.shape[1]
-    # a trunk's gradients come from many chains and are added in float32
+    # a prefix's gradients come from many chains and are added in float32
     kv_21KLD = torch.stack([k_1KLD, v_1KLD]).float()
     outputs = []
     for chain in tree:

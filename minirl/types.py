@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from minirl.config import BrowserConfig
-    from minirl.context import ChatFormat, Words
+    from minirl.context import ChatFormat, UserMessage
     from minirl.distributed import Ranks
     from minirl.episode import Harness
 
@@ -106,7 +106,7 @@ Message = tuple[str, tuple[str | bytes, ...]]  # of a chat: the role, and texts 
 @dataclass(frozen=True)
 class Prompt:
     """What the sampler reads: ids with a run of image pads for each of `images`, which are PNG bytes. The
-    first `shared` ids are the beginning of the trajectory's trunk; the rest is this turn's branch.
+    first `shared` ids are the beginning of the trajectory's prefix; the rest is this turn's suffix.
 
     >>> p = Prompt((1, 2, 3, 9, 9, 4), shared=3, images=(b"png",))  # 9 is the image pad
     >>> p.ids[:p.shared], p.ids[p.shared:]
@@ -158,17 +158,17 @@ class Sample:
 class Turn:
     """One prompt, one sampled response, and what came of it.
 
-    The prompt is `trunk[:shared] + branch`, where `trunk` is the trajectory's; only `response_ids` are ever
-    trained on. With trunk (1, 2, 3, 5, 6) and
+    The prompt is `prefix[:shared] + suffix`, where `prefix` is the trajectory's; only `response_ids` are ever
+    trained on. With prefix (1, 2, 3, 5, 6) and
 
-        Turn(shared=3, branch=(9, 9, 4), response_ids=(7, 2), logprobs=(-0.1, -0.7), ...)
+        Turn(shared=3, suffix=(9, 9, 4), response_ids=(7, 2), logprobs=(-0.1, -0.7), ...)
 
     the model read 1 2 3 9 9 4 and wrote 7 2: the row is 1 2 3 9 9 4 7 2, and the loss covers the last two.
     """
 
     shared: int
-    branch: tuple[int, ...]
-    response_ids: tuple[int, ...]  # none if a served model wrote it, and then there is no branch either
+    suffix: tuple[int, ...]
+    response_ids: tuple[int, ...]  # none if a served model wrote it, and then there is no suffix either
     logprobs: tuple[float, ...]
     text: str  # the decoded response; where there are ids, never tokenised again
     images: tuple[str, ...] = ()  # the prompt's, by content hash
@@ -208,7 +208,7 @@ class Trajectory:
 
     task: Task
     member: int  # which of the group's G episodes this is
-    trunk: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()
     turns: tuple[Turn, ...] = ()
     stop: Stop = Stop.DONE
     answer: str = ""
@@ -236,7 +236,7 @@ class Trajectory:
 
     def prompt_ids(self, t: int) -> tuple[int, ...]:
         """Return the ids that turn `t` was sampled from."""
-        return self.trunk[: self.turns[t].shared] + self.turns[t].branch
+        return self.prefix[: self.turns[t].shared] + self.turns[t].suffix
 
 
 # One task's episodes. Those that are not `valid` have left; with `--reward.invalid mask` they count as a 0
@@ -370,11 +370,13 @@ class Agent(Protocol):
     final_call: tuple[str, str]  # the name of the call that ends an episode, and of its argument: the answer
 
     # the n-th message to the model; the feedback is on the last turn
-    def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> "Words": ...
+    def user_message(
+        self, n: int, instruction: str, observation: Observation, feedback: tuple[str, ...]
+    ) -> "UserMessage": ...
     async def observe(self, session: Session) -> Observation: ...
     def parse(self, text: str) -> Parsed: ...
     async def act(self, session: Session, call: Call) -> str: ...  # returns a line of feedback
-    def past(self, task: Task) -> Sequence[str]: ...  # the responses before a recorded step
+    def history(self, task: Task) -> Sequence[str]: ...  # the responses before a recorded step
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]: ...
 
 

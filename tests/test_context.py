@@ -29,8 +29,9 @@ def new_context(preprocessor):
     """`new_context(screenshots=2)`: a conversation with the small model's tokenizer and images."""
 
     def make(task: str = TASK, **settings) -> Context:
-        chat, words = settings.pop("chat", None), settings.pop("words", TOOLS.words)
-        agent = SimpleNamespace(system=SYSTEM, words=words, message_format=chat)
+        chat = settings.pop("chat", None)
+        user_message = settings.pop("user_message", TOOLS.user_message)
+        agent = SimpleNamespace(system=SYSTEM, user_message=user_message, message_format=chat)
         return Context(preprocessor, agent, AgentConfig(**settings), task)
 
     return make
@@ -48,12 +49,12 @@ class Played:
         prompt = self.context.observe(observation, feedback)
         self.context.respond(response, self.context.preprocessor.tokenizer.decode(response))
         self.prompts.append(prompt)
-        branch = prompt.ids[prompt.shared :]
-        self.turns.append(Turn(prompt.shared, branch, response, (0.0,) * len(response), text=""))
+        suffix = prompt.ids[prompt.shared :]
+        self.turns.append(Turn(prompt.shared, suffix, response, (0.0,) * len(response), text=""))
 
     def trajectory(self) -> Trajectory:
         task = Task("shop-0-1", TASK, "http://shop-0.test/")
-        return Trajectory(task, 0, trunk=tuple(self.context.trunk), turns=tuple(self.turns))
+        return Trajectory(task, 0, prefix=tuple(self.context.prefix), turns=tuple(self.turns))
 
 
 SIZES = [(64, 64), (64, 96), (32, 32), (96, 64), (64, 32)]  # one screenshot per turn: 4, 6, 1, 6, 2 pads
@@ -112,7 +113,7 @@ def rendered(preprocessor, messages: list[dict], pads: list[int]) -> tuple[int, 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_every_prompt_is_the_chat_template_of_the_conversation_so_far(preprocessor, play, png, keep, images):
     """The responses here are spelled as the tokenizer would, so that both ways must agree. The finished
-    conversation's trunk and branches make the same prompts."""
+    conversation's prefix and branches make the same prompts."""
     played = play(keep, images)
     trajectory = played.trajectory()
     pictures = tuple(png(*size, seed=i) for i, size in enumerate(SIZES))
@@ -122,7 +123,7 @@ def test_every_prompt_is_the_chat_template_of_the_conversation_so_far(preprocess
         assert prompt.ids == trajectory.prompt_ids(t) == expected, f"turn {t}"
         assert prompt.images == pictures[newest]
     shared = [turn.shared for turn in trajectory.turns]
-    assert shared == sorted(shared) and shared[-1] > shared[0]  # the trunk grew
+    assert shared == sorted(shared) and shared[-1] > shared[0]  # the prefix grew
 
 
 def test_the_second_prompt_word_by_word(preprocessor, play):
@@ -142,7 +143,7 @@ def test_the_second_prompt_word_by_word(preprocessor, play):
 
 
 def test_the_newest_head_is_shared_only_where_nothing_follows_that_is_dropped(preprocessor, play):
-    """With one screenshot kept the trunk reaches up to it; with two, up to the older one's message."""
+    """With one screenshot kept the prefix reaches up to it; with two, up to the older one's message."""
     decode = preprocessor.tokenizer.decode
     prompt = play(keep=1).prompts[2]
     assert decode(prompt.ids[: prompt.shared]).endswith("<observation>\nTab 2\n")
@@ -153,7 +154,9 @@ def test_the_newest_head_is_shared_only_where_nothing_follows_that_is_dropped(pr
 
 
 def test_an_old_page_leaves_its_placeholder(preprocessor, new_context):
-    context = new_context(words=lambda *seen: TOOLS.words(*seen)._replace(stand_in="(page left out)\n"))
+    context = new_context(
+        user_message=lambda *seen: TOOLS.user_message(*seen)._replace(placeholder="(page left out)\n")
+    )
     done = tuple(preprocessor.tokenizer("ok</think><|im_end|>")["input_ids"])
     context.observe(Observation("Tab 0", page_text="<b>cheap mugs</b>"))
     context.respond(done)
@@ -360,20 +363,20 @@ def rounds(preprocessor, new_context, **settings) -> tuple[str, list[Prompt]]:
 
 
 def test_rounds_as_webagent_r1_writes_them(preprocessor, new_context):
-    text, prompts = rounds(preprocessor, new_context, words=ROUNDS.words)
+    text, prompts = rounds(preprocessor, new_context, user_message=ROUNDS.user_message)
     assert "user\nTask Instruction: find a mug\n\nRound 0\n\n** Simplified html **<|im_end|>" in text
     assert "do(0)<|im_end|>\n<|im_start|>user\nRound 1\n\n** Simplified html **<|im_end|>" in text
     assert "Round 2\n\nClick: failed, element 3 is gone.\n\n<html> page 2 </html><|im_end|>" in text
     assert text.count("<html>") == 1
-    trunk = prompts[-1].ids[: prompts[-1].shared]
-    assert all(prompt.ids[: prompt.shared] == trunk[: prompt.shared] for prompt in prompts)
+    prefix = prompts[-1].ids[: prompts[-1].shared]
+    assert all(prompt.ids[: prompt.shared] == prefix[: prompt.shared] for prompt in prompts)
 
 
 def test_rounds_as_webrl_writes_them(preprocessor, new_context):
     """One completion with Llama's headers in it; the task stands where the first page was, and responses
     without their end."""
     chat = replace(WEBRL_WITH_SYSTEM, max_chars=0)
-    text, _ = rounds(preprocessor, new_context, words=COMPLETION.words, chat=chat)
+    text, _ = rounds(preprocessor, new_context, user_message=COMPLETION.user_message, chat=chat)
     user = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n"
     assistant = "\n\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n"
     left_out = "** Simplified html **"
@@ -386,7 +389,7 @@ def test_rounds_as_webrl_writes_them(preprocessor, new_context):
 
 
 def test_webrl_cuts_a_page_to_what_is_left(preprocessor, new_context):
-    context = new_context(words=COMPLETION.words, chat=replace(WEBRL, max_chars=10))
+    context = new_context(user_message=COMPLETION.user_message, chat=replace(WEBRL, max_chars=10))
     prompt = context.observe(Observation("", page_text="<html> page </html>"))
     assert "<html> pag\n\n<|eot_id|>" in preprocessor.tokenizer.decode(prompt.ids)
 

@@ -53,7 +53,7 @@ def blind(group: Group) -> Group:
     """Without screenshots."""
     trajectories = []
     for t in group:
-        turns = tuple(replace(turn, images=(), branch=(43,)) for turn in t.turns)
+        turns = tuple(replace(turn, images=(), suffix=(43,)) for turn in t.turns)
         trajectories.append(replace(t, turns=turns))
     return tuple(trajectories)
 

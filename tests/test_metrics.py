@@ -14,8 +14,8 @@ from minirl.types import Stop, Task, Trajectory, Turn
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
 
 
-def turn(shared: int, branch: int, response: int, cached: int = 0) -> Turn:
-    return Turn(shared, (9,) * branch, (7,) * response, (-0.1,) * response, "", cached=cached)
+def turn(shared: int, suffix: int, response: int, cached: int = 0) -> Turn:
+    return Turn(shared, (9,) * suffix, (7,) * response, (-0.1,) * response, "", cached=cached)
 
 
 def episode(*turns: Turn, stop: Stop = Stop.DONE, reward: float = 0.0) -> Trajectory:

@@ -239,7 +239,7 @@ def test_other_models(preprocessor, png, kind, keep):
 
 
 def forest_of(lengths: list[tuple[int, int]]) -> Tree:
-    """A trunk and branches off it: (place on the trunk, length)."""
+    """A prefix and branches off it: (place on the prefix, length)."""
     size, chains = 40, [Chain(0, 40)]
     for place, length in lengths:
         chains.append(Chain(size, size + length, ((0, place),)))
@@ -363,14 +363,14 @@ def test_a_trunks_gradients_are_as_exact_however_many_chains_see_it(kernel):
         tree = (Chain(0, 64), *own)
         q, k, v, grad = (torch.randn(1, heads, tree[-1].end, 16).bfloat16() for heads in (4, 2, 2, 4))
 
-        def trunk(dtype: torch.dtype) -> torch.Tensor:
+        def prefix(dtype: torch.dtype) -> torch.Tensor:
             inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
             found = torch.autograd.grad(kernel(*inputs, tree, None), inputs, grad.to(dtype))
             assert [x.dtype for x in found] == [dtype] * 3
             return torch.stack([x[:, :, :64].float() for x in found[1:]])
 
-        exact = trunk(torch.float32)
-        return ((trunk(torch.bfloat16) - exact).norm() / exact.norm()).item()
+        exact = prefix(torch.float32)
+        return ((prefix(torch.bfloat16) - exact).norm() / exact.norm()).item()
 
     few, many = error(5), error(150)
     assert few < 0.0045 and many < 1.1 * few

@@ -31,10 +31,10 @@ from minirl.types import Group, Stop, Trajectory, Turn
 
 
 def test_the_rows_of_a_trajectory():
-    """A trunk of five; the first turn branched off after three of them, the second after all."""
+    """A prefix of five; the first turn branched off after three of them, the second after all."""
     first = Turn(3, (9, 9, 4), (7, 2), (-0.1, -0.7), "", images=("a",))
     second = Turn(5, (9, 4), (8, 8, 2), (-0.3, -0.2, -0.1), "", images=("b", "c"))
-    trajectory = Trajectory(TASK, 0, trunk=(1, 2, 3, 5, 6), turns=(first, second))
+    trajectory = Trajectory(TASK, 0, prefix=(1, 2, 3, 5, 6), turns=(first, second))
     assert turn_rows(trajectory, advantage=0.5) == (
         Row((1, 2, 3, 9, 9, 4, 7, 2), 6, ("a",), (-0.1, -0.7), 0.5, 3, (1.0, 1.0)),
         Row((1, 2, 3, 5, 6, 9, 4, 8, 8, 2), 7, ("b", "c"), (-0.3, -0.2, -0.1), 0.5, 5, (1.0, 1.0, 1.0)),
@@ -62,7 +62,7 @@ def test_filtered_cloning_takes_the_successes_and_needs_one():
 def groups_of(*turns: int) -> list[Group]:
     """One group whose trajectories have so many turns; the first id of a row names its trajectory."""
     trajectories = tuple(
-        Trajectory(TASK, m, trunk=(100 + m,), turns=(Turn(1, (), (7,), (-0.5,), ""),) * n)
+        Trajectory(TASK, m, prefix=(100 + m,), turns=(Turn(1, (), (7,), (-0.5,), ""),) * n)
         for m, n in enumerate(turns)
     )
     return [group_of(trajectories, *map(float, range(len(turns))))]
@@ -125,7 +125,7 @@ def test_every_seed_shuffles_in_its_own_way_and_mixes_groups():
     orders = [sum(names(cut([group], 4, seed)), []) for seed in (0, 0, 1, 2)]
     assert orders[0] == orders[1] != sorted(orders[0])
     assert len({tuple(order) for order in orders}) == 3
-    other = tuple(replace(t, trunk=(200,)) for t in group)
+    other = tuple(replace(t, prefix=(200,)) for t in group)
     assert {row.ids[0] == 200 for row in cut([group, other], turns=12)[0]} == {True, False}
 
 

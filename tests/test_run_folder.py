@@ -34,7 +34,7 @@ PARSED = st.builds(Parsed, thought=TEXT, calls=st.lists(CALLS, max_size=2).map(t
 TURNS = st.builds(
     Turn,
     shared=st.integers(0, 9),
-    branch=IDS,
+    suffix=IDS,
     response_ids=IDS,
     logprobs=st.lists(NUMBERS, max_size=5).map(tuple),
     text=TEXT,
@@ -48,7 +48,7 @@ TRAJECTORIES = st.builds(
     Trajectory,
     task=st.builds(Task, id=TEXT, instruction=TEXT, start_url=TEXT, goal=MAPPINGS, meta=MAPPINGS),
     member=st.integers(0, 7),
-    trunk=IDS,
+    prefix=IDS,
     turns=st.lists(TURNS, max_size=2).map(tuple),
     stop=st.sampled_from(Stop),
     success=st.booleans(),
@@ -60,7 +60,7 @@ TRAJECTORIES = st.builds(
 
 def episode(member: int = 0, image: str = "", task: Task = TASK) -> Trajectory:
     turn = Turn(3, (9, 9, 4), (7, 2), (-0.1, -0.7), "hi", images=(image,) if image else ())
-    return Trajectory(task, member, trunk=(1, 2, 3), turns=(turn,), reward=float(member % 2))
+    return Trajectory(task, member, prefix=(1, 2, 3), turns=(turn,), reward=float(member % 2))
 
 
 def temporary_files(run: Run) -> list[Path]:

@@ -288,7 +288,7 @@ def test_cloning_shows_smaller_screenshots_and_reinforcement_whole_ones(new_trai
 
 
 def test_a_row_with_two_screenshots_is_resized_by_hand(new_trainer):
-    """Six pads and one become two and one; what was said stays, and so does the trunk."""
+    """Six pads and one become two and one; what was said stays, and so does the prefix."""
     trainer = new_trainer(sft={"max_pixels": 64 * 64})
     pad = trainer.preprocessor.pad
     ids = (1, 2, *[pad] * 6, 3, pad, 4, 7, 8)

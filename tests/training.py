@@ -104,15 +104,15 @@ def make_groups(preprocessor: Preprocessor) -> list[Group]:
     shown = {"wide": (start, *[preprocessor.pad] * 6, end), "small": (start, preprocessor.pad, end)}
 
     def episode(member: int, turns: int) -> Trajectory:
-        trunk, out = (1, 40 + member, 41), []
+        prefix, out = (1, 40 + member, 41), []
         for t in range(turns):
             image = ("wide", "small", None)[(member + t) % 3]
             response = tuple(range(60 + 7 * member + t, 62 + 7 * member + 3 * t)) + (2,)
-            branch = (*shown[image], 42) if image else (43,)
+            suffix = (*shown[image], 42) if image else (43,)
             images = (image,) if image else ()
-            out.append(Turn(len(trunk), branch, response, (-6.0,) * len(response), "", images=images))
-            trunk += (44 + t, *response)
-        return Trajectory(TASK, member, trunk=trunk, turns=tuple(out))
+            out.append(Turn(len(prefix), suffix, response, (-6.0,) * len(response), "", images=images))
+            prefix += (44 + t, *response)
+        return Trajectory(TASK, member, prefix=prefix, turns=tuple(out))
 
     return [
         group_of((episode(0, 2), episode(1, 1), episode(2, 3)), 1.0, 0.5, -1.5),

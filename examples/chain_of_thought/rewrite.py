@@ -60,7 +60,7 @@ async def with_thoughts(
     out = []
     for demo in demos:
         turns = [without_ids(next(following) if turn.trained else turn) for turn in demo.turns]
-        out.append(replace(demo, trunk=(), turns=tuple(turns)))
+        out.append(replace(demo, prefix=(), turns=tuple(turns)))
     return out
 
 
@@ -88,7 +88,7 @@ async def rewritten(endpoint: Endpoint, demo: Trajectory, n: int, max_tokens: in
 
 
 def without_ids(turn: Turn) -> Turn:
-    return replace(turn, shared=0, branch=(), response_ids=(), logprobs=())
+    return replace(turn, shared=0, suffix=(), response_ids=(), logprobs=())
 
 
 def action_text(response: str) -> str:

@@ -84,7 +84,7 @@ def trajectory_row(trajectory: Trajectory, agent: Agent, images: ImageStore) -> 
     feedback: tuple[str, ...] = ()
     for n, turn in enumerate(trajectory.turns):
         observation = Observation(turn.observation, page_text=turn.page_text, url=turn.url)
-        head, page, tail, _ = agent.words(n, task.instruction, observation, feedback)
+        head, page, tail, _ = agent.user_message(n, task.instruction, observation, feedback)
         if turn.images:
             messages.append(chat_message("user", f"{head}{page}screenshot:\n", None, f"\n{tail}"))
             screenshots.append({"bytes": images.get(turn.images[-1]), "path": None})

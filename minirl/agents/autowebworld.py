@@ -25,7 +25,7 @@ from minirl.agents import openwebrl_actions as tools
 from minirl.agents.openwebrl import read_prompt
 from minirl.agents.webagent_r1 import syntax_tree
 from minirl.config import AgentConfig
-from minirl.context import ChatFormat, Words
+from minirl.context import ChatFormat, UserMessage
 from minirl.types import Call, Observation, Parsed, Session, Task, ToolFailure
 
 FILES = resources.files("minirl.agents")
@@ -173,10 +173,12 @@ class AutoWebWorldAgent:
         tabs, active = await session.tabs()
         return Observation("", image=await session.screenshot(), url=tabs[active][0])
 
-    def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Words:
+    def user_message(
+        self, n: int, instruction: str, observation: Observation, feedback: tuple[str, ...]
+    ) -> UserMessage:
         opening = f"Task: {instruction}\n\n" if n == 0 else ""
         lines = "".join(line + "\n" for line in feedback)
-        return Words(f"{opening}{lines}Step {n + 1}\n", "", "")
+        return UserMessage(f"{opening}{lines}Step {n + 1}\n", "", "")
 
     async def act(self, session: Session, call: Call) -> str:
         """Carry out one action; return what it did. Raises as openwebrl_actions.act does."""
@@ -208,7 +210,7 @@ class AutoWebWorldAgent:
             scaled[key] = [round(x * (width / size[0])), round(y * (height / size[1]))]
         return spell(thought, scaled)
 
-    def past(self, task: Task) -> list[str]:
+    def history(self, task: Task) -> list[str]:
         steps = task.meta.get("past", ())
         return [self.say(thought, action, task.meta["size"]) for thought, action in steps]
 

@@ -18,7 +18,7 @@ from typing import Any
 from minirl.agents import openwebrl_actions
 from minirl.agents.openwebrl_actions import SCALE, TABLES, TOOL_FUNCTIONS
 from minirl.config import AgentConfig
-from minirl.context import ChatFormat, Words
+from minirl.context import ChatFormat, UserMessage
 from minirl.types import Call, Observation, Parsed, Task
 
 PROMPT = Path(__file__).with_name("prompts").joinpath("openwebrl.md").read_text("utf-8").rstrip("\n")
@@ -181,7 +181,9 @@ class OpenWebRLAgent:
         self.config = config
         self.system = system_prompt(config.brief, config.prompt)
 
-    def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Words:
+    def user_message(
+        self, n: int, instruction: str, observation: Observation, feedback: tuple[str, ...]
+    ) -> UserMessage:
         if n == 0:
             head = f"<user_request>\n{instruction}\n</user_request>\n\n"
             tail = "</observation>"
@@ -189,10 +191,10 @@ class OpenWebRLAgent:
             lines = "".join(line + "\n" for line in feedback)
             head = f"<tool_response>\n{lines}\n" if lines else "<tool_response>\n"
             tail = "</observation>\n</tool_response>"
-        page = seen.page_text + "\n" if seen.page_text else ""
-        return Words(f"{head}<observation>\n{seen.text}\n", page, tail)
+        page = observation.page_text + "\n" if observation.page_text else ""
+        return UserMessage(f"{head}<observation>\n{observation.text}\n", page, tail)
 
-    def past(self, task: Task) -> Sequence[str]:
+    def history(self, task: Task) -> Sequence[str]:
         return ()
 
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:

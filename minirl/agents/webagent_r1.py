@@ -28,7 +28,7 @@ from minirl.agents import openwebrl_actions as tools
 from minirl.agents import simplified_html
 from minirl.agents.openwebrl import read_prompt
 from minirl.config import AgentConfig
-from minirl.context import ChatFormat, Words
+from minirl.context import ChatFormat, UserMessage
 from minirl.types import Call, Observation, PageHangs, Parsed, Session, Task, ToolFailure
 
 FILES = Path(__file__).parent
@@ -276,13 +276,17 @@ class WebAgentR1Agent:
         if self.is_webrl:
             self.message_format = WEBRL_WITH_SYSTEM if config.prompt else WEBRL
 
-    def words(self, n: int, instruction: str, seen: Observation, feedback: tuple[str, ...]) -> Words:
+    def user_message(
+        self, n: int, instruction: str, observation: Observation, feedback: tuple[str, ...]
+    ) -> UserMessage:
         opening = f"Task Instruction: {instruction}\n\n" if n == 0 else ""
         lines = "".join(line + "\n\n" for line in feedback)
         head = f"{opening}Round {n}\n\n{WEBRL_USER if self.is_webrl else ''}{lines}"
-        return Words(head, seen.page_text, "", instruction if self.is_webrl and n == 0 else LEFT_OUT)
+        return UserMessage(
+            head, observation.page_text, "", instruction if self.is_webrl and n == 0 else LEFT_OUT
+        )
 
-    def past(self, task: Task) -> Sequence[str]:
+    def history(self, task: Task) -> Sequence[str]:
         return ()
 
     def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:

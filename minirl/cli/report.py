@@ -113,10 +113,10 @@ def read_dump(path: Path, changed: int) -> dict[str, Any]:
 
 def episode(trajectory: Trajectory) -> dict[str, Any]:
     """Return a line of a dump for the page: without token ids, which people do not read."""
-    record = to_record(trajectory) | {"valid": trajectory.valid, "trunk": ()}
+    record = to_record(trajectory) | {"valid": trajectory.valid, "prefix": ()}
     for turn in record["turns"]:
         prompt_tokens, response_tokens = turn["counted"]  # by a served model's API
-        turn["prompt_tokens"] = turn["shared"] + len(turn.pop("branch")) or prompt_tokens
+        turn["prompt_tokens"] = turn["shared"] + len(turn.pop("suffix")) or prompt_tokens
         turn["response_tokens"] = len(turn.pop("response_ids")) or response_tokens
         del turn["logprobs"]
         # calls are shown as understood; the raw text matters where little or nothing was

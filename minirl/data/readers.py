@@ -117,7 +117,7 @@ class Reader:
         is_shown = bool(images or observation.page_text)
         return Turn(
             shared=0,
-            branch=(),
+            suffix=(),
             response_ids=(),
             logprobs=(),
             text=text,

@@ -121,7 +121,7 @@ def result_of(trajectory: Trajectory) -> Result:
         site=task.site,
         difficulty=str(task.meta.get("difficulty", task.meta.get("level", ""))),
         steps=len(turns),
-        prompt_tokens=sum(turn.shared + len(turn.branch) or turn.counted[0] for turn in turns),
+        prompt_tokens=sum(turn.shared + len(turn.suffix) or turn.counted[0] for turn in turns),
         response_tokens=sum(len(turn.response_ids) or turn.counted[1] for turn in turns),
         cost=trajectory.dollars,
         reason=reason or str(trajectory.final_state.get("reason") or ""),

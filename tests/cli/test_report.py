@@ -56,7 +56,7 @@ def fake_turns(run: Run, rng: random.Random) -> list[Turn]:
     return [
         Turn(
             shared=400,
-            branch=tuple(range(120 + 10 * i)),
+            suffix=tuple(range(120 + 10 * i)),
             response_ids=tuple(range(rng.randint(20, 60))),
             logprobs=(),
             text=f"{thought} <tool_call>...</tool_call>",

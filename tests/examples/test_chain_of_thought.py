@@ -31,7 +31,7 @@ TURNS = [
     for text, page in zip(TEXTS, PAGES, strict=True)
 ]
 TASK = Task("t", "Look at the mugs.", "http://shop-0.test/")
-DEMO = Trajectory(TASK, 0, trunk=(7,), turns=tuple(TURNS), stop=Stop.DONE, success=True)
+DEMO = Trajectory(TASK, 0, prefix=(7,), turns=tuple(TURNS), stop=Stop.DONE, success=True)
 NO_THOUGHTS = [say(""), say("<think><answer></answer>"), say("I want mu", finish="length"), status(500)]
 
 

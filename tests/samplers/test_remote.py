@@ -84,7 +84,7 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, preproces
             assert expected.turns[t - 1].text in request["messages"][-2]["content"][0]["text"]
     assert len({r["seed"] for r in server.requests}) == len(server.requests)
     assert taught.success and taught.stop is Stop.DONE and len(taught.turns) == len(expected.turns) > 2
-    assert taught.trunk == () and not any(t.response_ids or t.logprobs or t.branch for t in taught.turns)
+    assert taught.prefix == () and not any(t.response_ids or t.logprobs or t.suffix for t in taught.turns)
     with pytest.raises(ValueError, match="said by a served model: clone it, with --sft.demos"):
         turn_rows(taught, advantage=1.0)
 
@@ -99,9 +99,9 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, preproces
         return await experiment.demonstrate(worker)
 
     (cloned,) = await cloned_from("eval_teacher", TaskSets([TASK], [], []))
-    assert cloned.trunk == expected.trunk
+    assert cloned.prefix == expected.prefix
     for ours, seen, theirs in zip(cloned.turns, taught.turns, expected.turns, strict=True):
-        assert (ours.shared, ours.branch) == (theirs.shared, theirs.branch)
+        assert (ours.shared, ours.suffix) == (theirs.shared, theirs.suffix)
         assert ours.response_ids == theirs.response_ids
         # The picture that the teacher saw: two visits to one page need not give the same bytes.
         assert student.images.get(ours.images[-1]) == run.images.get(seen.images[-1])
