@@ -6,7 +6,10 @@
 """
 
 import asyncio
+import contextlib
+import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -24,6 +27,9 @@ from minirl.recipes import RECIPES
 
 C = TypeVar("C", bound=Config)
 BOUNDS = {"ge": "at least", "gt": "above", "lt": "below"}
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+BOXES = re.compile(r"[│╭╮╰╯─╷╵┃━]+")
+MAX_PROBLEM = 400  # characters
 
 
 def from_command_line(argv: Sequence[str], prog: str) -> Config:
@@ -43,8 +49,18 @@ def recipe_name(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]]
 
 
 def read_flags(default: C, flags: Sequence[str], prog: str) -> C:
-    """Return `default` with the flags' values. SystemExit after --help, and if tyro can't understand one."""
-    return tyro.cli(type(default), args=flags, default=default, prog=prog)
+    """Return `default` with the flags' values. ValueError says in one line what can't be understood."""
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(type(default), args=flags, default=default, prog=prog)
+    except SystemExit as stop:
+        if stop.code in (0, None):  # after --help
+            raise
+        # tyro draws a coloured box around what is wrong
+        text = COLOURS.sub("", errors.getvalue())
+        words = BOXES.sub(" ", text).split()
+        raise ValueError(" ".join(words)[:MAX_PROBLEM]) from None
 
 
 def check(config: C) -> C:
