@@ -138,10 +138,12 @@ class Trainer:
         return scored, metrics
 
     @torch.no_grad()
-    def _score(self, policy: Policy, rows: Sequence[Row]) -> Scores:
-        """Return the log-probs of every row's response, of which each rank computes a share."""
+    def _score(self, policy: Policy, rows: Sequence[Row], temperature: float | None = None) -> Scores:
+        """Return the log-probs of every row's response at a temperature, by default the sampler's; each rank
+        computes a share."""
         torch.set_num_threads(cores())
         policy.eval()
+        policy.temperature = temperature or self.config.sampler.temperature
         numbered = [replace(row, index=i) for i, row in enumerate(rows)]
         share = []
         for batch in self._batches(numbered):
@@ -169,7 +171,7 @@ class Trainer:
             metrics = {"loss": self.sft_step(rows, lr)}
             is_due = update % VALIDATION_UPDATES == 0 or update == len(batches)
             if validation and is_due:
-                scores = self._score(self.policy, validation)
+                scores = self._score(self.policy, validation, temperature=1.0)
                 logprobs = [logprob for row in scores for logprob in row]
                 loss = -sum(logprobs) / len(logprobs)
                 metrics["validation"] = loss

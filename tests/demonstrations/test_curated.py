@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -73,9 +73,9 @@ def rollouts(eval_script: ModuleType, out: Path, said: Mapping[str, Sequence[str
     return Run(out / "teacher-eval")
 
 
-def read(path: Path, out: Path, recipe: str) -> Path:
+def read(path: Path, out: Path, recipe: str, main: Callable[[list[str]], int] = script.main) -> Path:
     """The dump of a file of public records."""
-    assert script.main(["read", str(path), "--out", str(out), "--recipe", recipe]) == 0
+    assert main(["read", str(path), "--out", str(out), "--recipe", recipe]) == 0
     return Run(out).trajectory_path("demos")
 
 
@@ -89,7 +89,6 @@ def cloned(out: Path, demos: Path, recipe: str = "tiny") -> Run:
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.more
 def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_published(
     eval_script, preprocessor, tmp_path
@@ -108,7 +107,7 @@ def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_publis
     assert publish.main(["write", str(run.trajectory_path("demos")), *flags]) == 0
 
     published = tmp_path / "set" / "data" / "train.parquet"
-    places = run.trajectory_path("demos"), read(published, tmp_path / "read", "tiny")
+    places = run.trajectory_path("demos"), read(published, tmp_path / "read", "tiny", publish.main)
     students = [cloned(tmp_path / str(n), place) for n, place in enumerate(places)]
     heldout = {t.task.start_url for student in students for t in student.load_trajectories("after_sft")}
     assert len(heldout) == 3 and heldout.isdisjoint(t.task.start_url for t in demos)
