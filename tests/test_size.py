@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MAX_TOKENS = 108_000
-MAX_CORE_TOKENS = 36_000  # flat modules, samplers and scripts
+MAX_TOKENS = 123_200
+MAX_CORE_TOKENS = 38_400  # flat modules, samplers and scripts
+AIM_TOKENS = 108_000  # what the two above are to come down to
+AIM_CORE_TOKENS = 36_000
 MAX_TOKENS_PER_LINE = 8.0  # of every room
 MAX_NODES_PER_LINE = 14  # of every room, the 90th percentile
 MAX_FUNCTION_LINES = 60
@@ -36,8 +38,6 @@ LAYOUT = {
     tokenize.COMMENT,
 }
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-
-pytestmark = pytest.mark.xfail(strict=False, reason="the house is being emptied")
 
 
 @dataclass
@@ -121,6 +121,12 @@ def count_lines(files: list[Path]) -> int:
 def test_the_product_has_few_tokens(rooms):
     assert sum(room.tokens for room in rooms.values()) <= MAX_TOKENS
     assert rooms["core"].tokens <= MAX_CORE_TOKENS
+
+
+@pytest.mark.xfail(strict=True, reason="15,000 tokens more are to go")
+def test_the_product_has_as_few_tokens_as_it_should(rooms):
+    assert sum(room.tokens for room in rooms.values()) <= AIM_TOKENS
+    assert rooms["core"].tokens <= AIM_CORE_TOKENS
 
 
 def test_no_room_is_written_densely(rooms):
