@@ -9,11 +9,12 @@ import socket
 import struct
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import Page, async_playwright
 from shopping import PAGES, SHOP, choose, press
 
@@ -266,13 +267,22 @@ async def test_every_page_fits_its_window_no_word_is_cut_off_and_nothing_ever_mo
     assert {names.split(",")[0] for names in letters} == {'"Shop Serif"' if serif else '"Shop Sans"'}
 
 
+async def screenshot(page: Page) -> bytes:
+    """The page as PNG. Chromium on a busy machine may refuse a page that has only just opened."""
+    for _ in range(5):
+        with suppress(PlaywrightError):
+            return await page.screenshot()
+        await page.wait_for_timeout(200)
+    return await page.screenshot()
+
+
 async def test_a_shop_brings_its_letters(monkeypatch):
     """Its picture is the same whatever letters the system has; without its own it would not be."""
     pictures = []
     for own, behind in [('"Shop Sans", ', "serif"), ('"Shop Sans", ', "monospace"), ("", "monospace")]:
         monkeypatch.setitem(USUAL["fonts"], "sans", own + behind)
         async with visit(SHOP) as page:
-            pictures.append(await page.screenshot())
+            pictures.append(await screenshot(page))
     assert pictures[0] == pictures[1] != pictures[2]
 
 
@@ -282,7 +292,7 @@ async def test_chromium_hints_letters_slightly(monkeypatch):
     for more in ([], ["--font-render-hinting=slight"], ["--font-render-hinting=full"]):
         monkeypatch.setattr(executable, "FLAGS", [*flags, *more])  # the last one counts
         async with visit(SHOP) as page:
-            pictures.append(await page.screenshot())
+            pictures.append(await screenshot(page))
     assert pictures[0] == pictures[1]
     assert pictures[0] != pictures[2] or sys.platform != "linux"
 
@@ -293,11 +303,11 @@ async def test_one_state_is_one_picture():
         for detour in ([], [RED], [RED, BLACK, press("COLOUR_SIZE", "back"), OPENED[-1]]):
             await page.reload()
             await do(page, SHOP, *OPENED, *detour, BLACK)
-            pictures.add(await page.screenshot())
+            pictures.add(await screenshot(page))
         await page.mouse.move(240, 150)
-        assert pictures == {await page.screenshot()}
+        assert pictures == {await screenshot(page)}
         await do(page, SHOP, RED)
-        assert await page.screenshot() not in pictures
+        assert await screenshot(page) not in pictures
 
 
 async def test_hostile_words_are_only_words():
