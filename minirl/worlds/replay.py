@@ -81,10 +81,8 @@ class Recorder(ScriptedPolicy):
     async def respond(self, session: Session) -> str:
         await measure(session, "frames")  # scrolling tells the page only with the next frame
         await compare(session, self.state)
-        if not self.steps:
-            await self.record(session, Operation("answer"))
-            return with_points({}, [{"name": "done", "arguments": {"response": self.answer}}])
-        self.place = self.steps[0].action_id
+        if self.steps:
+            self.place = self.steps[0].action_id
         operation = await find(session, self.next_operation())
         await self.record(session, operation)
         self.advance(operation)
@@ -131,8 +129,6 @@ async def replay(world: World, task: Task, harness: Harness, has_pictures: bool 
     reason = ""
     if trajectory.stop is not Stop.DONE:
         reason = trajectory.error or f"it ended by {trajectory.stop.value}"
-        for turn in trajectory.turns:
-            reason += "".join(f" ({line})" for line in turn.feedback if ": failed, " in line)
     return Replay(policy.records, reason)
 
 
@@ -147,16 +143,11 @@ def make_harness(browsers: Browsers, config: BrowserConfig) -> Harness:
 
 
 async def replay_sites(
-    worlds: Sequence[World], config: BrowserConfig, tasks: Sequence[Task] = (), has_pictures: bool = False
+    worlds: Sequence[World], config: BrowserConfig, tasks: Sequence[Task], has_pictures: bool = False
 ) -> dict[tuple[str, str], Replay]:
-    """Return the Replay of every task, by site and task id, or of a shortest way to every terminal page, by
-    site and page, of a site without any; `config.episodes` run at a time."""
-    visits = []
-    for world in worlds:
-        here = [task for task in tasks if task.meta.get("world") == world.name]
-        for page in world.fsm.terminal_pages if not here else ():
-            here.append(Task(page, "", f"http://{world.name}.test/", {"page": page}))
-        visits += [(world, task) for task in here]
+    """Return the Replay of every task, by site and task id; `config.episodes` run at a time."""
+    sites = {world.name: world for world in worlds}
+    visits = [(sites[task.meta["world"]], task) for task in tasks]
 
     async def visit(one: tuple[World, Task]) -> Replay:
         return await replay(*one, harness, has_pictures)

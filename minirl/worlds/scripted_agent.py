@@ -69,13 +69,17 @@ class ScriptedPolicy:
         return await self.text_response(session)
 
     def next_operation(self) -> Json:
-        """Return what is to be done next."""
+        """Return what is to be done next: at the end, to answer."""
+        if not self.steps:
+            return {"op": "answer", "text": self.answer}
         if not self.pending:
             self.pending = gui_steps(self.world, self.state, self.steps[0])
         return self.pending[0]
 
     def advance(self, operation: Operation) -> None:
         """Note that an operation is told and, if it is its step's last one, predict the state behind it."""
+        if not self.steps:
+            return
         step = self.steps[0]
         if operation.is_detour:
             self.scrolls += 1
@@ -98,27 +102,25 @@ class ScriptedPolicy:
 
     async def text_response(self, session: Session) -> str:
         """Return the text agent's action for the next operation, or its goodbye."""
-        if self.steps:
-            gui = self.next_operation()
-            if len(self.pending) > 1:
-                following = self.pending[1]
-                if following["op"] == "type_text" and following["selector"] == gui["selector"]:
-                    self.pending = self.pending[1:]  # the agent's "Type" clicks by itself
-                    gui = following
-            operation = await find(session, gui)
-            number = None
-            words = operation.text  # the way to scroll
-            if not operation.is_detour:
-                words = await self.words_of(session, operation)
-                if operation.selector:
-                    number = await simplified_html.number_at(session, operation.selector)
-            self.advance(operation)
-            action = text_action(operation, number)
-            if not action:
-                raise ValueError(f"{self.world.name}: the text agent can't {operation.op}")
-        else:
+        gui = self.next_operation()
+        if len(self.pending) > 1:
+            following = self.pending[1]
+            if following["op"] == "type_text" and following["selector"] == gui["selector"]:
+                self.pending = self.pending[1:]  # the agent's "Type" clicks by itself
+                gui = following
+        operation = await find(session, gui)
+        words = operation.text  # the way to scroll
+        number = None
+        if not self.steps:
             words = "done"
-            action = f"exit(message={json.dumps(self.answer)})"
+        elif not operation.is_detour:
+            words = await self.words_of(session, operation)
+            if operation.selector:
+                number = await simplified_html.number_at(session, operation.selector)
+        self.advance(operation)
+        action = text_action(operation, number)
+        if not action:
+            raise ValueError(f"{self.world.name}: the text agent can't {operation.op}")
         return with_thought(words, action) if self.agent.answers == "thinking" else action
 
     async def visual_response(self, session: Session) -> str:
@@ -142,7 +144,7 @@ class ScriptedPolicy:
                 points[name] = middle(operation.box, width, height)
             self.advance(operation)
         if not self.steps:
-            calls.append({"name": "done", "arguments": {"response": self.answer}})
+            calls += tool_calls(await find(session, self.next_operation()), width, height)
         return f"<think>\n{with_points(points, calls)}"
 
 
