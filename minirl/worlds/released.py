@@ -137,12 +137,12 @@ class Reader:
         return action
 
     def label(self, action: Action) -> str:
-        """Return an action's words for people: its selector's, without its page's if there are others."""
+        """Return an action's words for people: its selector's without its page's, or its id's."""
         words = last_words(action)
-        if self.kinds[action.id] == "menu" and action.open_parameters:
+        if self.kinds[action.id] in ("menu", "choice") and action.open_parameters:
             words = words_in(action.open_parameters[0].removesuffix("_id"))
         telling = [word for word in words if word not in words_in(action.source)]
-        return label_of(telling) or label_of(words) or label_of(words_in(action.id))
+        return label_of(telling) or label_of(words_in(action.id))
 
 
 def typed(action: Action) -> Action:

@@ -43,7 +43,7 @@ MAX_TURNS = 300
 AGENT = AgentConfig(brief=True, context_tokens=10**9)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Record:
     """One operation of a replay, or the answer at its end. What the page looked like before it (PNG) and the
     words of its element are empty unless pictures are wanted."""
@@ -90,12 +90,12 @@ class Recorder(ScriptedPolicy):
 
     async def record(self, session: Session, operation: Operation) -> None:
         """Keep an operation that is about to be done."""
-        picture = words = None
+        record = Record(self.place, operation)
         if self.has_pictures:
-            picture = await session.screenshot()
+            record.picture = await session.screenshot() or b""
             if operation.selector:
-                words = await measure(session, "words", operation.selector)
-        self.records.append(Record(self.place, operation, picture or b"", words or ""))
+                record.words = await measure(session, "words", operation.selector)
+        self.records.append(record)
 
 
 class UnseeingAgent(OpenWebRLAgent):
@@ -119,19 +119,6 @@ class Unscored:
         pass
 
 
-async def replay(world: World, task: Task, harness: Harness, has_pictures: bool = False) -> Replay:
-    """Return the solution of a task, acted out. What has no solution has a Replay too."""
-    try:
-        policy = Recorder(world, task, harness, has_pictures)
-    except ValueError as problem:
-        return Replay(reason=str(problem))
-    trajectory = await Episode(harness, task, 0, policy, MAX_TURNS).run()
-    reason = ""
-    if trajectory.stop is not Stop.DONE:
-        reason = trajectory.error or f"it ended by {trajectory.stop.value}"
-    return Replay(policy.records, reason)
-
-
 def make_harness(browsers: Browsers, config: BrowserConfig) -> Harness:
     """Return what replays share: the visual agent's tools, and the tiny text model's tokenizer."""
     folder = Path(str(resources.files("minirl"))) / "tiny/base_text"
@@ -147,15 +134,22 @@ async def replay_sites(
 ) -> dict[tuple[str, str], Replay]:
     """Return the Replay of every task, by site and task id; `config.episodes` run at a time."""
     sites = {world.name: world for world in worlds}
-    visits = [(sites[task.meta["world"]], task) for task in tasks]
 
-    async def visit(one: tuple[World, Task]) -> Replay:
-        return await replay(*one, harness, has_pictures)
+    async def visit(task: Task) -> Replay:
+        try:
+            policy = Recorder(sites[task.meta["world"]], task, harness, has_pictures)
+        except ValueError as problem:
+            return Replay(reason=str(problem))
+        trajectory = await Episode(harness, task, 0, policy, MAX_TURNS).run()
+        reason = ""
+        if trajectory.stop is not Stop.DONE:
+            reason = trajectory.error or f"it ended by {trajectory.stop.value}"
+        return Replay(policy.records, reason)
 
     with SiteServer(worlds) as server:
         config = replace(config, quiet_ms=0)  # pages of ours change at once, or with the next frame
         async with BrowserPool(config, server.sites, sealed=True) as browsers:
             harness = make_harness(browsers, config)
-            replays = await ask_all(visit, visits, config.episodes, "acting out solutions")
-    names = [(world.name, task.id) for world, task in visits]
+            replays = await ask_all(visit, tasks, config.episodes, "acting out solutions")
+    names = [(task.meta["world"], task.id) for task in tasks]
     return dict(zip(names, replays, strict=True))

@@ -20,7 +20,7 @@ from minirl.config import AgentConfig
 from minirl.console import progress, say
 from minirl.model import Preprocessor
 from minirl.rollout import RolloutWorker
-from minirl.types import BrowserFault, Prompt, Sample, Session, Stop, Task, Trajectory
+from minirl.types import Prompt, Sample, Session, Task, Trajectory
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.hand import Operation, compare, find, is_visible, middle, text_action, tool_calls
 from minirl.worlds.interpreter import World, apply, initial_state
@@ -29,7 +29,6 @@ from minirl.worlds.shop import SHOP, TO_PRESS
 from minirl.worlds.solutions import solution_of
 from minirl.worlds.widgets import gui_steps
 
-MAX_SCROLLS = 10  # until an element must be in the window
 Json = dict[str, Any]
 
 
@@ -47,7 +46,6 @@ class ScriptedPolicy:
         self.steps = solution_of(task, world)  # those still to be taken
         self.state = initial_state(world.fsm)  # which the page must show by now
         self.pending: list[Json] = []  # what is left to do of the first step
-        self.scrolls = 0  # towards the next element
         self.answer = "done"
         for spelling in load_goal(task.goal).answer[:1]:
             self.answer = spelling
@@ -78,17 +76,11 @@ class ScriptedPolicy:
 
     def advance(self, operation: Operation) -> None:
         """Note that an operation is told and, if it is its step's last one, predict the state behind it."""
-        if not self.steps:
-            return
-        step = self.steps[0]
         if operation.is_detour:
-            self.scrolls += 1
-            if self.scrolls > MAX_SCROLLS:
-                raise BrowserFault(Stop.ENV_ERROR, f"{step.action_id}: scrolling does not lead to it")
             return
-        self.scrolls = 0
         self.pending = self.pending[1:]
-        if not self.pending:
+        if self.steps and not self.pending:
+            step = self.steps[0]
             self.state = apply(self.world.fsm, self.state, step.action_id, step.params)
             self.steps = self.steps[1:]
 
