@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,25 +156,6 @@ def test_files_that_are_no_sites(content, tmp_path, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("style", "[]"),
-        ("data", "[]"),
-        ("data", '{"books": 3}'),
-        ("data", '{"books": {"id": "b"}}'),
-    ],
-)
-def test_looks_and_records_of_wrong_types_are_told_in_one_line(name, text, tmp_path, capsys):
-    folder = tmp_path / "library"
-    folder.mkdir()
-    (folder / "fsm.json").write_bytes(LIBRARY.read_bytes())
-    (folder / f"{name}.json").write_text(text)
-    assert main(["replay", str(folder)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"{name}.json: " in line
-
-
 def test_hostile_strings_reach_no_terminal(tmp_path, capsys):
     file = tmp_path / "hostile.json"
     file.write_text(json.dumps(site(("file.meta.terminal_pages", ["\x1b]0;owned\x07"]))))
@@ -199,14 +178,6 @@ def test_solutions_are_json(capsys):
     answer = json.loads(capsys.readouterr().out)
     assert len(answer["paths"]["RESERVED"]) == 8 and answer["states"] == 130
     assert answer["unreached_pages"] == [] and answer["complete"] is True
-
-
-def test_the_command_as_a_user_gives_it():
-    command = [sys.executable, "-m", "minirl.worlds"]
-    done = subprocess.run([*command, "solve", str(LIBRARY)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and len(json.loads(done.stdout)["paths"]["RESERVED"]) == 8
-    lost = subprocess.run([*command, "fly", str(LIBRARY)], capture_output=True, text=True, timeout=60)
-    assert lost.returncode == 2 and "Traceback" not in lost.stderr
 
 
 SAVED = os.environ.get("MINIRL_FSM_FILES", "")  # a folder with the released sites, whose licence is not ours
