@@ -195,6 +195,21 @@ class Fsm:
     initial_page: str = Field(validation_alias=AliasPath("meta", "initial_page_id"), exclude=True)
     terminal_pages: tuple[str, ...] = Field((), validation_alias=TERMINALS, exclude=True)
 
+    def __post_init__(self) -> None:
+        faults = []
+        for id in (self.initial_page, *self.terminal_pages, *(action.target for action in self.actions)):
+            if id not in self.pages:
+                faults.append(f"{id!r} is no page")
+        for page in self.pages.values():
+            for action in page.actions.values():
+                stays = action.target == page.id
+                if action.source != page.id or not (stays or action.is_navigation):
+                    faults.append(
+                        f"{action.id}: begins on {page.id}, and must end there without 'is_navigation'"
+                    )
+        if faults:
+            raise ValueError("; ".join(faults))
+
     @property
     def actions(self) -> list[Action]:
         return [action for page in self.pages.values() for action in page.actions.values()]
@@ -228,22 +243,9 @@ def load_goal(goal: Goal | Mapping[str, Any]) -> Goal:
 
 def load_fsm(source: Path | Mapping[str, Any]) -> Fsm:
     """Return the machine in an fsm.json file, or in a mapping. ValueError names all faults."""
-    name, document = "fsm", source
     if isinstance(source, Path):
-        name, document = str(source), read_json(source)
-    fsm: Fsm = validated(name, Fsm, document)
-    named_pages = [("initial_page_id", fsm.initial_page)]
-    named_pages += [("terminal_pages", id) for id in fsm.terminal_pages]
-    named_pages += [(f"{action.id}: to", action.target) for action in fsm.actions]
-    faults = [f"{place}: {id!r} is no page" for place, id in named_pages if id not in fsm.pages]
-    for page in fsm.pages.values():
-        for action in page.actions.values():
-            stays = action.target == page.id
-            if action.source != page.id or not (stays or action.is_navigation):
-                faults.append(f"{action.id}: begins on {page.id}, and must end there without 'is_navigation'")
-    if faults:
-        raise ValueError(f"{name}: {'; '.join(faults)}")
-    return fsm
+        return validated(str(source), Fsm, read_json(source))
+    return validated("fsm", Fsm, source)
 
 
 def validated(name: str, kind: Any, document: Any) -> Any:

@@ -159,8 +159,7 @@ def _conditions(action: Action, page: Page) -> Findings:
     for condition in action.preconditions:
         type = _type_at(page, condition.path)
         value = condition.value
-        text = f"waits for {dotted(condition.path)} {condition.cond} "
-        text += "" if value is None else brief(value)
+        text = f"waits for {dotted(condition.path)} {condition.cond} {brief(value)}"
         if not type:
             yield finding("undeclared_read", action, text, page.id)
         is_odd = condition.cond == "eq" and value is not None and not _fits(type, value)
@@ -172,7 +171,7 @@ def _conditions(action: Action, page: Page) -> Findings:
 def _items(action: Action, fsm: Fsm) -> Findings:
     """What an action opens must be remembered, and still be known on the page that it opens."""
     names = action.open_parameters
-    if not action.is_navigation or not names or action.target == action.source:
+    if not action.is_navigation or not names:
         return
     stored = [effect.path for effect in action.effects if effect.ref in names]
     if not stored:
