@@ -44,7 +44,7 @@ def world_of(name: str, fsm: Fsm, data: Any) -> World:
     reader = Reader(fsm, {many: complete_records(records) for many, records in given.items()})
     pages = [reader.page(page) for page in fsm.pages.values()]
     # The app's name decides on the looks, so that they are the same in whichever folder the site lies.
-    words = words_in(str(fsm.meta.get("app", "site")).lower().removesuffix("app"))
+    words = ["site", *words_in(str(fsm.meta.get("app", "")).lower().removesuffix("app"))]
     facts = {many: _facts(records[0]) for many, records in given.items() if records}
     style = {"look": "pages", "labels": reader.labels, "facts": facts, "brand": words[-1].capitalize()}
     world = World(words[-1], replace(fsm, pages=pages), reader.records, style)
@@ -58,7 +58,7 @@ class Reader:
         self.records = records
         self.questions = interceptors(fsm)
         self.kinds = {action.id: widget_of(action, fsm).kind for action in fsm.actions}
-        self.labels = {id: label_of(words_in(id)) for id in fsm.pages}
+        self.labels: dict[str, str] = {}  # of actions
 
     def page(self, page: Page) -> Page:
         """Return a page whose lists have records, and whose fields have words to be typed."""
@@ -125,13 +125,13 @@ class Reader:
             return typed(action)
         if kind == "menu" and names:
             known = self.known(names)
-            values = [] if known else list(options_of(action).values())
+            values = () if known else tuple(options_of(action).values())
             return replace(action, bind=Bind(names[0], known, values=values))
         if kind in ("slider", "date") and not names:
-            values = list(range(1, 11))
+            values: tuple[Any, ...] = tuple(range(1, 11))
             if kind == "date":  # of which the file names the one day
                 day = {"year": 2026, "month": 1, "day": 1, **action.parameters}
-                values = ["{year}-{month:02}-{day:02}".format(**day)]
+                values = ("{year}-{month:02}-{day:02}".format(**day),)
             parameters = {**action.parameters, kind: "{ANY}"}
             return replace(action, parameters=parameters, bind=Bind(kind, values=values))
         return action
@@ -179,7 +179,7 @@ def _facts(record: Record) -> dict[str, str]:
     facts = {}
     for name, value in record.items():
         is_short = isinstance(value, (int, float, str)) and len(str(value)) < 30
-        if is_short and name not in ("id", "image", *WORDS["titles"]) and not name.endswith("_id"):
+        if is_short and name not in (*WORDS["titles"], *WORDS["hidden"]) and not name.endswith("_id"):
             facts[name] = "{}"
     return facts
 
@@ -233,7 +233,7 @@ def task_of_walk(world: World, steps: Sequence[Step], id: str) -> Task:
         state = apply(world.fsm, state, action.id, step.params)
     where = [condition(name, "eq", value) for name, value in state.signature.items() if value in values]
     text = ", then ".join(phrase for phrase in phrases if phrase)
-    meta = {"world": world.name, "site": world.name, "benchmark": "autowebworld-sites"}
+    meta: dict[str, Any] = {"world": world.name, "site": world.name, "benchmark": "autowebworld-sites"}
     meta["solution"] = in_json(steps)
     goal = {"page": state.page, "where": where}
     return Task(id, f"{text[:1].upper()}{text[1:]}.", f"http://{world.name}.test/", goal, meta)
