@@ -111,10 +111,15 @@ async def fetch_json(url: str, data: Any = None, **headers: str) -> Any:
 
 
 async def llm_fuzzy_match(
-    judge: Endpoint | None, question: str, references: list[str], answer: str, max_chars: int = ANSWER_CHARS
+    judge: Endpoint | None,
+    question: str,
+    references: str | list[str],
+    answer: str,
+    max_chars: int = ANSWER_CHARS,
 ) -> bool:
     """Return whether an answer says the same as the references."""
-    data = {"question": question, "reference": ", ".join(references), "answer": answer[:max_chars]}
+    reference = references if isinstance(references, str) else ", ".join(references)
+    data = {"question": question, "reference": reference, "answer": answer[:max_chars]}
     return await _ask_judge(judge, FUZZY_MATCH, data, "correct", r"partially|incorrect|not correct")
 
 
