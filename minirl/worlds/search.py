@@ -22,6 +22,7 @@ from minirl.worlds.fsm_file import Action, Condition, FieldPath, Fsm
 from minirl.worlds.interpreter import State, World
 
 MAX_STATES = 20_000  # a site of a person's size has some hundreds
+NEAR = 3  # records that a list shows without being scrolled, which may be an action of its own
 MAX_PATHS, MAX_TRIES = 10, 20_000  # paths to a goal that get values, and actions tried on each
 
 
@@ -105,7 +106,7 @@ def solve(world: World, page: str) -> list[Step] | None:
 
 def with_values(world: World, path: Sequence[Step], rng: Random | None = None) -> list[Step] | None:
     """Return a path of symbols with records and values that can be chosen, tried depth first: the first in
-    display order, or any that the rng draws. None if there are none."""
+    display order, or near ones that the rng draws. None if there are none."""
     tries = 0
 
     def complete(state: State, n: int) -> list[Step] | None:
@@ -115,7 +116,7 @@ def with_values(world: World, path: Sequence[Step], rng: Random | None = None) -
         id = path[n].action_id
         choices = interpreter.parameter_values(world, state, id)
         if rng:
-            rng.shuffle(choices)
+            choices = rng.sample(choices[:NEAR], len(choices[:NEAR]))
         for params in choices:
             tries += 1
             if tries > MAX_TRIES:
