@@ -18,7 +18,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from minirl.agents.openwebrl import SCALE, TOOLS, system_prompt
+from minirl.agents.openwebrl import TOOLS, system_prompt
+from minirl.agents.openwebrl_actions import SCALE
 from minirl.agents.webagent_r1 import ACTIONS, LEFT_OUT
 from minirl.agents.webagent_r1 import system_prompt as text_system_prompt
 from minirl.model import save_model
@@ -51,8 +52,9 @@ def corpus(words: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[st
         texts.append(SETTINGS["message"].format(page=page, url=address))
     for name, tool in TOOLS.items():
         arguments = {}
-        for argument, (kind, usual) in tool.items():
-            arguments[argument] = [0, 0] if kind == "point" else usual
+        for argument, field in tool.model_fields.items():
+            usual = ... if field.is_required() else field.default
+            arguments[argument] = [0, 0] if "point" in argument else usual
         texts.append(json.dumps({"name": name, "arguments": arguments}, default=str))
     texts.append(json.dumps(DONE))
     return [*texts, "system\n", "assistant\n"]

@@ -21,7 +21,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Self
 
-from minirl.agents.openwebrl import read_prompt
 from minirl.config import Input, JudgeConfig
 from minirl.judges.parsers import VerdictParser, parse_json, parse_last_line, parse_phrase, parse_status
 from minirl.types import Call, ImageStore, Message, Stop, Trajectory, Turn
@@ -83,7 +82,7 @@ class Question:
     @classmethod
     def of(cls, judge: JudgeConfig) -> Self:
         """Return a config's question."""
-        prompt = read_prompt(judge.prompt) if judge.prompt else None
+        prompt = judge.prompt.read_text("utf-8") if judge.prompt else None
         return cls(judge.input, prompt)
 
     @property
