@@ -57,7 +57,11 @@ def filter(
     say(f"{out / 'tasks.jsonl'}: {len(remaining)} of {len(pool)} tasks")
 
 
-def curate(run: File, dumps: tuple[str, ...], preset: Literal["412", "912", "1.9k"] = "412") -> None:
+def curate(
+    run: File,
+    dumps: tuple[str, ...],
+    preset: Literal["412", "912", "1.9k"] = "412",
+) -> None:
     """The shortest success of each task, evenly over sites, as RUN/trajectories/demos.jsonl.
 
     Args:
@@ -84,7 +88,8 @@ def read(file: File, out: Path, recipe: str) -> None:
 def read_into(file: Path, out: Path, recipe: str, form: Form) -> None:
     name, _ = recipe_name([recipe], RECIPES)
     run = Run(out)
-    run.save_trajectories("demos", read_demonstrations(file, RECIPES[name](), run.images, form))
+    demonstrations = read_demonstrations(file, RECIPES[name](), run.images, form)
+    run.save_trajectories("demos", demonstrations)
     say(f"--sft.demos {run.trajectory_path('demos')}")
 
 

@@ -72,8 +72,9 @@ def filter_tasks(
         rows = [len(tasks) + n for n in range(len(evaluation))]
         rows += [row_of[task.id] for task in remaining]
         compared = [*evaluation, *remaining]
-        for row, (other, cosine) in duplicates(embeddings_NE[rows], threshold, len(evaluation)).items():
-            near_duplicates[compared[row].id] = f"{cosine:.3f} like {compared[other].id}"
+        alike = duplicates(embeddings_NE[rows], threshold, len(evaluation))
+        for row, (like, cosine) in alike.items():
+            near_duplicates[compared[row].id] = f"{cosine:.3f} like {compared[like].id}"
     remove("near duplicates", near_duplicates)
     return remaining, removed
 
@@ -90,7 +91,11 @@ def in_long_tail(tasks: Sequence[Task], min_tasks: int) -> Reasons:
     return {task.id: f"one of {counts[task.site]} on {task.site}" for task in few}
 
 
-def duplicates(vectors_NE: np.ndarray, threshold: float, n_first: int = 0) -> dict[int, tuple[int, float]]:
+def duplicates(
+    vectors_NE: np.ndarray,
+    threshold: float,
+    n_first: int = 0,
+) -> dict[int, tuple[int, float]]:
     """Compare rows greedily, from the first to the last: one goes if its cosine to one that stays is at least
     `threshold`. Return those that go, each with the row before it that it is most like, and the cosine. The
     `n_first` first rows all stay.
@@ -135,7 +140,7 @@ def curate(episodes: Sequence[Trajectory], parts: Mapping[str, int]) -> list[Tra
     for episode in sorted(successes, key=_length):
         shortest.setdefault(episode.task.id, episode)
     say(f"{len(episodes)} episodes, {len(successes)} successes, {len(shortest)} tasks solved")
-    ordered = sorted(shortest.values(), key=lambda episode: sha256(episode.task.id.encode()).digest())
+    ordered = sorted(shortest.values(), key=_digest)
     demonstrations = []
     for part, count in parts.items():
         # one on each site, then a second one, and so on
@@ -151,6 +156,10 @@ def curate(episodes: Sequence[Trajectory], parts: Mapping[str, int]) -> list[Tra
         say(f"{part or 'any part'}: {len(chosen)} of {count} on {len(sites)} sites")
         demonstrations += [episode for _, episode in chosen]
     return demonstrations
+
+
+def _digest(episode: Trajectory) -> bytes:
+    return sha256(episode.task.id.encode()).digest()
 
 
 def _length(episode: Trajectory) -> tuple[int, int]:

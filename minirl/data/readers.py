@@ -125,14 +125,17 @@ def read_openwebrl_turn(record: Mapping[str, Any], images: ImageFolder) -> Traje
         messages.append((role, text.rstrip().removesuffix("<|im_end|>")))
     messages.append(("assistant", record["response"]))
     metadata = dict(record["metadata"])
-    pictures = [read_picture(cell) for cell in metadata.pop("images")]
-    _, turns = chat_turns(messages, [images.put(picture) for picture in pictures], read_in_tags)
+    screenshots = [images.put(read_picture(cell)) for cell in metadata.pop("images")]
+    _, turns = chat_turns(messages, screenshots, read_in_tags)
     task = parse_task({"metadata": metadata})
-    return Trajectory(task, 0, turns=turns, success=record.get("reward", 1) == 1)
+    succeeded = record.get("reward", 1) == 1
+    return Trajectory(task, 0, turns=turns, success=succeeded)
 
 
 def chat_turns(
-    messages: Sequence[ChatMessage], screenshots: Sequence[str], read: Callable[[str], MessageContent]
+    messages: Sequence[ChatMessage],
+    screenshots: Sequence[str],
+    read: Callable[[str], MessageContent],
 ) -> tuple[str, tuple[Turn, ...]]:
     """Return the instruction and the turns of a conversation. `screenshots` are their names in its order;
     `read` tells what a user's message holds."""
@@ -156,7 +159,8 @@ def chat_turns(
         if turns:
             turns[-1] = replace(turns[-1], feedback=message.feedback)
         shown = {"observation": message.observation, "page_text": message.page_text}
-        turns.append(said(response, **shown, images=tuple(islice(shots, n))))
+        names = tuple(islice(shots, n))
+        turns.append(said(response, **shown, images=names))
     return instruction, tuple(turns)
 
 

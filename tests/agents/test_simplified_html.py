@@ -161,7 +161,7 @@ HANDLED = "document.querySelector('[data-testid=b]').onclick = () => {}"
 
 @pytest.mark.parametrize(("tags", "script"), [("ab", HANDLED), ("", DEEP)])
 async def test_what_a_script_has_made_is_seen(session, tags, script):
-    await show(session, "".join(f'<div data-testid="{tag}">{tag}</div>' for tag in tags))
+    await show(session, "".join(f'<div data-testid="{tag}">{tag.upper()}</div>' for tag in tags))
     await session.page.evaluate(script)
     assert shown(await simplified_html.observe(session)) == {0: "b"}
 
