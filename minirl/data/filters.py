@@ -36,8 +36,6 @@ PRESETS: dict[str, dict[str, int]] = {
     "1.9k": {"": 1900},  # section 5.5: more of them, from which reinforcement gains less
 }
 
-Reasons = dict[str, str]  # by the id of a task that is to go
-
 
 def filter_tasks(
     tasks: Sequence[Task],
@@ -51,7 +49,7 @@ def filter_tasks(
     remaining = list(tasks)
     removed: list[dict[str, Any]] = []
 
-    def remove(name: str, reasons: Reasons) -> None:
+    def remove(name: str, reasons: dict[str, str]) -> None:  # by the id of a task that is to go
         nonlocal remaining
         for task in remaining:
             if task.id in reasons:
@@ -59,12 +57,15 @@ def filter_tasks(
         remaining = [task for task in remaining if task.id not in reasons]
         say(f"{name}: {len(reasons)} removed, {len(remaining)} left")
 
-    remove("evaluated", in_evaluation(remaining, evaluation))
+    unseen = {task.id for task in drop_leaked(tasks, evaluation, choose_benchmarks(openwebrl_4b()))}
+    remove("evaluated", {task.id: "an evaluation has it" for task in tasks if task.id not in unseen})
     parents = {task.id: task.meta.get("task_id_decomposed_from") for task in remaining}  # WebGym's field
     remove("decomposed", {name: f"part of {parent}" for name, parent in parents.items() if parent})
     hosts = {host.lower().removeprefix("www.") for host in unstable}
     remove("on unstable sites", {task.id: "its site is listed" for task in remaining if task.site in hosts})
-    remove("in long tail", in_long_tail(remaining, min_tasks))
+    counts = Counter(task.site for task in remaining)
+    few = [task for task in remaining if counts[task.site] < min_tasks]
+    remove("in long tail", {task.id: f"one of {counts[task.site]} on {task.site}" for task in few})
     near_duplicates = {}
     if embeddings_NE is not None:
         # the evaluation's come first, and all stay
@@ -77,18 +78,6 @@ def filter_tasks(
             near_duplicates[compared[row].id] = f"{cosine:.3f} like {compared[like].id}"
     remove("near duplicates", near_duplicates)
     return remaining, removed
-
-
-def in_evaluation(tasks: Sequence[Task], evaluation: Sequence[Task]) -> Reasons:
-    unseen = drop_leaked(tasks, evaluation, choose_benchmarks(openwebrl_4b()))
-    names = {task.id for task in unseen}
-    return {task.id: "an evaluation has it" for task in tasks if task.id not in names}
-
-
-def in_long_tail(tasks: Sequence[Task], min_tasks: int) -> Reasons:
-    counts = Counter(task.site for task in tasks)
-    few = [task for task in tasks if counts[task.site] < min_tasks]
-    return {task.id: f"one of {counts[task.site]} on {task.site}" for task in few}
 
 
 def duplicates(
