@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from minirl.agents import openwebrl_actions
 from minirl.agents.openwebrl_actions import TABLES, TOOL_FUNCTIONS
-from minirl.benchmarks.fields import Record, read
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, UserMessage
 from minirl.types import Call, Observation, Parsed, Task
@@ -29,10 +28,10 @@ SCHEMA_KEYS = ("type", "items", "minItems", "maxItems")  # in the released order
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 
 
-class Arguments(Record):
+class Arguments(BaseModel):
     """A tool's arguments, read leniently where the meaning is clear: "500" is a number."""
 
-    model_config = ConfigDict(strict=False, extra="forbid")
+    model_config = ConfigDict(extra="forbid")
 
 
 # What every tool takes, by its name, as the signature of its function says
@@ -110,7 +109,12 @@ def read_call(block: str) -> Call:
             raise ValueError('a tool call needs the form {"name": ..., "arguments": {...}}')
     if name not in TOOLS:
         raise ValueError(f"there is no tool {name!r}; the tools are {', '.join(TOOLS)}")
-    arguments = read(TOOLS[name], in_code_names(given))
+    try:
+        arguments = TOOLS[name].model_validate(in_code_names(given))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(str(key) for key in (name, *fault["loc"]))
+        raise ValueError(f"{place}: {fault['msg']}") from None
     return Call(name, arguments.model_dump(exclude_none=True))
 
 

@@ -50,7 +50,7 @@ def test_what_follows_the_schema_is_read_and_what_is_required_may_not_be_missing
     for argument in PUBLISHED[name]["required"]:
         rest = {key: value for key, value in full.items() if key != argument}
         error = parse(f"x</think>{call(name, **rest)}").error
-        assert error.startswith(f"Error: {argument}: Field required")
+        assert error.startswith(f"Error: {name}.{argument}: Field required")
 
 
 def test_the_system_prompt_holds_every_schema_unless_brief(tmp_path):
@@ -136,17 +136,17 @@ NO_JSON = ["", "go_back", '{"name": "go_back"', "{'name': 'go_back'}", '<tool_ca
 NO_JSON += ['{"name": "wait", "arguments": {"seconds": ' + "9" * 10_000 + "}}"]
 NO_CALL = ["[]", "1", "null", "{}", '{"name": 3}', '{"name": "click", "arguments": [500, 120]}']
 WRONG = [
-    *(("hover", {"point_2d": [number, 3]}, "point_2d.0: Input should be .* than or equal to")
+    *(("hover", {"point_2d": [number, 3]}, "hover.point_2d.0: Input should be .* than or equal to")
       for number in (float("nan"), float("inf"), -1, 1000.5, int("9" * 400))),
-    *(("hover", {"point_2d": point}, "point_2d.*: (Input should be a valid|List should have)")
+    *(("hover", {"point_2d": point}, "hover.point_2d.*: (Input should be a valid|List should have)")
       for point in ("500, 120", [500], [1, 2, 3], [[1, 2], 3])),
     ("CLICK", {}, f"there is no tool 'CLICK'; the tools are {', '.join(NEEDED)}"),
-    ("go_back", {"times": 2}, "times: Extra inputs are not permitted"),
-    ("click", {"x": 1, "point_2d": [1, 2]}, "x: Extra inputs are not permitted"),
-    ("wait", {"seconds": "soon"}, "seconds.*: Input should be a valid number"),
-    ("write", {"message": 5}, "message: Input should be a valid string, not 5"),
-    ("press_keys", {"keys": [1]}, "keys.0: Input should be a valid string"),
-    ("press_keys", {"keys": ["a"], "is_hotkey": "so"}, "is_hotkey: Input should be a valid boolean"),
+    ("go_back", {"times": 2}, "go_back.times: Extra inputs are not permitted"),
+    ("click", {"x": 1, "point_2d": [1, 2]}, "click.x: Extra inputs are not permitted"),
+    ("wait", {"seconds": "soon"}, "wait.seconds.*: Input should be a valid number"),
+    ("write", {"message": 5}, "write.message: Input should be a valid string"),
+    ("press_keys", {"keys": [1]}, "press_keys.keys.0: Input should be a valid string"),
+    ("press_keys", {"keys": ["a"], "is_hotkey": "so"}, "press_keys.is_hotkey: Input should be"),
 ]  # fmt: skip
 
 
