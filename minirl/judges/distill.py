@@ -26,7 +26,7 @@ from minirl.judges.judge import open_judge, prompt_of
 from minirl.judges.labels import Example, RunsImages, target
 from minirl.judges.rubrics import Question, newest_screenshots
 from minirl.judges.settings import JudgeScriptConfig
-from minirl.model import Preprocessor, load_preprocessor, open_model
+from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.rows import Row, TrajectoryRows, filter_by_length
 from minirl.run_folder import Run, write_lines
 from minirl.samplers.endpoint import ask_all
@@ -48,7 +48,8 @@ async def distil(config: JudgeScriptConfig, ranks: Ranks) -> None:
     config = replace(config, model=place_model(config, run.root / "model", ranks))
     preprocessor = load_preprocessor(config.model)
     torch.manual_seed(config.seed)
-    trainer = Trainer(partial(open_model, config), preprocessor, config, images, ranks)
+    load = partial(load_model, config.model, dtype="auto")
+    trainer = Trainer(load, preprocessor, config, images, ranks)
     if ranks.is_main:
         write_lines(run.root / "heldout.jsonl", [vars(example.label) for example in heldout])
         (run.root / "metrics.jsonl").unlink(missing_ok=True)
