@@ -48,18 +48,9 @@ async def distil(config: JudgeScriptConfig, ranks: Ranks) -> None:
     run.truncate_after(0)  # forgets the losses of an earlier judge
     preprocessor = load_preprocessor(config.model)
     torch.manual_seed(config.seed)
-<<<<<<< HEAD
     load = partial(load_model, config.model, dtype="auto")
-    trainer = Trainer(load, preprocessor, config, images, ranks)
-    if ranks.is_main:
-        write_lines(run.root / "heldout.jsonl", [vars(example.label) for example in heldout])
-        (run.root / "metrics.jsonl").unlink(missing_ok=True)
-    run.write_config(to_json(config))
-    rate = sum(example.label.verdict for example in train) / len(train)
-=======
-    trainer = Trainer(partial(open_model, config), preprocessor, config, source.images, ranks)
+    trainer = Trainer(load, preprocessor, config, source.images, ranks)
     rate = sum(map(is_success, train)) / len(train)
->>>>>>> main
     say(f"learning from {len(train)} labels, {rate:.1%} of them SUCCESS; {len(heldout)} are held out")
     question = Question.of(config.judge)
     examples = []
