@@ -98,9 +98,6 @@ class Context:
         self.preprocessor, self.agent = preprocessor, agent
         self.keep, self.reasoning = config.screenshots, config.reasoning
         self.chat: ChatFormat = agent.message_format or preprocessor.chat
-        self.think_end = preprocessor.tokenizer.get_vocab().get(THINK_END)
-        if self.think_end is None and not self.reasoning:
-            raise ValueError(f"--agent.no-reasoning: this model has no token {THINK_END}")
         self.control = control_tokens(preprocessor.tokenizer)
         self.task = escape_control_tokens(task, self.control)
         self.close = self._ids(self.chat.close)
@@ -156,15 +153,14 @@ class Context:
         self.settled.append(replace(step, image=None))  # its screenshot would only take memory
 
     def _kept(self, step: Step) -> tuple[int, ...]:
-        """Return the ids that stay of a past response: all, or without `reasoning` those from its last
-        `</think>` on.
+        """Return the ids that stay of a past response: all, or without `reasoning` those from `</think>` on.
         Where the template has written `<think>`, the tag stays to close it; elsewhere it goes too."""
         if self.chat.drops_end and step.response and step.response[-1] in self.preprocessor.end:
             return step.response[:-1]
-        if self.reasoning or self.think_end not in step.response:
+        if self.reasoning:
             return step.response
-        place = len(step.response) - 1 - step.response[::-1].index(self.think_end)
-        return step.response[place if self.chat.opens_think else place + 1 :]
+        start, end = think_ends(self.preprocessor.tokenizer, step.response)
+        return step.response[start if self.chat.opens_think else end :]
 
     def _step(self, observation: Observation, feedback: tuple[str, ...]) -> Step:
         def escape(text: str) -> str:
@@ -224,3 +220,18 @@ def escape_control_tokens(text: str, control: re.Pattern[str] | None) -> str:
     if control is None:
         return text
     return control.sub(lambda token: token[0][0] + " " + token[0][1:], text)
+
+
+def think_ends(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, int]:
+    """Return where the last `</think>`, one token or several, begins and ends in a response's ids; (0, 0)
+    without it."""
+    if THINK_END not in tokenizer.decode(ids):
+        return 0, 0
+    # the tag stands near the end, before the call
+    start = len(ids) - 1
+    while THINK_END not in tokenizer.decode(ids[start:]):
+        start -= 1
+    end = start + 1
+    while THINK_END not in tokenizer.decode(ids[start:end]):
+        end += 1
+    return start, end

@@ -12,7 +12,7 @@ import pytest
 from minirl.agents.openwebrl import OpenWebRLAgent
 from minirl.agents.webagent_r1 import WEBRL, WEBRL_WITH_SYSTEM, WebAgentR1Agent
 from minirl.config import AgentConfig
-from minirl.context import ChatFormat, Context
+from minirl.context import ChatFormat, Context, think_ends
 from minirl.episode import conversation
 from minirl.recipes import webagent_r1_8b
 from minirl.types import Observation, Prompt, Task, Trajectory, Turn
@@ -320,28 +320,33 @@ def test_without_reasoning_only_the_calls_of_past_turns_stay(preprocessor, new_c
 
 
 @pytest.mark.parametrize(
-    ("response", "left"),
+    ("said", "left"),
     [
         ("a</think>b", "</think>b"),
         ("a</think>b</think>c", "</think>c"),
         ("never closed", "never closed"),
     ],
 )
-def test_what_stays_of_a_past_thought(preprocessor, new_context, response, left):
-    """Where the template opens no thought, the tag that closes it goes too."""
-    for opens, expected in ((True, left), (False, left.removeprefix("</think>"))):
-        chat = replace(preprocessor.chat, opens_think=opens)
-        context = new_context(screenshots=1, reasoning=False, chat=chat)
-        context.observe(Observation("tab"))
-        context.respond(tuple(preprocessor.tokenizer(response)["input_ids"]))
-        text = preprocessor.tokenizer.decode(context.observe(Observation("tab")).ids)
-        assert f"<think>\n{expected}\n<|im_start|>user" in text
+def test_where_a_thought_ends(preprocessor, said, left):
+    ids = tuple(preprocessor.tokenizer(said)["input_ids"])
+    start, end = think_ends(preprocessor.tokenizer, ids)
+    assert preprocessor.tokenizer.decode(ids[start:]) == left
+    assert preprocessor.tokenizer.decode(ids[end:]) == left.removeprefix("</think>")
 
 
-def test_a_model_without_thoughts_cannot_leave_them_out(preprocessor, new_context, monkeypatch):
-    monkeypatch.setattr(preprocessor.tokenizer, "get_vocab", dict)
-    with pytest.raises(ValueError, match="--agent.no-reasoning: this model has no token </think>"):
-        new_context(reasoning=False)
+def test_where_a_thought_ends_if_its_tag_is_no_token():
+    """As in models without thinking: the tag is spelled in several tokens, one of which may hold more."""
+
+    class Spelled:
+        unk_token_id = None
+
+        def convert_tokens_to_ids(self, token: str) -> None:
+            return None
+
+        def decode(self, ids: tuple[int, ...]) -> str:
+            return "".join(["wh", "y</", "thi", "nk", ">\n", "call"][i] for i in ids)
+
+    assert think_ends(Spelled(), (0, 1, 2, 3, 4, 5)) == (1, 5)
 
 
 # --- the text agent's frames ---------------------------------------------------------------------------
