@@ -22,7 +22,6 @@ from minirl.agents.openwebrl import TOOLS, system_prompt
 from minirl.agents.openwebrl_actions import SCALE
 from minirl.agents.webagent_r1 import ACTIONS, LEFT_OUT
 from minirl.agents.webagent_r1 import system_prompt as text_system_prompt
-from minirl.model import save_model
 from minirl.worlds.hand import GRID
 from minirl.worlds.scripted_agent import with_thought
 from minirl.worlds.shop import CHOICES, SHOP
@@ -146,7 +145,7 @@ def build(
     # Everything is written beside `path` first, so that `path` is never half a checkpoint.
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    save_model(model, part)
+    model.save_pretrained(part)
     tokenizer.save_pretrained(part)
     if kind != "text":  # AutoProcessor and vLLM tell a Qwen3-VL by these files
         shutil.copytree(FOLDER / "processor", part, dirs_exist_ok=True)

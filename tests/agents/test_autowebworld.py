@@ -118,7 +118,7 @@ async def test_reading_never_raises(text):
 async def test_the_size_is_that_of_the_picture_which_the_model_sees(folder, png, max_pixels):
     images = qwen_preprocessor(folder, max_pixels).images
     for size in ((320, 180), (96, 64), (1280, 720), (64, 320)):
-        _, (_, rows, columns) = images.patches(png(*size))
+        _, (_, rows, columns) = images.prepare(png(*size))
         assert images.resized(*size) == (14 * columns, 14 * rows)
     assert qwen_preprocessor(folder).images.resized(1280, 720) == (1288, 728)
 

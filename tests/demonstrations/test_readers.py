@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from public_records import PUBLIC, load, rows_as_text
 from workers import make_worker
 
+import sft
 from examples.publish import __main__ as publish
 from minirl.benchmarks.task_sets import TaskSets
 from minirl.data import __main__ as script
@@ -20,8 +22,9 @@ from minirl.demonstrations import load_demonstrations
 from minirl.episode import Harness
 from minirl.experiment import Experiment
 from minirl.recipes import openwebrl_4b, webagent_r1_3b, webagent_r1_8b
+from minirl.rows import TrajectoryRows, turn_rows
 from minirl.run_folder import Run
-from minirl.types import Task
+from minirl.types import Task, Trajectory
 
 RECIPES = {"visual": openwebrl_4b, "text": webagent_r1_3b, "webrl": webagent_r1_8b}
 STEPS = json.loads((PUBLIC / "webrl_policy.json").read_text())
@@ -54,6 +57,49 @@ def test_the_dump_that_is_written_gives_the_same_rows(name, kind, harness, tmp_p
     assert demonstrations == load(PUBLIC / name, harness(kind))
     images = {image for t in demonstrations for turn in t.turns for image in turn.images}
     assert all(harness(kind).images.get(image) for image in images) and bool(images) == (kind == "visual")
+
+
+async def test_cloning_shows_smaller_screenshots_and_reinforcement_whole_ones(
+    harness, preprocessor, tiny_folder, monkeypatch
+):
+    """With --sft.max-pixels prompts have as many pads as the smaller pictures need, and are else the same."""
+    demos = load(PUBLIC / "openwebrl_sft.jsonl", harness("visual"))
+    cloned = []
+
+    async def demonstrate(_: object) -> list[Trajectory]:
+        return demos
+
+    async def evaluate(*_: object) -> None: ...
+
+    def clone(examples: list[TrajectoryRows], seed: int) -> Iterator[dict[str, float]]:
+        cloned.extend(row for example in examples for row in example.rows)
+        cloned.append(experiment.trainer.preprocessor)
+        yield {"loss": 1.0}
+
+    monkeypatch.setattr(sft, "evaluate", evaluate)
+    config = openwebrl_4b()
+    model = replace(config.model, path=str(tiny_folder))
+    experiment = SimpleNamespace(
+        config=replace(config, model=model, sft=replace(config.sft, max_pixels=32 * 32)),
+        trainer=SimpleNamespace(clone=clone, weights=list, preprocessor=preprocessor),
+        tasks=SimpleNamespace(heldout=[]),
+        demonstrate=demonstrate,
+        checkpoints=SimpleNamespace(export=lambda *_: None),
+        preprocessor=preprocessor,
+    )
+    worker = SimpleNamespace(harness=harness("visual"), sleep=lambda: None, sync=list)
+    await sft.warm_start(experiment, worker)
+
+    *rows, small = cloned
+    assert experiment.trainer.preprocessor is preprocessor and small.images.size["longest_edge"] == 32 * 32
+    expected = [row for demo in demos for row in turn_rows(demo, 1.0)]
+    for row, whole in zip(rows, expected, strict=True):
+        pictures = [worker.harness.images.get(name) for name in row.images]
+        assert row.images == whole.images and row.ids[row.start :] == whole.ids[whole.start :]
+        assert row.ids.count(preprocessor.pad) == sum(map(small.image_tokens, pictures))
+        assert row.ids.count(preprocessor.pad) < whole.ids.count(preprocessor.pad)
+        words = [[i for i in each.ids if i != preprocessor.pad] for each in (row, whole)]
+        assert words[0] == words[1]
 
 
 def test_a_public_file_and_a_recipe_that_are_none_are_refused(harness, tmp_path):
