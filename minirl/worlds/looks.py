@@ -115,9 +115,9 @@ def dress(world: World, category: str, skin: str = "") -> World:
     # A skin is drawn even if one is given, so that a given skin changes nothing else.
     drawn = rng.choice(list(SKINS))
     style = draw_style(rng)
+    style["look"] = "pages"
     style["skin"] = skin or drawn
     style["question"] = rng.choice(TEXTS["questions"])
-    style["complains"] = rng.random() < 0.5
     # Of four sites one shows its lists whole.
     paging = rng.choice(("all", "pages", "pages", "pages"))
     style["paging"] = {"kind": paging, "size": rng.choice((8, 10, 12))}

@@ -46,7 +46,7 @@ def world_of(name: str, fsm: Fsm, data: Mapping[str, Any]) -> tuple[World, list[
     words = words_in(str(fsm.meta.get("app", "")).lower().removesuffix("app"))
     brand = words[-1] if words else "site"
     facts = {many: _facts(records) for many, records in reader.records.items()}
-    style = {"look": "pages", "labels": reader.labels, "facts": facts, "brand": brand.capitalize()}
+    style = {"labels": reader.labels, "facts": facts, "brand": brand.capitalize()}
     # The app's name decides on the looks, so that they are the same in whichever folder the site lies.
     world = World(brand, replace(fsm, pages=pages), reader.records, style)
     guesses = []

@@ -103,7 +103,6 @@ def describe(world: World) -> Json:
         "paging": style["paging"],
         "consent": style.get("consent"),
         "question": style.get("question"),
-        "complains": style.get("complains"),
     }
 
 

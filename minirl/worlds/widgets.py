@@ -19,7 +19,6 @@ from minirl.worlds.looks import Json, read_table, style_of
 from minirl.worlds.search import Step, interceptors
 
 SELECTOR = re.compile(r"([#.][A-Za-z_][\w-]*)+( ([#.][A-Za-z_][\w-]*)+)*")
-FACES = {"textarea": "field", "password": "field"}  # widgets that only look different from others
 WIDGETS = read_table("widgets")
 Offered = Sequence[Any] | Json  # values, or a `bind` as in an fsm.json
 
@@ -146,7 +145,6 @@ class Widget:
     kind: str  # a key of WIDGETS
     element: str  # the id of the element that is touched first
     item: str = ""  # the class or id of what is chosen then
-    face: str = ""  # how it looks, where that is not as usual
 
 
 def widget_of(action: Action, fsm: Fsm) -> Widget:
@@ -170,8 +168,7 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
     # What is called a slider is one only if it is dragged.
     is_named = named in WIDGETS and named != "slider"
     if is_named and (action.bind or "value" not in WIDGETS[named]):
-        face = named if named in FACES else ""
-        return Widget(FACES.get(named, named), element, face=face)
+        return Widget(named, element)
     kind = _kind_of_procedure(action, fsm, ops, selectors)
     if kind == "":
         raise ValueError(f"{where}: no widget has the procedure {', '.join(ops)}")
