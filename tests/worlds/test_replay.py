@@ -129,7 +129,8 @@ def mutate(description: Json, world: World, steps: list[Step], fault: str, rng: 
     page = next(page for page in world.fsm.pages.values() if step.action_id in page.actions)
     action = next(one for one in pages[page.id]["actions"] if one["id"] == step.action_id)
     target = world.fsm.pages[action["target"]]
-    seen = [e for e in action["effects"] if e["op"] != "clear" and e["path"][0] in target.schema]
+    # a note of what was left open writes null over null
+    seen = [e for e in action["effects"] if e["source"] is None and e["path"][0] in target.schema]
     values = action["bind"]["values"] if action["bind"] else ()
     match fault:
         case "effect" if seen:
