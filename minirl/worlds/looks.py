@@ -118,9 +118,7 @@ def dress(world: World, category: str, skin: str = "") -> World:
     style["look"] = "pages"
     style["skin"] = skin or drawn
     style["question"] = rng.choice(TEXTS["questions"])
-    # Of four sites one shows its lists whole.
-    paging = rng.choice(("all", "pages", "pages", "pages"))
-    style["paging"] = {"kind": paging, "size": rng.choice((8, 10, 12))}
+    style["page_size"] = rng.choice((0, 8, 10, 12))
     style["words"] = words
     return replace(world, data=data, style=style | dict(world.style))
 

@@ -79,7 +79,7 @@ function list(id, opens, scrolls) {
       if (id !== undefined && id !== written(action) && can(action, id)) take(action, id);
     });
   }
-  const size = scrolls.length > 0 || world.paging.kind === "all" ? Infinity : world.paging.size;
+  const size = scrolls.length > 0 || world.page_size === 0 ? Infinity : world.page_size;
   const pager = element("nav", "pager");
   const show = (records, page) => {
     const wanted = records.slice(page * size || 0, (page + 1) * size).map((record) => rows.get(record.id));

@@ -268,32 +268,26 @@ def cut(box: Box, n: int, rng: Random) -> list[Box]:
     one another in the list are mostly neighbours."""
     if n == 1:
         return [box]
-    x, y, width, height = box
-    min_width, min_height = SHOP["least"]
-    columns = width // min_width
-    rows = height // min_height
+    size = box[2:]
+    least = SHOP["least"]
     ways = []
     for first in range(1, n):
         # A cut is rather in the middle, and rather across what is long.
         evenness = min(first, n - first) / n
-        for size, least, lanes, is_across in (
-            (width, min_width, rows, True),
-            (height, min_height, columns, False),
-        ):
-            low = -(-first // lanes) * least
-            high = size - -(-(n - first) // lanes) * least
+        for side in (0, 1):
+            lanes = size[1 - side] // least[1 - side]
+            low = -(-first // lanes) * least[side]
+            high = size[side] - -(-(n - first) // lanes) * least[side]
             if low <= high:
-                weight = (evenness * size / least) ** 2
-                ways.append((weight, first, low, high, is_across))
+                weight = (evenness * size[side] / least[side]) ** 2
+                ways.append((weight, first, low, high, side))
     weights = [way[0] for way in ways]
-    _, first, low, high, is_across = rng.choices(ways, weights)[0]
-    size = width if is_across else height
-    mode = min(max(size * first / n, low), high)
+    _, first, low, high, side = rng.choices(ways, weights)[0]
+    mode = min(max(size[side] * first / n, low), high)
     at = round(rng.triangular(low, high, mode))
-    if is_across:
-        one = (x, y, at, height)
-        other = (x + at, y, width - at, height)
-    else:
-        one = (x, y, width, at)
-        other = (x, y + at, width, height - at)
-    return cut(one, first, rng) + cut(other, n - first, rng)
+    one = list(box)
+    one[2 + side] = at
+    other = list(box)
+    other[side] += at
+    other[2 + side] -= at
+    return cut(tuple(one), first, rng) + cut(tuple(other), n - first, rng)

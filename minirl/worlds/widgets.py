@@ -268,11 +268,10 @@ def _value_by_hand(world: World, action: Action, widget: Widget, params: Mapping
 def _turns(world: World, action: Action, element: str, number: int) -> list[dict[str, Any]]:
     """Return the operations that bring a list's row of this number to sight, where lists are shown in parts.
     A list is at its beginning whenever something has changed."""
-    style = style_of(world)
-    page = number // style["paging"]["size"]
-    if style["look"] != "pages" or style["paging"]["kind"] == "all" or page == 0:
+    size = style_of(world)["page_size"]
+    if size == 0 or number < size:
         return []
     others = world.fsm.pages[action.source].actions.values()
     if Widget("scroll", element) in [widget_of(other, world.fsm) for other in others]:
         return []  # such a list is shown whole
-    return [{"op": "click", "selector": f"#{element}-page-{page}"}]
+    return [{"op": "click", "selector": f"#{element}-page-{number // size}"}]

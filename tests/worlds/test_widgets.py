@@ -55,12 +55,12 @@ def step(kind: str) -> Step:
     return Step(kind, {used.bind.param: value} if used.bind else {})
 
 
-def shelf(paging: str, scrolls: bool = False) -> World:
-    """A list of twenty things, shown by eight."""
+def shelf(page_size: int, scrolls: bool = False) -> World:
+    """A list of twenty things, of which so many are shown at a time."""
     bind = {"param": "thing", "collection": "things"}
     actions = [action("OPEN", "START", control("row", "#list .thing", "it", bind), "END")]
     actions += [action("SCROLL", "START", control("scroll", "#list", "seen", bind))] * scrolls
-    return world_of(f"list-{paging}", ["it", "seen"], actions, paging={"kind": paging, "size": 8})
+    return world_of(f"list-{page_size}", ["it", "seen"], actions, page_size=page_size)
 
 
 async def acted_out(*paths: tuple[World, list[Step]]) -> list[Replay]:
@@ -102,21 +102,21 @@ async def test_every_widgets_fault_is_caught(kinds, monkeypatch):
     assert [kind for kind, result in zip(broken, results, strict=True) if not result.reason] == []
 
 
-@pytest.mark.parametrize("paging", ["pages", pytest.param("all", marks=pytest.mark.slow)])
-async def test_a_row_of_a_long_list_is_reached(paging, monkeypatch):
-    world = shelf(paging)
+@pytest.mark.parametrize("page_size", [8, pytest.param(0, marks=pytest.mark.slow)])
+async def test_a_row_of_a_long_list_is_reached(page_size, monkeypatch):
+    world = shelf(page_size)
     step = Step("OPEN", {"thing": "thing-17"})
-    assert len(gui_steps(world, initial_state(world.fsm), step)) == {"all": 1, "pages": 2}[paging]
+    assert len(gui_steps(world, initial_state(world.fsm), step)) == (2 if page_size else 1)
     (result,) = await acted_out((world, [step]))
     assert result.reason == ""
-    if paging == "pages":  # as a control: without turning pages there is no such row
+    if page_size:  # as a control: without turning pages there is no such row
         monkeypatch.setattr("minirl.worlds.widgets._turns", lambda *given: [])
         (result,) = await acted_out((world, [step]))
         assert "no element" in result.reason
 
 
 async def test_what_scrolls_is_never_shown_in_parts():
-    world = shelf("pages", scrolls=True)
+    world = shelf(8, scrolls=True)
     steps = [Step("SCROLL", {"thing": "thing-9"}), Step("OPEN", {"thing": "thing-9"})]
     (result,) = await acted_out((world, steps))
     assert result.reason == ""
