@@ -88,7 +88,8 @@ def _shop_pages(pages: Sequence[Sequence[str]], goes_on: Sequence[bool]) -> Site
             bind = {"param": field, "collection": collection}
             row = control("row", f"#{collection} .row", field, bind)
             role = f"CHOOSE_{field.upper()}"
-            site.add_action(id, role, f"Choose {field}", row, to=then if goes_on[i] else "")
+            to = then if goes_on[i] else ""
+            site.add_action(id, role, f"Choose {field}", row, to=to)
         if not goes_on[i]:
             gates = [condition(field, "not_null") for field in page]
             role = "order" if then == "DONE" else "next"
@@ -106,7 +107,7 @@ def shops_of(tasks: Iterable[Task]) -> list[World]:
     for task in tasks:
         match = HOST.match(task.start_url)
         if match:
-            numbers.add((int(match[1]), match[2] is not None))
+            numbers.add((int(match[1]), bool(match[2])))
     return [make_shop(n, serif) for n, serif in sorted(numbers)]
 
 
@@ -120,8 +121,7 @@ def shops_named(text: str) -> list[World]:
     last = int(match[2])
     if last < first:
         raise ValueError(f"{text}: write the smaller number first")
-    serif = match[3] is not None
-    return [make_shop(n, serif) for n in range(first, last + 1)]
+    return [make_shop(n, bool(match[3])) for n in range(first, last + 1)]
 
 
 def make_tasks(world: World, count: int) -> list[Task]:
@@ -134,10 +134,7 @@ def make_tasks(world: World, count: int) -> list[Task]:
             options[field] = [record["id"] for record in records]
     orders = list(itertools.product(*options.values()))
     if count > len(orders):
-        raise ValueError(
-            f"{world.name} has {len(orders)} different orders, not {count}: "
-            "name more shops, or lower --eval.episodes"
-        )
+        raise ValueError(f"{world.name} has {len(orders)} different orders, not {count}: name more shops")
     Random(f"orders of {world.name.removesuffix('-serif')}").shuffle(orders)
     tasks = []
     for order in orders[:count]:

@@ -181,7 +181,8 @@ class Draft:
         names = [name for name in ("colour", "shape", *units) if not isinstance(record[name], bool)]
         fact = self.rng.choice(names)
         value = str(record[fact])
-        self.answer = list({value: 1, units.get(fact, "{}").format(value): 1})
+        with_unit = units.get(fact, "{}").format(value)
+        self.answer = list(dict.fromkeys([value, with_unit]))
         wordings = WORDS["questions"].get(fact, WORDS["questions"]["number"])
         return self.wording(WORDS["questions"]["ask"], fact=self.wording(wordings, field=fact))
 

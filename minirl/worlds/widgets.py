@@ -253,8 +253,7 @@ def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
 
 def _value_by_hand(world: World, action: Action, widget: Widget, params: Mapping[str, Any]) -> Any:
     """Return what the visitor types or chooses for an action's open parameter; there is at most one."""
-    values = [params[name] for name in action.open_parameters if name in params]
-    value = values[0] if values else None
+    value = next(iter(params.values()), None)
     if widget.kind == "search" and action.bind and action.bind.collection:
         for record in world.data[action.bind.collection]:
             if record["id"] == value:

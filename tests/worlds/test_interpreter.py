@@ -11,6 +11,7 @@ import pytest
 import shopping
 
 from minirl.worlds.fsm_file import Condition, document_of, load_fsm
+from minirl.worlds.generate import make_site
 from minirl.worlds.interpreter import (
     State,
     World,
@@ -23,6 +24,7 @@ from minirl.worlds.interpreter import (
     same,
     share_met,
 )
+from minirl.worlds.shop import make_shop
 
 LIBRARY = Path(__file__).parents[1] / "data" / "lending_library.fsm.json"
 
@@ -231,28 +233,6 @@ def test_a_world_refuses_ids_that_cannot_be_addressed():
         World("shop", bound)
 
 
-def test_the_library_file_is_walked_to_its_end():
-    fsm = load_fsm(LIBRARY)
-    assert (fsm.meta["app"], fsm.initial_page, fsm.terminal_pages) == (
-        "Lending_Library_demo",
-        "HOME",
-        ("RESERVED",),
-    )
-    state = initial_state(fsm)
-    assert not enabled(fsm, state, "GO_BOOKS_HOVER", {})  # the cookie banner is in the way
-    chosen = {"BOOKS_SEARCH": {"book_id": "b7"}, "BOOKS_OPEN_MATCHED": {"book_id": "b7"}}
-    chosen["BOOK_TYPE_NOTE"] = {"input_text": "hello"}
-    for id in [
-        *("COOKIE", "GO_BOOKS_HOVER", "BOOKS_SEARCH", "BOOKS_OPEN_MATCHED"),
-        *("BOOK_PICK_DATE", "BOOK_TYPE_NOTE", "BOOK_SET_COPIES", "BOOK_ADD_TAG"),
-    ]:
-        state = apply(fsm, state, id, chosen.get(id, {}))
-    filled = {"pickup_date": "2026-05-04", "note": "hello", "copies": 1, "tags": ["gift"], "log": None}
-    assert state.signature == {"selected_book_id": "b7", "opens": 1, **filled}
-    state = apply(fsm, state, "BOOK_RESERVE", {})
-    assert state == State("RESERVED", {"selected_book_id": "b7", "opens": 1})
-
-
 @pytest.mark.parametrize("case", json.loads(LIBRARY.with_name("site_breakages.json").read_text()))
 def test_errors_name_the_file_and_the_place(tmp_path: Path, case: dict[str, Any]):
     document = json.loads(LIBRARY.read_text())
@@ -276,7 +256,8 @@ def test_a_machine_survives_being_written_down():
         {"id": id, "parameters": {"p": "{P}"}, "bind": {"param": "p"} | bind}
         for id, bind in [("A1", listed), ("A2", {"values": [1, "b", None]}), ("A3", {"values": []})]
     ]
-    for site in (document, machine(*acts)):
+    made = [document_of(world.fsm) for world in (make_shop(0), make_site("forum", 2))]
+    for site in (document, machine(*acts), *made):
         fsm = load_fsm(site)
         assert load_fsm(json.loads(json.dumps(document_of(fsm)))) == fsm
         assert document_of(fsm)["meta"] == site["meta"]

@@ -298,22 +298,6 @@ async def test_hostile_words_are_only_words():
         assert await page.locator("img").count() == 0
 
 
-async def test_the_page_offers_what_the_binding_offers():
-    bind = {"param": "it", "collection": "things", "where": {"kind": "$.kind"}}
-    pick = action("PICK", "P", control("row", "#things .row", "picked", bind))
-    kind = action("KIND", "P", control("button", "#kind"), effects=[effect("set", "kind", value="b")])
-    kinds = {"one": "a", "two": "b", "three": None, "four": "b"}
-    things = tuple({"id": id} | ({"kind": kind} if kind else {}) for id, kind in kinds.items())
-    world = World(name="things", fsm=one_page(pick, kind, kind="string|null"), data={"things": things})
-    async with visit(world) as page:
-        for _ in range(2):
-            shown = await page.locator(".row").all_text_contents()
-            offered = parameter_values(world, await read_state(page), "PICK")
-            assert shown == [params["it"] for params in offered]
-            await page.click("#kind")
-    assert shown == ["two", "four"]
-
-
 def ask(port: int, host: str, path: str = "/") -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     connection.request("GET", path, headers={"Host": host})
