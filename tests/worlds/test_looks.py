@@ -10,7 +10,6 @@ from minirl.worlds.generate import make_site
 from minirl.worlds.interpreter import enabled
 from minirl.worlds.looks import SKINS
 from minirl.worlds.render import render
-from minirl.worlds.search import solve
 from minirl.worlds.solutions import Walk
 
 TAKE = "steps => steps.every(([id, params]) => window.minirl.dispatch(id, params))"
@@ -35,10 +34,11 @@ def test_subjects_and_skins_are_drawn_independently():
 
 async def test_a_page_is_full_and_has_its_pictures_at_once():
     world = make_site("shop", 3, "medium", "portal")
-    steps = solve(world, {"page": "PRODUCTS"}) or []
+    walk = Walk(world)
+    walk.go("PRODUCTS")
     async with visit(world) as page:
         await page.set_viewport_size({"width": 1280, "height": 720})
-        assert await page.evaluate(TAKE, [[step.action_id, dict(step.params)] for step in steps])
+        assert await page.evaluate(TAKE, [[step.action_id, dict(step.params)] for step in walk.steps])
         first = await page.screenshot()
         await page.wait_for_timeout(300)
         assert await page.screenshot() == first
