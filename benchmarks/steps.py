@@ -40,7 +40,7 @@ import learning
 import tyro
 
 from minirl.agents.autowebworld import action_of, spell
-from minirl.agents.openwebrl import SCALE
+from minirl.agents.openwebrl_actions import SCALE
 from minirl.recipes import tiny
 from minirl.run_folder import Run
 from minirl.worlds.hand import GRID
@@ -101,7 +101,7 @@ def sites_of(args: Args) -> Path:
 def recorded(folder: Path, tasks: Path | str, *flags: object) -> list[dict[str, Any]]:
     """Records solutions, if they are not there; returns their steps, in the base model's words."""
     if not (folder / "steps.json").is_file():
-        size = ["--width", WIDTH, "--height", HEIGHT]
+        size = ["--browser.width", WIDTH, "--browser.height", HEIGHT]
         worlds("record", tasks, "--out", folder, "--grounding", GROUNDING, *size, *flags)
     return [in_own_words(row) for row in json.loads((folder / "steps.json").read_text())]
 
