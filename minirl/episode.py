@@ -9,6 +9,7 @@ of one response stop at the first failure.
 
 import asyncio
 import itertools
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from playwright.async_api import Error as PlaywrightError
 
 from minirl.config import AgentConfig, Config
-from minirl.console import first_line, say
+from minirl.console import first_line, printable
 from minirl.context import Context
 from minirl.model import Preprocessor
 from minirl.rewards import reward
@@ -106,7 +107,8 @@ class Episode:
             if not self.harness.warned:  # it is a bug in minirl, not a flaky browser
                 self.harness.warned = True
                 first = "an episode failed in a way that minirl does not expect; the first such failure:"
-                say(f"{first}\n{''.join(traceback.format_exception(error))}", loud=True)
+                text = printable("".join(traceback.format_exception(error)))
+                print(f"{first}\n{text}", file=sys.stderr)  # on every rank
         if self.score.value is None and self.stop.is_agent_fault:
             self.stop, self.error = Stop.JUDGE_ERROR, str(self.score.details.get("reason", "no verdict"))
         value = self.score.value or 0.0

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 import sft
 import train
@@ -207,61 +208,47 @@ def test_the_laptops_recipes_clone_with_the_optimizer_that_they_reinforce_with(r
     assert cloning(config)["Adam"] == ((0.9, 0.98), 0.1, 1.0)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_survives_json(recipe):
+@pytest.mark.parametrize("recipe", BUILT)
+def test_every_recipe_can_work_and_survives_json(recipe):
     """The run folder keeps its config; a reader finds every value there again."""
     config = RECIPES[recipe]()
+    assert check(config) is config
     data = json.loads(json.dumps(to_json(config)))
-    assert data["optim"]["lr"] == config.optim.lr
-    assert tuple(data["rollout"]["max_steps"]) == config.rollout.max_steps
+    assert TypeAdapter(Config).validate_python(data) == config
 
 
 # --- the curriculum --------------------------------------------------------------------------------
 
 
-def test_the_curriculum_changes_at_the_step_where_a_stage_ends():
-    config = RECIPES["openwebrl_4b"]()
-    assert [config.max_steps(step) for step in (0, 89, 90, 139, 1000)] == [15, 15, 30, 30, 30]
-
-
-def test_a_curriculum_of_three_stages():
-    """Stages last 2 and 3 steps; the last one goes on."""
+@pytest.mark.parametrize(
+    ("stages", "steps", "turns"),
+    [
+        ((15, 90, 30), (0, 89, 90, 139, 1000), [15, 15, 30, 30, 30]),
+        ((5, 2, 7, 3, 9), range(7), [5, 5, 7, 7, 7, 9, 9]),  # stages of 2 and 3 steps; the last one goes on
+        ((15,), (0, 39), [15, 15]),
+    ],
+)
+def test_the_curriculum_changes_at_the_step_where_a_stage_ends(stages, steps, turns):
     config = RECIPES["tiny"]()
-    config = replace(config, rollout=replace(config.rollout, max_steps=(5, 2, 7, 3, 9)))
-    assert [config.max_steps(step) for step in range(7)] == [5, 5, 7, 7, 7, 9, 9]
-
-
-def test_without_stages_every_step_is_alike():
-    config = RECIPES["webagent_r1_3b"]()
-    assert [config.max_steps(step) for step in (0, 39)] == [15, 15]
+    config = replace(config, rollout=replace(config.rollout, max_steps=stages))
+    assert [config.max_steps(step) for step in steps] == turns
 
 
 # --- the command line ------------------------------------------------------------------------------
 
 
-def test_no_arguments_mean_tiny():
-    assert parse() == RECIPES["tiny"]()
-    assert parse("--steps", "3") == replace(RECIPES["tiny"](), steps=3)
-
-
-def test_a_hyphen_is_an_underscore():
-    assert parse("openwebrl-4b") == parse("openwebrl_4b") == RECIPES["openwebrl_4b"]()
-    flags = ("--loss.clip-high", "0.3", "--rollout.max-steps", "4", "2", "8")
-    assert parse("tiny", *flags) == parse(
-        "tiny", *(flag.replace("-", "_").replace("__", "--") for flag in flags)
-    )
-
-
-def test_a_flag_changes_its_value_and_nothing_else():
-    base = RECIPES["openwebrl_4b"]()
-    assert parse("openwebrl-4b", "--loss.clip-high", "0.3") == replace(
-        base, loss=replace(base.loss, clip_high=0.3)
-    )
+def test_a_flag_changes_its_value_and_nothing_else_and_a_hyphen_is_an_underscore():
+    tiny, base = RECIPES["tiny"](), RECIPES["openwebrl_4b"]()
+    assert parse() == tiny and parse("--steps", "3") == replace(tiny, steps=3)
+    changed = replace(base, loss=replace(base.loss, clip_high=0.3))
+    assert parse("openwebrl-4b", "--loss.clip-high", "0.3") == changed
+    assert parse("openwebrl_4b", "--loss.clip_high", "0.3") == changed
 
 
 def test_the_run_folder_is_named_after_the_recipe_or_by_the_user():
     assert parse("openwebrl-4b").run_dir == Path("runs/openwebrl_4b")
     assert parse("tiny", "--name", "/data/a").run_dir == Path("/data/a")
+    assert parse("tiny", "--replay", "runs/tiny").run_dir == Path("runs/tiny-replay")
 
 
 @pytest.mark.parametrize(
@@ -270,15 +257,14 @@ def test_the_run_folder_is_named_after_the_recipe_or_by_the_user():
         (["openwebrl-5b"], "unknown recipe 'openwebrl-5b'; there are tiny, tiny_text, "),
         (["tiny", "--stepz", "3"], "--stepz"),
         (["tiny", "openwebrl-4b"], "openwebrl-4b"),
-        (["tiny", "--steps", "three"], "--steps: invalid literal for int.*'three'"),
-        (["tiny", "--loss.weighting", "ppo"], "'ppo' for argument '--loss.weighting'"),
-        (["tiny", "--steps"], "--steps"),
+        (["tiny", "--steps", "three"], "three"),
+        (["tiny", "--loss.weighting", "ppo"], "ppo"),
+        (["tiny", "--model.path", "/nowhere/model"], "--model.path /nowhere/model"),
     ],
 )
-def test_what_cannot_be_understood_is_said_in_one_line(argv, problem):
-    with pytest.raises(ValueError, match=problem) as caught:
-        parse(*argv)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) <= 400
+def test_what_cannot_be_understood_or_used_ends_a_script_with_status_2(ended, tmp_path, argv, problem):
+    code, said = ended(train, *argv, "--name", str(tmp_path / "tiny"))
+    assert code == 2 and problem in said and "Traceback" not in said
 
 
 def flags_of(config: object, prefix: str = "--") -> list[str]:
@@ -306,27 +292,7 @@ def test_help_tells_every_setting_with_its_value_and_its_meaning(capsys):
     assert "--protocol" not in help, "eval.py's alone"
 
 
-@pytest.mark.parametrize("argv", [["tiny", "--stepz", "3"], ["tiny", "--model.path", "/nowhere/model"]])
-def test_a_script_ends_with_one_line_and_status_2(ended, tmp_path, argv):
-    code, said = ended(train, *argv, "--name", str(tmp_path / "tiny"))
-    assert code == 2
-    (line,) = said.splitlines()
-    assert line.startswith("train.py: ") and argv[1] in line
-
-
-def test_what_becomes_of_invalid_episodes_can_be_chosen():
-    assert (parse("tiny").reward.invalid, parse("tiny").reward.format) == ("drop", "every")
-    masked = parse("openwebrl_4b", "--reward.invalid", "mask", "--reward.format", "last").reward
-    assert (masked.invalid, masked.format) == ("mask", "last")
-
-
 # --- what can't work -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("recipe", BUILT)
-def test_recipes_that_are_built_pass(recipe):
-    config = RECIPES[recipe]()
-    assert check(config) is config
 
 
 @pytest.mark.parametrize("recipe", ["openwebrl_4b", "openwebrl-8b", "webagent-r1-3b", "webagent_r1_8b"])
@@ -356,25 +322,26 @@ COUNTS = (
     "optim.replicas steps save-every agent.screenshots browser.browsers browser.episodes "
     "rollout.groups batch.epochs batch.minibatch-turns sft.batch"
 )
+AT_LEAST, ABOVE, BELOW = "should be greater than or equal to", "should be greater than", "should be less than"
 
 
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ("--rollout.group 1", "--rollout.group must be at least 2"),
+        ("--rollout.group 1", f"--rollout.group: Input {AT_LEAST} 2"),
         ("--rollout.max-steps 5 4", "--rollout.max-steps: the last stage has turns alone"),
         ("--agent.answers webrl", "--agent.answers webrl needs --agent.kind text"),
-        ("--rollout.max-steps 5 0 6", "--rollout.max-steps must be at least 1"),
+        ("--rollout.max-steps 5 0 6", f"--rollout.max-steps: Input {AT_LEAST} 1"),
         ("--batch.micro-tokens 1000", "--batch.micro-tokens must be at least --agent.context-tokens"),
-        ("--sampler.gpu-memory 1.5", "--sampler.gpu-memory must be below 1"),
+        ("--sampler.gpu-memory 1.5", f"--sampler.gpu-memory: Input {BELOW} 1"),
         ("--loss.method filtered-bc", "learns from a fixed batch: add --rollout.no-dynamic"),
         ("--loss.method awr --loss.kl 0.1", "--loss.method awr has neither --loss.kl nor --loss.old"),
         ("--loss.method awr --loss.old recompute", "--loss.method awr has neither --loss.kl nor"),
-        ("--sft.held-back -0.1", "--sft.held-back must be at least 0"),
-        ("--sft.held-back 1", "--sft.held-back must be below 1"),
-        ("--loss.kl -0.1", "--loss.kl must be at least 0"),
-        ("--sampler.temperature 0", "--sampler.temperature must be above 0"),
-        *((f"--{flag} 0", f"--{flag} must be at least 1") for flag in COUNTS.split()),
+        ("--sft.held-back -0.1", f"--sft.held-back: Input {AT_LEAST} 0"),
+        ("--sft.held-back 1", f"--sft.held-back: Input {BELOW} 1"),
+        ("--loss.kl -0.1", f"--loss.kl: Input {AT_LEAST} 0"),
+        ("--sampler.temperature 0", f"--sampler.temperature: Input {ABOVE} 0"),
+        *((f"--{flag} 0", f"--{flag}: Input {AT_LEAST} 1") for flag in COUNTS.split()),
     ],
 )
 def test_refusals_name_the_flag(flags, problem):

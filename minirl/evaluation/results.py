@@ -250,5 +250,5 @@ def write_results(path: Path, evaluation: Evaluation, results: Sequence[Result])
 
 def read_results(path: Path) -> tuple[Evaluation, list[Result]]:
     """Return the evaluation, and its results by task and seed. ValueError says where a file is malformed."""
-    file = read_as(path, TypeAdapter(ResultsFile), f"results {path} can't be read")
+    file = read_as(path.read_bytes(), TypeAdapter(ResultsFile), f"results {path} can't be read")
     return file.evaluation, sorted(file.results, key=lambda result: result.place)

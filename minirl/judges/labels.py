@@ -26,7 +26,7 @@ from minirl.judges.judge import open_judge
 from minirl.judges.settings import JudgeScriptConfig
 from minirl.model import Preprocessor
 from minirl.rewards import needs_verdict
-from minirl.run_folder import STEP_LABEL, Run, append_line, read_records
+from minirl.run_folder import STEP_LABEL, Run, append_line, read_records, write_lines
 from minirl.samplers.endpoint import ask_all
 from minirl.types import Judge, Task, Trajectory
 
@@ -116,7 +116,9 @@ async def label_all(config: JudgeScriptConfig, teacher: Judge, source: str) -> C
     """Ask the teacher about every trajectory that a judge would be asked about and that has no label yet, and
     append the labels to labels.jsonl. Return how many were labelled, and why others were not."""
     path = config.run_dir / "labels.jsonl"
-    labelled = {label.place for label in read_records(path, Label)}
+    labels = read_records(path, Label)
+    write_lines(path, map(vars, labels))  # without a line that a killed process has torn
+    labelled = {label.place for label in labels}
     counts: Counter[str] = Counter()
 
     async def ask(example: Example) -> None:
