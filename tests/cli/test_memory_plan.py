@@ -169,9 +169,8 @@ def test_show_names_every_item_the_share_and_the_room(llama, capsys):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"optim.replicas": 3}, "--optim.replicas 3"),
         ({"model.path": "/nowhere"}, "--model.path"),
-        ({"model.path": "tiny"}, "give another recipe"),
+        ({"model.path": "tiny"}, "--model.path tiny can't be loaded"),
     ],
 )
 def test_mistakes_name_the_flag(llama, values, words):
