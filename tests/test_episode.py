@@ -326,25 +326,6 @@ async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
     assert t.turns[0].feedback == (failed, "wait: not executed.")
 
 
-async def test_a_page_that_crashes_ends_its_episode(play):
-    crash: list[Session] = []
-
-    async with play(saying(WAIT)) as (worker, _, task):
-        look = worker.harness.agent.observe
-
-        async def observe(session: Session) -> Any:
-            if crash:
-                await asyncio.wait([asyncio.ensure_future(session.page.goto("chrome://crash"))])
-                while not session.crashed:
-                    await asyncio.sleep(0.01)
-            crash.append(session)
-            return await look(session)
-
-        worker.harness.agent.observe = observe
-        t = await episode(worker, task)
-    assert (t.stop, t.valid) == (Stop.ENV_ERROR, False)
-
-
 @pytest.mark.parametrize("said", [DONE, WAIT])
 @pytest.mark.parametrize(
     "fault",
