@@ -15,6 +15,7 @@ import train
 from minirl.cli.command_line import check, from_command_line
 from minirl.config import Config, to_json
 from minirl.recipes import RECIPES
+from minirl.run_folder import flatten
 
 FLAGS = """
 --recipe --name --seed --steps --eval-every --save-every --resume --replay --warm-start --shuffle-rewards
@@ -59,153 +60,73 @@ def test_the_recipes_there_are_and_that_each_knows_its_name():
         assert recipe().recipe == name
 
 
-def numbers(config: Config) -> dict[str, object]:
-    """What the papers' tables of hyperparameters state."""
-    rollout, loss, optim = config.rollout, config.loss, config.optim
-    return {
-        "lr": optim.lr,
-        "betas": optim.betas,
-        "grad clip": optim.grad_clip,
-        "group": rollout.group,
-        "groups": rollout.groups,
-        "dynamic": rollout.dynamic,
-        "turns": rollout.max_steps,
-        "clip": loss.clip_high,
-        "kl": loss.kl,
-        "epochs": config.batch.epochs,
-        "response, context": (config.agent.response_tokens, config.agent.context_tokens),
-        "temperature": config.sampler.temperature,
-        "viewport": (config.browser.width, config.browser.height),
-    }
-
-
-def cloning(config: Config) -> dict[str, object]:
-    """What papers, or the libraries that they clone with, state of SFT."""
-    sft = config.sft
-    return {
-        "lr, warm-up": (sft.lr, sft.warmup),
-        "epochs, batch": (sft.epochs, sft.batch),
-        "Adam": (sft.betas, sft.weight_decay, sft.grad_clip),
-        "vision": (config.model.freeze_vision, sft.max_pixels),
-    }
-
-
-CLONING = {
-    "lr, warm-up": (1e-5, 0.1),
-    "epochs, batch": (3, 128),
-    "Adam": ((0.9, 0.999), 0.0, 1.0),
-    "vision": ("never", None),
+# What the papers' tables of hyperparameters state, or the libraries that they clone with
+PAPERS = {
+    "openwebrl_4b": """
+        model.path Qwen/Qwen3-VL-4B-Thinking  optim.lr 1e-06  optim.betas (0.9, 0.98)  optim.grad_clip 1.0
+        optim.weight_decay 0.1  rollout.group 5  rollout.groups 48  rollout.dynamic True
+        rollout.max_steps (15, 90, 30)  steps 140  loss.clip_high 0.28  loss.kl 0.0  loss.weighting openwebrl
+        batch.epochs 2  batch.minibatch_turns 256  batch.micro_tokens 36864  agent.response_tokens 1024
+        agent.context_tokens 32768  sampler.temperature 0.8  browser.width 1280  browser.height 1000
+        browser.episode_seconds 600.0  sft.lr 1e-05  sft.warmup 0.1  sft.epochs 3  sft.batch 128
+        sft.betas (0.9, 0.999)  sft.weight_decay 0.0  sft.grad_clip 1.0  sft.max_pixels 262144
+        model.freeze_vision sft  eval.max_steps 30  eval.response_tokens 4096  eval.temperature 0.6
+        eval.top_p 0.95  eval.top_k 20""",
+    "webagent_r1_3b": """
+        model.path Qwen/Qwen2.5-3B-Instruct  optim.lr 1e-06  optim.betas (0.9, 0.99)  optim.grad_clip 0.01
+        optim.weight_decay 0.0  rollout.group 4  rollout.groups 16  rollout.dynamic False
+        rollout.max_steps (15,)  loss.clip_high 0.2  loss.kl 0.001  loss.weighting webagent-r1
+        batch.epochs 1  agent.kind text  agent.response_tokens 1024  agent.context_tokens 16384
+        sampler.temperature 1.0  browser.width 1280  browser.height 720  sft.lr 5e-05  sft.warmup 0.05
+        sft.epochs 3  sft.batch 128  sft.betas (0.9, 0.999)  sft.weight_decay 0.0  sft.grad_clip 1.0
+        sft.max_pixels None  model.freeze_vision never  eval.max_steps 30  eval.temperature 1.0
+        eval.top_p 0.9  agent.repeats 5  agent.format_errors 5""",
+    "autowebworld_7b": """
+        model.path Qwen/Qwen2.5-VL-7B-Instruct  model.max_pixels 12845056  optim.lr 1e-06
+        optim.betas (0.9, 0.999)  optim.grad_clip 1.0  optim.weight_decay 0.0  optim.decay True
+        rollout.group 8  rollout.groups 32  rollout.dynamic False  rollout.max_steps (1,)  steps 508
+        loss.clip_high 0.2  loss.kl 0.04  loss.weighting grpo  batch.epochs 1  agent.kind autowebworld
+        agent.response_tokens 256  sampler.temperature 1.0  browser.width 1280  browser.height 720
+        warm_start none  reward.after any  eval.max_steps 15""",
 }
-OPENWEBRL = {
-    "lr": 1e-6,
-    "betas": (0.9, 0.98),
-    "grad clip": 1.0,
-    "group": 5,
-    "groups": 48,
-    "dynamic": True,
-    "turns": (15, 90, 30),
-    "clip": 0.28,
-    "kl": 0.0,
-    "epochs": 2,
-    "response, context": (1024, 32768),
-    "temperature": 0.8,
-    "viewport": (1280, 1000),
+# What the other sizes have otherwise
+SIZES = {
+    "openwebrl_8b": ("openwebrl_4b", {"model.path": "Qwen/Qwen3-VL-8B-Thinking", "optim.lr": 5e-7}),
+    "webagent_r1_8b": (
+        "webagent_r1_3b",
+        {"model.path": "meta-llama/Llama-3.1-8B-Instruct", "agent.answers": "webrl"},
+    ),
+    "autowebworld_3b": ("autowebworld_7b", {"model.path": "Qwen/Qwen2.5-VL-3B-Instruct"}),
 }
 
 
-def test_openwebrl_4b():
-    config = RECIPES["openwebrl_4b"]()
-    assert config.model.path == "Qwen/Qwen3-VL-4B-Thinking"
-    assert numbers(config) == OPENWEBRL
-    assert config.steps == 140  # 90 of 15 turns, 50 of 30
-    assert config.optim.weight_decay == 0.1
-    assert config.batch.minibatch_turns == 256
-    assert config.loss.weighting == "openwebrl"
-    assert cloning(config) == CLONING | {"vision": ("sft", 512 * 512)}
-    assert config.batch.micro_tokens == 36_864  # a longer demonstration is left out
-    assert config.browser.episode_seconds == 600
-    evaluation = config.eval
-    assert (evaluation.max_steps, evaluation.response_tokens) == (30, 4096)
-    assert (evaluation.temperature, evaluation.top_p, evaluation.top_k) == (0.6, 0.95, 20)
+@pytest.mark.parametrize("recipe", PAPERS)
+def test_a_recipe_has_its_papers_numbers(recipe):
+    config = flatten(dataclasses.asdict(RECIPES[recipe]()))
+    for line in PAPERS[recipe].replace("\n", "  ").split("  "):
+        if line.strip():
+            name, value = line.strip().split(" ", 1)
+            assert str(config[name]) == value, name
 
 
-def test_openwebrl_8b_learns_at_half_the_rate():
-    config = RECIPES["openwebrl_8b"]()
-    assert config.model.path == "Qwen/Qwen3-VL-8B-Thinking"
-    assert numbers(config) == OPENWEBRL | {"lr": 5e-7}
-    assert cloning(config) == cloning(RECIPES["openwebrl_4b"]())
+@pytest.mark.parametrize("recipe", SIZES)
+def test_another_size_has_but_few_numbers_of_its_own(recipe):
+    base, changes = SIZES[recipe]
+    expected = flatten(dataclasses.asdict(RECIPES[base]())) | {"recipe": recipe} | changes
+    assert flatten(dataclasses.asdict(RECIPES[recipe]())) == expected
 
 
-@pytest.mark.parametrize(
-    ("recipe", "path"),
-    [
-        ("webagent_r1_3b", "Qwen/Qwen2.5-3B-Instruct"),
-        ("webagent_r1_8b", "meta-llama/Llama-3.1-8B-Instruct"),
-    ],
-)
-def test_webagent_r1(recipe, path):
-    config = RECIPES[recipe]()
-    assert config.model.path == path
-    assert numbers(config) == {
-        "lr": 1e-6,
-        "betas": (0.9, 0.99),
-        "grad clip": 0.01,
-        "group": 4,
-        "groups": 16,
-        "dynamic": False,
-        "turns": (15,),
-        "clip": 0.2,
-        "kl": 0.001,
-        "epochs": 1,
-        "response, context": (1024, 16384),
-        "temperature": 1.0,
-        "viewport": (1280, 720),
-    }
-    assert config.agent.kind == "text" and config.loss.weighting == "webagent-r1"
-    assert cloning(config) == CLONING | {"lr, warm-up": (5e-5, 0.05)}
-    assert config.optim.weight_decay == 0.0
-    assert (config.eval.max_steps, config.eval.temperature, config.eval.top_p) == (30, 1.0, 0.9)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "path"),
-    [
-        ("autowebworld_3b", "Qwen/Qwen2.5-VL-3B-Instruct"),
-        ("autowebworld_7b", "Qwen/Qwen2.5-VL-7B-Instruct"),
-    ],
-)
-def test_autowebworld(recipe, path):
-    config = RECIPES[recipe]()
-    assert (config.model.path, config.model.max_pixels) == (path, 12_845_056)
-    stated = numbers(config)
-    del stated["response, context"]
-    assert stated == {
-        "lr": 1e-6,
-        "betas": (0.9, 0.999),
-        "grad clip": 1.0,
-        "group": 8,
-        "groups": 32,
-        "dynamic": False,
-        "turns": (1,),
-        "clip": 0.2,
-        "kl": 0.04,
-        "epochs": 1,
-        "temperature": 1.0,
-        "viewport": (1280, 720),
-    }
-    assert config.optim.weight_decay == 0.0
-    assert config.steps == 508 and config.steps == -(-16_253 // 32), "every sample once"
-    assert config.agent.response_tokens == 256 and config.eval.max_steps == 15
-    assert config.agent.kind == "autowebworld" and config.loss.weighting == "grpo"
-    assert config.optim.decay and config.warm_start == "none" and config.reward.after == "any"
-    assert config.loss.std_eps == pytest.approx(1e-4 / 3), "of rewards from 0 to 1, there to 3"
+def test_autowebworld_sees_every_sample_once_and_divides_rewards_from_0_to_1():
+    config = RECIPES["autowebworld_7b"]()
+    assert config.steps == -(-16_253 // 32)
+    assert config.loss.std_eps == pytest.approx(1e-4 / 3), "there of rewards from 0 to 3"
 
 
 @pytest.mark.parametrize("recipe", ["tiny", "tiny_text"])
 def test_the_laptops_recipes_clone_with_the_optimizer_that_they_reinforce_with(recipe):
     config = RECIPES[recipe]()
-    assert (config.optim.betas, config.optim.weight_decay, config.optim.grad_clip) == ((0.9, 0.98), 0.1, 1.0)
-    assert cloning(config)["Adam"] == ((0.9, 0.98), 0.1, 1.0)
+    for settings in (config.optim, config.sft):
+        assert (settings.betas, settings.weight_decay, settings.grad_clip) == ((0.9, 0.98), 0.1, 1.0)
 
 
 @pytest.mark.parametrize("recipe", BUILT)

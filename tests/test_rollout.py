@@ -13,7 +13,7 @@ from peers import Idle
 from workers import make_worker
 
 from minirl.config import AgentConfig, EvalConfig, RewardConfig, RolloutConfig, SamplerConfig
-from minirl.recipes import RECIPES, tiny
+from minirl.recipes import tiny
 from minirl.rollout import Collected, TaskStream
 from minirl.types import Prompt, Request, RunEnds, Sample, Sampling, Stop, Task, Trajectory, Turn
 
@@ -315,10 +315,3 @@ async def test_training_and_evaluation_sample_each_in_their_own_way():
     assert len({request.seed for request in asked}) == len(asked), "every request has a seed of its own"
     assert (evaluated.sampling, evaluated.max_tokens) == (Sampling(0.6, 0.95, 20), 7)
     assert {request.seconds for request in asked} == {120}, "table 8's"
-
-
-@pytest.mark.parametrize("recipe", ["tiny_text", "webagent_r1_3b", "webagent_r1_8b"])
-def test_the_text_agents_recipes_give_up_after_five(recipe):
-    """As WebAgent-R1's evaluation does: equal outputs, or unparsable ones, in a row."""
-    agent = RECIPES[recipe]().agent
-    assert (agent.repeats, agent.format_errors) == (5, 5)

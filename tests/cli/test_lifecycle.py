@@ -15,7 +15,7 @@ from minirl.config import EvalConfig, to_json
 from minirl.recipes import tiny
 from minirl.rollout import Collected
 from minirl.run_folder import Run
-from minirl.types import RunEnds, Stop, Task, Trajectory
+from minirl.types import Stop, Task, Trajectory
 
 TASK = Task("t", "Do it.", "http://shop-0.test/")
 
@@ -160,16 +160,6 @@ def test_an_interrupted_rank_saves_if_it_is_alone(tmp_path, capsys, world, told)
         raise asyncio.CancelledError
     assert experiment.checkpoints.told == told and experiment.log.told == ["close"]
     assert "interrupted after step 3; --resume goes on from the last checkpoint" in capsys.readouterr().out
-
-
-def test_a_run_that_can_collect_no_more_saves_what_it_has(tmp_path):
-    experiment = make_experiment(tmp_path)
-    with (
-        pytest.raises(RunEnds, match="no groups; --resume goes on after step 3"),
-        lifecycle.saving(experiment, {"step": 3}),
-    ):
-        raise RunEnds("no groups")
-    assert experiment.checkpoints.told == ["save step_00003", "finish"]
 
 
 def test_nothing_is_saved_before_the_first_step_and_no_step_twice(tmp_path):
