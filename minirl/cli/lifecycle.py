@@ -77,7 +77,7 @@ async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_sta
         experiment.ranks.barrier()
     if config.warm_start == "none":
         say(f"starting from {config.model.path} as it is")
-    elif config.warm_start == "sft" and not is_cloned:
+    elif config.warm_start == "sft" and not is_cloned and config.replay is None:
         await warm_start(experiment, worker)
     else:
         start = sft if config.warm_start == "sft" else Path(config.warm_start)

@@ -96,8 +96,8 @@ def test_a_judged_trajectory_as_a_pair():
 
 
 def test_the_table(monkeypatch):
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    monkeypatch.setattr(agreement, "CONSOLE", console)
+    console = Console(width=80, record=True, markup=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    monkeypatch.setattr("minirl.console.CONSOLE", console)
     hostile = "[red]a.test"  # a name from a task file is not markup
     show(
         {
