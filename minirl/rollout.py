@@ -290,10 +290,9 @@ class RolloutWorker:
             group = self.qualified(episodes)
             if group:
                 groups.append(group)
-            elif config.rollout.dump_all:
+            if config.rollout.dump_all and not group:
                 in_no_group += episodes
-                continue
-            if not group or config.reward.invalid == "drop":
+            elif not group or config.reward.invalid == "drop":
                 in_no_group += [t for t in episodes if not t.valid]
         finished = list(chain.from_iterable(attempts))
         reason = "" if len(groups) == config.rollout.groups else why_so_few(finished, submitted)
