@@ -44,6 +44,5 @@ async function settle([quiet, calm, cap]) {
       : editable(focus) ? 'it' : '',
     error: location.protocol === 'chrome-error:'
       ? (document.body.innerText.match(/ERR_[A-Z0-9_]+/) || ['no reason given'])[0] : '',
-    copied: mark.copied || '',
   };
 }
