@@ -10,8 +10,21 @@ from minirl.console import say
 from minirl.judges.intervals import wilson
 from minirl.run_folder import Run
 
-SHOWN = "success judged_success reward groups_kept groups_submitted invalid turns tokens_mean ratio_mean "
-SHOWN += "clip_fraction entropy seconds/rollout seconds/train"
+SHOWN = (
+    "success",
+    "judged_success",
+    "reward",
+    "groups_kept",
+    "groups_submitted",
+    "invalid",
+    "turns",
+    "tokens_mean",
+    "ratio_mean",
+    "clip_fraction",
+    "entropy",
+    "seconds/rollout",
+    "seconds/train",
+)
 
 
 def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
@@ -21,7 +34,7 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
     'step 4/10  success 0.4375  seconds/rollout 20.04  left 0:03:00'
     """
     words = [f"step {step}/{total}"]
-    words += [f"{name} {metrics[name]:.5g}" for name in SHOWN.split() if name in metrics]
+    words += [f"{name} {metrics[name]:.5g}" for name in SHOWN if name in metrics]
     left = (total - step) * metrics.get("seconds/total", 0.0)
     words.append(f"left {timedelta(seconds=round(left))}")
     return "  ".join(words)
