@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, NonNegativeInt
@@ -62,8 +62,8 @@ class Reply:
 
     text: str
     finish: str
-    reasoning: str
-    usage: Usage
+    reasoning: str = ""
+    usage: Usage = field(default_factory=Usage)
 
 
 def _part(part: str | bytes) -> dict[str, Any]:
