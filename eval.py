@@ -19,7 +19,7 @@ from pathlib import Path
 
 from minirl.cli.command_line import check, read_flags, recipe_name, run_async, run_main
 from minirl.cli.report import write_report
-from minirl.console import CONSOLE, progress, say
+from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.evaluation import failures, resume, tables
 from minirl.evaluation.results import RateRow
@@ -61,7 +61,7 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
 
     score = tables.show(results, protocol)
     if config.success_within:
-        CONSOLE.print(tables.curve(results, config.success_within, protocol))
+        tables.curve(results, config.success_within, protocol)
     if ranks.is_main:
         record(experiment, ledger.label, score, config.protocol)
     say(f"results: {ledger.path}\nreport: {experiment.run.report_path}")

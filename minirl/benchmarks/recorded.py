@@ -178,9 +178,6 @@ class RecordedPage:
     async def blocked(self) -> str:
         return ""
 
-    def diagnostics(self) -> dict[str, float]:
-        return {}
-
 
 class RecordedBenchmark(JudgedBenchmark):
     judged = False

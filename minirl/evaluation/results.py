@@ -252,4 +252,4 @@ def write_results(path: Path, evaluation: Evaluation, results: Sequence[Result])
 
 def read_results(path: Path) -> ResultsFile:
     """Return what `write_results` wrote. ValueError says where a file is malformed."""
-    return read_as(path, TypeAdapter(ResultsFile), f"results {path} can't be read")
+    return read_as(path.read_bytes(), TypeAdapter(ResultsFile), f"results {path} can't be read")

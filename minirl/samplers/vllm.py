@@ -28,7 +28,7 @@ from minirl.config import Config
 from minirl.distributed import Ranks
 from minirl.model import Preprocessor, blueprint
 from minirl.samplers import vllm_engine
-from minirl.samplers.huggingface import settle
+from minirl.samplers.huggingface import answer_within, settle
 from minirl.types import Request, Sample, SamplerError
 
 CALL_SECONDS = 1800.0  # the longest that a start or new weights may take
@@ -69,11 +69,7 @@ class VllmSampler:
         future = self.futures[name] = asyncio.get_running_loop().create_future()
         self._write(partial(self._add, name, request))
         try:
-            # not wait_for, which before Python 3.12 swallows a cancellation that comes with the answer
-            async with asyncio.timeout(request.seconds):
-                return await future
-        except TimeoutError:
-            raise SamplerError("the sampler did not answer in time") from None
+            return await answer_within(request.seconds, future)
         finally:
             if name in self.futures:  # cancelled or too late
                 self._write(partial(self._abort, name))
