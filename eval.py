@@ -8,7 +8,7 @@
     checkpoint --one episode per task and seed--> trajectories --ledger--> results --tables--> you
 
 The training run is only read: evaluations gather in runs/NAME-eval. The same command goes on after an
-interruption, and tries aborted episodes again with --retry. OpenWebRL section 4, appendices D and E.
+interruption, and tries aborted episodes again with --retry. OpenWebRL, section 5, appendices D and E.
 """
 
 import json

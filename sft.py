@@ -3,7 +3,8 @@
     python sft.py tiny
 
 Loss on the response tokens only, cosine schedule with warm-up. With demonstrations held back for validation
-(--sft.held-back) the weights with the lowest validation loss stay: early stopping. OpenWebRL section 3.3.
+(--sft.held-back) the weights with the lowest validation loss stay: early stopping. OpenWebRL, section
+4.2 and appendix A.5.
 """
 
 import asyncio

@@ -7,8 +7,8 @@
       ^        (minirl/rollout.py)      (advantages.py)      (rows.py)     (loss.py)         |
       +----------------------------- the next step samples from them <-----------------------+
 
-OpenWebRL section 3.4, WebAgent-R1 section 3; the modules list deviations. What a run does beside learning is
-in minirl/cli/lifecycle.py.
+OpenWebRL, section 4.4, WebAgent-R1, section 2.3; the modules list deviations. What a run does beside learning
+is in minirl/cli/lifecycle.py.
 """
 
 import contextlib

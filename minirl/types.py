@@ -137,7 +137,7 @@ class Request:
     seed: int
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
-    seconds: float = 120.0  # that the response may take (OpenWebRL, table 8; in training, table 7, 30)
+    seconds: float = 120.0  # that the response may take (OpenWebRL, table 8; in training 30, table 7)
 
 
 @dataclass(frozen=True)

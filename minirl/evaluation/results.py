@@ -2,7 +2,7 @@
 
     Trajectories --result_of--> Results --summary--> numbers with intervals, or results-LABEL.json
 
-The file holds all that is needed to repeat an evaluation. OpenWebRL, section 4: the official success rate,
+The file holds all that is needed to repeat an evaluation. OpenWebRL, section 5: the official success rate,
 and the one without aborted tasks. Intervals, which the papers do not give, are Wilson's over tasks; that of
 a mean over sites is Zou and Donner's (Statistics in Medicine 27, 2008).
 """

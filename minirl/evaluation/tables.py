@@ -2,7 +2,7 @@
 
     Results --show--> tables            two files of results --compare--> the paired difference
 
-Stands at the end of eval.py; results.py does the counting. OpenWebRL, section 4: the success rate with
+Stands at the end of eval.py; results.py does the counting. OpenWebRL, section 5: the success rate with
 aborted tasks as failures, and the one without them, always both.
 """
 

@@ -5,7 +5,7 @@ event loop must go on serving browsers meanwhile. The thread does the work that 
 engine as long as there are requests, which are batched continuously. Prompts are token ids and prepared
 pixels, exactly those that the trainer will see. Log-probs are of the distribution that was sampled from. New
 weights are streamed one at a time into the engine's own; on CUDA `sleep` drops the old ones, so that the
-update has their memory. OpenWebRL section 3.4, WebAgent-R1 section 3.1; there the samplers are servers in
+update has their memory. OpenWebRL, section 4.4, WebAgent-R1, appendix B; there the samplers are servers in
 other processes.
 """
 

@@ -2,7 +2,7 @@
 
 The browser visits `http://<world>.test/`, which `SiteServer` answers with `render`'s page. It follows the
 machine by itself (runtime.js, a transcript of interpreter.py), and `read_state` reads its state, by which an
-episode is judged. Paper: AutoWebWorld, section 3.3. Deviation: there, a language model writes a front end per
+episode is judged. Paper: AutoWebWorld, section 4.2. Deviation: there, a language model writes a front end per
 site; here one runtime draws all, as "tiles" (done by one click each, for small models) or as "pages" in one
 of four skins (looks.py). A site of the look "built" brings its own index.html.
 

@@ -4,7 +4,7 @@
 
 Where it stands: tasks.py draws the parts in words and has their path composed here, by the names that
 generate.py gives to actions. Whoever acts a task out reads it by `solution_of`. Paper: AutoWebWorld, section
-3.3. Deviation: there a search finds the paths first, and tasks are made of them.
+4.3. Deviation: there a search finds the paths first, and tasks are made of them.
 """
 
 from collections.abc import Mapping, Sequence

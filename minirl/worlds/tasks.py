@@ -6,8 +6,8 @@
 item is named by its title, its picture, or its rank in what the list shows once it is set as told; titles and
 pictures are unique, so exactly one item fits. All that the instruction names is a condition of the goal, on
 what the session has noted in `done`.
-Paper: AutoWebWorld, section 3.4: three families of queries (from solutions, by what is seen, questions about
-the last screenshot) in five modes of access (search, scrolling, slider, order, checkbox).
+Paper: AutoWebWorld, section 4.4 and appendix B: three families of queries (from solutions, by what is seen,
+questions about the last screenshot) in five modes of access (search, scrolling, slider, order, checkbox).
 
 1. There a language model words them and drops the ambiguous ones; here templates do, and the records prove
    them.
