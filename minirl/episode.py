@@ -3,8 +3,8 @@
     observe -> Context -> sample -> parse -> act, call by call -> feedback -> observe ...
 
 Stands between the sampler and rollouts. One `Stop` ends it, decided here and nowhere else; then the task's
-benchmark reads the page and scores it. OpenWebRL, sections 4.1 and 4.3; deviation from the released code: calls
-of one response stop at the first failure.
+benchmark reads the page and scores it. OpenWebRL, sections 4.1 and 4.3; deviation from the released code:
+calls of one response stop at the first failure.
 """
 
 import asyncio

@@ -2,7 +2,8 @@
 
 A skin (skins.toml, skins/*.css) decides how pages are laid out. Names, places and sentences stand in
 texts.toml. Looks are drawn apart from a site's machine, so that each can be held out.
-Paper: AutoWebWorld, section 4.2 and appendix B. Deviation: there a language model writes each site's front end.
+Paper: AutoWebWorld, section 4.2 and appendix B. Deviation: there a language model writes each site's front
+end.
 """
 
 import colorsys
