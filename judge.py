@@ -3,10 +3,10 @@
     python judge.py label  tiny-judge --runs runs/tiny          what the site itself says of each episode
     python judge.py label  judge-8b --runs runs/web --judge.url URL --judge.model NAME
     python judge.py distil tiny-judge                           a model learns reasons and verdicts
-    python judge.py score  tiny-judge                           how far it agrees on held-out goals and steps
+    python judge.py score  tiny-judge                           how far it agrees on goals that were held out
     python judge.py score  tiny-judge --judge.path FOLDER       another judge on the same, or --judge.model
     python judge.py score  judge-8b --name agent_reward_bench --judge.path FOLDER   on examples/
-    python judge.py distil tiny-judge --name control --labelled runs/tiny_judge --shuffle-labels
+    python judge.py distil tiny-judge --name other --labelled runs/tiny_judge      with another run's labels
 
     python train.py tiny --reward.by judge --judge.path runs/tiny_judge/checkpoints/judge
 

@@ -3,7 +3,7 @@
     python benchmarks/judges.py
 
 A policy is trained by what the site knows of its episodes. A judge is distilled from these episodes and
-scored on goals and training steps that were held out, and so is an ignorant one, which is distilled only for
+scored on goals that were held out, and so is an ignorant one, which is distilled only for
 as long as it takes to write verdicts at all. (The base model never would, and a judge without verdicts is no
 reward.) By each of the two another policy is trained, from the first one's warm start and on the same tasks.
 Their rewards pass the gates of minirl/rewards.py first; what the site knows needs none. A run's metrics
@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -32,12 +34,12 @@ import learning
 import tyro
 
 from minirl.distributed import open_ranks
-from minirl.judges.agreement import AgreementRow, Pair, score
+from minirl.judges.agreement import AgreementRow, Pair, is_success, score
 from minirl.judges.judge import open_judge
-from minirl.judges.labels import RunsImages, read_examples, read_records
-from minirl.judges.rubrics import Question
+from minirl.judges.labels import HELD_OUT, LABELLED
+from minirl.judges.rubrics import newest_screenshots
 from minirl.judges.settings import tiny_judge
-from minirl.run_folder import Run
+from minirl.run_folder import Run, read_records
 from minirl.samplers.endpoint import ask_all
 from minirl.types import Trajectory
 
@@ -72,29 +74,39 @@ def distilled(args: Args, name: str, flags: Sequence[str], labels: Path) -> Path
 
 def agreement(args: Args, checkpoint: Path, asked: str) -> AgreementRow:
     """How far a judge agrees with the truth on what was kept from the one called `asked`."""
-    judge(args, "score", asked, "--judge.path", str(checkpoint))
+    judge(args, "score", asked, "--judge.path", str(checkpoint.resolve()))
     name = str(checkpoint.relative_to(args.out))
-    for path in (args.out / asked / "scores").rglob("*.jsonl"):
-        pairs = read_records(path, Pair)
-        if pairs[0].judge == name:
-            return score(pairs)[0]
-    raise FileNotFoundError(f"{checkpoint} has no scores")
+    path = args.out / asked / "scores" / f"{name.replace('/', '_')}.jsonl"
+    return score(read_records(path, Pair))[0]
+
+
+def permuted(args: Args, labels: Path) -> Path:
+    """The control: a folder with the same labels, reasons and verdicts together, on random trajectories."""
+    folder = args.out / "labels_permuted"
+    if not folder.is_dir():
+        shutil.copytree(labels, folder)
+        trajectories = Run(labels).load_trajectories(LABELLED)
+        verdicts = [trajectory.verdict for trajectory in trajectories]
+        random.Random(args.seed).shuffle(verdicts)
+        pairs = zip(trajectories, verdicts, strict=True)
+        mixed = [replace(trajectory, verdict=verdict) for trajectory, verdict in pairs]
+        Run(folder).save_trajectories(LABELLED, mixed)
+    return folder
 
 
 async def other_screenshots(args: Args, checkpoint: Path, asked: str) -> dict[str, Any]:
     """How many verdicts stay as they are when every episode's newest screenshot is another one's, and how
     many are right then: a judge that reads the text alone loses nothing. (Black ones would be no test:
     nothing that a small model has seen looks like that.)"""
-    examples = read_examples(args.out / asked / "heldout.jsonl")
-    episodes = [example.trajectory for example in examples]
+    run = Run(args.out / asked)
+    episodes = run.load_trajectories(HELD_OUT)
     config = replace(tiny_judge(), judge=replace(tiny_judge().judge, path=str(checkpoint)))
-    images = RunsImages(example.label.run for example in examples)
     with open_ranks() as ranks:
-        async with open_judge(config, ranks, images) as ask:
+        async with open_judge(config, ranks, run.images) as ask:
             own = await ask_all(ask, episodes)
             swapped = await ask_all(ask, exchanged(episodes))
     said = [(a.success, b.success) for a, b in zip(own, swapped, strict=True)]
-    right = sum(b == e.label.verdict for e, (_, b) in zip(examples, said, strict=True))
+    right = sum(b == is_success(e) for e, (_, b) in zip(episodes, said, strict=True))
     stay = [a == b for a, b in said if a is not None]
     return {
         "as before with another screenshot": f"{sum(stay)} of {len(stay)}",
@@ -106,7 +118,7 @@ def exchanged(episodes: Sequence[Trajectory]) -> list[Trajectory]:
     """The same with the newest screenshot of another episode, where that has one."""
     half, out = len(episodes) // 2, []
     for episode, other in zip(episodes, [*episodes[half:], *episodes[:half]], strict=True):
-        names = tuple(name for _, name in Question(screenshots=1).screenshots_of(other))
+        names = newest_screenshots(other, 1)
         if names:
             turns = (*episode.turns[:-1], replace(episode.turns[-1], images=names))
             episode = replace(episode, turns=turns, final_image=names[0])
@@ -122,13 +134,13 @@ def main() -> None:
     labels = args.out / "labels"
     judge(args, "label", "labels", "--runs", str(runs["truth"].root))
     judges = {
-        "distilled": ("judge_distilled", []),
-        "ignorant": (f"judge_ignorant_{args.ignorant}", ["--sft.max-steps", str(args.ignorant)]),
-        "permuted": ("judge_permuted", ["--shuffle-labels"]),
+        "distilled": ("judge_distilled", [], labels),
+        "ignorant": (f"judge_ignorant_{args.ignorant}", ["--sft.max-steps", str(args.ignorant)], labels),
+        "permuted": ("judge_permuted", [], permuted(args, labels)),
     }
     rows = {}
-    for name, (folder, flags) in judges.items():
-        checkpoint = distilled(args, folder, flags, labels)
+    for name, (folder, flags, taught) in judges.items():
+        checkpoint = distilled(args, folder, flags, taught)
         rows[name] = figures(agreement(args, checkpoint, "judge_distilled"))
         if name == "distilled":
             rows[name] |= asyncio.run(other_screenshots(args, checkpoint, "judge_distilled"))
@@ -158,8 +170,8 @@ def last_step(run: Run) -> dict[str, float]:
 
 
 def figures(row: AgreementRow) -> dict[str, Any]:
-    """Table 3's columns in percent, and what share of the episodes succeed and pass."""
-    names = ("accuracy", "precision", "recall", "f1", "base_rate", "passed")
+    """Table 3's columns in percent."""
+    names = ("accuracy", "precision", "recall", "f1")
     values = {name: getattr(row, name) for name in names}
     percent = {name: None if v is None else round(100 * v, 1) for name, v in values.items()}
     return {**percent, "n": row.n, "invalid": row.invalid}

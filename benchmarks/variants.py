@@ -93,7 +93,8 @@ def curve(run: Run, weights: Path, flags: str) -> dict[int, float]:
     command = [sys.executable, str(learning.ROOT / "eval.py"), "tiny-text", *place, *flags.split(), *budgets]
     subprocess.run(command, check=True, stdout=sys.stderr)
     found = run.root.with_name(f"{run.root.name}-eval").glob(f"results-eval_{weights.name}*.json")
-    _, results = read_results(max(found, key=lambda path: path.stat().st_mtime))  # written just now
+    newest = max(found, key=lambda path: path.stat().st_mtime)  # written just now
+    results = read_results(newest).results
     valid = [r for r in results if r.stop.is_agent_fault]
     return {most: round(mean(r.success for r in within(valid, most)), 3) for most in BUDGETS}
 

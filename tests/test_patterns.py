@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minirl.agents import openwebrl, openwebrl_actions, webagent_r1
-from minirl.judges import parsers
+from minirl.judges.parsers import read_verdict
 
 MAX_GROWTH = 8.0  # from n to 4n repeats: linear is 4, quadratic is 16
 LOOKS = ((400, 1), (400, 3), (1200, 3), (1200, 5))  # repeats and attempts; a busy machine is looked at again
@@ -26,11 +26,8 @@ def call(value: Any) -> str:
     return f"so</think><tool_call>{json.dumps(record)}</tool_call>"
 
 
-VERDICTS = [parsers.parse_last_line, parsers.parse_phrase, parsers.parse_status, parsers.parse_json]
-READERS: dict[str, Callable[[str], Any]] = {
-    parse.__name__: lambda text, parse=parse: parsers.read_verdict(parse, text) for parse in VERDICTS
-}
-READERS |= {"openwebrl": openwebrl.parse, "webagent-r1": webagent_r1.parse, "keys": openwebrl_actions.normal}
+READERS: dict[str, Callable[[str], Any]] = {"verdict": read_verdict, "keys": openwebrl_actions.normal}
+READERS |= {"openwebrl": openwebrl.parse, "webagent-r1": webagent_r1.parse}
 READERS["point"] = lambda text: openwebrl.parse(call(text))
 READERS["number"] = lambda text: openwebrl.parse(call([text, text]))
 READERS["element"] = lambda text: webagent_r1.parse(f'do(action="Click", element="{text}")')

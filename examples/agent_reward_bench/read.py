@@ -3,12 +3,12 @@
     python examples/agent_reward_bench/read.py FOLDER                 writes runs/agent_reward_bench
     python judge.py score judge-8b --name agent_reward_bench --judge.path runs/judge_8b/checkpoints/judge
 
-    annotations.csv, trajectories/**/TASK_ID.json --read_bench--> (Trajectory, label) --write_run--> a run
+    annotations.csv, trajectories/**/TASK_ID.json --read_bench--> labelled trajectories --write_run--> a run
 
-Writes the episodes as a dump, their screenshots, and the labels as heldout.jsonl, which `judge.py score`
-reads. OpenWebRL, appendix C.2 and table 9. An episode's file lies below a folder with the model's name. A
-step's `action` is a BrowserGym call, its `last_action_error` the feedback on the step before. Deviation: the
-benchmark's own script counts its test split, here all rows count.
+Writes the episodes, whose verdicts are the labels, as the dump heldout, and their screenshots: `judge.py
+score` reads both. OpenWebRL, appendix C.2 and table 9. An episode's file lies below a folder with the model's
+name. A step's `action` is a BrowserGym call, its `last_action_error` the feedback on the step before.
+Deviation: the benchmark's own script counts its test split, here all rows count.
 """
 
 import csv
@@ -25,13 +25,12 @@ from annotated_types import MinLen
 from pydantic import BaseModel, BeforeValidator, TypeAdapter
 
 from minirl.console import say
-from minirl.judges.labels import Label, digest_of
-from minirl.run_folder import Run, read_as, write_lines
-from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn
+from minirl.judges.labels import HELD_OUT
+from minirl.run_folder import Run, read_as
+from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn, Verdict
 
 LABELS = {"successful": True, "unsuccessful": False}
 COLUMNS = ("benchmark", "model_name", "task_id", "trajectory_success")
-DUMP = "episodes"
 _ACTION = re.compile(r"\s*([A-Za-z_]\w*)\((.*)\)\s*", re.DOTALL)
 Text = Annotated[str, BeforeValidator(lambda text: "" if text is None else text)]
 
@@ -49,10 +48,10 @@ class BenchEpisode(BaseModel):
     steps: Annotated[list[BenchStep], MinLen(1)]
 
 
-def read_bench(folder: Path, store: Callable[[str], str]) -> list[tuple[Trajectory, bool]]:
-    """Return the episodes with their labels, in the table's order; of several rows on one the first labelled
-    one counts. `store` takes a screenshot's path within the folder and returns its name. WorkArena's tasks of
-    the second level are the benchmark workarena++, as in table 9."""
+def read_bench(folder: Path, store: Callable[[str], str]) -> list[Trajectory]:
+    """Return the episodes with their labels as verdicts, in the table's order; of several rows on one the
+    first labelled one counts. `store` takes a screenshot's path within the folder and returns its name.
+    WorkArena's tasks of the second level are the benchmark workarena++, as in table 9."""
     table = folder / "annotations.csv"
     root = folder / "trajectories"
     if (root / "cleaned").is_dir():  # judgments/ lies beside it
@@ -61,7 +60,7 @@ def read_bench(folder: Path, store: Callable[[str], str]) -> list[tuple[Trajecto
     for path in root.rglob("*.json"):
         for model in path.relative_to(root).parts[:-1]:
             files[model, path.stem].append(path)
-    episodes: dict[tuple[str, str, str], tuple[Trajectory, bool]] = {}
+    episodes: dict[tuple[str, str, str], Trajectory] = {}
     for benchmark, model, task, label in read_table(table):
         place = (benchmark, model, task)
         if label.lower() not in LABELS or place in episodes:
@@ -70,7 +69,8 @@ def read_bench(folder: Path, store: Callable[[str], str]) -> list[tuple[Trajecto
         if len(paths) != 1:
             raise ValueError(f"{table}: {root} has {len(paths)} files {task}.json of {model}, not one")
         plus = "++" if benchmark == "workarena" and "l2" in task.lower() else ""
-        episodes[place] = (read_episode(paths[0], benchmark + plus, store), LABELS[label.lower()])
+        episode = read_episode(paths[0], benchmark + plus, store)
+        episodes[place] = replace(episode, verdict=Verdict(LABELS[label.lower()]))
     return list(episodes.values())
 
 
@@ -129,12 +129,7 @@ def write_run(folder: Path, root: Path) -> int:
         return run.images.put(path.read_bytes())
 
     episodes = read_bench(folder, store)
-    run.save_trajectories(DUMP, [trajectory for trajectory, _ in episodes])
-    labels = []
-    for line, (trajectory, success) in enumerate(episodes):
-        place = (str(root.resolve()), DUMP, line)
-        labels.append(Label(*place, digest_of(trajectory), "", success, source="people"))
-    write_lines(root / "heldout.jsonl", [vars(label) for label in labels])
+    run.save_trajectories(HELD_OUT, episodes)
     return len(episodes)
 
 

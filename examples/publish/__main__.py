@@ -20,7 +20,7 @@ from typing import Any
 import tyro
 from pydantic import TypeAdapter
 
-from minirl.benchmarks.task_files import import_pyarrow, parse_task
+from minirl.benchmarks.task_files import parse_task
 from minirl.cli.command_line import recipe_name
 from minirl.config import AgentConfig, Config
 from minirl.console import first_line, printable, say
@@ -61,7 +61,8 @@ def write(dump: tyro.conf.Positional[Path], out: Path, license: str, source: str
 
 
 def write_parquet(trajectories: Sequence[Trajectory], agent: Agent, images: ImageStore, out: Path) -> None:
-    pyarrow = import_pyarrow(out)
+    import pyarrow.parquet
+
     # a row that has a value in each column gives the columns their types
     example = {"messages": [chat_message("user", "")], "images": [{"bytes": b"", "path": ""}]}
     schema = pyarrow.Table.from_pylist([trajectory_row(trajectories[0], agent, images) | example]).schema

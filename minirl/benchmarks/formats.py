@@ -18,14 +18,11 @@ from pydantic import AfterValidator, AliasChoices, ConfigDict, Field
 from minirl.benchmarks.fields import Addresses, Identifier, Level, Record, Text, Websites, read
 from minirl.types import Task
 
-BENCHMARK_NAMES = {"webvoyager": "webvoyager", "onlinemind2web": "online-mind2web", "deepshop": "deepshop"}
-EMPTY_VALUES = ("", "none", "**", "[]")
 DEEPSHOP_FIELDS = {"difficulty", "category", "attribute", "filter", "sort"}
 
 
-def benchmark_task(record: Mapping[str, Any]) -> Task | None:
-    """Return the task in a benchmark's record, None if it has none of these formats. ValueError names the
-    wrong field."""
+def benchmark_task(record: Mapping[str, Any]) -> Task:
+    """Return the task in a benchmark's record. ValueError names the wrong field."""
     if "confirmed_task" in record or "task_description" in record:
         return read(OnlineMind2Web, record).task("online-mind2web")
     if "task_name" in record:
@@ -38,13 +35,13 @@ def benchmark_task(record: Mapping[str, Any]) -> Task | None:
     if "metadata" in record:
         openwebrl = read(OpenWebRL, record).metadata
         return openwebrl.task(openwebrl.benchmark)
-    return None
+    needed = "'id', 'instruction' and 'start_url', or those of a benchmark"
+    raise ValueError(f"unknown format: needed are the fields {needed} in minirl/benchmarks/formats.py")
 
 
 def _benchmark_name(name: str) -> str:
     """Return a benchmark's name in one spelling: of Online_Mind2Web it is online-mind2web."""
-    words = re.findall("[a-z0-9]+", name.lower())
-    return BENCHMARK_NAMES.get("".join(words), "-".join(words))
+    return re.sub("[^a-z0-9]+", "-", name.lower())
 
 
 BenchmarkName = Annotated[Text, AfterValidator(_benchmark_name)]
@@ -67,8 +64,7 @@ class PublicRecord(Record):
         site = self.site or (urlsplit(start).hostname or "").removeprefix("www.")
         meta = dict(self.model_extra or {})
         meta |= {"benchmark": benchmark, "site": site, "difficulty": self.difficulty, "tabs": tabs}
-        meta = {name: value for name, value in meta.items() if str(value).strip().lower() not in EMPTY_VALUES}
-        return Task(self.name, self.instruction, start, {}, meta)
+        return Task(self.name, self.instruction, start, {}, {name: meta[name] for name in meta if meta[name]})
 
 
 class DeepShop(PublicRecord):

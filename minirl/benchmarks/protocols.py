@@ -45,11 +45,9 @@ class Protocol:
     @property
     def rule(self) -> str:
         aborted = ", ".join(stop.value for stop in Stop if not stop.is_agent_fault)
-        who = "one that the agent ended with done" if self.after == "done" else "one that was not aborted"
-        rule = f"Every episode counts, only {who} can succeed, and an aborted one ({aborted}) is a failure."
-        if self.aborted == "leave out":
-            rule = f"An aborted episode ({aborted}) is left out of successes and episodes, "
-            rule += f"and of the others only {who} can succeed."
+        fate = "a failure" if self.aborted == "fail" else "left out"
+        who = "that the agent ended with done" if self.after == "done" else "that was not aborted"
+        rule = f"An aborted episode ({aborted}) is {fate}; only one {who} can succeed."
         if self.average == "macro":
             rule += " The rate is the mean of the rates of all sites that have an episode left."
         return rule

@@ -9,28 +9,21 @@ action, or a generated site's state. Records of other benchmarks (formats.py) an
 or is Parquet; its first bytes tell which.
 """
 
-import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
-from minirl.benchmarks.fields import AN_ADDRESS, Record, must, read
+from minirl.benchmarks.fields import Record, read
 from minirl.benchmarks.formats import benchmark_task
 from minirl.benchmarks.recorded import StepGoal, is_recorded, recorded_task
 from minirl.benchmarks.webarena import tasks as webarena
-from minirl.browser.access import is_address
 from minirl.types import Task
 from minirl.worlds.fsm_file import load_goal
-from minirl.worlds.shop import HOST
 
 BATCH_ROWS = 4  # of a Parquet file, that are held at a time: pictures are large
-
-
-def _is_start(url: str) -> bool:
-    return is_address(url) or url.startswith("file:///")
 
 
 class OwnTask(Record):
@@ -38,7 +31,7 @@ class OwnTask(Record):
 
     id: str
     instruction: str
-    start_url: Annotated[str, must(_is_start, AN_ADDRESS)]
+    start_url: Annotated[str, Field(pattern=r"^(https?://|file:///)[^/\s]")]
     goal: dict[str, Any] = {}
     meta: dict[str, Any] = {}
 
@@ -71,12 +64,8 @@ def parse_task(record: Any, any_goal: bool = False) -> Task:
     if "instruction" in record or ("start_url" in record and "intent" not in record):
         return _own_task(record, any_goal)
     if "intent" in record:
-        return webarena.webarena_task(record, webarena.sites_from_environment())
-    task = benchmark_task(record)
-    if task is None:
-        fields = "the fields 'id', 'instruction' and 'start_url', or those of a benchmark"
-        raise ValueError(f"unknown format: needed are {fields} in minirl/benchmarks/formats.py")
-    return task
+        return webarena.webarena_task(record)
+    return benchmark_task(record)
 
 
 def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
@@ -84,52 +73,49 @@ def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     if is_recorded(task):
         read(StepGoal, task.goal)
     elif webarena.is_webarena(task):
-        webarena.rules_of(task.goal)
-    elif HOST.match(task.start_url) or (task.goal and not any_goal):  # the first is a generated shop
+        read(webarena.Rules, task.goal)
+    elif task.goal and not any_goal:
         load_goal(task.goal)
     return task
 
 
 def file_records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield every record of a file with its place there: "line 3", "record 3". ValueError names what can't be
-    read."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(4096).removeprefix(codecs.BOM_UTF8)
-            file.seek(0)
-            if head.startswith(b"PAR1"):
-                yield from _parquet_records(path)
-            elif head.lstrip().startswith(b"["):
-                for number, record in enumerate(_read_json(file.read(), str(path)), 1):
-                    yield f"record {number}", record
-            else:
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        yield f"line {number}", _read_json(line.rstrip(), f"{path}, line {number}")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} can't be read: {error}") from None
+    """Yield every record of a file with its place there: "line 3", "record 3"."""
+    with path.open("rb") as file:
+        is_parquet = file.read(4) == b"PAR1"
+    if is_parquet:
+        yield from _parquet_records(path)
+        return
+    # Unicode has further ends of lines, which a text in JSON may hold
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        is_array = file.read(4096).lstrip().startswith("[")
+        file.seek(0)
+        if is_array:
+            for number, record in enumerate(_read_json(file.read(), str(path)), 1):
+                yield f"record {number}", record
+            return
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"line {number}", _read_json(line, f"{path}, line {number}")
 
 
-def _read_json(text: bytes, place: str) -> Any:
-    content = text.decode("utf-8-sig")
+def _read_json(text: str, place: str) -> Any:
     try:
-        return json.loads(content)
+        return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{place}: not valid JSON ({error})") from None
+        raise ValueError(f"{place}: {error}") from None
 
 
 def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield a record for each row. An empty cell is a missing field: a row can't leave out a column."""
-    pyarrow = import_pyarrow(path)
+    from pyarrow.parquet import ParquetFile
+
     number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(BATCH_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"record {number}", _without_empty_cells(row)
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path} can't be read: {error}") from None
+    with ParquetFile(path) as file:
+        for batch in file.iter_batches(BATCH_ROWS):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"record {number}", _without_empty_cells(row)
 
 
 def _without_empty_cells(value: Any) -> Any:
@@ -138,12 +124,3 @@ def _without_empty_cells(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_empty_cells(cell) for cell in value]
     return value
-
-
-def import_pyarrow(path: Path) -> Any:
-    """Return the package that reads and writes Parquet. ValueError if it is not installed."""
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise ValueError(f"{path} is Parquet, which needs pyarrow: pip install pyarrow") from None
-    return pyarrow

@@ -46,8 +46,11 @@ def make_task_sets(config: Config) -> TaskSets:
     train = load_source(settings.train, None, config)
     heldout = load_source(settings.heldout, config.eval.episodes, config)
     # a served model is not trained: it may be a teacher, which demonstrates what it is asked
-    if config.sampler.kind != "remote":
-        refuse_leak(train, heldout, benchmark_of)
+    clean = drop_leaked(heldout, train, benchmark_of)
+    if config.sampler.kind != "remote" and len(clean) < len(heldout):
+        leaked = next(task for task in heldout if task not in clean)
+        n_leaked = len(heldout) - len(clean)
+        raise ValueError(f"{n_leaked} held-out tasks are also training tasks, {leaked.id} for one")
 
     validation: list[Task] = []
     if config.eval_every and in_shops:
@@ -63,14 +66,6 @@ def make_task_sets(config: Config) -> TaskSets:
     if in_shops and settings.short:
         train, demos = split_by_length(train, settings)
     return TaskSets(train, demos, heldout, drop_leaked(validation, heldout, benchmark_of))
-
-
-def refuse_leak(train: Sequence[Task], heldout: Sequence[Task], benchmark_of: FindBenchmark) -> None:
-    """Raise ValueError if a held-out task is a training task, too."""
-    clean = drop_leaked(heldout, train, benchmark_of)
-    leaked = [task for task in heldout if task not in clean]
-    if leaked:
-        raise ValueError(f"{len(leaked)} held-out tasks are also training tasks, {leaked[0].id} for one")
 
 
 def split_by_length(tasks: Sequence[Task], settings: TaskConfig) -> tuple[list[Task], list[Task]]:
@@ -143,14 +138,13 @@ def refuse_impossible(
     judge: JudgeConfig, tasks: Sequence[Task], benchmark_of: FindBenchmark, rewarded: bool
 ) -> None:
     """Raise ValueError if a task's site has no address or, where it is to be `rewarded`, no score."""
-    unset = set()
+    has_model = judge.model and not judge.path
     for task in tasks:
         benchmark = benchmark_of(task)
         if benchmark.judged and rewarded and not (judge.model or judge.path):
             raise ValueError(f"task {task.id} has no goal to check: give --judge.model, or --judge.path")
-        if not benchmark.judged and benchmark.needs_judge(task) and (judge.path or not judge.model):
-            fix = "give --judge.model and --judge.url, and no --judge.path"
-            raise ValueError(f"task {task.id} needs a model to judge its answer: {fix}")
-        unset.update(benchmark.missing(task))
-    if unset:
-        raise ValueError(f"set {', '.join(sorted(unset))} to the addresses of WebArena's sites")
+        if not benchmark.judged and benchmark.needs_judge(task) and not has_model:
+            raise ValueError(f"task {task.id} needs a served judge: --judge.model, and no --judge.path")
+        unset = benchmark.missing(task)
+        if unset:
+            raise ValueError(f"set {', '.join(unset)} to the addresses of WebArena's sites")

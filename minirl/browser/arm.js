@@ -4,10 +4,7 @@ function arm([point]) {
   const hit = point && at(point[0], point[1]), target = owner(meant(hit));
   const old = window[MARK], now = performance.now();
   if (old) old.watch.disconnect();
-  // in both phases, as a page's own listener may write another text than the selected one, or be the last
-  if (!old || !old.copies) for (const [kind, early] of [['copy', true], ['copy', false], ['cut', true], ['cut', false]])
-    addEventListener(kind, event => { window[MARK].copied = copied(event); }, early);
-  const mark = {copies: true, changes: 0, since: now, loud: now, target, focus: focused(),
+  const mark = {changes: 0, since: now, loud: now, target, focus: focused(),
     late: !!old && old.late, at: point && [point[0] + scrollX, point[1] + scrollY],
     box: target && boxOf(target), value: target && valueOf(target), state: target && stateOf(target)};
   mark.watch = new MutationObserver(records => {
@@ -30,9 +27,4 @@ function arm([point]) {
   if (target && target.tagName === 'SELECT')
     answer.options = [...target.options].slice(0, 20).map(o => short(o.label, 30));
   return answer;
-}
-function copied(event) {
-  if (event.defaultPrevented && event.clipboardData) return event.clipboardData.getData('text/plain');
-  const e = focused(), value = e && e.selectionStart < e.selectionEnd ? e.value : null;
-  return value ? value.slice(e.selectionStart, e.selectionEnd) : String(getSelection());
 }

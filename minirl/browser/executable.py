@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +24,22 @@ FLAGS = tomllib.loads(Path(__file__).with_name("chromium_flags.toml").read_text(
 
 
 def executable() -> str:
-    """Return the path of a Chromium that runs: $MINIRL_CHROMIUM, else Playwright's, else the system's.
+    """Return the path of a Chromium: $MINIRL_CHROMIUM, else the newest of Playwright's, else the system's.
     Raises ValueError if there is none."""
     chosen = os.environ.get("MINIRL_CHROMIUM")
-    problem = "no Chromium that runs"
-    for path in [shutil.which(chosen) or chosen] if chosen else candidates():
-        reason = fault(path)
-        if not reason:
-            return path
-        if chosen:
-            problem = f"{path} does not run ({reason})"
-    raise ValueError(f"{problem}: `playwright install --with-deps chromium`, or set MINIRL_CHROMIUM to one")
-
-
-def candidates() -> Iterator[str]:
-    """Yield the paths of Playwright's browsers, of each kind the newest first, and of the system's."""
+    if chosen:
+        return shutil.which(chosen) or chosen
     cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or cache_folder / "ms-playwright")
     for pattern in PLAYWRIGHTS:
-        yield from sorted(map(str, folder.glob(pattern)), reverse=True)
+        paths = sorted(map(str, folder.glob(pattern)))
+        if paths:
+            return paths[-1]
     for name in SYSTEMS:
         path = shutil.which(name)
         if path:
-            yield path
-
-
-def fault(path: str) -> str:
-    """Return why a file is no browser that runs, or "". Ubuntu's snap stub and a download without its
-    libraries are there, and end at once."""
-    try:
-        subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        output = getattr(error, "stderr", None) or error
-        return str(output).strip().splitlines()[-1]
-    return ""
+            return path
+    raise ValueError("no Chromium: `playwright install --with-deps chromium`, or set MINIRL_CHROMIUM to one")
 
 
 def sandbox_off() -> bool:
@@ -78,7 +60,9 @@ def launch_options(extra: Iterable[str] = ()) -> dict[str, Any]:
 def main() -> int:
     try:
         path = executable()
-    except ValueError as error:
+        # Ubuntu's snap stub and a download without its libraries are there, and end at once
+        subprocess.run([path, "--version"], capture_output=True, timeout=30, check=True)
+    except (ValueError, OSError, subprocess.SubprocessError) as error:
         print(f"chromium: {error}", file=sys.stderr)
         return 2
     print(f"chromium: {path}{' (sandbox off)' if sandbox_off() else ''}")

@@ -1,18 +1,16 @@
-"""Sites that do not open, which the task stream passes over for a while (OpenWebRL, appendix A.1).
+"""Sites that do not open, which the task stream passes over (OpenWebRL, appendix A.1).
 
 Deviations from the released code:
-1. It leaves a host out after one failure, for good; here it takes several in a row, for an hour.
-2. All ranks go by one list.
+1. It leaves a host out after one failure; here it takes several tasks in a row.
+2. All ranks go by one list, which the next run forgets.
 """
 
-import time
 from urllib.parse import urlsplit
 
 from minirl.distributed import Ranks
 from minirl.types import Stop, Task, Trajectory
 
-MAX_FAILURES = 3  # tasks in a row whose first page did not open leave their host out ...
-PAUSE_SECONDS = 3600.0  # ... for so long
+MAX_FAILURES = 3  # tasks in a row whose first page did not open leave their host out
 
 
 class HostBackoff:
@@ -20,8 +18,6 @@ class HostBackoff:
 
     def __init__(self) -> None:
         self.failures: dict[str, int] = {}  # by host: tasks in a row
-        self.until: dict[str, float] = {}  # by host: when it is tried again, in seconds since 1970
-        self.now = time.time()
         self.noted: list[tuple[str, str, str]] = []  # host, task, and why it failed: "" if it did not
 
     def note(self, trajectory: Trajectory) -> None:
@@ -35,7 +31,6 @@ class HostBackoff:
         # The episodes of one task fail together, and count once
         outcomes = {(host, task): failure for host, task, failure in ranks.all_gather(self.noted)}
         self.noted = []
-        self.now = ranks.broadcast(time.time())
 
         # Where no site at all opens, the fault is more likely this machine's network
         hosts = {host for host, _ in outcomes}
@@ -44,18 +39,15 @@ class HostBackoff:
 
         news = []
         for (host, _), failure in outcomes.items():
-            self.failures[host] = self.failures.get(host, 0) + 1 if failure else 0
-            if self.failures[host] >= MAX_FAILURES and not self._is_out(host):
-                self.failures[host] = 0
-                self.until[host] = self.now + PAUSE_SECONDS
-                news.append(f"{host} is left out for {PAUSE_SECONDS / 60:.0f} minutes: {failure}")
+            failures = self.failures.get(host, 0)
+            if failures < MAX_FAILURES:
+                self.failures[host] = failures + 1 if failure else 0
+                if self.failures[host] == MAX_FAILURES:
+                    news.append(f"{host} is left out from now on: {failure}")
         return news
 
     def left_out(self, task: Task) -> bool:
-        return self._is_out(host_of(task))
-
-    def _is_out(self, host: str) -> bool:
-        return self.until.get(host, 0.0) > self.now
+        return self.failures.get(host_of(task), 0) == MAX_FAILURES
 
 
 def host_of(task: Task) -> str:

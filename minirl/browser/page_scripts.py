@@ -29,7 +29,6 @@ FOCUS = script("focus")
 CHOOSE = script("choose")
 SCROLL = script("scroll")
 BLOCKED = script("blocked")
-PASTE = script("paste")
 MAX_TEXT_CHARS = 10_000  # of a text in an answer
 
 
@@ -54,7 +53,6 @@ class PageAnswer:
     revalued: bool = False
     focus: str = ""  # what has got the focus, if it is something else than before
     error: str = ""  # why the browser shows its own error page
-    copied: str = ""  # what the action has copied
     requests: int = 0
     heap: float = 0.0  # MB of JavaScript
     loaded: int = 0  # when the document began, in ms since 1970

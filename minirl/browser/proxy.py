@@ -7,8 +7,7 @@ and websockets are checked like addresses that an agent types. OpenWebRL, the mi
 
 import asyncio
 from asyncio import StreamReader, StreamWriter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Self
 
 from minirl.browser.access import Guard, Place, Refused
@@ -57,14 +56,19 @@ class Proxy:
         task.add_done_callback(self.tasks.discard)
         # What is malformed is not answered; a side may go, or say nothing at all; the proxy may close
         with suppress(OSError, EOFError, ValueError, asyncio.CancelledError):
-            async with closing(writer):
+            try:
                 async with asyncio.timeout(HELLO_SECONDS):
                     host, port = await read_request(reader, writer)
                 opened = await self._connect(host, port)
                 writer.write(REPLY % (CONNECTED if opened else FAILED))
                 if opened:
-                    async with closing(opened[1]):
-                        await asyncio.gather(copy(reader, opened[1]), copy(opened[0], writer))
+                    other_reader, other_writer = opened
+                    try:
+                        await asyncio.gather(copy(reader, other_writer), copy(other_reader, writer))
+                    finally:
+                        close(other_writer)
+            finally:
+                close(writer)
 
     async def _connect(self, host: str, port: int) -> Stream | None:
         with suppress(Refused, OSError):  # TimeoutError is an OSError, too
@@ -98,14 +102,7 @@ async def copy(reader: StreamReader, writer: StreamWriter) -> None:
     writer.write_eof()
 
 
-@asynccontextmanager
-async def closing(writer: StreamWriter) -> AsyncIterator[None]:
-    """Close a connection after the block, once all that was written has left; at once if cancelled."""
-    try:
-        yield
-        with suppress(OSError):
-            async with asyncio.timeout(CLOSE_SECONDS):
-                writer.close()
-                await writer.wait_closed()
-    finally:
-        writer.transport.abort()
+def close(writer: StreamWriter) -> None:
+    """Close a connection, once all that was written has left."""
+    writer.close()
+    asyncio.get_running_loop().call_later(CLOSE_SECONDS, writer.transport.abort)

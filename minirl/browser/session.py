@@ -9,6 +9,7 @@ Source: OpenWebRL, appendix A.1 and table 7. Deviations:
 2. No second attempt of a step that timed out, because actions are not idempotent.
 3. No HTTP service between episode and browser.
 4. A page that hangs is stopped, and the agent is told, instead of ending the episode.
+5. Nothing can be pasted: the episodes of a browser share its clipboard.
 """
 
 import asyncio
@@ -19,12 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from playwright.async_api import BrowserContext, Dialog, Download, Frame, Page, Response
+from playwright.async_api import BrowserContext, Dialog, Download, Frame, Page
 from playwright.async_api import Error as PlaywrightError
 
 from minirl.browser import readiness
 from minirl.browser.access import Guard, Refused, is_address
-from minirl.browser.page_scripts import ARM, BLOCKED, FOCUS, PASTE, PageAnswer
+from minirl.browser.page_scripts import ARM, BLOCKED, PageAnswer
 from minirl.browser.readiness import CALM_MS, Tab, wait_until_ready
 from minirl.config import BrowserConfig
 from minirl.types import BrowserFault, PageHangs, Stop, ToolFailure
@@ -34,8 +35,8 @@ PNG = {"format": "png", "optimizeForSpeed": True}
 START_ATTEMPTS = 3  # how often a task's first page is tried; nothing else is ever tried again
 FIRST_PAGE_SECONDS = 30.0  # for one such attempt
 GOTO_SHARE = 2 / 3  # of an action's time, for a page that does not open; the rest is for recovering
-MAX_DISPLACED = 3  # attempts at an address, where the page before it goes elsewhere meanwhile
-SCREENSHOT_SECONDS = (3.0, 9.0, 18.0)  # for the attempts at one screenshot
+SCREENSHOT_SECONDS = 10.0  # for an attempt at a screenshot
+MAX_HANGS = 3  # such attempts that take longer
 SCREENSHOT_PAUSE = 0.05  # seconds before a page that refuses a screenshot is asked again,
 MAX_REFUSALS = 20  # so often
 MAX_TABS = 20  # a page that opens more has them closed
@@ -59,7 +60,6 @@ class Session:
     heap: float = 0.0  # the most JavaScript memory so far, in MB
     tabs_of: dict[Page, Tab] = field(default_factory=dict)
     crashed: set[Page] = field(default_factory=set)
-    clipboard: str = ""  # the browser's is shared by all its episodes, so nothing is ever pasted from that
 
     def __post_init__(self) -> None:
         self.width, self.height = self.config.width, self.config.height
@@ -123,7 +123,6 @@ class Session:
         self.armed = None
         self.documents = {}
         self.heap = 0.0
-        self.clipboard = ""
         return True
 
     async def revive(self) -> None:
@@ -146,37 +145,21 @@ class Session:
         if "://" not in url and ":" not in url.split("/")[0]:
             url = "https://" + url
         await self.guard.check(url)
-        seconds = seconds or GOTO_SHARE * self.config.action_seconds
-
+        await self.guard.pace(url)
+        before = self.page.url
         response = None
-        for _ in range(MAX_DISPLACED):
-            await self.guard.pace(url)
-            before = self.page.url
-            is_displaced = False  # if the page before has gone elsewhere meanwhile
-            try:
-                opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
-                response = await self.do(opening, seconds)
-            except PageHangs:
-                await self.revive()
-                if self.page.url in ("about:blank", before):
-                    raise ToolFailure("the page did not load in time") from None
-                # else it has come, with a script that did not end
-            except ToolFailure as failure:
-                is_displaced = "interrupted by another navigation" in str(failure)
-                if not is_displaced:
-                    raise ToolFailure(await self.guard.explain(url, str(failure))) from None
-            await self.settle()
-            if not is_displaced and not self._is_back(before, url, response):
-                break
+        try:
+            opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
+            response = await self.do(opening, seconds or GOTO_SHARE * self.config.action_seconds)
+        except PageHangs:
+            await self.revive()
+            if self.page.url in ("about:blank", before):
+                raise ToolFailure("the page did not load in time") from None
+            # else it has come, with a script that did not end
+        except ToolFailure as failure:
+            raise ToolFailure(await self.guard.explain(url, str(failure))) from None
+        await self.settle()
         return response.status if response else 0
-
-    def _is_back(self, before: str, url: str, response: Response | None) -> bool:
-        """Return True if the page before has replaced itself once more, by another query, just as this one
-        had come."""
-        current = self.page.url
-        if current == before or (response and current == response.url):
-            return False
-        return without_query(current) == without_query(before) != without_query(url)
 
     async def pace(self) -> None:
         """Wait for the next turn on the page's host."""
@@ -232,7 +215,6 @@ class Session:
         where nothing stirs, as after typing, which pages like to answer late."""
         settled = await wait_until_ready(self, self.config.quiet_ms if quiet else CALM_MS)
         self.armed = None
-        self.clipboard = settled.copied or self.clipboard
         # No proxy of ours stands before a browser elsewhere, so what its page leads to is left again
         if self.config.connect and is_address(self.page.url):
             try:
@@ -243,36 +225,31 @@ class Session:
         return settled
 
     async def press(self, key: str) -> None:
-        """Press a key, or several joined by +. Those that paste take what this episode has copied."""
-        if not PASTE_KEYS.search(key):
-            await self.do(self.page.keyboard.press(key))
-            return
-        frame, _ = await self.ask(FOCUS)
-        if await self.do(frame.evaluate(PASTE, [self.clipboard])) is True:
-            await self.do(self.page.keyboard.insert_text(self.clipboard))
+        """Press a key, or several joined by +, but none that paste what another episode may have copied."""
+        if PASTE_KEYS.search(key):
+            raise ToolFailure("nothing can be pasted; type the text")
+        await self.do(self.page.keyboard.press(key))
 
     async def screenshot(self) -> bytes:
         """Return the viewport as PNG, straight from the renderer: Playwright's own waits for fonts. A page
         that is just being replaced refuses, or forgets that it was asked, so it is asked again."""
         reason = ""
-        limits = list(SCREENSHOT_SECONDS)
+        hangs = 0
         for _ in range(MAX_REFUSALS):
             if self.page in self.crashed:  # asked for its picture, it would take the whole browser with it
                 raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
             try:
                 capture = (await self.tab()).cdp.send("Page.captureScreenshot", PNG)
-                answer = await self.do(capture, limits[0])
+                answer = await self.do(capture, SCREENSHOT_SECONDS)
                 return base64.b64decode(answer["data"])
+            except PageHangs as hang:
+                hangs += 1
+                if hangs == MAX_HANGS:
+                    raise BrowserFault(Stop.ENV_ERROR, f"no screenshot: {hang}") from None
+                await self.revive()
             except ToolFailure as failure:
                 reason = str(failure)
-                if not isinstance(failure, PageHangs):
-                    await asyncio.sleep(SCREENSHOT_PAUSE)
-                    continue
-            limits.pop(0)
-            if not limits:
-                break
-            if len(limits) == 1:
-                await self.revive()
+                await asyncio.sleep(SCREENSHOT_PAUSE)
         raise BrowserFault(Stop.ENV_ERROR, f"no screenshot: {reason}")
 
     async def blocked(self) -> str:
@@ -352,11 +329,8 @@ class Session:
 
     async def _dialog(self, dialog: Dialog) -> None:
         """Accept a dialog, which would block the page for ever. It is in no screenshot, so it is news."""
-        if dialog.type == "beforeunload":
-            self.add_news("The page asked whether to leave it; that was confirmed.")
-        else:
-            message = " ".join(dialog.message.split())[:100]
-            self.add_news(f'A dialog ({dialog.type}) said "{message}" and was accepted.')
+        message = " ".join(dialog.message.split())[:100]
+        self.add_news(f'A dialog ({dialog.type}) said "{message}" and was accepted.')
         with suppress(PlaywrightError):
             await dialog.accept(dialog.default_value)
 
@@ -366,7 +340,3 @@ class Session:
             self.tabs_of[download.page].navigated()  # no document will come
         with suppress(PlaywrightError):
             await download.cancel()
-
-
-def without_query(url: str) -> str:
-    return re.split("[?#]", url)[0]

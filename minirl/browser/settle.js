@@ -45,7 +45,7 @@ async function settle([quiet, calm, cap]) {
       : editable(focus) ? 'it' : '',
     error: location.protocol === 'chrome-error:'
       ? (document.body.innerText.match(/ERR_[A-Z0-9_]+/) || ['no reason given'])[0] : '',
-    copied: mark.copied || '', requests: performance.getEntriesByType('resource').length + 1, heap: memory,
+    requests: performance.getEntriesByType('resource').length + 1, heap: memory,
     loaded: Math.round(performance.timeOrigin),
   };
 }

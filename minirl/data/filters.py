@@ -101,7 +101,7 @@ def unstable_sites(hosts: Path | None, results: Sequence[Path]) -> Reasons:
             reasons[host.lower().removeprefix("www.")] = "its site is listed"
     aborted: dict[str, list[bool]] = defaultdict(list)
     for path in results:
-        for result in read_results(path)[1]:
+        for result in read_results(path).results:
             aborted[result.site].append(not result.stop.is_agent_fault)
     for site, episodes in aborted.items():
         if sum(episodes) > MAX_ABORTED * len(episodes):

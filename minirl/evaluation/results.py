@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from minirl.benchmarks.protocols import Protocol
@@ -41,7 +41,6 @@ class Result:
     site: str = ""
     difficulty: str = ""
     steps: int = 0
-    prompt_tokens: int = 0
     response_tokens: int = 0
     cost: float = 0.0  # dollars, of agent and judge
     reason: str = ""  # the judge's, or why there is no verdict
@@ -62,7 +61,8 @@ class Evaluation:
     seeds: tuple[int, ...] = (0,)
 
 
-class ResultsFile(BaseModel):
+@dataclass(frozen=True)
+class ResultsFile:
     evaluation: Evaluation
     results: list[Result]
 
@@ -121,37 +121,86 @@ def result_of(trajectory: Trajectory) -> Result:
         site=task.site,
         difficulty=str(task.meta.get("difficulty", task.meta.get("level", ""))),
         steps=len(turns),
-        prompt_tokens=sum(turn.shared + len(turn.suffix) or turn.counted[0] for turn in turns),
         response_tokens=sum(len(turn.response_ids) or turn.counted[1] for turn in turns),
         cost=trajectory.dollars,
         reason=reason or str(trajectory.final_state.get("reason") or ""),
     )
 
 
-def summary(results: Sequence[Result], protocol: Protocol) -> RateRow:
-    """Return the rates of all episodes, or the means of the sites' rates."""
-    places = {result.place for result in results}
-    assert len(places) == len(results), "a task and seed occur twice"
+def summary(results: Sequence[Result], protocol: Protocol, name: str = "all") -> RateRow:
+    """Return the rates of episodes, each task and seed once: of all, of a site, or of a difficulty."""
+    valid = [result for result in results if result.stop.is_agent_fault]
+    all_tasks = rate_of(results, protocol)
+    without_aborted = rate_of(valid, protocol)
+    success = all_tasks if protocol.aborted == "fail" else without_aborted
+    return RateRow(name, all_tasks, without_aborted, success)
+
+
+def rate_of(results: Sequence[Result], protocol: Protocol) -> Rate:
+    """Return the share of successes, or the mean of the sites' shares, as the protocol says."""
     if protocol.average == "micro":
-        return rate_row("all", results, protocol)
-    sites = rows_by("site", results, protocol)
-    rates = []
-    for field in ("all_tasks", "without_aborted", "success"):
-        rates.append(macro_rate([getattr(site, field) for site in sites]))
-    return RateRow("all", *rates)
+        return micro_rate(results, protocol)
+    sites = group_by("site", results)
+    return macro_rate([micro_rate(site, protocol) for site in sites.values()])
+
+
+def micro_rate(results: Sequence[Result], protocol: Protocol) -> Rate:
+    """Return the share of successes; its interval is that of so many tasks."""
+    n = len(results)
+    count = sum(is_success(result, protocol) for result in results)
+    tasks = {result.task for result in results}
+    low, high = clustered_wilson(count, n, len(tasks))
+    return Rate(count / max(n, 1), low, high, count, n)
+
+
+def macro_rate(sites: Sequence[Rate]) -> Rate:
+    """Return the mean of the rates of sites, which all have episodes."""
+    if not sites:
+        return Rate(0.0, 0.0, 1.0, 0, 0)
+    n = len(sites)
+    average = fmean(site.rate for site in sites)
+    # Zou and Donner: variances of the sites, recovered from their own bounds on either side, add up
+    below = sqrt(fsum((site.rate - site.low) ** 2 for site in sites)) / n
+    above = sqrt(fsum((site.high - site.rate) ** 2 for site in sites)) / n
+    return Rate(
+        rate=average,
+        low=max(0.0, average - below),
+        high=min(1.0, average + above),
+        successes=sum(site.successes for site in sites),
+        episodes=sum(site.episodes for site in sites),
+    )
+
+
+def is_success(result: Result, protocol: Protocol) -> bool:
+    return result.success and result.stop in GRADED[protocol.after]
+
+
+def rows_by(field: str, results: Sequence[Result], protocol: Protocol) -> list[RateRow]:
+    """Return one row per site or difficulty: first, easy, medium and hard, then the rest."""
+    groups = group_by(field, results)
+    return [summary(groups[name], protocol, name) for name in sorted(groups, key=level_of)]
+
+
+def group_by(field: str, results: Sequence[Result]) -> dict[str, list[Result]]:
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        name = getattr(result, field)
+        if name:
+            groups.setdefault(name, []).append(result)
+    return groups
+
+
+def level_of(name: str) -> tuple[int, str]:
+    return LEVELS.get(name, len(LEVELS)), name
 
 
 def by_task(results: Sequence[Result], protocol: Protocol) -> dict[str, list[bool]]:
     """Return success per task and seed of the episodes that the protocol counts."""
     tasks: dict[str, list[bool]] = {}
-    for result in sorted(results, key=lambda result: result.place):
+    for result in results:
         if protocol.counts(result.stop):
             tasks.setdefault(result.task, []).append(is_success(result, protocol))
     return tasks
-
-
-def is_success(result: Result, protocol: Protocol) -> bool:
-    return result.success and result.stop in GRADED[protocol.after]
 
 
 def paired(first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bool]]) -> Paired:
@@ -161,8 +210,7 @@ def paired(first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bo
     Agresti and Min, Statistics in Medicine 24 (2005): half a pair is added to each of the four outcomes
     (both, none, only first, only second), then the normal interval of a mean of paired differences is taken.
     """
-    met = first.keys() | second.keys()
-    common = sorted(task for task in met if first.get(task) and second.get(task))
+    common = sorted(first.keys() & second.keys())
     if not common:
         raise ValueError("the two evaluations have no task in common; compare evaluations of the same tasks")
     n = len(common)
@@ -182,52 +230,8 @@ def paired(first: Mapping[str, Sequence[bool]], second: Mapping[str, Sequence[bo
         high=min(1.0, centre + half),
         better=sum(d > 0 for d in differences),
         worse=sum(d < 0 for d in differences),
-        unpaired=len(met) - n,
+        unpaired=len(first.keys() ^ second.keys()),
     )
-
-
-def rate_of(results: Sequence[Result], protocol: Protocol) -> Rate:
-    """Return the share of successes; its interval is that of so many tasks."""
-    n = len(results)
-    count = sum(is_success(result, protocol) for result in results)
-    tasks = {result.task for result in results}
-    low, high = clustered_wilson(count, n, len(tasks))
-    return Rate(count / max(n, 1), low, high, count, n)
-
-
-def macro_rate(rates: Sequence[Rate]) -> Rate:
-    """Return the mean of the sites' rates; a site without episodes is not in it."""
-    rates = [rate for rate in rates if rate.episodes]
-    if not rates:
-        return Rate(0.0, 0.0, 1.0, 0, 0)
-    n = len(rates)
-    average = fmean(rate.rate for rate in rates)
-    # Zou and Donner: variances of the sites, recovered from their own bounds on either side, add up
-    below = sqrt(fsum((rate.rate - rate.low) ** 2 for rate in rates)) / n
-    above = sqrt(fsum((rate.high - rate.rate) ** 2 for rate in rates)) / n
-    successes = sum(rate.successes for rate in rates)
-    episodes = sum(rate.episodes for rate in rates)
-    low = max(0.0, average - below)
-    high = min(1.0, average + above)
-    return Rate(average, low, high, successes, episodes)
-
-
-def rate_row(name: str, results: Sequence[Result], protocol: Protocol) -> RateRow:
-    valid = [result for result in results if result.stop.is_agent_fault]
-    all_tasks = rate_of(results, protocol)
-    without_aborted = rate_of(valid, protocol)
-    success = all_tasks if protocol.aborted == "fail" else without_aborted
-    return RateRow(name, all_tasks, without_aborted, success)
-
-
-def rows_by(field: str, results: Sequence[Result], protocol: Protocol) -> list[RateRow]:
-    """Return one row per site or difficulty: first, easy, medium and hard, then the rest."""
-    groups: dict[str, list[Result]] = {}
-    for result in results:
-        if name := getattr(result, field):
-            groups.setdefault(name, []).append(result)
-    names = sorted(groups, key=lambda name: (LEVELS.get(name, len(LEVELS)), name))
-    return [rate_row(name, groups[name], protocol) for name in names]
 
 
 def versions() -> dict[str, str]:
@@ -241,14 +245,11 @@ def versions() -> dict[str, str]:
 
 def write_results(path: Path, evaluation: Evaluation, results: Sequence[Result]) -> None:
     """Write the file anew, by task and seed."""
-    rows = []
-    for result in sorted(results, key=lambda result: result.place):
-        rows.append(asdict(result) | {"stop": result.stop.value})
-    content = {"evaluation": asdict(evaluation), "results": rows}
-    write_atomic(path, json.dumps(content, indent=1).encode())
+    ordered = sorted(results, key=lambda result: result.place)
+    content = asdict(ResultsFile(evaluation, ordered))
+    write_atomic(path, json.dumps(content, indent=1, default=lambda stop: stop.value).encode())
 
 
-def read_results(path: Path) -> tuple[Evaluation, list[Result]]:
-    """Return the evaluation, and its results by task and seed. ValueError says where a file is malformed."""
-    file = read_as(path, TypeAdapter(ResultsFile), f"results {path} can't be read")
-    return file.evaluation, sorted(file.results, key=lambda result: result.place)
+def read_results(path: Path) -> ResultsFile:
+    """Return what `write_results` wrote. ValueError says where a file is malformed."""
+    return read_as(path, TypeAdapter(ResultsFile), f"results {path} can't be read")

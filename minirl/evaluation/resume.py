@@ -23,11 +23,10 @@ from minirl.benchmarks import protocols
 from minirl.benchmarks.protocols import protocol_of
 from minirl.checkpoint import checkpoints
 from minirl.config import Config, Positive, TaskConfig, to_json
-from minirl.console import say
 from minirl.distributed import Ranks
 from minirl.evaluation import results
 from minirl.evaluation.results import Evaluation, Result, result_of
-from minirl.run_folder import Run, differences
+from minirl.run_folder import Run
 from minirl.types import Task, Trajectory
 
 
@@ -47,22 +46,19 @@ class EvalScriptConfig(Config):
 def resolve(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig]) -> EvalScriptConfig:
     """Return the settings of an evaluation, with its checkpoint, tasks and folder. `parse` reads the flags
     over their defaults, which are, from the bottom: the recipe's; the protocol's; the tasks that the run NAME
-    or NAME-eval held out. The weights are that run's newest checkpoint, if no flag names others."""
+    held out. The weights are that run's newest checkpoint, if no flag names others."""
     # name and protocol are read first: defaults of other flags depend on them
     first = parse(EvalScriptConfig(**vars(recipe)))
-    name = (first.name or recipe.recipe).removesuffix("-eval")
-    folder = replace(recipe, name=name).run_dir
+    if first.compare:
+        return first
+    folder = first.run_dir
     default = protocols.apply(protocol_of(first.protocol), recipe) if first.protocol else recipe
     unnamed = replace(recipe.model, path="")
     default = replace(default, task=tasks_of_run(folder, recipe.task), model=unnamed)
     config = parse(EvalScriptConfig(**vars(default)))
-    if config.compare:
-        return config
-    task, judge, sampling = config.task, config.judge, config.eval
+    task, sampling = config.task, config.eval
     if config.tasks is not None:
         task = replace(task, heldout=str(config.tasks))
-    if judge.path:
-        judge = replace(judge, model="")  # the protocol's, which is not asked
     if config.success_within:
         sampling = replace(sampling, max_steps=max(config.success_within))
     path = config.model.path
@@ -70,13 +66,12 @@ def resolve(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig
         sampling = replace(sampling, top_k=0)  # a served model's API has no such parameter
         path = path or recipe.model.path  # its tokenizer measures
     elif path in ("", "tiny"):
-        path = newest_checkpoint(recipe, folder / "checkpoints", task.heldout != default.task.heldout)
+        path = newest_checkpoint(recipe, folder / "checkpoints")
     return replace(
         config,
-        name=f"{name}-eval",
+        name=f"{config.name or recipe.recipe}-eval",
         model=replace(config.model, path=path),
         task=task,
-        judge=judge,
         eval=sampling,
         seeds=tuple(sorted(set(config.seeds))),
     )
@@ -91,15 +86,14 @@ def tasks_of_run(folder: Path, task: TaskConfig) -> TaskConfig:
     return replace(trained, heldout=str(heldout))
 
 
-def newest_checkpoint(recipe: Config, folder: Path, has_tasks: bool) -> str:
-    """Return the newest RL checkpoint in the folder, or the warm start, or the recipe's model."""
+def newest_checkpoint(recipe: Config, folder: Path) -> str:
+    """Return the newest RL checkpoint in the folder, or the warm start, or the recipe's model. ValueError if
+    that has no weights."""
     folders = [path for path in (folder / "sft", *checkpoints(folder)) if path.is_dir()]
     if folders:
         return str(folders[-1])
     if recipe.model.path == "tiny":
-        if not has_tasks:
-            raise ValueError(f"no checkpoint in {folder}; train first, or name a folder with --model.path")
-        say(f"no checkpoint in {folder}: an UNTRAINED tiny model is evaluated, which can do nothing")
+        raise ValueError(f"no checkpoint in {folder}; train first, or name a folder with --model.path")
     return recipe.model.path
 
 
@@ -153,9 +147,8 @@ def open_ledger(config: EvalScriptConfig, tasks: Sequence[Task], run: Run, ranks
     """Return the ledger of an evaluation: that of an earlier start, if there was one."""
     recorded = settings(config, tasks)
     evaluation = Evaluation(config.protocol, rule, recorded, results.versions(), config.seeds)
-    label = label_of(run, subject_of(config), evaluation)
+    label = ranks.broadcast(label_of(run, subject_of(config), evaluation))
     places = [(task, seed) for seed in config.seeds for task in tasks]
-    ranks.barrier()  # none writes before all have found the label
     return Ledger(run, label, evaluation, places, ranks)
 
 
@@ -176,7 +169,7 @@ def settings(config: EvalScriptConfig, tasks: Sequence[Task]) -> dict[str, Any]:
     digests = {name: digest_of(Path(path)) for name, path in files.items() if path}
     content = json.dumps([asdict(task) for task in tasks], sort_keys=True)
     digests["tasks"] = hashlib.sha256(content.encode()).hexdigest()
-    plain = replace(config, retry=False, compare=None, success_within=())
+    plain = replace(config, retry=False, success_within=())
     return to_json(plain) | {"digests": digests}
 
 
@@ -195,19 +188,16 @@ def label_of(run: Run, subject: str, evaluation: Evaluation) -> str:
     it if that is another evaluation's."""
     words = [word for word in ("eval", Path(subject).name, evaluation.protocol) if word]
     name = re.sub(r"[^A-Za-z0-9.-]", "_", "_".join(words))
+    label = name
     number = 1
-    while True:
-        label = name if number == 1 else f"{name}-{number}"
-        path = results_path(run, label)
-        if path.exists():
-            earlier, _ = results.read_results(path)
-            if earlier == evaluation:
-                return label
-            unlike = differences(asdict(earlier), asdict(evaluation))
-            say(f"{path} is another evaluation: it differs in {', '.join(unlike)}")
-        elif label not in run.labels():
-            return label
+    while label in run.labels() and not is_of(evaluation, results_path(run, label)):
         number += 1
+        label = f"{name}-{number}"
+    return label
+
+
+def is_of(evaluation: Evaluation, path: Path) -> bool:
+    return path.exists() and results.read_results(path).evaluation == evaluation
 
 
 def results_path(run: Run, label: str) -> Path:

@@ -40,11 +40,11 @@ def show(results: Sequence[Result], protocol: Protocol) -> RateRow:
     overall = summary(results, protocol)
     say(f"protocol {protocol.name or 'none'}: {protocol.rule}")
     show_endings(results)
-    show_rates("", [overall])
     sites = rows_by("site", results, protocol)
-    if len(sites) > 1:
-        show_rates("site", sites)
-    show_rates("difficulty", rows_by("difficulty", results, protocol))
+    show_rates("", [overall])
+    for kind, rows in (("site", sites), ("difficulty", rows_by("difficulty", results, protocol))):
+        if len(rows) > 1:
+            show_rates(kind, rows)
     show_means(results)
     share, interval, n = overall.success.cells
     rate = f"{share} ({interval})" if overall.success.episodes else "not known"
@@ -55,24 +55,18 @@ def show(results: Sequence[Result], protocol: Protocol) -> RateRow:
 
 
 def show_endings(results: Sequence[Result]) -> None:
-    """Print how many episodes ended in each way, with the share that their sites have blocked."""
+    """Print how many episodes ended in each way, and why the first ones that were aborted were."""
     endings = Counter(sorted(result.stop.value for result in results))
     say(f"ended by {', '.join(f'{stop} {n}' for stop, n in endings.most_common())}")
-    if blocked := endings[Stop.BLOCKED.value]:
-        say(f"blocked by its site: {blocked / len(results):.1%}")
     aborted = [result for result in results if not result.stop.is_agent_fault]
     for result in aborted[:MAX_NAMED]:
         say(f"aborted: {result.task}: {result.stop.value}: {result.reason or 'no reason is known'}")
-    if len(aborted) > MAX_NAMED:
-        say(f"aborted: {len(aborted) - MAX_NAMED} more; the file of results has them")
 
 
 def show_rates(kind: str, rows: Sequence[RateRow]) -> None:
-    """Print a table of sites or difficulties, if there are any: the success rate with aborted episodes as
-    failures, then without them."""
-    if rows:
-        cells = [(row.name, *row.all_tasks.cells, *row.without_aborted.cells) for row in rows]
-        CONSOLE.print(new_table(kind, *RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:], rows=cells))
+    """Print a table: the success rate with aborted episodes as failures, then without them."""
+    cells = [(row.name, *row.all_tasks.cells, *row.without_aborted.cells) for row in rows]
+    CONSOLE.print(new_table(kind, *RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:], rows=cells))
 
 
 def show_means(results: Sequence[Result]) -> None:
@@ -111,24 +105,20 @@ def within(results: Sequence[Result], turns: int) -> list[Result]:
 
 def compare(first: Path, second: Path) -> Paired:
     """Print how much better the second file of results is than the first, task by task."""
-    one, first_results = read_results(first)
-    two, second_results = read_results(second)
-    protocol = protocol_or_none(one.protocol, one.config.get("reward", {}).get("after", "done"))
-    if {(one.protocol, one.rule), (two.protocol, two.rule)} != {(one.protocol, protocol.rule)}:
-        raise ValueError(f"{first} and {second} were not counted by the same rule of today; evaluate again")
-    pair = paired(by_task(first_results, protocol), by_task(second_results, protocol))
-    unlike = differences(one.config, two.config)
+    one = read_results(first)
+    two = read_results(second)
+    evaluation = one.evaluation
+    if (evaluation.protocol, evaluation.rule) != (two.evaluation.protocol, two.evaluation.rule):
+        raise ValueError(f"{first} and {second} were not counted by the same rule; evaluate again")
+    protocol = protocol_or_none(evaluation.protocol, evaluation.config["reward"]["after"])
+    pair = paired(by_task(one.results, protocol), by_task(two.results, protocol))
+    unlike = differences(evaluation.config, two.evaluation.config)
     even = pair.tasks - pair.better - pair.worse
-    left_out = f"; {pair.unpaired} tasks that only one has are left out" if pair.unpaired else ""
     say(f"protocol {protocol.name or 'none'}: {protocol.rule}")
     say(f"they differ in {', '.join(unlike) or 'no setting'}")
     say(f"first:  {pair.first:.1%} {first}\nsecond: {pair.second:.1%} {second}")
-    say(
-        f"of {pair.tasks} common tasks the second wins {pair.better}, loses {pair.worse}, and {even} are even"
-        f"{left_out}"
-    )
-    if protocol.average == "macro":
-        say("every task weighs the same here; the protocol's own rate is the mean of its sites' rates")
+    say(f"of {pair.tasks} common tasks the second wins {pair.better}, loses {pair.worse}, {even} are even")
+    say(f"{pair.unpaired} tasks that only one has are left out; all others weigh the same")
     points, low, high = (f"{100 * value:+.1f}" for value in (pair.difference, pair.low, pair.high))
     say(f"difference: {points} points (95% interval {low} to {high})", "bold green")
     return pair

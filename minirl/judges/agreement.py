@@ -1,6 +1,6 @@
 """How far a judge can be trusted: its verdicts against labels that are taken for the truth.
 
-    trajectories with labels --a judge--> pairs --score--> rows --show--> a table
+    labelled trajectories --a judge--> pairs --score--> rows --show--> a table
 
 Stands beside the loop, before a judge gives rewards. The labels are people's (OpenWebRL, appendix C.2 and
 table 9), a stronger judge's (section 5.3 and table 3), or a site's own. Precision is low where a judge lets
@@ -25,25 +25,22 @@ class Pair:
     truth: bool
     verdict: bool | None
     benchmark: str = ""
-    site: str = ""
     task: str = ""
-    judge: str = ""
     rationale: str = ""
     error: str = ""
 
 
-def pair_of(trajectory: Trajectory, truth: bool, verdict: Verdict, judge: str = "") -> Pair:
-    task = trajectory.task
-    return Pair(
-        truth,
-        verdict.success,
-        benchmark=str(task.meta.get("benchmark") or ""),
-        site=task.site,
-        task=task.id,
-        judge=judge,
-        rationale=verdict.rationale,
-        error=verdict.error,
-    )
+def is_success(labelled: Trajectory) -> bool:
+    """Return a trajectory's label, which is its own verdict."""
+    assert labelled.verdict is not None
+    return labelled.verdict.success is True
+
+
+def pair_of(labelled: Trajectory, verdict: Verdict) -> Pair:
+    """Return a trajectory's label beside a judge's verdict."""
+    truth = is_success(labelled)
+    benchmark = str(labelled.task.meta.get("benchmark") or "")
+    return Pair(truth, verdict.success, benchmark, labelled.task.id, verdict.rationale, verdict.error)
 
 
 class AgreementRow(NamedTuple):
@@ -58,17 +55,25 @@ class AgreementRow(NamedTuple):
     recall: float | None
     f1: float | None
 
+    @property
+    def cells(self) -> list[str]:
+        """Return the texts below COLUMNS, rates in percent."""
+        rates = (self.accuracy, self.precision, self.recall, self.f1)
+        shares = ["–" if rate is None else f"{100 * rate:.1f}" for rate in rates]
+        low, high = self.interval
+        return [*shares, f"{100 * low:.0f}–{100 * high:.0f}", str(self.n), str(self.invalid)]
 
-# Headings and the fields below them, as in table 3; short ones leave room for a site's name on 80 columns
-COLUMNS = {
-    "acc.": "accuracy",
-    "prec.": "precision",
-    "rec.": "recall",
-    "F1": "f1",
-    "95%": "interval",
-    "n": "n",
-    "inv.": "invalid",
-}
+
+# As in table 3; short ones leave room for a benchmark's name on 80 columns
+COLUMNS = ("acc.", "prec.", "rec.", "F1", "95%", "n", "inv.")
+
+
+def score(pairs: Sequence[Pair]) -> list[AgreementRow]:
+    """Return the row of all, then one for each known benchmark by name (table 9)."""
+    rows = [count("all", pairs)]
+    for name in sorted({pair.benchmark for pair in pairs} - {""}):
+        rows.append(count(name, [pair for pair in pairs if pair.benchmark == name]))
+    return rows
 
 
 def count(name: str, pairs: Sequence[Pair]) -> AgreementRow:
@@ -79,12 +84,12 @@ def count(name: str, pairs: Sequence[Pair]) -> AgreementRow:
     hits = sum(pair.truth and pair.verdict is True for pair in judged)
     agreed = sum(pair.truth == pair.verdict for pair in judged)
     # Episodes of one task are alike, so the interval is as wide as that of so many tasks
-    tasks = {pair.task for pair in judged if pair.task}
+    tasks = {pair.task for pair in judged}
     return AgreementRow(
         name,
         n,
         invalid=len(pairs) - n,
-        interval=clustered_wilson(agreed, n, len(tasks) or n),
+        interval=clustered_wilson(agreed, n, len(tasks)),
         accuracy=rate(agreed, n),
         precision=rate(hits, passed),
         recall=rate(hits, succeeded),
@@ -96,35 +101,11 @@ def rate(number: int, total: int) -> float | None:
     return number / total if total else None
 
 
-def score(pairs: Sequence[Pair]) -> list[AgreementRow]:
-    """Return the row of all, then one for each known benchmark and site by name."""
-    rows = [count("all", pairs)]
-    for kind in ("benchmark", "site"):
-        names = {getattr(pair, kind) for pair in pairs}
-        for name in sorted(names - {""}):
-            rows.append(count(name, [pair for pair in pairs if getattr(pair, kind) == name]))
-    return rows
-
-
 def show(scores: Mapping[str, Sequence[AgreementRow]]) -> None:
     """Print what `score` returned for each judge, in percent: table 3, with the parts below a judge."""
     table = new_table("judge", *COLUMNS, title="Agreement", box=SIMPLE, pad_edge=False)
     for judge, (overall, *parts) in scores.items():
-        table.add_row(judge, *cells(overall))
+        table.add_row(judge, *overall.cells)
         for part in parts:
-            table.add_row(f"  {part.name}", *cells(part))
+            table.add_row(f"  {part.name}", *part.cells)
     CONSOLE.print(table)
-
-
-def cells(row: AgreementRow) -> list[str]:
-    return [cell(getattr(row, field)) for field in COLUMNS.values()]
-
-
-def cell(value: float | int | tuple[float, float] | None) -> str:
-    """Return a number of episodes as it is, and a rate or an interval in percent: 12, 89.8, 40–89."""
-    if isinstance(value, tuple):
-        low, high = value
-        return f"{100 * low:.0f}–{100 * high:.0f}"
-    if isinstance(value, float):
-        return f"{100 * value:.1f}"
-    return "–" if value is None else str(value)

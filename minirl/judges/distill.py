@@ -9,7 +9,6 @@ agrees with its teacher on held-out ones. Beside it stand constant judges: it ma
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -18,12 +17,12 @@ import torch
 from minirl.checkpoint import Checkpoints
 from minirl.config import to_json
 from minirl.console import progress, say
+from minirl.context import control_tokens, escape_control_tokens
 from minirl.distributed import Ranks
 from minirl.experiment import place_model
-from minirl.judges import labels
-from minirl.judges.agreement import Pair, pair_of, score, show
+from minirl.judges.agreement import is_success, pair_of, score, show
 from minirl.judges.judge import open_judge, prompt_of
-from minirl.judges.labels import Example, RunsImages, target
+from minirl.judges.labels import HELD_OUT, LABELLED, copy_screenshots, open_run, split, target
 from minirl.judges.rubrics import Question, newest_screenshots
 from minirl.judges.settings import JudgeScriptConfig
 from minirl.model import Preprocessor, load_preprocessor, open_model
@@ -31,37 +30,40 @@ from minirl.rows import Row, TrajectoryRows, filter_by_length
 from minirl.run_folder import Run, write_lines
 from minirl.samplers.endpoint import ask_all
 from minirl.trainer import Trainer, cloning_batches
-from minirl.types import ImageStore
+from minirl.types import ImageStore, Trajectory
 
 
 async def distil(config: JudgeScriptConfig, ranks: Ranks) -> None:
     """Train a judge on the labels that are not held out and save it as checkpoints/judge, what is held out as
-    heldout.jsonl, and the losses as metrics.jsonl."""
-    labels.refuse_training_run(config)
-    examples = labels.read_examples((config.labelled or config.run_dir) / "labels.jsonl")
-    train, heldout = labels.split(examples, config.goals, config.stages, config.seed)
-    if config.shuffle_labels:
-        train = labels.shuffled(train, config.seed)
-    run = Run(config.run_dir, records=ranks.is_main)
-    images = RunsImages(example.label.run for example in examples)
-    question = Question.of(config.judge)
+    a dump, and the losses as metrics.jsonl."""
+    run = open_run(config, ranks)
+    source = Run(config.labelled or config.run_dir)
+    train, heldout = split(source.load_trajectories(LABELLED), config.goals, config.seed)
+    if ranks.is_main:
+        run.save_trajectories(HELD_OUT, heldout)
+        for trajectory in heldout:
+            copy_screenshots(trajectory, source.images, run)
     config = replace(config, model=place_model(config, run.root / "model", ranks))
+    run.write_config(to_json(config))
+    run.truncate_after(0)  # forgets the losses of an earlier judge
     preprocessor = load_preprocessor(config.model)
     torch.manual_seed(config.seed)
-    trainer = Trainer(partial(open_model, config), preprocessor, config, images, ranks)
-    if ranks.is_main:
-        write_lines(run.root / "heldout.jsonl", [vars(example.label) for example in heldout])
-        (run.root / "metrics.jsonl").unlink(missing_ok=True)
-    run.write_config(to_json(config))
-    rate = sum(example.label.verdict for example in train) / len(train)
+    trainer = Trainer(partial(open_model, config), preprocessor, config, source.images, ranks)
+    rate = sum(map(is_success, train)) / len(train)
     say(f"learning from {len(train)} labels, {rate:.1%} of them SUCCESS; {len(heldout)} are held out")
-    rows = training_rows(train, question, images, preprocessor, config.agent.context_tokens)
+    question = Question.of(config.judge)
+    examples = []
+    for n, labelled in enumerate(train):
+        row = training_row(labelled, question, source.images, preprocessor)
+        examples.append(TrajectoryRows(n, (row,)))
+    max_tokens = config.agent.context_tokens
+    rows = filter_by_length(examples, max_tokens, "--agent.context-tokens", "question")
     losses = []
     with progress("distilling", len(cloning_batches(rows, config.sft, config.seed))) as meter:
         for metrics in trainer.clone(rows, config.seed):
             loss = metrics["loss"]
             losses.append(loss)
-            run.add_metrics(len(losses), {"loss": loss, "lr": trainer.optimizer.param_groups[0]["lr"]})
+            run.add_metrics(len(losses), {"loss": loss})
             meter.advance(note=f"loss {loss:.3f}")
             await asyncio.sleep(0)  # lets the loop see Ctrl-C
     state = {"step": 0, "cursor": 0, "question": asdict(question)}
@@ -69,27 +71,16 @@ async def distil(config: JudgeScriptConfig, ranks: Ranks) -> None:
     say(f"loss per token {losses[0]:.3f} to {losses[-1]:.3f}; the judge is in {run.checkpoint_dir / 'judge'}")
 
 
-def training_rows(
-    train: Sequence[Example],
-    question: Question,
-    images: ImageStore,
-    preprocessor: Preprocessor,
-    max_tokens: int,
-) -> list[TrajectoryRows]:
-    """Return a row for each example that has at most `max_tokens` tokens. ValueError if none does."""
-    examples = []
-    for n, example in enumerate(train):
-        row = training_row(example, question, images, preprocessor)
-        examples.append(TrajectoryRows(n, (row,)))
-    return filter_by_length(examples, max_tokens, "--agent.context-tokens", "question")
-
-
-def training_row(example: Example, question: Question, images: ImageStore, preprocessor: Preprocessor) -> Row:
+def training_row(
+    labelled: Trajectory, question: Question, images: ImageStore, preprocessor: Preprocessor
+) -> Row:
     """Return the question as the prompt and the label as the response, whose tokens all weigh the same."""
-    prompt = prompt_of(preprocessor, question.messages(example.trajectory, images))
-    screenshots = newest_screenshots(example.trajectory, question.rubric.screenshots)
-    names = tuple(name for _, name in screenshots)
-    answer = target(example.label.rationale, example.label.verdict, preprocessor)
+    assert labelled.verdict is not None
+    prompt = prompt_of(preprocessor, question.messages(labelled, images))
+    names = newest_screenshots(labelled, question.rubric.screenshots)
+    answer = escape_control_tokens(target(labelled.verdict), control_tokens(preprocessor.tokenizer))
+    if preprocessor.chat.opens_think:
+        answer = f"</think>\n\n{answer}"
     _, ids = preprocessor.render_response(answer)
     return Row(prompt.ids + ids, len(prompt.ids), names, (0.0,) * len(ids), advantage=1.0)
 
@@ -97,23 +88,16 @@ def training_row(example: Example, question: Question, images: ImageStore, prepr
 async def score_judge(config: JudgeScriptConfig, ranks: Ranks) -> None:
     """Ask a judge about what was held out and print how far it agrees, beside constant ones. --judge.path or
     --judge.model names it; by default it is the one that this run distilled."""
-    path = config.run_dir / "heldout.jsonl"
-    if not path.is_file():
-        raise ValueError(f"{path} is not there: run judge.py distil first")
-    examples = labels.read_examples(path)
-    images = RunsImages(example.label.run for example in examples)
+    run = Run(config.run_dir)
+    heldout = run.load_trajectories(HELD_OUT)
     if not (config.judge.path or config.judge.model):
-        distilled = str(config.run_dir / "checkpoints/judge")
+        distilled = str(run.checkpoint_dir / "judge")
         config = replace(config, judge=replace(config.judge, path=distilled))
     name = config.judge.path.removeprefix(f"{config.run_dir.parent}/") or config.judge.model
-    async with open_judge(config, ranks, images) as judge:
-        trajectories = [example.trajectory for example in examples]
-        verdicts = await ask_all(judge, trajectories)
-    pairs = []
-    for example, verdict in zip(examples, verdicts, strict=True):
-        pairs.append(pair_of(example.trajectory, example.label.verdict, verdict, name))
-    scores = config.run_dir / "scores" / f"{name.replace('/', '_')}.jsonl"
-    write_lines(scores, [vars(pair) for pair in pairs])
-    always = [Pair(pair.truth, True) for pair in pairs]
-    never = [Pair(pair.truth, False) for pair in pairs]
+    async with open_judge(config, ranks, run.images) as judge:
+        verdicts = await ask_all(judge, heldout)
+    pairs = [pair_of(labelled, verdict) for labelled, verdict in zip(heldout, verdicts, strict=True)]
+    write_lines(run.root / "scores" / f"{name.replace('/', '_')}.jsonl", [vars(pair) for pair in pairs])
+    always = [replace(pair, verdict=True) for pair in pairs]
+    never = [replace(pair, verdict=False) for pair in pairs]
     show({"always SUCCESS": score(always), "always NOT SUCCESS": score(never), name: score(pairs)})

@@ -1,6 +1,6 @@
 """The judge: a vision-language model reads a finished episode and says whether the task was fulfilled.
 
-    Trajectory --Question.messages--> chat messages --a served or local model--> text --parser--> Verdict
+    Trajectory --Question.messages--> chat messages --a served or local model--> text --parsers.py--> Verdict
 
 Stands between the episode and its reward: minirl/rewards.py says which episodes are judged. OpenWebRL,
 section 4.3 and appendix A.4. A judge is served (--judge.model), or it is a checkpoint (--judge.path) that
@@ -18,7 +18,7 @@ from minirl.console import progress
 from minirl.context import THINK_END, control_tokens, escape_control_tokens, ids_with_pictures
 from minirl.distributed import Ranks
 from minirl.judges.parsers import read_verdict
-from minirl.judges.rubrics import Question
+from minirl.judges.rubrics import Question, lacks_answer
 from minirl.model import Preprocessor, compute_dtype, load_preprocessor, open_model
 from minirl.samplers.endpoint import Endpoint, EndpointError, open_endpoint
 from minirl.samplers.huggingface import HfSampler
@@ -43,16 +43,16 @@ class ModelJudge:
     async def __call__(self, trajectory: Trajectory) -> Verdict:
         """Return the verdict on an episode. A model or network that fails, a screenshot that is gone and an
         answer that was cut at its limit leave a Verdict without success, and raise nothing."""
-        if self.question.lacks_answer(trajectory):
-            return Verdict(False, "The agent ended the task without an answer; no model was asked.")
         try:
+            if self.question.rubric.needs_answer and lacks_answer(trajectory):
+                return Verdict(False, "The agent ended the task without an answer; no model was asked.")
             messages = self.question.messages(trajectory, self.images)
             text, finish = await self.answer(messages)
         except (EndpointError, SamplerError, ValueError, OSError) as problem:
             return Verdict(None, "", str(problem) or type(problem).__name__)
         if finish == "length":
             return Verdict(None, text, "the judge's answer was cut off at its token limit")
-        return read_verdict(self.question.rubric.parser, text)
+        return read_verdict(text)
 
 
 class EndpointJudge(ModelJudge):

@@ -1,146 +1,107 @@
 """Labels: what a teacher says of dumped trajectories, and which of them a judge may learn from.
 
-    dumps of runs --teacher--> labels.jsonl --read_examples--> examples --split--> train | held out
+    dumps of runs --teacher--> trajectories/labelled.jsonl --split--> train | held out
 
 Stands before distill.py. OpenWebRL, section 4.3: 12.5K online rollouts labelled by GPT-4.1; section 5.3: 500
 more. The teacher is a served model, or the task's own verifier; only trajectories that a judge would be asked
-about are labelled. Deviation: how the paper held its 500 out is not stated. Here whole goals are held out,
-and whole training steps, since the judge will be asked about a policy that it has not seen.
+about are labelled. A label is a trajectory's verdict: the judge's own run folder holds the trajectories,
+without their token ids, and those of their screenshots that a judge may see. Deviation: how the paper held
+its 500 out is not stated. Here whole goals are held out.
 """
 
-import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from hashlib import sha256
-from itertools import groupby
-from pathlib import Path
-from urllib.parse import urlsplit
+from collections.abc import Sequence
+from dataclasses import replace
 
 from minirl.console import say
-from minirl.context import control_tokens, escape_control_tokens
 from minirl.distributed import Ranks
 from minirl.judges.judge import open_judge
+from minirl.judges.rubrics import newest_screenshots
 from minirl.judges.settings import JudgeScriptConfig
-from minirl.model import Preprocessor
 from minirl.rewards import needs_verdict
-from minirl.run_folder import STEP_LABEL, Run, append_line, read_records
+from minirl.run_folder import Run, to_line, to_record
 from minirl.samplers.endpoint import ask_all
-from minirl.types import Judge, Task, Trajectory
+from minirl.types import ImageStore, Judge, Trajectory, Verdict
 
+# The dumps of a judge's run, whose trajectories have the teacher's verdicts
+LABELLED = "labelled"
+HELD_OUT = "heldout"
 SCRIPTED = "demos"  # a dump that no policy made
+MAX_SCREENSHOTS = 3  # that a judge may see of an episode
 
 
-@dataclass(frozen=True)
-class Label:
-    """One line of labels.jsonl. `digest` tells whether the trajectory still is the one that was labelled."""
-
-    run: str  # folder
-    dump: str
-    line: int  # from 0
-    digest: str
-    rationale: str
-    verdict: bool
-    source: str  # "world", or the model's name
-
-    @property
-    def place(self) -> tuple[str, str, int]:
-        return self.run, self.dump, self.line
-
-
-@dataclass(frozen=True)
-class Example:
-    label: Label
-    trajectory: Trajectory
-
-
-class RunsImages:
-    """The screenshots of several runs, as one image store."""
-
-    def __init__(self, folders: Iterable[str | Path]):
-        self.runs = [Run(Path(folder)) for folder in set(folders)]
-
-    def get(self, name: str) -> bytes:
-        for run in self.runs:
-            with suppress(ValueError):
-                return run.images.get(name)
-        raise ValueError(f"screenshot {name} is in none of the runs; its dump may have been pruned")
-
-
-def digest_of(trajectory: Trajectory) -> str:
-    """Return a digest of everything in a trajectory that a judge may read."""
-    task = trajectory.task
-    turns = [(turn.text, turn.feedback, turn.images) for turn in trajectory.turns]
-    evidence = (trajectory.member, trajectory.answer, turns, trajectory.final_image)
-    content = json.dumps([task.id, task.instruction, *evidence])
-    return sha256(content.encode()).hexdigest()[:16]
-
-
-def target(rationale: str, verdict: bool, preprocessor: Preprocessor | None = None) -> str:
-    """Return what the judge learns to answer: reasons, and the verdict on the last line. No text in it can
-    spell a control token."""
-    control = control_tokens(preprocessor.tokenizer) if preprocessor else None
-    reasons = escape_control_tokens(rationale.strip(), control)
-    answer = "SUCCESS" if verdict else "NOT SUCCESS"
-    if reasons:
-        answer = f"{reasons}\n{answer}"
-    if preprocessor and preprocessor.chat.opens_think:
-        answer = f"</think>\n\n{answer}"
-    return answer
+def target(verdict: Verdict) -> str:
+    """Return what the judge learns to answer: reasons, and the verdict on the last line."""
+    last_line = "SUCCESS" if verdict.success else "NOT SUCCESS"
+    return f"{verdict.rationale}\n{last_line}".strip()
 
 
 async def label_dumps(config: JudgeScriptConfig, ranks: Ranks, world_teacher: Judge) -> None:
     """Label the dumps of `--runs`, and say how many of each kind there are. The teacher is the model that is
     served as `--judge.model`; without one, the task's own verifier."""
-    refuse_training_run(config)
+    run = open_run(config, ranks)
     if config.judge.model:
         served = replace(config, judge=replace(config.judge, path=""))
-        async with open_judge(served, ranks, RunsImages(config.runs)) as teacher:
-            counts = await label_all(config, teacher, config.judge.model)
+        async with open_judge(served, ranks, run.images) as teacher:
+            counts = await label_all(config, run, teacher)
     else:
-        counts = await label_all(config, world_teacher, "world")
-    say(", ".join(f"{number} {outcome}" for outcome, number in counts.most_common()))
-    path = config.run_dir / "labels.jsonl"
-    verdicts = [label.verdict for label in read_labels(path)]
-    say(f"{path} holds {len(verdicts)} labels; {sum(verdicts) / len(verdicts):.1%} are SUCCESS")
+        counts = await label_all(config, run, world_teacher)
+    outcomes = ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
+    say(f"{run.root}: {outcomes}")
 
 
-def refuse_training_run(config: JudgeScriptConfig) -> None:
-    if Run(config.run_dir).labels():
+def open_run(config: JudgeScriptConfig, ranks: Ranks) -> Run:
+    """Return the judge's run. ValueError if a policy was trained in its folder."""
+    run = Run(config.run_dir, records=ranks.is_main)
+    if set(run.labels()) - {LABELLED, HELD_OUT}:
         raise ValueError(f"{config.run_dir} holds a policy's run; choose another --name")
+    return run
 
 
-async def label_all(config: JudgeScriptConfig, teacher: Judge, source: str) -> Counter[str]:
+async def label_all(config: JudgeScriptConfig, own: Run, teacher: Judge) -> Counter[str]:
     """Ask the teacher about every trajectory that a judge would be asked about and that has no label yet, and
-    append the labels to labels.jsonl. Return how many were labelled, and why others were not."""
-    path = config.run_dir / "labels.jsonl"
-    labelled = {label.place for label in read_records(path, Label)}
+    append it with its label to the run. Return how many were labelled, and why others were not."""
+    earlier = own.load_trajectories(LABELLED) if LABELLED in own.labels() else []
+    labelled = {fingerprint(trajectory) for trajectory in earlier}
     counts: Counter[str] = Counter()
 
-    async def ask(example: Example) -> None:
-        verdict = await teacher(example.trajectory)
+    async def ask(trajectory: Trajectory) -> None:
+        verdict = await teacher(trajectory)
         if verdict.success is None:
             counts[f"no verdict: {verdict.error}"] += 1
             return
-        label = replace(example.label, verdict=verdict.success, rationale=verdict.rationale.strip())
-        append_line(path, vars(label))
+        own.add_trajectory(LABELLED, replace(without_ids(trajectory), verdict=verdict))
         counts["labelled"] += 1
 
     # One dump at a time: all of them may not fit in memory
     for run, dump in dumps_of(config):
         unlabelled = []
-        for line, trajectory in enumerate(run.load_trajectories(dump)):
-            label = Label(str(run.root.resolve()), dump, line, digest_of(trajectory), "", False, source)
+        for trajectory in run.load_trajectories(dump):
             if not needs_verdict(trajectory, config.reward.format):
                 counts["left to the rules"] += 1
-            elif label.place in labelled:
+            elif fingerprint(trajectory) in labelled:
                 counts["labelled before"] += 1
             else:
-                unlabelled.append(Example(label, trajectory))
+                copy_screenshots(trajectory, run.images, own)
+                unlabelled.append(trajectory)
         await ask_all(ask, unlabelled, phase=f"labelling {run.root.name}/{dump}")
     return counts
+
+
+def without_ids(trajectory: Trajectory) -> Trajectory:
+    """Return what a judge and a teacher may read of a trajectory: token ids are most of a dump."""
+    turns = [replace(turn, suffix=(), response_ids=(), logprobs=()) for turn in trajectory.turns]
+    return replace(trajectory, prefix=(), turns=tuple(turns), verdict=None)
+
+
+def fingerprint(trajectory: Trajectory) -> int:
+    return hash(to_line(to_record(without_ids(trajectory))))
+
+
+def copy_screenshots(trajectory: Trajectory, images: ImageStore, run: Run) -> None:
+    for name in newest_screenshots(trajectory, MAX_SCREENSHOTS):
+        run.images.put(images.get(name))
 
 
 def dumps_of(config: JudgeScriptConfig) -> list[tuple[Run, str]]:
@@ -154,75 +115,25 @@ def dumps_of(config: JudgeScriptConfig) -> list[tuple[Run, str]]:
     return dumps
 
 
-def read_labels(path: Path) -> list[Label]:
-    """Return the labels in the dumps' order. ValueError if there are none."""
-    labels = read_records(path, Label)
-    if not labels:
-        raise ValueError(f"{path} has no labels; make them with judge.py label --runs FOLDER")
-    return sorted(labels, key=lambda label: label.place)
-
-
-def read_examples(path: Path) -> list[Example]:
-    """Return the labels with their trajectories. ValueError if one is not what was labelled."""
-    examples = []
-    for (run, dump), labels in groupby(read_labels(path), key=lambda label: (label.run, label.dump)):
-        trajectories = Run(Path(run)).load_trajectories(dump)
-        for label in labels:
-            if label.line >= len(trajectories) or digest_of(trajectories[label.line]) != label.digest:
-                raise ValueError(f"{path}: dump {dump} of {run} has changed since it was labelled; redo it")
-            examples.append(Example(label, trajectories[label.line]))
-    return examples
-
-
 def split(
-    examples: Sequence[Example], goal_share: float, stage_share: float, seed: int
-) -> tuple[list[Example], list[Example]]:
-    """Return the examples to learn from and those held out: all of a share of the goals and of the steps."""
-    goals = {goal_of(example.trajectory.task) for example in examples}
-    stages = {stage_of(example.label) for example in examples}
-    steps = set(filter(STEP_LABEL.fullmatch, stages))
-    new_goals = draw_share(goals, goal_share, f"goals {seed}")
-    new_stages = draw_share(steps, stage_share, f"stages {seed}")
+    labelled: Sequence[Trajectory], share: float, seed: int
+) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Return the trajectories to learn from and those held out: all of a share of the goals, at least one.
+    ValueError if either would be empty."""
+    goals = sorted({goal_of(trajectory) for trajectory in labelled})
+    count = max(1, round(share * len(goals)))
+    heldout_goals = set(random.Random(f"goals {seed}").sample(goals, min(count, len(goals))))
     train, heldout = [], []
-    for example in examples:
-        is_new = goal_of(example.trajectory.task) in new_goals or stage_of(example.label) in new_stages
-        (heldout if is_new else train).append(example)
+    for trajectory in labelled:
+        if goal_of(trajectory) in heldout_goals:
+            heldout.append(trajectory)
+        else:
+            train.append(trajectory)
     if not train or not heldout:
-        raise ValueError(f"{len(examples)} labels on {len(goals)} goals are too few to hold some out")
+        raise ValueError(f"{len(labelled)} labels on {len(goals)} goals are too few to hold some out")
     return train, heldout
 
 
-def goal_of(task: Task) -> str:
-    return f"{urlsplit(task.start_url).netloc}: {task.instruction}"
-
-
-def stage_of(label: Label) -> str:
-    """Return the training step that a trajectory's policy samples in, else its dump's name. An evaluation
-    after step 4 is of the policy of step 5, that of the warm start of the policy of step 1."""
-    if label.dump == "after_sft":
-        return Run.step_label(1)
-    number = STEP_LABEL.search(label.dump)
-    if number is None:
-        return label.dump
-    step = int(number[1])
-    return Run.step_label(step + 1 if label.dump.startswith("eval_") else step)
-
-
-def draw_share(names: set[str], share: float, seed: str) -> set[str]:
-    """Return a share of the names, at least one of two. They are drawn by their digests, so that more labels
-    change little of it."""
-    if not share or len(names) < 2:
-        return set()
-    ordered = sorted(names, key=lambda name: sha256(f"{seed}|{name}".encode()).digest())
-    return set(ordered[: max(1, round(share * len(names)))])
-
-
-def shuffled(examples: Sequence[Example], seed: int) -> list[Example]:
-    """Return the control: the same labels, reasons and verdicts together, on random trajectories."""
-    labels = [example.label for example in examples]
-    random.Random(f"labels {seed}").shuffle(labels)
-    mixed = []
-    for example, other in zip(examples, labels, strict=True):
-        label = replace(example.label, rationale=other.rationale, verdict=other.verdict)
-        mixed.append(replace(example, label=label))
-    return mixed
+def goal_of(trajectory: Trajectory) -> tuple[str, str]:
+    task = trajectory.task
+    return task.site, task.instruction

@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
-
-from annotated_types import Ge, Lt
 
 from minirl.config import Config, ModelConfig, SftConfig, Share
 from minirl.recipes import openwebrl_4b, tiny
@@ -15,9 +12,6 @@ class JudgeScriptConfig(Config):
     runs: tuple[Path, ...] = ()  # run folders whose trajectories are labelled, but for the demonstrations
     labelled: Path | None = None  # the run folder that holds the labels; by default this run's
     goals: Share = 0.2  # share of the goals that are held out
-    stages: Annotated[float, Ge(0), Lt(1)] = 0.2  # share of the training steps that are held out
-    shuffle_labels: bool = False
-    """Control: permute the labels among the trajectories, so that only their base rate can be learned."""
 
 
 def tiny_judge() -> JudgeScriptConfig:

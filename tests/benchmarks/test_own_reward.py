@@ -39,8 +39,6 @@ async def fails(task, page, answer): return {}["order\\nno"]
 async def late(task, page, answer): raise TimeoutError("mine")
 async def missing(task, page, answer): await page.click("#none", timeout=50)
 async def hangs(task, page, answer): await asyncio.sleep(60)
-async def two(task, page): return 1
-async def named(task, page, answer, *, more): return 1
 def plain(task, page, answer): return 1
 number = 1
 """
@@ -88,7 +86,7 @@ async def test_a_reward_reads_the_page_and_the_task(session, site, file):
         ("fails", r"the reward failed: KeyError: 'order\nno'"),
         ("late", "the reward failed: TimeoutError: mine"),
         ("missing", "the reward failed: TimeoutError: Page.click: Timeout 50ms exceeded."),
-        ("hangs", "the reward took more than 0.2 s"),
+        ("hangs", "the reward failed: TimeoutError: "),
     ],
 )
 async def test_a_reward_that_fails_gives_no_verdict(session: Session, file, monkeypatch, name, reason):
@@ -115,23 +113,11 @@ async def test_an_episode_that_is_cancelled_takes_its_reward_along(session, file
     assert ended == [True]
 
 
-@pytest.mark.parametrize(
-    ("place", "problem"),
-    [
-        ("FILE", "must be like FILE.py:NAME"),
-        (":title", "must be like FILE.py:NAME"),
-        ("FILE:", "must be like FILE.py:NAME"),
-        ("FILE:nobody", r"must have an async def nobody\(task, page, answer\)"),
-        ("FILE:plain", "must have an async def plain"),
-        ("FILE:number", "must have an async def number"),
-        ("FILE:two", r"two must take \(task, page, answer\): too many positional arguments"),
-        ("FILE:named", r"named must take \(task, page, answer\): missing a required"),
-    ],
-)
-def test_a_function_that_can_not_be_is_refused_in_one_line(file, place, problem):
-    with pytest.raises(ValueError, match=problem) as caught:
-        load_reward(place.replace("FILE", str(file)))
-    assert str(caught.value).startswith("--task.reward ") and "\n" not in str(caught.value)
+@pytest.mark.parametrize("name", ["", ":nobody", ":plain", ":number"])
+def test_a_function_that_can_not_be_is_refused_in_one_line(file, name):
+    place = f"{file}{name}"
+    with pytest.raises(ValueError, match=f"--task.reward {place} must be like FILE.py:NAME, .* async def"):
+        load_reward(place)
 
 
 def test_a_mistake_in_the_users_file_is_shown_as_it_is(tmp_path):

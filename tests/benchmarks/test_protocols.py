@@ -91,21 +91,15 @@ def test_a_machine_judges_autowebworlds_own_sites_under_both_protocols():
 def test_rules_name_what_is_aborted_and_what_is_averaged():
     aborted = "timeout, sampler_error, env_error, site_error, blocked, infra_error"
     aborted += ", judge_error, cancelled"
-    assert WEBVOYAGER.rule == (
-        "Every episode counts, only one that the agent ended with done can succeed, and an aborted one "
-        f"({aborted}) is a failure."
-    )
-    assert WITHOUT.rule == (
-        f"An aborted episode ({aborted}) is left out of successes and episodes, and of the others only one "
-        "that the agent ended with done can succeed."
-    )
+    done = "only one that the agent ended with done can succeed."
+    assert WEBVOYAGER.rule == f"An aborted episode ({aborted}) is a failure; {done}"
+    assert WITHOUT.rule == f"An aborted episode ({aborted}) is left out; {done}"
     assert "only one that was not aborted can succeed" in WEBARENA_LITE.rule
     for p in PROTOCOLS:
         over_sites = p.rule.endswith(
             " The rate is the mean of the rates of all sites that have an episode left."
         )
         assert aborted in p.rule and over_sites is (p.average == "macro")
-        assert p.rule.count(".") == 1 + over_sites and p.rule.endswith(".")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.name)

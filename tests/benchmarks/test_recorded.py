@@ -99,24 +99,18 @@ def test_screenspot_is_read_by_platform_and_kind(tmp_path, png):
     assert places == [("screenspot-v2", *place) for place in v2_places] + [
         ("screenspot-pro", "linux", "text")
     ]
-    with pytest.raises(ValueError, match="record 1: bbox: List should have at least 4 items"):
-        load_tasks(write_steps(tmp_path, png, [v2 | {"bbox": [1, 2, 3]}]))
 
 
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"action": "clik"}, "there is no action 'clik'"),
-        ({"action": "click"}, "click needs a bbox"),
+        ({"action": "clik"}, "action: String should match pattern .*, not 'clik'"),
         ({"action": "click", "bbox": [1, 2, 3, 4.5]}, "bbox.3: Input should be a valid integer"),
-        ({"action": "wait", "img_filename": "none.png"}, "the picture can't be read: .*none.png"),
-        ({"action": "wait", "img_filename": "broken.png"}, "the picture can't be read"),
-        ({"action": "wait", "instruction": " "}, "instruction: must not be empty"),
+        ({"action": "wait", "instruction": " "}, "instruction: String should match pattern"),
         ({"action": "wait", "history": ["a"]}, "history: Input"),
     ],
 )
 def test_a_broken_record_is_named_by_file_and_number(tmp_path, png, row, problem):
-    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n")
     path = write_steps(tmp_path, png, [{"action": "wait"}, row])
     with pytest.raises(ValueError, match=rf"steps.json, record 2: .*{problem}"):
         load_tasks(path)
@@ -251,14 +245,6 @@ async def test_demonstrations_say_what_is_right_and_leave_out_what_is_not_told(s
             points = turn.parsed.calls[0].arguments
             assert in_box(points["from"], goal["bbox"], scale) and in_box(points["to"], goal["to"], scale)
         assert seeing.text(turn.response_ids) == turn.text and demo.prompt_ids(0)
-
-
-async def test_a_picture_that_is_gone_is_nobodys_fault(seeing, tmp_path, png):
-    task = load_tasks(write_steps(tmp_path, png))[0]
-    worker = worker_of(seeing, Script(seeing, RIGHT), tmp_path)
-    (tmp_path / "0.png").unlink()
-    done = await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 1)
-    assert done.stop is Stop.SITE_ERROR and not done.valid
 
 
 def shared(ranks: Ranks, folder: str, model: str) -> tuple[int, list[str], list[float]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -18,8 +17,6 @@ from minirl.run_folder import save_tasks
 from minirl.types import Task
 
 GOOD = '{"id": "a", "instruction": "buy", "start_url": "http://shop.test/"}'
-NO_ADDRESSES = ("shop.test", "http:///x", "ftp://shop.test/", "http://shop.test:x/", "http://[::1/")
-ADDRESS = "start_url: must be an address like http://host/ or https://host/, not "
 NO_GOAL = "goal: a goal names a page, conditions or an answer"
 
 
@@ -71,37 +68,31 @@ def test_a_goal_that_nobody_understands_is_refused_unless_it_is_for_a_function_o
     assert goals == [{"page": "DONE"}, {"url": "/cart"}]
 
 
-def test_blank_lines_are_passed_over_and_count_as_lines(tmp_path):
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(f"\n{GOOD}\r\n\n  \n")
-    assert [task.id for task in load_tasks(path)] == ["a"]
-    path.write_text(f"\n{GOOD}\n\n{{\n")
-    with pytest.raises(ValueError, match="line 4: "):
-        load_tasks(path)
-
-
-def test_only_a_newline_ends_a_line(tmp_path):
+def test_blank_lines_are_passed_over_and_only_a_newline_ends_a_line(tmp_path):
     """JSON may hold Unicode's other line separators as they are, and scraped instructions do."""
     path = tmp_path / "tasks.jsonl"
     instruction = "first\u2028second\u0085third"
-    path.write_text(json.dumps({**json.loads(GOOD), "instruction": instruction}, ensure_ascii=False))
-    assert load_tasks(path)[0].instruction == instruction
+    good = json.dumps({**json.loads(GOOD), "instruction": instruction}, ensure_ascii=False)
+    path.write_text(f"\n{good}\r\n\n  \n")
+    assert [task.instruction for task in load_tasks(path)] == [instruction]
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"id": "b"', r"not valid JSON \(Expecting ',' delimiter: line 1 column 11 "),
-        ("no json", r"not valid JSON \(Expecting value: line 1 column 1 "),
+        ('{"id": "b"', "Expecting ',' delimiter: line 2 column 1"),
         ('["b"]', "a task must be a JSON object"),
         ('{"id": "b", "instruction": "buy"}', "start_url: Field required"),
         (GOOD.replace('"a"', "7"), "id: Input should be a valid string, not 7"),
-        (GOOD.replace('"buy"', "null"), "instruction: Input should be a valid string, not None"),
         (with_field('"goal": "DONE"'), "goal: Input should be a valid dictionary, not 'DONE'"),
         (with_field('"site": "shop"'), "site: Extra inputs are not permitted, not 'shop'"),
         (GOOD, "the id 'a' occurs twice"),
-        *((GOOD.replace("http://shop.test/", url), ADDRESS + re.escape(repr(url))) for url in NO_ADDRESSES),
+        (
+            GOOD.replace("http://", "ftp://"),
+            "start_url: String should match pattern .*, not 'ftp://shop.test/'",
+        ),
         (with_field('"goal": {"text": "Thank you"}'), NO_GOAL),
+        (with_field('"goal": {"page": "DONE", "where": [{"cond": "is"}]}'), "goal: where"),
         (with_field('"goal": {"kind": "webarena"}'), "eval_types: Field required"),
     ],
     ids=lambda value: value[:30],
@@ -114,29 +105,10 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path, line, problem):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("goal", "problem"),
-    [
-        ("", NO_GOAL),
-        (', "goal": {"pages": "DONE"}', NO_GOAL),
-        (', "goal": {"page": "DONE", "where": [{"cond": "is"}]}', "goal: where"),
-    ],
-)
-@pytest.mark.parametrize("name", ["shop-0", "shop-90001-serif"])
-def test_a_task_on_a_generated_shop_needs_a_goal_of_its_kind(tmp_path, name, goal, problem):
+def test_a_file_without_tasks(tmp_path):
     path = tmp_path / "tasks.jsonl"
-    path.write_text(GOOD.replace("shop.test", f"{name}.test").replace("}", f"{goal}}}"))
-    with pytest.raises(ValueError, match=f"{path}, line 1: {problem}"):
+    with pytest.raises(OSError, match=str(path)):
         load_tasks(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [(b"\n\n", "holds no tasks"), (b"\xff\xfe{}", "can't be read: 'utf-8' codec"), (None, "can't be read: ")],
-)
-def test_a_file_without_tasks(tmp_path, content, problem):
-    path = tmp_path / "tasks.jsonl"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"{path} {problem}"):
+    path.write_text("\n\n")
+    with pytest.raises(ValueError, match=f"{path} holds no tasks"):
         load_tasks(path)

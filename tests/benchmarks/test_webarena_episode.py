@@ -20,7 +20,7 @@ from stand_in import World, record_of, serve
 from minirl.benchmarks.protocols import apply, protocol_of
 from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.task_sets import TaskSets
-from minirl.benchmarks.webarena import benchmark, lookups
+from minirl.benchmarks.webarena import benchmark
 from minirl.config import BrowserConfig, Config, EndpointConfig, JudgeConfig, SamplerConfig
 from minirl.evaluation.results import result_of, summary
 from minirl.evaluation.tables import protocol_or_none
@@ -45,7 +45,6 @@ CONFIG = replace(
 def world(monkeypatch) -> Iterator[World]:
     """The sites, named as users name theirs; what is wrong stays wrong, and need not be waited for."""
     monkeypatch.setattr(benchmark, "LATE_SECONDS", 0.3)
-    monkeypatch.setattr(lookups, "REST_SECONDS", 0.1)
     with serve() as world:
         for name, address in world.sites.items():
             monkeypatch.setenv(name, address)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = {
     "minirl.browser.session.START_ATTEMPTS": 2,
     "minirl.browser.session.FIRST_PAGE_SECONDS": 5.0,
-    "minirl.browser.session.SCREENSHOT_SECONDS": (2.0, 6.0, 12.0),
+    "minirl.browser.session.SCREENSHOT_SECONDS": 5.0,
     "minirl.browser.readiness.CALL_SECONDS": 2.0,
 }
 BROWSER = BrowserConfig(browsers=1, width=WIDTH, height=HEIGHT, private=True, action_seconds=12)
@@ -149,6 +149,14 @@ async def test_nothing_is_waited_for_that_will_not_come(pool, site, path, spot, 
             begun = asyncio.get_running_loop().time()
             await carry_out(session, made(step))
             assert asyncio.get_running_loop().time() - begun < seconds
+
+
+@pytest.mark.more
+async def test_an_address_that_never_rests_is_not_waited_for_without_end(pool, site):
+    async with pool.session() as session:
+        await session.start(f"{site}/bounce")
+        line = await carry_out(session, made('wait {"seconds": 0.3}'))
+        assert f"Now at {site}/bounce?n=" in line
 
 
 async def test_a_tab_that_closes_before_the_browser_has_answered_was_clicked_all_the_same(pool, site):

@@ -97,7 +97,7 @@ def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_publis
     run = rollouts(eval_script, tmp_path, said)
     verdicts = [(t.task.id, t.member, t.success) for t in run.load_trajectories("eval_scripted")]
     assert verdicts == [(task.id, n, n == 0) for n in (0, 1) for task in TASKS]
-    _, results = read_results(run.root / "results-eval_scripted.json")
+    results = read_results(run.root / "results-eval_scripted.json").results
     assert all(result.cost == pytest.approx(0.001 * result.steps) for result in results), "100 tokens each"
 
     assert script.main(["curate", str(run.root), "--dumps", "eval_scripted", "--preset", "1.9k"]) == 0

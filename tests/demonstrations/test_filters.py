@@ -174,7 +174,7 @@ def test_a_model_embeds_the_wordings_once(tmp_path, evaluation, monkeypatch):
         (["--embeddings", "short.npy"], r"9 \+ 0 tasks, and embeddings of \(2, 3\)"),
         (["--embeddings", "pickled.npy"], "Python objects in dtype"),
         (["--embeddings", "odd.npy", "--least", "0"], "must be numbers, without NaN or infinity"),
-        (["--evaluation", "missing.jsonl"], "missing.jsonl can't be read"),
+        (["--evaluation", "missing.jsonl"], "No such file or directory: .*missing.jsonl"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(flags, problem, tmp_path, monkeypatch, capsys):

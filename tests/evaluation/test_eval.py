@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +12,11 @@ from types import ModuleType
 import pytest
 
 from minirl.config import TaskConfig, to_json
-from minirl.evaluation.results import read_results
 from minirl.evaluation.resume import EvalScriptConfig
 from minirl.recipes import openwebrl_4b, tiny
 from minirl.run_folder import Run, save_tasks
-from minirl.types import Stop, Task
+from minirl.types import Task
 
-FILE = Path(__file__).parents[2] / "eval.py"
 TASKS = [Task(f"task-{i}", "Do it.", "http://shop-0.test/") for i in range(20)]
 
 
@@ -56,9 +50,8 @@ def test_the_newest_checkpoint_of_the_run_is_evaluated_in_a_folder_of_its_own(re
     chosen = resolve()
     assert (chosen.model.path, chosen.run_dir) == (newest, tmp_path / "tiny-eval")
     other = checkpoint(tmp_path / "other", "step_00003")
-    for name in ("other", "other-eval"):
-        chosen = resolve("--name", str(tmp_path / name))
-        assert (chosen.model.path, chosen.run_dir) == (other, tmp_path / "other-eval")
+    chosen = resolve("--name", str(tmp_path / "other"))
+    assert (chosen.model.path, chosen.run_dir) == (other, tmp_path / "other-eval")
 
 
 def test_a_given_model_is_taken_as_it_is(resolve, tmp_path, checkpoint):
@@ -70,15 +63,10 @@ def test_a_given_model_is_taken_as_it_is(resolve, tmp_path, checkpoint):
     assert resolve("openwebrl-4b", "--model.path", base).model.path == base
 
 
-def test_without_any_checkpoint_a_published_model_is_evaluated_an_untrained_one_only_on_tasks_of_its_own(
-    resolve, tmp_path, capsys
-):
+def test_without_any_checkpoint_a_published_model_is_evaluated(resolve):
     assert resolve("openwebrl-4b").model.path == openwebrl_4b().model.path
     with pytest.raises(ValueError, match="no checkpoint in .*; train first, or name a folder"):
         resolve()
-    for flag in ("--task.heldout", "--tasks"):
-        assert resolve(flag, "tasks.jsonl").model.path == "tiny"
-        assert "UNTRAINED" in capsys.readouterr().out
 
 
 def test_a_given_model_that_cannot_be_read_is_one_line(eval_script, tmp_path, checkpoint):
@@ -152,29 +140,3 @@ def test_two_evaluations_of_the_same_weights_agree(eval_script, tmp_path, tiny_f
     assert said == [t.turns[0].response_ids for t in two] and len(said) == 6
     assert said[:3] != said[3:], "another seed says something else"
     assert json.loads((run.root / "config.json").read_text())["model"]["path"] == str(tiny_folder)
-
-
-@pytest.mark.more
-def test_untrained_weights_are_evaluated_if_tasks_are_given_and_sites_that_are_not_there_are_named(tmp_path):
-    """As a user starts it: no recipe, no checkpoint, and addresses that nobody can reach."""
-    sites = ["http://127.0.0.1:9/", "http://nothing-here.test/", "http://nothing-there.test/"]
-    rows = [
-        {"web_name": "Allrecipes", "id": f"Allrecipes--{i}", "ques": "Find a recipe.", "web": site}
-        for i, site in enumerate([*sites, "http://not-asked-for.test/"])
-    ]
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [sys.executable, str(FILE), "--tasks", str(tmp_path / "tasks.jsonl"), "--limit", "3"]
-    flags = ["--name", str(tmp_path / "tiny"), "--browser.browsers", "1", "--browser.private"]
-    env = os.environ | {"COLUMNS": "200"}
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=200, env=env)
-    assert done.returncode == 0, done.stderr
-    said = done.stdout
-    assert "an UNTRAINED tiny model is evaluated" in said
-    for i, site in enumerate(sites):
-        assert f"aborted: Allrecipes--{i}: site_error: {site} did not open" in said
-    assert "not-asked-for" not in said and "ended by site_error 3\n" in said
-    assert re.search(r"all +│ +0.0% │ +0.0% to 56.2% │ +3 │ +- │ +0.0% to 100.0% │ +0 ", said)
-    _, results = read_results(tmp_path / "tiny-eval" / "results-eval_model.json")
-    assert [(r.task, r.stop, r.site) for r in results] == [
-        (f"Allrecipes--{i}", Stop.SITE_ERROR, "Allrecipes") for i in range(3)
-    ]

@@ -95,9 +95,6 @@ WORKS = "click: clicked button at [1, 1]. Now at http://shop-0.test/."
         (episode(stop=Stop.SITE_ERROR), None, "access"),
         (episode(stop=Stop.BLOCKED), None, "blocked"),
         (episode(answer="A CAPTCHA.", stop=Stop.BLOCKED), NO, "blocked"),
-        (episode(stop=Stop.ENV_ERROR), None, "access"),
-        (episode(stop=Stop.INFRA_ERROR), None, "access"),
-        (episode(stop=Stop.TIMEOUT), None, "access"),
         (replace(episode(stop=Stop.SITE_ERROR), turns=()), None, "access"),
         (episode(answer="The site shows a CAPTCHA."), NO, "access"),
         (episode(turn("Here is Cloudflare."), stop=Stop.MAX_STEPS), None, "access"),
@@ -119,7 +116,10 @@ def test_why_an_episode_failed(trajectory, verdict, category):
 
 @pytest.mark.parametrize("stop", Stop)
 def test_every_failure_has_a_category(stop):
-    assert (category_of(episode(stop=stop)) is None) is (stop is Stop.CANCELLED)
+    category = category_of(episode(stop=stop))
+    assert (category is None) is (stop is Stop.CANCELLED)
+    others = (Stop.BLOCKED, Stop.JUDGE_ERROR, Stop.CANCELLED)
+    assert (category == "access") is (not stop.is_agent_fault and stop not in others)
 
 
 def test_categories_are_counted_beside_the_papers():

@@ -15,42 +15,28 @@ from examples.agent_reward_bench.read import read_bench, write_run
 from minirl.config import JudgeConfig
 from minirl.console import CONSOLE
 from minirl.judges.distill import score_judge
-from minirl.judges.labels import RunsImages, read_examples
+from minirl.judges.labels import HELD_OUT
 from minirl.judges.rubrics import Question
 from minirl.judges.settings import tiny_judge
-from minirl.types import Stop, Trajectory
+from minirl.run_folder import Run
+from minirl.types import Stop
 
 pytestmark = pytest.mark.more
-FIELDS = ("action", "url", "screenshot_path", "reasoning", "last_action_error")
+PLACE = {"url": "http://shop.test/x"}
 STEPS = [
-    {field: value for field, value in zip(FIELDS, values, strict=True) if value != "missing"}
-    for values in (
-        ("click('a51')", "http://shop.test/", "shots/0.png", "so", "missing"),
-        ("fill('b2', 'red (mugs), 2')", "http://shop.test/search", "shots/1.png", "missing",
-         "TimeoutError: a51 is not visible"),
-        ('send_msg_to_user("Two mugs.")', "http://shop.test/x", "shots/2.png", "missing", "missing"),
-        (None, "http://shop.test/x", "shots/3.png", "missing", ""),
-    )
-]  # fmt: skip
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Path:
-    """Four rows on two episodes; one of them unlabelled."""
-    (tmp_path / "annotations.csv").write_text(
-        "annotator,benchmark,model_name,task_id,trajectory_success,comment\n"
-        'x,webarena,Agent-1,webarena.17,Successful,"fine, really"\n'
-        "y,webarena,Agent-1,webarena.17,Unsuccessful,\n"
-        "x,webarena,Agent-2,webarena.17,unsuccessful ,\n"
-        "x,webarena,Agent-2,webarena.18,Unsure,\n"
-    )
-    (tmp_path / "shots").mkdir()
-    for n in range(4):
-        (tmp_path / "shots" / f"{n}.png").write_bytes(b"shot %d" % n)
-    for model in ("Agent-1", "Agent-2"):
-        steps = STEPS if model == "Agent-1" else STEPS[:2]
-        write(tmp_path, model, {"goal": "Order 2 red mugs", "steps": steps})
-    return tmp_path
+    {
+        "action": "click('a51')",
+        "url": "http://shop.test/",
+        "screenshot_path": "shots/0.png",
+        "reasoning": "so",
+    },
+    PLACE
+    | {"action": "fill('b2', 'red (mugs), 2')", "screenshot_path": "shots/1.png"}
+    | {"last_action_error": "TimeoutError: a51 is not visible"},
+    PLACE | {"action": 'send_msg_to_user("Two mugs.")', "screenshot_path": "shots/2.png"},
+    PLACE | {"action": None, "screenshot_path": "shots/3.png", "last_action_error": ""},
+]
+HEAD = "benchmark,model_name,task_id,trajectory_success"
 
 
 def write(folder: Path, model: str, record: object, task: str = "webarena.17") -> None:
@@ -59,22 +45,31 @@ def write(folder: Path, model: str, record: object, task: str = "webarena.17") -
     path.write_text(json.dumps(record))
 
 
-def read(folder: Path) -> list[tuple[Trajectory, bool]]:
-    """The episodes, with screenshots that are named by their paths."""
-    return read_bench(folder, store=str)
+@pytest.fixture
+def bench(tmp_path: Path) -> Path:
+    """Four rows on two episodes; one of them unlabelled."""
+    rows = (
+        'x,webarena,Agent-1,webarena.17,Successful,"fine, really"',
+        "y,webarena,Agent-1,webarena.17,Unsuccessful,",
+    )
+    rows += ("x,webarena,Agent-2,webarena.17,unsuccessful ,", "x,webarena,Agent-2,webarena.18,Unsure,")
+    (tmp_path / "annotations.csv").write_text("\n".join((f"annotator,{HEAD},comment", *rows, "")))
+    (tmp_path / "shots").mkdir()
+    for n in range(4):
+        (tmp_path / "shots" / f"{n}.png").write_bytes(b"shot %d" % n)
+    write(tmp_path, "Agent-1", {"goal": "Order 2 red mugs", "steps": STEPS})
+    write(tmp_path, "Agent-2", {"goal": "Order 2 red mugs", "steps": STEPS[:2]})
+    return tmp_path
 
 
 def test_episodes_with_peoples_labels(bench):
-    (good, yes), (bad, no) = read(bench)
-    assert (yes, no) == (True, False), "the first label counts, and unsure ones leave"
+    good, bad = read_bench(bench, str)
+    verdicts = good.verdict.success, bad.verdict.success
+    assert verdicts == (True, False), "the first label counts, and unsure ones leave"
     assert (good.task.id, good.task.instruction) == ("webarena.17", "Order 2 red mugs")
     assert good.task.meta == {"benchmark": "webarena", "site": "shop.test"}
     calls = [(turn.parsed.calls[0].name, turn.parsed.calls[0].arguments["text"]) for turn in good.turns]
-    assert calls == [
-        ("click", "a51"),
-        ("fill", "b2', 'red (mugs), 2"),
-        ("send_msg_to_user", "Two mugs."),
-    ]
+    assert calls == [("click", "a51"), ("fill", "b2', 'red (mugs), 2"), ("send_msg_to_user", "Two mugs.")]
     assert [turn.feedback for turn in good.turns] == [("TimeoutError: a51 is not visible",), (), ()]
     assert (good.stop, good.answer, good.final_image) == (Stop.DONE, "Two mugs.", "shots/3.png")
     assert (bad.stop, bad.answer, len(bad.turns)) == (Stop.MAX_STEPS, "", 2)
@@ -82,32 +77,26 @@ def test_episodes_with_peoples_labels(bench):
     assert bad.final_image == "", "what was there before the last action is not what it led to"
 
 
-def test_judgments_beside_the_episodes_are_no_episodes(bench):
+def test_judgments_are_no_episodes_and_workarenas_second_level_is_a_benchmark_of_its_own(bench):
     place = bench / "trajectories" / "judgments" / "webarena" / "Agent-1" / "functional" / "webarena.17.json"
     place.parent.mkdir(parents=True)
     place.write_text("{}")
-    assert len(read(bench)) == 2
-    (bench / "trajectories" / "cleaned").rename(bench / "trajectories" / "mine")
-    with pytest.raises(ValueError, match="has 2 files webarena.17.json of Agent-., not one"):
-        read(bench)
-
-
-def test_workarenas_second_level_is_a_benchmark_of_its_own(bench):
-    rows = "benchmark,model_name,task_id,trajectory_success\n"
-    for task in ("workarena.servicenow.filter-list", "workarena.servicenow.onboard-user-L2"):
-        rows += f"workarena,Agent-1,{task},Successful\n"
+    assert len(read_bench(bench, str)) == 2
+    tasks = ("workarena.servicenow.filter-list", "workarena.servicenow.onboard-user-L2")
+    for task in tasks:
         write(bench, "Agent-1", {"goal": "x", "steps": STEPS}, task)
-    (bench / "annotations.csv").write_text(rows)
-    names = [trajectory.task.meta["benchmark"] for trajectory, _ in read(bench)]
+    rows = [f"workarena,Agent-1,{task},Successful" for task in tasks]
+    (bench / "annotations.csv").write_text("\n".join((HEAD, *rows)))
+    names = [trajectory.task.meta["benchmark"] for trajectory in read_bench(bench, str)]
     assert names == ["workarena", "workarena++"]
 
 
 def test_the_run_folder_can_be_judged(bench, tmp_path):
-    root = tmp_path / "run"
-    assert write_run(bench, root) == 2
-    good, bad = read_examples(root / "heldout.jsonl")
-    assert (good.label.verdict, bad.label.verdict, good.label.source) == (True, False, "people")
-    parts = Question().messages(good.trajectory, RunsImages([root]))[1][1]
+    assert write_run(bench, tmp_path / "run") == 2
+    run = Run(tmp_path / "run")
+    good, bad = run.load_trajectories(HELD_OUT)
+    assert (good.verdict.success, bad.verdict.success) == (True, False)
+    parts = Question().messages(good, run.images)[1][1]
     assert [p for p in parts if isinstance(p, bytes)] == [b"shot 1", b"shot 2", b"shot 3"]
     assert '> Step 1: click({"text": "a51"}) -> TimeoutError: a51 is not visible' in parts[0]
 
@@ -119,34 +108,31 @@ def test_screenshots_outside_of_the_folder_are_refused(bench, tmp_path, shot):
         write_run(bench, tmp_path / "run")
 
 
-@pytest.mark.parametrize("record", [[], {"goal": "x"}, {"steps": []}, {"goal": "x", "steps": [7]}])
-def test_a_file_of_another_form_is_named(bench, record):
-    write(bench, "Agent-2", record)
-    with pytest.raises(ValueError, match="Agent-2/webarena.17.json is no episode of AgentRewardBench"):
-        read(bench)
-
-
-def test_missing_files_and_columns_are_named(bench, tmp_path):
+def test_what_is_malformed_or_missing_is_named(bench, tmp_path):
+    for record in ([], {"goal": "x"}, {"steps": []}, {"goal": "x", "steps": [7]}):
+        write(bench, "Agent-2", record)
+        with pytest.raises(ValueError, match="Agent-2/webarena.17.json is no episode of AgentRewardBench"):
+            read_bench(bench, str)
     with pytest.raises(ValueError, match="annotations.csv can't be read"):
-        read(tmp_path / "elsewhere")
+        read_bench(tmp_path / "elsewhere", str)
     table = bench / "annotations.csv"
     rows = table.read_text()
     table.write_text(rows.replace("task_id", "task"))
     with pytest.raises(ValueError, match="annotations.csv can't be read: 'task_id'"):
-        read(bench)
-    table.write_text(rows + "x,webarena,Agent-3,webarena.17,Successful,\n")
+        read_bench(bench, str)
+    table.write_text(f"{HEAD}\nwebarena,Agent-3,webarena.17,Successful\n")
     with pytest.raises(ValueError, match="has 0 files webarena.17.json of Agent-3, not one"):
-        read(bench)
+        read_bench(bench, str)
 
 
 async def test_a_served_judge_is_scored(tmp_path, ranks):
     """Four episodes of which three succeed; the judge lets all of them pass but the one without an answer."""
     bench = tmp_path / "bench"
-    lines = ["benchmark,model_name,task_id,trajectory_success"]
+    lines = [HEAD]
     for n, truth in enumerate(["Successful", "Unsuccessful", "Successful", "Successful"]):
         lines.append(f"webarena,Agent,{n},{truth}")
         step = {"action": f"send_msg_to_user('answer {n}')", "screenshot_path": "shot.png"}
-        write(bench, "Agent", {"goal": "Count", "steps": [step | {"url": "http://shop.test/"}]}, str(n))
+        write(bench, "Agent", {"goal": "Count", "steps": [PLACE | step]}, str(n))
     (bench / "annotations.csv").write_text("\n".join(lines))
     (bench / "shot.png").write_bytes(shopping.picture(1))
     write_run(bench, tmp_path / "judge")

@@ -52,9 +52,3 @@ def words_of(messages: Sequence[Message]) -> str:
 def pictures_of(messages: Sequence[Message]) -> list[str]:
     """The names of the screenshots, in order."""
     return [part.decode().removeprefix("PNG of ") for part in messages[1][1] if isinstance(part, bytes)]
-
-
-def labels_of(messages: Sequence[Message]) -> list[str]:
-    """What stands over the screenshots."""
-    parts = messages[1][1]
-    return [parts[i - 1].strip() for i, part in enumerate(parts) if isinstance(part, bytes)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,7 +50,14 @@ async def test_a_served_judge_is_asked_with_screenshots(tmp_path):
     (request,) = server.requests
     system, user = request["messages"]
     assert system == {"role": "system", "content": [{"type": "text", "text": "Be strict."}]}
-    assert [part["type"] for part in user["content"]] == ["text"] * 2 + ["image_url", "text"] * 2
+    assert [part["type"] for part in user["content"]] == [
+        "text",
+        "text",
+        "image_url",
+        "text",
+        "image_url",
+        "text",
+    ]
     assert user["content"][2]["image_url"]["url"] == "data:image/png;base64,UE5HIG9mIGE="
     assert request["seed"] == 42 and request["max_tokens"] == 1024 and "temperature" not in request
 
@@ -64,20 +70,15 @@ BEHAVIOUR: dict[str, tuple[list[Act], float | None]] = {
     "failure": ([say("One mug.\nNOT SUCCESS")], 0.0),
     "success after a quoted failure": ([say("It seemed NOT SUCCESS.\nSUCCESS")], 1.0),
     "busy, then success": ([status(429), say("SUCCESS")], 1.0),
-    "broken, then failure": ([status(500), say("NOT SUCCESS")], 0.0),
-    "cut off, then success": ([cut_off, say("SUCCESS")], 1.0),
     "slow, then failure": ([slow(1.0), say("NOT SUCCESS")], 0.0),
     "busy": ([status(429)], None),
     "broken": ([status(500)], None),
-    "no entry": ([status(401)], None),
     "slow": ([slow(1.0)], None),
     "drips": ([drip], None),
     "breaks off": ([cut_off], None),
     "refuses": ([refuse], None),
     "filtered": ([say("SUCCESS", finish="content_filter")], None),
     "malformed": ([body(b"<html>SUCCESS</html>")], None),
-    "empty": ([body(b"")], None),
-    "no choices": ([body(b'{"choices": []}')], None),
     "no content": ([say("")], None),
     "truncated": ([say("The agent\nSUCCESS", finish="length")], None),
     "still thinking": ([body(EMPTY)], None),
@@ -108,13 +109,6 @@ async def test_a_screenshot_that_is_gone_is_no_verdict(error):
     assert said == Verdict(None, "", str(error)) and not server.requests
 
 
-YES = {
-    "trace": "So.\nSUCCESS",
-    "webvoyager": "SUCCESS",
-    "agenttrek": "Thoughts: so.\nStatus: success",
-    "deepshop": json.dumps({"thought": "So.", "verdict": "SUCCESS"}),
-}
-NO = {key: text.replace("SUCCESS", "NOT SUCCESS").replace("success", "failure") for key, text in YES.items()}
 OFFICIAL = [p for p in protocols.PROTOCOLS if p.name.endswith("-official") and p.judge.input != "rules"]
 each_protocol = pytest.mark.parametrize("protocol", OFFICIAL, ids=lambda p: p.name)
 SHOTS = dict.fromkeys(("webvoyager", "deepshop"), ["b", "c", "last"]) | {"agenttrek": ["last"], "trace": []}
@@ -133,8 +127,8 @@ async def judged_by(protocol, acts, ranks, trajectory: Trajectory = CLICKS):
 @each_protocol
 async def test_a_protocols_judge_is_asked_and_read(protocol, ranks):
     own = protocol.judge
-    for texts, success in ((YES, True), (NO, False)):
-        said, (request,) = await judged_by(protocol, [say(texts[own.input])], ranks)
+    for text, success in (("So.\nSUCCESS", True), ("So.\nNOT SUCCESS", False)):
+        said, (request,) = await judged_by(protocol, [say(text)], ranks)
         assert said.success is success and not said.error
         assert apply_reward_gates(replace(CLICKS, verdict=said)).reward == float(success)
     limit = "max_completion_tokens" if own.model == "o4-mini" else "max_tokens"
@@ -156,7 +150,7 @@ async def test_a_protocols_judge_is_asked_and_read(protocol, ranks):
 async def test_done_without_an_answer_fails_unasked_where_released_code_says_so(protocol, ranks, answer):
     """The server would say yes. AgentTrek's judge goes by the steps and is asked, and so is the trace's.
     Where the agent did not end the episode itself, all are asked."""
-    silent, yes = replace(CLICKS, answer=answer), [say(YES[protocol.judge.input])]
+    silent, yes = replace(CLICKS, answer=answer), [say("SUCCESS")]
     said, requests = await judged_by(protocol, yes, ranks, silent)
     asked = protocol.judge.input in ("agenttrek", "trace")
     assert (said.success, len(requests)) == (asked, int(asked)) and not said.error
@@ -167,18 +161,6 @@ async def test_done_without_an_answer_fails_unasked_where_released_code_says_so(
     assert asked or "without an answer" in said.rationale
     said, requests = await judged_by(protocol, yes, ranks, replace(silent, stop=Stop.MAX_STEPS))
     assert (said.success, len(requests)) == (True, 1)
-
-
-@each_protocol
-async def test_what_is_no_verdict_masks_the_episode(protocol, ranks):
-    yes = YES[protocol.judge.input]
-    other = YES["agenttrek"] if protocol.judge.input != "agenttrek" else YES["deepshop"]
-    for act in (say("It is hard to say."), say(other), say(yes, finish="length"), say(""), status(500)):
-        said, _ = await judged_by(protocol, [act], ranks)
-        assert said.success is None and said.error
-        assert apply_reward_gates(replace(CLICKS, verdict=said)).stop is Stop.JUDGE_ERROR
-    said, requests = await judged_by(protocol, [status(429), say(yes)], ranks)
-    assert said.success is True and len(requests) == 2
 
 
 async def test_without_a_judge_and_under_rules_there_is_nothing_to_say(ranks):
@@ -296,18 +278,16 @@ async def test_a_real_model_is_asked(local):
 async def test_a_judge_of_our_own_judges_as_the_protocol_says(protocol, local, pictures):
     own = protocol.judge
     judge = local(input=own.input)
-    said = await scripted(judge, f"Hm.\n</think>\n\n{YES[own.input]}<|im_end|>")(CLICKS)
+    said = await scripted(judge, "Hm.\n</think>\n\nSUCCESS<|im_end|>")(CLICKS)
     assert said.success is True, said
     (request,) = judge.sampler.requests
     assert list(request.prompt.images) == [pictures[name] for name in SHOTS[own.input]]
     assert request.sampling.temperature == 0
-    assert "can't be used" in (await scripted(judge, "Hm.</think>Perhaps<|im_end|>")(CLICKS)).error
+    assert "is no verdict" in (await scripted(judge, "Hm.</think>Perhaps<|im_end|>")(CLICKS)).error
 
 
-async def test_a_picture_that_is_gone_or_torn_is_no_verdict_of_a_local_judge(local, pictures):
+async def test_a_torn_picture_is_no_verdict_of_a_local_judge(local, pictures):
     judge = local()
-    judge.images = Gone(ValueError("screenshot last is not in runs/x"))
-    assert "is not in runs/x" in (await judge(CLICKS)).error
     judge.images = {name: picture[:40] for name, picture in pictures.items()}
     torn = await judge(CLICKS)
     assert torn.success is None and torn.error, "a picture that can't be decoded"

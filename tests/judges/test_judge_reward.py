@@ -83,14 +83,6 @@ async def test_the_judge_rewards_and_the_site_keeps_its_word(rollouts):
     assert (metrics["judge/false_pos"], metrics["judge/false_neg"]) == (0.5, 0)
 
 
-async def test_by_default_a_task_with_a_goal_asks_nobody(rollouts):
-    episodes = (shopping.episode(TASK, 0), shopping.episode(TASK, 1, colour="mauve"))
-    judge, config = Lenient(), replace(tiny(), rollout=replace(tiny().rollout, group=2))
-    out = await rollouts(config, judge, *episodes).group(TASK, 0, 0, 5)
-    assert out == list(episodes) and judge.asked == []
-    assert judge_metrics(out) == {} and "judged_success" not in rollout_metrics(Collected([], 0, out, 1, 0))
-
-
 async def test_a_judge_is_asked_before_a_failure_is_blamed_on_the_site(rollouts):
     """What the agent found before it met a page that keeps visitors out counts; what it did not find is
     nobody's fault, and leaves the group."""
@@ -109,15 +101,20 @@ async def test_a_judge_is_asked_before_a_failure_is_blamed_on_the_site(rollouts)
     assert rollout_metrics(Collected([], 0, [first, second], 1, 0))["stop/blocked"] == 1
 
 
-async def test_evaluations_go_by_the_truth(rollouts):
-    """They run episodes as they are; the control is the same judge in a group, above."""
-    bad = shopping.episode(TASK, 0, colour="mauve")
-    made = rollouts(BY_JUDGE, Lenient(), bad)
-    assert await made.episode(TASK, 0, None, 5) == bad and made.judge.asked == []
+async def test_by_default_and_in_evaluations_a_task_with_a_goal_asks_nobody(rollouts):
+    """The control is the same judge in a group, above, and an open task."""
+    episodes = (shopping.episode(TASK, 0), shopping.episode(TASK, 1, colour="mauve"))
+    judge, config = Lenient(), replace(tiny(), rollout=replace(tiny().rollout, group=2))
+    out = await rollouts(config, judge, *episodes).group(TASK, 0, 0, 5)
+    assert out == list(episodes) and judge.asked == [] and judge_metrics(out) == {}
+    assert "judged_success" not in rollout_metrics(Collected([], 0, out, 1, 0))
+    made = rollouts(BY_JUDGE, judge, *episodes)
+    assert await made.episode(TASK, 1, None, 5) == episodes[1] and judge.asked == []
     open_task = replace(TASK, goal={})
-    made = rollouts(BY_JUDGE, Lenient(), replace(bad, task=open_task))
-    judged = await made.episode(open_task, 0, None, 5)
-    assert made.judge.asked == [0] and judged.success and judged.reward == 1
+    judged = await rollouts(BY_JUDGE, judge, replace(episodes[1], task=open_task)).episode(
+        open_task, 0, None, 5
+    )
+    assert judge.asked == [1] and judged.success and judged.reward == 1
 
 
 async def test_the_gates_of_the_reward_are_not_those_of_an_evaluation(rollouts):
@@ -169,10 +166,9 @@ def test_recipes_of_judges_are_not_those_of_policies():
         (("label", "--nope"), "--nope"),
         (("label",), "no dump of a policy in --runs ; give the folders of runs"),
         (("label", "--runs", "NOWHERE", "--judge.model", "x"), "no dump of a policy in --runs NOWHERE"),
-        (("distil",), "has no labels; make them with judge.py label"),
+        (("distil",), "trajectories/labelled.jsonl does not exist; this run has no dumps"),
         (("distil", "--goals", "0"), "--goals must be above 0"),
-        (("distil", "--stages", "1"), "--stages must be below 1"),
-        (("score",), "is not there: run judge.py distil first"),
+        (("score",), "trajectories/heldout.jsonl does not exist"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(ended, tmp_path, monkeypatch, argv, told):
@@ -185,8 +181,9 @@ def test_labels_are_made_and_unusable_ones_named(ended, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = Run(Path("web"))
     run.save_trajectories("step_00001", [replace(shopping.episode(TASK), stop=Stop.MAX_STEPS)])
-    code, err = ended(script, "label", "--runs", "web")
-    assert code == 2 and "has no labels" in err
+    script.run(["label", "--runs", "web"])
+    code, err = ended(script, "distil")
+    assert code == 2 and "labelled.jsonl does not exist" in err
     run.save_trajectories("step_00001", [shopping.episode(TASK)])
     script.run(["label", "--runs", "web"])
     code, err = ended(script, "distil")

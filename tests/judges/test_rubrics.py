@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import get_args
 
 import pytest
 import shopping
-from episodes import PNGS, TASK, Gone, episode, labels_of, pictures_of, turn, words_of
+from episodes import PNGS, TASK, Gone, episode, pictures_of, turn, words_of
 
 from minirl.benchmarks.protocols import GPT_41
 from minirl.cli.command_line import from_command_line
 from minirl.config import Input, JudgeConfig
-from minirl.judges.parsers import read_verdict
-from minirl.judges.rubrics import HISTORY_CHARS, RUBRICS, TRACE_CHARS, Question
+from minirl.judges.rubrics import RUBRICS, Question
 from minirl.types import Call, Message, Parsed, Task, Trajectory, Turn
 
 JUDGED = tuple(name for name in get_args(Input) if name not in ("rules", "brief"))
@@ -71,28 +69,14 @@ def test_a_judge_sees_what_it_must_and_nothing_else(input):
 
 
 @pytest.mark.parametrize(
-    ("input", "labels"),
-    [
-        ("openwebrl", [f"Screenshot before step {n}:" for n in (2, 3, 4)]),
-        ("webvoyager", [f"Screenshot {n} of 3:" for n in (1, 2, 3)]),
-        ("deepshop", [f"Screenshot {n} of 3:" for n in (1, 2, 3)]),
-        ("agenttrek", ["The final screenshot:"]),
-        ("trace", []),
-    ],
+    ("input", "number"),
+    [("openwebrl", 3), ("webvoyager", 3), ("deepshop", 3), ("agenttrek", 1), ("trace", 0)],
 )
-def test_the_newest_screenshots_are_shown_oldest_first_with_labels(input, labels):
+def test_the_newest_screenshots_are_shown_oldest_first(input, number):
     messages = shown(marked(), input)
-    assert labels_of(messages) == labels
-    assert pictures_of(messages) == [f"shot{n}" for n in (1, 2, 3, 4)][4 - len(labels) :]
-    acted = marked(turns=(step(1, Call("click"), Call("done", {"response": "x"})),))
-    assert pictures_of(shown(acted, "agenttrek")) == ["end"], "what the last click did"
-
-
-def test_a_screenshot_that_did_not_change_takes_one_place():
-    trajectory = episode(turn(image="a"), turn(image="b"), turn(image="b"), turn(image="c"))
-    messages = shown(trajectory)
-    assert pictures_of(messages) == ["b", "c", "last"]
-    assert labels_of(messages)[0] == "Screenshot before step 2, the same before step 3:"
+    assert pictures_of(messages) == [f"shot{n}" for n in (1, 2, 3, 4)][4 - number :]
+    assert ("Screenshot 3 of 3:" in words_of(messages)) is (number == 3)
+    assert not pictures_of(shown(Trajectory(TASK, 0), input)), "there is none"
 
 
 def test_the_final_screenshot_is_shown_if_the_last_step_acted():
@@ -102,15 +86,7 @@ def test_the_final_screenshot_is_shown_if_the_last_step_acted():
     both = replace(plain, turns=(*plain.turns[:1], replace(plain.turns[1], parsed=Parsed("", calls))))
     assert pictures_of(shown(plain)) == ["a", "last"]
     assert pictures_of(shown(both)) == ["a", "last", "end"]
-    assert labels_of(shown(both))[-1] == "Screenshot after the last step:"
-
-
-@pytest.mark.parametrize("input", ["webvoyager", "deepshop", "agenttrek", "trace"])
-def test_that_there_is_no_screenshot_is_said(input):
-    bare = Trajectory(TASK, 0, turns=(turn("done", response="x"),), answer="x")
-    for trajectory in (bare, Trajectory(TASK, 0)):
-        messages = shown(trajectory, input)
-        assert not pictures_of(messages) and "There is no screenshot." in words_of(messages)
+    assert pictures_of(shown(both, "agenttrek")) == ["end"]
 
 
 def test_a_screenshot_that_is_gone_comes_through_and_rules_are_refused():
@@ -190,40 +166,18 @@ def test_what_could_not_be_read_is_a_step_too():
     assert "> Thought 1: (none)\n> Action 1: nothing that could be read as an action\n" in words
 
 
-def test_long_answers_and_calls_are_cut_but_for_a_traces_answer():
+@pytest.mark.parametrize(
+    ("input", "limit"), [("openwebrl", 16_000), ("agenttrek", 60_000), ("trace", 60_000)]
+)
+def test_long_texts_and_histories_lose_their_middle(input, limit):
     assert "final answer:\n(none)\n" in words_of(shown(episode(answer=" \n")))
-    text = words_of(shown(episode(answer="a" * 50_000)))
-    assert len(text) < 12_000 and "characters left out]" in text
-    long = "x" * 3000
-    turns = (step(1, Call("write", {"message": long})), step(2, Call("done", {"response": long})))
-    words = words_of(shown(marked(turns=turns), "trace"))
-    assert f'Action 2: done({{"response": "{long}"}})\n' in words and words.count(long) == 1
-    assert "characters left out]" in words
-
-
-def test_a_long_history_loses_its_middle():
-    steps = [turn("write", feedback=f"write: {n} " + "y" * 500, message="x" * 500) for n in range(1, 101)]
-    text = words_of(shown(episode(*steps)))
-    lines = [line for line in text.splitlines() if line.startswith("> Step ")]
-    assert sum(map(len, lines)) <= HISTORY_CHARS < len(text) + 4000
-    numbers = [int(line.split()[2].rstrip(":")) for line in lines]
-    first = next(n for n, number in enumerate(numbers, 1) if number != n)  # where the gap is
-    assert numbers == [*range(1, first), *range(numbers[first - 1], 102)] and len(numbers) > 10
-    assert first - 1 < len(numbers) / 2, "more of the end than of the beginning"
-    assert f"(Steps {first} to {numbers[first - 1] - 1} are left out.)" in text
-    assert "characters left out]" in lines[0], "and so do long arguments"
-    short = words_of(shown(episode(*[turn() for _ in range(30)])))
-    assert short.count("> Step ") == 31 and "left out" not in short
-
-
-@pytest.mark.parametrize("input", ["agenttrek", "trace"])
-def test_a_long_trace_loses_its_middle(input):
-    turns = [step(n, Call("click"), thought="think " * 1000, report="r" * 900) for n in range(1, 101)]
-    words = words_of(shown(marked(turns=tuple(turns)), input))
-    assert len(words) < TRACE_CHARS + 4000 and "Steps " in words and " are left out.)" in words
-    assert "> Thought 1: " in words and "> Action 100: " in words and "> Action 50: " not in words
+    turns = [step(n, Call("click"), thought="think " * 1000, report="r" * 9000) for n in range(1, 101)]
+    words = words_of(shown(marked(turns=tuple(turns), answer="a" * 50_000), input))
+    assert limit < len(words) < limit + 10_000 and "characters left out]" in words
+    first, last = {"openwebrl": ("Step 1: ", "r\n")}.get(input, ("Thought 1: ", "Action 100: "))
+    assert first in words and last in words and "Action 50: " not in words and "Step 50: " not in words
     short = words_of(shown(marked(30), input))
-    assert short.count("> Action ") == 30 and "left out" not in short
+    assert short.count('"[argument] ') == 29 and "left out" not in short
 
 
 def test_a_brief_question_has_a_line_for_each_step_and_no_calls():
@@ -233,30 +187,18 @@ def test_a_brief_question_has_a_line_for_each_step_and_no_calls():
     assert len(system[1][0]) < 150 and "> 2: click: clicked button" in words
     long = replace(done, turns=(done.turns[0],) * 60)
     words = shown(long, "brief")[1][1][0]
-    assert len(words) < 2300 and "are left out.)" in words, "a long history is cut"
+    assert len(words) < 2300 and "characters left out]" in words, "a long history is cut"
 
 
 @pytest.mark.parametrize("input", JUDGED)
-def test_a_prompt_asks_for_what_its_parser_reads(input):
-    """The form that the prompt names last has a verdict."""
+def test_a_prompt_asks_for_what_the_parser_reads_and_another_prompt_as_well(input):
     (role, (system,)), (user, parts) = shown(marked(), input)
     assert (role, user) == ("system", "user") and "never obey" in system
+    assert system.endswith("SUCCESS\nNOT SUCCESS")
     question = parts[-1].strip()
     assert question.startswith("That is all there is.")
-    form = {"agenttrek": '"Status:"', "deepshop": '"thought"'}.get(input, "SUCCESS or NOT SUCCESS")
-    assert form in question and form.split(" or ")[-1] in system
-    answers = {
-        "agenttrek": "So.\nStatus: failure",
-        "deepshop": json.dumps({"thought": "", "verdict": "NOT SUCCESS"}),
-    }
-    verdict = read_verdict(RUBRICS[input].parser, answers.get(input, "So.\nNOT SUCCESS"))
-    assert verdict.success is False
-
-
-@pytest.mark.parametrize("input", JUDGED)
-def test_another_prompt_replaces_the_rubric_but_not_the_form(input):
-    own, other = shown(marked(), input), shown(marked(), input, prompt="Hm.")
-    assert other[0] == ("system", ("Hm.",)) and other[1] == own[1]
+    assert question.endswith("write SUCCESS or NOT SUCCESS alone on the last line.")
+    assert shown(marked(), input, prompt="Hm.") == (("system", ("Hm.",)), (user, parts))
 
 
 def test_an_input_names_a_rubric():

@@ -7,8 +7,8 @@ from dataclasses import replace
 import shopping
 
 from minirl.judges.labels import target
-from minirl.judges.parsers import parse_last_line, read_verdict
-from minirl.types import Trajectory, Turn
+from minirl.judges.parsers import read_verdict
+from minirl.types import Trajectory, Turn, Verdict
 from minirl.worlds.teacher import world_rationale
 
 TASK = shopping.tasks(1)[0]
@@ -45,5 +45,5 @@ def test_where_there_is_no_state_the_last_report_is_quoted_on_one_line():
         "The task's own check does not hold (no order was found). "
         "The browser reported last: type: SUCCESS failed"
     )
-    answer = target(world_rationale(failed), False)
-    assert read_verdict(parse_last_line, answer).success is False
+    answer = target(Verdict(False, world_rationale(failed)))
+    assert read_verdict(answer).success is False

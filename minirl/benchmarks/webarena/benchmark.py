@@ -14,24 +14,14 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from playwright.async_api import Page
-
+from minirl.benchmarks.fields import read
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.benchmarks.webarena import lookups
 from minirl.benchmarks.webarena.login import log_in
-from minirl.benchmarks.webarena.lookups import NoVerdict
-from minirl.benchmarks.webarena.tasks import (
-    PageTarget,
-    ProgramHtml,
-    StringMatch,
-    UrlMatch,
-    rules_of,
-    sites_from_environment,
-)
+from minirl.benchmarks.webarena.tasks import PageTarget, Rules, sites_from_environment
 from minirl.benchmarks.webarena.text_match import clean, meets, url_matches
 from minirl.browser.access import host_and_port, is_address
 from minirl.samplers.endpoint import Endpoint
@@ -45,56 +35,47 @@ LOOK_SECONDS = 0.25  # between two looks
 class WebArenaBenchmark(JudgedBenchmark):
     judged = False  # by rules; a model may be asked about an answer
     judge: Endpoint | None = None  # the model that decides where the rules can't
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)  # addresses and accounts
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:
         """Return the task's own number: many tasks share an answer, as "2", and some their wording."""
         return {("webarena", task.id)}
 
     def missing(self, task: Task) -> list[str]:
-        return sorted(name for name in self._sites(task) if not self.environ.get(name))
+        return sorted(name for name in _sites(task) if not os.environ.get(name))
 
     def places(self, task: Task) -> set[tuple[str, int]]:
         # the browser's guard opens these, which may be private, and nothing else that tasks name
-        sites = self._sites(task)
-        return {host_and_port(address) for name, address in sites.items() if self.environ.get(name)}
-
-    def _sites(self, task: Task) -> dict[str, str]:
-        """Return the addresses of the sites that a task is on, or that its texts name."""
-        listed = {site.upper() for site in task.meta["sites"]}
-        texts = json.dumps([task.start_url, task.goal, task.meta])
-        sites = sites_from_environment(self.environ)
-        return {name: address for name, address in sites.items() if name in listed or address in texts}
+        return {host_and_port(address) for name, address in _sites(task).items() if os.environ.get(name)}
 
     def needs_judge(self, task: Task) -> bool:
         return '"fuzzy_match"' in json.dumps(task.goal)
 
     async def log_in(self, session: Session, task: Task) -> None:
-        await log_in(session, task, self.environ)
+        await log_in(session, task)
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         """Return the product of all rules, 0 or 1. Raises NoVerdict where a rule can't be checked."""
-        if self.judge is None and self.needs_judge(task):
-            raise ValueError(f"the task {task.id} is for a language model to decide: give a judge endpoint")
-        page = session.page
-        last_url = page.url  # where the agent stopped: the rules for pages open others
-        for kind, rules in rules_of(task.goal).items():
-            match rules:
-                case StringMatch():
+        last_url = session.page.url  # where the agent stopped: the rules for pages open others
+        rules = read(Rules, task.goal)
+        for kind in rules.eval_types:
+            match kind:
+                case "string_match":
                     failure = await self._check_answer(task, rules, answer)
-                case UrlMatch():
-                    met = url_matches(rules.reference_url, last_url, rules.url_note)
-                    failure = "" if met else _mismatch(rules.url_note, rules.reference_url, last_url)
-                case ProgramHtml():
-                    failure = await self._check_pages(task, rules, page)
+                case "url_match":
+                    expected = rules.reference_url or ""
+                    met = url_matches(expected, last_url, rules.url_note)
+                    failure = "" if met else _mismatch(rules.url_note, expected, last_url)
+                case "program_html":
+                    failure = await self._check_pages(task, rules, session)
             if failure:
                 return Score(0.0, {"score": 0.0, "reason": f"{kind}: {failure}"})
         return Score(1.0, {"score": 1.0, "reason": "all rules are met"})
 
-    async def _check_answer(self, task: Task, rules: StringMatch, answer: str) -> str:
+    async def _check_answer(self, task: Task, rules: Rules, answer: str) -> str:
         """Return how the answer fails, "" if it is right."""
+        assert rules.reference_answers
         answer = clean(answer)
-        for approach, expected in rules.reference_answers.approaches:
+        for approach, expected in rules.reference_answers.items():
             met = meets(approach, expected, answer)
             if approach == "fuzzy_match" and expected == "N/A":
                 note = rules.string_note or ""
@@ -105,43 +86,34 @@ class WebArenaBenchmark(JudgedBenchmark):
                 return _mismatch(approach, expected, answer)
         return ""
 
-    async def _check_pages(self, task: Task, rules: ProgramHtml, page: Page) -> str:
+    async def _check_pages(self, task: Task, rules: Rules, session: Session) -> str:
         """Compare what the targets' locators find. Each starts where the one before has left the page.
         Return how the first one fails, "" if none does."""
         for target in rules.program_html:
             url = target.url
             if url.startswith("func:"):
-                url = await lookups.call_helper(target.url, page, self.environ)
-                # it begins where the agent has left the page, which may be anywhere
-                if url is None or not self.is_on_sites(task, url):
-                    return f"{target.url} found no page on the task's sites"
+                url = await lookups.call_helper(url, session)
+                # it begins where the agent has left the page, which may be none of a site's
+                if url is None or not is_address(url):
+                    return f"{target.url} found no page"
             if url != "last":
-                if not self.is_on_sites(task, url):
-                    fix = "mend it, or set their variables"
-                    raise NoVerdict(f"{url} is on none of the task's sites: {fix}")
-                await lookups.open_page(page, url)
-            failure = await self._check_target(task, target, page)
+                await session.start(url)
+            failure = await self._check_target(task, target, session)
             if failure:
                 return failure
         return ""
 
-    def is_on_sites(self, task: Task, url: str) -> bool:
-        """Return whether rules may open an address: no file, and no server but the task's sites."""
-        # a browser takes a backslash for /, where urlsplit sees no end of the host
-        return is_address(url) and "\\" not in url and host_and_port(url) in self.places(task)
-
-    async def _check_target(self, task: Task, target: PageTarget, page: Page) -> str:
-        """Look until the page shows what is expected, or has had its time. The shop's server needs none."""
-        approach, expected = target.required_contents.approaches[0]
-        is_server = target.locator.startswith("func:shopping")
-        ends = time.monotonic() + (0.0 if is_server else LATE_SECONDS)
+    async def _check_target(self, task: Task, target: PageTarget, session: Session) -> str:
+        """Look until the page shows what is expected, or has had its time."""
+        approach, expected = next(iter(target.required_contents.items()))
+        ends = time.monotonic() + LATE_SECONDS
         for script in target.prep_actions:
-            await lookups.run_script(page, script)
+            await lookups.run_script(session, script)
         while True:
             if target.locator.startswith("func:"):
-                text = await lookups.call_helper(target.locator, page, self.environ)
+                text = await lookups.call_helper(target.locator, session)
             else:
-                text = await lookups.run_script(page, target.locator)
+                text = await lookups.run_script(session, target.locator)
             met = text is not None and meets(approach, expected, text)
             if met or time.monotonic() >= ends:
                 break
@@ -151,8 +123,16 @@ class WebArenaBenchmark(JudgedBenchmark):
             met = await lookups.llm_fuzzy_match(
                 self.judge, question, expected, text or "", lookups.PAGE_CHARS
             )
-        place = f"{approach} of {target.locator or 'the page'} at {page.url}"
+        place = f"{approach} of {target.locator or 'the page'} at {session.page.url}"
         return "" if met else _mismatch(place, expected, text)
+
+
+def _sites(task: Task) -> dict[str, str]:
+    """Return the addresses of the sites that a task is on, or that its texts name."""
+    listed = {site.upper() for site in task.meta["sites"]}
+    texts = json.dumps([task.start_url, task.goal, task.meta])
+    sites = sites_from_environment()
+    return {name: address for name, address in sites.items() if name in listed or address in texts}
 
 
 def _mismatch(rule: str | None, expected: Any, text: str | None) -> str:

@@ -4,6 +4,7 @@ WebAgent-R1, section 4.1. Deviation: each episode has its own login, of all its 
 """
 
 import asyncio
+import os
 import re
 import time
 import tomllib
@@ -13,7 +14,7 @@ from typing import Any
 
 from minirl.benchmarks.webarena.tasks import sites_from_environment
 from minirl.browser.session import FIRST_PAGE_SECONDS
-from minirl.types import BrowserFault, Session, Stop, Task, ToolFailure
+from minirl.types import Session, Task, ToolFailure
 
 ANSWER_SECONDS = 30.0  # for a server to answer one request
 RESET_SECONDS = 600.0  # for all sites to be made anew
@@ -23,32 +24,27 @@ Login = Mapping[str, str]  # how to log in to a site, and the account; sites.tom
 LOGINS: dict[str, Login] = tomllib.loads(FOLDER.joinpath("sites.toml").read_text())
 
 
-def login_to(name: str, environ: Mapping[str, str]) -> Login:
+def login_to(name: str) -> Login:
     """Return how to log in to a site, with the benchmark's account or GITLAB_USER, GITLAB_PASSWORD..."""
     login = dict(LOGINS[name])
     for key in ("user", "password"):
-        login[key] = environ.get(f"{name}_{key}".upper(), login[key])
+        login[key] = os.environ.get(f"{name}_{key}".upper(), login[key])
     return login
 
 
-async def log_in(session: Session, task: Task, environ: Mapping[str, str]) -> None:
-    """Log in to a task's sites by their forms, and open its page anew. BrowserFault if a site still asks for
+async def log_in(session: Session, task: Task) -> None:
+    """Log in to a task's sites by their forms, and open its page anew. ToolFailure if a site still asks for
     a login."""
     names = login_sites(task)
     if not names:
         return
-    sites = sites_from_environment(environ)
     for name in names:
-        login = login_to(name, environ)
-        address = sites[name.upper()]
-        try:
-            await fill_in(session, address, login)
-            await session.goto(address + login["inside"])
-            if await session.do(session.page.locator(login["user_field"]).count()):
-                raise ToolFailure("the site still asks who it is")
-        except ToolFailure as failure:
-            problem = f"the login to {name} at {address} failed: {failure}"
-            raise BrowserFault(Stop.SITE_ERROR, problem) from None
+        login = login_to(name)
+        address = sites_from_environment()[name.upper()]
+        await fill_in(session, address, login)
+        await session.goto(address + login["inside"])
+        if await session.do(session.page.locator(login["user_field"]).count()):
+            raise ToolFailure(f"the login to {name} failed: {address} still asks who it is")
     await session.goto(task.start_url)
     # the agent should not go back to the login
     cdp = await session.do(session.context.new_cdp_session(session.page))
@@ -93,10 +89,8 @@ async def reset(address: str) -> None:
         status, body = await fetch(f"{address}/status")  # it may be busy
         if status == 200 and re.search(r"(?<!not )\bready\b", body, re.IGNORECASE):
             return
-    problem = (
-        f"the sites at {address} were not ready {RESET_SECONDS:g} s after their reset (last {body[:80]!r})"
-    )
-    raise TimeoutError(f"{problem}: look at the server's log, or wait longer")
+    problem = f"the sites at {address} were not ready {RESET_SECONDS:g} s after their reset"
+    raise TimeoutError(f"{problem} ({body[:80]!r})")
 
 
 async def fetch(url: str, data: Any = None, **headers: str) -> tuple[int, str]:

@@ -7,32 +7,24 @@ and a model reads data behind a fence. WebAgent-R1, section 4.1. Deviations:
 2. Of the model's replies "not correct" is a no, and one that is no verdict gives no score.
 """
 
-import asyncio
-import contextlib
 import json
 import re
 from collections.abc import Awaitable, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from playwright.async_api import Error as PlaywrightError
-from playwright.async_api import Page
-
-from minirl.benchmarks.webarena.locators import post_address, read_helper
 from minirl.benchmarks.webarena.login import FOLDER, fetch, login_to
 from minirl.benchmarks.webarena.tasks import sites_from_environment
 from minirl.samplers.endpoint import Endpoint, EndpointError
-from minirl.types import BrowserFault, Stop
+from minirl.types import BrowserFault, PageHangs, Session, Stop, ToolFailure
 
-OPEN_SECONDS = 60.0  # for a page to open
-REST_SECONDS = 3.0  # at most, for its network to come to rest after that
-CALL_SECONDS = 10.0  # for a page to answer a question
 ANSWER_CHARS = 6000  # of an answer, that the model reads
 PAGE_CHARS = 300_000  # of a page that is read whole: what a cart holds stands behind a long head
 JUDGE_TOKENS = 768
 MEMBER_ROLE = FOLDER.joinpath("member_role.js").read_text()
 FUZZY_MATCH = FOLDER.joinpath("fuzzy_match.md").read_text()
 UA_MATCH = FOLDER.joinpath("ua_match.md").read_text()
+HELPER = re.compile(r"""func:(\w+)\((?:__page__,\s*)?(?:'([^']*)'|"([^"]*)")?\)""")
 NEWEST_ORDER = {
     "searchCriteria[sortOrders][0][field]": "created_at",
     "searchCriteria[pageSize]": "1",
@@ -45,75 +37,67 @@ class NoVerdict(BrowserFault):
         super().__init__(Stop.JUDGE_ERROR, reason)
 
 
-async def open_page(page: Page, url: str) -> None:
-    """Open an address and wait until it rests. NoVerdict if it does not open."""
-    for _ in range(2):
-        try:
-            await page.goto(url, wait_until="load", timeout=1000 * OPEN_SECONDS)
-            break
-        except PlaywrightError as error:
-            reason = error.message.splitlines()[0]
-            if "interrupted by another navigation" not in reason:
-                raise NoVerdict(f"{url} did not open: {reason}") from None
-            # the page has come and sends its visitors on; otherwise it is the error page of where the agent
-            # was before, and the address is asked for again
-            if "chrome-error:" not in reason:
-                break
-    else:
-        raise NoVerdict(f"{url} did not open")
-    with contextlib.suppress(PlaywrightError):  # some pages never rest
-        await page.wait_for_load_state("networkidle", timeout=1000 * REST_SECONDS)
-
-
-async def run_script(page: Page, script: str) -> str | None:
+async def run_script(session: Session, script: str) -> str | None:
     """Return a locator's value, "" where it fails, None if it finds nothing; the page's HTML for ""."""
-    value = await _ask_page(page.evaluate(f"() => {script}") if script.strip() else page.content())
+    page = session.page
+    return await _ask_page(session, page.evaluate(f"() => {script}") if script.strip() else page.content())
+
+
+async def _ask_page(session: Session, work: Awaitable[Any]) -> str | None:
+    try:
+        value = await session.do(work)
+    except PageHangs:
+        raise NoVerdict("the page does not answer") from None
+    except ToolFailure:
+        return ""  # it is not the page that was meant
     return None if value is None else str(value)
 
 
-async def _ask_page(work: Awaitable[Any]) -> Any:
-    try:
-        async with asyncio.timeout(CALL_SECONDS):
-            return await work
-    except TimeoutError:
-        raise NoVerdict("the page does not answer") from None
-    except PlaywrightError as error:
-        reason = error.message.splitlines()[0]
-        if "crashed" in reason or "closed" in reason:
-            raise NoVerdict(f"the page is gone: {reason}") from None
-        return ""  # it is not the page that was meant
-
-
-async def call_helper(call: str, page: Page, environ: Mapping[str, str]) -> str | None:
+async def call_helper(call: str, session: Session) -> str | None:
     """Return what one of the five helper functions finds; None if there is no order."""
-    name, argument = read_helper(call)
-    if name == "reddit_get_post_url":
-        return post_address(argument.replace("__last_url__", page.url))
-    if name == "gitlab_get_project_memeber_role":
-        return str(await _ask_page(page.evaluate(MEMBER_ROLE, argument)))
-    shop = sites_from_environment(environ)["SHOPPING"]
-    if name == "shopping_get_latest_order_url":
-        return await newest_order_url(shop, environ)
-    reviews = await ask_shop(shop, f"products/{quote(argument, safe='')}/reviews", environ)
-    if not reviews:
-        return ""
-    if name == "shopping_get_sku_latest_review_author":
-        return str(reviews[-1]["nickname"])
-    return str(reviews[-1]["ratings"][0]["percent"])
+    match = HELPER.fullmatch(call)
+    if match is None:
+        raise NoVerdict(f"{call} is no call of a helper, like func:name('text')")
+    name, argument = match[1], match[2] or match[3] or ""
+    match name:
+        case "reddit_get_post_url":
+            return post_address(argument.replace("__last_url__", session.page.url))
+        case "gitlab_get_project_memeber_role":
+            return await _ask_page(session, session.page.evaluate(MEMBER_ROLE, argument))
+        case "shopping_get_latest_order_url":
+            return await newest_order_url()
+        case "shopping_get_sku_latest_review_author" | "shopping_get_sku_latest_review_rating":
+            reviews = await ask_shop(f"products/{quote(argument, safe='')}/reviews")
+            if not reviews:
+                return ""
+            newest = reviews[-1]
+            return str(newest["nickname"] if name.endswith("author") else newest["ratings"][0]["percent"])
+    raise NoVerdict(f"there is no helper {name}")
 
 
-async def newest_order_url(shop: str, environ: Mapping[str, str]) -> str | None:
+def post_address(url: str) -> str:
+    """Return the address of a forum's post from that of anything beneath it, others unchanged.
+
+    >>> post_address("http://reddit.test/f/books/59421/a-title?sort=new")
+    'http://reddit.test/f/books/59421/'
+    """
+    match = re.match(r"(\w+://[^/?#]*/f/[^/?#]*/[^/?#]*)", url)
+    return f"{match[1]}/" if match else url
+
+
+async def newest_order_url() -> str | None:
     """Return the address of the newest order, None if there is none."""
-    orders = await ask_shop(shop, f"orders?{urlencode(NEWEST_ORDER)}", environ)
+    orders = await ask_shop(f"orders?{urlencode(NEWEST_ORDER)}")
     if not orders["items"]:
         return None
     number = int(orders["items"][0]["increment_id"])  # without the zeros in front
-    return f"{shop}/sales/order/view/order_id/{number}/"
+    return f"{sites_from_environment()['SHOPPING']}/sales/order/view/order_id/{number}/"
 
 
-async def ask_shop(shop: str, question: str, environ: Mapping[str, str]) -> Any:
+async def ask_shop(question: str) -> Any:
     """Return what the shop's server answers its administrator."""
-    admin = login_to("shopping_admin", environ)
+    shop = sites_from_environment()["SHOPPING"]
+    admin = login_to("shopping_admin")
     login = {"username": admin["user"], "password": admin["password"]}
     token = await fetch_json(f"{shop}/rest/default/V1/integration/admin/token", login)
     return await fetch_json(f"{shop}/rest/V1/{question}", Authorization=f"Bearer {token}")
@@ -127,10 +111,15 @@ async def fetch_json(url: str, data: Any = None, **headers: str) -> Any:
 
 
 async def llm_fuzzy_match(
-    judge: Endpoint | None, question: str, references: list[str], answer: str, max_chars: int = ANSWER_CHARS
+    judge: Endpoint | None,
+    question: str,
+    references: str | list[str],
+    answer: str,
+    max_chars: int = ANSWER_CHARS,
 ) -> bool:
     """Return whether an answer says the same as the references."""
-    data = {"question": question, "reference": ", ".join(references), "answer": answer[:max_chars]}
+    reference = references if isinstance(references, str) else ", ".join(references)
+    data = {"question": question, "reference": reference, "answer": answer[:max_chars]}
     return await _ask_judge(judge, FUZZY_MATCH, data, "correct", r"partially|incorrect|not correct")
 
 
@@ -144,7 +133,7 @@ async def llm_ua_match(judge: Endpoint | None, question: str, reason: str, repor
 
 async def _ask_judge(judge: Endpoint | None, prompt: str, data: Mapping[str, str], yes: str, no: str) -> bool:
     """Return False if the model's reply has the pattern `no`, True if it has the word `yes`."""
-    assert judge is not None, "benchmark.py refuses such tasks"
+    assert judge is not None, "task_sets.py refuses such tasks"
     # JSON breaks no line within a string, so no answer can end the fence
     fenced = json.dumps(data, indent=1, ensure_ascii=False)
     # no request can carry half a surrogate pair

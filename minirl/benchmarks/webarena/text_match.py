@@ -59,8 +59,9 @@ def includes(expected: str, text: str) -> bool:
 def meets(approach: str, expected: Any, text: str) -> bool:
     """Return True if a text is as expected; under fuzzy_match, if it is anything for a model to read."""
     if approach == "must_include":
-        return all(includes(each, text) for each in expected)
-    if isinstance(expected, str):
+        phrases = [expected] if isinstance(expected, str) else expected
+        return all(includes(phrase, text) for phrase in phrases)
+    if approach == "exact_match" or expected == "N/A":
         return clean(expected) == clean(text)
     return bool(text.strip())
 
