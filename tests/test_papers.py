@@ -2,9 +2,9 @@
 
 docs/papers.toml has the papers' tables of contents. A reference belongs to the paper named last before it in
 the same docstring, comment or paragraph; where none is named there, to that of the heading above it; where no
-heading names one, to the paper that the file names first. What a table of contents can't tell is a part that
-exists and is another: "OpenWebRL, section 4" for its 5 or "WebAgent-R1, section 3" for its 2.3 would pass here,
-and were read by eye. Parts that nothing here is about, related work for example, are refused.
+heading names one, to the paper that the file names first. Parts that nothing here is about, related work for
+example, are refused. What a table of contents can't tell is a part that exists and is another: "OpenWebRL,
+section 4" for its 5, or "WebAgent-R1, section 3" for its 2.3, would pass here, and were read by eye.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ REFERENCE = re.compile(r"\b(section|appendi|table|figure)(?:s|x|ces)?\s+(?=(?:\d
 NAME = re.compile("|".join(map(re.escape, [*PAPERS, *OTHERS])))
 NUMBER = re.compile(r"(?:[A-H](?:\.\d)*|\d+(?:\.\d+)*)(?![\w%])")  # 4, 4.3, A.1.4
 PANEL = re.compile(r"(\d+)[a-d]\b(?:,? [a-d]\b)*")  # figure 3c
-NEXT = re.compile(r"(?:\s+\([^()]*\))?(?:,\s+and\s+|\s+and\s+|\s+to\s+|,\s+)(?=[\dA-H])")  # ", 3", " (as is) and B"
+NEXT = re.compile(
+    r"(?:\s+\([^()]*\))?(?:,\s+and\s+|\s+and\s+|\s+to\s+|,\s+)(?=[\dA-H])"
+)  # ", 3", " (as is) and B"
 SKIPPED = {"CHANGELOG.md", "docs/papers.toml"}
 
-Block = tuple[str, str]  # a docstring, comment or paragraph, and the paper that stands for it if it names none
+Block = tuple[str, str]  # a docstring, comment or paragraph, and whose it is if it names nobody
 
 
 def joined(text: str) -> str:
@@ -136,7 +138,10 @@ def test_every_reference_is_to_a_part_that_the_paper_has():
         ("Tables 7 (training) and 12 of OpenWebRL", "tables 7: name the paper"),
         ("OpenWebRL, tables 7 (training), 8 and 12", "OpenWebRL has no tables 12"),
         ("AutoWebWorld, appendices A.1.4, B and F", "AutoWebWorld has no appendices F"),
-        ("WebAgent-R1, section 4.1", "WebAgent-R1's sections 4.1 is 'LLM-based Agents': nothing here is about"),
+        (
+            "WebAgent-R1, section 4.1",
+            "WebAgent-R1's sections 4.1 is 'LLM-based Agents': nothing",
+        ),
         ("OpenWebRL and AutoWebWorld, section 3.2", "AutoWebWorld has no sections 3.2"),
         ("OpenWebRL, table 7, in 30 s; figure 3b, c; as Liu et al. have it, section 9.9", ""),
         ("AutoWebWorld, figures 4 and 5, table 2's costs", ""),
@@ -150,7 +155,9 @@ def test_what_is_wrong_with_a_reference_is_found(text, problem):
 
 
 def test_a_reference_belongs_to_the_paper_named_before_it():
-    text = '"""A module. OpenWebRL, section 4.1."""\n# table 6\nx = 1  # WebAgent-R1, table 5\ny = 2  # table 4\n'
+    text = (
+        '"""A module. OpenWebRL, section 4.1."""\n# table 6\nx = 1  # WebAgent-R1, table 5\ny = 2  # table 4'
+    )
     found = [reference for block, paper in blocks_of_python(text) for reference in references(block, paper)]
     assert [(paper, number) for paper, _, number in found] == [
         ("OpenWebRL", "4.1"),
@@ -158,6 +165,6 @@ def test_a_reference_belongs_to_the_paper_named_before_it():
         ("WebAgent-R1", "5"),
         ("OpenWebRL", "4"),
     ]
-    text = "OpenWebRL.\n\n## AutoWebWorld\n\nTable 1\n\n## More\n\nTable 2\n\n# ---- WebAgent-R1: x\n\nTable 3"
+    text = "OpenWebRL.\n\n## AutoWebWorld\n\nTable 1\n\n## More\n\nTable 2\n\n# -- WebAgent-R1\n\nTable 3"
     found = [reference for block, paper in blocks_of_text(text) for reference in references(block, paper)]
     assert [paper for paper, *_ in found] == ["AutoWebWorld", "OpenWebRL", "WebAgent-R1"]
