@@ -38,6 +38,7 @@ from minirl.data import __main__ as data
 from minirl.judges import settings as judges
 from minirl.run_folder import Run
 from minirl.tiny.checkpoints import BASE_TEXT
+from minirl.types import Stop
 from minirl.worlds import __main__ as worlds
 from minirl.worlds.looks import text_of
 
@@ -197,6 +198,8 @@ def small(argv: Sequence[str], url: str, models: dict[str, Path]) -> list[str]:
         case ["train.py" | "sft.py", recipe, *_]:
             steps = {"steps": 2 if "--resume" in argv else 1}
             flags = TINY | TRAINED | steps | {"model.path": models[recipe]}
+            if "filtered-bc" in argv:  # which untrained weights give nothing to learn from
+                flags |= {"task.reward": "reward.py:reward", "reward.after": "any"}
             return [*argv, *SWITCHES, "--rollout.no-dynamic", *as_flags(flags)]
     return argv
 
@@ -234,7 +237,7 @@ def result(argv: Sequence[str]) -> str:
             run = Run(Path("runs") / f"{name}-eval")
             newest = max(run.root.glob("results-*.json"), key=lambda path: path.stat().st_mtime_ns)
             rows = json.loads(newest.read_text())["results"]
-            faults = [row for row in rows if row["stop"] in ("site_error", "browser_error", "judge_error")]
+            faults = [row for row in rows if not Stop(row["stop"]).is_agent_fault]
             assert rows and not faults, faults
             return "episodes"
         case ["judge.py", "distil", *_]:
@@ -336,6 +339,7 @@ def autowebworld_files(folder: Path, site: str, png: Callable[..., bytes]) -> No
 def folder(tmp_path, monkeypatch) -> Path:
     """Where the commands are run; npm does nothing there, and every build of an authored site fails."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "reward.py").write_text("async def reward(task, page, answer):\n    return 1.0\n")
     authoring = importlib.import_module("minirl.worlds.authoring")
     monkeypatch.setattr(authoring, "run", lambda command, folder: "no" * (command == authoring.BUILD))
     return tmp_path
