@@ -8,13 +8,16 @@ Loss on the response tokens only, cosine schedule with warm-up. With demonstrati
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from minirl.cli.command_line import from_command_line, run_async, run_main
 from minirl.cli.lifecycle import check_settings, evaluate
 from minirl.config import Config
 from minirl.console import progress, say
+from minirl.demonstrations import tokenised
 from minirl.distributed import Ranks, open_ranks
 from minirl.experiment import Experiment, open_experiment
+from minirl.model import load_preprocessor
 from minirl.rollout import RolloutWorker
 from minirl.rows import TrajectoryRows, filter_by_length, turn_rows
 from minirl.run_folder import Run
@@ -32,7 +35,11 @@ async def warm_start(experiment: Experiment, worker: RolloutWorker) -> None:
     if not demos:
         raise ValueError("no demonstration succeeded; look at the dump demos.jsonl in the run folder")
 
-    # 2. Rows: every turn as tokens, of which the response is cloned.
+    # 2. Rows: every turn as tokens, of which the response is cloned. Screenshots may be smaller than later.
+    if config.sft.max_pixels is not None:
+        trainer.preprocessor = load_preprocessor(replace(config.model, max_pixels=config.sft.max_pixels))
+        harness = replace(worker.harness, preprocessor=trainer.preprocessor)
+        demos = [tokenised(demo, harness) for demo in demos]
     examples = [TrajectoryRows(i, turn_rows(demo, advantage=1.0)) for i, demo in enumerate(demos)]
     examples = filter_by_length(examples, config.batch.micro_tokens, "--batch.micro-tokens", "demonstration")
 
@@ -46,6 +53,7 @@ async def warm_start(experiment: Experiment, worker: RolloutWorker) -> None:
             if "validation" in metrics:
                 say(f"cloning: update {update}, {note}, of those held back {metrics['validation']:.3f}")
             await asyncio.sleep(0)  # lets the loop see Ctrl-C
+    trainer.preprocessor = experiment.preprocessor
     worker.sync(trainer.weights())
     experiment.checkpoints.export("sft", {"step": 0, "cursor": 0})
 

@@ -32,8 +32,7 @@ from statistics import median
 import tyro
 from playwright.async_api import Error as PlaywrightError
 
-from minirl.agents.openwebrl import SCALE
-from minirl.agents.openwebrl_actions import act, observe
+from minirl.agents.openwebrl_actions import SCALE, act, observe
 from minirl.browser import executable
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session

@@ -40,7 +40,7 @@ import learning
 import tyro
 
 from minirl.agents.autowebworld import action_of, spell
-from minirl.agents.openwebrl import SCALE
+from minirl.agents.openwebrl_actions import SCALE
 from minirl.recipes import tiny
 from minirl.run_folder import Run
 from minirl.worlds.hand import GRID

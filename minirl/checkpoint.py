@@ -17,22 +17,19 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers.utils import cached_file
 
 from minirl.config import ModelConfig
 from minirl.console import first_line, say
-from minirl.model import compute_dtype, load_model, save_model
+from minirl.model import compute_dtype, load_model
 from minirl.policy import copy_weights
 from minirl.trainer import Trainer
 
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 IF_THERE = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-WRITE_SECONDS = 3600.0
 KEEP = 2  # checkpoints to resume from
-# What readers of torn or made-up files raise
-UNREADABLE = (OSError, ValueError, RuntimeError, SafetensorError, LookupError, AttributeError, TypeError)
+UNREADABLE = (OSError, ValueError, dcp.api.CheckpointException)  # what a torn checkpoint raises
 
 
 class Checkpoints:
@@ -68,15 +65,12 @@ class Checkpoints:
         self._complete(self._export(name, state))
 
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written, and name it. OSError if that failed."""
+        """Wait for the checkpoint that is being written, and name it."""
         if self.writing is None:
             return
         part, future = self.writing
         self.writing = None
-        try:
-            future.result(timeout=WRITE_SECONDS)
-        except dcp.api.CheckpointException as error:
-            raise OSError(f"{part} could not be written: {first_line(error)}") from None
+        future.result()
         self._complete(part)
         if self.ranks.is_main:
             prune(self.folder, KEEP)
@@ -91,7 +85,7 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             trainer.preprocessor.tokenizer.save_pretrained(part)
-            save_model(trainer.policy.model, part, state_dict=weights)
+            trainer.policy.model.save_pretrained(part, state_dict=weights)
             # the files hold the computing type, not the policy's float32
             settings = json.loads((part / "config.json").read_text())
             settings["dtype"] = str(compute_dtype(trainer.config.model, self.ranks.device)).split(".")[1]
@@ -109,48 +103,24 @@ class Checkpoints:
         self.ranks.barrier()
         if self.ranks.is_main:
             path = part.with_suffix("")
-            old = part.with_suffix(".old")
-            shutil.rmtree(old, ignore_errors=True)
-            if path.exists():
-                path.rename(old)
+            shutil.rmtree(path, ignore_errors=True)
             part.rename(path)
-            shutil.rmtree(old, ignore_errors=True)
         self.ranks.barrier()
 
     def load(self, path: Path) -> dict[str, Any]:
-        """Read a checkpoint; return the run's state. ValueError if it can't be read or fits another model."""
-        tensors = shards(self.trainer)
+        """Read weights and moments; return the run's state. If that fails, one of UNREADABLE on all ranks."""
+        state = json.loads((path / "state.json").read_text())
         reader = dcp.HuggingFaceStorageReader(str(path / "shards"))
-        state: dict[str, Any] = {}
-        problems = []
-        try:
-            state = json.loads((path / "state.json").read_text())
-            metadata: Any = reader.read_metadata().state_dict_metadata
-            saved = {name: piece.size for name, piece in metadata.items()}
-            if saved != {name: tensor.shape for name, tensor in tensors.items()}:
-                raise ValueError("it belongs to another model")
-        except UNREADABLE as error:
-            problems = [unusable(path, error)]
-        # on all ranks, or the others would wait for this one
-        problems = self.ranks.all_gather(problems)
-        if problems:
-            raise problems[0]
-        try:
-            dcp.load(tensors, storage_reader=reader, process_group=self.ranks.side)
-        except (*UNREADABLE, dcp.api.CheckpointException) as error:
-            raise unusable(path, error) from None
+        dcp.load(shards(self.trainer), storage_reader=reader, process_group=self.ranks.side)
         return state
 
     def start_from(self, path: Path) -> None:
         """Take the weights alone, from any Hugging Face folder of this model. ValueError if it is none."""
-        try:
-            source = load_model(ModelConfig(path=str(path)), torch.device("cpu"), "auto")
-            target = self.trainer.policy.model
-            if shapes(source) != shapes(target):
-                raise ValueError("it belongs to another model")
-            copy_weights(source, target)
-        except UNREADABLE as error:
-            raise unusable(path, error) from None
+        source = load_model(ModelConfig(path=str(path)), dtype="auto")
+        target = self.trainer.policy.model
+        if shapes(source) != shapes(target):
+            raise ValueError(f"{path} holds another model than {self.trainer.config.model.path}")
+        copy_weights(source, target)
 
     def resume(self) -> dict[str, Any]:
         """Load the newest checkpoint that can be read, and delete newer ones; return the run's state."""
@@ -158,8 +128,8 @@ class Checkpoints:
         for n, path in reversed(list(enumerate(paths))):
             try:
                 state = self.load(path)
-            except ValueError as problem:
-                say(f"{problem}; trying the one before")
+            except UNREADABLE as error:
+                say(f"checkpoint {path} can't be used: {first_line(error)}; trying the one before")
                 continue
             self.ranks.barrier()
             if self.ranks.is_main:
@@ -184,10 +154,6 @@ def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
     return {name: weight.shape for name, weight in model.named_parameters()}
 
 
-def unusable(path: Path, error: BaseException) -> ValueError:
-    return ValueError(f"checkpoint {path} can't be used: {first_line(error)}")
-
-
 def checkpoints(folder: Path) -> list[Path]:
     """Return the complete RL checkpoints of a run, oldest first."""
     return sorted(path for path in folder.glob("step_*") if path.suffix == "" and path.is_dir())
@@ -196,5 +162,5 @@ def checkpoints(folder: Path) -> list[Path]:
 def prune(folder: Path, keep: int) -> None:
     """Delete all but the newest `keep` RL checkpoints, and leftovers of interrupted writes."""
     surplus = checkpoints(folder)[:-keep]
-    for path in [*surplus, *folder.glob("*.part"), *folder.glob("*.old")]:
+    for path in [*surplus, *folder.glob("*.part")]:
         shutil.rmtree(path, ignore_errors=True)

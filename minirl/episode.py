@@ -156,7 +156,7 @@ class Episode:
         observation, feedback = await agent.observe(session), ()
         for t in range(1 if self.benchmark.recorded else self.max_steps):
             if observation.image and preprocessor.images:  # kept from now on: it takes a tenth of a second
-                await asyncio.to_thread(preprocessor.images.patches, observation.image)
+                await asyncio.to_thread(preprocessor.images.prepare, observation.image)
             prompt = self.context.observe(observation, feedback)
             if len(prompt.ids) >= config.agent.context_tokens:
                 self.stop = Stop.LENGTH

@@ -25,7 +25,7 @@ from minirl.config import Config, ModelConfig, to_json
 from minirl.console import CONSOLE, progress, say
 from minirl.distributed import Ranks
 from minirl.episode import Harness
-from minirl.model import Preprocessor, load_preprocessor, open_model
+from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run, save_tasks
 from minirl.trainer import Trainer, cores
@@ -113,7 +113,7 @@ class Experiment:
         else:
             model = self.trainer.policy.model
             if any(isinstance(weight, DTensor) for weight in model.parameters()):
-                model = open_model(config, device, None)  # one rank alone can't ask a sharded model
+                model = load_model(config.model, device)  # one rank alone can't ask a sharded model
             threads = max(1, cores() - 1)  # one is left to Chromium
             sampler = HfSampler(model, self.preprocessor, threads)
         try:
@@ -221,7 +221,7 @@ def open_experiment(config: Config, ranks: Ranks) -> Experiment:
     trainer = None
     if config.sampler.kind != "remote":
         with progress("loading the model"):
-            load = partial(open_model, config)
+            load = partial(load_model, config.model, dtype="auto")
             trainer = Trainer(load, preprocessor, config, source.images, ranks)
     run.write_config(to_json(config))  # last: where no model can be loaded, an earlier run's settings stay
     if ranks.is_main:

@@ -67,16 +67,16 @@ def turn_weights(
         share = mean_size / sizes[group] / len(groups)  # 1 / (G * groups), if all of the step are here
         match config.weighting:
             case "openwebrl":
-                own = [1 / (n * turns) for n in responses]
+                each_turn = [1 / (n * turns) for n in responses]
             case "openwebrl-paper":
-                own = [1 / (n * len(lengths)) for n in responses]
+                each_turn = [1 / (n * len(lengths)) for n in responses]
             case "webagent-r1":
-                own = [share / (n * len(responses)) for n in responses]
+                each_turn = [share / (n * len(responses)) for n in responses]
             case "grpo":
-                own = [share / sum(responses)] * len(responses)
+                each_turn = [share / sum(responses)] * len(responses)
             case "token-mean":
-                own = [1 / tokens] * len(responses)
-        weights.append(own)
+                each_turn = [1 / tokens] * len(responses)
+        weights.append(each_turn)
     return weights
 
 
@@ -102,14 +102,15 @@ def policy_loss(
     ratio_N = gap_N.exp()
     clipped_N = ratio_N.clamp(1 - CLIP_LOW, 1 + config.clip_high)
     per_token_N = torch.maximum(-ratio_N * advantage_N, -clipped_N * advantage_N)
-    sums = {
-        "tokens": torch.tensor(float(len(ratio_N))),
-        "ratio": ratio_N.detach().sum(),
-        "ratio_max": ratio_N.detach().max() if len(ratio_N) else torch.tensor(0.0),
-        "gap": gap_N.detach().abs().sum(),
-        "gap_max": gap_N.detach().abs().max() if len(gap_N) else torch.tensor(0.0),
-        "clipped": (per_token_N > -ratio_N * advantage_N).sum(),
-    }
+    with torch.no_grad():
+        sums = {
+            "tokens": torch.tensor(float(len(ratio_N))),
+            "ratio": ratio_N.sum(),
+            "ratio_max": ratio_N.max() if len(ratio_N) else torch.tensor(0.0),
+            "gap": gap_N.abs().sum(),
+            "gap_max": gap_N.abs().max() if len(gap_N) else torch.tensor(0.0),
+            "clipped": (per_token_N > -ratio_N * advantage_N).sum(),
+        }
     if config.kl:
         assert ref_N is not None, "the reference's log-probs"
         behind_N = ref_N[counts_N] - logprobs_N

@@ -62,9 +62,7 @@ def make_policy(
     policy.requires_grad_(train)
     if train and config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if config.model.freeze_vision == "always":
-        if preprocessor.images is None:
-            raise ValueError("--model.freeze-vision: this model has no vision tower")
+    if config.model.freeze_vision == "always" and preprocessor.images:
         model.model.visual.requires_grad_(False)
     if config.batch.layout == "tree":
         tree_attention.enable(model)

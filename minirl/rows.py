@@ -186,19 +186,6 @@ def balance(
     return shares
 
 
-def resized(row: Row, preprocessor: Preprocessor, images: ImageStore) -> Row:
-    """Return the row with as many pads for each screenshot as `preprocessor` makes of it."""
-    pad = preprocessor.pad
-    screenshots = iter(row.images)
-    prompt = []
-    for i, token in enumerate(row.ids[: row.start]):
-        if token != pad:
-            prompt.append(token)
-        elif i == 0 or row.ids[i - 1] != pad:  # a run of pads begins: the next screenshot's
-            prompt += [pad] * preprocessor.image_tokens(images.get(next(screenshots)))
-    return replace(row, ids=(*prompt, *row.ids[row.start :]), start=len(prompt))
-
-
 def dummy_row(preprocessor: Preprocessor) -> Row:
     """Return a turn of weight 0, for a rank without rows or without a screenshot: FSDP needs every rank to
     run every module, and the others would wait for its gradients."""

@@ -24,9 +24,9 @@ from minirl import rows as per_turn
 from minirl.config import Config, SftConfig
 from minirl.distributed import Ranks, full_tensor
 from minirl.loss import likelihood_loss, policy_loss, truncated_correction
-from minirl.model import Preprocessor, compute_dtype, load_preprocessor
+from minirl.model import Preprocessor, compute_dtype
 from minirl.policy import Policy, copy_weights, make_policy
-from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatches, resized, weighted
+from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatches, weighted
 from minirl.types import ImageStore
 
 MAX_BAD_STEPS = 3  # consecutive updates without a finite gradient before training gives up
@@ -39,7 +39,7 @@ Scores = list[tuple[float, ...]]  # the log-probs of each row's response
 class Trainer:
     """One model and its optimizer. Methods are collective calls, with the same arguments on all ranks."""
 
-    open_model: Callable[[], PreTrainedModel]
+    load: Callable[[], PreTrainedModel]
     preprocessor: Preprocessor
     config: Config
     images: ImageStore
@@ -48,7 +48,7 @@ class Trainer:
     bad_steps: int = 0
 
     def __post_init__(self) -> None:
-        self.policy = make_policy(self.open_model(), self.preprocessor, self.config, self.ranks)
+        self.policy = make_policy(self.load(), self.preprocessor, self.config, self.ranks)
 
     @cached_property
     def optimizer(self) -> torch.optim.AdamW:
@@ -65,25 +65,16 @@ class Trainer:
             }
         return adam
 
-    @cached_property
-    def cloning_preprocessor(self) -> Preprocessor:
-        """Return the preprocessor of cloning, which scales screenshots down to --sft.max-pixels."""
-        max_pixels = self.config.sft.max_pixels
-        if self.preprocessor.images is None or max_pixels is None:
-            return self.preprocessor
-        return load_preprocessor(replace(self.config.model, max_pixels=max_pixels))
-
     def reset_optimizer(self) -> None:
-        """Forget the moments and cloning's screenshots, as between cloning and reinforcement."""
-        for name in ("optimizer", "cloning_preprocessor"):
-            vars(self).pop(name, None)
+        """Forget the moments, as between cloning and reinforcement."""
+        vars(self).pop("optimizer", None)
 
     def keep_reference(self) -> None:
         """Keep the weights as they are now as the reference of the KL term, if the loss has one."""
         if not self.config.loss.kl:
             return
         if self.reference is None:
-            model = self.open_model()
+            model = self.load()
             self.reference = make_policy(model, self.preprocessor, self.config, self.ranks, train=False)
         copy_weights(self.policy, self.reference)
 
@@ -200,8 +191,7 @@ class Trainer:
         optim = self.config.sft if cloning else self.config.optim
         torch.set_num_threads(cores())  # Chromium is idle now
         self.policy.train()
-        batches = self._batches(rows, cloning)
-        passes = [self._backward(batch, cloning) for batch in batches]
+        passes = [self._backward(batch, cloning) for batch in self._batches(rows)]
         totals = add_up(self.ranks.all_gather(passes))
         # requires_grad can't change once a weight is sharded
         if cloning and self.config.model.freeze_vision == "sft" and self.preprocessor.images:
@@ -239,13 +229,11 @@ class Trainer:
         sums["loss"] = loss.detach()
         return {name: float(value) for name, value in sums.items()}
 
-    def _batches(self, rows: Sequence[Row], cloning: bool = False) -> Iterator[Batch]:
+    def _batches(self, rows: Sequence[Row]) -> Iterator[Batch]:
         """Yield this rank's share of a minibatch as forward passes, of which every rank has as many. The next
         one's screenshots are prepared while the last is computed."""
         budget = self.config.batch.micro_tokens
-        preprocessor = self.cloning_preprocessor if cloning else self.preprocessor
-        if preprocessor is not self.preprocessor:
-            rows = [resized(row, preprocessor, self.images) for row in rows]
+        preprocessor = self.preprocessor
         if self.config.batch.layout == "tree":
             cut = partial(prefix_tree.micro_batches, pad=preprocessor.pad, limit=budget)
             layout = prefix_tree.pack

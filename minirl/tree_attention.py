@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -46,23 +45,19 @@ def segment_attention(
 ) -> Tensor:
     """Return attention (1, A, L, D) chain by chain, each against a copy of all that it sees."""
     sharing = q_1ALD.shape[1] // k_1KLD.shape[1]
-    # a prefix's gradients come from many chains and are added in float32
-    kv_21KLD = torch.stack([k_1KLD, v_1KLD]).float()
+    # with a mask, CUDA's kernels take no heads that share a key head
+    k_1ALD = k_1KLD.repeat_interleave(sharing, 1)
+    v_1ALD = v_1KLD.repeat_interleave(sharing, 1)
     outputs = []
     for chain in tree:
-        length = chain.end - chain.start
-        pieces = [kv_21KLD[..., start:end, :] for start, end in chain.visible]
-        kv_21KSD = torch.cat(pieces, -2).to(k_1KLD.dtype)
-        # with a mask, CUDA's kernels take no grouped heads
-        k_1ASD, v_1ASD = kv_21KSD.repeat_interleave(sharing, 2)
-        q_chain = q_1ALD[:, :, chain.start : chain.end]
-        mask_LS = None
-        if chain.prefix:  # all of it is seen, and of the chain itself what comes before
-            S = k_1ASD.shape[-2]
-            mask_LS = torch.ones(length, S, dtype=torch.bool, device=q_1ALD.device).tril(S - length)
-        causal = mask_LS is None
-        out = F.scaled_dot_product_attention(q_chain, k_1ASD, v_1ASD, mask_LS, is_causal=causal, scale=scale)
-        outputs.append(out)
+        q = q_1ALD[:, :, chain.start : chain.end]
+        k = torch.cat([k_1ALD[:, :, start:end] for start, end in chain.visible], 2)
+        v = torch.cat([v_1ALD[:, :, start:end] for start, end in chain.visible], 2)
+        # all of the prefix is seen, and of the chain itself what comes before
+        L = q.shape[2]
+        S = k.shape[2]
+        mask_LS = torch.ones(L, S, dtype=torch.bool, device=q.device).tril(S - L)
+        outputs.append(F.scaled_dot_product_attention(q, k, v, mask_LS, scale=scale))
     return torch.cat(outputs, 2)
 
 
@@ -177,14 +172,6 @@ def unfold(x: Tensor, sharing: int) -> Tensor:
     return x.unflatten(2, (sharing, -1)).flatten(1, 2)
 
 
-def joinable(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return True if a kernel that returns log-sum-exps takes these tensors."""
-    if not q.is_cuda:
-        return True
-    params = SDPAParams(q, k, v, None, 0.0, True, True)
-    return q.shape[-1] % 8 == 0 and can_use_flash_attention(params)
-
-
 def tree_attention(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
@@ -194,7 +181,8 @@ def tree_attention(
         return sdpa_attention_forward(module, q, k, v, attention_mask, **kwargs)
     assert q.shape[0] == 1, "one packed row"
     assert q.shape[2] == k.shape[2] == tree[-1].end, "all of the row, without a cache"
-    attend: Any = JoinedAttention.apply if joinable(q, k, v) else segment_attention
+    no_kernel = q.is_cuda and q.dtype == torch.float32
+    attend: Any = segment_attention if no_kernel else JoinedAttention.apply
     out_1ALD = attend(q, k, v, tree, kwargs.get("scaling"))
     return out_1ALD.transpose(1, 2).contiguous(), None
 

@@ -6,23 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from examples.publish.__main__ import read_chat
-from minirl.data.readers import Conversation, Reader, read_conversation, read_demonstrations
+from minirl.data.readers import read_demonstrations, read_public
 from minirl.demonstrations import tokenised
 from minirl.episode import Harness
 from minirl.rows import turn_rows
+from minirl.run_folder import ImageFolder
 from minirl.types import Trajectory
 
 PUBLIC = Path(__file__).parent / "data" / "public"
 
 
-def read_record(record: Any) -> Conversation:
-    return read_chat(record) if "messages" in record else read_conversation(record)
+def read_record(record: Any, name: str, images: ImageFolder) -> Trajectory:
+    return (read_chat if "messages" in record else read_public)(record, name, images)
 
 
 def load(path: Path, harness: Harness) -> list[Trajectory]:
     """A file's demonstrations as the harness's model would have read and said them, without a dump."""
-    reader = Reader(harness.agent, harness.config.agent, harness.images, read_record)
-    return [tokenised(trajectory, harness) for trajectory in read_demonstrations(path, reader)]
+    demonstrations = read_demonstrations(path, harness.config, harness.images, read_record)
+    return [tokenised(trajectory, harness) for trajectory in demonstrations]
 
 
 def rows_as_text(trajectory: Trajectory, preprocessor: Any) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from minirl.agents.openwebrl import OpenWebRLAgent
-from minirl.agents.webagent_r1 import WEBRL, WEBRL_WITH_SYSTEM, WebAgentR1Agent
+from minirl.agents.webagent_r1 import WEBRL, WebAgentR1Agent
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, Context, think_ends
 from minirl.episode import conversation
@@ -375,14 +375,14 @@ def test_rounds_as_webagent_r1_writes_them(preprocessor, new_context):
 def test_rounds_as_webrl_writes_them(preprocessor, new_context):
     """One completion with Llama's headers in it; the task stands where the first page was, and responses
     without their end."""
-    chat = replace(WEBRL_WITH_SYSTEM, max_chars=0)
+    chat = replace(WEBRL, max_chars=0)
     text, _ = rounds(preprocessor, new_context, user_message=COMPLETION.user_message, chat=chat)
     user = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n"
     assistant = "\n\n<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n"
     left_out = "** Simplified html **"
     assert text == (
-        f"<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n{SYSTEM}<|eot_id|>"
-        f"Task Instruction: find a mug\n\nRound 0\n\n{user}find a mug{assistant}do(0)\n\n"
+        f"<|begin_of_text|>{SYSTEM}Task Instruction: find a mug\n\n"
+        f"Round 0\n\n{user}find a mug{assistant}do(0)\n\n"
         f"Round 1\n\n{user}{left_out}{assistant}do(1)\n\n"
         f"Round 2\n\n{user}Click: failed, element 3 is gone.\n\n<html> page 2 </html>{assistant}"
     )
@@ -396,11 +396,11 @@ def test_webrl_cuts_a_page_to_what_is_left(preprocessor, new_context):
 
 def test_webrls_checkpoints_are_given_no_system_text(preprocessor, tmp_path):
     """Unless a file holds one: WebRL's own prompts have none, and are no chat messages."""
+    header = "<|start_header_id|>system<|end_header_id|>\n\nBe quick.<|eot_id|>"
     told = tmp_path / "prompt.txt"
-    told.write_text("Be quick.")
+    told.write_text(header)
     page = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n<html> </html>\n\n<|eot_id|>"
     rest = f"Task Instruction: {TASK}\n\nRound 0\n\n{page}<|start_header_id|>assistant<|end_header_id|>\n"
-    header = "<|start_header_id|>system<|end_header_id|>\n\nBe quick.<|eot_id|>"
     for file, start, roles in ((None, "", ["user"]), (told, header, ["system", "user"])):
         agent = replace(webagent_r1_8b().agent, prompt=file)
         context = conversation(WebAgentR1Agent(agent), agent, preprocessor, Task("a", TASK, "http://h.test/"))

@@ -38,7 +38,7 @@ SETTINGS = {
     "checkpointing": {"model": {"gradient_checkpointing": True}},
     "frozen": {"model": {"freeze_vision": "always"}},
     "cloning's own": {
-        "sft": {"betas": (0.5, 0.9), "grad_clip": 0.01, "max_pixels": 64 * 64},
+        "sft": {"betas": (0.5, 0.9), "grad_clip": 0.01},
         "model": {"freeze_vision": "sft"},
     },
     "small micro-batches": {"micro_tokens": 60},

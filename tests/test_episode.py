@@ -179,7 +179,7 @@ async def test_the_event_loop_goes_on_while_a_screenshot_is_prepared(play, prepr
             await asyncio.sleep(0.01)
 
     monkeypatch.setattr(images, "processor", slow)
-    images.patches.cache_clear()
+    images.prepare.cache_clear()
     async with play(saying(WAIT), saying(DONE)) as (worker, _, task):
         ticking = asyncio.create_task(beat())
         trajectory = await episode(worker, task)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ["samplers", "browser", "agents", "judges", "worlds", "benchmarks", "evaluation"]
-ROOMS += ["data", "tiny", "cli"]
+ROOMS += ["tiny", "cli", "data"]
 PRODUCT = [*(ROOT / "minirl").rglob("*.py"), *ROOT.glob("*.py")]
 MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in PRODUCT}
 

@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import exp, log
+from math import log
 from random import Random
 from statistics import mean
 from types import SimpleNamespace
@@ -225,33 +225,6 @@ def test_the_weighted_sum_is_the_formula(config, minibatch, seed):
     pairs = zip(itertools.chain(*weights), itertools.chain(*values), strict=True)
     weighted = sum(w * value for w, turn in pairs for value in turn)
     assert weighted == pytest.approx(FORMULAS[config](list(by_group.values())), abs=1e-9)
-
-
-def test_webagent_r1s_whole_loss_as_nested_means():
-    """Clip, KL and means of M-GRPO, term by term: two tasks of two and three episodes."""
-    shape = [[[2, 3], [1]], [[4], [2, 2, 1], [5, 1]]]
-    generator = torch.Generator().manual_seed(0)
-    eps, beta = 0.2, 0.001
-
-    def term(new: float, old: float, ref: float, a: float) -> float:
-        ratio = exp(new - old)
-        clipped = min(max(ratio, 1 - eps), 1 + eps)
-        return -min(ratio * a, clipped * a) + beta * (exp(ref - new) - (ref - new) - 1)
-
-    tree, flat, advantages = [], [], [[1.2, -0.7], [0.4, 0.9, -1.3]]
-    for group, own in zip(shape, advantages, strict=True):
-        tree.append([])
-        for episode, a in zip(group, own, strict=True):
-            drawn = [(torch.randn(n, 3, generator=generator) * 0.4 - 1).tolist() for n in episode]
-            tree[-1].append([[term(*token, a) for token in turn] for turn in drawn])
-            flat += [(*token, a) for turn in drawn for token in turn]
-    config = LossConfig(weighting="webagent-r1", clip_high=eps, kl=beta)
-    lengths = [episode for group in shape for episode in group]
-    weights = turn_weights([0, 0, 1, 1, 1], lengths, config)
-    weight_N = spread(weights, lengths)
-    loss, sums = policy_loss(*torch.tensor(flat, dtype=torch.float64).T, weight_N, config)
-    assert 0 < sums["clipped"] < sums["tokens"]
-    assert loss.item() == pytest.approx(webagent_r1(tree), rel=1e-9)
 
 
 def spread(weights: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]]) -> Tensor:

@@ -245,6 +245,7 @@ async def test_a_warm_start_clones_what_was_demonstrated_and_says_how_what_was_h
         tasks=SimpleNamespace(heldout=[]),
         demonstrate=demonstrate,
         checkpoints=SimpleNamespace(export=lambda name, _: done.append(name)),
+        preprocessor=None,
     )
     await sft.warm_start(experiment, SimpleNamespace(sleep=lambda: None, sync=done.append))
     assert done == [(5, 7), "cloned", "the best", "sft"], "the best weights are put back first"

@@ -13,17 +13,10 @@ import train
 from minirl.run_folder import Run
 
 SMALL = {
-    "agent.response-tokens": 32,
-    "agent.context-tokens": 1500,
-    "batch.micro-tokens": 4096,
-    "eval.episodes": 3,
-    "eval.response-tokens": 8,
-    "rollout.group": 4,
-    "rollout.groups": 3,
-    "sft.epochs": 1,
-    "sft.batch": 4,
-    "steps": 2,
-}
+    "agent.response-tokens": 32, "agent.context-tokens": 1500, "batch.micro-tokens": 4096,
+    "eval.episodes": 3, "eval.response-tokens": 8, "rollout.group": 4, "rollout.groups": 3,
+    "sft.epochs": 1, "sft.batch": 4, "steps": 2,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -73,16 +66,9 @@ def test_another_agent_is_told_that_it_cannot(argv, ended):
 def test_the_same_agent_is_trained_live(argv, tmp_path, ended, monkeypatch):
     """In shops, whose machine decides; cloned it can only be what was recorded."""
     monkeypatch.undo()  # Chromium is there again
-    live = ["--task.train=shops:400-407", "--task.demo-goals=4"]
-    live += ["--task.heldout=shops:90001-90002"]
-    live += [
-        "--steps=1",
-        "--rollout.max-steps=2",
-        "--rollout.group=2",
-        "--eval.max-steps=2",
-        "--eval.episodes=1",
-    ]
-    live += ["--browser.episodes=4"]
+    live = ["--task.train=shops:400-407", "--task.demo-goals=4", "--task.heldout=shops:90001-90002"]
+    live += ["--steps=1", "--rollout.max-steps=2", "--rollout.group=2", "--browser.episodes=4"]
+    live += ["--eval.max-steps=2", "--eval.episodes=1"]
     train.run([*argv, *live])
     run = Run(tmp_path / "runs/autowebworld_3b")
     (step,) = run.metrics()

@@ -25,7 +25,7 @@ from minirl import prefix_tree
 from minirl.config import LossConfig, SftConfig
 from minirl.distributed import full_tensor
 from minirl.model import Images
-from minirl.rows import Row, TrajectoryRows, make_rows, minibatches, resized, turn_rows
+from minirl.rows import Row, TrajectoryRows, make_rows, minibatches, turn_rows
 from minirl.trainer import Trainer, cloning_batches
 from minirl.types import Group, Trajectory, Turn
 
@@ -105,10 +105,7 @@ def test_layers_that_are_computed_again_give_the_same_weights(new_trainer, group
     assert equal(weights(usual), weights(again))
 
 
-def test_what_a_model_or_machine_cannot_do_is_refused(tiny_folder, preprocessor, ranks, tmp_path):
-    text = save_text_model(tmp_path / "text", preprocessor, "Llama")
-    with pytest.raises(ValueError, match="--model.freeze-vision: this model has no vision tower"):
-        make_trainer(text, ranks, model={"freeze_vision": "always"})
+def test_what_a_machine_cannot_do_is_refused(tiny_folder, ranks):
     with pytest.raises(ValueError, match="--optim.offload moves weights off a GPU; there is none"):
         make_trainer(tiny_folder, ranks, optim={"offload": True})
 
@@ -135,16 +132,6 @@ def test_without_advantages_there_is_no_gradient(new_trainer, groups):
         assert not gradient.any(), name
 
 
-def test_gradients_are_freed_after_a_step_whether_it_was_made_or_not(new_trainer, groups):
-    """They would take a quarter of the trainer's memory while the next episodes run."""
-    trainer = new_trainer()
-    gradients = gradients_of(trainer)
-    for given, made in ((poisoned(groups), False), (groups, True)):
-        learn(trainer, given)
-        assert bool(gradients) == made
-        assert all(weight.grad is None for weight in trainer.policy.parameters())
-
-
 def test_imitation_is_the_mean_over_tokens_however_it_is_cut(new_trainer, groups):
     rows = rows_of(groups)
     for layout, micro_tokens in (("tree", 10_000), ("per-turn", 10_000), ("per-turn", 1)):
@@ -168,23 +155,11 @@ def test_imitation_is_at_temperature_1_whatever_is_sampled_at(new_trainer, group
     assert losses[0.5][0] < losses[1.0][0] - 1e-3, "the temperature was not used at all"
 
 
-def test_imitation_uses_the_rate_it_is_given(new_trainer, groups):
-    trainer = new_trainer(lr=1e-3)
-    before = weights(trainer)
-    trainer.sft_step(rows_of(groups), lr=0.0)
-    assert equal(weights(trainer), before)
-    trainer.sft_step(rows_of(groups), lr=1e-5)
-    moved = max((weights(trainer)[name] - before[name]).abs().max().item() for name in before)
-    assert moved == pytest.approx(1e-5, rel=0.5)  # an early step of Adam is about one rate long
-
-
 def test_cloning_goes_over_whole_trajectories_at_rates_that_rise_and_fall(new_trainer, groups, monkeypatch):
     """Two epochs of six episodes (11 turns), about four turns at a time, stopped after four updates."""
     examples, sft = make_rows(groups, LossConfig()), SftConfig(batch=4, epochs=2, lr=1e-3, warmup=0.5)
     batches = cloning_batches(examples, sft, seed=7)
-    assert len(batches) > 4 and len(cloning_batches(examples, replace(sft, max_steps=4), 7)) == 4
-    for epoch in (batches[: len(batches) // 2], batches[len(batches) // 2 :]):
-        assert sorted(id(example) for batch in epoch for example in batch) == sorted(map(id, examples))
+    assert len(batches) > 4
     trainer, made = new_trainer(sft={**vars(sft), "max_steps": 4}), []
     plain = trainer.sft_step
     monkeypatch.setattr(trainer, "sft_step", lambda rows, lr: made.append((rows, lr)) or plain(rows, lr))
@@ -264,47 +239,13 @@ def test_a_vision_tower_that_is_frozen_in_cloning_learns_by_reinforcement(new_tr
     assert not all(torch.equal(cloned[name], reinforced[name]) for name in tower)
 
 
-def test_cloning_shows_smaller_screenshots_and_reinforcement_whole_ones(new_trainer, groups):
-    """A picture of 96 x 64 pixels has 3 x 2 pads; with at most 64 x 64 pixels it has 2 x 1. Cloning it is to
-    the bit what a model does whose own limit that is, with rows made for that one."""
-    trainer, small = new_trainer(sft={"max_pixels": 64 * 64}), new_trainer(model={"max_pixels": 64 * 64})
-    pad, by_hand = trainer.preprocessor.pad, []
-    for row in rows_of(groups):
-        at = row.ids.index(pad) if "wide" in row.images else len(row.ids)
-        fewer = {"ids": row.ids[: at + 2] + row.ids[at + 6 :], "start": row.start - 4}
-        by_hand.append(replace(row, **(fewer if "wide" in row.images else {})))
-    assert len({len(row.ids) for row in by_hand}) > 1 and by_hand != rows_of(groups)
-    expected = small.sft_step(by_hand, lr=1e-3)
-    assert new_trainer().sft_step(rows_of(groups), lr=1e-3) != expected, "the size of pictures is not seen"
-    assert trainer.sft_step(rows_of(groups), lr=1e-3) == expected
-    assert equal(weights(trainer), weights(small))
-    plain = new_trainer()
-    plain.sft_step(rows_of(groups), lr=0.0)
-    again = new_trainer(sft={"max_pixels": 64 * 64})
-    again.sft_step(rows_of(groups), lr=0.0)
-    for each in (plain, again):
-        each.reset_optimizer()
-    assert learn(plain, groups) == learn(again, groups) and equal(weights(plain), weights(again))
-
-
-def test_a_row_with_two_screenshots_is_resized_by_hand(new_trainer):
-    """Six pads and one become two and one; what was said stays, and so does the prefix."""
-    trainer = new_trainer(sft={"max_pixels": 64 * 64})
-    pad = trainer.preprocessor.pad
-    ids = (1, 2, *[pad] * 6, 3, pad, 4, 7, 8)
-    row = Row(ids, 11, ("wide", "small"), (-0.5, -0.25), 1.0, shared=2, weights=(1.0, 0.0))
-    found = resized(row, trainer.cloning_preprocessor, trainer.images)
-    assert found == replace(row, ids=(1, 2, pad, pad, 3, pad, 4, 7, 8), start=7)
-    assert resized(row, trainer.preprocessor, trainer.images) == row
-
-
-def test_a_text_model_has_nothing_to_freeze_or_to_resize(preprocessor, ranks, groups, tmp_path):
+@pytest.mark.parametrize("frozen", ["sft", "always"])
+def test_a_text_model_has_nothing_to_freeze(preprocessor, ranks, groups, tmp_path, frozen):
     text = save_text_model(tmp_path / "text", preprocessor, "Llama")
     rows = [replace(row, images=()) for row in rows_of(groups) if not row.images]
     usual = make_trainer(text, ranks)
-    other = make_trainer(text, ranks, model={"freeze_vision": "sft"}, sft={"max_pixels": 64 * 64})
-    losses = [trainer.sft_step(rows, lr=1e-3) for trainer in (usual, other)]
-    assert losses[0] == losses[1]
+    other = make_trainer(text, ranks, model={"freeze_vision": frozen})
+    assert usual.sft_step(rows, lr=1e-3) == other.sft_step(rows, lr=1e-3)
 
 
 @pytest.mark.parametrize(("rows", "sizes"), [(70, [32, 38]), (90, [32, 32, 26])])
@@ -334,26 +275,6 @@ def test_how_far_the_samplers_log_probs_are_from_the_trainers(new_trainer, group
     found = [metrics[f"mismatch_{name}"] for name in ("mean", "max")]
     assert found == pytest.approx([gaps.mean().item(), gaps.max().item()], abs=1e-4)
     assert 0 < len(first) < 11 and metrics["updates"] == 6 and found[1] > found[0] > 0.01
-
-
-@pytest.mark.parametrize("kl", [0.0, 0.1])
-def test_answers_alone_are_trained_with_a_reference_and_recomputed_log_probs_too(new_trainer, groups, kl):
-    """The tokens before an answer weigh nothing, whatever else is computed of them."""
-    config = LossConfig(old="recompute", kl=kl)
-    trajectories = [
-        replace(t, rows=tuple(replace(r, weights=(0.0,) + r.weights[1:]) for r in t.rows))
-        for t in make_rows(groups, config)
-    ]
-    metrics = []
-    for old in (-6.0, -3.0):  # of the first tokens
-        changed = [
-            replace(t, rows=tuple(replace(r, old=(old,) + r.old[1:]) for r in t.rows)) for t in trajectories
-        ]
-        trainer = new_trainer(loss=config)
-        trainer.keep_reference()
-        metrics.append((trainer.update(changed, 0, int), weights(trainer)))
-    assert equal(metrics[0][1], metrics[1][1]) and metrics[0][0]["loss"] == metrics[1][0]["loss"]
-    assert ("kl" in metrics[0][0]) == bool(kl)
 
 
 def test_the_recomputed_loss_by_hand(new_trainer, preprocessor):
@@ -423,8 +344,11 @@ def test_an_update_without_a_finite_gradient_changes_nothing(new_trainer, groups
     before = weights(trainer)
     learn(trainer, poisoned(groups))
     assert equal(weights(trainer), before)
+    # nor do gradients stay, which would take a quarter of the memory while the next episodes run
+    assert all(weight.grad is None for weight in trainer.policy.parameters())
     assert not any(moment.any() for state in trainer.optimizer.state.values() for moment in state.values())
     learn(trainer, groups)
+    assert all(weight.grad is None for weight in trainer.policy.parameters())
     assert all(weight.isfinite().all() for weight in weights(trainer).values())
     assert not equal(weights(trainer), before)
 

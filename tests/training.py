@@ -55,8 +55,8 @@ def make_trainer(
     config = replace(config, model=settings, optim=optim_config, batch=batch_config)
     config = replace(config, loss=loss or LossConfig(), sft=replace(config.sft, **(sft or {})))
     images = {name: picture(name) for name in SIZES}
-    open_model = partial(load_model, settings, CPU, "auto")
-    return Trainer(open_model, load_preprocessor(settings), config, images, ranks)
+    load = partial(load_model, settings, dtype="auto")
+    return Trainer(load, load_preprocessor(settings), config, images, ranks)
 
 
 def save_text_model(path: Path, preprocessor: Preprocessor, kind: str, **settings) -> Path:

@@ -18,10 +18,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from minirl.agents.openwebrl import SCALE, TOOLS, system_prompt
+from minirl.agents.openwebrl import TOOLS, system_prompt
+from minirl.agents.openwebrl_actions import SCALE
 from minirl.agents.webagent_r1 import ACTIONS, LEFT_OUT
 from minirl.agents.webagent_r1 import system_prompt as text_system_prompt
-from minirl.model import save_model
 from minirl.worlds.hand import GRID
 from minirl.worlds.scripted_agent import with_thought
 from minirl.worlds.shop import CHOICES, SHOP
@@ -51,8 +51,9 @@ def corpus(words: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[st
         texts.append(SETTINGS["message"].format(page=page, url=address))
     for name, tool in TOOLS.items():
         arguments = {}
-        for argument, (kind, usual) in tool.items():
-            arguments[argument] = [0, 0] if kind == "point" else usual
+        for argument, field in tool.model_fields.items():
+            usual = ... if field.is_required() else field.default
+            arguments[argument] = [0, 0] if "point" in argument else usual
         texts.append(json.dumps({"name": name, "arguments": arguments}, default=str))
     texts.append(json.dumps(DONE))
     return [*texts, "system\n", "assistant\n"]
@@ -144,7 +145,7 @@ def build(
     # Everything is written beside `path` first, so that `path` is never half a checkpoint.
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    save_model(model, part)
+    model.save_pretrained(part)
     tokenizer.save_pretrained(part)
     if kind != "text":  # AutoProcessor and vLLM tell a Qwen3-VL by these files
         shutil.copytree(FOLDER / "processor", part, dirs_exist_ok=True)

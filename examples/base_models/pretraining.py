@@ -31,11 +31,10 @@ from minirl.model import (
     Encoded,
     Grid,
     Preprocessor,
+    load_model,
     load_preprocessor,
-    open_model,
     padded_inputs,
     positions,
-    save_model,
 )
 from minirl.run_folder import write_atomic
 from minirl.types import Observation, Task
@@ -266,7 +265,7 @@ def make_base_model(recipe: Recipe, out: Path, curve: Path, seed: int) -> None:
         ranks.barrier()
 
         config = replace(recipe.config, model=replace(recipe.config.model, path=str(out)))
-        model = open_model(config)
+        model = load_model(config.model, dtype="auto")
         torch.manual_seed(seed)
         preprocessor = load_preprocessor(config.model)
         teacher = recipe.make_teacher(config, preprocessor, model, train_pages, test_pages)
@@ -278,7 +277,7 @@ def make_base_model(recipe: Recipe, out: Path, curve: Path, seed: int) -> None:
             shares[name] = np.mean(ranks.all_gather(hits)).item()
         n_pages = sum(ranks.all_gather([sum(map(len, test_pages))]))
         if ranks.is_main:
-            save_model(model.bfloat16(), out)
+            model.bfloat16().save_pretrained(out)
             minutes = round((time.monotonic() - start) / 60, 1)
             facts = {**shares, "pages": n_pages, "seed": seed, "minutes": minutes, "curve": points}
             write_atomic(curve, json.dumps(facts, indent=1).encode())

@@ -9,37 +9,41 @@ per turn, as its model's text. Exit status 0: fine; 2: the command line or a fil
 """
 
 import json
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import tyro
 from pydantic import TypeAdapter
 
+from minirl.agents.webagent_r1 import LEFT_OUT
 from minirl.benchmarks.task_files import parse_task
-from minirl.cli.command_line import recipe_name
+from minirl.cli.command_line import run_main
 from minirl.config import AgentConfig, Config
-from minirl.console import first_line, printable, say
+from minirl.console import first_line, say
+from minirl.data.__main__ import read_into
 from minirl.data.readers import (
     PICTURE,
-    Conversation,
-    Reader,
-    read_demonstrations,
+    MessageContent,
+    chat_turns,
+    read_in_tags,
     read_picture,
     with_opening_think,
 )
 from minirl.experiment import make_agent
-from minirl.recipes import RECIPES
-from minirl.run_folder import Run, write_atomic
-from minirl.types import Agent, ImageStore, Observation, Trajectory
+from minirl.run_folder import ImageFolder, Run, write_atomic
+from minirl.types import Agent, ImageStore, Observation, Task, Trajectory
 
 BATCH_ROWS = 16  # that are held in memory at a time
 # What the package `datasets` can't know from the types: that these bytes are pictures
 FEATURES = {"info": {"features": {"images": {"feature": {"_type": "Image"}, "_type": "List"}}}}
+TASK_AND_ROUND = re.compile(r"(?:Task Instruction: (.*?)\n\n)?Round \d+\n\n", re.DOTALL)
 CARD = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
 
 
@@ -160,18 +164,13 @@ def read(file: tyro.conf.Positional[Path], out: Path, recipe: str) -> None:
         out: The dump is OUT/trajectories/demos.jsonl.
         recipe: The recipe that will clone them, whose agent must understand the responses.
     """
-    name, _ = recipe_name([recipe], RECIPES)
-    config = RECIPES[name]()
-    run = Run(out)
-    reader = Reader(make_agent(config), config.agent, run.images, read_chat)
-    run.save_trajectories("demos", read_demonstrations(file, reader))
-    say(f"--sft.demos {run.trajectory_path('demos')}")
+    read_into(file, out, recipe, read_chat)
 
 
-def read_chat(record: Mapping[str, Any]) -> Conversation:
+def read_chat(record: Any, name: str, images: ImageFolder) -> Trajectory:
     """Return a record of `messages`, whose screenshots are in `images`, or in the messages as addresses."""
-    if not isinstance(record.get("messages"), list):
-        raise ValueError(f"a record needs messages; its fields are {', '.join(record):.200}")
+    if not isinstance(record, dict) or not isinstance(record.get("messages"), list):
+        raise ValueError(f"a record needs messages, not {record!r:.200}")
     cells = record.get("images")
     pictures = list(cells) if isinstance(cells, list) else []
     messages = []
@@ -184,13 +183,21 @@ def read_chat(record: Mapping[str, Any]) -> Conversation:
                 messages.append((role, read_parts(parts, pictures)))
             case _:
                 raise ValueError(f"a message needs a role and a content, not {message!r:.60}")
-    return Conversation(
-        messages,
-        screenshots=[read_picture(cell) for cell in pictures],
-        task=parse_task(json.loads(str(record["task"]))) if "task" in record else None,
-        member=int(str(record.get("member", 0))),
-        success=record.get("success", True) is True,
-    )
+    screenshots = [images.put(read_picture(cell)) for cell in pictures]
+    instruction, turns = chat_turns(messages, screenshots, read_message)
+    task = parse_task(json.loads(record["task"])) if "task" in record else Task(name, instruction, "")
+    return Trajectory(task, 0, turns=turns, success=record.get("success", True) is True)
+
+
+def read_message(text: str) -> MessageContent:
+    """Return what a message to the visual agent, or to the text agent holds."""
+    head = TASK_AND_ROUND.match(text)
+    if not head:
+        return read_in_tags(text)
+    parts = [part for part in text[head.end() :].split("\n\n") if part]
+    feedback = tuple(takewhile(lambda part: not part.startswith(("<", "Tabs: ", LEFT_OUT)), parts))
+    page = "\n\n".join(parts[len(feedback) :])
+    return MessageContent(head[1] or "", feedback, "", "" if page == LEFT_OUT else page)
 
 
 def read_parts(parts: Sequence[Any], pictures: list[Any]) -> str:
@@ -210,15 +217,10 @@ def read_parts(parts: Sequence[Any], pictures: list[Any]) -> str:
     return text
 
 
-def main(argv: Sequence[str]) -> int:
+def run(argv: Sequence[str]) -> None:
     verbs = {"write": write, "push": push, "read": read}
-    try:
-        tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m examples.publish", args=list(argv))
-        return 0
-    except (ValueError, OSError) as error:
-        print(printable(f"examples.publish: {error}").replace("\n", "?"), file=sys.stderr)
-        return 2
+    tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m examples.publish", args=list(argv))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(run)

@@ -8,8 +8,7 @@ stay, of the screenshots the newest). Deviations:
 1. The history is the conversation itself, as it was sampled, not a text in the newest message.
 2. `type_text` replaces what the field holds.
 3. Where the page itself can't scroll, its largest list does.
-4. Of several actions the first counts. None is run.
-5. What UI-TARS-1.5 says, which table 6 compares, is read too:
+4. What UI-TARS-1.5 says, which table 6 compares, is read too:
    `Thought: why Action: click(start_box='(412,96)')`, in the same pixels.
 """
 
@@ -22,7 +21,6 @@ from importlib import resources
 from typing import Any
 
 from minirl.agents import openwebrl_actions as tools
-from minirl.agents.openwebrl import read_prompt
 from minirl.agents.webagent_r1 import syntax_tree
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, UserMessage
@@ -59,33 +57,24 @@ def parse(text: str) -> Parsed:
         calls = read_ui_tars(source.split("\n\n")[0].strip())
         return Parsed(before.rpartition("Thought:")[2].strip(), calls)
     except ValueError as problem:
-        return Parsed(thought, error=f"Error: invalid action, {problem}")
+        return Parsed(thought, error=f"Error: invalid action, {problem!s:.300}")
 
 
 def read_call(given: Mapping[str, Any]) -> Call:
     """Return an action's dictionary as a call. ValueError with the fault."""
-    name = given.get("action")
-    if not isinstance(name, str) or name not in ACTIONS:
-        raise ValueError(f"there is no {str(name)[:40]!r}; the actions are {', '.join(ACTIONS)}")
+    name = str(given.get("action"))
+    if name not in ACTIONS:
+        raise ValueError(f"there is no {name!r}; the actions are {', '.join(ACTIONS)}")
     arguments = {}
     for key in ACTIONS[name]:
-        value = given.get(key)
-        if key in POINTS:
-            if not is_point(value):
-                raise ValueError(f"{name} needs {key} as [x, y], two numbers of pixels")
-            arguments[key] = value
-        elif value is None or isinstance(value, list | dict):
-            raise ValueError(f"{name} needs {key} as a text")
-        else:
-            arguments[key] = str(value)
+        match key in POINTS, given.get(key):
+            case True, [int() | float(), int() | float()] as point:
+                arguments[key] = point
+            case False, str() | int() | float() as text:
+                arguments[key] = str(text)
+            case _:
+                raise ValueError(f"{name} needs {key}: a text, or [x, y] in pixels")
     return Call(name, arguments)
-
-
-def is_point(value: Any) -> bool:
-    """Return True for [x, y], two numbers from 0 to 999,999."""
-    if not isinstance(value, list) or len(value) != 2:
-        return False
-    return all(type(number) in (int, float) and 0 <= number < 1e6 for number in value)  # refuses NaN
 
 
 def read_ui_tars(source: str) -> tuple[Call, ...]:
@@ -114,20 +103,18 @@ def read_ui_tars(source: str) -> tuple[Call, ...]:
 
 
 def _literal(source: str) -> dict[str, Any]:
-    """Return the dictionary that a Python literal, or JSON, spells out; of a list of them the first. Words
-    without quotation marks are read as texts, as in the paper's list; nothing is evaluated."""
-    node = syntax_tree(source)
-    while isinstance(node, ast.List | ast.Tuple) and node.elts:
-        node = node.elts[0]
+    """Return the dictionary that a Python literal, or JSON, spells out. Words without quotation marks are
+    read as texts, as in the paper's list; nothing is evaluated."""
     with suppress(ValueError, TypeError, RecursionError, MemoryError):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):  # as UI-TARS writes them
-            arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-            return {"action": node.func.id} | arguments
-        if isinstance(node, ast.Dict):
-            words = [
-                ast.Constant(value.id) if isinstance(value, ast.Name) else value for value in node.values
-            ]
-            return ast.literal_eval(ast.Dict(node.keys, words))
+        match syntax_tree(source):
+            case ast.Call(ast.Name(name), [], keywords):  # as UI-TARS writes them
+                arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+                return {"action": name} | arguments
+            case ast.Dict(keys, values):
+                for n, value in enumerate(values):
+                    if isinstance(value, ast.Name):
+                        values[n] = ast.Constant(value.id)
+                return ast.literal_eval(ast.Dict(keys, values))
     raise ValueError("it can't be read; write it like {'action': 'press_enter'}")
 
 
@@ -156,18 +143,19 @@ def spell(thought: str, action: Mapping[str, Any]) -> str:
 
 
 class AutoWebWorldAgent:
-    """The agent, as `types.Agent`. ValueError if `config.prompt` can't be read."""
+    """The agent, as `types.Agent`."""
 
     message_format: ChatFormat | None = None  # the model's own chat template
     final_call: tuple[str, str] = ("answer", "text")
     parse = staticmethod(parse)
+    visible_feedback = tools.visible_feedback
 
     def __init__(self, config: AgentConfig, resized: Callable[[int, int], tuple[int, int]]):
         self.config = config
         self.resized = resized  # width and height as the model's processor changes them
         self.system = "Use the browser, one action at a time." if config.brief else PROMPT
         if config.prompt:
-            self.system = read_prompt(config.prompt)
+            self.system = config.prompt.read_text("utf-8")
 
     async def observe(self, session: Session) -> Observation:
         tabs, active = await session.tabs()
@@ -193,7 +181,7 @@ class AutoWebWorldAgent:
         for name, value in call.arguments.items():
             if name in POINTS:
                 x, y = value
-                if x > picture_width or y > picture_height:
+                if not (0 <= x <= picture_width and 0 <= y <= picture_height):
                     raise ToolFailure(f"the picture ends at [{picture_width}, {picture_height}]")
                 value = [x * tools.SCALE / picture_width, y * tools.SCALE / picture_height]
             arguments[tool["arguments"][name]] = value
@@ -213,6 +201,3 @@ class AutoWebWorldAgent:
     def history(self, task: Task) -> list[str]:
         steps = task.meta.get("past", ())
         return [self.say(thought, action, task.meta["size"]) for thought, action in steps]
-
-    def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
-        return tools.visible_feedback(self.config, parsed, feedback)

@@ -15,38 +15,46 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
 from minirl.agents import openwebrl_actions
-from minirl.agents.openwebrl_actions import SCALE, TABLES, TOOL_FUNCTIONS
+from minirl.agents.openwebrl_actions import TABLES, TOOL_FUNCTIONS
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, UserMessage
 from minirl.types import Call, Observation, Parsed, Task
 
 PROMPT = Path(__file__).with_name("prompts").joinpath("openwebrl.md").read_text("utf-8").rstrip("\n")
-NO_THOUGHT = "no </think> in the response. Think, close with </think>, then call a tool."
-_NUMBER = r"-?\d{1,9}(?:\.\d{1,9})?"
+SCHEMA_KEYS = ("type", "items", "minItems", "maxItems")  # in the released order; ours have no others
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
 
 
-# The arguments of every tool by its name: kind and default, which is `...` where the argument is required
-TOOLS: dict[str, dict[str, tuple[str, Any]]] = {}
+class Arguments(BaseModel):
+    """A tool's arguments, read leniently where the meaning is clear: "500" is a number."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+# What every tool takes, by its name, as the signature of its function says
+TOOLS: dict[str, type[Arguments]] = {}
 for _name, _function in TOOL_FUNCTIONS.items():
-    TOOLS[_name] = {}
-    _, *_parameters = inspect.signature(_function).parameters.values()
+    _fields: dict[str, Any] = {}
+    _, *_parameters = inspect.signature(_function, eval_str=True).parameters.values()
     for _parameter in _parameters:
         _default = ... if _parameter.default is _parameter.empty else _parameter.default
-        TOOLS[_name][_parameter.name] = (TABLES["kinds"][_parameter.annotation], _default)
+        _fields[_parameter.name] = (_parameter.annotation, _default)
+    TOOLS[_name] = create_model(_name, __base__=Arguments, **_fields)
 
 
 def schemas() -> list[dict[str, Any]]:
     """Return the tools as JSON schemas, in the shape of chat templates and OpenAI-compatible servers."""
     out = []
-    for name, arguments in TOOLS.items():
+    for name, model in TOOLS.items():
+        schema = model.model_json_schema()
         properties = {}
-        required = []
-        for argument, (kind, default) in arguments.items():
-            properties[argument] = TABLES["schemas"].get(kind, {"type": kind})
-            if default is ...:
-                required.append(argument)
+        for argument, described in schema["properties"].items():
+            described = described.get("anyOf", [described])[0]  # without the null of what is optional
+            properties[argument] = {key: described[key] for key in SCHEMA_KEYS if key in described}
+        required = schema.get("required", [])
         parameters = {"type": "object", "properties": properties, "required": required}
         description = inspect.getdoc(TOOL_FUNCTIONS[name])
         function = {"name": name, "description": description, "parameters": parameters}
@@ -54,22 +62,12 @@ def schemas() -> list[dict[str, Any]]:
     return out
 
 
-def read_prompt(file: Path) -> str:
-    """Return a prompt file's text. ValueError if it can't be read."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--prompt {file} can't be read: {error}") from None
-
-
 def system_prompt(brief: bool, file: Path | None = None) -> str:
     """Return the system prompt: a file's text, or ours, with schemas in place of `{tools}`. `brief` is for
-    models that are too small to read them. ValueError if the file can't be read or has no place for them."""
+    models that are too small to read them."""
     if brief and file is None:
         return "Use the browser."
-    text = read_prompt(file) if file else PROMPT
-    if "{tools}" not in text:
-        raise ValueError(f"--prompt {file}: write {{tools}} where the tools' schemas are to stand")
+    text = file.read_text("utf-8") if file else PROMPT
     lines = [json.dumps(schema, ensure_ascii=False) for schema in schemas()]
     return text.replace("{tools}", "\n".join(lines))
 
@@ -83,7 +81,9 @@ def parse(text: str) -> Parsed:
     """
     before, closed, rest = text.partition("</think>")
     if not closed:
-        return Parsed(error=f"Error: {NO_THOUGHT}")
+        return Parsed(
+            error="Error: no </think> in the response. Think, close with </think>, then call a tool."
+        )
     thought = before.rpartition("<think>")[2].strip()
     blocks = [block for block, end in _CALL.findall(rest) if end]
     if not blocks:
@@ -91,7 +91,7 @@ def parse(text: str) -> Parsed:
     try:
         return Parsed(thought, tuple(read_call(block) for block in blocks))
     except ValueError as problem:
-        return Parsed(thought, error=f"Error: {problem}")
+        return Parsed(thought, error=f"Error: {problem!s:.300}")
 
 
 def read_call(block: str) -> Call:
@@ -100,76 +100,41 @@ def read_call(block: str) -> Call:
         record = json.loads(block)
     except (ValueError, RecursionError):
         raise ValueError("a tool call is not valid JSON") from None
-    if not isinstance(record, dict) or not isinstance(record.get("name"), str):
-        raise ValueError('a tool call needs the form {"name": ..., "arguments": {...}}')
-    name = record["name"]
+    match record:
+        case {"name": str(name), "arguments": {**given}}:
+            pass
+        case {"name": str(name)} if "arguments" not in record:
+            given = {}
+        case _:
+            raise ValueError('a tool call needs the form {"name": ..., "arguments": {...}}')
     if name not in TOOLS:
-        raise ValueError(f"there is no tool {name[:40]!r}; the tools are {', '.join(TOOLS)}")
-    given = record.get("arguments", {})
-    if not isinstance(given, dict):
-        raise ValueError(f"the arguments of {name} must be an object")
-
-    given = in_code_names(name, given)
-    expected = TOOLS[name]
-    for argument in given:
-        if argument not in expected:
-            raise ValueError(f"{name} has no argument {argument[:40]!r}")
-    arguments = {}
-    for argument, (kind, default) in expected.items():
-        if given.get(argument) is not None:
-            arguments[argument] = _read(given[argument], kind, f"{name}.{argument}")
-        elif default is ...:
-            raise ValueError(f"{name} needs the argument {argument}")
-        elif default is not None:
-            arguments[argument] = default
-    return Call(name, arguments)
+        raise ValueError(f"there is no tool {name!r}; the tools are {', '.join(TOOLS)}")
+    try:
+        arguments = TOOLS[name].model_validate(in_code_names(given))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(str(key) for key in (name, *fault["loc"]))
+        raise ValueError(f"{place}: {fault['msg']}") from None
+    return Call(name, arguments.model_dump(exclude_none=True))
 
 
-def in_code_names(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool's arguments with the paper's names (x, y) replaced by the released code's (point_2d)."""
-    out = dict(given)
-    for argument, paper_names in TABLES["paper_names"].get(name, {}).items():
-        if argument in out or not out.keys() >= set(paper_names):
-            continue
-        values = [out.pop(paper_name) for paper_name in paper_names]
-        out[argument] = values if len(values) > 1 else values[0]
-        if argument == "clicks":
-            out[argument] = TABLES["click_types"].get(str(values[0]), values[0])
+def in_code_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments without those that are null, and with the paper's names (x, y) replaced by the
+    released code's (point_2d)."""
+    out = {}
+    for name, value in given.items():
+        if name == "click_type":
+            value = TABLES["click_types"].get(str(value), value)
+        if value is not None:
+            out[TABLES["paper_names"].get(name, name)] = value
+    for point, (x, y) in TABLES["paper_points"].items():
+        if x in out and y in out:
+            out[point] = [out.pop(x), out.pop(y)]
     return out
 
 
-def _read(value: Any, kind: str, where: str) -> Any:
-    """Return an argument as its kind, read leniently where the meaning is clear."""
-    match kind, value:
-        case "integer", _:
-            return int(_number(value, where))
-        case "number", _:
-            return _number(value, where)
-        case "point", [x, y]:
-            return [_number(x, where), _number(y, where)]
-        case "boolean", str() if value.lower() in ("true", "false"):
-            return value.lower() == "true"
-        case "strings", str():
-            return [value]
-        case "strings", [_, *_] if all(isinstance(text, str) for text in value):
-            return value
-        case ("boolean", bool()) | ("string", str()):
-            return value
-    raise ValueError(f"{where} must be {TABLES['in_words'][kind]}")
-
-
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, str) and re.fullmatch(rf"\s*{_NUMBER}\s*", value):
-        value = float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{where} must be a number")
-    if not 0 <= value <= SCALE:  # the limit of other numbers, too; refuses NaN
-        raise ValueError(f"{where} must lie between 0 and {SCALE}")
-    return value
-
-
 class OpenWebRLAgent:
-    """The visual agent, as `types.Agent`. ValueError if `config.prompt` is no usable file."""
+    """The visual agent, as `types.Agent`."""
 
     message_format: ChatFormat | None = None  # the model's own chat template
     final_call: tuple[str, str] = ("done", "response")

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from types import SimpleNamespace
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from minirl.browser.page_scripts import CHOOSE, FOCUS, SCROLL, PageAnswer
-from minirl.config import AgentConfig
 from minirl.types import Call, Observation, PageHangs, Parsed, Session, ToolFailure
 
 SCALE = 1000  # coordinates run from 0 to SCALE on both axes
@@ -33,7 +35,15 @@ MAX_DRAG_STEPS = 100
 FAILED = ": failed, "  # in the episode's line on a call that raised ToolFailure
 CLOSED = "closed"  # a component that does not let its fields be seen
 
-Point = Sequence[float]  # x and y, from 0 to SCALE
+
+def _as_list(keys: Any) -> Any:
+    return [keys] if isinstance(keys, str) else keys
+
+
+Number = Annotated[float | int, Field(ge=0, le=SCALE), WithJsonSchema({"type": "number"})]
+Point = Annotated[list[Number], Field(min_length=2, max_length=2)]  # x and y
+Keys = Annotated[list[str], BeforeValidator(_as_list)]
+
 TABLES = tomllib.loads(resources.files("minirl.agents").joinpath("openwebrl.toml").read_text("utf-8"))
 DIRECTIONS = TABLES["directions"]
 WRITTEN_WHOLE = TABLES["written_whole"]
@@ -48,9 +58,8 @@ async def observe(session: Session) -> Observation:
     image = await session.screenshot()
     text = f"screen size: {session.width} x {session.height}\nCurrent tab: {active}\nAvailable tabs:"
     for i, (url, title) in enumerate(tabs):
-        if len(url) > URL_CHARS:  # a page can make it endless
-            url = url[:URL_CHARS] + "..."
-        text += f"\n- Tab {i}{' (active)' if i == active else ''}: {url} - {title}"
+        note = " (active)" if i == active else ""
+        text += f"\n- Tab {i}{note}: {url[:URL_CHARS]} - {title}"  # a page can make its address endless
     return Observation(text, image=image, url=tabs[active][0])
 
 
@@ -61,11 +70,10 @@ async def act(session: Session, call: Call) -> str:
 
 async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
     """Run a call of any agent under an action's time limit; return a line of feedback and the browser's news.
-    A ToolFailure is short enough for the episode's line `name: failed, reason.`."""
+    Those are in a ToolFailure, too."""
     await session.pace()
-    extra = MAX_WAIT_SECONDS if call.name.lower() == "wait" else 0  # waiting on purpose does not count
     try:
-        async with asyncio.timeout(session.config.action_seconds + extra):
+        async with asyncio.timeout(session.config.action_seconds):
             result = await work
         return shorten(" ".join([f"{call.name}: {result}", *session.take_news()]))
     except (TimeoutError, PageHangs):
@@ -79,10 +87,7 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
         for key in ("Control", "Shift", "Alt", "Meta"):
             with suppress(ToolFailure):
                 await session.do(session.page.keyboard.up(key))
-    head = call.name + FAILED
-    reason = " ".join([reason, *session.take_news()])
-    line = shorten(f"{head}{reason.removesuffix('.')}.")
-    raise ToolFailure(line[len(head) : -1])
+    raise ToolFailure(shorten(" ".join([reason, *session.take_news()])).removesuffix("."))
 
 
 def shorten(text: str) -> str:
@@ -94,9 +99,9 @@ def shorten(text: str) -> str:
     return text[:head] + " ... " + text[head + 5 - FEEDBACK_CHARS :]
 
 
-def visible_feedback(config: AgentConfig, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
-    """Return all lines, or in the ablation those on what failed."""
-    if config.feedback or parsed.error:
+def visible_feedback(agent: Any, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
+    """Be an agent's method: return all lines, or in the ablation those on what failed."""
+    if agent.config.feedback or parsed.error:
         return feedback
     return tuple(line for line in feedback if FAILED in line)
 
@@ -165,8 +170,6 @@ def _place(point: Point) -> str:
 
 async def click(session: Session, point_2d: Point, clicks: int = 1, button: str = "left") -> str:
     """Click at a point of the page."""
-    if button not in ("left", "middle", "right"):
-        raise ToolFailure(f"there is no {button!r} mouse button")
     point = pixels(session, point_2d)
     count = min(max(clicks, 1), MAX_CLICKS)
     async with watched(session, point, is_click=True) as effect:
@@ -201,7 +204,7 @@ async def drag(session: Session, start_point_2d: Point, end_point_2d: Point, ste
 
 
 async def scroll(
-    session: Session, direction: str = "down", amount: float = 0.5, point_2d: Point | None = None
+    session: Session, direction: str = "down", amount: Number = 0.5, point_2d: Point | None = None
 ) -> str:
     """Scroll the page, or the area under a point, by a share (0-1) of the viewport."""
     if direction not in DIRECTIONS:
@@ -211,7 +214,7 @@ async def scroll(
     if point_2d:
         point = pixels(session, point_2d)
         await session.do(session.page.mouse.move(*point))
-    share = min(max(amount, 0), 1)
+    share = min(amount, 1)
     async with watched(session, point) as effect:
         _, answer = await session.ask(SCROLL, point, dx * share * session.width, dy * share * session.height)
     name = answer.name or "the page"
@@ -258,7 +261,7 @@ async def write(session: Session, message: str) -> str:
     return f"typed {message[:VALUE_CHARS]!r} into {name}.{notes}"
 
 
-async def press_keys(session: Session, keys: Sequence[str], is_hotkey: bool = False, presses: int = 1) -> str:
+async def press_keys(session: Session, keys: Keys, is_hotkey: bool = False, presses: int = 1) -> str:
     """Press keys one after the other, or together as a hotkey."""
     names = [normal(key) for key in keys]
     if is_hotkey:
@@ -275,19 +278,15 @@ async def press_keys(session: Session, keys: Sequence[str], is_hotkey: bool = Fa
 def normal(key: str) -> str:
     """Return a key, or several joined by +, as Chromium's driver names them.
 
-    >>> normal("pgdn"), normal("ctrl+a"), normal("f5"), normal("+")
-    ('PageDown', 'Control+a', 'F5', '+')
+    >>> normal("pgdn"), normal("ctrl+a"), normal("+")
+    ('PageDown', 'Control+a', '+')
     """
     if "+" in key[1:-1]:
         return "+".join(normal(part.strip()) for part in key.split("+"))
-    if len(key) == 1:
-        return key
-    if len(key) in (2, 3) and key[0] in "fF" and key[1:].isdigit():
-        return key.upper()
     return ALIASES.get(key.strip().lower(), key)
 
 
-async def wait(session: Session, seconds: float = 3) -> str:
+async def wait(session: Session, seconds: Number = 3) -> str:
     """Let the page settle for some seconds."""
     seconds = min(seconds, MAX_WAIT_SECONDS)
     async with watched(session) as effect:

@@ -26,7 +26,6 @@ from minirl.types import Session, ToolFailure
 SCRIPT = resources.files("minirl.agents").joinpath("simplified_html.js").read_text("utf-8")
 MAX_CHARS = 500  # of a text or an attribute
 MAX_PAGE_CHARS = 20_000_000  # of an annotated page
-MAX_PIXELS = 1e6
 # The attributes that are shown, in this order
 ATTRIBUTES = ("title", "value", "type", "placeholder", "selected", "data-value", "data-text", "data-testid")
 ATTRIBUTES += ("data-label", "data-bbox", "data-status")
@@ -47,7 +46,7 @@ async def observe(session: Session) -> str:
 async def locate(session: Session, number: int) -> tuple[float, float]:
     """Scroll to a numbered element; return where a click reaches it, in CSS pixels. Raises ToolFailure."""
     match await ask(session, "locate", number):
-        case {"point": [float() | int() as x, float() | int() as y]} if max(abs(x), abs(y)) < MAX_PIXELS:
+        case {"point": [float() | int() as x, float() | int() as y]}:
             return x, y
         case {"error": str(reason)}:
             raise ToolFailure(reason)
@@ -57,7 +56,7 @@ async def locate(session: Session, number: int) -> tuple[float, float]:
 async def number_at(session: Session, selector: str) -> int:
     """Return the number that an element has in the newest observation. ToolFailure if it has none."""
     number = await ask(session, "numberAt", selector)
-    if not isinstance(number, int) or number < 0:
+    if number < 0:
         raise ToolFailure(f"{selector} has no number")
     return number
 

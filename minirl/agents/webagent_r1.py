@@ -7,8 +7,7 @@ section 3.1. Deviations from the released code:
 1. All 14 actions of the table exist (five are refused there).
 2. Elements are acted on where they are now.
 3. A failed action is told to the model.
-4. Arguments may stand unnamed, not one too many; a decimal number is taken as written (0.10).
-5. Of several calls the last counts, also where `<answer>` is not closed. None is run.
+4. Of several calls the last counts, also where `<answer>` is not closed. None is run.
 """
 
 import ast
@@ -17,7 +16,6 @@ import tomllib
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,6 @@ from jinja2 import Template
 
 from minirl.agents import openwebrl_actions as tools
 from minirl.agents import simplified_html
-from minirl.agents.openwebrl import read_prompt
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, UserMessage
 from minirl.types import Call, Observation, PageHangs, Parsed, Session, Task, ToolFailure
@@ -36,25 +33,18 @@ TABLES = tomllib.loads(FILES.joinpath("webagent_r1.toml").read_text("utf-8"))
 ACTIONS = TABLES["actions"]
 FUNCTIONS = TABLES["functions"]
 WEBRL = ChatFormat(**TABLES["webrl"])
-WEBRL_WITH_SYSTEM = replace(WEBRL, **TABLES["webrl_with_system"])
 WEBRL_USER = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n"
 PROMPT = FILES.joinpath("prompts/webagent_r1.md").read_text("utf-8")
 LEFT_OUT = "** Simplified html **"  # stands for an earlier round's page
-NAMES = {name.lower(): name for name in ACTIONS}
-SYNONYMS = {"go backward": "go_backward", "go forward": "go_forward"}  # as the released code has them
 MAX_CALL_CHARS = 20_000
-MAX_LOOKS = 3  # attempts at one observation
-UNREADABLE = 'the call can\'t be read; write for example do(action="Click", element="3")'
-NO_CALL = "there is no do(...), exit(...), go_backward() or go_forward()"
+MAX_STARTS = 10  # of calls in an answer that are tried, the last ones
 _START = re.compile(r"(?<![\w.])(?:do|exit|go_backward|go_forward)\(")
-# A text, which may lack its end, or a bracket
-_PIECE = re.compile(r"\"(?:[^\"\\]|\\.?)*+(?:\"|\Z)|'(?:[^'\\]|\\.?)*+(?:'|\Z)|[()]", re.DOTALL)
 
 
 def system_prompt(brief: bool, thinking: bool, file: Path | None = None) -> str:
     """Return the system prompt: a file's text, or ours. `brief` is for models that are too small to read."""
     if file is not None:
-        return read_prompt(file)
+        return file.read_text("utf-8")
     if brief:
         return "Use the page to do what the user asks."
     names = ", ".join(f'"{name}"' for name in ACTIONS)
@@ -72,7 +62,7 @@ def parse(text: str) -> Parsed:
     try:
         return Parsed(thought, (read_call(answer),))
     except ValueError as problem:
-        return Parsed(thought, error=f"Error: invalid action, {problem}")
+        return Parsed(thought, error=f"Error: invalid action, {problem!s:.300}")
 
 
 def split(text: str) -> tuple[str, str]:
@@ -86,72 +76,49 @@ def split(text: str) -> tuple[str, str]:
 
 def read_call(answer: str) -> Call:
     """Return the last call in an answer. ValueError with the fault."""
-    source = ""
-    start = _START.search(answer)
-    while start:
-        end = _end_of_call(answer, start.end())
-        source = answer[start.start() : end]
-        start = _START.search(answer, end)
-    if not source:
-        raise ValueError(NO_CALL)
-    return _checked(source)
+    starts = [match.start() for match in _START.finditer(answer)]
+    if not starts:
+        raise ValueError("there is no do(...), exit(...), go_backward() or go_forward()")
+    end = answer.rfind(")") + 1
+    # What begins with an earlier call is no single one; a text may hold what looks like a later one
+    for start in starts[-MAX_STARTS:]:
+        match syntax_tree(answer[start:end]):
+            case ast.Call(ast.Name(function), [], keywords):
+                return _checked(function, keywords)
+    raise ValueError('the call can\'t be read; write for example do(action="Click", element="3")')
 
 
-def _end_of_call(answer: str, start: int) -> int:
-    """Return where the bracket closes that opened before `start`. Brackets and calls in a text are none."""
-    depth = 1
-    for piece in _PIECE.finditer(answer, start):
-        if piece[0] == "(":
-            depth += 1
-        elif piece[0] == ")":
-            depth -= 1
-        if depth == 0:
-            return piece.end()
-    raise ValueError(UNREADABLE)
-
-
-def _checked(source: str) -> Call:
+def _checked(function: str, keywords: Sequence[ast.keyword]) -> Call:
     """Return a call whose arguments are literals that its action takes. Nothing in it is evaluated."""
-    call = syntax_tree(source)
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ValueError(UNREADABLE)
-    function = call.func.id
-    parameters = FUNCTIONS[function]
-    nodes = dict(zip(parameters, call.args, strict=False))
-    keywords = [keyword.arg for keyword in call.keywords]
-    if len(call.args) > len(parameters) or None in keywords or nodes.keys() & keywords:
-        raise ValueError(f"{function} takes {', '.join(parameters) or 'nothing'}, each once")
-    nodes |= {str(keyword.arg): keyword.value for keyword in call.keywords}
-
     given = {}
-    for key, node in nodes.items():
-        value = _literal(source, key, node)
+    for keyword in keywords:
+        key = str(keyword.arg)
+        if key not in FUNCTIONS[function]:
+            raise ValueError(f"{function} has no {key}")
+        try:
+            value = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, RecursionError, MemoryError):
+            raise ValueError(f"{key} must be a text in quotes") from None
         if value is not None:  # None is as good as left out
-            given[key] = value
-    unknown = sorted(given.keys() - parameters)
-    if unknown:
-        raise ValueError(f"{function} has no {unknown[0][:40]}")
+            given[key] = str(value)
     if function != "do":
-        return Call(function, {key: given.get(key, "") for key in parameters})
+        return Call(function, {key: given.get(key, "") for key in FUNCTIONS[function]})
     return _action(given)
 
 
 def _action(given: dict[str, str]) -> Call:
     """Return the action that `do` names, with the arguments that it needs."""
-    name = given.get("action", "").lower()
-    if name in SYNONYMS:
-        return Call(SYNONYMS[name])
-    if name not in NAMES:
-        raise ValueError(f"there is no action {name[:40]!r}; the actions are {', '.join(ACTIONS)}")
-    action = NAMES[name]
+    action = given.get("action", "").title()
+    if action in ("Go Backward", "Go Forward"):  # as the released code has them
+        return Call(action.lower().replace(" ", "_"))
+    if action not in ACTIONS:
+        raise ValueError(f"there is no action {action!r}; the actions are {', '.join(ACTIONS)}")
     arguments: dict[str, Any] = {}
     for key in ACTIONS[action]:
         if key not in given:
             raise ValueError(f"{action} needs {key}")
         arguments[key] = given[key]
         if key == "element" or action == "Switch Tab":
-            if not re.fullmatch(r"\s*[0-9]{1,6}\s*", given[key]):
-                raise ValueError(f"{key} of {action} must be a number, not {given[key][:40]!r}")
             arguments[key] = int(given[key])
     return Call(action, arguments)
 
@@ -164,19 +131,6 @@ def syntax_tree(source: str) -> ast.expr | None:
         warnings.simplefilter("ignore")  # Python's own, about backslashes
         return ast.parse(source, mode="eval").body
     return None
-
-
-def _literal(source: str, key: str, node: ast.expr) -> str | None:
-    """Return a text's value, a number as text (0.10 as it is written: a price), or None. Else ValueError."""
-    with suppress(ValueError, TypeError, RecursionError, MemoryError):
-        value = ast.literal_eval(node)
-        if value is None or isinstance(value, str):
-            return value
-        if type(value) is int:
-            return str(value)
-        if type(value) is float:
-            return ast.get_source_segment(source, node)
-    raise ValueError(f"{key} must be a text in quotes")
 
 
 async def observe(session: Session) -> Observation:
@@ -193,12 +147,12 @@ async def observe(session: Session) -> Observation:
 
 async def _look(session: Session) -> str:
     """Return the page, looking again where it hangs, or is just being replaced."""
-    for _ in range(MAX_LOOKS - 1):
-        try:
-            return await simplified_html.observe(session)
-        except ToolFailure as failure:
-            with suppress(ToolFailure):
-                await (session.revive() if isinstance(failure, PageHangs) else session.settle())
+    try:
+        return await simplified_html.observe(session)
+    except PageHangs:
+        await session.revive()
+    except ToolFailure:
+        await session.settle()
     return await simplified_html.observe(session)
 
 
@@ -259,12 +213,14 @@ async def _on_element(session: Session, action: str, point: tuple[float, float],
 
 class WebAgentR1Agent:
     """The text agent, as `types.Agent`. `config.answers` "webrl" is the conversation of WebRL's Llama
-    checkpoints: one completion, in which the task stands in for the first page."""
+    checkpoints: one completion, in which the task stands in for the first page; before it stands what the
+    file `config.prompt` holds, headers included, if there is one."""
 
     final_call: tuple[str, str] = ("exit", "message")
     parse = staticmethod(parse)
     observe = staticmethod(observe)
     act = staticmethod(act)
+    visible_feedback = tools.visible_feedback
 
     def __init__(self, config: AgentConfig):
         self.config = config
@@ -272,9 +228,7 @@ class WebAgentR1Agent:
         self.system = ""
         if config.prompt or not self.is_webrl:
             self.system = system_prompt(config.brief, config.answers == "thinking", config.prompt)
-        self.message_format = None  # the model's own chat template
-        if self.is_webrl:
-            self.message_format = WEBRL_WITH_SYSTEM if config.prompt else WEBRL
+        self.message_format = WEBRL if self.is_webrl else None  # None: the model's own chat template
 
     def user_message(
         self, n: int, instruction: str, observation: Observation, feedback: tuple[str, ...]
@@ -288,6 +242,3 @@ class WebAgentR1Agent:
 
     def history(self, task: Task) -> Sequence[str]:
         return ()
-
-    def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
-        return tools.visible_feedback(self.config, parsed, feedback)

@@ -126,11 +126,12 @@ def run_async(work: Coroutine[Any, Any, None]) -> None:
 
 
 def run_main(main: Callable[[Sequence[str]], None]) -> None:
-    """Run a script's `main`; print a user's mistake in one line, and exit with status 2."""
+    """Run the `main` of a script or a package; print a user's mistake in one line, and exit with status 2."""
     try:
         main(sys.argv[1:])
     except (ValueError, OSError) as problem:
-        print(f"{Path(sys.argv[0]).name}: {printable(str(problem))}", file=sys.stderr)
+        name = Path(sys.argv[0].removesuffix("/__main__.py")).name
+        print(f"{name}: {printable(str(problem))}", file=sys.stderr)
         sys.exit(2)
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("interrupted", file=sys.stderr)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import tyro
 
-from minirl.agents.openwebrl import SCALE, TOOLS, OpenWebRLAgent, parse
+from minirl.agents.openwebrl import TOOLS, OpenWebRLAgent, parse
+from minirl.agents.openwebrl_actions import SCALE
 from minirl.checkpoint import checkpoints
 from minirl.cli.command_line import run_async
 from minirl.cli.report import write_report
@@ -170,8 +171,8 @@ async def ask_person(t: int, prompt: Prompt, session: Session) -> Sample:
     """Be the policy of a person, who is asked until a line is a call, and told what can be clicked."""
     if t == 0:
         say(USAGE, "dim")
-        for name, arguments in TOOLS.items():
-            say(f"  {name} {' '.join(arguments)}", "dim")
+        for name, tool in TOOLS.items():
+            say(f"  {name} {' '.join(tool.model_fields)}", "dim")
     for name, x, y, _ in await session.do(session.page.evaluate(LOOK)):
         say(f"  {x * SCALE:4.0f} {y * SCALE:4.0f}  {name}")
     say("your call:")

@@ -3,7 +3,6 @@
 Exit status 0: fine; 2: the command line or a file is of no use.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,10 +11,10 @@ import numpy as np
 import tyro
 
 from minirl.benchmarks.task_files import load_tasks
-from minirl.console import printable, say
+from minirl.cli.command_line import recipe_name, run_main
+from minirl.console import say
 from minirl.data import filters
-from minirl.data.readers import Reader, read_conversation, read_demonstrations
-from minirl.experiment import make_agent
+from minirl.data.readers import Form, read_demonstrations, read_public
 from minirl.recipes import RECIPES
 from minirl.run_folder import Run, save_tasks, write_lines
 
@@ -31,7 +30,6 @@ def filter(
     embeddings: Path | None = None,
     least: int = 10,
     unstable: Path | None = None,
-    results: tuple[Path, ...] = (),
 ) -> None:
     """A pool's tasks that are worth a rollout, as OUT/tasks.jsonl; OUT/removed.jsonl says why others are not.
 
@@ -42,7 +40,6 @@ def filter(
         embeddings: Such a file in place of the model: rows for TASKS, then for the evaluation's.
         least: Sites with fewer tasks are the long tail.
         unstable: A list of sites to leave out, a host a line.
-        results: Files of results of evaluations, whose aborted episodes tell unstable sites.
     """
     pool = load_tasks(tasks)
     unseen = [task for path in evaluation for task in load_tasks(path)]
@@ -50,20 +47,21 @@ def filter(
         embeddings = out / "embeddings.npy"
         out.mkdir(parents=True, exist_ok=True)
         np.save(embeddings, filters.embed([*pool, *unseen], model))
-    vectors_NE = None
-    if embeddings:
-        vectors_NE = np.load(embeddings, mmap_mode="r")
-        if vectors_NE.ndim != 2 or len(vectors_NE) != len(pool) + len(unseen):
-            shape = vectors_NE.shape
-            raise ValueError(f"there are {len(pool)} + {len(unseen)} tasks, and embeddings of {shape}")
-    sites = filters.unstable_sites(unstable, results)
+    vectors_NE = np.load(embeddings) if embeddings else None
+    if vectors_NE is not None and len(vectors_NE) != len(pool) + len(unseen):
+        raise ValueError(f"there are {len(pool)} + {len(unseen)} tasks, and {len(vectors_NE)} embeddings")
+    sites = unstable.read_text(encoding="utf-8").split() if unstable else []
     remaining, removed = filters.filter_tasks(pool, unseen, sites, least, vectors_NE, threshold)
     save_tasks(out / "tasks.jsonl", remaining)
     write_lines(out / "removed.jsonl", removed)
     say(f"{out / 'tasks.jsonl'}: {len(remaining)} of {len(pool)} tasks")
 
 
-def curate(run: File, dumps: tuple[str, ...], preset: Literal["412", "912", "1.9k"] = "412") -> None:
+def curate(
+    run: File,
+    dumps: tuple[str, ...],
+    preset: Literal["412", "912", "1.9k"] = "412",
+) -> None:
     """The shortest success of each task, evenly over sites, as RUN/trajectories/demos.jsonl.
 
     Args:
@@ -84,25 +82,21 @@ def read(file: File, out: Path, recipe: str) -> None:
         file: WebRL's policy set, or OpenWebRL's SFT trajectories.
         recipe: The recipe that will clone them, whose agent must understand the responses.
     """
-    name = recipe.replace("-", "_")
-    if name not in RECIPES:
-        raise ValueError(f"unknown recipe {recipe!r}; there are {', '.join(RECIPES)}")
-    config = RECIPES[name]()
+    read_into(file, out, recipe, read_public)
+
+
+def read_into(file: Path, out: Path, recipe: str, form: Form) -> None:
+    name, _ = recipe_name([recipe], RECIPES)
     run = Run(out)
-    reader = Reader(make_agent(config), config.agent, run.images, read_conversation)
-    run.save_trajectories("demos", read_demonstrations(file, reader))
+    demonstrations = read_demonstrations(file, RECIPES[name](), run.images, form)
+    run.save_trajectories("demos", demonstrations)
     say(f"--sft.demos {run.trajectory_path('demos')}")
 
 
-def main(argv: Sequence[str]) -> int:
+def run(argv: Sequence[str]) -> None:
     verbs = {"filter": filter, "read": read, "curate": curate}
-    try:
-        tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.data", args=list(argv))
-        return 0
-    except (ValueError, OSError) as error:
-        print(printable(f"minirl.data: {error}").replace("\n", "?"), file=sys.stderr)
-        return 2
+    tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.data", args=list(argv))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(run)

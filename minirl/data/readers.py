@@ -16,194 +16,155 @@ read: sft.py builds them again with its own agent, as reinforcement does.
 import re
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BytesIO
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
-from minirl.agents.webagent_r1 import LEFT_OUT, WEBRL, WEBRL_USER
+from minirl.agents.webagent_r1 import WEBRL, WEBRL_USER
 from minirl.benchmarks.task_files import file_records, parse_task
-from minirl.config import AgentConfig
+from minirl.config import Config
 from minirl.console import say
 from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN
+from minirl.experiment import make_agent
 from minirl.run_folder import ImageFolder
-from minirl.types import Agent, Observation, Task, Trajectory, Turn
+from minirl.types import Agent, Task, Trajectory, Turn
 
 PICTURE = VISION_OPEN + IMAGE_PAD + VISION_CLOSE  # stands for a screenshot in a message
-TASK_AND_ROUND = re.compile(r"(?:Task Instruction: (.*?)\n\n)?Round \d+\n\n", re.DOTALL)
-WEBRL_ROUND = re.compile(r"Round (\d+)\n\n" + re.escape(WEBRL_USER))
-TASK_FIELDS = {"task_id", "intent", "start_url", "benchmark_name", "domain", "subdomain", "difficulty"}
-
-ChatMessage = tuple[str, str]  # the role and the text, with PICTURE where a screenshot is
+WEBRL_ROUND = re.compile(r"Round \d+\n\n" + re.escape(WEBRL_USER))
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """A record in one form for all: messages, screenshots in their order, and what else it tells."""
-
-    messages: Sequence[ChatMessage]
-    screenshots: Sequence[bytes] = ()
-    task: Task | None = None
-    member: int = 0
-    success: bool = True
-
-
-@dataclass(frozen=True)
-class UserMessage:
+class MessageContent(NamedTuple):
     """What a message to the agent holds."""
 
     instruction: str
     feedback: tuple[str, ...]
-    observation: Observation
+    observation: str
+    page_text: str = ""
 
 
-@dataclass(frozen=True)
-class Reader:
-    """Reads records of a form, by `read`, as turns of an agent, whose screenshots are stored in `images`."""
-
-    agent: Agent
-    settings: AgentConfig
-    images: ImageFolder
-    read: Callable[[Any], Conversation]
-
-    def trajectory(self, record: Any, name: str) -> Trajectory:
-        """Return a record as a trajectory without token ids. `name` is its task's if the record has none.
-        ValueError says what is wrong with it."""
-        conversation = self.read(record)
-        instruction, turns = self.turns(conversation)
-        task = conversation.task or Task(name, instruction, "")
-        return Trajectory(task, conversation.member, turns=turns, success=conversation.success)
-
-    def turns(self, conversation: Conversation) -> tuple[str, tuple[Turn, ...]]:
-        """Return the instruction and the turns of a conversation."""
-        messages = list(conversation.messages)
-        if messages and messages[0][0] == "system":
-            del messages[0]
-        roles = [role for role, _ in messages]
-        if not messages or roles != ["user", "assistant"] * (len(messages) // 2):
-            raise ValueError("user and assistant must take turns, and the assistant have the last word")
-        prompts = [text for _, text in messages[::2]]
-        responses = [text for _, text in messages[1::2]]
-        places = sum(prompt.count(PICTURE) for prompt in prompts)
-        screenshots = list(conversation.screenshots)
-        if places != len(screenshots):
-            raise ValueError(f"its messages show {places} screenshots, and it has {len(screenshots)}")
-        instruction = ""
-        turns: list[Turn] = []
-        for prompt, response in zip(prompts, responses, strict=True):
-            if prompt.count(PICTURE) > 1 or IMAGE_PAD in response:
-                raise ValueError("a screenshot must be in a user's message, with no other beside it")
-            message = read_in_tags(prompt) if self.settings.kind == "visual" else read_in_rounds(prompt)
-            instruction = instruction or message.instruction
-            # a message tells what the calls before it did
-            if turns:
-                turns[-1] = replace(turns[-1], feedback=message.feedback)
-            screenshot = screenshots.pop(0) if PICTURE in prompt else None
-            turns.append(self.turn(message.observation, screenshot, response))
-        return instruction, tuple(turns)
-
-    def turn(self, observation: Observation, screenshot: bytes | None, response: str) -> Turn:
-        """Return a turn, which is trained on if its page is shown and its response can be parsed."""
-        text = response.rstrip().removesuffix("<|im_end|>")
-        if self.settings.kind == "text" and self.settings.answers == "thinking":
-            text = comments_as_thought(text)
-        else:
-            text = with_opening_think(text)
-        parsed = self.agent.parse(text)
-        images = () if screenshot is None else (self.images.put(screenshot),)
-        is_shown = bool(images or observation.page_text)
-        return Turn(
-            shared=0,
-            suffix=(),
-            response_ids=(),
-            logprobs=(),
-            text=text,
-            images=images,
-            parsed=parsed,
-            observation=observation.text,
-            page_text=observation.page_text,
-            trained=is_shown and not parsed.error,
-        )
+ChatMessage = tuple[str, str]  # the role and the text, with PICTURE where a screenshot is
+Form = Callable[[Any, str, ImageFolder], Trajectory]  # reads a record, its name, and where pictures go
 
 
-def read_demonstrations(path: Path, reader: Reader) -> list[Trajectory]:
-    """Return a file's successes that have a turn to clone. ValueError names a broken record, or says that
-    there is no success."""
+def read_demonstrations(path: Path, config: Config, images: ImageFolder, read: Form) -> list[Trajectory]:
+    """Return a file's successes that have a turn to clone, whose records `read` reads. ValueError names a
+    broken record, or says that there is no success."""
+    agent = make_agent(config)
     demonstrations = []
-    unreadable = 0
+    n_records = 0
     for place, record in file_records(path):
+        n_records += 1
         try:
-            trajectory = reader.trajectory(record, f"{path.stem}, {place}")
+            trajectory = read(record, f"{path.stem}, {place}", images)
         except (ValueError, OSError) as problem:
             raise ValueError(f"{path}, {place}: {problem}") from None
-        for turn in trajectory.turns:
-            is_shown = bool(turn.images or turn.page_text)
-            unreadable += is_shown and not turn.trained
-        if trajectory.success and any(turn.trained for turn in trajectory.turns):
-            demonstrations.append(trajectory)
+        turns = tuple(parsed_turn(turn, agent, config) for turn in trajectory.turns)
+        if trajectory.success and any(turn.trained for turn in turns):
+            demonstrations.append(replace(trajectory, turns=turns))
     if not demonstrations:
         raise ValueError(f"{path} holds no success to clone")
-    responses = sum(turn.trained for trajectory in demonstrations for turn in trajectory.turns)
-    counts = f"{len(demonstrations)} demonstrations, {responses} responses to clone"
-    say(f"{path}: {counts}; {unreadable} were unreadable")
+    n_turns = sum(turn.trained for trajectory in demonstrations for turn in trajectory.turns)
+    say(f"{path}: {n_turns} responses to clone, in {len(demonstrations)} of {n_records} records")
     return demonstrations
 
 
-def read_conversation(record: Any) -> Conversation:
-    """Return a record of any of these forms. ValueError if it has none of them."""
+def parsed_turn(turn: Turn, agent: Agent, config: Config) -> Turn:
+    """Return a record's turn with its response in the agent's form. It is trained on if its page is shown and
+    the response can be parsed."""
+    text = turn.text.rstrip().removesuffix("<|im_end|>")
+    if config.agent.kind == "text" and config.agent.answers == "thinking":
+        text = comments_as_thought(text)
+    else:
+        text = with_opening_think(text)
+    parsed = agent.parse(text)
+    is_shown = bool(turn.images or turn.page_text)
+    return replace(turn, text=text, parsed=parsed, trained=is_shown and not parsed.error)
+
+
+def read_public(record: Any, name: str, images: ImageFolder) -> Trajectory:
+    """Return a record of any of these forms, as a trajectory whose responses are not parsed yet. ValueError
+    or OSError if it has none of them, or is broken."""
     match record:
         case {
             "conversations": [{"from": "human", "value": str(prompt)}, {"from": "gpt", "value": str(action)}]
         }:
-            return Conversation(read_webrl_step(prompt, action))
+            return read_webrl_step(prompt, action, name)
         case {"prompt": str(), "response": str(), "metadata": {"images": [*_]}}:
-            return read_openwebrl_turn(record)
-    fields = ", ".join(record) if isinstance(record, dict) else "none"
-    raise ValueError(f"none of the forms in minirl/data/readers.py; its fields are {fields:.200}")
+            return read_openwebrl_turn(record, images)
+    raise ValueError(f"none of the forms in minirl/data/readers.py: {record!r:.200}")
 
 
-def read_webrl_step(prompt: str, last_action: str) -> list[ChatMessage]:
-    """Return a step as a chat. Its past rounds show no page, the first one the task in its place."""
-    # before the first round stands the task; then number and text of each round alternate
-    opening, *rest = WEBRL_ROUND.split(prompt)
-    numbers, rounds = rest[::2], rest[1::2]
-    if not rounds or numbers != [str(n) for n in range(len(rounds))]:
-        raise ValueError("its rounds must be numbered from 0 on")
-    messages = []
-    for n, text in enumerate(rounds):
+def read_webrl_step(prompt: str, last_action: str, name: str) -> Trajectory:
+    """Return a step. The past rounds of its prompt show no page, the first one the task in its place."""
+    opening, *rounds = WEBRL_ROUND.split(prompt)
+    if not rounds:
+        raise ValueError("its prompt has no Round 0")
+    turns = []
+    page = ""
+    for text in rounds:
         page, _, action = text.partition(WEBRL.to_assistant)
-        action = action.removesuffix(WEBRL.close)
-        if n == len(rounds) - 1:
-            action = last_action
-        else:
-            page = LEFT_OUT
-        head = opening if n == 0 else ""
-        messages += [("user", f"{head}Round {n}\n\n{page}"), ("assistant", action)]
-    return messages
+        turns.append(said(action.removesuffix(WEBRL.close)))
+    turns[-1] = said(last_action, page_text=page)
+    instruction = opening.removeprefix("Task Instruction: ").strip()
+    return Trajectory(Task(name, instruction, ""), 0, turns=tuple(turns), success=True)
 
 
-def read_openwebrl_turn(record: Mapping[str, Any]) -> Conversation:
+def said(response: str, **shown: Any) -> Turn:
+    return Turn(shared=0, suffix=(), response_ids=(), logprobs=(), text=response, **shown)
+
+
+def read_openwebrl_turn(record: Mapping[str, Any], images: ImageFolder) -> Trajectory:
     """Return a turn with its history, whose prompt is in ChatML."""
     messages = []
     for part in record["prompt"].split("<|im_start|>")[1:-1]:
         role, _, text = part.partition("\n")
         messages.append((role, text.rstrip().removesuffix("<|im_end|>")))
     messages.append(("assistant", record["response"]))
-    metadata = record["metadata"]
-    task_fields = {name: value for name, value in metadata.items() if name in TASK_FIELDS}
-    return Conversation(
-        messages,
-        screenshots=[read_picture(cell) for cell in metadata["images"]],
-        task=parse_task({"metadata": task_fields}),
-        member=int(str(record.get("rollout_idx", 0))),
-        success=record.get("reward", 1) == 1,
-    )
+    metadata = dict(record["metadata"])
+    screenshots = [images.put(read_picture(cell)) for cell in metadata.pop("images")]
+    _, turns = chat_turns(messages, screenshots, read_in_tags)
+    task = parse_task({"metadata": metadata})
+    succeeded = record.get("reward", 1) == 1
+    return Trajectory(task, 0, turns=turns, success=succeeded)
 
 
-def read_in_tags(text: str) -> UserMessage:
+def chat_turns(
+    messages: Sequence[ChatMessage],
+    screenshots: Sequence[str],
+    read: Callable[[str], MessageContent],
+) -> tuple[str, tuple[Turn, ...]]:
+    """Return the instruction and the turns of a conversation. `screenshots` are their names in its order;
+    `read` tells what a user's message holds."""
+    chat = [(role, text) for role, text in messages if role != "system"]
+    roles = [role for role, _ in chat]
+    if not chat or roles != ["user", "assistant"] * (len(chat) // 2):
+        raise ValueError("user and assistant must take turns, and the assistant have the last word")
+    prompts = [text for _, text in chat[::2]]
+    responses = [text for _, text in chat[1::2]]
+    places = [prompt.count(PICTURE) for prompt in prompts]
+    if max(places) > 1 or sum(places) != len(screenshots) or IMAGE_PAD in "".join(responses):
+        reason = f"its messages show {places} screenshots, and it has {len(screenshots)}"
+        raise ValueError(f"a screenshot must be in a user's message, with no other beside it: {reason}")
+    instruction = ""
+    turns: list[Turn] = []
+    shots = iter(screenshots)
+    for prompt, response, n in zip(prompts, responses, places, strict=True):
+        message = read(prompt)
+        instruction = instruction or message.instruction
+        # a message tells what the calls before it did
+        if turns:
+            turns[-1] = replace(turns[-1], feedback=message.feedback)
+        shown = {"observation": message.observation, "page_text": message.page_text}
+        names = tuple(islice(shots, n))
+        turns.append(said(response, **shown, images=names))
+    return instruction, tuple(turns)
+
+
+def read_in_tags(text: str) -> MessageContent:
     """Return what a message to the visual agent holds."""
     before, opened, rest = text.partition("<observation>")
     observation, closed, _ = rest.rpartition("</observation>")
@@ -212,20 +173,7 @@ def read_in_tags(text: str) -> UserMessage:
     observation = observation.replace(PICTURE, "").strip().removesuffix("screenshot:").rstrip()
     instruction = before.partition("<user_request>")[2].rpartition("</user_request>")[0].strip()
     feedback = before.partition("<tool_response>")[2].strip().splitlines()
-    return UserMessage(instruction, tuple(feedback), Observation(observation))
-
-
-def read_in_rounds(text: str) -> UserMessage:
-    """Return what a message to the text agent holds."""
-    head = TASK_AND_ROUND.match(text)
-    if not head:
-        raise ValueError("a user's message does not begin with Round 0, 1, ..., as the text agent's do")
-    parts = [part for part in text[head.end() :].split("\n\n") if part]
-    feedback = tuple(takewhile(lambda part: not part.startswith(("<", "Tabs: ", LEFT_OUT)), parts))
-    page = "\n\n".join(parts[len(feedback) :])
-    if page == LEFT_OUT:
-        page = ""
-    return UserMessage(head[1] or "", feedback, Observation("", page_text=page))
+    return MessageContent(instruction, tuple(feedback), observation)
 
 
 def comments_as_thought(text: str) -> str:
@@ -246,10 +194,8 @@ def with_opening_think(text: str) -> str:
 def read_picture(cell: Any) -> bytes:
     """Return a picture's bytes: a Parquet cell's, or those of a data: address or of base64. ValueError or
     OSError if they are no picture."""
-    if isinstance(cell, dict):
-        cell = cell.get("bytes")
-    content = cell
-    if not isinstance(cell, bytes):
-        content = b64decode(str(cell).rpartition(",")[2], validate=True)
+    content = cell.get("bytes") if isinstance(cell, dict) else cell
+    if not isinstance(content, bytes):
+        content = b64decode(str(content).rpartition(",")[2], validate=True)
     Image.open(BytesIO(content)).verify()
     return content

@@ -25,7 +25,7 @@ from minirl.judges.judge import open_judge, prompt_of
 from minirl.judges.labels import HELD_OUT, LABELLED, copy_screenshots, open_run, split, target
 from minirl.judges.rubrics import Question, newest_screenshots
 from minirl.judges.settings import JudgeScriptConfig
-from minirl.model import Preprocessor, load_preprocessor, open_model
+from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.rows import Row, TrajectoryRows, filter_by_length
 from minirl.run_folder import Run, write_lines
 from minirl.samplers.endpoint import ask_all
@@ -48,7 +48,8 @@ async def distil(config: JudgeScriptConfig, ranks: Ranks) -> None:
     run.truncate_after(0)  # forgets the losses of an earlier judge
     preprocessor = load_preprocessor(config.model)
     torch.manual_seed(config.seed)
-    trainer = Trainer(partial(open_model, config), preprocessor, config, source.images, ranks)
+    load = partial(load_model, config.model, dtype="auto")
+    trainer = Trainer(load, preprocessor, config, source.images, ranks)
     rate = sum(map(is_success, train)) / len(train)
     say(f"learning from {len(train)} labels, {rate:.1%} of them SUCCESS; {len(heldout)} are held out")
     question = Question.of(config.judge)

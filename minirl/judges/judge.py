@@ -19,7 +19,7 @@ from minirl.context import THINK_END, control_tokens, escape_control_tokens, ids
 from minirl.distributed import Ranks
 from minirl.judges.parsers import read_verdict
 from minirl.judges.rubrics import Question, lacks_answer
-from minirl.model import Preprocessor, compute_dtype, load_preprocessor, open_model
+from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.samplers.endpoint import Endpoint, EndpointError, open_endpoint
 from minirl.samplers.huggingface import HfSampler
 from minirl.types import ImageStore, Message, Prompt, Request, SamplerError, Sampling, Trajectory, Verdict
@@ -83,9 +83,7 @@ class LocalJudge(ModelJudge):
                 raise ValueError(f"--judge.path {path} was distilled with another question: {learned}")
         model = replace(config.model, path=config.judge.path)
         self.preprocessor = load_preprocessor(model)
-        weights = open_model(replace(config, model=model))
-        weights = weights.to(ranks.device, compute_dtype(model, ranks.device))  # pyright: ignore[reportArgumentType]
-        self.sampler = HfSampler(weights, self.preprocessor)
+        self.sampler = HfSampler(load_model(model, ranks.device), self.preprocessor)
 
     async def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
         limit = BRIEF_TOKENS if self.config.input == "brief" else self.config.response_tokens

@@ -18,7 +18,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Self
 
-from minirl.agents.openwebrl import read_prompt
 from minirl.config import Input, JudgeConfig
 from minirl.types import ImageStore, Message, Stop, Trajectory, Turn
 
@@ -64,7 +63,7 @@ class Question:
     @classmethod
     def of(cls, judge: JudgeConfig) -> Self:
         """Return a config's question."""
-        prompt = read_prompt(judge.prompt) if judge.prompt else None
+        prompt = judge.prompt.read_text("utf-8") if judge.prompt else None
         return cls(judge.input, prompt)
 
     @property

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minirl.agents.openwebrl import SCALE
+from minirl.agents.openwebrl_actions import SCALE
 from minirl.types import BrowserFault, Session, Stop
 from minirl.worlds.interpreter import State
 from minirl.worlds.looks import read_table, text_of

@@ -66,16 +66,6 @@ async def test_what_ui_tars_says_is_read(said, calls):
 
 
 @pytest.mark.parametrize(
-    "said",
-    ["left_double(start_box='(1,2)')", "click()", "click(start_box='(1)')", "hover(start_box='(1,2)')"]
-    + ["type(content=open('x'))", "__import__('os').system('x')", "click(**{'start_box': '(1,2)'})", "wait("],
-)
-async def test_what_ui_tars_says_wrongly_is_told(said):
-    parsed = parse(f"Thought: x\nAction: {said}")
-    assert parsed.calls == () and parsed.error
-
-
-@pytest.mark.parametrize(
     ("action", "call"),
     [
         ("{'action': 'click', 'coordinate': [1, 2.5]}", Call("click", {"coordinate": [1, 2.5]})),
@@ -89,8 +79,6 @@ async def test_what_ui_tars_says_wrongly_is_told(said):
         ("{'action': 'wait', 'time': 3}", Call("wait")),
         ("{'action': 'answer', 'text': 42}", Call("answer", {"text": "42"})),
         ('{"action": "press_enter"}', Call("press_enter")),  # JSON
-        ("[{'action': 'wait'}, {'action': 'press_enter'}]", Call("wait")),
-        ("{'action': 'wait'}, {'action': 'press_enter'}", Call("wait")),
     ],
 )
 async def test_the_ten_forms_are_read(action, call):
@@ -105,12 +93,12 @@ async def test_the_ten_forms_are_read(action, call):
         "<think>so</think>", "<action>{'action': 'wait'}", "<action>wait</action>", "<action>{}</action>",
         "<action>{'action': 'fly'}</action>", "<action>{'action': ['click']}</action>",
         "<action>{'action': 'click'}</action>", "<action>{'action': 'click', 'coordinate': [1]}</action>",
-        "<action>{'action': 'click', 'coordinate': [-1, 2]}</action>",
-        "<action>{'action': 'click', 'coordinate': [True, 2]}</action>",
-        "<action>{'action': 'click', 'coordinate': [1e999, 2]}</action>",
         "<action>{'action': 'type_text', 'text': open('x')}</action>",
         "<action>{'action': 'type_text', 'text': ['a']}</action>",
         f"<action>{'(' * 9999}</action>", f"<action>{'[' * 99}{']' * 99}</action>", "<action>\0</action>",
+        "Action: left_double(start_box='(1,2)')", "Action: click()", "Action: click(start_box='(1)')",
+        "Action: type(content=open('x'))", "Action: __import__('os').system('x')",
+        "Action: click(**{'start_box': '(1,2)'})", "Action: wait(",
     ],
 )  # fmt: skip
 async def test_what_cannot_be_read_is_told(said):
@@ -130,7 +118,7 @@ async def test_reading_never_raises(text):
 async def test_the_size_is_that_of_the_picture_which_the_model_sees(folder, png, max_pixels):
     images = qwen_preprocessor(folder, max_pixels).images
     for size in ((320, 180), (96, 64), (1280, 720), (64, 320)):
-        _, (_, rows, columns) = images.patches(png(*size))
+        _, (_, rows, columns) = images.prepare(png(*size))
         assert images.resized(*size) == (14 * columns, 14 * rows)
     assert qwen_preprocessor(folder).images.resized(1280, 720) == (1288, 728)
 
@@ -141,11 +129,10 @@ async def test_points_are_mapped_by_a_factor_for_each_axis(agent):
     assert click == Call("click", {"point_2d": [250, 750]})
     drag = agent.tool_call(Call("drag", {"from": [0, 0], "to": [196, 56]}), 320, 180)
     assert drag == Call("drag", {"start_point_2d": [0, 0], "end_point_2d": [1000, 500]})
-    with pytest.raises(ToolFailure, match=r"the picture ends at \[196, 112\]"):
-        agent.tool_call(Call("hover", {"coordinate": [197, 3]}), 320, 180)
-
-
-async def test_what_is_said_of_recorded_pixels_leads_back_to_them(agent):
+    for beside in ([197, 3], [3, -1], [float("nan"), 3]):
+        with pytest.raises(ToolFailure, match=r"the picture ends at \[196, 112\]"):
+            agent.tool_call(Call("hover", {"coordinate": beside}), 320, 180)
+    # what is said of recorded pixels leads back to them
     said = agent.say("so", {"action": "click", "coordinate": [260, 130]}, (320, 180))
     assert said == "<think>so</think><action>{'action': 'click', 'coordinate': [159, 81]}</action>"
     point = agent.tool_call(parse(said).calls[0], 320, 180).arguments["point_2d"]

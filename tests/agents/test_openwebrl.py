@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -24,60 +25,43 @@ NEEDED = {
     "done": ["response"], "goto_url": ["url"], "go_back": [], "new_tab": [], "switch_tab": ["tab_index"],
     "close_tab": [], "drag": ["start_point_2d", "end_point_2d"], "hover": ["point_2d"],
 }  # fmt: skip
-NAMES = list(NEEDED)
-
-
 PUBLISHED = {schema["function"]["name"]: schema["function"]["parameters"] for schema in schemas()}
+USUAL = {"array": [1, 2], "string": 'a "\\<>{}/é漢\U0001f9ff\n', "number": 1.5, "integer": 7, "boolean": True}
+USUAL_KEYS = {"press_keys": {"keys": ["a", "b"]}}
 
 
-def test_the_thirteen_tools_and_their_arguments():
-    assert list(PUBLISHED) == NAMES
+def test_the_thirteen_tools_and_the_schema_of_one_in_full():
+    assert list(PUBLISHED) == list(NEEDED)
     assert {name: p["required"] for name, p in PUBLISHED.items()} == NEEDED
-
-
-def test_the_schema_of_one_tool_in_full():
     point = '{"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}'
     properties = f'{{"point_2d": {point}, "clicks": {{"type": "integer"}}, "button": {{"type": "string"}}}}'
     parameters = f'{{"type": "object", "properties": {properties}, "required": ["point_2d"]}}'
     about = '"name": "click", "description": "Click at a point of the page."'
     function = f'{{{about}, "parameters": {parameters}}}'
     assert json.dumps(schemas()[0]) == f'{{"type": "function", "function": {function}}}'
+    assert PUBLISHED["scroll"]["properties"]["point_2d"] == json.loads(point), "though it may be left out"
 
 
-USUAL = {"array": [1, 2], "string": 'a "\\<>{}/é漢\U0001f9ff\n', "number": 1.5, "integer": 7, "boolean": True}
-USUAL_KEYS = {"press_keys": {"keys": ["a", "b"]}}
-PAPER = [
-    ("click", {"x": 5, "y": 7, "click_type": "double"}, {"point_2d": [5, 7], "clicks": 2}),
-    ("hover", {"x": 5, "y": 7}, {"point_2d": [5, 7]}),
-    ("drag", {"x1": 1, "y1": 2, "x2": 3, "y2": 4}, {"start_point_2d": [1, 2], "end_point_2d": [3, 4]}),
-    ("write", {"text": "a"}, {"message": "a"}),
-    ("switch_tab", {"index": 1}, {"tab_index": 1}),
-    ("done", {"answer": "a"}, {"response": "a"}),
-    ("scroll", {"x": 1, "y": 2}, {"point_2d": [1, 2]}),
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NEEDED)
 def test_what_follows_the_schema_is_read_and_what_is_required_may_not_be_missing(name):
     properties = PUBLISHED[name]["properties"]
     full = {key: USUAL[schema["type"]] for key, schema in properties.items()} | USUAL_KEYS.get(name, {})
     assert parse(f"x</think>{call(name, **full)}") == Parsed("x", (Call(name, full),))
     for argument in PUBLISHED[name]["required"]:
         rest = {key: value for key, value in full.items() if key != argument}
-        assert f"{name} needs the argument {argument}" in parse(f"x</think>{call(name, **rest)}").error
+        error = parse(f"x</think>{call(name, **rest)}").error
+        assert error.startswith(f"Error: {name}.{argument}: Field required")
 
 
-@pytest.mark.parametrize(("name", "paper", "code"), PAPER)
-def test_the_papers_names_mean_the_same(name, paper, code):
-    ours, theirs = (parse(f"x</think>{call(name, **arguments)}") for arguments in (code, paper))
-    assert ours == theirs and ours.error is None
-
-
-def test_the_system_prompt_holds_every_schema_unless_brief():
+def test_the_system_prompt_holds_every_schema_unless_brief(tmp_path):
     prompt = system_prompt(brief=False)
     inside = prompt.partition("<tools>\n")[2].partition("\n</tools>")[0]
     assert [json.loads(line) for line in inside.splitlines()] == schemas()
     assert "<tools>" not in system_prompt(brief=True)
+    path = tmp_path / "prompt.txt"
+    path.write_text("Mine.\n{tools}\nEnd. {braces} stay.")
+    text = system_prompt(brief=False, file=path)
+    assert text.startswith("Mine.\n{") and text.endswith("\nEnd. {braces} stay.") and '"point_2d"' in text
 
 
 @pytest.mark.parametrize(
@@ -109,7 +93,6 @@ def test_which_calls_of_a_response_are_made():
     ("name", "given", "read"),
     [
         # left out and null arguments take their defaults; an optional point has none
-        ("scroll", {}, {"direction": "down", "amount": 0.5}),
         ("scroll", {"amount": None, "point_2d": None}, {"direction": "down", "amount": 0.5}),
         # lenient where the meaning is clear
         ("click", {"point_2d": ["500", " 12.5 "], "clicks": 2.0},
@@ -117,14 +100,22 @@ def test_which_calls_of_a_response_are_made():
         ("press_keys", {"keys": "Enter"}, {"keys": ["Enter"], "is_hotkey": False, "presses": 1}),
         ("press_keys", {"keys": ["a"], "is_hotkey": "True", "presses": 2},
          {"keys": ["a"], "is_hotkey": True, "presses": 2}),
-        ("hover", {"point_2d": ["500", 120]}, {"point_2d": [500, 120]}),
         # the edges of the screen are on it
         ("hover", {"point_2d": [0, 1000]}, {"point_2d": [0, 1000]}),
+        # the paper's names
+        ("click", {"x": 5, "y": 7, "click_type": "double"},
+         {"point_2d": [5, 7], "clicks": 2, "button": "left"}),
+        ("drag", {"x1": 1, "y1": 2, "x2": 3, "y2": 4},
+         {"start_point_2d": [1, 2], "end_point_2d": [3, 4], "steps": 10}),
+        ("write", {"text": "a"}, {"message": "a"}),
+        ("switch_tab", {"index": 1}, {"tab_index": 1}),
+        ("done", {"answer": "a"}, {"response": "a"}),
+        ("scroll", {"x": 1, "y": 2}, {"direction": "down", "amount": 0.5, "point_2d": [1, 2]}),
     ],
 )  # fmt: skip
 def test_arguments_as_they_are_read(name, given, read):
-    block = json.dumps({"name": name, "arguments": given})
-    assert parse(f"x</think><tool_call>{block}</tool_call>").calls == (Call(name, read),)
+    (made,) = parse(f"x</think>{call(name, **given)}").calls
+    assert made == Call(name, read)
 
 
 UNCLOSED = ["", "hello", call("go_back"), "<think>" + call("go_back"), "</think"]
@@ -141,47 +132,35 @@ def test_a_thought_or_a_call_that_is_not_complete(text, thought, error):
     assert parsed.thought == thought and error in parsed.error
 
 
-NO_JSON = ["", "go_back", '{"name": "go_back"', "{'name': 'go_back'}", '{"name": "go_back"}}']
-NO_JSON += ['<tool_call>{"name": "go_back"}']
-NO_CALL = ["[]", "1", '"go_back"', "null", "{}", '{"name": 3}', '{"name": ["click"]}']
-WRONG_POINTS = {
-    "[x, y]": ['"500, 120"', "[500]", "[1, 2, 3]"], "a number": ["[[1, 2], 3]", "[true, 3]", '["5e2", 3]'],
-}  # fmt: skip
-OUT_OF_RANGE = ["NaN", "Infinity", "-Infinity", "1e400", "-1", "1000.5", "9" * 400]
+NO_JSON = ["", "go_back", '{"name": "go_back"', "{'name': 'go_back'}", '<tool_call>{"name": "go_back"}']
+NO_JSON += ['{"name": "wait", "arguments": {"seconds": ' + "9" * 10_000 + "}}"]
+NO_CALL = ["[]", "1", "null", "{}", '{"name": 3}', '{"name": "click", "arguments": [500, 120]}']
+WRONG = [
+    *(("hover", {"point_2d": [number, 3]}, "hover.point_2d.0: Input should be .* than or equal to")
+      for number in (float("nan"), float("inf"), -1, 1000.5, int("9" * 400))),
+    *(("hover", {"point_2d": point}, "hover.point_2d.*: (Input should be a valid|List should have)")
+      for point in ("500, 120", [500], [1, 2, 3], [[1, 2], 3])),
+    ("CLICK", {}, f"there is no tool 'CLICK'; the tools are {', '.join(NEEDED)}"),
+    ("go_back", {"times": 2}, "go_back.times: Extra inputs are not permitted"),
+    ("click", {"x": 1, "point_2d": [1, 2]}, "click.x: Extra inputs are not permitted"),
+    ("wait", {"seconds": "soon"}, "wait.seconds.*: Input should be a valid number"),
+    ("write", {"message": 5}, "write.message: Input should be a valid string"),
+    ("press_keys", {"keys": [1]}, "press_keys.keys.0: Input should be a valid string"),
+    ("press_keys", {"keys": ["a"], "is_hotkey": "so"}, "press_keys.is_hotkey: Input should be"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("block", "problem"),
-    [
-        *((block, "a tool call is not valid JSON") for block in NO_JSON),
-        *((block, 'a tool call needs the form {"name": ..., "arguments": {...}}') for block in NO_CALL),
-        *((f'{{"name": "hover", "arguments": {{"point_2d": [{number}, 3]}}}}',
-           "hover.point_2d must lie between 0 and 1000") for number in OUT_OF_RANGE),
-        ('{"name": "wait", "arguments": {"seconds": ' + "9" * 10_000 + "}}",
-         "a tool call is not valid JSON"),
-        ('{"name": "CLICK"}', f"there is no tool 'CLICK'; the tools are {', '.join(NAMES)}"),
-        ('{"name": "go_back", "arguments": {"times": 2}}', "go_back has no argument 'times'"),
-        # what the model made up is named in short
-        (json.dumps({"name": "go_back", "arguments": {"x" * 5000: 1}}),
-         f"go_back has no argument {'x' * 40!r}"),
-        # wrong types
-        ('{"name": "click", "arguments": [500, 120]}', "the arguments of click must be an object"),
-        *((f'{{"name": "click", "arguments": {{"point_2d": {point}}}}}', f"click.point_2d must be {kind}")
-          for kind, points in WRONG_POINTS.items() for point in points),
-        ('{"name": "wait", "arguments": {"seconds": "soon"}}', "wait.seconds must be a number"),
-        ('{"name": "write", "arguments": {"message": 5}}', "write.message must be a string"),
-        *((f'{{"name": "press_keys", "arguments": {{"keys": {keys}}}}}',
-           "press_keys.keys must be a list of strings") for keys in ("[]", "[1]")),
-        ('{"name": "press_keys", "arguments": {"keys": ["a"], "is_hotkey": "yes"}}',
-         "press_keys.is_hotkey must be true or false"),
-        # both names of an argument, or half of a point
-        ('{"name": "click", "arguments": {"point_2d": [1, 2], "x": 1, "y": 2}}', "click has no argument 'x'"),
-        ('{"name": "click", "arguments": {"x": 1}}', "click has no argument 'x'"),
-    ],
-)  # fmt: skip
+    [(block, "a tool call is not valid JSON") for block in NO_JSON]
+    + [(block, "a tool call needs the form") for block in NO_CALL]
+    + [(json.dumps({"name": name, "arguments": given}), problem) for name, given, problem in WRONG],
+)
 def test_what_is_refused(block, problem):
     """One line for the model; nothing of the response is executed."""
-    assert parse(f"think</think><tool_call>{block}</tool_call>") == Parsed("think", error=f"Error: {problem}")
+    parsed = parse(f"think</think><tool_call>{block}</tool_call>")
+    assert parsed.thought == "think" and not parsed.calls
+    assert re.match(f"Error: {problem}", parsed.error) and "\n" not in parsed.error
 
 
 JSON = st.recursive(
@@ -193,8 +172,8 @@ ALMOST = st.builds(
     lambda name, arguments: (
         f"x</think><tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
     ),
-    st.sampled_from(NAMES),
-    JSON | st.dictionaries(st.sampled_from([a for tool in TOOLS.values() for a in tool]), JSON),
+    st.sampled_from(list(NEEDED)),
+    JSON | st.dictionaries(st.sampled_from([a for tool in TOOLS.values() for a in tool.model_fields]), JSON),
 )
 
 
@@ -204,8 +183,7 @@ def test_parse_never_raises_and_gives_calls_or_an_error(text):
     parsed = parse(text)
     assert bool(parsed.calls) == (parsed.error is None)
     for made in parsed.calls:
-        required = {a for a, (_, default) in TOOLS[made.name].items() if default is ...}
-        assert required <= set(made.arguments) <= set(TOOLS[made.name])
+        assert set(NEEDED[made.name]) <= set(made.arguments) <= set(TOOLS[made.name].model_fields)
 
 
 def test_very_long_responses():
@@ -218,19 +196,6 @@ def test_very_long_responses():
     assert len(parse("x</think>" + call("go_back") * n).calls) == n
 
 
-def test_a_system_prompt_from_a_file(tmp_path):
-    path = tmp_path / "prompt.txt"
-    path.write_text("Mine.\n{tools}\nEnd. {braces} stay.")
-    text = system_prompt(brief=False, file=path)
-    assert text.startswith("Mine.\n{") and text.endswith("\nEnd. {braces} stay.")
-    assert '"point_2d"' in text
-    path.write_text("No place.")
-    with pytest.raises(ValueError, match="write {tools} where"):
-        system_prompt(brief=False, file=path)
-    with pytest.raises(ValueError, match="can't be read"):
-        system_prompt(brief=False, file=tmp_path / "nowhere")
-
-
 def test_feedback_is_one_line_with_its_head_and_its_tail():
     assert shorten(" clicked\n button \t'a'. ") == "clicked button 'a'." and FEEDBACK_CHARS == 512
     assert shorten("a" * 512) == "a" * 512
@@ -238,10 +203,8 @@ def test_feedback_is_one_line_with_its_head_and_its_tail():
     assert shorten("a" * 400 + "b" * 400) == "a" * 354 + " ... " + "b" * 153
 
 
-@pytest.mark.parametrize("reason", ["no.", "no", "no " * 400, " a\nb  c. ", ""])
-async def test_the_reason_of_a_failure_fits_the_episodes_line(reason):
-    """What an episode writes is one line of at most 512 characters, cut in its middle."""
-
+@pytest.mark.parametrize("reason", ["no.", "no", "no " * 400, " a\nb  c. "])
+async def test_the_reason_of_a_failure_is_one_line(reason):
     async def fail() -> str:
         raise ToolFailure(reason)
 
@@ -251,5 +214,4 @@ async def test_the_reason_of_a_failure_fits_the_episodes_line(reason):
     session = SimpleNamespace(config=BrowserConfig(), take_news=lambda: news, pace=pace)
     with pytest.raises(ToolFailure) as failure:
         await carry_out(session, Call("click"), fail())
-    line = f"click: failed, {failure.value}."
-    assert line == shorten(f"click: failed, {reason} A dialog was accepted.") and len(line) <= FEEDBACK_CHARS
+    assert f"{failure.value}." == shorten(f"{reason} A dialog was accepted.")

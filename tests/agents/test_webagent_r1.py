@@ -32,36 +32,28 @@ def typed(argument: str, element: int) -> Call:
 
 CLICK_2, CLICK_3 = Call("Click", {"element": 2}), Call("Click", {"element": 3})
 READ = [
-    ('do(action="Click", element="3")', CLICK_3), ("do('Click', element=3)", CLICK_3),
-    ('do("Type", "a", "3")', typed("a", 3)),
+    ('do(action="Click", element="3")', CLICK_3), ("do(action='Click', element=3)", CLICK_3),
     ("# Element: the box\ndo(action='Hover', element='12')", Call("Hover", {"element": 12})),
     ("<think>x</think><answer>exit()</answer><answer>go_back()</answer>", said("")),
     ('<think> do(action="Wait") </think> go_backward()', Call("go_backward")),
     ('<answer> do(action="Wait")', Call("Wait")),
-    ('do(action="Type", argument="say exit(now)", element="2")', typed("say exit(now)", 2)),
-    ('do(action="Go Backward")', Call("go_backward")),
     ("do(action='Switch Tab', argument='1')", Call("Switch Tab", {"argument": 1})),
     ('do(action="Type", argument="a\\ b", element="2")', typed("a\\ b", 2)),
     ('exit(message="It is \\"42\\"")', said('It is "42"')), ('exit(message=42)', said("42")),
-    # numbers are given as written
-    ("exit(message=12.50)", said("12.50")), ("exit(0.10)", said("0.10")),
-    ('exit(message="\u20ac") exit(message=-5)', said("-5")),
+    ("exit(message=-12.5)", said("-12.5")),
     # what stands in a text or a comment is no call
     ('do(action="Type", argument="Use exit() # to leave", element="4")', typed("Use exit() # to leave", 4)),
     ('do(action="Type", argument="it\'s ) do(", element="4")', typed("it's ) do(", 4)),
     ("do(action='Type', argument='''say \"exit()\"''', element='4')", typed('say "exit()"', 4)),
     # prose
-    ("I'll do (what it's about), so exit(message='4') :)", said("4")),
+    ("I'll do (what it's about), so exit(message='4') :-]", said("4")),
     ('do(action="Click", element="3", argument=None)', CLICK_3),
     ('first do(action="Click", element="1") then do(action="Click", element="2")', CLICK_2),
     ('do(action="Click" element="1") do(action="Click", element="2")', CLICK_2),
-    ("I'll click it. do(action='Click', element='3')", CLICK_3),
+    ('do(action="Click", element="1"\ndo(action="Click", element="2")', CLICK_2),
     # names in any case, as released
-    ('do(action="click", element="3")', CLICK_3), ('do(action="CLICK", element="3")', CLICK_3),
-    ('do(action="go backward")', Call("go_backward")), ('do(action="GO FORWARD")', Call("go_forward")),
-    # whole numbers by their value, as released
-    ("exit(message=1_000)", said("1000")), ("exit(message=0x10)", said("16")), ("exit(+7)", said("7")),
-    ("do(action='click', element=0x2)", CLICK_2),
+    ('do(action="CLICK", element="3")', CLICK_3), ('do(action="Go Backward")', Call("go_backward")),
+    ('do(action="GO FORWARD")', Call("go_forward")),
 ]  # fmt: skip
 
 
@@ -86,26 +78,20 @@ async def test_every_action_is_read_by_its_exact_name(name):
 
 
 REFUSED = [
-    "", "I am done.", 'redo(action="Click", element="3")', "go_backward(1, 2)",
-    'do(action="Fly")', 'do(action="Click", element="three")', 'do(action="Click", element="-1")',
-    'do(action="Click", element="1", speed="2")', 'exit(message="a", more="b")',
-    'do(action="Click" element="3")', "exit(**{'message': 'x'})", "do(*['Click'])",
+    "", "I am done.", 'redo(action="Click", element="3")', "go_backward(1, 2)", 'do("Click", element="3")',
+    'do(action="Fly")', 'do(action="Click", element="three")',
+    'do(action="Click", element="1", speed="2")', 'do(action="Click" element="3")',
+    "exit(**{'message': 'x'})", "do(*['Click'])",
     # not literals
     "exit(message=__import__('sys').modules.setdefault('it_ran', 'x'))", "exit(message=(lambda: 1)())",
-    'exit(message=f"{1}")', "exit(message=True)", "exit(message=-True)", "exit(message=--5)",
-    'exit(message=-"a")',
-    # a call that can't be read makes what follows it doubtful
+    'exit(message=f"{1}")', 'exit(message=-"a")',
+    # an unreadable call does not become what stands in its text
     'do(action="Type" argument="Use exit() to leave", element="4")',
-    'do(action="Type", argument="Use exit() to leave", element="4"',
     'do(action="Type", argument="Use exit() to leave, element=4)',
-    'do(action="Type", argument="Use\nexit() to leave", element="4")',
     "do(action='Type', argument='It's exit() to leave', element='4')",
-    'do(action="Click", element="1"\ndo(action="Click", element="2")',
-    'do(something like do(action="Wait"))', "do(# do('Click', 2)\n'Click' 3)",
     # long and deep
-    "do(" * 3000 + "x y" + ")" * 3000, 'do("' * 5000, "do('" + "\\" * 18_000,
-    "do([" + "1," * 9000 + ")" * 1900, ")" * 10_000 + "do(" * 3000, "exit(1, 2)" * 2000, "x" * 10_000_000,
-    "exit(message=" + "9" * 6000 + ")", "exit(message=" + "-" * 5000 + "1)",
+    "do(" * 3000 + "x y" + ")" * 3000, 'do("' * 5000, "do('" + "\\" * 18_000, "x" * 10_000_000,
+    "do([" + "1," * 9000 + ")" * 1900, "exit(1, 2)" * 2000, "exit(message=" + "-" * 5000 + "1)",
 ]  # fmt: skip
 
 
@@ -119,16 +105,12 @@ async def test_what_is_refused(text):
 
 
 @given(st.text(max_size=200) | st.from_regex(r"(<think>|<answer>|do\(|exit\(|\)|\"|action=|,| ){0,12}"))
-async def test_reading_never_raises(text):
+async def test_reading_never_raises_and_what_is_written_is_read(text):
     parsed = parse(text)
     assert bool(parsed.error) != bool(parsed.calls)
-
-
-@given(st.text(max_size=60), st.integers(0, 999))
-async def test_what_is_written_is_read(argument, element):
-    text = f"<think>t</think> <answer>do(action='Type', argument={argument!r}, element={element})</answer>"
-    if "</answer>" not in argument:
-        assert parse(text).calls == (typed(argument, element),)
+    if "</answer>" not in text:
+        written = f"<think>t</think> <answer>do(action='Type', argument={text!r}, element=7)</answer>"
+        assert parse(written).calls == (typed(text, 7),)
 
 
 async def test_without_thinking_and_without_feedback():
@@ -170,16 +152,20 @@ async def log(session) -> list[str]:
     return await session.page.evaluate("log")
 
 
-async def test_click_right_click_and_hover(session):
+async def test_click_right_click_hover_and_scrolling_by_two_thirds(session):
     assert 'clicked button "B"' in await do(session, f'do(action="Click", element="{BUTTON}")')
     await do(session, f'do(action="Right Click", element="{BUTTON}")')
     assert await log(session) == ["over", "click", "menu"]
     await session.page.mouse.move(500, 500)
     await do(session, f'do(action="Hover", element="{BUTTON}")')
     assert (await log(session))[-1] == "over"
+    await do(session, 'do(action="Scroll Down")')
+    assert await session.page.evaluate("scrollY") == 400
+    await do(session, 'do(action="Scroll Up")')
+    assert await session.page.evaluate("scrollY") == 0
 
 
-async def test_type_replaces_and_search_sends(session):
+async def test_type_replaces_search_sends_and_an_option_is_chosen_by_a_part_of_its_text(session):
     await do(session, f'do(action="Type", argument="new", element="{FIELD}")')
     assert await session.page.evaluate("q.value") == "new" and await log(session) == []
     await do(session, 'do(action="Press Enter")')
@@ -187,11 +173,8 @@ async def test_type_replaces_and_search_sends(session):
     assert await log(session) == ["sent new", "sent other"]
     await do(session, f'do(action="Type", argument="", element="{FIELD}")')
     assert await session.page.evaluate("q.value") == ""
-
-
-async def test_an_option_is_chosen_by_a_part_of_its_text(session):
     await do(session, f'do(action="Select Dropdown Option", argument="TWO", element="{LIST}")')
-    assert await log(session) == ["Number two"]
+    assert (await log(session))[-1] == "Number two"
 
 
 @pytest.mark.parametrize(
@@ -206,13 +189,6 @@ async def test_an_option_is_chosen_by_a_part_of_its_text(session):
 async def test_what_cannot_be_done_is_a_failure(session, action, reason):
     with pytest.raises(ToolFailure, match=reason):
         await do(session, action)
-
-
-async def test_scrolling_by_two_thirds(session):
-    await do(session, 'do(action="Scroll Down")')
-    assert await session.page.evaluate("scrollY") == 400
-    await do(session, 'do(action="Scroll Up")')
-    assert await session.page.evaluate("scrollY") == 0
 
 
 async def test_tabs_are_named_and_switched(session):
@@ -236,9 +212,9 @@ async def test_a_page_that_is_being_replaced_is_asked_again(session, monkeypatch
         return await evaluate(script, *arguments)
 
     monkeypatch.setattr(session.page, "evaluate", refuse)
-    refusals[:] = [True] * (webagent_r1.MAX_LOOKS - 1)
+    refusals[:] = [True]
     assert "<button" in (await webagent_r1.observe(session)).page_text and not refusals
-    refusals[:] = [True] * webagent_r1.MAX_LOOKS
+    refusals[:] = [True] * 2
     with pytest.raises(ToolFailure, match="context was destroyed"):
         await webagent_r1.observe(session)
 

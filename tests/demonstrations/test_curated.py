@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -73,9 +73,9 @@ def rollouts(eval_script: ModuleType, out: Path, said: Mapping[str, Sequence[str
     return Run(out / "teacher-eval")
 
 
-def read(path: Path, out: Path, recipe: str, main: Callable[[list[str]], int] = script.main) -> Path:
+def read(path: Path, out: Path, recipe: str, module: ModuleType = script) -> Path:
     """The dump of a file of public records."""
-    assert main(["read", str(path), "--out", str(out), "--recipe", recipe]) == 0
+    module.run(["read", str(path), "--out", str(out), "--recipe", recipe])
     return Run(out).trajectory_path("demos")
 
 
@@ -100,14 +100,14 @@ def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_publis
     results = read_results(run.root / "results-eval_scripted.json").results
     assert all(result.cost == pytest.approx(0.001 * result.steps) for result in results), "100 tokens each"
 
-    assert script.main(["curate", str(run.root), "--dumps", "eval_scripted", "--preset", "1.9k"]) == 0
+    script.run(["curate", str(run.root), "--dumps", "eval_scripted", "--preset", "1.9k"])
     demos = run.load_trajectories("demos")
     assert {t.task.id for t in demos} == {task.id for task in TASKS} and all(t.success for t in demos)
     flags = ["--out", str(tmp_path / "set"), "--license", "cc0-1.0", "--source", "generated shops"]
-    assert publish.main(["write", str(run.trajectory_path("demos")), *flags]) == 0
+    publish.run(["write", str(run.trajectory_path("demos")), *flags])
 
     published = tmp_path / "set" / "data" / "train.parquet"
-    places = run.trajectory_path("demos"), read(published, tmp_path / "read", "tiny", publish.main)
+    places = run.trajectory_path("demos"), read(published, tmp_path / "read", "tiny", publish)
     students = [cloned(tmp_path / str(n), place) for n, place in enumerate(places)]
     heldout = {t.task.start_url for student in students for t in student.load_trajectories("after_sft")}
     assert len(heldout) == 3 and heldout.isdisjoint(t.task.start_url for t in demos)
@@ -119,5 +119,5 @@ def test_from_a_teachers_rollouts_to_weights_and_the_same_through_what_is_publis
 def test_public_records_are_cloned_by_the_text_agent(tmp_path, capsys):
     dump = read(PUBLIC / "webrl_policy.json", tmp_path / "read", "tiny_text")
     run = cloned(tmp_path, dump, "tiny_text")
-    assert "3 demonstrations, 3 responses to clone; 0 were unreadable" in capsys.readouterr().out
+    assert "3 responses to clone, in 3 of 3 records" in capsys.readouterr().out
     assert (run.checkpoint_dir / "sft" / "model.safetensors").is_file()

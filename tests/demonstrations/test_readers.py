@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from public_records import PUBLIC, load, rows_as_text
 from workers import make_worker
 
+import sft
 from examples.publish import __main__ as publish
 from minirl.benchmarks.task_sets import TaskSets
 from minirl.data import __main__ as script
+from minirl.data.readers import PICTURE
 from minirl.demonstrations import load_demonstrations
 from minirl.episode import Harness
 from minirl.experiment import Experiment
 from minirl.recipes import openwebrl_4b, webagent_r1_3b, webagent_r1_8b
-from minirl.rows import turn_rows
+from minirl.rows import TrajectoryRows, turn_rows
 from minirl.run_folder import Run
-from minirl.types import Task
+from minirl.types import Task, Trajectory
 
 RECIPES = {"visual": openwebrl_4b, "text": webagent_r1_3b, "webrl": webagent_r1_8b}
 STEPS = json.loads((PUBLIC / "webrl_policy.json").read_text())
@@ -35,19 +38,6 @@ def harness(preprocessor, tmp_path) -> Callable[[str], Harness]:
     return lambda kind: make_worker(RECIPES[kind](), preprocessor, images=Run(tmp_path).images).harness
 
 
-def test_the_counts_of_the_fixtures(harness):
-    """Three steps and two turns, each a demonstration of one response; a conversation of two."""
-    kinds = {**dict.fromkeys(OPENWEBRL, "visual"), "webrl_policy.json": "text"}
-    demos = {name: load(PUBLIC / name, harness(kind)) for name, kind in kinds.items()}
-    counts = {name: [len(turn_rows(t, 1.0)) for t in found] for name, found in demos.items()}
-    assert counts == {
-        "openwebrl_sft.jsonl": [1, 1],
-        "messages.jsonl": [2],
-        "messages_images.jsonl": [2],
-        "webrl_policy.json": [1, 1, 1],
-    }
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -59,8 +49,8 @@ def test_the_counts_of_the_fixtures(harness):
 def test_the_dump_that_is_written_gives_the_same_rows(name, kind, harness, tmp_path, capsys):
     """In another run's folder, with its screenshots."""
     recipe = RECIPES[kind].__name__.replace("_", "-")
-    main = publish.main if name.startswith("messages") else script.main
-    assert main(["read", str(PUBLIC / name), "--out", str(tmp_path / "read"), "--recipe", recipe]) == 0
+    run = publish.run if name.startswith("messages") else script.run
+    run(["read", str(PUBLIC / name), "--out", str(tmp_path / "read"), "--recipe", recipe])
     dump = Run(tmp_path / "read").trajectory_path("demos")
     assert f"--sft.demos {dump}" in capsys.readouterr().out
     demonstrations = load_demonstrations(dump, harness(kind))
@@ -69,12 +59,55 @@ def test_the_dump_that_is_written_gives_the_same_rows(name, kind, harness, tmp_p
     assert all(harness(kind).images.get(image) for image in images) and bool(images) == (kind == "visual")
 
 
-def test_a_public_file_and_a_recipe_that_are_none_are_refused(harness, tmp_path, capsys):
+async def test_cloning_shows_smaller_screenshots_and_reinforcement_whole_ones(
+    harness, preprocessor, tiny_folder, monkeypatch
+):
+    """With --sft.max-pixels prompts have as many pads as the smaller pictures need, and are else the same."""
+    demos = load(PUBLIC / "openwebrl_sft.jsonl", harness("visual"))
+    cloned = []
+
+    async def demonstrate(_: object) -> list[Trajectory]:
+        return demos
+
+    async def evaluate(*_: object) -> None: ...
+
+    def clone(examples: list[TrajectoryRows], seed: int) -> Iterator[dict[str, float]]:
+        cloned.extend(row for example in examples for row in example.rows)
+        cloned.append(experiment.trainer.preprocessor)
+        yield {"loss": 1.0}
+
+    monkeypatch.setattr(sft, "evaluate", evaluate)
+    config = openwebrl_4b()
+    model = replace(config.model, path=str(tiny_folder))
+    experiment = SimpleNamespace(
+        config=replace(config, model=model, sft=replace(config.sft, max_pixels=32 * 32)),
+        trainer=SimpleNamespace(clone=clone, weights=list, preprocessor=preprocessor),
+        tasks=SimpleNamespace(heldout=[]),
+        demonstrate=demonstrate,
+        checkpoints=SimpleNamespace(export=lambda *_: None),
+        preprocessor=preprocessor,
+    )
+    worker = SimpleNamespace(harness=harness("visual"), sleep=lambda: None, sync=list)
+    await sft.warm_start(experiment, worker)
+
+    *rows, small = cloned
+    assert experiment.trainer.preprocessor is preprocessor and small.images.size["longest_edge"] == 32 * 32
+    expected = [row for demo in demos for row in turn_rows(demo, 1.0)]
+    for row, whole in zip(rows, expected, strict=True):
+        pictures = [worker.harness.images.get(name) for name in row.images]
+        assert row.images == whole.images and row.ids[row.start :] == whole.ids[whole.start :]
+        assert row.ids.count(preprocessor.pad) == sum(map(small.image_tokens, pictures))
+        assert row.ids.count(preprocessor.pad) < whole.ids.count(preprocessor.pad)
+        words = [[i for i in each.ids if i != preprocessor.pad] for each in (row, whole)]
+        assert words[0] == words[1]
+
+
+def test_a_public_file_and_a_recipe_that_are_none_are_refused(harness, tmp_path):
     with pytest.raises(ValueError, match="is no dump .*: read public records into one first"):
         load_demonstrations(PUBLIC / "webrl_policy.json", harness("text"))
     flags = ["--out", str(tmp_path), "--recipe", "webrl"]
-    assert script.main(["read", str(PUBLIC / "webrl_policy.json"), *flags]) == 2
-    assert "unknown recipe 'webrl'; there are tiny, " in capsys.readouterr().err
+    with pytest.raises(ValueError, match="unknown recipe 'webrl'; there are tiny, "):
+        script.run(["read", str(PUBLIC / "webrl_policy.json"), *flags])
 
 
 def test_of_a_webrl_step_the_last_action_is_cloned_from_the_very_prompt_of_the_record(harness, preprocessor):
@@ -109,18 +142,15 @@ def test_the_same_responses_are_cloned_from_turns_and_from_conversations(name, h
     assert rows == [
         row for t in load(PUBLIC / OPENWEBRL[0], given_by) for row in rows_as_text(t, preprocessor)
     ]
+    first, second = load(PUBLIC / OPENWEBRL[0], given_by)
+    assert (first.task.id, first.task.site) == ("252667", "library.example")
+    assert first.task.meta["benchmark"] == "pae-webvoyager" and "images" not in first.task.meta
+    assert given_by.images.get(*first.turns[0].images).startswith(b"\x89PNG")
+    assert first.turns[0].images != second.turns[1].images
     first, second = (prompt for prompt, _ in rows)
     assert [prompt.count("<|image_pad|>") for prompt in (first, second)] == [1, 1]
     assert "You are in a browser." not in first and given_by.agent.system in first
     assert expected[0] in second and "clicked the link 'Visit'" in second and "screenshot:\n\n" not in second
-
-
-def test_turn_rows_know_their_task_and_screenshot(harness, png):
-    first, second = load(PUBLIC / "openwebrl_sft.jsonl", harness("visual"))
-    assert (first.task.id, first.task.site, first.member) == ("252667", "library.example", 1)
-    assert first.task.meta["benchmark"] == "pae-webvoyager" and "images" not in first.task.meta
-    (name,), images = first.turns[0].images, harness("visual").images
-    assert images.get(name).startswith(b"\x89PNG") and (name,) != second.turns[1].images
 
 
 def changed(record: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
@@ -133,40 +163,30 @@ def changed(record: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
 
 
 CHAT = json.loads((PUBLIC / "messages_images.jsonl").read_text())
-ASKED = ("conversations", 0, "value")
 BROKEN = [
-    ("text", changed(STEPS[1], "conversations", 0, "from", to="user"), "its fields are conversations"),
-    ("text", changed(STEPS[1], *ASKED, to="Task Instruction: x"), "its rounds must be numbered from 0 on"),
-    ("text", changed(STEPS[1], "conversations", 1, "value", to=7), "its fields are conversations"),
-    ("visual", STEPS[0], "a user's message has no <observation>"),
-    ("text", CHAT, "it has 2|does not begin with Round 0"),
-    ("visual", changed(TURNS[0], "metadata", "images", to=[]), "show 1 screenshots, and it has 0"),
+    ("text", changed(STEPS[1], "conversations", 0, "from", to="user"), "none of .*conversations"),
+    ("text", changed(STEPS[1], "conversations", 0, "value", to="Task Instruction: x"), "has no Round 0"),
+    ("text", changed(STEPS[1], "conversations", 1, "value", to=7), "none of the forms in"),
+    ("visual", changed(TURNS[0], "metadata", "images", to=[]), r"show \[1\] screenshots, and it has 0"),
     ("visual", changed(TURNS[0], "metadata", "images", to=["data:,x"]), "base64|padding"),
     ("visual", changed(TURNS[0], "metadata", "images", to=["data:,eA=="]), "cannot identify image"),
     ("visual", changed(TURNS[0], "metadata", "task_id", to=None), "metadata.task_id: Input should be"),
-    ("visual", changed(TURNS[0], "response", to="<|image_pad|>"), "a screenshot must be in a user's message"),
-    ("visual", changed(CHAT, "messages", 4, "role", to="tool"), "user and assistant must take turns"),
     (
         "visual",
-        changed(CHAT, "messages", 1, "content", to=[{"type": "video"}]),
-        "neither text nor image: .*video",
+        changed(TURNS[0], "prompt", to=f"<|im_start|>user\n{PICTURE}<|im_start|>"),
+        "no <observation>",
     ),
-    ("visual", {"text": "x", "audio": 1}, "none of the forms in .*; its fields are text, audio"),
-    ("visual", ["x"], "its fields are none"),
+    ("visual", changed(TURNS[0], "response", to="<|image_pad|>"), "a screenshot must be in a user's message"),
+    ("visual", changed(CHAT, "messages", 4, "role", to="tool"), "user and assistant must take turns"),
+    ("visual", changed(CHAT, "messages", 1, "content", to=[{"type": "video"}]), "neither text nor image"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "record", "problem"), BROKEN)
 def test_a_broken_record_is_named_by_file_and_number(kind, record, problem, harness, tmp_path):
-    good = STEPS[0] if kind == "text" and "conversations" in record else CHAT
     path = tmp_path / "public.jsonl"
-    if kind == "visual":
-        path.write_text(json.dumps(good) + "\n" + json.dumps(record) + "\n")
-        place = "line 2"
-    else:
-        path.write_text(json.dumps([record]))
-        place = "record 1"
-    with pytest.raises(ValueError, match=f"{path}, {place}: .*({problem})") as caught:
+    path.write_text(f"{json.dumps(CHAT if kind == 'visual' else STEPS[0])}\n{json.dumps(record)}\n")
+    with pytest.raises(ValueError, match=f"{path}, line 2: .*({problem})") as caught:
         load(path, harness(kind))
     assert "\n" not in str(caught.value)
 
@@ -175,7 +195,7 @@ def test_what_the_agent_cannot_read_is_not_cloned_and_said(harness, tmp_path, ca
     path = tmp_path / "public.json"
     path.write_text(json.dumps([STEPS[0], changed(STEPS[1], "conversations", 1, "value", to="jump()")]))
     assert len(load(path, harness("text"))) == 1
-    assert "1 demonstrations, 1 responses to clone; 1 were unreadable" in capsys.readouterr().out
+    assert "1 responses to clone, in 1 of 2 records" in capsys.readouterr().out
     path.write_text(json.dumps([changed(STEPS[1], "conversations", 1, "value", to="jump()")]))
     with pytest.raises(ValueError, match="holds no success to clone"):
         load(path, harness("text"))
@@ -195,7 +215,7 @@ def test_parquet_cells_hold_pictures_as_bytes(harness, tmp_path, png):
 async def test_a_record_that_solves_a_held_out_task_is_left_out(preprocessor, tmp_path, capsys):
     """By its wording, as it names no site; the control is a task that is not in the file."""
     flags = ["--out", str(tmp_path), "--recipe", "webagent-r1-3b"]
-    assert script.main(["read", str(PUBLIC / "webrl_policy.json"), *flags]) == 0
+    script.run(["read", str(PUBLIC / "webrl_policy.json"), *flags])
     config = webagent_r1_3b()
     config = replace(config, sft=replace(config.sft, demos=Run(tmp_path).trajectory_path("demos")))
     worker = make_worker(config, preprocessor, images=Run(tmp_path).images)

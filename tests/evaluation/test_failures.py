@@ -43,12 +43,8 @@ def test_phrases_are_found_in_any_case(family, said):
         assert family in proxies_of(turn(words))
 
 
-@pytest.mark.parametrize("said", PHRASES["plain"])
-def test_plain_words_are_of_no_family(said):
-    assert proxies_of(turn(said)) == frozenset()
-
-
-def test_a_response_may_be_of_several_families_and_counts_up_to_its_first_call():
+def test_plain_words_are_of_no_family_and_responses_of_several_up_to_their_first_call():
+    assert [said for said in PHRASES["plain"] if proxies_of(turn(said))] == []
     assert proxies_of(turn("I've tried that, and a CAPTCHA came.")) == {"history", "blocker"}
     call = '<tool_call>{"name": "write", "arguments": {"message": "captcha, so far"}}</tool_call>'
     assert proxies_of(replace(turn(), text=f"Type it.</think>{call} I've tried.")) == frozenset()
@@ -69,12 +65,9 @@ def test_how_often_and_at_what_length_by_hand():
     assert rows["any"] == ("any", 4, 4 / 7, 232.5, 600)
     assert rows["none"] == ("none", 3, 3 / 7, 60, 80)
     assert rows["all"] == ("all", 7, 1.0, 1110 / 7, 600)
-
-
-def test_without_turns_or_tokens_lengths_are_unknown():
     assert proxy_rows([])[-1] == dict(zip(PROXY, ("all", 0, None, None, None), strict=True))
     served = proxy_rows([episode(turn("So far."), turn("Click."))])
-    assert tuple(served[0].values()) == ("history", 1, 0.5, None, None)
+    assert tuple(served[0].values()) == ("history", 1, 0.5, None, None), "its tokens are not known"
 
 
 YES, NO, NONE = Verdict(True, ""), Verdict(False, ""), Verdict(None, "", "no answer")

@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from examples.base_models import checkpoints as tiny
-from minirl.agents.openwebrl import SCALE, TOOLS, parse
+from minirl.agents.openwebrl import TOOLS, parse
+from minirl.agents.openwebrl_actions import SCALE
 from minirl.tiny.checkpoints import BASE
 from minirl.worlds.hand import GRID
 from minirl.worlds.scripted_agent import with_points, with_thought
@@ -124,7 +125,7 @@ def test_a_folder_that_was_left_half_written_is_replaced(tmp_path):
 def test_the_corpus_shows_every_tool_with_its_arguments():
     calls = [text for text in tiny.corpus(WORDS, URL) if text.startswith('{"name"')]
     told = {call["name"]: set(call["arguments"]) for call in map(json.loads, calls)}
-    assert told == {name: set(arguments) for name, arguments in TOOLS.items()} and len(told) == 13
+    assert told == {name: set(tool.model_fields) for name, tool in TOOLS.items()} and len(told) == 13
     (call,) = [call for call in calls if "drag" in call]
     drag = parse(f"x</think><tool_call>{call}</tool_call>").calls[0]
     assert drag.name == "drag" and drag.arguments["end_point_2d"] == [0, 0]

@@ -20,7 +20,7 @@ from examples.base_models.reading import DIGITS, PATH, Reading, html_of, make_pa
 from examples.base_models.seeing import Seeing, moved, whole
 from examples.base_models.seeing import make_page as make_visual_page
 from minirl.distributed import open_ranks
-from minirl.model import load_preprocessor, open_model
+from minirl.model import load_model, load_preprocessor
 from minirl.recipes import tiny, tiny_text
 from minirl.worlds.shop import make_shop
 
@@ -34,7 +34,7 @@ def reading(tmp_path_factory):
     shops = asyncio.run(look([make_shop(7), make_shop(8)], config, make_page))
     path = build(tmp_path_factory.mktemp("text") / "m", text_corpus(shops), 0, 32, 2, "text")
     config = replace(config, model=replace(config.model, path=str(path)))
-    return Reading(config, load_preprocessor(config.model), open_model(config), shops[:1], shops[1:])
+    return Reading(config, load_preprocessor(config.model), load_model(config.model), shops[:1], shops[1:])
 
 
 def parts(teacher, one):
@@ -165,7 +165,7 @@ async def test_points_that_are_asked_for_lie_in_the_controls_that_the_task_names
     config = tiny()
     config = replace(config, model=replace(config.model, path=str(path)))
     (pages,) = await look([make_shop(7)], config, make_visual_page)
-    teacher = Seeing(config, load_preprocessor(config.model), open_model(config), [pages], [pages])
+    teacher = Seeing(config, load_preprocessor(config.model), load_model(config.model), [pages], [pages])
     number = {id: n * 20 / 1000 for n, id in enumerate(teacher.numbers)}
     found = 0
     for one in islice(teacher.draw("words", np.random.default_rng(0)), 20):

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from pathlib import Path
 
-import pages
 import pytest
-from endpoint_server import send
 from public_records import PUBLIC, load, rows_as_text
 from workers import make_worker
 
@@ -44,7 +37,7 @@ def published(request, preprocessor, tmp_path_factory) -> tuple[Path, Run, list[
     aborted = replace(found[0], member=2, turns=(), stop=Stop.SITE_ERROR, success=False)
     run.save_trajectories("demos", [aborted, *found, replace(found[0], member=1, success=False)])
     flags = ["--license", "cc0-1.0", "--source", "made up", "--out", str(tmp_path / "out")]
-    assert script.main(["write", str(run.trajectory_path("demos")), *flags]) == 0
+    script.run(["write", str(run.trajectory_path("demos")), *flags])
     return tmp_path / "out", run, found
 
 
@@ -72,13 +65,13 @@ def test_the_card_tells_source_counts_licence_commit_and_command(published):
     assert not list(folder.rglob("*.tmp"))
 
 
-def test_what_holds_no_word_is_not_published(published, tmp_path, capsys):
+def test_what_holds_no_word_is_not_published(published, tmp_path):
     """An episode without turns is left out; where there is no other, one line says so."""
     _, run, found = published
     run.save_trajectories("aborted", [replace(found[0], turns=(), stop=Stop.SITE_ERROR, success=False)])
     flags = ["--license", "cc0-1.0", "--source", "made up", "--out", str(tmp_path / "out")]
-    assert script.main(["write", str(run.trajectory_path("aborted")), *flags]) == 2
-    assert capsys.readouterr().err == "examples.publish: there is no trajectory to publish\n"
+    with pytest.raises(ValueError, match="there is no trajectory to publish"):
+        script.run(["write", str(run.trajectory_path("aborted")), *flags])
     assert not (tmp_path / "out").exists()
 
 
@@ -98,75 +91,33 @@ def test_datasets_and_trl_read_what_is_published(published, preprocessor, tmp_pa
         assert all(turn.text in text for turn in trajectory.turns)
 
 
-@dataclass
-class Hub:
-    """What a stand-in for the Hub has been given."""
-
-    created: list[dict] = field(default_factory=list)
-    files: dict[str, bytes] = field(default_factory=dict)
-    tokens: set[str] = field(default_factory=set)
-
-
-@contextmanager
-def hub() -> Iterator[tuple[str, Hub]]:
-    got = Hub()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            send(self, b'{"siblings": []}')
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            here = f"http://{self.headers['Host']}/datasets/me/set"
-            got.tokens.add(self.headers["Authorization"])
-            if self.path.startswith("/api/repos/create"):
-                got.created.append(json.loads(body))
-                answer: dict = {"url": here}
-            elif "/preupload/" in self.path:
-                names = [file["path"] for file in json.loads(body)["files"]]
-                answer = {
-                    "files": [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]
-                }
-            elif "/commit/" in self.path:
-                for line in map(json.loads, body.splitlines()):
-                    if line["key"] == "file":
-                        got.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                answer = {"success": True, "commitOid": "0" * 40, "commitUrl": f"{here}/commit/0"}
-            else:
-                answer = {"errors": [], "warnings": []}  # of the card's front matter
-            send(self, json.dumps(answer).encode())
-
-        def log_message(self, *args: object) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    with pages.running(server):
-        yield f"http://127.0.0.1:{server.server_port}", got
-
-
-def test_push_uploads_the_data_and_its_card_where_there_is_a_token(published, monkeypatch, capsys):
-    constants = pytest.importorskip("huggingface_hub").constants
+def test_push_uploads_the_data_and_its_card_where_there_is_a_token(published, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
     folder, *_ = published
-    (folder / "notes.txt").write_text("not for others")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_TOKEN", "")
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "no-token"))
-    assert script.main(["push", str(folder), "me/set"]) == 2
-    assert "push needs a token" in capsys.readouterr().err
-    monkeypatch.setenv("HF_TOKEN", "hf_made_up")
-    with hub() as (address, got):
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", address)
-        assert script.main(["push", str(folder), "me/set"]) == 0, capsys.readouterr().err
-    assert got.tokens == {"Bearer hf_made_up"}
-    (repo,) = got.created
-    assert repo == {"name": "set", "organization": "me", "type": "dataset", "visibility": "private"}
-    names = ["README.md", "data/train.parquet"]
-    assert got.files == {name: (folder / name).read_bytes() for name in names}
-    monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody is there
-    assert script.main(["push", str(folder), "me/set"]) == 2
-    assert "examples.publish: the Hub did not take it: " in capsys.readouterr().err
-    assert script.main(["push", str(folder / "data"), "me/set"]) == 2
-    assert "holds no data set" in capsys.readouterr().err
+    calls: list[tuple[tuple, dict]] = []
+    for name in ("create_repo", "upload_folder"):
+        monkeypatch.setattr(hub.HfApi, name, lambda self, *args, **named: calls.append((args, named)))
+    monkeypatch.setattr(hub, "get_token", lambda: None)
+    with pytest.raises(ValueError, match="push needs a token"):
+        script.run(["push", str(folder), "me/set"])
+    monkeypatch.setattr(hub, "get_token", lambda: "hf_made_up")
+    with pytest.raises(ValueError, match="holds no data set"):
+        script.run(["push", str(folder / "data"), "me/set"])
+    assert not calls
+    script.run(["push", str(folder), "me/set"])
+    (created, private), (_, uploaded) = calls
+    assert created == ("me/set",) and private["private"] and private["repo_type"] == "dataset"
+    assert (uploaded["repo_id"], uploaded["folder_path"]) == ("me/set", folder)
+    patterns = uploaded["allow_patterns"]
+    files = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+    assert sorted(hub.utils.filter_repo_objects([*files, "notes.txt"], allow_patterns=patterns)) == [
+        "README.md",
+        "data/train.parquet",
+    ]
+
+    def refuse(self, *args: object, **named: object) -> None:
+        raise OSError("nobody is there\nat all")
+
+    monkeypatch.setattr(hub.HfApi, "create_repo", refuse)
+    with pytest.raises(ValueError, match="the Hub did not take it: nobody is there$"):
+        script.run(["push", str(folder), "me/set"])

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import openai._base_client
 import pytest
-from endpoint_server import Act, body, completion, cut_off, drip, refuse, say, serve, slow, status
+from endpoint_server import Act, body, completion, drip, say, serve, slow, status
 from episodes import PNGS, TASK, Gone, episode, turn, words_of
 
 from minirl.advantages import make_group
@@ -50,14 +50,8 @@ async def test_a_served_judge_is_asked_with_screenshots(tmp_path):
     (request,) = server.requests
     system, user = request["messages"]
     assert system == {"role": "system", "content": [{"type": "text", "text": "Be strict."}]}
-    assert [part["type"] for part in user["content"]] == [
-        "text",
-        "text",
-        "image_url",
-        "text",
-        "image_url",
-        "text",
-    ]
+    kinds = " ".join(part["type"] for part in user["content"])
+    assert kinds == "text text image_url text image_url text"
     assert user["content"][2]["image_url"]["url"] == "data:image/png;base64,UE5HIG9mIGE="
     assert request["seed"] == 42 and request["max_tokens"] == 1024 and "temperature" not in request
 
@@ -68,22 +62,15 @@ EMPTY = completion({"content": None, "reasoning_content": "Let me see"}, finish=
 BEHAVIOUR: dict[str, tuple[list[Act], float | None]] = {
     "success": ([say("Fine.\nSUCCESS")], 1.0),
     "failure": ([say("One mug.\nNOT SUCCESS")], 0.0),
-    "success after a quoted failure": ([say("It seemed NOT SUCCESS.\nSUCCESS")], 1.0),
     "busy, then success": ([status(429), say("SUCCESS")], 1.0),
-    "slow, then failure": ([slow(1.0), say("NOT SUCCESS")], 0.0),
-    "busy": ([status(429)], None),
     "broken": ([status(500)], None),
     "slow": ([slow(1.0)], None),
     "drips": ([drip], None),
-    "breaks off": ([cut_off], None),
-    "refuses": ([refuse], None),
     "filtered": ([say("SUCCESS", finish="content_filter")], None),
-    "malformed": ([body(b"<html>SUCCESS</html>")], None),
     "no content": ([say("")], None),
     "truncated": ([say("The agent\nSUCCESS", finish="length")], None),
     "still thinking": ([body(EMPTY)], None),
     "no verdict": ([say("It is hard to say.")], None),
-    "two verdicts": ([say("SUCCESS\nNOT SUCCESS")], 0.0),
 }
 
 
@@ -146,18 +133,15 @@ async def test_a_protocols_judge_is_asked_and_read(protocol, ranks):
 
 
 @each_protocol
-@pytest.mark.parametrize("answer", ["", " \n\u00a0"])
-async def test_done_without_an_answer_fails_unasked_where_released_code_says_so(protocol, ranks, answer):
+async def test_done_without_an_answer_fails_unasked_where_released_code_says_so(protocol, ranks):
     """The server would say yes. AgentTrek's judge goes by the steps and is asked, and so is the trace's.
     Where the agent did not end the episode itself, all are asked."""
-    silent, yes = replace(CLICKS, answer=answer), [say("SUCCESS")]
+    silent, yes = replace(CLICKS, answer=" \n\u00a0"), [say("SUCCESS")]
     said, requests = await judged_by(protocol, yes, ranks, silent)
     asked = protocol.judge.input in ("agenttrek", "trace")
     assert (said.success, len(requests)) == (asked, int(asked)) and not said.error
-    assert (
-        needs_verdict(silent, "none")
-        and apply_reward_gates(replace(silent, verdict=said), "none").success is asked
-    )
+    gated = apply_reward_gates(replace(silent, verdict=said), "none")
+    assert needs_verdict(silent, "none") and gated.success is asked
     assert asked or "without an answer" in said.rationale
     said, requests = await judged_by(protocol, yes, ranks, replace(silent, stop=Stop.MAX_STEPS))
     assert (said.success, len(requests)) == (True, 1)
@@ -272,18 +256,6 @@ async def test_a_real_model_is_asked(local):
     assert (await judge(CLICKS)).success
     (request,) = judge.sampler.requests
     assert (len(request.prompt.images), request.max_tokens) == (1, 192)
-
-
-@each_protocol
-async def test_a_judge_of_our_own_judges_as_the_protocol_says(protocol, local, pictures):
-    own = protocol.judge
-    judge = local(input=own.input)
-    said = await scripted(judge, "Hm.\n</think>\n\nSUCCESS<|im_end|>")(CLICKS)
-    assert said.success is True, said
-    (request,) = judge.sampler.requests
-    assert list(request.prompt.images) == [pictures[name] for name in SHOTS[own.input]]
-    assert request.sampling.temperature == 0
-    assert "is no verdict" in (await scripted(judge, "Hm.</think>Perhaps<|im_end|>")(CLICKS)).error
 
 
 async def test_a_torn_picture_is_no_verdict_of_a_local_judge(local, pictures):

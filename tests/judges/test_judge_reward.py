@@ -140,9 +140,7 @@ def test_reward_by_judge_needs_a_judge():
     with pytest.raises(ValueError, match="--reward.by judge needs one"):
         check(replace(tiny(), reward=RewardConfig(by="judge")))
     config = from_command_line(["tiny", "--reward.by", "judge", "--judge.path", "x"], "train.py")
-    assert config.reward.by == "judge" and config.judge.input == "brief", (
-        "the tiny policy's judge is the tiny one"
-    )
+    assert (config.reward.by, config.judge.input) == ("judge", "brief")
 
 
 def test_recipes_of_judges_are_not_those_of_policies():
