@@ -101,7 +101,7 @@ def sites_of(args: Args) -> Path:
 def recorded(folder: Path, tasks: Path | str, *flags: object) -> list[dict[str, Any]]:
     """Records solutions, if they are not there; returns their steps, in the base model's words."""
     if not (folder / "steps.json").is_file():
-        size = ["--width", WIDTH, "--height", HEIGHT]
+        size = ["--browser.width", WIDTH, "--browser.height", HEIGHT]
         worlds("record", tasks, "--out", folder, "--grounding", GROUNDING, *size, *flags)
     return [in_own_words(row) for row in json.loads((folder / "steps.json").read_text())]
 

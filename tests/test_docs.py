@@ -95,7 +95,7 @@ def test_the_verbs_of_worlds_are_run_on_one_site(place, capsys):
     for verb in ("check", "solve", "render"):
         flags = [flag.replace("SITE", str(site)) for flag in verbs[verb]]
         assert worlds.main([verb, *flags]) == 0, capsys.readouterr()
-    assert (place / "site" / "index.html").is_file() and "hops" in capsys.readouterr().out
+    assert (place / "site" / "index.html").is_file() and "paths" in capsys.readouterr().out
     with pytest.raises(SystemExit) as stop:
         worlds.main(["replay", *verbs["replay"], "--no-such-flag"])
     assert stop.value.code == 2, "the control: flags are read"

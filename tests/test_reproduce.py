@@ -99,11 +99,11 @@ def understand(argv: Sequence[str], eval_script: ModuleType, monkeypatch: pytest
     """Read a command with its own parser. ValueError or SystemExit if it is not understood."""
     match argv:
         case ["-m", "minirl.data" | "minirl.worlds" as name, *flags]:
-            room = {"minirl.data": data, "minirl.worlds": worlds}[name]
+            room, run = {"minirl.data": (data, data.run), "minirl.worlds": (worlds, worlds.main)}[name]
             verb = getattr(room, flags[0])
             with monkeypatch.context() as patch:
                 patch.setattr(room, flags[0], functools.wraps(verb)(lambda *args, **kwargs: 0))
-                assert room.main(flags) in (0, None)
+                assert run(flags) in (0, None)
         case ["eval.py", *flags]:
             eval_script.read_config(flags)
         case ["judge.py", verb, *flags]:
@@ -183,7 +183,7 @@ def small(argv: Sequence[str], url: str, models: dict[str, Path]) -> list[str]:
         case ["-m", "minirl.worlds", "make", *_]:
             return [*argv, "--level", "first", "--count", "2", "--tasks", "2"]
         case ["-m", "minirl.worlds", "record", *_]:
-            return [*argv, "--browsers", "1", "--workers", "2"]
+            return [*argv, "--browser.browsers", "1", "--browser.episodes", "2"]
         case ["judge.py", "label", *_]:  # untrained, the policy never ends an episode
             return [word.replace("runs/rl4b", "runs/teacher-eval") for word in argv]
         case ["judge.py", "distil", *_]:
@@ -212,7 +212,7 @@ def start(argv: Sequence[str], eval_script: ModuleType) -> int | None:
     """Run a command in this process, which has all imports behind it."""
     match argv:
         case ["-m", "minirl.data", *flags]:
-            return data.main(flags)
+            return data.run(flags)
         case ["-m", "minirl.worlds", *flags]:
             return worlds.main(flags)
         case ["eval.py", *flags]:

@@ -54,7 +54,7 @@ def test_a_broken_record_ends_the_script_in_one_line(argv, tmp_path, ended):
     file.write_text(file.read_text().replace('"hover"', '"hoover"'))
     code, said = ended(train, *argv)
     (line,) = [line for line in said.splitlines() if "record" in line]
-    assert code == 2 and "steps.json, record 2: " in line and "there is no action 'hoover'" in line
+    assert code == 2 and "steps.json, record 2: " in line and "not 'hoover'" in line
 
 
 def test_another_agent_is_told_that_it_cannot(argv, ended):

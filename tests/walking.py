@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from minirl.types import Task
 from minirl.worlds.interpreter import State, World, apply, initial_state
@@ -22,3 +23,12 @@ def walk(world: World, steps: Sequence[Step], name: str = "walk") -> Task:
     meta = {"world": world.name, "solution": in_json(steps)}
     goal = {"page": last_state(world, steps).page}
     return Task(name, "", f"http://{world.name}.test/", goal, meta)
+
+
+def completed(document: dict[str, Any]) -> dict[str, Any]:
+    """A machine in whose file all actions name their ends: those that named none stay on their page."""
+    for page in document["pages"]:
+        for action in page["actions"]:
+            action.setdefault("from", page["id"])
+            action.setdefault("to", page["id"])
+    return document

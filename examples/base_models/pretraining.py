@@ -40,8 +40,8 @@ from minirl.run_folder import write_atomic
 from minirl.types import Observation, Task
 from minirl.worlds.interpreter import World
 from minirl.worlds.render import SiteServer
-from minirl.worlds.search import solve
 from minirl.worlds.shop import make_tasks, shops_named
+from minirl.worlds.solutions import solution_of
 
 TRAIN_SHOPS = "shops:0-599"
 TEST_SHOPS = "shops:50001-50060"
@@ -72,7 +72,7 @@ async def look(shops: Sequence[World], config: Config, make_page: MakePage) -> l
 
     async def visit(shop: World) -> list[Any]:
         task = make_tasks(shop, 1)[0]
-        steps = (solve(shop, task.goal) or [])[:-1]
+        steps = solution_of(task, shop)[:-1]
         async with places, pool.session() as session:
             await session.start(task.start_url)
             pages = [await make_page(await agent.observe(session), session, shop)]

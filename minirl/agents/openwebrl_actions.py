@@ -173,7 +173,8 @@ async def click(session: Session, point_2d: Point, clicks: int = 1, button: str 
     point = pixels(session, point_2d)
     count = min(max(clicks, 1), MAX_CLICKS)
     async with watched(session, point, is_click=True) as effect:
-        await session.do(session.page.mouse.click(*point, button=button, click_count=count))
+        mouse: Any = session.page.mouse  # which itself refuses a button that it does not have
+        await session.do(mouse.click(*point, button=button, click_count=count))
     notes = effect.notes
     if effect.options:
         notes = f" Its list is not in the screenshot; write one of: {', '.join(effect.options)}."

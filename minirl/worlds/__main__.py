@@ -15,12 +15,12 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import tyro
 
 from minirl.config import BrowserConfig, EndpointConfig, Positive
-from minirl.console import printable, progress
+from minirl.console import printable, progress, say
 from minirl.run_folder import read_records, save_tasks, write_atomic
 from minirl.samplers.endpoint import open_endpoint
 from minirl.types import Task
@@ -35,6 +35,7 @@ from minirl.worlds.search import explore, symbolic
 from minirl.worlds.shop import shops_named, shops_of, tasks_of
 
 TEMPLATE = EndpointConfig()  # which serves nobody
+DESKTOP = BrowserConfig(episodes=8, height=720)
 PATIENT = EndpointConfig(seconds=600.0)
 Level = Literal["first", "easy", "medium", "hard"]
 SPLITS = ("train", "heldout", "train", "validation", "train")
@@ -47,8 +48,8 @@ def check(file: File) -> int:
     findings = lint.check(file)
     errors = sum(finding.severity == "error" for finding in findings)
     for finding in findings:
-        _say(f"{finding.severity}: {finding.where}: {finding.message} [{finding.code}]")
-    _say(f"{file}: {errors} errors, {len(findings) - errors} warnings")
+        say(f"{finding.severity}: {finding.where}: {finding.message} [{finding.code}]")
+    say(f"{file}: {errors} errors, {len(findings) - errors} warnings")
     return int(errors > 0)
 
 
@@ -61,18 +62,14 @@ def solve(file: File, plain: bool = False) -> int:
     fsm = load_fsm(file)
     graph = explore(symbolic(fsm), plain=plain)
     nearest = graph.nearest()
-    paths = {}
-    hops: dict[str, int | None] = dict.fromkeys(fsm.terminal_pages)
-    for page in fsm.terminal_pages:
-        if page in nearest:
-            paths[page] = [step.action_id for step in graph.path(nearest[page])]
-            hops[page] = len(paths[page])
+    paths: dict[str, list[str] | None] = dict.fromkeys(fsm.terminal_pages)
+    for page in nearest.keys() & paths:
+        paths[page] = [step.action_id for step in graph.path(nearest[page])]
     answer = {
         "states": len(graph.nodes),
         "complete": graph.is_complete,
         "unreached_pages": [page for page in fsm.pages if page not in nearest],
         "paths": paths,
-        "hops": hops,
     }
     print(json.dumps(answer, indent=1))
     return 0
@@ -120,9 +117,9 @@ def make(
             rows.append(save_site(name, skin, folders[n], tasks, out))
             meter.advance()
     places = ", ".join(dict.fromkeys(str(folder) for folder in folders))
-    _say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {places}")
+    say(f"{len(rows)} sites, {sum(len(row['tasks']) for row in rows)} tasks in {places}")
     write_atomic(out / "index.html", text_of("index.html.j2", rows=rows).encode())
-    _say(f"to look at: {out}/index.html; to train: python train.py tiny --task.train {folders[0]} ...")
+    say(f"to look at: {out}/index.html; to train: python train.py tiny --task.train {folders[0]} ...")
     return 0
 
 
@@ -147,22 +144,18 @@ def render(file: File, out: Path, data: Path | None = None, tasks: int = COUNT) 
         data: Its records, a JSON object of lists of them; otherwise some are invented.
         tasks: How many tasks the site is to have.
     """
-    world, guesses = world_of(name_of(out), load_fsm(file), read_json(data) if data else {})
-    for guess in guesses:
-        _say(f"guessed: {guess}")
+    world = world_of(name_of(out), load_fsm(file), read_json(data) if data else {})
     save_world(world, out)
     save_tasks(out / "tasks.jsonl", make_walks(world, tasks))
-    _say(f"{out / 'index.html'}: {len(world.fsm.pages)} pages")
+    say(f"{out / 'index.html'}: {len(world.fsm.pages)} pages")
     return 0
 
 
-def replay(folders: Folders, workers: int = 8, browsers: int = 2) -> int:
-    """The solution of every task, or a shortest way to every terminal page of a site without tasks, acted out
-    in Chromium, with the state compared after every action.
+def replay(folders: Folders, browser: BrowserConfig = DESKTOP) -> int:
+    """The solution of every task, acted out in Chromium, with the state compared after every action.
 
     Args:
-        folders: Sites that `make` has made.
-        workers: How many episodes at a time.
+        folders: Sites that `make` or `render` has made.
     """
     from minirl.worlds.replay import replay_sites
 
@@ -170,14 +163,13 @@ def replay(folders: Folders, workers: int = 8, browsers: int = 2) -> int:
         raise ValueError("name the folders of the sites to be replayed")
     worlds = [load_world(folder) for folder in folders]
     tasks = [task for folder in folders for task in read_records(folder / "tasks.jsonl", Task)]
-    config = BrowserConfig(browsers=browsers, episodes=workers, width=1280, height=720)
-    replays = asyncio.run(replay_sites(worlds, config, tasks))
+    replays = asyncio.run(replay_sites(worlds, browser, tasks))
     failed = 0
     for (site, task), outcome in replays.items():
         if outcome.reason:
             failed += 1
-            _say(f"dropped: {site}, {task}: {outcome.reason}")
-    _say(f"{len(worlds)} sites, {len(replays) - failed} of {len(replays)} trajectories kept")
+            say(f"dropped: {site}, {task}: {outcome.reason}")
+    say(f"{len(worlds)} sites, {len(replays) - failed} of {len(replays)} trajectories kept")
     return int(failed > 0)
 
 
@@ -188,10 +180,7 @@ def record(
     count: int = 100,
     grounding: float = 0.2,
     seed: int = 0,
-    width: int = 1280,
-    height: int = 720,
-    workers: int = 8,
-    browsers: int = 2,
+    browser: BrowserConfig = DESKTOP,
     endpoint: EndpointConfig = TEMPLATE,
 ) -> int:
     """Recorded steps of AutoWebWorld's form: the solutions of tasks, acted out, in OUT/steps.json.
@@ -210,8 +199,7 @@ def record(
     if not chosen:
         raise ValueError(f"{tasks} holds no tasks: name a JSONL file of them, or shops as shops:400-499")
     worlds = {world.name: world for world in (*shops_of(chosen), *map(load_world, sites))}
-    config = BrowserConfig(browsers=browsers, episodes=workers, width=width, height=height)
-    replays = asyncio.run(recorded(one_of_each(chosen, seed), worlds, config))
+    replays = asyncio.run(recorded(one_of_each(chosen, seed), worlds, browser))
     asyncio.run(save_steps(replays, out, endpoint, grounding, seed))
     return 0
 
@@ -220,7 +208,6 @@ def author(
     name: tyro.conf.Positional[str],
     out: Path | None = None,
     rounds: int = 4,
-    calls: Positive = 100,
     dollars: float = 10.0,
     tokens: Positive = 32_000,
     endpoint: EndpointConfig = PATIENT,
@@ -231,7 +218,7 @@ def author(
     Args:
         out: The site's folder, by default sites/NAME.
         rounds: How often the machine, and then the pages, are repaired at most.
-        calls: How many answers a run may ask for, and what they may cost.
+        dollars: What the answers of a run may cost; without --endpoint.price nothing is counted.
         tokens: The longest answer.
     """
     from minirl.worlds.authoring import Author, write_site
@@ -240,20 +227,15 @@ def author(
 
     async def write() -> list[str]:
         async with open_endpoint(endpoint) as served:
-            author = Author(served, calls, dollars, tokens, rounds, out / "answers")
+            author = Author(served, dollars, tokens, rounds, out / "answers")
             return await write_site(author, name, out)
 
     faults = asyncio.run(write())
     save_tasks(out / "tasks.jsonl", make_walks(load_world(out)))
     for fault in faults:
-        _say(f"still wrong with the pages: {fault}")
-    _say(f"{out / 'index.html'}: {'drawn by minirl' if faults else 'as the model has written it'}")
+        say(f"still wrong with the pages: {fault}")
+    say(f"{out / 'index.html'}: {'drawn by minirl' if faults else 'as the model has written it'}")
     return int(bool(faults))
-
-
-def _say(line: str, file: TextIO | None = None) -> None:
-    """Print a line without a terminal's control characters, which a file's strings may hold."""
-    print(printable(line).replace("\n", "?"), file=file)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -262,7 +244,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.worlds", args=list(argv))
     except (ValueError, OSError) as error:
-        _say(f"minirl.worlds: {error}", sys.stderr)
+        print(printable(f"minirl.worlds: {error}").replace("\n", " "), file=sys.stderr)
         return 2
 
 

@@ -18,13 +18,13 @@ import subprocess
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from minirl.config import BrowserConfig
 from minirl.console import printable, say
 from minirl.run_folder import write_atomic
 from minirl.samplers.endpoint import Endpoint, EndpointError
-from minirl.worlds.fsm_file import load_fsm, read_json, validated
+from minirl.worlds.fsm_file import load_fsm, read_json
 from minirl.worlds.interpreter import World
 from minirl.worlds.lint import Finding, check
 from minirl.worlds.looks import text_of
@@ -50,7 +50,6 @@ class Author:
     """A served model, and what a run may spend on it. The call that exceeds `dollars` is the last one."""
 
     endpoint: Endpoint
-    calls: int  # answers that were kept apart
     dollars: float
     tokens: int  # of one answer
     rounds: int  # of repair, of the machine and then of the pages
@@ -65,8 +64,8 @@ class Author:
             return file.read_text("utf-8")
         dollars = self.endpoint.dollars
         try:
-            if self.endpoint.usage["requests"] >= self.calls or dollars >= self.dollars:
-                raise EndpointError(f"the budget is used, ${dollars:.2f}: raise --calls or --dollars")
+            if dollars >= self.dollars:
+                raise EndpointError(f"the budget is used, ${dollars:.2f}: raise --dollars")
             reply = await self.endpoint.ask([("user", (question,))], self.tokens)
             if reply.finish == "length":
                 raise EndpointError(f"an answer was cut off: raise --tokens {self.tokens}")
@@ -95,65 +94,63 @@ async def write_site(author: Author, name: str, out: Path) -> list[str]:
     return faults
 
 
-@dataclass
-class Attempt:
-    """A machine that the model has written: its text, what is wrong with it, and its site if it has one."""
+class Attempt(NamedTuple):
+    """A machine that the model has written, what is wrong with it, and its site if it has no errors."""
 
-    text: str
+    file: Path
     findings: list[Finding]
     world: World | None
 
-    @property
-    def errors(self) -> int:
-        return sum(finding.severity == "error" for finding in self.findings)
+    def faults(self) -> tuple[int, int]:
+        """Return the numbers of errors and warnings."""
+        errors = sum(finding.severity == "error" for finding in self.findings)
+        return errors, len(self.findings) - errors
 
 
 async def write_machine(author: Author, name: str, out: Path) -> World:
     """Return the site of the first machine without findings, or the best. ValueError if errors are left."""
-    draft = out / "draft.json"
-    best = Attempt("", [], None)
+    best = None
     for n in range(author.rounds + 1):
         answer = await author.ask(
             "author/machine.md.j2",
             name=name,
             example=text_of("author/example.json"),
             widgets=WIDGETS,
-            machine=best.text,
-            findings=best.findings,
+            machine=best.file.read_text("utf-8") if best else "",
+            findings=best.findings if best else [],
             round=n,
         )
         machine = answer[answer.find("{") : answer.rfind("}") + 1]
+        draft = out / f"draft-{n}.json"
         write_atomic(draft, machine.encode(errors="replace"))
-        world, findings = read_machine(draft)
-        attempt = Attempt(draft.read_text("utf-8"), findings, world)
-        warnings = len(findings) - attempt.errors
-        say(f"{name}: machine, round {n}: {attempt.errors} errors, {warnings} warnings")
-        if n == 0 or (attempt.errors, len(findings)) < (best.errors, len(best.findings)):
+        attempt = read_machine(draft)
+        errors, warnings = attempt.faults()
+        say(f"{name}: machine, round {n}: {errors} errors, {warnings} warnings")
+        if best is None or attempt.faults() < best.faults():
             best = attempt
         if not best.findings:
             break
-    write_atomic(draft, best.text.encode())
-    if best.world is None:
-        raise ValueError(f"{draft} still has {best.errors} errors, which `check` tells: raise --rounds")
+    if best is None or best.world is None:
+        raise ValueError(f"no draft in {out} is without errors, which `check` tells: raise --rounds")
     return best.world
 
 
-def read_machine(draft: Path) -> tuple[World | None, list[Finding]]:
-    """Return the site in a draft, None if it has errors, and all that is wrong with it."""
+def read_machine(draft: Path) -> Attempt:
+    """Return the machine in a draft, with all that is wrong with it."""
     findings = check(draft)
     if any(one.severity == "error" for one in findings):
-        return None, findings
+        return Attempt(draft, findings, None)
     try:
         document = read_json(draft)
-        records = validated("data", dict[str, list[dict[str, Any]]], document.get("data", {}))
-        world, _ = world_of(name_of(draft.parent), load_fsm(document), records)
+        world = world_of(name_of(draft.parent), load_fsm(document), document.get("data", {}))
         describe(world)
         for page in world.fsm.terminal_pages:
-            if solve(world, {"page": page}) is None:
+            if solve(world, page) is None:
                 raise ValueError(f"no way leads to {page} with the records in data")
     except (ValueError, LookupError, TypeError, AttributeError) as error:  # anything may be nested anywhere
-        return None, [*findings, Finding("error", "unplayable", "site", str(error) or repr(error))]
-    return world, findings
+        findings.append(Finding("error", "unplayable", "site", str(error) or repr(error)))
+        return Attempt(draft, findings, None)
+    return Attempt(draft, findings, world)
 
 
 async def write_pages(author: Author, name: str, world: World, folder: Path) -> tuple[World, list[str]]:
@@ -183,27 +180,23 @@ async def write_pages(author: Author, name: str, world: World, folder: Path) -> 
         batch = ids[start : start + BATCH]
         await step("pages", batch=batch)
         await step("review", batch=batch)
-    built, faults = await build(world, written, folder)
-    for n in range(author.rounds + 1):
+    n = 0
+    while True:
+        built, faults = await build(world, folder)
         is_built = built is not world
         outcome = f"{len(faults)} faults" if is_built else "not built"
         say(f"{name}: pages, round {n}: {outcome}")
         if not faults or n == author.rounds:
-            break
-        await step("replay" if is_built else "build", round=n + 1, faults=faults)
-        built, faults = await build(world, written, folder)
-    return built, faults
+            return built, faults
+        n += 1
+        await step("replay" if is_built else "build", round=n, faults=faults)
 
 
-async def build(world: World, written: dict[str, str], folder: Path) -> tuple[World, list[str]]:
+async def build(world: World, folder: Path) -> tuple[World, list[str]]:
     """Return the site as the project in a folder draws it, and what replay finds wrong with that; where it
     can't be built, the site as it was, and the log."""
-    # Of several faults a build names any: its log is kept, so that a later run asks the same.
-    key = sha256(str(written).encode(errors="replace")).hexdigest()
-    log_file = folder / f"logs/{key}.txt"
-    log = log_file.read_text() if log_file.is_file() else await asyncio.to_thread(run, BUILD, folder)
+    log = await asyncio.to_thread(run, BUILD, folder)
     if log:
-        write_atomic(log_file, log.encode(errors="replace"))
         return world, [log]
     html = (folder / "dist/index.html").read_text(encoding="utf-8")
     built = replace(world, html=html, style={**world.style, "look": "built"})

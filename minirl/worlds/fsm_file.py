@@ -23,15 +23,16 @@ from pydantic.aliases import AliasPath
 from pydantic.dataclasses import dataclass
 from pydantic.types import StrictFloat, StrictInt
 from pydantic_core import ValidationError, from_json
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
 Signature = Mapping[str, Any]  # what a page remembers: a JSON object, never written into
 FieldPath = tuple[str, ...]  # "$.view.sort" is ("view", "sort")
 
 TYPE_DEFAULTS = {"string": "", "boolean": False, "integer": 0, "integer>=1": 1, "number": 0, "any": None}
-TYPE = "|".join([*TYPE_DEFAULTS, "object", r"array<\w+>"])
+TYPE = "|".join([*TYPE_DEFAULTS, "object", r"array<[A-Za-z0-9_]+>"])
 # Names with two leading underscores mean something to JavaScript objects, so they are refused.
-PATH = r"\$(\.(?!__)[A-Za-z_][A-Za-z0-9_]*){1,16}"
+NAME = "_?[A-Za-z][A-Za-z0-9_]*"
+PATH = rf"^\$(\.{NAME})+$"
 CONFIG = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
 
@@ -51,17 +52,9 @@ def dotted(path: FieldPath) -> str:
 def _parse_path(text: Any) -> FieldPath:
     if isinstance(text, tuple):
         return text
-    if not isinstance(text, str) or not re.fullmatch(PATH, text):
+    if not re.fullmatch(PATH, str(text)):
         raise ValueError(f"path {brief(text)} must look like $.field or $.field.inner")
-    return tuple(text[2:].split("."))
-
-
-def _schema(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return SCHEMA.validate_python(value)
-    if not isinstance(value, str) or not re.fullmatch(rf"({TYPE})(\|null)?", value):
-        raise ValueError(f"unknown type {brief(value)}: use {', '.join(TYPE_DEFAULTS)}, object or array<...>")
-    return value
+    return tuple(str(text)[2:].split("."))
 
 
 def _default(kind: Any) -> Any:
@@ -85,21 +78,10 @@ def _by_id(records: Any) -> dict[str, Any]:
     return by_id
 
 
-def _complete(page: Any) -> Any:
-    """Let the actions of a page that name no `from` or `to` begin and end on it."""
-    if not isinstance(page, dict) or not isinstance(page.get("actions"), list):
-        return page
-    here = {"from": page.get("id"), "to": page.get("id")}
-    actions = []
-    for action in page["actions"]:
-        actions.append({**here, **action} if isinstance(action, dict) else action)
-    return {**page, "actions": actions}
-
-
-FieldName = Annotated[str, AfterValidator(lambda name: ".".join(_parse_path(f"$.{name}")))]
-PathText = Annotated[str, AfterValidator(lambda path: path and dotted(_parse_path(path)))]
-Schema = dict[FieldName, Annotated[Any, BeforeValidator(_schema)]]
-SCHEMA = TypeAdapter(Schema)
+FieldName = Annotated[str, Field(pattern=f"^{NAME}$")]
+PathText = Annotated[str, Field(pattern=f"^$|{PATH}")]
+TypeName = Annotated[str, Field(pattern=rf"^({TYPE})(\|null)?$")]
+Schema = TypeAliasType("Schema", "dict[FieldName, TypeName | Schema]")
 AsPath = Annotated[FieldPath, BeforeValidator(_parse_path), PlainSerializer(dotted)]
 Symbol = Annotated[str, Field(pattern=r"^\{[^{}]*\}$"), AfterValidator(lambda text: text[1:-1])]
 Reference = Annotated[Symbol, PlainSerializer(lambda name: f"{{{name}}}")]  # "{product}" in the file
@@ -209,9 +191,24 @@ class Page:
 @dataclass(frozen=True, config=CONFIG)
 class Fsm:
     meta: dict[str, Any]  # all that the file says about itself
-    pages: Annotated[dict[str, Annotated[Page, BeforeValidator(_complete)]], *ById]
+    pages: Annotated[dict[str, Page], *ById]
     initial_page: str = Field(validation_alias=AliasPath("meta", "initial_page_id"), exclude=True)
     terminal_pages: tuple[str, ...] = Field((), validation_alias=TERMINALS, exclude=True)
+
+    def __post_init__(self) -> None:
+        faults = []
+        for id in (self.initial_page, *self.terminal_pages, *(action.target for action in self.actions)):
+            if id not in self.pages:
+                faults.append(f"{id!r} is no page")
+        for page in self.pages.values():
+            for action in page.actions.values():
+                stays = action.target == page.id
+                if action.source != page.id or not (stays or action.is_navigation):
+                    faults.append(
+                        f"{action.id}: begins on {page.id}, and must end there without 'is_navigation'"
+                    )
+        if faults:
+            raise ValueError("; ".join(faults))
 
     @property
     def actions(self) -> list[Action]:
@@ -246,22 +243,9 @@ def load_goal(goal: Goal | Mapping[str, Any]) -> Goal:
 
 def load_fsm(source: Path | Mapping[str, Any]) -> Fsm:
     """Return the machine in an fsm.json file, or in a mapping. ValueError names all faults."""
-    name, document = "fsm", source
     if isinstance(source, Path):
-        name, document = str(source), read_json(source)
-    fsm: Fsm = validated(name, Fsm, document)
-    named_pages = [("initial_page_id", fsm.initial_page)]
-    named_pages += [("terminal_pages", id) for id in fsm.terminal_pages]
-    named_pages += [(f"{action.id}: to", action.target) for action in fsm.actions]
-    faults = [f"{place}: {id!r} is no page" for place, id in named_pages if id not in fsm.pages]
-    for page in fsm.pages.values():
-        for action in page.actions.values():
-            stays = action.target == page.id
-            if action.source != page.id or not (stays or action.is_navigation):
-                faults.append(f"{action.id}: begins on {page.id}, and must end there without 'is_navigation'")
-    if faults:
-        raise ValueError(f"{name}: {'; '.join(faults)}")
-    return fsm
+        return validated(str(source), Fsm, read_json(source))
+    return validated("fsm", Fsm, source)
 
 
 def validated(name: str, kind: Any, document: Any) -> Any:
@@ -269,26 +253,19 @@ def validated(name: str, kind: Any, document: Any) -> Any:
     try:
         return TypeAdapter(kind).validate_python(document)
     except ValidationError as error:
-        raise ValueError(f"{name}: {'; '.join(map(_describe, error.errors()))}") from None
-
-
-def _describe(fault: Mapping[str, Any]) -> str:
-    """Return a fault's place and reason, as "BOOK: effects: 0: op: Input should be 'set' ..."."""
-    places = [str(key) for key in fault["loc"] if key != "[key]"]
-    if fault["type"] == "missing":
-        return ": ".join([*places[:-1], f"{places[-1]!r} is missing"])
-    return ": ".join([*places, fault["msg"].removeprefix("Value error, ")])
+        faults = []
+        for fault in error.errors():
+            faults.append(": ".join([*map(str, fault["loc"]), fault["msg"]]))
+        raise ValueError(f"{name}: {'; '.join(faults)}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. ValueError names the file."""
     try:
-        document = from_json(path.read_bytes(), allow_inf_nan=False)
+        document = from_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a readable JSON file: {error}") from None
-    if not isinstance(document, dict):
-        raise ValueError(f"{path}: must be an object, not {brief(document)}")
-    return document
+    return validated(str(path), dict[str, Any], document)
 
 
 def document_of(fsm: Fsm) -> dict[str, Any]:

@@ -10,6 +10,7 @@ Paper: AutoWebWorld, section 4.3.
 2. Points are the middles of elements, rounded where that changes nothing (see `middle`).
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from minirl.worlds.render import read_state
 MEASURE = text_of("measure.js")
 OPERATIONS = read_table("operations")
 GRID = 20  # of the coordinates that a visual agent says, from 0 to SCALE
-THUMB, TOLERANCE = 8, 4  # pixels: half of a slider's thumb, and how far from its end a drag may end
 Gui = Mapping[str, Any]  # what widgets.gui_steps returns
 Box = tuple[float, ...]  # left, top, right and bottom, in CSS pixels
 Point = tuple[float, float]  # x and y, in CSS pixels
@@ -153,28 +153,24 @@ def tool_calls(operation: Operation, width: float, height: float) -> list[dict[s
 
 def text_action(operation: Operation, number: int | None = None) -> str:
     """Return the text agent's action that does an operation on a numbered element."""
-    fields = {"quoted": repr(operation.text), "direction": operation.text.capitalize(), "number": number}
-    return str(OPERATIONS[operation.op]["action"]).format(**fields)
+    text = operation.text
+    fields = {"quoted": repr(text), "direction": text.capitalize(), "message": json.dumps(text)}
+    return str(OPERATIONS[operation.op]["action"]).format(number=number, **fields)
 
 
-def row_of(operation: Operation) -> dict[str, Any]:
+def row_of(operation: Operation, words: str = "") -> dict[str, Any]:
     """Return an operation as a recorded step tells it: AutoWebWorld's action, where it takes place in whole
-    pixels, and what it types or which way it scrolls."""
-    words = OPERATIONS[operation.op]
-    row: dict[str, Any] = {"action": words["row"], "bbox": []}
+    pixels with the words there, and what it types or which way it scrolls."""
+    table = OPERATIONS[operation.op]
+    row: dict[str, Any] = {"action": table["row"], "bbox": []}
     if operation.op == "drag":
-        assert operation.box and operation.start and operation.end
-        _, top, _, bottom = map(round, operation.box)
-        half = (bottom - top) // 2
-        row["bbox"] = _around(operation.start, THUMB, half)
-        row["to"] = _around(operation.end, TOLERANCE, half)
-    elif "point_2d" in words["arguments"] and operation.op != "scroll":
+        # Boxes of no size: where the button is pressed, and where it is released.
+        row["bbox"] = [round(side) for side in 2 * (operation.start or ())]
+        row["to"] = [round(side) for side in 2 * (operation.end or ())]
+    elif "point_2d" in table["arguments"] and operation.op != "scroll":
         row["bbox"] = [round(side) for side in operation.box or ()]
-    if "tells" in words:
-        row[words["tells"]] = operation.text
+    if row["bbox"]:
+        row["words"] = words
+    if "tells" in table:
+        row[table["tells"]] = operation.text
     return row
-
-
-def _around(point: Point, across: int, down: int) -> list[int]:
-    x, y = round(point[0]), round(point[1])
-    return [x - across, y - down, x + across, y + down]

@@ -16,10 +16,9 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, NamedTuple
 
-from minirl.worlds.fsm_file import Action, Condition, Fsm, Page, dotted, is_placeholder, load_fsm
-from minirl.worlds.interpreter import meets, suits
+from minirl.worlds.fsm_file import Action, Fsm, Page, dotted, is_placeholder, load_fsm
 from minirl.worlds.looks import read_table
-from minirl.worlds.search import MAX_STATES, explore, outline, possible_steps
+from minirl.worlds.search import explore, outline
 from minirl.worlds.widgets import SELECTOR
 
 TABLES = read_table("lint")
@@ -41,23 +40,23 @@ class Finding(NamedTuple):
 Findings = Iterator[Finding]
 
 
-def check(source: Path | Mapping[str, Any], max_states: int = MAX_STATES) -> list[Finding]:
+def check(source: Path | Mapping[str, Any]) -> list[Finding]:
     """Return all findings, errors first; of a file that cannot be read as a machine, only why not."""
     try:
-        return check_fsm(load_fsm(source), max_states)
+        return check_fsm(load_fsm(source))
     except ValueError as error:
         return [Finding("error", "malformed", "file", str(error))]
 
 
-def check_fsm(fsm: Fsm, max_states: int = MAX_STATES) -> list[Finding]:
+def check_fsm(fsm: Fsm) -> list[Finding]:
     """Return the findings on a machine, errors first."""
-    findings = list(_reach(fsm, max_states))
+    findings = list(_reach(fsm))
     for page in fsm.pages.values():
         findings += _selectors(page)
         for action in page.actions.values():
             findings += _procedure(action)
             findings += _writes(action, page)
-            findings += _conditions(action, page, fsm)
+            findings += _conditions(action, page)
             findings += _items(action, fsm)
             findings += _resets(action, page)
     return sorted(findings, key=lambda finding: finding.severity)
@@ -70,15 +69,9 @@ def finding(code: str, where: str | Action, *facts: object) -> Finding:
     return Finding(severity, code, place, TABLES[severity][code].format(*facts))
 
 
-def _reach(fsm: Fsm, max_states: int) -> Findings:
-    world = outline(fsm)
-    graph = explore(world, max_states=max_states)
-    reached = set()
-    possible = set()
-    for node in graph.nodes.values():
-        reached.add(node.state.page)
-        for step in possible_steps(world, node.state):
-            possible.add((node.state.page, step.action_id))
+def _reach(fsm: Fsm) -> Findings:
+    graph = explore(outline(fsm))
+    reached = graph.nearest()
     if not fsm.terminal_pages:
         yield finding("no_terminals", "meta")
     lost = []
@@ -92,11 +85,11 @@ def _reach(fsm: Fsm, max_states: int) -> Findings:
             lost.append(finding(code, page.id, ", ".join(ways) or "none"))
             continue
         for action in page.actions.values():
-            if (page.id, action.id) not in possible:
+            if (page.id, action.id) not in graph.possible:
                 lost.append(finding("never_enabled", action))
     # What a search that has not come to its end did not reach is not known to be out of reach.
     if lost and not graph.is_complete:
-        yield finding("search_bounded", "meta", max_states)
+        yield finding("search_bounded", "meta", len(graph.nodes))
     else:
         yield from lost
 
@@ -106,9 +99,7 @@ def _selectors(page: Page) -> Findings:
     playable = [action for action in page.actions.values() if action.gui_procedure]
     for one, other in itertools.combinations(playable, 2):
         selector = one.gui_procedure[-1].get("selector")
-        is_shared = selector and selector == other.gui_procedure[-1].get("selector")
-        work, same_work = ((a.preconditions, a.effects, a.target) for a in (one, other))
-        if is_shared and work != same_work:
+        if selector and selector == other.gui_procedure[-1].get("selector"):
             yield finding("shared_selector", page.id, selector, one.id, other.id)
 
 
@@ -164,40 +155,23 @@ def _writes(action: Action, page: Page) -> Findings:
             yield finding("type_mismatch", action, effect.op, brief(effect.value), path, type)
 
 
-def _conditions(action: Action, page: Page, fsm: Fsm) -> Findings:
+def _conditions(action: Action, page: Page) -> Findings:
     for condition in action.preconditions:
         type = _type_at(page, condition.path)
         value = condition.value
-        text = f"waits for {dotted(condition.path)} {condition.cond} "
-        text += "" if value is None else brief(value)
+        text = f"waits for {dotted(condition.path)} {condition.cond} {brief(value)}"
         if not type:
             yield finding("undeclared_read", action, text, page.id)
         is_odd = condition.cond == "eq" and value is not None and not _fits(type, value)
         is_odd = is_odd or not type.startswith(NEEDS.get(condition.cond, ""))
         if type and (is_odd or is_placeholder(value)):
             yield finding("invalid_condition", action, text, type)
-        if not _can_hold(condition, fsm):
-            yield finding("gate_never_set", action, text)
-
-
-def _can_hold(condition: Condition, fsm: Fsm) -> bool:
-    """Return whether a page's default or any effect makes a condition true; expressions do not count."""
-    for page in fsm.pages.values():
-        if _type_at(page, condition.path) and meets(page.defaults, condition):
-            return True
-    for action in fsm.actions:
-        for effect in action.effects:
-            if effect.path != condition.path or effect.expr is not None or effect.op == "clear":
-                continue
-            if effect.op != "set" or effect.ref or effect.source or suits(effect.value, condition):
-                return True
-    return False
 
 
 def _items(action: Action, fsm: Fsm) -> Findings:
     """What an action opens must be remembered, and still be known on the page that it opens."""
     names = action.open_parameters
-    if not action.is_navigation or not names or action.target == action.source:
+    if not action.is_navigation or not names:
         return
     stored = [effect.path for effect in action.effects if effect.ref in names]
     if not stored:

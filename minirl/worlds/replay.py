@@ -43,7 +43,7 @@ MAX_TURNS = 300
 AGENT = AgentConfig(brief=True, context_tokens=10**9)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Record:
     """One operation of a replay, or the answer at its end. What the page looked like before it (PNG) and the
     words of its element are empty unless pictures are wanted."""
@@ -81,10 +81,8 @@ class Recorder(ScriptedPolicy):
     async def respond(self, session: Session) -> str:
         await measure(session, "frames")  # scrolling tells the page only with the next frame
         await compare(session, self.state)
-        if not self.steps:
-            await self.record(session, Operation("answer"))
-            return with_points({}, [{"name": "done", "arguments": {"response": self.answer}}])
-        self.place = self.steps[0].action_id
+        if self.steps:
+            self.place = self.steps[0].action_id
         operation = await find(session, self.next_operation())
         await self.record(session, operation)
         self.advance(operation)
@@ -92,12 +90,12 @@ class Recorder(ScriptedPolicy):
 
     async def record(self, session: Session, operation: Operation) -> None:
         """Keep an operation that is about to be done."""
-        picture = words = None
+        record = Record(self.place, operation)
         if self.has_pictures:
-            picture = await session.screenshot()
+            record.picture = await session.screenshot() or b""
             if operation.selector:
-                words = await measure(session, "words", operation.selector)
-        self.records.append(Record(self.place, operation, picture or b"", words or ""))
+                record.words = await measure(session, "words", operation.selector)
+        self.records.append(record)
 
 
 class UnseeingAgent(OpenWebRLAgent):
@@ -121,21 +119,6 @@ class Unscored:
         pass
 
 
-async def replay(world: World, task: Task, harness: Harness, has_pictures: bool = False) -> Replay:
-    """Return the solution of a task, acted out. What has no solution has a Replay too."""
-    try:
-        policy = Recorder(world, task, harness, has_pictures)
-    except ValueError as problem:
-        return Replay(reason=str(problem))
-    trajectory = await Episode(harness, task, 0, policy, MAX_TURNS).run()
-    reason = ""
-    if trajectory.stop is not Stop.DONE:
-        reason = trajectory.error or f"it ended by {trajectory.stop.value}"
-        for turn in trajectory.turns:
-            reason += "".join(f" ({line})" for line in turn.feedback if ": failed, " in line)
-    return Replay(policy.records, reason)
-
-
 def make_harness(browsers: Browsers, config: BrowserConfig) -> Harness:
     """Return what replays share: the visual agent's tools, and the tiny text model's tokenizer."""
     folder = Path(str(resources.files("minirl"))) / "tiny/base_text"
@@ -147,24 +130,26 @@ def make_harness(browsers: Browsers, config: BrowserConfig) -> Harness:
 
 
 async def replay_sites(
-    worlds: Sequence[World], config: BrowserConfig, tasks: Sequence[Task] = (), has_pictures: bool = False
+    worlds: Sequence[World], config: BrowserConfig, tasks: Sequence[Task], has_pictures: bool = False
 ) -> dict[tuple[str, str], Replay]:
-    """Return the Replay of every task, by site and task id, or of a shortest way to every terminal page, by
-    site and page, of a site without any; `config.episodes` run at a time."""
-    visits = []
-    for world in worlds:
-        here = [task for task in tasks if task.meta.get("world") == world.name]
-        for page in world.fsm.terminal_pages if not here else ():
-            here.append(Task(page, "", f"http://{world.name}.test/", {"page": page}))
-        visits += [(world, task) for task in here]
+    """Return the Replay of every task, by site and task id; `config.episodes` run at a time."""
+    sites = {world.name: world for world in worlds}
 
-    async def visit(one: tuple[World, Task]) -> Replay:
-        return await replay(*one, harness, has_pictures)
+    async def visit(task: Task) -> Replay:
+        try:
+            policy = Recorder(sites[task.meta["world"]], task, harness, has_pictures)
+        except ValueError as problem:
+            return Replay(reason=str(problem))
+        trajectory = await Episode(harness, task, 0, policy, MAX_TURNS).run()
+        reason = ""
+        if trajectory.stop is not Stop.DONE:
+            reason = trajectory.error or f"it ended by {trajectory.stop.value}"
+        return Replay(policy.records, reason)
 
     with SiteServer(worlds) as server:
         config = replace(config, quiet_ms=0)  # pages of ours change at once, or with the next frame
         async with BrowserPool(config, server.sites, sealed=True) as browsers:
             harness = make_harness(browsers, config)
-            replays = await ask_all(visit, visits, config.episodes, "acting out solutions")
-    names = [(world.name, task.id) for world, task in visits]
+            replays = await ask_all(visit, tasks, config.episodes, "acting out solutions")
+    names = [(task.meta["world"], task.id) for task in tasks]
     return dict(zip(names, replays, strict=True))

@@ -20,7 +20,7 @@ from minirl.config import AgentConfig
 from minirl.console import progress, say
 from minirl.model import Preprocessor
 from minirl.rollout import RolloutWorker
-from minirl.types import BrowserFault, Prompt, Sample, Session, Stop, Task, Trajectory
+from minirl.types import Prompt, Sample, Session, Task, Trajectory
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.hand import Operation, compare, find, is_visible, middle, text_action, tool_calls
 from minirl.worlds.interpreter import World, apply, initial_state
@@ -29,7 +29,6 @@ from minirl.worlds.shop import SHOP, TO_PRESS
 from minirl.worlds.solutions import solution_of
 from minirl.worlds.widgets import gui_steps
 
-MAX_SCROLLS = 10  # until an element must be in the window
 Json = dict[str, Any]
 
 
@@ -47,7 +46,6 @@ class ScriptedPolicy:
         self.steps = solution_of(task, world)  # those still to be taken
         self.state = initial_state(world.fsm)  # which the page must show by now
         self.pending: list[Json] = []  # what is left to do of the first step
-        self.scrolls = 0  # towards the next element
         self.answer = "done"
         for spelling in load_goal(task.goal).answer[:1]:
             self.answer = spelling
@@ -69,22 +67,20 @@ class ScriptedPolicy:
         return await self.text_response(session)
 
     def next_operation(self) -> Json:
-        """Return what is to be done next."""
+        """Return what is to be done next: at the end, to answer."""
+        if not self.steps:
+            return {"op": "answer", "text": self.answer}
         if not self.pending:
             self.pending = gui_steps(self.world, self.state, self.steps[0])
         return self.pending[0]
 
     def advance(self, operation: Operation) -> None:
         """Note that an operation is told and, if it is its step's last one, predict the state behind it."""
-        step = self.steps[0]
         if operation.is_detour:
-            self.scrolls += 1
-            if self.scrolls > MAX_SCROLLS:
-                raise BrowserFault(Stop.ENV_ERROR, f"{step.action_id}: scrolling does not lead to it")
             return
-        self.scrolls = 0
         self.pending = self.pending[1:]
-        if not self.pending:
+        if self.steps and not self.pending:
+            step = self.steps[0]
             self.state = apply(self.world.fsm, self.state, step.action_id, step.params)
             self.steps = self.steps[1:]
 
@@ -98,27 +94,25 @@ class ScriptedPolicy:
 
     async def text_response(self, session: Session) -> str:
         """Return the text agent's action for the next operation, or its goodbye."""
-        if self.steps:
-            gui = self.next_operation()
-            if len(self.pending) > 1:
-                following = self.pending[1]
-                if following["op"] == "type_text" and following["selector"] == gui["selector"]:
-                    self.pending = self.pending[1:]  # the agent's "Type" clicks by itself
-                    gui = following
-            operation = await find(session, gui)
-            number = None
-            words = operation.text  # the way to scroll
-            if not operation.is_detour:
-                words = await self.words_of(session, operation)
-                if operation.selector:
-                    number = await simplified_html.number_at(session, operation.selector)
-            self.advance(operation)
-            action = text_action(operation, number)
-            if not action:
-                raise ValueError(f"{self.world.name}: the text agent can't {operation.op}")
-        else:
+        gui = self.next_operation()
+        if len(self.pending) > 1:
+            following = self.pending[1]
+            if following["op"] == "type_text" and following["selector"] == gui["selector"]:
+                self.pending = self.pending[1:]  # the agent's "Type" clicks by itself
+                gui = following
+        operation = await find(session, gui)
+        words = operation.text  # the way to scroll
+        number = None
+        if not self.steps:
             words = "done"
-            action = f"exit(message={json.dumps(self.answer)})"
+        elif not operation.is_detour:
+            words = await self.words_of(session, operation)
+            if operation.selector:
+                number = await simplified_html.number_at(session, operation.selector)
+        self.advance(operation)
+        action = text_action(operation, number)
+        if not action:
+            raise ValueError(f"{self.world.name}: the text agent can't {operation.op}")
         return with_thought(words, action) if self.agent.answers == "thinking" else action
 
     async def visual_response(self, session: Session) -> str:
@@ -142,7 +136,7 @@ class ScriptedPolicy:
                 points[name] = middle(operation.box, width, height)
             self.advance(operation)
         if not self.steps:
-            calls.append({"name": "done", "arguments": {"response": self.answer}})
+            calls += tool_calls(await find(session, self.next_operation()), width, height)
         return f"<think>\n{with_points(points, calls)}"
 
 

@@ -14,13 +14,15 @@ Paper: AutoWebWorld, section 3.2 and appendix A.2.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 from minirl.worlds import interpreter
-from minirl.worlds.fsm_file import Action, Condition, Fsm, Goal, load_goal
-from minirl.worlds.interpreter import State, World, overlaps
+from minirl.worlds.fsm_file import Action, Condition, FieldPath, Fsm
+from minirl.worlds.interpreter import State, World
 
 MAX_STATES = 20_000  # a site of a person's size has some hundreds
+NEAR = 5  # records that a list shows without being scrolled, which may be an action of its own
 MAX_PATHS, MAX_TRIES = 10, 20_000  # paths to a goal that get values, and actions tried on each
 
 
@@ -46,6 +48,7 @@ class Graph:
     """The states that a search has reached, by their keys, nearest first."""
 
     nodes: dict[str, Node]
+    possible: set[tuple[str, str]] = field(default_factory=set)  # pages and actions that can be taken on them
     is_complete: bool = True  # False if the limit left something out
 
     def path(self, key: str) -> list[Step]:
@@ -65,7 +68,7 @@ class Graph:
         return keys
 
 
-def explore(world: World, plain: bool = True, max_states: int = MAX_STATES) -> Graph:
+def explore(world: World, plain: bool = True) -> Graph:
     """Return all states in reach, breadth-first; unless `plain`, interceptors are answered first."""
     first = frozenset() if plain else interceptors(world.fsm)
     start = interpreter.initial_state(world.fsm)
@@ -75,13 +78,14 @@ def explore(world: World, plain: bool = True, max_states: int = MAX_STATES) -> G
         here = queue.popleft()
         state = graph.nodes[here].state
         steps = possible_steps(world, state)
+        graph.possible |= {(state.page, step.action_id) for step in steps}
         urgent = [step for step in steps if step.action_id in first]
         for step in urgent or steps:
             after = interpreter.apply(world.fsm, state, step.action_id, step.params)
             key = after.key()
             if key in graph.nodes:
                 continue
-            if len(graph.nodes) == max_states:
+            if len(graph.nodes) == MAX_STATES:
                 graph.is_complete = False
                 return graph
             graph.nodes[key] = Node(after, here, step)
@@ -89,30 +93,31 @@ def explore(world: World, plain: bool = True, max_states: int = MAX_STATES) -> G
     return graph
 
 
-def solve(world: World, goal: Goal | Mapping[str, Any]) -> list[Step] | None:
-    """Return a path from the initial state to a goal that names a page, or None if none was found. To a page
-    alone it is a shortest one. ValueError for a malformed goal."""
-    goal = load_goal(goal)
-    graph = explore(outline(world.fsm, goal.where))
-    keys = [key for key, node in graph.nodes.items() if node.state.page == goal.page]
+def solve(world: World, page: str) -> list[Step] | None:
+    """Return a shortest path from the initial state to a page, or None if none was found."""
+    graph = explore(outline(world.fsm))
+    keys = [key for key, node in graph.nodes.items() if node.state.page == page]
     for key in keys[:MAX_PATHS]:
-        steps = with_values(world, graph.path(key), goal)
+        steps = with_values(world, graph.path(key))
         if steps is not None:
             return steps
     return None
 
 
-def with_values(world: World, path: Sequence[Step], goal: Goal) -> list[Step] | None:
-    """Return a path of symbols with records and values that can be chosen and meet the goal at its end: the
-    first such in display order, tried depth first. None if there are none."""
+def with_values(world: World, path: Sequence[Step], rng: Random | None = None) -> list[Step] | None:
+    """Return a path of symbols with records and values that can be chosen, tried depth first: the first in
+    display order, or near ones that the rng draws. None if there are none."""
     tries = 0
 
     def complete(state: State, n: int) -> list[Step] | None:
         nonlocal tries
         if n == len(path):
-            return [] if all(interpreter.met(state, goal)) else None
+            return []
         id = path[n].action_id
-        for params in interpreter.parameter_values(world, state, id):
+        choices = interpreter.parameter_values(world, state, id)
+        if rng:
+            choices = rng.sample(choices[:NEAR], len(choices[:NEAR]))
+        for params in choices:
             tries += 1
             if tries > MAX_TRIES:
                 return None
@@ -131,33 +136,25 @@ def symbolic(fsm: Fsm) -> World:
     return World("symbolic", fsm.changed(lambda action: replace(action, bind=None)))
 
 
-def outline(fsm: Fsm, conditions: Sequence[Condition] = ()) -> World:
-    """Return the symbolic machine without what makes no difference to which pages and actions are in reach,
-    or to whether `conditions` hold: effects that nobody reads, and all but one of the listed values that no
-    condition tells apart. It has the same shortest paths, and far fewer states."""
-    tests = [*conditions]
+def outline(fsm: Fsm) -> World:
+    """Return the symbolic machine without what makes no difference to which pages and actions are in reach:
+    effects that nobody reads, and all but one of the listed values that no condition tells apart. It has the
+    same shortest paths, and far fewer states."""
+    tests: list[Condition] = []
+    read: set[FieldPath] = set()
     for action in fsm.actions:
         tests += action.preconditions
-    read = {condition.path for condition in tests}
-    for action in fsm.actions:
-        matches = map(str, action.bind.where.values()) if action.bind else ()
-        read |= {tuple(match[2:].split(".")) for match in matches if match.startswith("$.")}
-    copies = [effect for action in fsm.actions for effect in action.effects if effect.source]
-    size = 0
-    while size < len(read):
-        size = len(read)
-        read |= {effect.source for effect in copies if effect.source and overlaps(effect.path, read)}
-
-    def alike(value: Any) -> tuple[bool, ...]:
-        return tuple(interpreter.suits(value, test) for test in tests)
+        read |= {effect.source for effect in action.effects if effect.source}
+    read |= {test.path for test in tests}
 
     def outlined(action: Action) -> Action:
-        effects = tuple(effect for effect in action.effects if overlaps(effect.path, read))
+        effects = tuple(effect for effect in action.effects if interpreter.overlaps(effect.path, read))
         bind = None
         if action.bind and action.bind.values:
-            is_collected = any(effect.ref and effect.op != "set" for effect in effects)
-            values = {alike(value): value for value in reversed(action.bind.values)}
-            bind = action.bind if is_collected else replace(action.bind, values=tuple(values.values()))
+            values = {}
+            for value in reversed(action.bind.values):
+                values[tuple(interpreter.suits(value, test) for test in tests)] = value
+            bind = replace(action.bind, values=tuple(values.values()))
         return replace(action, effects=effects, bind=bind)
 
     return World("outline", fsm.changed(outlined))

@@ -29,7 +29,7 @@ from minirl.types import Task
 from minirl.worlds.hand import row_of
 from minirl.worlds.interpreter import World
 from minirl.worlds.looks import read_table
-from minirl.worlds.replay import Record, Replay, replay_sites
+from minirl.worlds.replay import Replay, replay_sites
 
 WORDS = read_table("thoughts")
 THOUGHTS, INSTRUCTIONS = WORDS["thoughts"], WORDS["asked"]  # by action
@@ -52,16 +52,13 @@ async def recorded(
 ) -> list[tuple[Task, Replay]]:
     """Return the solutions of tasks, acted out with pictures; `worlds` are named as in the tasks' meta. Those
     that fail are dropped and told. ValueError if a task's world is missing."""
-    needed = {}
     for task in tasks:
-        name = str(task.meta.get("world"))
-        if name not in worlds:
+        if task.meta.get("world") not in worlds:
             raise ValueError(f"task {task.id} is on no site that is given: name its folder with --sites")
-        needed[name] = worlds[name]
-    replays = await replay_sites(list(needed.values()), config, tasks, has_pictures=True)
+    replays = await replay_sites(list(worlds.values()), config, tasks, has_pictures=True)
     sound = []
     for task in tasks:
-        replay = replays[str(task.meta["world"]), task.id]
+        replay = replays[task.meta["world"], task.id]
         if replay.reason:
             say(f"dropped: {task.id}: {replay.reason}")
         else:
@@ -69,18 +66,10 @@ async def recorded(
     return sound
 
 
-def move_of(record: Record) -> Json:
-    """Return a record's action as a row tells it; what aims at an element has the words on it, too."""
-    if record.operation.op == "answer":
-        return {"action": "answer", "bbox": []}
-    move = row_of(record.operation)
-    return move | {"words": record.words} if move["bbox"] else move
-
-
 async def rows_of(task: Task, replay: Replay, images: ImageFolder, endpoint: Endpoint | None) -> list[Json]:
     """Return a row for every operation of a trajectory, with what was thought and done before it; thoughts
     are those of the served model if there is one, and the template's where it gives none."""
-    moves = [move_of(record) for record in replay.records]
+    moves = [row_of(record.operation, record.words) for record in replay.records]
     actions = [action_of(move) or {} for move in moves]
 
     async def think(n: int) -> str:
@@ -124,10 +113,7 @@ def mixed(rows: Sequence[Json], share: float, seed: int) -> list[Json]:
             thought = without_tags(f'I see "{words}".')
             alone = {"instruction": instruction, "history": "", "thought": thought}
             single_steps[row["img_filename"], instruction] = row | alone
-    count = round(share / (1 - share) * len(rows))
-    if count > len(single_steps):
-        say(f"{len(single_steps)} steps can be asked for by themselves, fewer than {count}")
-        count = len(single_steps)
+    count = min(round(share / (1 - share) * len(rows)), len(single_steps))
     rng = random.Random(f"{seed} grounding")
     out = [*rows, *rng.sample(list(single_steps.values()), count)]
     rng.shuffle(out)

@@ -20,16 +20,12 @@ async def world_teacher(trajectory: Trajectory) -> Verdict:
 
 def world_rationale(trajectory: Trajectory) -> str:
     """Return the goal's conditions on the final state, one by one: "The colour should be red, is blue, which
-    is wrong." Where there is no state to compare, return the verifier's reason and the last report."""
+    is wrong." Where there is no state to compare, return the verifier's reason."""
     goal = trajectory.task.goal
     state = trajectory.final_state
     if not goal.keys() & {"page", "where"} or "page" not in state:
-        reports = [line for turn in trajectory.turns for line in turn.feedback] or ["nothing"]
         verdict = "holds" if trajectory.success else "does not hold"
-        if state.get("reason"):
-            verdict += f" ({as_words(state['reason'])[:200]})"
-        last = as_words(reports[-1])[:200]
-        return f"The task's own check {verdict}. The browser reported last: {last}"
+        return f"The task's own check {verdict}: {as_words(state.get('reason'))[:200]}."
     expected = load_goal(goal)
     signature = state["signature"]
     reasons = []
@@ -39,9 +35,10 @@ def world_rationale(trajectory: Trajectory) -> str:
         answer = state.get("answer", "")
         reasons.append(_reason("answer", expected.answer[0], answer, is_answer(answer, expected)))
     for condition in expected.where:
-        value = "" if condition.value is None else as_words(condition.value)
-        should_be = value if condition.cond == "eq" else f"{condition.cond} {value}".strip()
         name = " ".join(condition.path).removeprefix("done ")
+        should_be = "" if condition.value is None else as_words(condition.value)
+        if condition.cond != "eq":
+            should_be = f"{condition.cond} {should_be}".strip()
         is_met = meets(signature, condition)
         reasons.append(_reason(name, should_be, value_at(signature, condition.path), is_met))
     return " ".join(reasons)

@@ -326,14 +326,14 @@ function search(action) {
 
 function slider(action) {
   const range = control("input", action.element, "");
-  const values = action.bind === null ? [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10] : action.bind.values;
+  const values = action.bind.values;
   // all the way to the left is no value yet, and none again
   Object.assign(range, { type: "range", min: "0", max: String(values.length), step: "1", value: "0" });
   const chosen = () => values[Number(range.value) - 1];
   const value = element("output", "value", ""), node = nodeOf("label", "field", nodeOf("span", "head", label(action), value), range);
   const update = () => {
     const at = values.findIndex((one) => same(one, written(action)));
-    if (action.bind !== null) range.value = String(at + 1);
+    range.value = String(at + 1);
     value.textContent = at < 0 ? "any" : String(values[at]);
     range.disabled = !can(action, values[0]);
   };
@@ -344,10 +344,7 @@ function slider(action) {
 
 function date(action) {
   const { node, opener, list, value } = popup(action.element, action.label, []);
-  // without a binding: the one day that the file names
-  const number = (name) => String(action.parameters[name] ?? 1).padStart(2, "0");
-  const only = () => [`${action.parameters.year ?? 2026}-${number("month")}-${number("day")}`];
-  const days = action.bind === null ? only() : action.bind.values;
+  const days = action.bind.values;
   const months = [...new Set(days.map((day) => day.slice(0, 7)))];
   const buttons = (className, values, run) => values.map((value) => {
     const made = press("", className, className === "day" ? String(Number(value.slice(8))) : value, () => run(value));

@@ -262,9 +262,6 @@ def _value_by_hand(world: World, action: Action, widget: Widget, params: Mapping
         for record in world.data[action.bind.collection]:
             if record["id"] == value:
                 return record.get("title", value)
-    if widget.kind == "date" and value is None:  # the one day that the file names
-        day = {"year": 2026, "month": 1, "day": 1} | dict(action.parameters)
-        return "{year}-{month:02}-{day:02}".format_map(day)
     return value
 
 

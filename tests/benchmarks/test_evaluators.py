@@ -272,14 +272,6 @@ async def test_a_served_judge_and_one_that_fails():
         await endpoint.close()
 
 
-async def test_code_in_an_answer_is_text(tmp_path):
-    answer = f"__import__('os').system('touch {tmp_path / 'ran'}')"
-    for rule in ({"exact_match": "49"}, {"must_include": ["49"]}):
-        assert (await score(task(**answers(**rule)), answer))[0] == 0
-    assert (await score(task(**answers(exact_match=answer)), answer))[0] == 1  # as any other text
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("unit", ["a", "0 ", "'"])
 async def test_a_huge_answer_is_only_a_long_text(unit):
     """Not a matter of speed but of kind: with time in the square of its length this would take days."""
@@ -310,25 +302,14 @@ async def send(session: Session, url: str, **fields: str) -> None:
 
 
 @browsing
-async def test_where_the_agent_stopped(world, session):
-    rules = {"eval_types": ["url_match"], "reference_url": "__MAP__/search?query=bars%20near%20CMU"}
-    wanted = task(**rules, url_note="GOLD in PRED")
-    await session.page.goto(f"{world.sites['MAP']}/search?query=bars near CMU")
-    good = await judged(session, wanted)
-    assert good[0] == 1
-    await session.page.goto(f"{world.sites['MAP']}/search?query=bars")
-    assert (await judged(session, wanted))[0] == 0
-
-
-@browsing
 async def test_the_score_is_the_product_of_all_rules(world, session):
-    both = answers(exact_match="2") | {"reference_url": "__MAP__/search"}
+    both = answers(exact_match="2") | {"reference_url": "__MAP__/sea", "url_note": "GOLD in PRED"}
     wanted = task(**both | {"eval_types": ["string_match", "url_match"]})
     await session.page.goto(f"{world.sites['MAP']}/search")
     assert (await judged(session, wanted, "2"))[0] == 1
     assert (await judged(session, wanted, "3"))[1].startswith("string_match: ")
     await session.page.goto(f"{world.sites['MAP']}/")
-    assert (await judged(session, wanted, "2"))[1].startswith("url_match: no note expected")
+    assert (await judged(session, wanted, "2"))[1].startswith("url_match: GOLD in PRED expected")
 
 
 @browsing
@@ -435,22 +416,6 @@ async def test_a_members_role(world, session, monkeypatch):
     await send(session, form, account="vinta", role="Maintainer")
     monkeypatch.setattr(benchmark, "LATE_SECONDS", 0.4)
     assert (await judged(session, wanted))[0] == 0
-
-
-@browsing
-async def test_a_list_of_issues(world, session):
-    rules = shows(
-        "last", "document.querySelector('.issues-list').children[0].outerText", exact_match="Old news"
-    )
-    rules |= {
-        "eval_types": ["url_match", "program_html"],
-        "reference_url": "__GITLAB__/a/-/issues?state=closed",
-    }
-    wanted = task("__GITLAB__", "gitlab", **rules)
-    await begin(session, wanted)
-    for state, value in (("opened", 0), ("closed", 1)):
-        await session.goto(f"{world.sites['GITLAB']}/a/-/issues?state={state}")
-        assert (await judged(session, wanted))[0] == value
 
 
 @browsing

@@ -79,14 +79,9 @@ def test_tasks_of_benchmarks_survive_our_own_format(tmp_path):
     assert load_tasks(path) == list(EXPECTED.values())
 
 
-def test_webgym_has_other_benchmarks_and_whole_numbers_as_difficulties():
-    task = parse_task({**WEBGYM, "benchmark_name": "DeepShop", "difficulty": 4})
-    assert (task.meta["benchmark"], task.meta["difficulty"]) == ("deepshop", 4)
+def test_webgyms_other_names_and_the_older_edition_of_online_mind2web():
     other = parse_task({**WEBGYM, "benchmark_name": "PAE WebVoyager", "difficulty": 4})
-    assert other.meta["benchmark"] == "pae-webvoyager"
-
-
-def test_the_older_edition_of_online_mind2web():
+    assert (other.meta["benchmark"], other.meta["difficulty"]) == ("pae-webvoyager", 4)
     older = {"task_id": "1", "website": "https://a.example/", "task_description": "Do."}
     assert parse_task(older).instruction == "Do." and "difficulty" not in parse_task(older).meta
 

@@ -19,7 +19,6 @@ from minirl.worlds.lint import check
 from minirl.worlds.looks import text_of
 from minirl.worlds.render import load_world
 from minirl.worlds.replay import replay_sites
-from minirl.worlds.search import solve
 
 VUE = Path(__file__).parents[1] / "data/vue"
 LINE = re.compile(r'^- (\w+) "(.*)": (\w+), ELEMENT ([\w-]+)(?:, ITEM ([\w-]+))?', re.MULTILINE)
@@ -120,12 +119,6 @@ def author(out: Path, url: str, *flags: str) -> int:
     return main(["author", "Book shelf", "--out", str(out), *endpoint, *prices, *flags])
 
 
-def test_the_example_that_models_are_shown_has_no_faults(tmp_path):
-    (tmp_path / "draft.json").write_text(text_of("author/example.json"))
-    world, findings = read_machine(tmp_path / "draft.json")
-    assert findings == [] and world is not None
-
-
 @pytest.fixture
 def no_npm(monkeypatch):
     """What npm does, not done: packages are there, and every build fails."""
@@ -152,13 +145,15 @@ def test_a_machine_that_stays_wrong_is_named_with_its_best_draft(tmp_path, no_np
     drafts[2] = model.design("")
     with serve([say(text) for text in drafts]) as server:
         assert author(tmp_path, server.url, "--rounds", "3") == 2
-    assert "draft.json still has 1 errors" in capsys.readouterr().err and len(server.requests) == 4
+    assert "is without errors, which `check` tells: raise --rounds" in capsys.readouterr().err
+    assert len(server.requests) == 4 == len(list(tmp_path.glob("draft-?.json")))
     assert not (tmp_path / "fsm.json").exists()
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
+        (None, ""),  # as it is
         ({}, ""),  # records are then invented
         ({"books": []}, "no way leads to RESERVED"),
         ({"books": "many"}, "books"),
@@ -171,30 +166,22 @@ def test_records_and_menus_are_checked_too(tmp_path, data, words):
     machine = json.loads(text_of("author/example.json"))
     if data == "menu":
         machine["pages"][1]["actions"][3]["gui_procedure"][0]["ui_elements"] = {"options": 3}
-    else:
+    elif data is not None:
         machine["data"] = data
     (tmp_path / "draft.json").write_text(json.dumps(machine))
-    world, findings = read_machine(tmp_path / "draft.json")
+    _, findings, world = read_machine(tmp_path / "draft.json")
     assert (world is None) == bool(words) and len(findings) == bool(words)
     assert all(one.code == "unplayable" and words in one.message for one in findings)
 
 
 def test_only_sources_below_the_project_are_written():
-    good = ["src/App.vue", "src/pages/HOME.vue", "src/a-b/c/d_e.js", "style.md", "todo.md", "src/styles.css"]
-    bad = [
-        "../x.vue",
-        "src/../x.vue",
-        "/src/x.vue",
-        "src//x.vue",
-        "src/.env",
-        "src/x.ts",
-        "src/x.html",
-        "x.js",
-    ]
-    bad += ["vite.config.js", "package.json", ".npmrc", "src/main.js", "src/machine.js", "src/a/../main.js"]
-    bad += ["node_modules/vue/index.js", "src\\x.js", "src/x.vue\n", "src/~/x.vue", "postcss.config.js"]
-    assert all(THEIRS.fullmatch(path) for path in good)
-    assert not any(THEIRS.fullmatch(path) for path in bad)
+    good = "src/App.vue src/pages/HOME.vue src/a-b/c/d_e.js style.md todo.md src/styles.css"
+    bad = "../x.vue src/../x.vue /src/x.vue src//x.vue src/.env src/x.ts src/x.html x.js vite.config.js"
+    bad += (
+        " package.json .npmrc src/main.js src/machine.js src/a/../main.js node_modules/vue/a.js src\\x.js"
+    )
+    assert all(THEIRS.fullmatch(path) for path in good.split())
+    assert not any(THEIRS.fullmatch(path) for path in [*bad.split(), "src/x.vue\n"])
 
 
 def test_a_link_out_of_the_project_is_not_followed(tmp_path, no_npm, capsys):
@@ -205,15 +192,10 @@ def test_a_link_out_of_the_project_is_not_followed(tmp_path, no_npm, capsys):
         assert author(tmp_path / "site", server.url, "--rounds", "0") == 1
     assert list((tmp_path / "elsewhere").iterdir()) == []
     said = capsys.readouterr().out
-    refused = re.findall("refused to write (.*)", said)
-    assert refused[:5] == [
-        "../escape.vue",
-        "src/machine.js",
-        "/tmp/escape.vue",
-        "src/../../escape.vue",
-        "vite.config.js",
-    ]
-    assert "src/pages/HOME.vue" in refused
+    refused = (
+        "../escape.vue src/machine.js /tmp/escape.vue src/../../escape.vue vite.config.js src/pages/HOME.vue"
+    )
+    assert all(f"refused to write {path}" in said for path in refused.split())
     for path in OURS:
         ours, there = text_of(f"author/{Path(path).name}"), (tmp_path / "site/vue" / path.removesuffix(".j2"))
         assert there.read_text() == ours or path.endswith(".j2")
@@ -223,19 +205,17 @@ def test_a_budget_that_is_used_ends_the_run_and_the_next_one_goes_on(tmp_path, n
     """100 and 20 tokens an answer, for $10 and $100 a million: $0.003 each."""
     model = Model(broken=True)
     with serve([say(model)]) as server:
-        assert author(tmp_path, server.url, "--calls", "3") == 2
-        said, problem = capsys.readouterr()
-        assert len(server.requests) == 3
-        assert "the budget is used, $0.01: raise --calls or --dollars; the same command goes on" in problem
-        assert author(tmp_path, server.url, "--dollars", "0.004") == 2
-        assert len(server.requests) == 5, "the second one exceeds it"
+        assert author(tmp_path, server.url, "--dollars", "0.007") == 2
+        assert len(server.requests) == 3, "the third one exceeds it"
+        problem = capsys.readouterr().err
+        assert "the budget is used, $0.01: raise --dollars; the same command goes on" in problem
         assert author(tmp_path, server.url, "--rounds", "1") == 1
         asked = len(server.requests)
         said = capsys.readouterr().out
     texts = [json.dumps(one["messages"]) for one in server.requests]
     assert asked == 6 and len(set(texts)) == asked, "none is asked twice"
-    assert "1 requests, 0 failed; 100 + 20 tokens, $0.00" in said
-    assert "Book shelf: machine $0.0000, pages $0.0030" in said
+    assert "3 requests, 0 failed; 300 + 60 tokens, $0.01" in said
+    assert "Book shelf: machine $0.0000, pages $0.0090" in said
 
 
 @pytest.mark.parametrize(
@@ -286,7 +266,7 @@ def test_a_project_is_repaired_from_its_log_and_builds_and_plays(tmp_path, capsy
     assert world.style["look"] == "built" and world.html == page and "src=" not in page.split("<script")[0]
     assert not list(tmp_path.glob("**/escape.vue")) and not Path("/tmp/escape.vue").exists()
     capsys.readouterr()
-    assert main(["replay", str(out), "--browsers", "1", "--workers", "2"]) == 0
+    assert main(["replay", str(out), "--browser.browsers", "1"]) == 0
 
 
 @pytest.mark.slow
@@ -299,15 +279,5 @@ def test_every_widget_is_played_as_the_prompt_describes_it(tmp_path, capsys):
         assert author(tmp_path / "library", server.url, "--rounds", "0") == 0, capsys.readouterr().out
     world, tasks = load_world(tmp_path / "library"), read_records(tmp_path / "library/tasks.jsonl", Task)
     assert len(tasks) == 13 and tasks[0].meta["world"] == "library"
-    for page, field, cond, value in [
-        ("BOOKS", "least_pages", "gte", 1),
-        ("BOOKS", "only_illustrated", "eq", True),
-        ("BOOKS", "books_order", "not_null", None),
-        ("BOOKS", "books_viewport_anchor_id", "eq", "book_4"),
-        ("BOOK", "pickup_date", "not_null", None),
-    ]:
-        goal = {"page": page, "where": [{"path": f"$.{field}", "cond": cond, "value": value}]}
-        assert solve(world, goal), field
-        tasks.append(Task(field, "", tasks[0].start_url, goal, {"world": "library"}))
     replays = asyncio.run(replay_sites([world], REPLAYED, tasks))
-    assert {name: one.reason for (_, name), one in replays.items() if one.reason} == {} and len(replays) == 18
+    assert {name: one.reason for (_, name), one in replays.items() if one.reason} == {} and len(replays) == 13

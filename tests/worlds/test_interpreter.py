@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import shopping
+from walking import completed
 
 from minirl.worlds.fsm_file import Condition, document_of, load_fsm
 from minirl.worlds.interpreter import (
@@ -47,7 +48,7 @@ def machine(*actions: dict[str, Any]) -> dict[str, Any]:
         {"id": "A", "signature_schema": SCHEMA, "actions": list(actions)},
         {"id": "B", "signature_schema": other, "actions": []},
     ]
-    return {"meta": {"initial_page_id": "A", "terminal_pages": ["B"]}, "pages": pages}
+    return completed({"meta": {"initial_page_id": "A", "terminal_pages": ["B"]}, "pages": pages})
 
 
 def test_defaults_follow_from_the_types():

@@ -11,7 +11,7 @@ from minirl.worlds.interpreter import apply, enabled, initial_state
 from minirl.worlds.looks import SKINS
 from minirl.worlds.render import render
 from minirl.worlds.search import solve
-from minirl.worlds.widgets import condition
+from minirl.worlds.solutions import Walk
 
 TAKE = "([id, params]) => window.minirl.dispatch(id, params)"
 
@@ -40,7 +40,7 @@ def test_an_unknown_skin_is_named():
 
 async def test_a_page_is_full_and_has_its_pictures_at_once():
     world = make_site("shop", 3, "medium", "portal")
-    steps = solve(world, {"page": "PRODUCTS"}) or []
+    steps = solve(world, "PRODUCTS") or []
     taken = "calls => calls.forEach(([id, params]) => window.minirl.dispatch(id, params))"
     async with visit(world) as page:
         await page.set_viewport_size({"width": 1280, "height": 720})
@@ -61,13 +61,15 @@ async def test_what_was_put_somewhere_is_shown_there_and_nothing_can_be_done_bef
     id = "cart" if place == "CART" else next(iter(flows))
     name, value = next((name, some[-1]) for name, some in flows[id]["asks"].items() if some != [True])
     item = world.data[flows[id]["list"]][3]
-    noted = {"item": item["id"], name: value}
-    where = [condition(f"done.{id}.{field}", "eq", one) for field, one in noted.items()]
+    there = Walk(world)
+    there.open({"list": flows[id]["list"], "set": {}, "item": item["id"]})
+    there.do(flows[id], {name: some[-1] for name, some in flows[id]["asks"].items()})
     async with visit(world) as page:
-        for goal, is_there in (({"page": place}, False), ({"page": place, "where": where}, True)):
+        for walk, is_there in ((Walk(world), False), (there, True)):
+            walk.go(place)
             state = initial_state(world.fsm)
             await page.reload()
-            for step in solve(world, goal) or []:
+            for step in walk.steps:
                 assert await page.evaluate(TAKE, [step.action_id, dict(step.params)])
                 state = apply(world.fsm, state, step.action_id, step.params)
             assert state.page == place and enabled(world.fsm, state, f"{place}_{start}", {}) == is_there

@@ -17,6 +17,7 @@ import pytest
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import Page, async_playwright
 from shopping import PAGES, SHOP, choose, press
+from walking import completed
 
 from minirl.browser import executable
 from minirl.worlds.fsm_file import Fsm, load_fsm
@@ -63,7 +64,7 @@ RED, BLACK = (step("COLOUR_SIZE_CHOOSE_COLOUR", colour=colour) for colour in ("r
 
 def one_page(*actions: Json, **schema: str) -> Fsm:
     page = {"id": "P", "signature_schema": schema, "actions": list(actions)}
-    return load_fsm({"meta": {"initial_page_id": "P"}, "pages": [page]})
+    return load_fsm(completed({"meta": {"initial_page_id": "P"}, "pages": [page]}))
 
 
 def clickable_library() -> World:

@@ -23,30 +23,27 @@ from minirl.run_folder import Run, save_tasks
 from minirl.types import Sample, Stop, Task
 from minirl.worlds.__main__ import main
 from minirl.worlds.generate import make_site
-from minirl.worlds.hand import Operation
+from minirl.worlds.hand import Operation, row_of
 from minirl.worlds.render import SiteServer, save_world
-from minirl.worlds.replay import Record, replay_sites
+from minirl.worlds.replay import replay_sites
 from minirl.worlds.shop import make_shop, make_tasks
-from minirl.worlds.steps import mixed, move_of, one_of_each
+from minirl.worlds.steps import mixed, one_of_each
+from minirl.worlds.tasks import make_tasks as tasks_in_words
 
 
 def recorded(out: Path, tasks: str, *flags: str) -> list[dict]:
-    argv = ["record", tasks, "--out", str(out), "--workers", "3", "--browsers", "1", *flags]
+    argv = ["record", tasks, "--out", str(out), "--browser.episodes", "3", "--browser.browsers", "1", *flags]
     assert main(argv) == 0
     return json.loads((out / "steps.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> tuple[Path, Path]:
-    """A generated site, and a file of tasks on it: one for each terminal page, the first one twice."""
+    """A generated site, and a file of three tasks on it, the first one twice."""
     world, folder = make_site("shop", 11, "easy"), tmp_path_factory.mktemp("site")
     save_world(world, folder / world.name)
-    pages = [*world.fsm.terminal_pages, world.fsm.terminal_pages[0]]
-    tasks = [
-        Task(f"t{n}", f"Reach {page}.", f"http://{world.name}.test/", {"page": page}, {"world": world.name})
-        for n, page in enumerate(pages)
-    ]
-    save_tasks(folder / "tasks.jsonl", tasks)
+    tasks = tasks_in_words(world, 3)
+    save_tasks(folder / "tasks.jsonl", [*tasks, replace(tasks[0], id="again")])
     return folder / world.name, folder / "tasks.jsonl"
 
 
@@ -88,7 +85,7 @@ async def test_what_was_recorded_solves_the_task_live(tiny_folder, preprocessor,
     with SiteServer([shop]) as server:
         async with BrowserPool(browser, server.sites, sealed=True) as pool:
             worker = make_worker(config, seeing, None, pool, Run(tmp_path).images, WorldBenchmark())
-            actions = [action_of(move_of(one)) for one in solved.records]
+            actions = [action_of(row_of(one.operation)) for one in solved.records]
             actions = [*actions[: len(actions) - 1 - left_out], actions[-1]]  # the last is the answer
             sayings = [worker.harness.agent.say("so", action, size) for action in actions]
 
@@ -111,7 +108,15 @@ def test_a_served_model_writes_thoughts_and_its_cost_is_told(tmp_path, capsys, m
     with serve(acts) as server:
         flags = ("--endpoint.url", server.url, "--endpoint.model", "m", "--endpoint.price", "0", "1000")
         rows = recorded(
-            tmp_path, "shops:400-401", "--count", "2", "--width", "480", "--height", "360", *flags
+            tmp_path,
+            "shops:400-401",
+            "--count",
+            "2",
+            "--browser.width",
+            "480",
+            "--browser.height",
+            "360",
+            *flags,
         )
         asked = len(server.requests)
     assert any(part["type"] == "image_url" for part in server.requests[0]["messages"][0]["content"])
@@ -138,7 +143,7 @@ def test_operations_as_moves():
     box = (9.6, 20.2, 30.0, 40.0)
 
     def move(op: str, **more: Any) -> dict[str, Any]:
-        return move_of(Record("A", Operation(op, "#a", **more), words="Go"))
+        return row_of(Operation(op, "#a", **more), "Go")
 
     assert move("click", box=box) == {"action": "click", "bbox": [10, 20, 30, 40], "words": "Go"}
     assert move("open", box=box) == move("click", box=box)
@@ -146,7 +151,7 @@ def test_operations_as_moves():
     assert move("type_text", box=box, text="Ada") == {"action": "type_text", "bbox": [], "text": "Ada"}
     assert move("scroll", box=box, text="up") == {"action": "scroll", "bbox": [], "value": "up"}
     drag = move("drag", box=box, start=(18.0, 30.0), end=(80.4, 30.0))
-    assert (drag["bbox"], drag["to"], drag["words"]) == ([10, 20, 26, 40], [76, 20, 84, 40], "Go")
+    assert (drag["bbox"], drag["to"], drag["words"]) == ([18, 30, 18, 30], [80, 30, 80, 30], "Go")
 
 
 def test_grounding_rows_are_two_in_ten_and_stand_alone():

@@ -36,13 +36,7 @@ def words(text: str) -> list[str]:
 
 def has_word(text: str, word: str) -> bool:
     """Return True if a word is one of a text's words, or of the parts that slashes make of one."""
-    for piece in text.split():
-        if word not in piece:
-            continue
-        for each in words(piece):
-            if word == each or word in each.split("/"):
-                return True
-    return False
+    return any(word == each or word in each.split("/") for each in words(text))
 
 
 def includes(expected: str, text: str) -> bool:
