@@ -183,7 +183,10 @@ def small(argv: Sequence[str], url: str, models: dict[str, Path]) -> list[str]:
         case ["-m", "minirl.worlds", "make", *_]:
             return [*argv, "--level", "first", "--count", "2", "--tasks", "2"]
         case ["-m", "minirl.worlds", "record", *_]:
-            return [*argv, "--browser.browsers", "1", "--browser.episodes", "2"]
+            browser = {name: value for name, value in TINY.items() if name.startswith("browser.")}
+            return [*argv, *as_flags(browser)]
+        case ["-m", "minirl.worlds", "render", *_]:
+            return [*argv, "--tasks", "1"]
         case ["judge.py", "label", *_]:  # untrained, the policy never ends an episode
             return [word.replace("runs/rl4b", "runs/teacher-eval") for word in argv]
         case ["judge.py", "distil", *_]:
