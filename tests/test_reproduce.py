@@ -312,8 +312,9 @@ def reward_bench_files(folder: Path, picture: bytes) -> None:
 def webagent_files(folder: Path) -> None:
     shutil.copy(ROOT / "tests/data/public/webrl_policy.json", folder / "web_policy_sft.json")
     shutil.copytree(BASE_TEXT, folder / "WEBRL_LLAMA_8B")
-    rules = {"eval_types": ["string_match"], "reference_answers": {"fuzzy_match": ["all"]}}
     for name, number, words in (("TRAIN", 1, "Where is it?"), ("TEST", 2, "How long does it take?")):
+        answers = {"fuzzy_match": [f"all {number}"]}
+        rules = {"eval_types": ["string_match"], "reference_answers": answers}
         record = stand_in.record_of("shopping", "__SHOPPING__", words, **rules)
         record |= {"task_id": number, "old_task_id": number}
         (folder / f"{name}.json").write_text(json.dumps([record]))
