@@ -8,7 +8,7 @@
     checkpoint --one episode per task and seed--> trajectories --ledger--> results --tables--> you
 
 The training run is only read: evaluations gather in runs/NAME-eval. The same command goes on after an
-interruption, and tries aborted episodes again with --retry. OpenWebRL section 4, appendices D and E.
+interruption, and tries aborted episodes again with --retry. OpenWebRL, section 5, appendices D and E.
 """
 
 import json
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from minirl.cli.command_line import check, read_flags, recipe_name, run_async, run_main
 from minirl.cli.report import write_report
-from minirl.console import CONSOLE, progress, say
+from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
 from minirl.evaluation import failures, resume, tables
 from minirl.evaluation.results import RateRow
@@ -61,7 +61,7 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
 
     score = tables.show(results, protocol)
     if config.success_within:
-        CONSOLE.print(tables.curve(results, config.success_within, protocol))
+        tables.curve(results, config.success_within, protocol)
     if ranks.is_main:
         record(experiment, ledger.label, score, config.protocol)
     say(f"results: {ledger.path}\nreport: {experiment.run.report_path}")

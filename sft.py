@@ -3,7 +3,8 @@
     python sft.py tiny
 
 Loss on the response tokens only, cosine schedule with warm-up. With demonstrations held back for validation
-(--sft.held-back) the weights with the lowest validation loss stay: early stopping. OpenWebRL section 3.3.
+(--sft.held-back) the weights with the lowest validation loss stay: early stopping. OpenWebRL, section
+4.2 and appendix A.5.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from minirl.cli.command_line import from_command_line, run_async, run_main
-from minirl.cli.lifecycle import check_settings, evaluate
+from minirl.cli.lifecycle import check_run, evaluate
 from minirl.config import Config
 from minirl.console import progress, say
 from minirl.demonstrations import tokenised
@@ -68,7 +69,7 @@ async def main(config: Config, ranks: Ranks) -> None:
 
 def run(argv: Sequence[str]) -> None:
     config = from_command_line(argv, "sft.py")
-    check_settings(config)
+    check_run(config)
     with open_ranks(config.browser.episode_seconds) as ranks, Run(config.run_dir, ranks.is_main).held():
         run_async(main(config, ranks))
 

@@ -7,10 +7,11 @@
       ^        (minirl/rollout.py)      (advantages.py)      (rows.py)     (loss.py)         |
       +----------------------------- the next step samples from them <-----------------------+
 
-OpenWebRL section 3.4, WebAgent-R1 section 3; the modules list deviations. What a run does beside learning is
-in minirl/cli/lifecycle.py.
+OpenWebRL, section 4.4, WebAgent-R1, section 2.3; the modules list deviations. What a run does beside learning
+is in minirl/cli/lifecycle.py.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from dataclasses import replace
 from minirl.advantages import assign_advantages, shuffle_rewards
 from minirl.cli.command_line import from_command_line, run_async, run_main
 from minirl.cli.lifecycle import State, begin, check_run, end_step, evaluate, evaluate_if_due, finish, saving
-from minirl.cli.offline import Replay, begin_replay
+from minirl.cli.offline import Replay
 from minirl.config import ACQUIRE_SECONDS, Config
 from minirl.console import progress, say
 from minirl.distributed import Ranks, open_ranks
@@ -75,18 +76,16 @@ async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: S
 async def main(config: Config, ranks: Ranks) -> None:
     """Run from the start, or from where a run was left, to the last evaluation."""
     experiment = open_experiment(config, ranks)
-    if config.replay is not None:
-        source = Run(config.replay)
-        experiment.config = replace(config, steps=min(config.steps, len(source.step_labels())))
-        state = begin_replay(experiment, source)
-        with saving(experiment, state):
-            await train(experiment, Replay(source), state)
-        return finish(experiment)
-    async with experiment.worker(rewarded=True) as worker:
+    if config.replay:
+        opened = contextlib.nullcontext(Replay(Run(config.replay)))
+    else:
+        opened = experiment.worker(rewarded=True)
+    async with opened as worker:
         state = await begin(experiment, worker, warm_start)
         with saving(experiment, state):
             await train(experiment, worker, state)
-        await evaluate(experiment, worker, experiment.tasks.heldout, "after_rl", state["step"])
+        if isinstance(worker, RolloutWorker):
+            await evaluate(experiment, worker, experiment.tasks.heldout, "after_rl", state["step"])
     finish(experiment)
 
 
@@ -98,6 +97,8 @@ def run(argv: Sequence[str]) -> None:
         show(plan(config))
         return
     check_run(config)
+    if config.replay:
+        config = replace(config, steps=min(config.steps, len(Run(config.replay).step_labels())))
     seconds = ACQUIRE_SECONDS + config.browser.episode_seconds
     with open_ranks(seconds) as ranks, Run(config.run_dir, ranks.is_main).held():
         run_async(main(config, ranks))

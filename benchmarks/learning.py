@@ -7,7 +7,7 @@ For every seed: warm start, evaluate, reinforce, evaluate; once more from the sa
 rewards permuted within each group, which keeps everything but the information; and once with cloning going
 on for as many minutes as reinforcement took. Held-out shops, one episode each. With --baselines the first
 seed's warm start is also reinforced by filtered behaviour cloning and by AWR, as WebAgent-R1 compares
-itself with (section 4), for as many steps; cloning takes no dynamic sampling, so it gets the episodes that
+itself with (section 3.2), for as many steps; cloning takes no dynamic sampling, so it gets the episodes that
 the first run spent on that as further groups.
 
 Every run is a subprocess of train.py in its own folder; one that is there already is not repeated, and one

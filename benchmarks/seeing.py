@@ -87,7 +87,8 @@ async def measure(experiment: Experiment, n: int) -> dict[str, float]:
 
     async def rate(name: str, tasks: Sequence[Task], instead: Any) -> None:
         worker.harness.agent = showing(agent, instead)
-        tried = await experiment.run_tasks(worker, tasks[:n], name)
+        places = [(task, i) for i, task in enumerate(tasks[:n])]
+        tried = await worker.evaluate(places, name, experiment.config.eval.max_steps, lambda done: None)
         valid = [t for t in tried if t.stop.is_agent_fault]
         rates[name] = sum(t.success for t in valid) / len(valid)
 

@@ -1,4 +1,4 @@
-"""usage: python -m minirl demo [flags]: watch or play one episode on a generated site"""
+"""usage: python -m minirl demo [flags]: watch one episode on a generated site"""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
 """Token-exact history: the prompt of turn t is built from ids, never by re-templating text.
 
-Stands between the episode and the sampler. OpenWebRL section 3.2 (all reasoning, last K screenshots) and
-WebAgent-R1's dynamic context compression (old pages become a placeholder) are this one rule (see
+Stands between the episode and the sampler. OpenWebRL, section 4.1 (all reasoning, last K screenshots) and
+WebAgent-R1's dynamic context compression (section 2.3: old pages become a placeholder) are this one rule (see
 Context) with other pieces: each agent writes its messages as `UserMessage`.
 
 Deviation from both codebases: they rebuild and tokenise the conversation every turn, so that what is trained

@@ -2,7 +2,7 @@
 
     RUN/trajectories/LABEL.jsonl --load_demonstrations--> trajectories with token ids
 
-Stands before the warm start (sft.py). OpenWebRL section 3.3. The dump is of a run of ours, of a served
+Stands before the warm start (sft.py). OpenWebRL, section 4.2. The dump is of a run of ours, of a served
 teacher, or of public records (`python -m minirl.data read`); the last two hold texts without ids. Only here
 is a response tokenised: it goes through the `Context` that episodes use, so a cloned turn has exactly the
 prompt that the model will see. Its log-probs are zeros: no policy of ours sampled it.

@@ -3,12 +3,13 @@
     observe -> Context -> sample -> parse -> act, call by call -> feedback -> observe ...
 
 Stands between the sampler and rollouts. One `Stop` ends it, decided here and nowhere else; then the task's
-benchmark reads the page and scores it. OpenWebRL sections 3.1 to 3.3; deviation from the released code: calls
-of one response stop at the first failure.
+benchmark reads the page and scores it. OpenWebRL, sections 4.1 and 4.3; deviation from the released code:
+calls of one response stop at the first failure.
 """
 
 import asyncio
 import itertools
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from playwright.async_api import Error as PlaywrightError
 
 from minirl.config import AgentConfig, Config
-from minirl.console import first_line, say
+from minirl.console import first_line, printable
 from minirl.context import Context
 from minirl.model import Preprocessor
 from minirl.rewards import reward
@@ -79,7 +80,6 @@ class Episode:
     answer: str | None = None  # of an episode that the agent has ended
     error: str = ""
     score: Score = Score(0.0)
-    diagnostics: dict[str, float] = field(default_factory=dict)
     final_image: str = ""
     blocked: str = ""
 
@@ -92,7 +92,7 @@ class Episode:
         """Return the trajectory. This is the only place that catches every failure: each becomes a `Stop`."""
         start = time.monotonic()
         try:
-            await self._browse(start)
+            await self._browse()
         except BrowserFault as fault:
             self.stop, self.error = fault.stop, str(fault)
         except SamplerError as failure:
@@ -106,7 +106,8 @@ class Episode:
             if not self.harness.warned:  # it is a bug in minirl, not a flaky browser
                 self.harness.warned = True
                 first = "an episode failed in a way that minirl does not expect; the first such failure:"
-                say(f"{first}\n{''.join(traceback.format_exception(error))}", loud=True)
+                text = printable("".join(traceback.format_exception(error)))
+                print(f"{first}\n{text}", file=sys.stderr)  # on every rank
         if self.score.value is None and self.stop.is_agent_fault:
             self.stop, self.error = Stop.JUDGE_ERROR, str(self.score.details.get("reason", "no verdict"))
         value = self.score.value or 0.0
@@ -124,30 +125,22 @@ class Episode:
             final_image=self.final_image,
             blocked=self.blocked,
             seconds=time.monotonic() - start,
-            diagnostics=self.diagnostics,
         )
 
-    async def _browse(self, start: float) -> None:
+    async def _browse(self) -> None:
         """Open the task, take turns and score the result, all in one browser context."""
         benchmark = self.benchmark
         async with benchmark.session(self.harness, self.task) as session:
-            acquired = time.monotonic()
-            ready = None
-            try:
-                async with asyncio.timeout(self.harness.config.browser.episode_seconds):
-                    await session.start(self.task.start_url)
-                    await benchmark.prepare(session, self.task)
-                    ready = time.monotonic()
-                    await self._take_turns(session)
-                    if self.stop in GRADED[self.harness.config.reward.after] and not benchmark.judged:
-                        answer = self.answer or ""
-                        if benchmark.recorded and self.turns:  # the whole response is scored
-                            answer = self.turns[-1].text
-                        self.score = await benchmark.score(self.task, session, answer)
-                self.blocked = await session.blocked()
-            finally:
-                starting = (ready or time.monotonic()) - acquired
-                self.diagnostics = {"acquire": acquired - start, "start": starting, **session.diagnostics()}
+            async with asyncio.timeout(self.harness.config.browser.episode_seconds):
+                await session.start(self.task.start_url)
+                await benchmark.prepare(session, self.task)
+                await self._take_turns(session)
+                if self.stop in GRADED[self.harness.config.reward.after] and not benchmark.judged:
+                    answer = self.answer or ""
+                    if benchmark.recorded and self.turns:  # the whole response is scored
+                        answer = self.turns[-1].text
+                    self.score = await benchmark.score(self.task, session, answer)
+            self.blocked = await session.blocked()
 
     async def _take_turns(self, session: Session) -> None:
         """Take turns until the episode stops."""
@@ -187,7 +180,6 @@ class Episode:
                 url=observation.url,
                 finish=sample.finish,
                 version=sample.version,
-                cached=sample.cached,
                 counted=sample.counted,
             )
             self.turns.append(turn)

@@ -9,7 +9,7 @@ needed: a run loads no more than it uses.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from minirl.model import Preprocessor, load_model, load_preprocessor
 from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run, save_tasks
 from minirl.trainer import Trainer, cores
-from minirl.types import Agent, Sampler, Task, Trajectory
+from minirl.types import Agent, Sampler, Trajectory
 
 if TYPE_CHECKING:
     from minirl.benchmarks.task_sets import TaskSets
@@ -122,15 +122,6 @@ class Experiment:
         finally:
             sampler.close()
 
-    async def run_tasks(self, worker: RolloutWorker, tasks: Sequence[Task], label: str) -> list[Trajectory]:
-        """Return an evaluation's episode of each task; they are kept as the dump `label`."""
-        members = [(task, n) for n, task in enumerate(tasks)]
-        max_steps = self.config.eval.max_steps
-        with progress(f"evaluating {label}", len(tasks)) as meter:
-            trajectories = await worker.evaluate(members, label, max_steps, meter.reach)
-        self.run.save_trajectories(label, trajectories)
-        return trajectories
-
     async def demonstrate(self, worker: RolloutWorker) -> list[Trajectory]:
         """Return the successes of the dump that the config names, without those on held-out tasks, or the
         solutions of the demonstrated goals, acted out and confirmed by the task's rules."""
@@ -152,18 +143,14 @@ class Experiment:
             self.run.save_trajectories("demos", solutions)
             return solutions
         loaded = load_demonstrations(demos, worker.harness)
-        tasks = [trajectory.task for trajectory in loaded]
-        clean = {task.id for task in drop_leaked(tasks, heldout, benchmark_of)}
         wordings = {task.instruction for task in heldout}
         solutions = []
         for trajectory in loaded:
             task = trajectory.task
             # of a public record the site may not be known
-            has_leaked = not task.start_url and task.instruction in wordings
-            if task.id in clean and not has_leaked:
+            is_unlike = bool(task.start_url) or task.instruction not in wordings
+            if is_unlike and drop_leaked([task], heldout, benchmark_of):
                 solutions.append(trajectory)
-        if not solutions:
-            raise ValueError(f"--sft.demos {demos} solves held-out tasks alone, {tasks[0].id} for one")
         if len(solutions) < len(loaded):
             say(f"{len(loaded) - len(solutions)} demonstrations solve held-out tasks, and were left out")
         return solutions

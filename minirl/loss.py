@@ -15,8 +15,8 @@ in w: with |r| the length of a response, T the turns of its trajectory, G the tr
     grpo             1 / (tokens of the trajectory * G * groups)
     token-mean       1 / (tokens of the minibatch), DAPO, as the asymmetric clip
 
-Denominators are of the whole minibatch, over all ranks, so that cutting it up changes nothing. OpenWebRL
-section 3.4, WebAgent-R1 sections 3 and 4. Suffixes: N response tokens, H hidden size, V vocabulary.
+Denominators are of the whole minibatch, over all ranks, so that cutting it up changes nothing. OpenWebRL,
+section 4.4, WebAgent-R1, sections 2.3 and 3.2. Suffixes: N response tokens, H hidden size, V vocabulary.
 """
 
 from collections import Counter

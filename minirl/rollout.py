@@ -2,7 +2,7 @@
 
     TaskStream --tasks--> group of G episodes --rewards--> kept if they differ --> N groups of a step
 
-All episodes of a rank (minirl/episode.py) share one asyncio loop. OpenWebRL section 3.4. Deviations from the
+All episodes of a rank (minirl/episode.py) share one asyncio loop. OpenWebRL, section 4.4. Deviations from the
 released code: groups are accepted in the order of submission, as that of completion would favour fast tasks,
 so a batch does not depend on timing, up to floating point and timeouts; tasks cut off at a step's end come
 again; cancelled episodes may take any time to end (30 s in table 7), closing their contexts 15 s.
@@ -11,18 +11,17 @@ again; cancelled episodes may take any time to end (30 s in table 7), closing th
 import asyncio
 import math
 import random
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 from torch import Tensor
 
 from minirl.advantages import is_effective, make_group
-from minirl.config import ACQUIRE_SECONDS
 from minirl.console import say
-from minirl.distributed import SLACK_SECONDS, Ranks, TaskQueue
+from minirl.distributed import Ranks, TaskQueue
 from minirl.episode import Episode, Harness
 from minirl.model import request_seed
 from minirl.rewards import Gates, apply_reward_gates, mark_blocked, needs_verdict
@@ -162,57 +161,114 @@ class RolloutWorker:
     ) -> Collected:
         """Return one step's groups in the stream's order; with dynamic sampling until enough are effective.
 
-        Ranks claim numbers 0, 1, 2, ..., none more than its even share; number n is the task at `places[n]`
-        of the stream. `n_in_order` are finished without a gap, and of those `n_accepted` qualify: once they
-        are `target` the rest is cancelled, and comes again in the next step. `tick` gets `n_accepted`.
+        Number n of the queue is the task at `places[n]` of the stream. Once as many as are needed qualify,
+        the rest is cancelled, and comes again in the next step. `tick` gets how many qualify.
         """
         config = self.config.rollout
-        target = config.groups
-        max_tasks = MAX_OVERSAMPLE * target  # over all ranks
+        max_tasks = MAX_OVERSAMPLE * config.groups  # over all ranks
         max_concurrent = self.share // config.group + 1  # groups of this rank; the last may wait for slots
         places = self._next_places(stream, cursor, max_tasks)
-        queue = self._next_queue()
-        running: dict[asyncio.Task[list[Trajectory]], int] = {}
-        episodes: dict[int, list[Trajectory]] = {}  # of this rank's finished groups
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                results = queue.results()  # of all ranks: is each group that has ended to be kept?
-                n_accepted, n_in_order = accepted(results, target)
-                tick(n_accepted)
-                if self.sampler.failure:
-                    queue.give_up()
-                if n_accepted == target or n_in_order == max_tasks or queue.given_up():
-                    break
-                # Start as many more as it may take, and this rank's share of them at most.
-                needed = in_flight(results, target, config.dynamic)
-                stop = min(max_tasks, len(results) + needed)
-                while len(running) < min(max_concurrent, self.ranks.share(needed)):
-                    n = queue.claimed()
-                    if n >= stop:
-                        break
-                    if queue.claim(n):  # else another rank has taken it just now
-                        group = self.group(stream[places[n]], step, places[n], self.config.max_steps(step))
-                        running[tasks.create_task(group)] = n
-                for run in await ended(running):
-                    n = running.pop(run)
-                    episodes[n] = run.result()
-                    queue.post(n, self.qualified(episodes[n]) is not None)
-            for run in running:
-                run.cancel()
-        await self.settle()
+
+        async def start(n: int) -> tuple[list[Trajectory], bool]:
+            episodes = await self.group(stream[places[n]], step, places[n], self.config.max_steps(step))
+            return episodes, self.qualified(episodes) is not None
+
+        results = await self._share(start, config.groups, max_tasks, max_concurrent, config.dynamic, tick)
         for line in self.hosts.agree(self.ranks):
             say(line)
-        mine = [(n, done) for n, done in episodes.items() if n < n_in_order or config.dump_all]
-        attempts = [done for _, done in sorted(self.ranks.all_gather(mine))]
+        episodes, n_in_order, submitted = results
+        attempts = [episodes[n] for n in range(n_in_order)]
         next_cursor = places[n_in_order - 1] + 1 if n_in_order else cursor
-        submitted = self.ranks.broadcast(queue.claimed())
-        collected = self._assemble(attempts[:n_in_order], next_cursor, submitted)
-        collected.in_no_group += chain.from_iterable(attempts[n_in_order:])
+        collected = self._assemble(attempts, next_cursor, submitted)
+        if config.dump_all:
+            for n in sorted(episodes):
+                if n >= n_in_order:
+                    collected.in_no_group += episodes[n]
         return collected
 
-    def _next_queue(self) -> TaskQueue:
+    async def evaluate(
+        self,
+        places: Sequence[tuple[Task, int]],
+        label: str,
+        max_steps: int,
+        tick: Callable[[int], None],
+        on_done: Callable[[Trajectory], None] | None = None,
+    ) -> list[Trajectory]:
+        """Return an episode for each task and member, by which its seed goes, in order, sampled as
+        `config.eval`. `on_done` gets each as it ends, on the rank that ran it."""
+        config = self.config.eval
+        sampling = Sampling(config.temperature, config.top_p, config.top_k)
+
+        async def start(n: int) -> tuple[Trajectory, bool]:
+            task, member = places[n]
+            policy = self.policy(sampling, config.response_tokens, "eval", label, member, task.id)
+            trajectory = await self.episode(task, member, policy, max_steps)
+            if on_done is not None:
+                on_done(trajectory)
+            return trajectory, True
+
+        n_all = len(places)
+        # one more than there are slots: browsers have work while a judge is asked
+        finished, _, _ = await self._share(start, n_all, n_all, self.share + 1, False, tick)
+        return [finished[n] for n in range(n_all)]
+
+    async def _share(
+        self,
+        start: Callable[[int], Coroutine[Any, Any, tuple[Any, bool]]],
+        target: int,
+        max_tasks: int,
+        max_concurrent: int,
+        dynamic: bool,
+        tick: Callable[[int], None],
+    ) -> tuple[dict[int, Any], int, int]:
+        """Run tasks 0, 1, 2, ... on all ranks until `target` of them are kept; `start` gives a task's result,
+        and whether to keep it. Return all ranks' results by number, how many of them are without a gap up to
+        the last one that was needed, and how many were begun.
+
+        Ranks claim numbers as they have room, none more than its even share. RunEnds on all ranks if any has
+        lost its sampler.
+        """
         self.queues += 1
-        return TaskQueue(self.ranks, f"queue {self.queues}")
+        queue = TaskQueue(self.ranks, f"queue {self.queues}")
+        running: dict[asyncio.Task, int] = {}
+        finished: dict[int, Any] = {}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    results = queue.results()  # of all ranks: is each that has ended to be kept?
+                    n_accepted, n_in_order = accepted(results, target)
+                    tick(min(target, sum(results.values())))
+                    if self.sampler.failure:
+                        queue.give_up()
+                    if n_accepted == target or n_in_order == max_tasks or queue.given_up():
+                        break
+                    # start as many more as it may take, and this rank's share of them at most
+                    needed = in_flight(results, target, dynamic)
+                    stop = min(max_tasks, len(results) + needed)
+                    while len(running) < min(max_concurrent, self.ranks.share(needed)):
+                        n = queue.claimed()
+                        if n >= stop:
+                            break
+                        if queue.claim(n):  # else another rank has taken it just now
+                            running[tasks.create_task(start(n))] = n
+                    if not running:
+                        await asyncio.sleep(POLL_SECONDS)
+                        continue
+                    # by then other ranks may have finished some, too
+                    done, _ = await asyncio.wait(
+                        running, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    for run in done:
+                        n = running.pop(run)
+                        finished[n], is_kept = run.result()
+                        queue.post(n, is_kept)
+                for run in running:
+                    run.cancel()
+        except ExceptionGroup as failed:  # a full disk is one line for the user, a group is not
+            raise failed.exceptions[0] from None
+        await self.settle()
+        everything = dict(self.ranks.all_gather(list(finished.items())))
+        return everything, n_in_order, self.ranks.broadcast(queue.claimed())
 
     def _next_places(self, stream: TaskStream, cursor: int, n: int) -> list[int]:
         """Return the next places in the stream without those of hosts that are left out, unless all are."""
@@ -234,10 +290,9 @@ class RolloutWorker:
             group = self.qualified(episodes)
             if group:
                 groups.append(group)
-            elif config.rollout.dump_all:
+            if config.rollout.dump_all and not group:
                 in_no_group += episodes
-                continue
-            if not group or config.reward.invalid == "drop":
+            elif not group or config.reward.invalid == "drop":
                 in_no_group += [t for t in episodes if not t.valid]
         finished = list(chain.from_iterable(attempts))
         reason = "" if len(groups) == config.rollout.groups else why_so_few(finished, submitted)
@@ -250,67 +305,6 @@ class RolloutWorker:
         if group and self.config.rollout.dynamic and not is_effective(group):
             return None
         return group
-
-    async def evaluate(
-        self,
-        places: Sequence[tuple[Task, int]],
-        label: str,
-        max_steps: int,
-        tick: Callable[[int], None],
-        on_done: Callable[[Trajectory], None] | None = None,
-    ) -> list[Trajectory]:
-        """Return an episode for each task and member, by which its seed goes, in order, sampled as
-        `config.eval`. `on_done` gets each as it ends, on the rank that ran it. Ranks take tasks as they have
-        room."""
-        config = self.config.eval
-        queue = self._next_queue()
-        sampling = Sampling(config.temperature, config.top_p, config.top_k)
-        finished: dict[int, Trajectory] = {}  # by the number of its place
-
-        async def take() -> None:
-            while not queue.given_up():
-                n = queue.claimed()
-                if n >= len(places):
-                    break
-                if not queue.claim(n):  # another rank has taken it just now
-                    continue
-                task, member = places[n]
-                policy = self.policy(sampling, config.response_tokens, "eval", label, member, task.id)
-                finished[n] = await self.episode(task, member, policy, max_steps)
-                if on_done is not None:
-                    on_done(finished[n])
-                queue.post(n, True)
-                tick(len(queue.results()))
-                if self.sampler.failure:
-                    queue.give_up()
-
-        try:
-            async with asyncio.TaskGroup() as running:
-                # one more than there are slots: browsers have work while a judge is asked
-                for _ in range(min(self.share + 1, self.ranks.share(len(places)))):
-                    running.create_task(take())
-        except ExceptionGroup as failed:  # a full disk is one line for the user, a group is not
-            raise failed.exceptions[0] from None
-        # Others end what they have begun, which may take longer than a collective call would wait.
-        ends = time.monotonic() + 2 * (ACQUIRE_SECONDS + self.config.browser.episode_seconds) + SLACK_SECONDS
-        while len(queue.results()) < len(places) and not queue.given_up():
-            if time.monotonic() > ends:
-                raise TimeoutError("another rank's episodes have not ended in time")
-            await asyncio.sleep(POLL_SECONDS)
-            tick(len(queue.known))
-        tick(len(queue.known))
-        await self.settle()
-        everything = dict(self.ranks.all_gather(list(finished.items())))
-        return [everything[n] for n in range(len(places))]
-
-
-async def ended(running: Iterable[asyncio.Task]) -> set[asyncio.Task]:
-    """Return the groups that end within POLL_SECONDS; by then other ranks may have finished some, too."""
-    if not running:
-        await asyncio.sleep(POLL_SECONDS)
-        return set()
-    done, _ = await asyncio.wait(running, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    return done
 
 
 def in_flight(results: Mapping[int, bool], target: int, dynamic: bool) -> int:
@@ -342,13 +336,9 @@ def accepted(results: Mapping[int, bool], target: int) -> tuple[int, int]:
 
 
 def why_so_few(finished: Sequence[Trajectory], submitted: int) -> str:
-    """Return one line on a step that gave up: how its episodes ended, and what else failed most often."""
+    """Return one line on a step that gave up: how its episodes ended."""
     stops = Counter(trajectory.stop.value for trajectory in finished)
     ends = ", ".join(f"{stop} {count}" for stop, count in stops.most_common())
     succeeded = sum(trajectory.success for trajectory in finished)
     line = f"gave up after {submitted} groups: of {len(finished)} episodes {succeeded} succeeded ({ends}); "
-    errors = [trajectory.error.strip() for trajectory in finished if not trajectory.valid]
-    faults = Counter(error.splitlines()[-1] for error in errors if error)
-    if 2 * faults.total() > len(finished):
-        return f"{line}most often: {faults.most_common(1)[0][0]}"
     return f"{line}a warm start that succeeds sometimes, not always, gives groups that differ"

@@ -5,55 +5,43 @@
     trajectories/step_00012.jsonl, demos.jsonl    one trajectory per line; also eval_sft, ...
     screenshots/<hash>.png                        each distinct screenshot once
     checkpoints/, report.html                     of minirl/checkpoint.py and minirl/cli/report.py
-    lock                                          names the process that trains here
+    lock                                          locked by the process that trains here
 
 Whole files are written beside their place and then renamed. A process that is killed may leave a torn last
-line in appended files: readers skip a line without its newline, and the next append removes it. A folder may
-come from anybody: its screenshots are no links, which could lead to other files.
+line in appended files: readers skip a line without its newline, and whoever goes on writes such a file anew
+first. A folder may come from anybody: its screenshots are no links, which could lead to other files.
 """
 
 import fcntl
 import json
 import os
-import platform
 import re
-import threading
-import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+from filelock import FileLock
 from pydantic import TypeAdapter
 
 from minirl.types import Group, Task, Trajectory
 
 T = TypeVar("T")
-RUNNING_EPISODE_SECONDS = 3600.0  # `prune` keeps younger screenshots: an episode names its own when it ends
 TRAJECTORY = TypeAdapter(Trajectory)
 REGULAR = "eval_step_"  # begins the names of the evaluations every `eval_every` steps
 STEP_LABEL = re.compile(r"step_(\d+)")
-IMAGE_NAME = re.compile("[0-9a-f]{16}")
 
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write `content` beside `path`, then rename it: `path` is the old file or the new one, never half."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # two writers of the same screenshot must not share a temporary file
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def refuse_link(path: Path) -> None:
-    if path.is_symlink():
-        raise ValueError(f"{path} is a link, which may lead anywhere; name the place itself")
+    # two ranks that write the same screenshot must not share a temporary file
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    temporary.rename(path)
 
 
 def to_line(record: Mapping[str, Any]) -> bytes:
@@ -70,27 +58,19 @@ def save_tasks(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one line in one write, after removing a torn last line."""
+    """Append one line in one write. Several ranks may append to one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+b") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)  # ranks append to one dump of an evaluation
-        end = file.seek(0, os.SEEK_END)
-        if end:
-            file.seek(end - 1)
-            if file.read(1) != b"\n":
-                file.seek(0)
-                whole_lines = file.read().rfind(b"\n") + 1
-                file.truncate(whole_lines)
+    with open(path, "ab") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
         file.write(to_line(record))
 
 
-def read_as(source: Path | bytes, adapter: TypeAdapter[T], problem: str) -> T:
-    """Return JSON, of a file or as it is, as a type. ValueError says `problem` and the reason in one line."""
+def read_as(text: bytes, adapter: TypeAdapter[T], problem: str) -> T:
+    """Return JSON as a type. ValueError says `problem` and the reason in one line."""
     try:
-        text = source if isinstance(source, bytes) else source.read_bytes()
         # pydantic's own parser would refuse the half characters that pages may hold
         return adapter.validate_python(json.loads(text))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{problem}: {reason[:300]}") from None
 
@@ -122,22 +102,20 @@ class ImageFolder:
     def put(self, png: bytes) -> str:
         """Store a screenshot; return its name, the first 16 hex digits of its SHA-256."""
         name = sha256(png).hexdigest()[:16]
-        try:
-            os.utime(self.path(name))  # it is in use again: see Run.prune
-        except FileNotFoundError:
-            write_atomic(self.path(name), png)
+        path = self.path(name)
+        if not path.exists():
+            write_atomic(path, png)
         return name
 
     def get(self, name: str) -> bytes:
         """Return a screenshot's PNG. ValueError if it is not there, or not the name of one."""
         path = self.path(name)
-        refuse_link(path)
-        if not path.exists():
+        if path.is_symlink() or not path.exists():
             raise ValueError(f"screenshot {name} is not in {self.folder}; its dump may have been pruned")
         return path.read_bytes()
 
     def path(self, name: str) -> Path:
-        if not IMAGE_NAME.fullmatch(name):
+        if not name.isalnum():
             raise ValueError(f"{name!r:.80} is no screenshot's name, which are 16 hex digits")
         return self.folder / f"{name}.png"
 
@@ -155,30 +133,16 @@ class Run:
         self.checkpoint_dir = self.root / "checkpoints"
         self.images = ImageFolder(self.root / "screenshots")
         self.report_path = self.root / "report.html"
-        refuse_link(self.root)
+        if self.root.is_symlink():
+            raise ValueError(f"{root} is a link, which may lead anywhere; name the place itself")
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep other processes from training in the folder while the block runs. ValueError names one that
-        does. The system frees what a dead process held; where files have no locks, nobody is kept out."""
+    def held(self) -> AbstractContextManager[Any]:
+        """Keep other processes from training in the folder while the block runs. OSError if one does. The
+        system frees what a dead process held."""
         if not self.records:
-            yield
-            return
+            return nullcontext()
         self.root.mkdir(parents=True, exist_ok=True)
-        with open(self.root / "lock", "a+") as file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                holder = file.read()
-                problem = f"{self.root} is in use by process {holder}; choose another --name, or end it"
-                raise ValueError(problem) from None
-            except OSError:  # no locks here
-                pass
-            file.truncate(0)
-            file.write(f"{os.getpid()} on {platform.node()}")
-            file.flush()
-            yield
+        return FileLock(self.root / "lock", blocking=False)
 
     @staticmethod
     def step_label(step: int) -> str:
@@ -186,9 +150,9 @@ class Run:
         return f"step_{step:05d}"
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write the settings; values that JSON lacks (paths, enums) become their text."""
+        """Write the settings, as `config.to_json` gives them."""
         if self.records:
-            text = json.dumps(config, indent=2, default=str)
+            text = json.dumps(config, indent=2)
             write_atomic(self.root / "config.json", text.encode() + b"\n")
 
     def config(self) -> dict[str, Any]:
@@ -248,23 +212,20 @@ class Run:
 
     def truncate_after(self, step: int) -> None:
         """Forget metrics, evaluations and dumps of steps after `step`, so that a resumed run does not show a
-        step twice, and the temporary files of a killed process."""
+        step twice."""
         if not self.records:
             return
         for path in (self.root / "metrics.jsonl", self.root / "evals.jsonl"):
-            if path.exists():
-                records = read_records(path, dict)
-                write_lines(path, [record for record in records if record["step"] <= step])
+            records = read_records(path, dict)
+            write_lines(path, [record for record in records if record["step"] <= step])
         for label in self.labels():
             match = STEP_LABEL.fullmatch(label.removeprefix("eval_"))
             if match and int(match[1]) > step:
                 self.trajectory_path(label).unlink()
-        for temporary in self.root.glob("**/.*.tmp"):
-            temporary.unlink()
 
     def prune(self, keep_steps: int) -> None:
         """Remove the dumps of RL steps but the last `keep_steps` and every tenth, then the screenshots that
-        no dump names, if older than an hour: a running episode of any rank may yet name others."""
+        no dump names. While it runs no rank may have an episode."""
         if not self.records:
             return
         for label in self.step_labels()[:-keep_steps]:
@@ -272,13 +233,12 @@ class Run:
                 self.trajectory_path(label).unlink()
         named = set[str]()
         for label in self.labels():
-            for record in read_records(self.trajectory_path(label), dict):
-                named.add(record["final_image"])
-                for turn in record["turns"]:
-                    named.update(turn["images"])
-        oldest = time.time() - RUNNING_EPISODE_SECONDS
+            for trajectory in self.load_trajectories(label):
+                named.add(trajectory.final_image)
+                for turn in trajectory.turns:
+                    named.update(turn.images)
         for path in self.images.folder.glob("*.png"):
-            if path.stem not in named and path.stat().st_mtime <= oldest:
+            if path.stem not in named:
                 path.unlink()
 
 

@@ -137,7 +137,7 @@ class Request:
     seed: int
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
-    seconds: float = 120.0  # that the response may take (OpenWebRL, table 8; in training, table 7, 30)
+    seconds: float = 120.0  # that the response may take (OpenWebRL, table 8; in training 30, table 7)
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,6 @@ class Turn:
     url: str = ""
     finish: str = "stop"  # these four as in Sample
     version: int = 0
-    cached: int = 0
     counted: tuple[int, int] = (0, 0)
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: sample, act, observe
     trained: bool = True  # False: history of a public record, which is shown but not trained on
@@ -221,8 +220,6 @@ class Trajectory:
     blocked: str = ""  # the sign that the last page is a bot wall (minirl/browser/blocked.js), if it is
     seconds: float = 0.0
     dollars: float = 0.0  # what served models have charged for it, a judge among them
-    # of the browser: seconds to acquire it and to start, MB of JavaScript, requests
-    diagnostics: Mapping[str, float] = field(default_factory=dict)
     group: int | None = None  # index of its GRPO group in the step
     advantage: float | None = None  # group-relative
 
@@ -342,7 +339,6 @@ class Session(Protocol):
     async def close_tab(self) -> int: ...
     def take_news(self) -> list[str]: ...
     async def blocked(self) -> str: ...  # why the page keeps visitors out, or ""
-    def diagnostics(self) -> dict[str, float]: ...
 
 
 class Browsers(Protocol):

@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 import sft
 import train
 from minirl.cli.command_line import check, from_command_line
 from minirl.config import Config, to_json
 from minirl.recipes import RECIPES
+from minirl.run_folder import flatten
 
 FLAGS = """
 --recipe --name --seed --steps --eval-every --save-every --resume --replay --warm-start --shuffle-rewards
@@ -58,210 +60,116 @@ def test_the_recipes_there_are_and_that_each_knows_its_name():
         assert recipe().recipe == name
 
 
-def numbers(config: Config) -> dict[str, object]:
-    """What the papers' tables of hyperparameters state."""
-    rollout, loss, optim = config.rollout, config.loss, config.optim
-    return {
-        "lr": optim.lr,
-        "betas": optim.betas,
-        "grad clip": optim.grad_clip,
-        "group": rollout.group,
-        "groups": rollout.groups,
-        "dynamic": rollout.dynamic,
-        "turns": rollout.max_steps,
-        "clip": loss.clip_high,
-        "kl": loss.kl,
-        "epochs": config.batch.epochs,
-        "response, context": (config.agent.response_tokens, config.agent.context_tokens),
-        "temperature": config.sampler.temperature,
-        "viewport": (config.browser.width, config.browser.height),
-    }
-
-
-def cloning(config: Config) -> dict[str, object]:
-    """What papers, or the libraries that they clone with, state of SFT."""
-    sft = config.sft
-    return {
-        "lr, warm-up": (sft.lr, sft.warmup),
-        "epochs, batch": (sft.epochs, sft.batch),
-        "Adam": (sft.betas, sft.weight_decay, sft.grad_clip),
-        "vision": (config.model.freeze_vision, sft.max_pixels),
-    }
-
-
-CLONING = {
-    "lr, warm-up": (1e-5, 0.1),
-    "epochs, batch": (3, 128),
-    "Adam": ((0.9, 0.999), 0.0, 1.0),
-    "vision": ("never", None),
+# What the papers' tables of hyperparameters state, or the libraries that they clone with
+PAPERS = {
+    "openwebrl_4b": """
+        model.path Qwen/Qwen3-VL-4B-Thinking  optim.lr 1e-06  optim.betas (0.9, 0.98)  optim.grad_clip 1.0
+        optim.weight_decay 0.1  rollout.group 5  rollout.groups 48  rollout.dynamic True
+        rollout.max_steps (15, 90, 30)  steps 140  loss.clip_high 0.28  loss.kl 0.0  loss.weighting openwebrl
+        batch.epochs 2  batch.minibatch_turns 256  batch.micro_tokens 36864  agent.response_tokens 1024
+        agent.context_tokens 32768  sampler.temperature 0.8  browser.width 1280  browser.height 1000
+        browser.episode_seconds 600.0  sft.lr 1e-05  sft.warmup 0.1  sft.epochs 3  sft.batch 128
+        sft.betas (0.9, 0.999)  sft.weight_decay 0.0  sft.grad_clip 1.0  sft.max_pixels 262144
+        model.freeze_vision sft  eval.max_steps 30  eval.response_tokens 4096  eval.temperature 0.6
+        eval.top_p 0.95  eval.top_k 20""",
+    "webagent_r1_3b": """
+        model.path Qwen/Qwen2.5-3B-Instruct  optim.lr 1e-06  optim.betas (0.9, 0.99)  optim.grad_clip 0.01
+        optim.weight_decay 0.0  rollout.group 4  rollout.groups 16  rollout.dynamic False
+        rollout.max_steps (15,)  loss.clip_high 0.2  loss.kl 0.001  loss.weighting webagent-r1
+        batch.epochs 1  agent.kind text  agent.response_tokens 1024  agent.context_tokens 16384
+        sampler.temperature 1.0  browser.width 1280  browser.height 720  sft.lr 5e-05  sft.warmup 0.05
+        sft.epochs 3  sft.batch 128  sft.betas (0.9, 0.999)  sft.weight_decay 0.0  sft.grad_clip 1.0
+        sft.max_pixels None  model.freeze_vision never  eval.max_steps 30  eval.temperature 1.0
+        eval.top_p 0.9  agent.repeats 5  agent.format_errors 5""",
+    "autowebworld_7b": """
+        model.path Qwen/Qwen2.5-VL-7B-Instruct  model.max_pixels 12845056  optim.lr 1e-06
+        optim.betas (0.9, 0.999)  optim.grad_clip 1.0  optim.weight_decay 0.0  optim.decay True
+        rollout.group 8  rollout.groups 32  rollout.dynamic False  rollout.max_steps (1,)  steps 508
+        loss.clip_high 0.2  loss.kl 0.04  loss.weighting grpo  batch.epochs 1  agent.kind autowebworld
+        agent.response_tokens 256  sampler.temperature 1.0  browser.width 1280  browser.height 720
+        warm_start none  reward.after any  eval.max_steps 15""",
 }
-OPENWEBRL = {
-    "lr": 1e-6,
-    "betas": (0.9, 0.98),
-    "grad clip": 1.0,
-    "group": 5,
-    "groups": 48,
-    "dynamic": True,
-    "turns": (15, 90, 30),
-    "clip": 0.28,
-    "kl": 0.0,
-    "epochs": 2,
-    "response, context": (1024, 32768),
-    "temperature": 0.8,
-    "viewport": (1280, 1000),
+# What the other sizes have otherwise
+SIZES = {
+    "openwebrl_8b": ("openwebrl_4b", {"model.path": "Qwen/Qwen3-VL-8B-Thinking", "optim.lr": 5e-7}),
+    "webagent_r1_8b": (
+        "webagent_r1_3b",
+        {"model.path": "meta-llama/Llama-3.1-8B-Instruct", "agent.answers": "webrl"},
+    ),
+    "autowebworld_3b": ("autowebworld_7b", {"model.path": "Qwen/Qwen2.5-VL-3B-Instruct"}),
 }
 
 
-def test_openwebrl_4b():
-    config = RECIPES["openwebrl_4b"]()
-    assert config.model.path == "Qwen/Qwen3-VL-4B-Thinking"
-    assert numbers(config) == OPENWEBRL
-    assert config.steps == 140  # 90 of 15 turns, 50 of 30
-    assert config.optim.weight_decay == 0.1
-    assert config.batch.minibatch_turns == 256
-    assert config.loss.weighting == "openwebrl"
-    assert cloning(config) == CLONING | {"vision": ("sft", 512 * 512)}
-    assert config.batch.micro_tokens == 36_864  # a longer demonstration is left out
-    assert config.browser.episode_seconds == 600
-    evaluation = config.eval
-    assert (evaluation.max_steps, evaluation.response_tokens) == (30, 4096)
-    assert (evaluation.temperature, evaluation.top_p, evaluation.top_k) == (0.6, 0.95, 20)
+@pytest.mark.parametrize("recipe", PAPERS)
+def test_a_recipe_has_its_papers_numbers(recipe):
+    config = flatten(dataclasses.asdict(RECIPES[recipe]()))
+    for line in PAPERS[recipe].replace("\n", "  ").split("  "):
+        if line.strip():
+            name, value = line.strip().split(" ", 1)
+            assert str(config[name]) == value, name
 
 
-def test_openwebrl_8b_learns_at_half_the_rate():
-    config = RECIPES["openwebrl_8b"]()
-    assert config.model.path == "Qwen/Qwen3-VL-8B-Thinking"
-    assert numbers(config) == OPENWEBRL | {"lr": 5e-7}
-    assert cloning(config) == cloning(RECIPES["openwebrl_4b"]())
+@pytest.mark.parametrize("recipe", SIZES)
+def test_another_size_has_but_few_numbers_of_its_own(recipe):
+    base, changes = SIZES[recipe]
+    expected = flatten(dataclasses.asdict(RECIPES[base]())) | {"recipe": recipe} | changes
+    assert flatten(dataclasses.asdict(RECIPES[recipe]())) == expected
 
 
-@pytest.mark.parametrize(
-    ("recipe", "path"),
-    [
-        ("webagent_r1_3b", "Qwen/Qwen2.5-3B-Instruct"),
-        ("webagent_r1_8b", "meta-llama/Llama-3.1-8B-Instruct"),
-    ],
-)
-def test_webagent_r1(recipe, path):
-    config = RECIPES[recipe]()
-    assert config.model.path == path
-    assert numbers(config) == {
-        "lr": 1e-6,
-        "betas": (0.9, 0.99),
-        "grad clip": 0.01,
-        "group": 4,
-        "groups": 16,
-        "dynamic": False,
-        "turns": (15,),
-        "clip": 0.2,
-        "kl": 0.001,
-        "epochs": 1,
-        "response, context": (1024, 16384),
-        "temperature": 1.0,
-        "viewport": (1280, 720),
-    }
-    assert config.agent.kind == "text" and config.loss.weighting == "webagent-r1"
-    assert cloning(config) == CLONING | {"lr, warm-up": (5e-5, 0.05)}
-    assert config.optim.weight_decay == 0.0
-    assert (config.eval.max_steps, config.eval.temperature, config.eval.top_p) == (30, 1.0, 0.9)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "path"),
-    [
-        ("autowebworld_3b", "Qwen/Qwen2.5-VL-3B-Instruct"),
-        ("autowebworld_7b", "Qwen/Qwen2.5-VL-7B-Instruct"),
-    ],
-)
-def test_autowebworld(recipe, path):
-    config = RECIPES[recipe]()
-    assert (config.model.path, config.model.max_pixels) == (path, 12_845_056)
-    stated = numbers(config)
-    del stated["response, context"]
-    assert stated == {
-        "lr": 1e-6,
-        "betas": (0.9, 0.999),
-        "grad clip": 1.0,
-        "group": 8,
-        "groups": 32,
-        "dynamic": False,
-        "turns": (1,),
-        "clip": 0.2,
-        "kl": 0.04,
-        "epochs": 1,
-        "temperature": 1.0,
-        "viewport": (1280, 720),
-    }
-    assert config.optim.weight_decay == 0.0
-    assert config.steps == 508 and config.steps == -(-16_253 // 32), "every sample once"
-    assert config.agent.response_tokens == 256 and config.eval.max_steps == 15
-    assert config.agent.kind == "autowebworld" and config.loss.weighting == "grpo"
-    assert config.optim.decay and config.warm_start == "none" and config.reward.after == "any"
-    assert config.loss.std_eps == pytest.approx(1e-4 / 3), "of rewards from 0 to 1, there to 3"
+def test_autowebworld_sees_every_sample_once_and_divides_rewards_from_0_to_1():
+    config = RECIPES["autowebworld_7b"]()
+    assert config.steps == -(-16_253 // 32)
+    assert config.loss.std_eps == pytest.approx(1e-4 / 3), "there of rewards from 0 to 3"
 
 
 @pytest.mark.parametrize("recipe", ["tiny", "tiny_text"])
 def test_the_laptops_recipes_clone_with_the_optimizer_that_they_reinforce_with(recipe):
     config = RECIPES[recipe]()
-    assert (config.optim.betas, config.optim.weight_decay, config.optim.grad_clip) == ((0.9, 0.98), 0.1, 1.0)
-    assert cloning(config)["Adam"] == ((0.9, 0.98), 0.1, 1.0)
+    for settings in (config.optim, config.sft):
+        assert (settings.betas, settings.weight_decay, settings.grad_clip) == ((0.9, 0.98), 0.1, 1.0)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_survives_json(recipe):
+@pytest.mark.parametrize("recipe", BUILT)
+def test_every_recipe_can_work_and_survives_json(recipe):
     """The run folder keeps its config; a reader finds every value there again."""
     config = RECIPES[recipe]()
+    assert check(config) is config
     data = json.loads(json.dumps(to_json(config)))
-    assert data["optim"]["lr"] == config.optim.lr
-    assert tuple(data["rollout"]["max_steps"]) == config.rollout.max_steps
+    assert TypeAdapter(Config).validate_python(data) == config
 
 
 # --- the curriculum --------------------------------------------------------------------------------
 
 
-def test_the_curriculum_changes_at_the_step_where_a_stage_ends():
-    config = RECIPES["openwebrl_4b"]()
-    assert [config.max_steps(step) for step in (0, 89, 90, 139, 1000)] == [15, 15, 30, 30, 30]
-
-
-def test_a_curriculum_of_three_stages():
-    """Stages last 2 and 3 steps; the last one goes on."""
+@pytest.mark.parametrize(
+    ("stages", "steps", "turns"),
+    [
+        ((15, 90, 30), (0, 89, 90, 139, 1000), [15, 15, 30, 30, 30]),
+        ((5, 2, 7, 3, 9), range(7), [5, 5, 7, 7, 7, 9, 9]),  # stages of 2 and 3 steps; the last one goes on
+        ((15,), (0, 39), [15, 15]),
+    ],
+)
+def test_the_curriculum_changes_at_the_step_where_a_stage_ends(stages, steps, turns):
     config = RECIPES["tiny"]()
-    config = replace(config, rollout=replace(config.rollout, max_steps=(5, 2, 7, 3, 9)))
-    assert [config.max_steps(step) for step in range(7)] == [5, 5, 7, 7, 7, 9, 9]
-
-
-def test_without_stages_every_step_is_alike():
-    config = RECIPES["webagent_r1_3b"]()
-    assert [config.max_steps(step) for step in (0, 39)] == [15, 15]
+    config = replace(config, rollout=replace(config.rollout, max_steps=stages))
+    assert [config.max_steps(step) for step in steps] == turns
 
 
 # --- the command line ------------------------------------------------------------------------------
 
 
-def test_no_arguments_mean_tiny():
-    assert parse() == RECIPES["tiny"]()
-    assert parse("--steps", "3") == replace(RECIPES["tiny"](), steps=3)
-
-
-def test_a_hyphen_is_an_underscore():
-    assert parse("openwebrl-4b") == parse("openwebrl_4b") == RECIPES["openwebrl_4b"]()
-    flags = ("--loss.clip-high", "0.3", "--rollout.max-steps", "4", "2", "8")
-    assert parse("tiny", *flags) == parse(
-        "tiny", *(flag.replace("-", "_").replace("__", "--") for flag in flags)
-    )
-
-
-def test_a_flag_changes_its_value_and_nothing_else():
-    base = RECIPES["openwebrl_4b"]()
-    assert parse("openwebrl-4b", "--loss.clip-high", "0.3") == replace(
-        base, loss=replace(base.loss, clip_high=0.3)
-    )
+def test_a_flag_changes_its_value_and_nothing_else_and_a_hyphen_is_an_underscore():
+    tiny, base = RECIPES["tiny"](), RECIPES["openwebrl_4b"]()
+    assert parse() == tiny and parse("--steps", "3") == replace(tiny, steps=3)
+    changed = replace(base, loss=replace(base.loss, clip_high=0.3))
+    assert parse("openwebrl-4b", "--loss.clip-high", "0.3") == changed
+    assert parse("openwebrl_4b", "--loss.clip_high", "0.3") == changed
 
 
 def test_the_run_folder_is_named_after_the_recipe_or_by_the_user():
     assert parse("openwebrl-4b").run_dir == Path("runs/openwebrl_4b")
     assert parse("tiny", "--name", "/data/a").run_dir == Path("/data/a")
+    assert parse("tiny", "--replay", "runs/tiny").run_dir == Path("runs/tiny-replay")
 
 
 @pytest.mark.parametrize(
@@ -270,15 +178,14 @@ def test_the_run_folder_is_named_after_the_recipe_or_by_the_user():
         (["openwebrl-5b"], "unknown recipe 'openwebrl-5b'; there are tiny, tiny_text, "),
         (["tiny", "--stepz", "3"], "--stepz"),
         (["tiny", "openwebrl-4b"], "openwebrl-4b"),
-        (["tiny", "--steps", "three"], "--steps: invalid literal for int.*'three'"),
-        (["tiny", "--loss.weighting", "ppo"], "'ppo' for argument '--loss.weighting'"),
-        (["tiny", "--steps"], "--steps"),
+        (["tiny", "--steps", "three"], "three"),
+        (["tiny", "--loss.weighting", "ppo"], "ppo"),
+        (["tiny", "--model.path", "/nowhere/model"], "--model.path /nowhere/model"),
     ],
 )
-def test_what_cannot_be_understood_is_said_in_one_line(argv, problem):
-    with pytest.raises(ValueError, match=problem) as caught:
-        parse(*argv)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) <= 400
+def test_what_cannot_be_understood_or_used_ends_a_script_with_status_2(ended, tmp_path, argv, problem):
+    code, said = ended(train, *argv, "--name", str(tmp_path / "tiny"))
+    assert code == 2 and problem in said and "Traceback" not in said
 
 
 def flags_of(config: object, prefix: str = "--") -> list[str]:
@@ -306,27 +213,7 @@ def test_help_tells_every_setting_with_its_value_and_its_meaning(capsys):
     assert "--protocol" not in help, "eval.py's alone"
 
 
-@pytest.mark.parametrize("argv", [["tiny", "--stepz", "3"], ["tiny", "--model.path", "/nowhere/model"]])
-def test_a_script_ends_with_one_line_and_status_2(ended, tmp_path, argv):
-    code, said = ended(train, *argv, "--name", str(tmp_path / "tiny"))
-    assert code == 2
-    (line,) = said.splitlines()
-    assert line.startswith("train.py: ") and argv[1] in line
-
-
-def test_what_becomes_of_invalid_episodes_can_be_chosen():
-    assert (parse("tiny").reward.invalid, parse("tiny").reward.format) == ("drop", "every")
-    masked = parse("openwebrl_4b", "--reward.invalid", "mask", "--reward.format", "last").reward
-    assert (masked.invalid, masked.format) == ("mask", "last")
-
-
 # --- what can't work -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("recipe", BUILT)
-def test_recipes_that_are_built_pass(recipe):
-    config = RECIPES[recipe]()
-    assert check(config) is config
 
 
 @pytest.mark.parametrize("recipe", ["openwebrl_4b", "openwebrl-8b", "webagent-r1-3b", "webagent_r1_8b"])
@@ -356,25 +243,26 @@ COUNTS = (
     "optim.replicas steps save-every agent.screenshots browser.browsers browser.episodes "
     "rollout.groups batch.epochs batch.minibatch-turns sft.batch"
 )
+AT_LEAST, ABOVE, BELOW = "should be greater than or equal to", "should be greater than", "should be less than"
 
 
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ("--rollout.group 1", "--rollout.group must be at least 2"),
+        ("--rollout.group 1", f"--rollout.group: Input {AT_LEAST} 2"),
         ("--rollout.max-steps 5 4", "--rollout.max-steps: the last stage has turns alone"),
         ("--agent.answers webrl", "--agent.answers webrl needs --agent.kind text"),
-        ("--rollout.max-steps 5 0 6", "--rollout.max-steps must be at least 1"),
+        ("--rollout.max-steps 5 0 6", f"--rollout.max-steps: Input {AT_LEAST} 1"),
         ("--batch.micro-tokens 1000", "--batch.micro-tokens must be at least --agent.context-tokens"),
-        ("--sampler.gpu-memory 1.5", "--sampler.gpu-memory must be below 1"),
+        ("--sampler.gpu-memory 1.5", f"--sampler.gpu-memory: Input {BELOW} 1"),
         ("--loss.method filtered-bc", "learns from a fixed batch: add --rollout.no-dynamic"),
         ("--loss.method awr --loss.kl 0.1", "--loss.method awr has neither --loss.kl nor --loss.old"),
         ("--loss.method awr --loss.old recompute", "--loss.method awr has neither --loss.kl nor"),
-        ("--sft.held-back -0.1", "--sft.held-back must be at least 0"),
-        ("--sft.held-back 1", "--sft.held-back must be below 1"),
-        ("--loss.kl -0.1", "--loss.kl must be at least 0"),
-        ("--sampler.temperature 0", "--sampler.temperature must be above 0"),
-        *((f"--{flag} 0", f"--{flag} must be at least 1") for flag in COUNTS.split()),
+        ("--sft.held-back -0.1", f"--sft.held-back: Input {AT_LEAST} 0"),
+        ("--sft.held-back 1", f"--sft.held-back: Input {BELOW} 1"),
+        ("--loss.kl -0.1", f"--loss.kl: Input {AT_LEAST} 0"),
+        ("--sampler.temperature 0", f"--sampler.temperature: Input {ABOVE} 0"),
+        *((f"--{flag} 0", f"--{flag}: Input {AT_LEAST} 1") for flag in COUNTS.split()),
     ],
 )
 def test_refusals_name_the_flag(flags, problem):

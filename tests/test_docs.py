@@ -91,7 +91,7 @@ def test_the_verbs_of_worlds_are_run_on_one_site(place, capsys):
     assert set(verbs) == {"make", "replay", "record", "render", "check", "solve", "author"}
     assert worlds.main(["author", *verbs["author"]]) == 2, "URL is the reader's to fill in"
     assert worlds.main(["make", *verbs["make"]]) == 0
-    (site,) = (path for path in (place / "sites").iterdir() if path.is_dir())
+    (site,) = (path for path in (place / "sites").iterdir() if (path / "tasks.jsonl").is_file())
     for verb in ("check", "solve", "render"):
         flags = [flag.replace("SITE", str(site)) for flag in verbs[verb]]
         assert worlds.main([verb, *flags]) == 0, capsys.readouterr()

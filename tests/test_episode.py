@@ -24,7 +24,6 @@ from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 from minirl.config import AgentConfig, BrowserConfig, Config, RewardConfig
-from minirl.console import CONSOLE, say
 from minirl.model import Preprocessor
 from minirl.recipes import tiny
 from minirl.rollout import RolloutWorker, TaskStream
@@ -305,12 +304,7 @@ async def test_what_the_agent_is_not_to_blame_for_ends_an_episode_as_invalid(
     assert len(t.turns) <= requests and t.seconds < 10
 
 
-@pytest.mark.parametrize("quiet", [False, True], ids=["rank 0", "another rank"])
-async def test_what_nobody_expects_is_an_infrastructure_error_and_its_first_traceback_is_shown(
-    play, monkeypatch, capsys, quiet
-):
-    monkeypatch.setattr(CONSOLE, "quiet", quiet)
-    say("a usual line")
+async def test_what_nobody_expects_is_an_infrastructure_error_and_its_first_traceback_is_shown(play, capsys):
     async with play(saying(WAIT)) as (worker, _, task):
 
         async def observe(session: Session) -> Any:
@@ -319,9 +313,8 @@ async def test_what_nobody_expects_is_an_infrastructure_error_and_its_first_trac
         worker.harness.agent.observe = observe
         ended = [await episode(worker, task) for _ in range(2)]
     assert [t.stop for t in ended] == [Stop.INFRA_ERROR] * 2 and "a bug of ours" in ended[1].error
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.count("KeyError: 'a bug of ours'") == 1 and "test_episode.py" in said
-    assert ("a usual line" in said) is not quiet
 
 
 async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
@@ -331,25 +324,6 @@ async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
     assert (t.stop, t.success) == (Stop.DONE, True)
     failed = "click: failed, the browser did not finish in time. The page's script hung and was stopped."
     assert t.turns[0].feedback == (failed, "wait: not executed.")
-
-
-async def test_a_page_that_crashes_ends_its_episode(play):
-    crash: list[Session] = []
-
-    async with play(saying(WAIT)) as (worker, _, task):
-        look = worker.harness.agent.observe
-
-        async def observe(session: Session) -> Any:
-            if crash:
-                await asyncio.wait([asyncio.ensure_future(session.page.goto("chrome://crash"))])
-                while not session.crashed:
-                    await asyncio.sleep(0.01)
-            crash.append(session)
-            return await look(session)
-
-        worker.harness.agent.observe = observe
-        t = await episode(worker, task)
-    assert (t.stop, t.valid) == (Stop.ENV_ERROR, False)
 
 
 @pytest.mark.parametrize("said", [DONE, WAIT])

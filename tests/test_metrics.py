@@ -14,8 +14,8 @@ from minirl.types import Stop, Task, Trajectory, Turn
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
 
 
-def turn(shared: int, suffix: int, response: int, cached: int = 0) -> Turn:
-    return Turn(shared, (9,) * suffix, (7,) * response, (-0.1,) * response, "", cached=cached)
+def turn(shared: int, suffix: int, response: int) -> Turn:
+    return Turn(shared, (9,) * suffix, (7,) * response, (-0.1,) * response, "")
 
 
 def episode(*turns: Turn, stop: Stop = Stop.DONE, reward: float = 0.0) -> Trajectory:
@@ -30,7 +30,7 @@ def test_a_step_by_hand():
     """Three valid episodes (success, nothing, format error) and one lost to the browser."""
     metrics = rollout_metrics(
         collected(
-            episode(turn(10, 5, 2), turn(20, 5, 4, cached=11), reward=1.0),  # 6 response tokens, 29 in all
+            episode(turn(10, 5, 2), turn(20, 5, 4), reward=1.0),  # 6 response tokens, 29 in all
             episode(turn(10, 5, 3), stop=Stop.MAX_STEPS),  # 3, and 18
             episode(turn(10, 5, 6), stop=Stop.FORMAT_ERROR, reward=-1.0),  # 6, and 21
             episode(turn(10, 500, 90), stop=Stop.TIMEOUT),

@@ -87,7 +87,9 @@ def read_table(table: Path) -> list[list[str]]:
 def read_episode(path: Path, benchmark: str, store: Callable[[str], str]) -> Trajectory:
     """Return an episode's file as a trajectory without token ids. Actions' arguments stay text; the answer is
     what was last sent to the user."""
-    episode = read_as(path, TypeAdapter(BenchEpisode), f"{path} is no episode of AgentRewardBench")
+    episode = read_as(
+        path.read_bytes(), TypeAdapter(BenchEpisode), f"{path} is no episode of AgentRewardBench"
+    )
     turns = [read_step(step, store) for step in episode.steps]
     for n, step in enumerate(episode.steps[1:]):
         if step.last_action_error:

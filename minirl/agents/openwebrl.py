@@ -1,7 +1,7 @@
 """OpenWebRL's agent: it sees screenshots, and answers with calls of 13 browser tools.
 
 Holds what the model is told, and how its response is read; minirl/agents/openwebrl_actions.py carries the
-calls out. Paper: section 3.1 and appendix A.3. Names are those of the released code, data and checkpoints
+calls out. Paper: section 4.1 and appendix A.3. Names are those of the released code, data and checkpoints
 (`point_2d`, `message`, ...); those of the paper's table 6 (`x`, `y`, `text`, ...) are understood as well.
 Deviations:
 1. Coordinates are 0-1000 of the viewport everywhere (the released texts mix in pixels).

@@ -3,7 +3,7 @@
     call --arm--> the page is marked --the action--> --settle--> what changed --> one line of feedback
 
 The model is told the name, docstring and arguments of each of `TOOL_FUNCTIONS`; webagent_r1.py shares pointer
-and keyboard. Paper: section 3.1, appendix A.2, table 5. Deviations:
+and keyboard. Paper: section 4.1, appendix A.2, table 5. Deviations:
 1. Points are told in the model's own 0-1000 frame, not in pixels.
 2. Typing where nothing takes text, and keys that do not exist, fail.
 3. A click counts as without effect only if nothing on the page changed, not whenever the address stayed.

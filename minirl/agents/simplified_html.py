@@ -3,7 +3,7 @@
     live page --annotate--> a copy with boxes, texts and numbers --simplify--> one line of HTML
     number --locate--> the element itself, and a point on it
 
-Paper: section 3.1; the format is that of its released code, element for element. Deviations:
+Paper: section 2.1; the format is that of its released code, element for element. Deviations:
 1. A copy of the page is annotated, and the numbers are kept in the window.
 2. An element is within reach if it can be hit in the middle of the part of its first box that is in the
    window; any `jsaction` counts as a click's.

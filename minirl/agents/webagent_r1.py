@@ -2,8 +2,8 @@
 
     <think> why </think> <answer> do(action="Click", element="3") </answer>
 
-simplified_html.py shows the page, openwebrl_actions.py has the pointer and the keyboard. Paper: table 6 and
-section 3.1. Deviations from the released code:
+simplified_html.py shows the page, openwebrl_actions.py has the pointer and the keyboard. Paper: table 6,
+section 2.1 and appendix A. Deviations from the released code:
 1. All 14 actions of the table exist (five are refused there).
 2. Elements are acted on where they are now.
 3. A failed action is told to the model.

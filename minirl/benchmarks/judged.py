@@ -1,4 +1,4 @@
-"""Live tasks without rules, which a judge decides (OpenWebRL, section 4); the base of other benchmarks."""
+"""Live tasks without rules, which a judge decides (OpenWebRL, section 5); the base of other benchmarks."""
 
 import json
 from contextlib import AbstractAsyncContextManager

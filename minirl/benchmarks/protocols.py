@@ -3,7 +3,7 @@
     NAME-official          the benchmark's own judge; every task counts, an aborted one as a failure
     NAME-without-aborted   greedy sampling and GPT-4.1 as the judge; aborted episodes are left out
 
-OpenWebRL, section 4 and appendices A.6 (table 8) and B; AutoWebWorld, section 5.1; WebAgent-R1, section 4.1
+OpenWebRL, section 5 and appendices A.6 (table 8) and B; AutoWebWorld, section 5.1; WebAgent-R1, section 3.1
 and its released evaluation: protocols.toml has their figures. As in OpenWebRL blocked pages are aborted: an
 episode that failed before one ends as `blocked`. How the paper tells them is not stated; here it is by what
 the last page is like (minirl/browser/blocked.js), never by what the agent says.

@@ -6,7 +6,7 @@ is a record of the released loader: the picture lies beside the file, `bbox` and
 Ours say further what was typed (`text`), scrolled or pressed (`value`), in which box a drag ended (`to`), and
 the `thought` to clone. An episode is one turn before the picture, behind the turns that `history` tells of.
 
-Paper: AutoWebWorld, section 4.3 and appendix D.4. ScreenSpot-V2 and -Pro (section 5.2.2) are read from their
+Paper: AutoWebWorld, section 5.1 and appendix D.4. ScreenSpot-V2 and -Pro (section 5.2.2) are read from their
 files, too. Deviations:
 
 1. A reward is the mean of the three, not their sum, so that 1 is a success.
@@ -177,9 +177,6 @@ class RecordedPage:
 
     async def blocked(self) -> str:
         return ""
-
-    def diagnostics(self) -> dict[str, float]:
-        return {}
 
 
 class RecordedBenchmark(JudgedBenchmark):

@@ -53,9 +53,6 @@ class PageAnswer:
     revalued: bool = False
     focus: str = ""  # what has got the focus, if it is something else than before
     error: str = ""  # why the browser shows its own error page
-    requests: int = 0
-    heap: float = 0.0  # MB of JavaScript
-    loaded: int = 0  # when the document began, in ms since 1970
 
     @classmethod
     def read(cls, answer: Any) -> Self:

@@ -1,9 +1,13 @@
 """The browsers behind the episodes: Chromium processes here, or browsers elsewhere by their addresses.
 
 Stands between episodes and Chromium. A browser that died, or hangs, is replaced, and only the episodes that
-were in it are lost. OpenWebRL, appendix A.1 and table 7: acquiring, leaving and checking have the paper's
-time limits. Deviation: an episode has its own browser context, not its own container; a container is one
-address of `--browser.connect` (docs/kubernetes.yaml).
+were in it are lost. OpenWebRL, appendix A.1 and table 7: acquiring and leaving have the paper's time limits.
+Deviations:
+1. An episode has its own browser context, not its own container; a container is one address of
+   `--browser.connect` (docs/kubernetes.yaml).
+2. Table 7's health check is the rollout engine's, which has none here; its times are used for browsers.
+3. The paper's official rates came through a paid service of stealth browsers, with CAPTCHAs solved. Here such
+   a service's address is given (`--browser.connect cdp:...`); no session is opened, kept alive or paid.
 """
 
 import asyncio

@@ -167,8 +167,6 @@ async def _ask(
         if "context was destroyed" in str(failure):
             return None
         # closed, or gone wrong in a way that shows in the screenshot
-    session.documents[settled.loaded] = settled.requests
-    session.heap = max(session.heap, settled.heap)
     return settled
 
 

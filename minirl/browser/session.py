@@ -56,8 +56,6 @@ class Session:
     guard: Guard
     news: list[str] = field(default_factory=list)  # what happened by itself: dialogs, downloads, closed tabs
     armed: Frame | None = None  # where the last action's target is
-    documents: dict[int, int] = field(default_factory=dict)  # requests of every document, by its beginning
-    heap: float = 0.0  # the most JavaScript memory so far, in MB
     tabs_of: dict[Page, Tab] = field(default_factory=dict)
     crashed: set[Page] = field(default_factory=set)
 
@@ -66,10 +64,6 @@ class Session:
         self.context.on("page", self._opened)
         self.context.on("dialog", self._dialog)
         self._watch(self.page)
-
-    def diagnostics(self) -> dict[str, float]:
-        """Return the most JavaScript memory in MB, and the number of all requests."""
-        return {"heap_mb": self.heap, "requests": sum(self.documents.values())}
 
     async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any:
         """Return the result of a browser call. Raises PageHangs after its time, ToolFailure if it fails, and
@@ -121,8 +115,6 @@ class Session:
             return False
         self.news = []
         self.armed = None
-        self.documents = {}
-        self.heap = 0.0
         return True
 
     async def revive(self) -> None:

@@ -36,7 +36,6 @@ async function settle([quiet, calm, cap]) {
   const [x, y] = mark.at || [0, 0], box = there && mark.at ? boxOf(t) : null;
   const moved = box && box[2] > box[0] && String(box) !== String(mark.box) &&
     !(box[0] <= x && x <= box[2] && box[1] <= y && y <= box[3]);
-  const memory = performance.memory ? performance.memory.usedJSHeapSize / 1048576 : 0;
   return {
     fresh: mark.since === 0, moved: !!moved, title: document.title, changes: mark.changes,
     state: there && stateOf(t) !== mark.state ? stateOf(t) : '',
@@ -45,7 +44,5 @@ async function settle([quiet, calm, cap]) {
       : editable(focus) ? 'it' : '',
     error: location.protocol === 'chrome-error:'
       ? (document.body.innerText.match(/ERR_[A-Z0-9_]+/) || ['no reason given'])[0] : '',
-    requests: performance.getEntriesByType('resource').length + 1, heap: memory,
-    loaded: Math.round(performance.timeOrigin),
   };
 }

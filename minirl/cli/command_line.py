@@ -6,10 +6,7 @@
 """
 
 import asyncio
-import contextlib
-import io
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -26,10 +23,6 @@ from minirl.judges.rubrics import Question
 from minirl.recipes import RECIPES
 
 C = TypeVar("C", bound=Config)
-BOUNDS = {"ge": "at least", "gt": "above", "lt": "below"}
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-BOXES = re.compile(r"[│╭╮╰╯─╷╵┃━]+")
-MAX_PROBLEM = 400  # characters
 
 
 def from_command_line(argv: Sequence[str], prog: str) -> Config:
@@ -49,18 +42,8 @@ def recipe_name(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]]
 
 
 def read_flags(default: C, flags: Sequence[str], prog: str) -> C:
-    """Return `default` with the flags' values. ValueError says in one line what can't be understood."""
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            return tyro.cli(type(default), args=flags, default=default, prog=prog)
-    except SystemExit as stop:
-        if stop.code in (0, None):  # after --help
-            raise
-        # tyro draws a coloured box around what is wrong
-        text = COLOURS.sub("", errors.getvalue())
-        words = BOXES.sub(" ", text).split()
-        raise ValueError(" ".join(words)[:MAX_PROBLEM]) from None
+    """Return `default` with the flags' values. What can't be understood ends the program with status 2."""
+    return tyro.cli(type(default), args=flags, default=default, prog=prog)
 
 
 def check(config: C) -> C:
@@ -91,35 +74,20 @@ def check_bounds(config: Config) -> None:
         fault = error.errors()[0]
         names = [name for name in fault["loc"] if isinstance(name, str)]
         flag = ".".join(names).replace("_", "-")
-        bounds = [f"{BOUNDS.get(rule, rule)} {limit:g}" for rule, limit in fault.get("ctx", {}).items()]
-        raise ValueError(f"--{flag} must be {' '.join(bounds)}") from None
+        raise ValueError(f"--{flag}: {fault['msg']}") from None
 
 
 def run_async(work: Coroutine[Any, Any, None]) -> None:
-    """Run a script's coroutine. A scheduler's SIGTERM and a lost terminal's SIGHUP cancel it as Ctrl-C does.
+    """Run a script's coroutine. A scheduler's SIGTERM cancels it as Ctrl-C does.
 
     Under torchrun a signal ends the process at once: it might wait for ranks that are stuck.
     """
-    terminals = [number for number in (1, 2) if os.isatty(number)]
 
     async def cancellable() -> None:
-        loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
-
-        def cancel(cause: signal.Signals) -> None:
-            # writing to a lost terminal would fail
-            if cause is signal.SIGHUP:
-                for number in terminals:
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-            # SIGHUP comes twice: from the shell and from the kernel
-            if not task.cancelling():
-                task.cancel()
-
-        for cause in (signal.SIGTERM, signal.SIGHUP):
-            is_ignored = signal.getsignal(cause) is not signal.SIG_DFL  # by nohup
-            if not is_ignored and "RANK" not in os.environ:
-                loop.add_signal_handler(cause, cancel, cause)
+        if "RANK" not in os.environ:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         await work
 
     asyncio.run(cancellable())

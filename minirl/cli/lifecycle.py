@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from minirl.checkpoint import checkpoints
+from minirl.cli.logger import rate_line
+from minirl.cli.offline import Replay
 from minirl.config import Config, to_json
-from minirl.console import say
+from minirl.console import progress, say
 from minirl.evaluation.failures import step_metrics
 from minirl.experiment import Experiment
 from minirl.metrics import rollout_metrics
@@ -26,61 +28,47 @@ State = dict[str, Any]
 # Evaluations of the whole held-out set: the name of the dump, and for people
 PHASES = {"before": "before training", "after_sft": "after SFT", "after_rl": "after RL"}
 KEPT_DUMPS = 10  # the newest RL steps, beside every tenth
-# A run with others of these would not be the same run: its warm start and held-out tasks would not fit
-FIXED = ("seed", "task.", "model.", "agent.", "sft.", "eval.episodes")
+# A run with others of these would not be the same run: its weights and held-out tasks would not fit
+FIXED = ("seed", "task.", "model.", "agent.", "sft.", "eval.episodes", "warm_start")
 
 
-def check_settings(config: Config) -> None:
-    """Raise ValueError if the config can't be trained with, or the run's folder was made with another model,
-    seed, task set or agent."""
+def check_run(config: Config) -> None:
+    """Raise ValueError if the config can't be trained with, or two runs would mix in the run's folder."""
     if config.sampler.kind == "remote":
         raise ValueError("--sampler remote: a served model can't be trained; use eval.py, or --sft.demos")
     for name in ("train", "heldout"):
         if not (getattr(config.task, name) or config.replay):
             fix = f"give --task.{name} FILE (or shops:0-299, for generated ones)"
             raise ValueError(f"recipe {config.recipe} brings no tasks along: {fix}")
+    if config.replay and not Run(config.replay).step_labels():
+        raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
     folder = config.run_dir
-    saved = flatten(Run(folder).config())
+    run = Run(folder)
     given = flatten(to_json(config))
     if config.model.path == "tiny":
         given["model.path"] = str((config.replay or folder) / "model")
-    for name in saved:
+    for name, value in flatten(run.config()).items():
         if name not in given:
             raise ValueError(f"{folder} was made by another version, with {name}; choose another --name")
-    fixed = FIXED
-    if config.loss.kl:
-        fixed += ("warm_start",)  # it is the reference
-    for name, value in given.items():
-        if saved and name.startswith(fixed) and saved.get(name) != value:
-            problem = f"{folder} was made with {name} {saved.get(name)}, not {value}"
+        if name.startswith(FIXED) and given[name] != value:
+            problem = f"{folder} was made with {name} {value}, not {given[name]}"
             raise ValueError(f"{problem}; choose another --name")
+    if checkpoints(run.checkpoint_dir) and not config.resume:
+        raise ValueError(f"{folder} holds a run already; go on with --resume, or choose another --name")
+    if config.resume and not folder.exists():
+        raise ValueError(f"--resume: there is no run in {folder}")
 
 
-def check_run(config: Config) -> None:
-    """Raise ValueError if train.py can't run, or two runs would mix in one folder."""
-    check_settings(config)
-    run = Run(config.run_dir)
-    saved = checkpoints(run.checkpoint_dir)
-    if config.replay is not None:
-        if config.replay.resolve() == run.root.resolve():
-            raise ValueError("--replay reads a run's dumps; give the new run another --name")
-        if not Run(config.replay).step_labels():
-            raise ValueError(f"--replay {config.replay}: no dumped RL steps in its trajectories folder")
-    if saved and not config.resume:
-        raise ValueError(f"{run.root} holds a run already; go on with --resume, or choose another --name")
-    if config.resume and not run.root.exists():
-        raise ValueError(f"--resume: there is no run in {run.root}")
-
-
-async def begin(experiment: Experiment, worker: RolloutWorker, warm_start: Callable) -> State:
+async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_start: Callable) -> State:
     """Return the state to start from: of the last checkpoint, a given one, or `warm_start`, made now.
 
-    The sampler has its weights, and the held-out tasks have been evaluated with them.
+    The sampler has its weights, and the held-out tasks have been evaluated with them. A replay starts from
+    the weights that its source has started from.
     """
     config = experiment.config
     trainer = experiment.trainer
     saved = experiment.checkpoints
-    sft = saved.folder / "sft"
+    sft = Run(config.replay or config.run_dir).checkpoint_dir / "sft"
     is_resumed = bool(saved.saved())
     is_cloned = experiment.ranks.broadcast((sft / "state.json").is_file())
     if not is_resumed:
@@ -89,7 +77,7 @@ async def begin(experiment: Experiment, worker: RolloutWorker, warm_start: Calla
         experiment.ranks.barrier()
     if config.warm_start == "none":
         say(f"starting from {config.model.path} as it is")
-    elif config.warm_start == "sft" and not is_cloned:
+    elif config.warm_start == "sft" and not is_cloned and config.replay is None:
         await warm_start(experiment, worker)
     else:
         start = sft if config.warm_start == "sft" else Path(config.warm_start)
@@ -104,7 +92,7 @@ async def begin(experiment: Experiment, worker: RolloutWorker, warm_start: Calla
         experiment.run.truncate_after(state["step"])
     worker.sync(trainer.weights())
     label = "before" if config.warm_start == "none" else "after_sft"
-    if PHASES[label] not in evaluated(experiment):
+    if not isinstance(worker, Replay) and PHASES[label] not in evaluated(experiment):
         await evaluate(experiment, worker, experiment.tasks.heldout, label, 0)
     return state
 
@@ -112,9 +100,13 @@ async def begin(experiment: Experiment, worker: RolloutWorker, warm_start: Calla
 async def evaluate(
     experiment: Experiment, worker: RolloutWorker, tasks: Sequence[Task], label: str, step: int
 ) -> float:
-    """Record the success on tasks under `label`, and return it."""
+    """Record the success on tasks under `label`, and return it. The episodes are kept as the dump `label`."""
     await experiment.reset_sites()
-    trajectories = await experiment.run_tasks(worker, tasks, label)
+    places = [(task, n) for n, task in enumerate(tasks)]
+    max_steps = experiment.config.eval.max_steps
+    with progress(f"evaluating {label}", len(tasks)) as meter:
+        trajectories = await worker.evaluate(places, label, max_steps, meter.reach)
+    experiment.run.save_trajectories(label, trajectories)
     # as eval.py counts, without aborted ones
     valid = [trajectory for trajectory in trajectories if trajectory.stop.is_agent_fault]
     if not valid:
@@ -166,6 +158,7 @@ def save(experiment: Experiment, state: State) -> None:
         experiment.checkpoints.save(name, state)
         keeps_all = experiment.config.rollout.dump_all
         experiment.run.prune(keep_steps=state["step"] if keeps_all else KEPT_DUMPS)
+        experiment.ranks.barrier()  # the others' next episodes would store screenshots that no dump names
 
 
 @contextmanager
@@ -181,11 +174,8 @@ def saving(experiment: Experiment, state: State) -> Iterator[None]:
         say(f"interrupted after step {state['step']}; --resume goes on from the last checkpoint")
         raise
     except RunEnds as end:
-        try:
-            save(experiment, state)
-            experiment.checkpoints.finish()
-        except (RuntimeError, OSError) as problem:  # a GPU that failed may have taken the weights along
-            raise RunEnds(f"{end}; step {state['step']} could not be saved: {problem}") from None
+        save(experiment, state)
+        experiment.checkpoints.finish()
         raise RunEnds(f"{end}; --resume goes on after step {state['step']}") from None
     save(experiment, state)
     experiment.checkpoints.finish()
@@ -195,4 +185,6 @@ def finish(experiment: Experiment) -> None:
     """Write the report, and print the evaluations of the whole held-out set."""
     experiment.log.close()
     rows = {row["label"]: row for row in experiment.run.evals()}
-    experiment.log.final_table([rows[name] for name in PHASES.values() if name in rows])
+    for name in PHASES.values():
+        if name in rows:
+            say(rate_line(rows[name]), "bold")

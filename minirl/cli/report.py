@@ -80,14 +80,10 @@ def for_json(value: Any) -> Any:
 
 
 def choose_dumps(labels: Sequence[str]) -> list[str]:
-    """Return the dumps for the page; of too many steps the first, the last, and some in equal distances."""
+    """Return the dumps for the page: evaluations and demonstrations, then the newest steps."""
     steps = [label for label in labels if STEP_LABEL.fullmatch(label)]
     others = [label for label in labels if label not in steps][:MAX_OTHERS]
-    room = MAX_DUMPS - len(others)
-    if len(steps) > room:
-        distance = (len(steps) - 1) / (room - 1)
-        steps = [steps[round(i * distance)] for i in range(room)]
-    return others + steps
+    return others + steps[-(MAX_DUMPS - len(others)) :]
 
 
 @lru_cache(maxsize=64)

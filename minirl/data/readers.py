@@ -5,7 +5,7 @@
 
     file --read_demonstrations--> trajectories of texts and screenshots, for a run's dump
 
-OpenWebRL section 3.3; WebAgent-R1 section 4.1, whose 9,460 "trajectories" are steps. The prompts are not
+OpenWebRL, section 4.2; WebAgent-R1, section 3.1, whose 9,460 "trajectories" are steps. The prompts are not
 read: sft.py builds them again with its own agent, as reinforcement does.
 
 1. Only turns whose page the record shows are cloned. Of a step or a turn that brings its history along, this

@@ -2,7 +2,7 @@
 
     Trajectories --result_of--> Results --summary--> numbers with intervals, or results-LABEL.json
 
-The file holds all that is needed to repeat an evaluation. OpenWebRL, section 4: the official success rate,
+The file holds all that is needed to repeat an evaluation. OpenWebRL, section 5: the official success rate,
 and the one without aborted tasks. Intervals, which the papers do not give, are Wilson's over tasks; that of
 a mean over sites is Zou and Donner's (Statistics in Medicine 27, 2008).
 """
@@ -252,4 +252,4 @@ def write_results(path: Path, evaluation: Evaluation, results: Sequence[Result])
 
 def read_results(path: Path) -> ResultsFile:
     """Return what `write_results` wrote. ValueError says where a file is malformed."""
-    return read_as(path, TypeAdapter(ResultsFile), f"results {path} can't be read")
+    return read_as(path.read_bytes(), TypeAdapter(ResultsFile), f"results {path} can't be read")

@@ -5,7 +5,7 @@
 Stands behind eval.py. An episode is appended to a dump of trajectories as it ends, and what is in the dump is
 not run again: so the same command goes on after an interruption. A dump and its results-LABEL.json belong to
 one evaluation: the same weights and tasks, told by their digests, settings, versions and seeds. OpenWebRL,
-section 4 and table 8; its parallel browsers are episodes in flight here.
+section 5 and table 8; its parallel browsers are episodes in flight here.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
     Results --show--> tables            two files of results --compare--> the paired difference
 
-Stands at the end of eval.py; results.py does the counting. OpenWebRL, section 4: the success rate with
+Stands at the end of eval.py; results.py does the counting. OpenWebRL, section 5: the success rate with
 aborted tasks as failures, and the one without them, always both.
 """
 
@@ -13,11 +13,9 @@ from math import fsum
 from pathlib import Path
 from typing import Literal
 
-from rich.table import Table
-
 from minirl.benchmarks.protocols import Protocol, protocol_of
 from minirl.config import JudgeConfig
-from minirl.console import CONSOLE, new_table, say
+from minirl.console import print_table, say
 from minirl.evaluation.results import Paired, RateRow, Result, by_task, paired, read_results, rows_by, summary
 from minirl.run_folder import differences
 from minirl.types import Sampling, Stop
@@ -66,7 +64,7 @@ def show_endings(results: Sequence[Result]) -> None:
 def show_rates(kind: str, rows: Sequence[RateRow]) -> None:
     """Print a table: the success rate with aborted episodes as failures, then without them."""
     cells = [(row.name, *row.all_tasks.cells, *row.without_aborted.cells) for row in rows]
-    CONSOLE.print(new_table(kind, *RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:], rows=cells))
+    print_table([kind, *RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:]], cells)
 
 
 def show_means(results: Sequence[Result]) -> None:
@@ -80,14 +78,14 @@ def show_means(results: Sequence[Result]) -> None:
     )
 
 
-def curve(results: Sequence[Result], budgets: Sequence[int], protocol: Protocol) -> Table:
-    """Return a table of the success within so many turns. The agent is not told its budget, so an episode of
+def curve(results: Sequence[Result], budgets: Sequence[int], protocol: Protocol) -> None:
+    """Print a table of the success within so many turns. The agent is not told its budget, so an episode of
     the largest one shows what it would have done with less."""
     rows = []
     for turns in sorted(set(budgets)):
         part = results if turns == max(budgets) else within(results, turns)
         rows.append((str(turns), *summary(part, protocol).success.cells))
-    return new_table("turns", *RATE_COLUMNS, rows=rows)
+    print_table(["turns", *RATE_COLUMNS], rows)
 
 
 def within(results: Sequence[Result], turns: int) -> list[Result]:

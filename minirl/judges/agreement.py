@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rich.box import SIMPLE
-
-from minirl.console import CONSOLE, new_table
+from minirl.console import print_table
 from minirl.judges.intervals import clustered_wilson
 from minirl.types import Trajectory, Verdict
 
@@ -103,9 +101,8 @@ def rate(number: int, total: int) -> float | None:
 
 def show(scores: Mapping[str, Sequence[AgreementRow]]) -> None:
     """Print what `score` returned for each judge, in percent: table 3, with the parts below a judge."""
-    table = new_table("judge", *COLUMNS, title="Agreement", box=SIMPLE, pad_edge=False)
+    rows = []
     for judge, (overall, *parts) in scores.items():
-        table.add_row(judge, *overall.cells)
-        for part in parts:
-            table.add_row(f"  {part.name}", *part.cells)
-    CONSOLE.print(table)
+        rows.append([judge, *overall.cells])
+        rows += [[f"  {part.name}", *part.cells] for part in parts]
+    print_table(["judge", *COLUMNS], rows, title="Agreement")

@@ -13,25 +13,47 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
+from pydantic import BaseModel, NonNegativeInt
 from torch import Tensor
 
 from minirl.config import EndpointConfig
-from minirl.console import progress, say
+from minirl.console import first_line, progress, say
 from minirl.types import Message, Request, Sample, SamplerError, charge
 
 REASONS = re.compile(r"(o\d|gpt-5)")  # OpenAI's reasoning models, which know the limit by another name
-LOCAL = ("127.0.0.1", "localhost", "::1")  # hosts that need no key
 RETRIES = 5  # further attempts after a timeout, a broken connection, 429 or 5xx
 MAX_REQUESTS = 16  # in flight
-MAX_COUNT = 10**9  # tokens; what a server counts beyond is an error of its own
 
 
 class EndpointError(Exception):
     """No usable answer after all retries, or a refusal."""
+
+
+class Usage(BaseModel):
+    prompt_tokens: NonNegativeInt = 0
+    completion_tokens: NonNegativeInt = 0
+
+
+class ChatMessage(BaseModel):
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None  # where the server keeps it apart from the answer
+    reasoning: str | None = None  # the same, by its newer name
+
+
+class Choice(BaseModel):
+    message: ChatMessage
+    finish_reason: str | None = None
+
+
+class Completion(BaseModel):
+    """As much as is read of a chat completion."""
+
+    choices: list[Choice]
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True)
@@ -40,9 +62,8 @@ class Reply:
 
     text: str
     finish: str
-    reasoning: str = ""  # where the server keeps it apart from the answer
-    prompt_tokens: int = 0
-    response_tokens: int = 0
+    reasoning: str = ""
+    usage: Usage = field(default_factory=Usage)
 
 
 def _part(part: str | bytes) -> dict[str, Any]:
@@ -60,16 +81,13 @@ class Endpoint:
 
         if not config.model:
             raise ValueError("--endpoint.model is missing: the model's name at the endpoint")
-        key = os.environ.get(config.key)
-        if key is None and urlsplit(config.url).hostname not in LOCAL:
-            raise ValueError(f"--endpoint.url {config.url} wants a key: set the variable {config.key}")
         self.config = config
         self.dollars = 0.0
         self.usage: Counter[str] = Counter()  # requests and tokens
         self.slots = asyncio.Semaphore(MAX_REQUESTS)
         self.client = openai.AsyncOpenAI(
             base_url=config.url,
-            api_key=key or "none",
+            api_key=os.environ.get(config.key, "none"),
             timeout=config.seconds,
             max_retries=RETRIES,
         )
@@ -101,54 +119,39 @@ class Endpoint:
             async with asyncio.timeout(2 * (1 + RETRIES) * config.seconds):
                 response = await self.client.chat.completions.with_raw_response.create(**request)
             return response.text
-        except (openai.APITimeoutError, TimeoutError):
-            problem = f"did not answer within {config.seconds:g} s"
-        except openai.APIConnectionError as error:
-            problem = f"can't be reached: {error.__cause__ or error}"
-        except openai.APIStatusError as error:
-            problem = f"answered {error.status_code}: {' '.join(error.message.split())[:300]}"
-        except openai.OpenAIError as error:
-            problem = str(error)
-        raise EndpointError(f"{config.url} ({config.model}) {problem}")
+        except (openai.OpenAIError, TimeoutError) as error:
+            problem = f"{config.url} ({config.model}) gave no answer: {first_line(error)}"
+            raise EndpointError(problem) from None
 
     def _read(self, body: str) -> Reply:
         """Return the answer in a body, and charge for it. A server is free to send anything."""
         try:
-            answer = json.loads(body)
-            choice = answer["choices"][0]
-            message = choice["message"]
-            finish = choice["finish_reason"]
-            text = message.get("content")
-            refusal = message.get("refusal")
-            reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-            # with "length" the limit was reached while the model still reasoned
-            if text is None and (refusal or finish in ("content_filter", "length")):
-                text = ""
-            if not isinstance(text, str) or not isinstance(reasoning, str):
-                raise TypeError("no content")
-            usage = answer.get("usage")
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            problem = f"sent what is no chat completion ({error!r}): {body[:200]!r}"
+            answer = Completion.model_validate(json.loads(body))
+            choice = answer.choices[0]
+        except (ValueError, LookupError, RecursionError) as error:
+            problem = f"sent what is no chat completion ({first_line(error)}): {body[:200]!r}"
             raise EndpointError(f"{self.config.url} {problem}") from None
-        prompt = token_count(usage, "prompt_tokens")
-        response = token_count(usage, "completion_tokens")
-        self._charge(prompt, response)
-        if refusal or finish == "content_filter":  # it is paid for too
-            raise EndpointError(f"{self.config.model} refused: {refusal or 'filtered'}")
-        return Reply(text, "length" if finish == "length" else "stop", reasoning, prompt, response)
+        usage = answer.usage or Usage()
+        self._charge(usage)
+        message, finish = choice.message, choice.finish_reason
+        if message.refusal or finish == "content_filter":  # it is paid for too
+            raise EndpointError(f"{self.config.model} refused: {message.refusal or 'filtered'}")
+        # with "length" the limit was reached while the model still reasoned
+        if message.content is None and finish != "length":
+            raise EndpointError(f"{self.config.url} sent no content: {body[:200]!r}")
+        return Reply(
+            text=message.content or "",
+            finish="length" if finish == "length" else "stop",
+            reasoning=message.reasoning_content or message.reasoning or "",
+            usage=usage,
+        )
 
-    def _charge(self, prompt: int, response: int) -> None:
+    def _charge(self, usage: Usage) -> None:
         prompt_price, response_price = self.config.price
-        dollars = (prompt * prompt_price + response * response_price) / 1e6
-        self.usage.update(prompt_tokens=prompt, response_tokens=response)
+        dollars = (usage.prompt_tokens * prompt_price + usage.completion_tokens * response_price) / 1e6
+        self.usage.update(prompt_tokens=usage.prompt_tokens, response_tokens=usage.completion_tokens)
         self.dollars += dollars
         charge(dollars)
-
-
-def token_count(usage: Any, name: str) -> int:
-    """Return a number of a server's account; 0 if it can't be true."""
-    count = usage.get(name) if isinstance(usage, dict) else None
-    return count if isinstance(count, int) and 0 <= count <= MAX_COUNT else 0
 
 
 @asynccontextmanager
@@ -208,7 +211,8 @@ class RemoteSampler:
         text = reply.text
         if reply.reasoning:
             text = f"<think>\n{reply.reasoning}\n</think>\n\n{text}"
-        return Sample((), (), reply.finish, text=text, counted=(reply.prompt_tokens, reply.response_tokens))
+        counted = (reply.usage.prompt_tokens, reply.usage.completion_tokens)
+        return Sample((), (), reply.finish, text=text, counted=counted)
 
     async def idle(self) -> None: ...  # a request that is given up ends with its connection
     def sleep(self) -> None: ...

@@ -58,12 +58,7 @@ class HfSampler:
         self.waiting.append((request, future))
         if self.pump is None or self.pump.done():
             self.pump = asyncio.create_task(self._pump())
-        try:
-            # not wait_for, which before Python 3.12 swallows a cancellation that comes with the answer
-            async with asyncio.timeout(request.seconds):
-                return await future
-        except TimeoutError:
-            raise SamplerError("the sampler did not answer in time") from None
+        return await answer_within(request.seconds, future)
 
     async def idle(self) -> None:
         """Wait until nothing is decoded, not even for requests that were given up."""
@@ -180,6 +175,16 @@ class HfSampler:
             chosen_B = (allowed_BV.exp() / torch.stack(draws).to(self.device)).argmax(-1)
         chosen_logprobs_B = logprobs_BV.gather(1, chosen_B[:, None])[:, 0]
         return list(zip(chosen_B.tolist(), chosen_logprobs_B.tolist(), strict=True))
+
+
+async def answer_within(seconds: float, future: asyncio.Future[Sample]) -> Sample:
+    """Return a request's result. SamplerError if it comes too late."""
+    try:
+        # not wait_for, which before Python 3.12 swallows a cancellation that comes with the answer
+        async with asyncio.timeout(seconds):
+            return await future
+    except TimeoutError:
+        raise SamplerError("the sampler did not answer in time") from None
 
 
 def settle(outcomes: Iterable[tuple[asyncio.Future[Sample], Sample | SamplerError]]) -> None:

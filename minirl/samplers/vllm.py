@@ -5,7 +5,7 @@ event loop must go on serving browsers meanwhile. The thread does the work that 
 engine as long as there are requests, which are batched continuously. Prompts are token ids and prepared
 pixels, exactly those that the trainer will see. Log-probs are of the distribution that was sampled from. New
 weights are streamed one at a time into the engine's own; on CUDA `sleep` drops the old ones, so that the
-update has their memory. OpenWebRL section 3.4, WebAgent-R1 section 3.1; there the samplers are servers in
+update has their memory. OpenWebRL, section 4.4, WebAgent-R1, appendix B; there the samplers are servers in
 other processes.
 """
 
@@ -28,7 +28,7 @@ from minirl.config import Config
 from minirl.distributed import Ranks
 from minirl.model import Preprocessor, blueprint
 from minirl.samplers import vllm_engine
-from minirl.samplers.huggingface import settle
+from minirl.samplers.huggingface import answer_within, settle
 from minirl.types import Request, Sample, SamplerError
 
 CALL_SECONDS = 1800.0  # the longest that a start or new weights may take
@@ -69,11 +69,7 @@ class VllmSampler:
         future = self.futures[name] = asyncio.get_running_loop().create_future()
         self._write(partial(self._add, name, request))
         try:
-            # not wait_for, which before Python 3.12 swallows a cancellation that comes with the answer
-            async with asyncio.timeout(request.seconds):
-                return await future
-        except TimeoutError:
-            raise SamplerError("the sampler did not answer in time") from None
+            return await answer_within(request.seconds, future)
         finally:
             if name in self.futures:  # cancelled or too late
                 self._write(partial(self._abort, name))

@@ -44,8 +44,6 @@ class World:
     html: str = ""  # its page, if `render` does not draw it
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", self.name):
-            raise ValueError(f"world name {self.name!r}: use lower-case letters, digits and inner dashes")
         for collection, records in self.data.items():
             ids = [str(record.get("id", "")) for record in records]
             are_sound = all(re.fullmatch(r"[A-Za-z0-9_-]+", id) for id in ids)
@@ -64,17 +62,12 @@ def initial_state(fsm: Fsm) -> State:
 
 
 def enabled(fsm: Fsm, state: State, action_id: str, params: Mapping[str, Any]) -> bool:
-    """Return whether the page has the action, `params` gives all its open parameters (fixed ones may be
-    repeated) and no unknown one, and all preconditions hold."""
+    """Return whether the page has the action, `params` gives its open parameters, and all conditions hold."""
     action = fsm.pages[state.page].actions.get(action_id)
     if action is None:
         return False
-    needed = set(action.open_parameters)
-    if not needed <= params.keys() <= action.parameters.keys():
+    if params.keys() != set(action.open_parameters):
         return False
-    for name in params.keys() - needed:
-        if not same(params[name], action.parameters[name]):
-            return False
     return all(meets(state.signature, condition) for condition in action.preconditions)
 
 

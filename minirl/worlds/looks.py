@@ -2,7 +2,8 @@
 
 A skin (skins.toml, skins/*.css) decides how pages are laid out. Names, places and sentences stand in
 texts.toml. Looks are drawn apart from a site's machine, so that each can be held out.
-Paper: AutoWebWorld, section 3.3. Deviation: there a language model writes each site's front end.
+Paper: AutoWebWorld, section 4.2 and appendix B. Deviation: there a language model writes each site's front
+end.
 """
 
 import colorsys
@@ -115,12 +116,10 @@ def dress(world: World, category: str, skin: str = "") -> World:
     # A skin is drawn even if one is given, so that a given skin changes nothing else.
     drawn = rng.choice(list(SKINS))
     style = draw_style(rng)
+    style["look"] = "pages"
     style["skin"] = skin or drawn
     style["question"] = rng.choice(TEXTS["questions"])
-    style["complains"] = rng.random() < 0.5
-    # Of four sites one shows its lists whole.
-    paging = rng.choice(("all", "pages", "pages", "pages"))
-    style["paging"] = {"kind": paging, "size": rng.choice((8, 10, 12))}
+    style["page_size"] = rng.choice((0, 8, 10, 12))
     style["words"] = words
     return replace(world, data=data, style=style | dict(world.style))
 

@@ -79,7 +79,7 @@ function list(id, opens, scrolls) {
       if (id !== undefined && id !== written(action) && can(action, id)) take(action, id);
     });
   }
-  const size = scrolls.length > 0 || world.paging.kind === "all" ? Infinity : world.paging.size;
+  const size = scrolls.length > 0 || world.page_size === 0 ? Infinity : world.page_size;
   const pager = element("nav", "pager");
   const show = (records, page) => {
     const wanted = records.slice(page * size || 0, (page + 1) * size).map((record) => rows.get(record.id));
@@ -190,7 +190,7 @@ function top(ways) {
 // --- the page ------------------------------------------------------------------------------------------
 
 const ENTRIES = ["choice", "select", "radio", "tabs", "upload", "autocomplete", "drop", "slider", "checkbox", "search", "date", "field"];
-const MAKERS = { button, link, banner, confirm, window: windowLink, checkbox, choice, select, radio, tabs, upload,
+const MAKERS = { button, link, banner, checkbox, choice, select, radio, tabs, upload,
   autocomplete, drop, field, search, slider, date };
 
 // The page's widgets, and their nodes by the role that they play in it.
@@ -263,14 +263,8 @@ function draw() {
   if (shown === null || shown.page !== state.page) {
     shown = { page: state.page, widgets: build(world.pages[state.page]) };
   }
-  for (const error of document.querySelectorAll(".error")) error.remove();
   for (const widget of shown.widgets) widget.update();
 }
 
 document.documentElement.dataset.filters = world.plan.filters;
-if (sessionStorage.getItem("minirl") !== null) { // left by the window that has opened this one
-  state = JSON.parse(sessionStorage.getItem("minirl"));
-  sessionStorage.removeItem("minirl");
-  history.replaceState(state, "", "#" + state.page);
-}
 draw();

@@ -46,7 +46,7 @@ def world_of(name: str, fsm: Fsm, data: Any) -> World:
     # The app's name decides on the looks, so that they are the same in whichever folder the site lies.
     words = ["site", *words_in(str(fsm.meta.get("app", "")).lower().removesuffix("app"))]
     facts = {many: _facts(records[0]) for many, records in given.items() if records}
-    style = {"look": "pages", "labels": reader.labels, "facts": facts, "brand": words[-1].capitalize()}
+    style = {"labels": reader.labels, "facts": facts, "brand": words[-1].capitalize()}
     world = World(words[-1], replace(fsm, pages=pages), reader.records, style)
     return replace(dress(world, "communication", "table"), name=name)
 

@@ -2,7 +2,7 @@
 
 The browser visits `http://<world>.test/`, which `SiteServer` answers with `render`'s page. It follows the
 machine by itself (runtime.js, a transcript of interpreter.py), and `read_state` reads its state, by which an
-episode is judged. Paper: AutoWebWorld, section 3.3. Deviation: there, a language model writes a front end per
+episode is judged. Paper: AutoWebWorld, section 4.2. Deviation: there, a language model writes a front end per
 site; here one runtime draws all, as "tiles" (done by one click each, for small models) or as "pages" in one
 of four skins (looks.py). A site of the look "built" brings its own index.html.
 
@@ -23,17 +23,15 @@ from typing import Any, Self
 
 from playwright.async_api import Page as BrowserPage
 
-from minirl.console import printable
 from minirl.run_folder import write_atomic
 from minirl.types import Task
-from minirl.worlds.fsm_file import Action, Page, document_of, load_fsm, read_json, validated
+from minirl.worlds.fsm_file import Action, Page, document_of, load_fsm, read_json
 from minirl.worlds.interpreter import State, World
 from minirl.worlds.looks import SKINS, USUAL, Json, style_of, text_of
 from minirl.worlds.shop import shops_of
 from minirl.worlds.widgets import options_of, target_of, widget_of
 
 Site = World | Path  # either has a `name`
-ONE_CLICK = ("button", "checkbox", "banner")  # the widgets, beside rows, that tiles can be
 
 
 async def read_state(page: BrowserPage) -> State | None:
@@ -64,11 +62,9 @@ def render(world: World) -> bytes:
 
 
 def embedded(world: World) -> str:
-    """Return what the scripts read, as it stands within <script>: without what could be read as markup."""
+    """Return what the scripts read, as it stands within <script>, which no "<" of theirs may close."""
     text = json.dumps(describe(world), ensure_ascii=False, allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return text.replace("<", "\\u003c")
 
 
 def describe(world: World) -> Json:
@@ -84,12 +80,11 @@ def describe(world: World) -> Json:
     css["corners"] = f"{style['corners']}px"
     css["letters"] = f"{style['letters']}px"
     css["font"] = USUAL["fonts"][style["font"]]
-    data = {}
+    data: Json = {name: [] for name in world.data}
     for name, records in world.data.items():
-        data[name] = [
-            {**record, "title": str(record.get("title", record["id"])), "collection": name}
-            for record in records
-        ]
+        for record in records:
+            title = record.get("title", record["id"])
+            data[name].append({**record, "title": title, "collection": name})
     return {
         "initial_page": world.fsm.initial_page,
         "pages": pages,
@@ -100,10 +95,9 @@ def describe(world: World) -> Json:
         "plan": plan,
         "facts": style["facts"],
         "words": style["words"],
-        "paging": style["paging"],
+        "page_size": style["page_size"],
         "consent": style.get("consent"),
         "question": style.get("question"),
-        "complains": style.get("complains"),
     }
 
 
@@ -123,12 +117,7 @@ def _describe_page(page: Page, world: World) -> Json:
 
 
 def _describe_action(action: Action, world: World) -> Json:
-    style = style_of(world)
-    widget = asdict(widget_of(action, world.fsm))
-    if style["look"] == "tiles" and widget["kind"] != "row":
-        if widget["kind"] not in ONE_CLICK:
-            raise ValueError(f"{action.id}: tiles are clicked once, which a {widget['kind']} is not")
-        widget["kind"] = "button"
+    widget = widget_of(action, world.fsm)
     label = _label(world, action.id, action.id.removeprefix(action.source + "_"))
     options = []
     for selector, text in options_of(action).items():
@@ -136,9 +125,9 @@ def _describe_action(action: Action, world: World) -> Json:
     return {
         "id": action.id,
         "label": label,
-        **widget,
+        **asdict(widget),
         "options": options,
-        "opener": style["labels"].get(f"#{widget['element']}"),
+        "opener": style_of(world)["labels"].get(f"#{widget.element}"),
         "is_quiet": label in {"Back", "Home", "Cancel"},
         "target": action.target,
         "is_navigation": action.is_navigation,
@@ -179,7 +168,7 @@ def load_world(folder: Path) -> World:
     style_file = folder / "style.json"
     data = read_json(data_file) if data_file.is_file() else {}
     style = read_json(style_file) if style_file.is_file() else {}
-    records = validated(str(data_file), dict[str, tuple[dict[str, Any], ...]], data)
+    records = {name: tuple(rows) for name, rows in data.items()}
     html = ""
     if style.get("look") == "built":
         html = (folder / "index.html").read_text(encoding="utf-8")
@@ -228,17 +217,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         host = self.headers.get("Host", "").rsplit(":", 1)[0].lower()
         path = self.path.partition("?")[0]
-        if path == "/favicon.ico":
-            self.send_error(204)
-            return
         if path != "/" or host not in self.server.by_host:
             self.send_error(404, "There is no such site or page.")
             return
-        try:
-            body = self.server.page(host)
-        except (OSError, ValueError) as error:
-            self.send_error(500, explain=printable(str(error)))
-            return
+        body = self.server.page(host)
         self.send_response(200)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))

@@ -4,7 +4,7 @@
 
 Stands behind the verbs `replay`, `record` (see steps.py) and `author`. A `Recorder` is the scripted policy in
 the ordinary harness, so what is verified here is done by the tools that agents have.
-Paper: AutoWebWorld, section 4.3 (execution-based filtering).
+Paper: AutoWebWorld, section 4.4 (execution-based filtering).
 
 1. There a failed click is a warning, and the page is believed to be where the trace says; here the page's
    state is read before every operation and at the end.

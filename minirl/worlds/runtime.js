@@ -69,12 +69,9 @@ function meets(signature, { path, cond, value: wanted }) {
 }
 
 function enabled(action, params) {
-  if (!action.open_parameters.every((name) => Object.hasOwn(params, name))) return false;
-  for (const name of Object.keys(params)) {
-    if (!Object.hasOwn(action.parameters, name)) return false;
-    const isFixed = !action.open_parameters.includes(name);
-    if (isFixed && !same(params[name], action.parameters[name])) return false;
-  }
+  const names = Object.keys(params);
+  if (names.length !== action.open_parameters.length) return false;
+  if (!names.every((name) => action.open_parameters.includes(name))) return false;
   return action.preconditions.every((condition) => meets(state.signature, condition));
 }
 

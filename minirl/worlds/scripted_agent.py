@@ -3,7 +3,7 @@
     task.meta["solution"] --gui_steps--> operations --hand.py--> one response a turn --Episode--> Trajectory
 
 It stands in place of a model's samples, so a demonstration is an ordinary trajectory: the same harness,
-history and ids as the model will see. Paper: AutoWebWorld, section 3.3.
+history and ids as the model will see. Paper: AutoWebWorld, section 4.3.
 
 1. There the browser's state is never compared; here it must be what the interpreter predicts before every
    response, so that a page which does something else ends the episode.

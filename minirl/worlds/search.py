@@ -2,7 +2,7 @@
 
 Where it stands: sites in the released form get their tasks from here, and `lint` learns which pages and
 actions are out of reach. Generated tasks bring their solution along and need no search.
-Paper: AutoWebWorld, section 3.2 and appendix A.2.
+Paper: AutoWebWorld, section 4.3 and appendix A.2.
 
 1. `explore` is the paper's breadth-first search over pages and their signatures, where a parameter that the
    visitor chooses is one symbol.

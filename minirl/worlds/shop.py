@@ -13,11 +13,12 @@ Paper: AutoWebWorld, section 3. Deviation: there, a language model proposes the 
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from minirl.types import Task
-from minirl.worlds.fsm_file import Action, Fsm
+from minirl.worlds.fsm_file import Fsm
 from minirl.worlds.interpreter import World
 from minirl.worlds.looks import SHAPES, USUAL, Json, draw_style, read_table
 from minirl.worlds.widgets import SiteDocument, condition, control
@@ -30,7 +31,6 @@ Box = tuple[int, ...]  # left, top, width and height, in cells or pixels of shop
 Places = dict[str, Box]  # by the names of controls
 NAMED = re.compile(r"shops:(\d{1,9})-(\d{1,9})(@serif)?")  # in a setting
 HOST = re.compile(r"http://shop-(\d+)(-serif)?\.test(/|$)")
-MAX_SHOPS = 10_000  # in one setting
 
 
 # --- shops by number ------------------------------------------------------------------------------------
@@ -53,7 +53,8 @@ def make_shop(n: int, serif: bool = False) -> World:
     site = _shop_pages(pages, goes_on)
     name = f"shop-{n}-serif" if serif else f"shop-{n}"
     font = "serif" if serif else "sans"
-    return _with_looks(name, site, {}, data, {"font": font}, rng)
+    style = {"font": font, "labels": site.labels, "messages": site.messages}
+    return arrange(World(name, site.machine({}), data, style), rng)
 
 
 def _draw_pages(rng: Random) -> list[list[str]]:
@@ -83,9 +84,12 @@ def _shop_pages(pages: Sequence[Sequence[str]], goes_on: Sequence[bool]) -> Site
         types |= dict.fromkeys(page, "string|null")
         site.add_page(id, " ".join(page).capitalize(), fields=types)
         for field in page:
-            row = _row(field, field, CHOICES[field]["collection"])
+            collection = CHOICES[field]["collection"]
+            bind = {"param": field, "collection": collection}
+            row = control("row", f"#{collection} .row", field, bind)
             role = f"CHOOSE_{field.upper()}"
-            site.add_action(id, role, f"Choose {field}", row, to=then if goes_on[i] else "")
+            to = then if goes_on[i] else ""
+            site.add_action(id, role, f"Choose {field}", row, to=to)
         if not goes_on[i]:
             gates = [condition(field, "not_null") for field in page]
             role = "order" if then == "DONE" else "next"
@@ -103,7 +107,7 @@ def shops_of(tasks: Iterable[Task]) -> list[World]:
     for task in tasks:
         match = HOST.match(task.start_url)
         if match:
-            numbers.add((int(match[1]), match[2] is not None))
+            numbers.add((int(match[1]), bool(match[2])))
     return [make_shop(n, serif) for n, serif in sorted(numbers)]
 
 
@@ -115,10 +119,9 @@ def shops_named(text: str) -> list[World]:
         return []
     first = int(match[1])
     last = int(match[2])
-    if not first <= last < first + MAX_SHOPS:
-        raise ValueError(f"{text}: write the smaller number first, and name {MAX_SHOPS} shops at most")
-    serif = match[3] is not None
-    return [make_shop(n, serif) for n in range(first, last + 1)]
+    if last < first:
+        raise ValueError(f"{text}: write the smaller number first")
+    return [make_shop(n, bool(match[3])) for n in range(first, last + 1)]
 
 
 def make_tasks(world: World, count: int) -> list[Task]:
@@ -131,10 +134,7 @@ def make_tasks(world: World, count: int) -> list[Task]:
             options[field] = [record["id"] for record in records]
     orders = list(itertools.product(*options.values()))
     if count > len(orders):
-        raise ValueError(
-            f"{world.name} has {len(orders)} different orders, not {count}: "
-            "name more shops, or lower --eval.episodes"
-        )
+        raise ValueError(f"{world.name} has {len(orders)} different orders, not {count}: name more shops")
     Random(f"orders of {world.name.removesuffix('-serif')}").shuffle(orders)
     tasks = []
     for order in orders[:count]:
@@ -184,92 +184,15 @@ def tasks_of(shops: Sequence[World], count: int) -> list[Task]:
     return list(in_turn)[:count]
 
 
-# --- the first level of generated sites -----------------------------------------------------------------
-
-
-def make_first_site(name: str, theme: Any, level: Any, vocabulary: Json, rng: Random) -> World:
-    """Return a site of the first level: rows on the first page, and one of them is ordered as in a shop, on
-    its own page or, where two things are asked for, in a form. `theme`, `level` and `vocabulary` are what
-    themes.toml holds."""
-    entity = theme.entities[0]
-    brand = rng.choice(theme.brands)
-    data = {entity.plural: records_of(ITEM, 8, rng)}
-    site = SiteDocument(rng.choice(vocabulary["id_styles"]))
-    # Only larger sites use further verbs. Without this shuffle all that is drawn later would be different.
-    rng.shuffle([verb for verb in vocabulary["verbs"] if verb != entity.verb])
-    count = rng.randint(*level.inputs)
-    fields = rng.sample(ORDER_FIELDS, count)
-    asks = {}
-    for field in sorted(fields, key=ORDER_FIELDS.index):  # as an order names them
-        records = records_of(field, 5, rng)
-        data[f"{field}_0"] = records
-        asks[field] = [record["id"] for record in records]
-    flow = f"{entity.verb}_{entity.name}".replace(" ", "_")
-    _write_order(site, brand, entity, flow, list(asks))
-    many = entity.plural
-    meta = {
-        "app": brand,
-        "theme": theme.name,
-        "level": level.name,
-        "steps": level.steps,
-        "lists": [{"id": many, "one": entity.name, "page": "HOME", "ways": {}}],
-        "flows": [{"id": flow, "verb": entity.verb, "list": many, "asks": asks, "after": []}],
-    }
-    return _with_looks(name, site, meta, data, {"brand": brand}, rng)
-
-
-def _write_order(site: SiteDocument, brand: str, entity: Any, flow: str, fields: Sequence[str]) -> None:
-    """Write the pages on which a thing is chosen and ordered."""
-    buttons = SHOP["buttons"]
-    role = flow.upper()
-    item_page = entity.name.upper()
-    end_page = f"{role}_DONE"
-    item = f"selected_{entity.name}_id"
-    item_type = {item: "string|null"}
-    site.add_page("HOME", brand, fields=item_type)
-    note = site.note(entity.plural, "item", value_ref=f"{{{entity.name}}}")
-    row = _row(item, entity.name, entity.plural)
-    label = entity.plural.capitalize()
-    site.add_action("HOME", "OPEN", label, row, to=item_page, effects=[note])
-    site.add_page(item_page, entity.name.capitalize(), "HOME", item_type)
-    site.add_page(end_page, "Done")
-    site.messages[end_page] = entity.done
-    page = item_page
-    if len(fields) > 1:
-        page = f"{role}_FORM"
-        site.add_page(page, entity.verb.capitalize(), item_page, item_type)
-        site.add_action(item_page, f"START_{role}", buttons["next"], to=page)
-    gates = [condition(item, "length_gt", 0)]
-    notes = []
-    for field in fields:
-        choice = f"{field}_0"
-        row = _row(choice, field, choice)
-        site.fields(page)[choice] = "string|null"
-        site.add_action(page, choice.upper(), field.capitalize(), row)
-        gates.append(condition(choice, "length_gt", 0))
-        notes.append(site.note(flow, field, value_from=f"$.{choice}"))
-    notes.append(site.note(flow, "item", value_from=f"$.{item}"))
-    finish = f"FINISH_{role}"
-    site.add_action(page, finish, buttons["order"], to=end_page, gates=gates, effects=notes)
-
-
-def _row(field: str, param: str, collection: str) -> Json:
-    """Return the widget of tiles that show a collection. The chosen record's id goes into the field."""
-    bind = {"param": param, "collection": collection}
-    return control("row", f"#{collection} .row", field, bind)
-
-
 # --- tiles ----------------------------------------------------------------------------------------------
 
 
-def _with_looks(name: str, site: SiteDocument, meta: Json, data: Json, style: Json, rng: Random) -> World:
-    """Return a site of tiles with colours, the size of its letters and the places of its controls."""
-    fsm = site.machine(meta)
-    style = {"look": "tiles", **style, "labels": site.labels, "messages": site.messages}
-    style |= draw_style(rng)
+def arrange(world: World, rng: Random) -> World:
+    """Return a site as tiles, with colours, the size of its letters and the places of its controls."""
+    style = {"look": "tiles", **world.style, **draw_style(rng)}
     style["letters"] = rng.randint(22, 28)  # pixels
-    style["places"] = draw_places(fsm, data, rng)
-    return World(name, fsm, data, style)
+    style["places"] = draw_places(world, rng)
+    return replace(world, style=style)
 
 
 def records_of(field: str, max_records: int, rng: Random) -> tuple[Json, ...]:
@@ -293,23 +216,21 @@ def records_of(field: str, max_records: int, rng: Random) -> tuple[Json, ...]:
     return tuple(records)
 
 
-def controls_of(action: Action, data: Mapping[str, Any]) -> list[str]:
-    """Return the names of an action's controls: its records' ids, or its button's."""
-    if action.bind is not None:
-        return [record["id"] for record in data[action.bind.collection]]
-    return [action.gui_procedure[0].get("selector", "")[1:]]
-
-
-def draw_places(fsm: Fsm, data: Mapping[str, Any], rng: Random) -> dict[str, Places]:
+def draw_places(world: World, rng: Random) -> dict[str, Places]:
     """Return where the controls of each page are, in pixels, but for last pages, which have none."""
     bar = rng.choice((1, 1, 2))
     gap = rng.randint(3, 6)
     is_below = rng.random() < 0.3
     places = {}
-    for id, page in fsm.pages.items():
-        groups = [controls_of(action, data) for action in page.actions.values()]
+    for page in world.fsm.pages.values():
+        groups = []
+        for action in page.actions.values():
+            names = [action.gui_procedure[0].get("selector", "")[1:]]
+            if action.bind is not None:
+                names = [record["id"] for record in world.data[action.bind.collection]]
+            groups.append(names)
         if groups:
-            places[id] = _places_of_page(groups, bar, gap, is_below, rng)
+            places[page.id] = _places_of_page(groups, bar, gap, is_below, rng)
     return places
 
 
@@ -344,32 +265,26 @@ def cut(box: Box, n: int, rng: Random) -> list[Box]:
     one another in the list are mostly neighbours."""
     if n == 1:
         return [box]
-    x, y, width, height = box
-    min_width, min_height = SHOP["least"]
-    columns = width // min_width
-    rows = height // min_height
+    size = box[2:]
+    least = SHOP["least"]
     ways = []
     for first in range(1, n):
         # A cut is rather in the middle, and rather across what is long.
         evenness = min(first, n - first) / n
-        for size, least, lanes, is_across in (
-            (width, min_width, rows, True),
-            (height, min_height, columns, False),
-        ):
-            low = -(-first // lanes) * least
-            high = size - -(-(n - first) // lanes) * least
+        for side in (0, 1):
+            lanes = size[1 - side] // least[1 - side]
+            low = -(-first // lanes) * least[side]
+            high = size[side] - -(-(n - first) // lanes) * least[side]
             if low <= high:
-                weight = (evenness * size / least) ** 2
-                ways.append((weight, first, low, high, is_across))
+                weight = (evenness * size[side] / least[side]) ** 2
+                ways.append((weight, first, low, high, side))
     weights = [way[0] for way in ways]
-    _, first, low, high, is_across = rng.choices(ways, weights)[0]
-    size = width if is_across else height
-    mode = min(max(size * first / n, low), high)
+    _, first, low, high, side = rng.choices(ways, weights)[0]
+    mode = min(max(size[side] * first / n, low), high)
     at = round(rng.triangular(low, high, mode))
-    if is_across:
-        one = (x, y, at, height)
-        other = (x + at, y, width - at, height)
-    else:
-        one = (x, y, width, at)
-        other = (x, y + at, width, height - at)
-    return cut(one, first, rng) + cut(other, n - first, rng)
+    one = list(box)
+    one[2 + side] = at
+    other = list(box)
+    other[side] += at
+    other[2 + side] -= at
+    return cut(tuple(one), first, rng) + cut(tuple(other), n - first, rng)

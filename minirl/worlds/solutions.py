@@ -4,7 +4,7 @@
 
 Where it stands: tasks.py draws the parts in words and has their path composed here, by the names that
 generate.py gives to actions. Whoever acts a task out reads it by `solution_of`. Paper: AutoWebWorld, section
-3.3. Deviation: there a search finds the paths first, and tasks are made of them.
+4.3. Deviation: there a search finds the paths first, and tasks are made of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def compose(world: World, parts: Sequence[Part]) -> list[Step]:
 
 
 def _turn(part: Part) -> int:
-    turns = {"login": 0, "cart": 1, "order": 2, "": 4}
+    turns = {"cart": 1, "order": 2, "": 4}
     return turns.get(part.flow.get("id", ""), 3)
 
 
@@ -84,26 +84,16 @@ class Walk:
         number = self.world.fsm.meta["flows"].index(flow)
         pages: dict[str, str] = {}
         for page in self.world.fsm.pages.values():
-            for name in ("START", "REVIEW", "FINISH"):
+            for name in ("START", "FINISH"):
                 if f"{page.id}_{name}_{role}" in page.actions:
                     pages[name] = page.id
         if not flow["list"]:
-            self.go(pages.get("START") or pages.get("REVIEW") or pages["FINISH"])
+            self.go(pages.get("START", pages["FINISH"]))
         if "START" in pages:
             self.take(f"START_{role}")
         for name, value in values.items():
-            self.fill(name, number, value)
-        if "REVIEW" in pages:
-            self.take(f"REVIEW_{role}")
-        self.take(f"FINISH_{role}")
-
-    def fill(self, name: str, number: int, value: Any) -> None:
-        """Fill in the input of this name of the flow with this number. What is to be off, is off already."""
-        if name == "pieces":
-            for _ in range(value):
-                self.take(f"MORE_{number}")
-        elif value is not False:
             self.take(f"{name.upper()}_{number}", value)
+        self.take(f"FINISH_{role}")
 
 
 def in_json(steps: Sequence[Step]) -> list[Any]:

@@ -3,7 +3,7 @@
     tasks --one_of_each--> tasks --recorded--> Replays --rows_of--> rows --mixed--> steps.json, pictures/
 
 benchmarks/recorded.py reads such a file. Points are pixels of the screenshot. Paper: AutoWebWorld, sections
-4.3 and 5.1.
+4.4 and 5.1, appendix A.2.4.
 
 1. The solutions are those that tasks carry; tasks with the same goal on the same site are taken for one.
 2. A thought comes from a template unless a served model writes it (there, Gemini-2.5-Flash), and so does the

@@ -1,19 +1,20 @@
-"""What is to be done on a generated site, in words: instructions, goals, and proof that each means one thing.
+"""What is to be done on a generated site, in words: instructions, goals, and the paths that do it.
 
     an item, described by family and mode, + what to do with it, + what else the level asks --> Task
 
 `make_tasks` draws them, each with its solution (solutions.py), and only those of the level's length stay. An
-item is described so that of all records that the list then shows exactly one fits (`fitting`), and all that
-the instruction names is a condition of the goal, on what the session has noted in `done`.
-Paper: AutoWebWorld, section 3.4: three families of queries (from solutions, by what is seen, questions about
-the last screenshot) in five modes of access (search, scrolling, slider, order, checkbox).
+item is named by its title, its picture, or its rank in what the list shows once it is set as told; titles and
+pictures are unique, so exactly one item fits. All that the instruction names is a condition of the goal, on
+what the session has noted in `done`.
+Paper: AutoWebWorld, section 4.4 and appendix B: three families of queries (from solutions, by what is seen,
+questions about the last screenshot) in five modes of access (search, scrolling, slider, order, checkbox).
 
-1. There a language model words them and drops the ambiguous ones; here templates do, and enumeration proves
+1. There a language model words them and drops the ambiguous ones; here templates do, and the records prove
    them.
+2. No item is both searched for by its title and described by its picture.
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
@@ -35,44 +36,26 @@ COUNT, TRIES = 8, 60  # tasks of a site, and how many are drawn for them
 
 def make_tasks(world: World, count: int = COUNT) -> list[Task]:
     """Return up to `count` tasks of the length of the site's level, of as many families and modes as there
-    can be, which visit as much of the site as they can. The same site gives the same tasks."""
+    can be. The same site gives the same tasks."""
     rng = Random(f"tasks of {world.name}")
-    used = Counter[str]()
-    tasks: dict[str, Task] = {}
     low, high = world.fsm.meta["steps"]
-    cells = [*itertools.product(FAMILIES, MODES)]
-    if world.style["look"] == "tiles":
-        cells = [("solution", "plain")]
+    cells = [("solution", "plain")]
+    if world.style["look"] == "pages":
+        cells = list(itertools.product(FAMILIES, MODES))
+        cells.remove(("visual", "search"))
     rng.shuffle(cells)
+    tasks: dict[str, Task] = {}
     for family, mode in itertools.islice(itertools.cycle(cells), TRIES):
-        draft = Draft(world, rng, used)
         if len(tasks) == count:
             break
+        draft = Draft(world, rng)
         if not draft.begin(family, mode):
             continue
-        draft.extend(low)
-        steps = compose(world, draft.parts)
-        work = operations_of(world, steps)
-        text = draft.text
-        if text in tasks or not low <= len(work) <= high:
-            continue
-        used.update(draft.flow_ids)
-        goal: Json = {"where": draft.where}
-        if draft.answer:
-            goal["answer"] = draft.answer
-        meta = {
-            "world": world.name,
-            "site": world.fsm.meta["theme"],
-            "level": world.fsm.meta["level"],
-            "family": family,
-            "mode": mode,
-            "steps": len(work),
-            "agents": ["visual"] if "drag" in work else ["visual", "text"],
-            "finds": [part.find for part in draft.parts if part.find],
-            "solution": in_json(steps),
-        }
-        id = f"{world.name}-{len(tasks)}"
-        tasks[text] = Task(id, text, f"http://{world.name}.test/", goal, meta)
+        while len(draft.work()) < low and draft.extend():
+            pass
+        task = draft.task(f"{world.name}-{len(tasks)}", family, mode)
+        if low <= task.meta["steps"] <= high:
+            tasks.setdefault(task.instruction, task)
     return list(tasks.values())
 
 
@@ -86,201 +69,160 @@ def operations_of(world: World, steps: Sequence[Step]) -> list[str]:
     return operations
 
 
-def fitting(world: World, find: Mapping[str, Any]) -> list[str]:
-    """Return the ids of all records that an instruction may mean: those that the list shows with its filters
-    set, and that have the place, title or picture that is named.
-
-    >>> fitting(world, {"list": "rooms", "set": {"least_price": 200}, "target": {"rank": 2}})
-    ['room-17']
-    """
-    many = find["list"]
-    page = next(one["page"] for one in world.fsm.meta["lists"] if one["id"] == many)
-    fields = {f"{many}_{name}": value for name, value in find["set"].items()}
-    state = State(page, {**world.fsm.pages[page].defaults, **fields})
-    choices = parameter_values(world, state, f"{page}_OPEN")
-    visible = [next(iter(params.values())) for params in choices]
-    target = find["target"]
-    if "rank" in target:
-        return visible[target["rank"] - 1 : target["rank"]]
-    records = {record["id"]: record for record in world.data[many]}
-    return [id for id in visible if target.items() <= records[id].items()]
-
-
 class Draft:
-    """One task while it is drawn: its sentences, its conditions, and its parts."""
+    """One task while it is drawn: its sentences and its parts."""
 
-    def __init__(self, world: World, rng: Random, used: Counter[str]):
+    def __init__(self, world: World, rng: Random):
         self.world = world
         self.rng = rng
-        self.used = used  # by list and flow: how many tasks go through it so far
-        self.lists: dict[str, Json] = {one["id"]: one for one in world.fsm.meta["lists"]}
-        self.flows: dict[str, Json] = {flow["id"]: flow for flow in world.fsm.meta["flows"]}
+        self.meta = world.fsm.meta
         self.parts: list[Part] = []
-        self.login: list[str] = []  # sentences that come first
         self.sentences: list[str] = []
-        self.question: list[str] = []  # those that come last
-        self.where: list[Json] = []
-        self.answer: list[str] = []
-        self.size = 1  # about how many operations it takes
+        self.question: list[str] = []  # sentences that come last
+        self.answer: list[str] = []  # in all spellings that are right
 
-    @property
-    def flow_ids(self) -> list[str]:
-        return [part.flow["id"] for part in self.parts if part.flow]
+    def begin(self, family: str, mode: str) -> bool:
+        """Add the part that the task is named after. Return False if the site has nothing like it."""
+        lists = [one for one in self.meta["lists"] if mode in ("scroll", "plain", *one["ways"])]
+        if not lists:
+            return False
+        listing = self.rng.choice(lists)
+        sentence, find = self.find(listing, family, mode)
+        if family == "question":
+            self.question = [sentence, self.ask(find)]
+            self.parts.append(Part(find))
+        else:
+            flows = [flow for flow in self.meta["flows"] if flow["list"] == listing["id"]]
+            self.do(self.rng.choice(flows), [sentence], find)
+        return True
 
-    @property
-    def text(self) -> str:
-        if self.world.style["look"] == "tiles":  # which speak as shops do, for the smallest models
-            chosen = {}
-            for one in self.where:
-                name = one["path"].rpartition(".")[2]
-                chosen[ITEM if name == "item" else name] = one["value"]
-            return order_in_words(chosen)
-        text = ""
-        for sentence in (*self.login, *self.sentences, *self.question):
-            text += f" {sentence[0].upper()}{sentence[1:]}."
-        return text.strip()
+    def extend(self) -> bool:
+        """Add another part. Return False if nothing is left that can be done."""
+        done = [part.flow.get("id") for part in self.parts]
+        visited = [part.find.get("list") for part in self.parts]
+        flows = []
+        for flow in self.meta["flows"]:
+            is_new = flow["id"] not in done and flow["list"] not in visited
+            if is_new and set(flow["after"]) <= set(done):
+                flows.append(flow)
+        if not flows:
+            return False
+        flow = self.rng.choice(flows)
+        if flow["list"]:
+            (listing,) = [one for one in self.meta["lists"] if one["id"] == flow["list"]]
+            sentence, find = self.find(listing, "solution", "plain")
+            self.do(flow, [sentence], find)
+        else:
+            self.do(flow, [], {})
+        return True
 
     def wording(self, wordings: Sequence[str], **values: Any) -> str:
         return self.rng.choice(wordings).format(**values)
 
-    def begin(self, family: str, mode: str) -> bool:
-        """Add the part that the task is named after. Return False if the site has nothing like it."""
-        lists = [one for one in self.lists.values() if mode in ("scroll", "plain", *one["ways"])]
-        if not lists:
-            return False
-        listing = self.least_used(lists)
-        draw = self.find(listing, family, mode)
-        if draw is None:
-            return False
-        sentence, find = draw
-        if family == "question":
-            self.question = [sentence, self.ask(find)]
-            self.parts.append(Part(find))
-            self.size += 3
-        else:
-            flows = [flow for flow in self.flows.values() if flow["list"] == listing["id"]]
-            self.do(self.least_used(flows), sentence, find)
-        return True
-
-    def extend(self, low: int) -> None:
-        """Add parts until the task is likely to take `low` operations."""
-        while self.size < low + 2:
-            done = self.flow_ids
-            visited = [part.find["list"] for part in self.parts if part.find]
-            flows = []
-            for flow in self.flows.values():
-                is_possible = set(flow["after"]) - {"login"} <= set(done)
-                if is_possible and flow["id"] not in done and flow["list"] not in visited:
-                    flows.append(flow)
-            if not flows:
-                return
-            flow = self.least_used(flows)
-            if "login" in flow["after"] and "login" not in done:
-                self.do(self.flows["login"])
-            if not flow["list"]:
-                self.do(flow)
-                continue
-            draw = self.find(self.lists[flow["list"]], "solution", "plain")
-            if draw:
-                self.do(flow, *draw)
-
-    def least_used(self, some: Sequence[Json]) -> Json:
-        least = min(self.used[one["id"]] for one in some)
-        return self.rng.choice([one for one in some if self.used[one["id"]] == least])
-
-    def record(self, many: str, id: str) -> Mapping[str, Any]:
-        (record,) = [one for one in self.world.data[many] if one["id"] == id]
-        return record
-
-    def find(self, listing: Json, family: str, mode: str) -> tuple[str, Json] | None:
-        """Return a sentence by which one record of a list is to be opened, and what it says as a `find`; None
-        if no such sentence means one record alone."""
+    def find(self, listing: Json, family: str, mode: str) -> tuple[str, Json]:
+        """Return a sentence by which one record of a list is to be opened, and what it says: how the list is
+        set, what tells the record from all others that are shown then, and its id."""
         many = listing["id"]
-        records = self.world.data[many]
-        record = self.rng.choice(records[OUT_OF_SIGHT:] if mode == "scroll" else records)
-        find: Json = {"list": many, "set": {}, "target": {"title": record["title"]}}
-        words: Json = {"many": many, "one": listing["one"]}
-        name = listing["ways"].get(mode, "")
+        way = listing["ways"].get(mode, {})
+        words = {"many": many, "one": listing["one"]}
+        settings = {}
+        if mode in ("slider", "sort", "checkbox"):
+            value = self.rng.choice(way["offered"])
+            settings[way["name"]] = value
+            field, _, direction = str(value).partition(":")
+            words["least"] = field
+            words["field"] = field if direction else way["name"].partition("_")[2]
+            words["direction"] = WORDS["directions"].get(direction)
+            rows = self.shown(listing, settings)[: len(WORDS["ranks"])]
+            record = self.rng.choice(rows)
+            rank = rows.index(record) + 1
+            words |= {"rank": WORDS["ranks"][rank - 1], "number": rank}
+            target = {"rank": rank}
+        else:
+            rows = self.world.data[many]
+            record = self.rng.choice(rows[OUT_OF_SIGHT:] if mode == "scroll" else rows)
+            target = {"title": record["title"]}
         if mode == "search":
-            find["set"][name] = record["id"]
-        elif name:
-            words |= self.narrow(find, listing, mode, name)
-            ids = fitting(self.world, find)
-            if not ids:
-                return None
-            record = self.record(many, ids[0])
-        for field in ("title", "colour", "shape"):
-            words[field] = record.get(field)
+            settings[way["name"]] = record["id"]
         if family == "visual":
-            find["target"] = {"colour": record["colour"], "shape": record["shape"]}
-        if fitting(self.world, find) != [record["id"]]:
-            return None
-        find["item"] = record["id"]
-        for field, value in {"item": record["id"], **find["set"]}.items():
-            self.where.append(condition(f"done.{many}.{field}", "eq", value))
-        self.size += 5 if mode == "search" else 3
-        kind, *_ = find["target"]
+            target = {"colour": record["colour"], "shape": record["shape"]}
+        kind, *_ = target
         setting = self.wording(WORDS["modes"][mode], **words)
-        opening = self.wording(WORDS["targets"][kind], **words)
+        opening = self.wording(WORDS["targets"][kind], **{**record, **words})
+        find = {"list": many, "set": settings, "target": target, "item": record["id"]}
         return f"{setting} and {opening}", find
 
-    def narrow(self, find: Json, listing: Json, mode: str, name: str) -> Json:
-        """Set a slider, an order or a box, and ask for a rank in what the list then shows. Return the words
-        for it."""
+    def shown(self, listing: Json, settings: Json) -> list[Mapping[str, Any]]:
+        """Return the records that a list shows, in their order, once it is set like this."""
+        many = listing["id"]
         page = listing["page"]
-        bind = self.world.fsm.pages[page].actions[f"{page}_{name.upper()}"].bind
-        value: Any = True
-        if bind:
-            half = bind.values[: max(1, len(bind.values) // 2)]  # of a slider, so that some rows are left
-            value = self.rng.choice(half if mode == "slider" else bind.values)
-        rank = self.rng.randint(1, len(WORDS["ranks"]))
-        find["set"][name] = value
-        find["target"] = {"rank": rank}
-        field, _, way = str(value).partition(":")
-        return {
-            "least": value,
-            "flag": name.removeprefix("only_"),
-            "field": field if way else name.removeprefix("least_"),
-            "direction": WORDS["directions"].get(way),
-            "rank": WORDS["ranks"][rank - 1],
-            "number": rank,
-        }
+        fields = {f"{many}_{name}": value for name, value in settings.items()}
+        state = State(page, {**self.world.fsm.pages[page].defaults, **fields})
+        records = {record["id"]: record for record in self.world.data[many]}
+        choices = parameter_values(self.world, state, f"{page}_OPEN")
+        return [records[params[listing["one"]]] for params in choices]
 
-    def do(self, flow: Json, sentence: str = "", find: Json | None = None) -> None:
+    def do(self, flow: Json, sentences: Sequence[str], find: Json) -> None:
         """Add a flow, behind the sentence that opens its item, with a value for all that it asks."""
-        id = flow["id"]
         values = {name: self.rng.choice(offered) for name, offered in flow["asks"].items()}
-        words: Json = {"verb": flow["verb"]}
-        if id == "settings":
-            on = self.rng.sample(list(values), self.rng.randint(1, 2))
-            values = {name: name in on for name in values}
-            words["on"] = " and ".join(name.replace("_", " ") for name in on)
-        else:
-            words["asks"] = ""
-            for name, value in values.items():
-                wordings = WORDS["asks"].get(name, WORDS["asks"]["text"])
-                words["asks"] += ", " + self.wording(wordings, name=name, value=value)
-        notes = {**values, "item": find["item"]} if find else values
-        for name, value in notes.items():
-            self.where.append(condition(f"done.{id}.{name}", "eq", value))
-        wordings = WORDS["flows"].get(id, WORDS["flows"]["item"])
-        order = self.wording(wordings, **words)
-        place = self.login if id == "login" else self.sentences
-        place += [sentence, order] if sentence else [order]
-        self.parts.append(Part(find or {}, flow, values))
-        self.size += 3
-        for value in values.values():
-            self.size += 2 if isinstance(value, str) else 1
+        asks = ""
+        for name, value in values.items():
+            wordings = WORDS["asks"].get(name, WORDS["asks"]["text"])
+            asks += ", " + self.wording(wordings, name=name, value=value)
+        wordings = WORDS["flows"].get(flow["id"], WORDS["flows"]["item"])
+        self.sentences += [*sentences, self.wording(wordings, verb=flow["verb"], asks=asks)]
+        self.parts.append(Part(find, flow, values))
 
     def ask(self, find: Json) -> str:
-        """Return a question about a record; its answer is noted, in all spellings that are right."""
+        """Return a question about a record, whose answer is noted."""
         many = find["list"]
-        record = self.record(many, find["item"])
-        facts = self.world.style["facts"][many]
-        names = [name for name in ("colour", "shape", *facts) if not isinstance(record[name], bool)]
+        (record,) = [one for one in self.world.data[many] if one["id"] == find["item"]]
+        units = self.world.style["facts"][many]
+        names = [name for name in ("colour", "shape", *units) if not isinstance(record[name], bool)]
         fact = self.rng.choice(names)
         value = str(record[fact])
-        with_unit = facts.get(fact, "{}").removeprefix(f"{fact} ").format(value)
+        with_unit = units.get(fact, "{}").format(value)
         self.answer = list(dict.fromkeys([value, with_unit]))
         wordings = WORDS["questions"].get(fact, WORDS["questions"]["number"])
         return self.wording(WORDS["questions"]["ask"], fact=self.wording(wordings, field=fact))
+
+    def work(self) -> list[str]:
+        """Return the operations that the parts take."""
+        return operations_of(self.world, compose(self.world, self.parts))
+
+    def task(self, id: str, family: str, mode: str) -> Task:
+        """Return the task, whose goal is that all that it names is noted."""
+        noted = []
+        for part in self.parts:
+            item = {"item": part.find["item"]} if part.find else {}
+            if part.find:
+                noted.append((part.find["list"], {**item, **part.find["set"]}))
+            if part.flow:
+                noted.append((part.flow["id"], {**part.values, **item}))
+        goal: Json = {"where": []}
+        for place, notes in noted:
+            for name, value in notes.items():
+                goal["where"].append(condition(f"done.{place}.{name}", "eq", value))
+        if self.answer:
+            goal["answer"] = self.answer
+        work = self.work()
+        meta = {
+            "world": self.world.name,
+            "site": self.meta["theme"],
+            "level": self.meta["level"],
+            "family": family,
+            "mode": mode,
+            "steps": len(work),
+            "agents": ["visual"] if "drag" in work else ["visual", "text"],
+            "finds": [part.find for part in self.parts if part.find],
+            "solution": in_json(compose(self.world, self.parts)),
+        }
+        return Task(id, self.text(), f"http://{self.world.name}.test/", goal, meta)
+
+    def text(self) -> str:
+        """Return the instruction; a site of tiles speaks as shops do, for the smallest models."""
+        if self.world.style["look"] == "tiles":
+            (part,) = self.parts
+            return order_in_words({ITEM: part.find["item"], **part.values})
+        sentences = [*self.sentences, *self.question]
+        return " ".join(f"{one[0].upper()}{one[1:]}." for one in sentences)

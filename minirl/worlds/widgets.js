@@ -54,28 +54,16 @@ function closeAll(but) {
 
 // --- buttons and links ------------------------------------------------------------------------------
 
-function link(action, className = "link", run = () => take(action)) {
-  const node = nodeOf("a", className, label(action));
+function link(action) {
+  const node = nodeOf("a", "link", label(action));
   Object.assign(node, { id: action.element, href: "#" + action.target });
-  node.addEventListener("click", (event) => { event.preventDefault(); run(); });
+  node.addEventListener("click", (event) => { event.preventDefault(); take(action); });
   return { node, update: () => { node.setAttribute("aria-disabled", String(!can(action))); } };
 }
 
-// A button, which on some sites can be pressed too early, and then says what is missing.
 function button(action) {
-  const complains = world.complains && action.is_navigation && action.preconditions.length > 0;
-  const run = () => can(action) ? take(action) : complain(action);
-  const node = press(action.element, action.is_quiet ? "button quiet" : "button", label(action), run);
-  return { node, update: () => { node.disabled = !complains && !can(action); } };
-}
-
-// Marks every widget whose field a condition of the action still waits for.
-function complain(action) {
-  const missing = action.preconditions.filter((one) => !meets(state.signature, one)).map((one) => one.path.join());
-  for (const { action: other, node } of shown.widgets) {
-    const isMissing = other?.effects.some((one) => missing.includes(one.path.join()));
-    if (isMissing && !node.querySelector(".error")) node.append(element("small", "error", "This is still missing."));
-  }
+  const node = press(action.element, action.is_quiet ? "button quiet" : "button", label(action), () => take(action));
+  return { node, update: () => { node.disabled = !can(action); } };
 }
 
 // A question in the way of the page, or of all of it.
@@ -84,28 +72,6 @@ function banner(action) {
   const node = nodeOf("div", world.consent === "modal" ? "banner modal" : "banner", element("p", "", world.question), accept);
   node.setAttribute("role", "dialog");
   return { node, update: () => { node.hidden = !can(action); } };
-}
-
-// A button that asks back before it does anything.
-function confirm(action) {
-  const close = () => { box.hidden = true; };
-  const opener = press(action.element, "button", label(action), () => { closeAll(box); box.hidden = false; });
-  const box = nodeOf("div", "options dialog", element("p", "", action.label + ": are you sure?"),
-    press(action.element + "-yes", "button", "Yes, go on", () => { close(); take(action); }),
-    press("", "button quiet", "No", close));
-  box.hidden = true;
-  box.setAttribute("role", "alertdialog");
-  return { node: nodeOf("span", "asks", opener, box), update: () => { opener.disabled = !can(action); } };
-}
-
-// A link to another window, which goes on from the state that the action leads to.
-function windowLink(action) {
-  return link(action, "link window", () => {
-    if (!can(action)) return;
-    sessionStorage.setItem("minirl", JSON.stringify(apply(action, given(action))));
-    window.open(location.pathname); // gets a copy of what is stored
-    sessionStorage.removeItem("minirl");
-  });
 }
 
 function checkbox(action) {
@@ -292,15 +258,15 @@ function menu(actions) {
 
 // --- what is typed, drawn or picked -------------------------------------------------------------------
 
-function textBox(action, className, tag = "input") {
-  const box = control(tag, action.element, "");
-  if (tag === "input") box.type = action.face === "password" ? "password" : "text";
+function textBox(action, className) {
+  const box = control("input", action.element, "");
+  box.type = "text";
   box.autocomplete = "off";
   return { node: nodeOf("label", className, label(action), box), box };
 }
 
 function field(action) {
-  const { node, box } = textBox(action, "field", action.face === "textarea" ? "textarea" : "input");
+  const { node, box } = textBox(action, "field");
   box.addEventListener("input", () => { if (box.value !== "") take(action, box.value); });
   const update = () => {
     const value = written(action);

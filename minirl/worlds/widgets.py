@@ -19,7 +19,6 @@ from minirl.worlds.looks import Json, read_table, style_of
 from minirl.worlds.search import Step, interceptors
 
 SELECTOR = re.compile(r"([#.][A-Za-z_][\w-]*)+( ([#.][A-Za-z_][\w-]*)+)*")
-FACES = {"textarea": "field", "password": "field"}  # widgets that only look different from others
 WIDGETS = read_table("widgets")
 Offered = Sequence[Any] | Json  # values, or a `bind` as in an fsm.json
 
@@ -146,7 +145,6 @@ class Widget:
     kind: str  # a key of WIDGETS
     element: str  # the id of the element that is touched first
     item: str = ""  # the class or id of what is chosen then
-    face: str = ""  # how it looks, where that is not as usual
 
 
 def widget_of(action: Action, fsm: Fsm) -> Widget:
@@ -170,8 +168,7 @@ def widget_of(action: Action, fsm: Fsm) -> Widget:
     # What is called a slider is one only if it is dragged.
     is_named = named in WIDGETS and named != "slider"
     if is_named and (action.bind or "value" not in WIDGETS[named]):
-        face = named if named in FACES else ""
-        return Widget(FACES.get(named, named), element, face=face)
+        return Widget(named, element)
     kind = _kind_of_procedure(action, fsm, ops, selectors)
     if kind == "":
         raise ValueError(f"{where}: no widget has the procedure {', '.join(ops)}")
@@ -256,8 +253,7 @@ def gui_steps(world: World, state: State, step: Step) -> list[dict[str, Any]]:
 
 def _value_by_hand(world: World, action: Action, widget: Widget, params: Mapping[str, Any]) -> Any:
     """Return what the visitor types or chooses for an action's open parameter; there is at most one."""
-    values = [params[name] for name in action.open_parameters if name in params]
-    value = values[0] if values else None
+    value = next(iter(params.values()), None)
     if widget.kind == "search" and action.bind and action.bind.collection:
         for record in world.data[action.bind.collection]:
             if record["id"] == value:
@@ -268,11 +264,10 @@ def _value_by_hand(world: World, action: Action, widget: Widget, params: Mapping
 def _turns(world: World, action: Action, element: str, number: int) -> list[dict[str, Any]]:
     """Return the operations that bring a list's row of this number to sight, where lists are shown in parts.
     A list is at its beginning whenever something has changed."""
-    style = style_of(world)
-    page = number // style["paging"]["size"]
-    if style["look"] != "pages" or style["paging"]["kind"] == "all" or page == 0:
+    size = style_of(world)["page_size"]
+    if size == 0 or number < size:
         return []
     others = world.fsm.pages[action.source].actions.values()
     if Widget("scroll", element) in [widget_of(other, world.fsm) for other in others]:
         return []  # such a list is shown whole
-    return [{"op": "click", "selector": f"#{element}-page-{page}"}]
+    return [{"op": "click", "selector": f"#{element}-page-{number // size}"}]

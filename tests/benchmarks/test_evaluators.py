@@ -267,7 +267,7 @@ async def test_a_served_judge_and_one_that_fails():
         assert server.requests[0]["temperature"] == 0
         half = await score(wanted, "half a \ud83d", endpoint)  # of a surrogate pair
         assert half[0] == 0 and "half a ?" in json.dumps(server.requests[1])
-        with pytest.raises(NoVerdict, match="the judge gave no answer: .* answered 400"):
+        with pytest.raises(NoVerdict, match="the judge gave no answer: .* Error code: 400"):
             await score(wanted, "one hour", endpoint)
         await endpoint.close()
 

@@ -222,9 +222,6 @@ async def test_a_first_page_that_does_not_open_is_the_sites_error(play, path):
 async def test_a_first_page_with_an_error_status_is_the_agents_to_deal_with(play):
     trajectory = await play("/500", 'goto_url {"url": "SITE/two"}')
     assert trajectory.stop is Stop.DONE and trajectory.final_state["title"] == "Two"
-    numbers = trajectory.diagnostics
-    assert set(numbers) == {"acquire", "start", "heap_mb", "requests"}
-    assert numbers["start"] > 0 and numbers["requests"] >= 1 and numbers["heap_mb"] > 0
 
 
 async def test_a_crash_ends_the_episode(pool, site, preprocessor):

@@ -15,7 +15,7 @@ from minirl.config import EvalConfig, to_json
 from minirl.recipes import tiny
 from minirl.rollout import Collected
 from minirl.run_folder import Run
-from minirl.types import RunEnds, Stop, Task, Trajectory
+from minirl.types import Stop, Task, Trajectory
 
 TASK = Task("t", "Do it.", "http://shop-0.test/")
 
@@ -23,15 +23,13 @@ TASK = Task("t", "Do it.", "http://shop-0.test/")
 class Checkpoints:
     """Checkpoints that are names: `told` has what was asked for."""
 
-    def __init__(self, folder, *saved: str, fails: bool = False):
-        self.folder, self.told, self.names, self.fails = folder, [], set(saved), fails
+    def __init__(self, folder, *saved: str):
+        self.folder, self.told, self.names = folder, [], set(saved)
 
     def saved(self) -> set[str]:
         return self.names
 
     def save(self, name: str, state: dict) -> None:
-        if self.fails:
-            raise OSError("the disk is full")
         self.names.add(name)
         self.told.append(f"save {name}")
 
@@ -52,8 +50,9 @@ class Log:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def evaluation(self, label: str, step: int, successes: int, n: int, aborted: int) -> float:
-        self.told.append((label, step, successes, n, aborted))
+    def evaluation(self, *told: Any) -> float:
+        self.told.append(told)
+        _, _, successes, n, _ = told
         return successes / n
 
     def step(self, step: int, metrics: dict) -> None:
@@ -63,11 +62,8 @@ class Log:
         self.told.append("close")
 
 
-def make_experiment(tmp_path, ends: list[Trajectory] = (), evals: list[dict] = (), **more: Any) -> Any:
-    """An experiment whose evaluations end as `ends` says, and have the rows `evals` behind them."""
-
-    async def run_tasks(worker: Any, tasks: list[Task], label: str) -> list[Trajectory]:
-        return list(ends)[: len(tasks)]
+def make_experiment(tmp_path, evals: list[dict] = (), **more: Any) -> Any:
+    """An experiment that has the evaluations `evals` behind it."""
 
     async def reset_sites() -> None: ...
 
@@ -79,13 +75,25 @@ def make_experiment(tmp_path, ends: list[Trajectory] = (), evals: list[dict] = (
         prune=lambda keep_steps: noted.append("prune"),
     )
     trainer = SimpleNamespace(
-        keep_reference=lambda: noted.append("reference"), reset_optimizer=lambda: None, weights=lambda: []
+        keep_reference=lambda: noted.append("reference"),
+        reset_optimizer=lambda: noted.append("reset"),
+        weights=lambda: [],
     )
     experiment = SimpleNamespace(config=tiny(), ranks=alone(), trainer=trainer, run=run, noted=noted)
-    vars(experiment).update(log=Log(), run_tasks=run_tasks, reset_sites=reset_sites)
+    vars(experiment).update(log=Log(), reset_sites=reset_sites)
     vars(experiment).update(tasks=SimpleNamespace(heldout=[TASK] * 4, validation=[TASK] * 3))
     vars(experiment).update({"checkpoints": Checkpoints(tmp_path), **more})
     return experiment
+
+
+def make_worker(ends: list[Trajectory]) -> Any:
+    """A worker whose evaluations end as `ends` says, and that notes what it is synced with."""
+
+    async def evaluate(places: list, *_: Any) -> list[Trajectory]:
+        return ends[: len(places)]
+
+    synced: list[Any] = []
+    return SimpleNamespace(evaluate=evaluate, synced=synced, sync=synced.append)
 
 
 def ended(stop: Stop = Stop.DONE, success: bool = False) -> Trajectory:
@@ -94,16 +102,13 @@ def ended(stop: Stop = Stop.DONE, success: bool = False) -> Trajectory:
 
 async def test_a_rate_leaves_out_what_was_aborted_and_says_so(tmp_path):
     ends = [ended(success=True), ended(), ended(Stop.SITE_ERROR), ended(Stop.MAX_STEPS)]
-    experiment = make_experiment(tmp_path, ends)
-    rate = await lifecycle.evaluate(experiment, None, [TASK] * 4, "after_sft", 0)
-    assert rate == 1 / 3 and experiment.log.told == [("after SFT", 0, 1, 3, 1)]
-
-
-async def test_an_evaluation_of_aborted_episodes_alone_is_no_rate(tmp_path):
-    experiment = make_experiment(tmp_path, [ended(Stop.INFRA_ERROR)] * 2)
+    experiment = make_experiment(tmp_path)
+    assert await lifecycle.evaluate(experiment, make_worker(ends), [TASK] * 4, "after_sft", 0) == 1 / 3
+    assert experiment.log.told == [("after SFT", 0, 1, 3, 1)] and experiment.noted == [("after_sft", 4)]
+    aborted = make_worker([ended(Stop.INFRA_ERROR)] * 2)
     with pytest.raises(ValueError, match="before: no episode counts; of the first one: the reason"):
-        await lifecycle.evaluate(experiment, None, [TASK] * 2, "before", 0)
-    assert not experiment.log.told
+        await lifecycle.evaluate(experiment, aborted, [TASK] * 2, "before", 0)
+    assert len(experiment.log.told) == 1, "that is no rate"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +124,7 @@ async def test_an_evaluation_of_aborted_episodes_alone_is_no_rate(tmp_path):
 async def test_the_best_weights_so_far_are_kept(tmp_path, step, earlier, exported):
     """Every two steps two tasks are evaluated, of which one succeeds; `earlier` are rates by step."""
     rows = [{"label": f"eval_step_{n:05d}", "success": rate} for n, rate in earlier.items()]
-    experiment = make_experiment(tmp_path, [ended(success=True), ended()], rows)
+    experiment, worker = make_experiment(tmp_path), make_worker([ended(success=True), ended()])
     experiment.config = replace(experiment.config, eval_every=2, eval=EvalConfig(episodes=2))
 
     def evaluation(label: str, step: int, successes: int, n: int, aborted: int) -> float:
@@ -127,7 +132,7 @@ async def test_the_best_weights_so_far_are_kept(tmp_path, step, earlier, exporte
         return successes / n
 
     experiment.run.evals, experiment.log.evaluation = lambda: rows, evaluation
-    await lifecycle.evaluate_if_due(experiment, None, {"step": step})
+    await lifecycle.evaluate_if_due(experiment, worker, {"step": step})
     assert len(rows) == len(earlier) + (exported is not None)
     assert experiment.checkpoints.told == (["export best"] if exported else [])
 
@@ -157,19 +162,6 @@ def test_an_interrupted_rank_saves_if_it_is_alone(tmp_path, capsys, world, told)
     assert "interrupted after step 3; --resume goes on from the last checkpoint" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("fails", "said"),
-    [
-        (False, "no groups; --resume goes on after step 3"),
-        (True, "no groups; step 3 could not be saved: the disk is full"),
-    ],
-)
-def test_a_run_that_can_collect_no_more_saves_what_it_has(tmp_path, fails, said):
-    experiment = make_experiment(tmp_path, checkpoints=Checkpoints(tmp_path, fails=fails))
-    with pytest.raises(RunEnds, match=said), lifecycle.saving(experiment, {"step": 3}):
-        raise RunEnds("no groups")
-
-
 def test_nothing_is_saved_before_the_first_step_and_no_step_twice(tmp_path):
     experiment = make_experiment(tmp_path, checkpoints=Checkpoints(tmp_path, "step_00003"))
     for step in (0, 3):
@@ -193,13 +185,13 @@ async def test_where_a_run_begins(tmp_path, settings, saved, told, cloned, state
     async def warm_start(*parts: Any) -> None:
         clones.append(parts)
 
-    experiment = make_experiment(tmp_path, [ended()] * 4, checkpoints=Checkpoints(tmp_path, *saved))
-    experiment.config = replace(experiment.config, **settings)
-    synced: list[Any] = []
-    worker = SimpleNamespace(sync=synced.append)
+    experiment = make_experiment(tmp_path, checkpoints=Checkpoints(tmp_path, *saved))
+    experiment.config = replace(experiment.config, name=str(tmp_path), **settings)
+    worker = make_worker([ended()] * 4)
     assert await lifecycle.begin(experiment, worker, warm_start) == state
-    assert experiment.checkpoints.told == told and len(clones) == cloned and len(synced) == 1
-    assert "reference" in experiment.noted, "the KL term's reference is what the run starts from"
+    assert experiment.checkpoints.told == told and len(clones) == cloned and len(worker.synced) == 1
+    starts = [noted for noted in experiment.noted if noted in ("reference", "reset")]
+    assert starts == ["reference", "reset"], "reinforcement begins with fresh moments"
     label = "before training" if settings.get("warm_start") == "none" else "after SFT"
     assert experiment.log.told == [(label, 0, 0, 4, 0)]
 
@@ -209,9 +201,9 @@ def test_a_run_of_another_version_is_refused_by_the_setting_that_is_no_more(tmp_
     config = replace(tiny(), name=str(tmp_path))
     saved = to_json(replace(config, model=replace(config.model, path=str(tmp_path / "model"))))
     Run(tmp_path).write_config(saved)
-    lifecycle.check_settings(config)
+    lifecycle.check_run(config)
     *section, field = name.split(".")
     (saved[section[0]] if section else saved)[field] = "code"
     Run(tmp_path).write_config(saved)
     with pytest.raises(ValueError, match=f"was made by another version, with {name}; choose another --name"):
-        lifecycle.check_settings(config)
+        lifecycle.check_run(config)

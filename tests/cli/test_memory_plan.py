@@ -11,18 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from minirl import tree_attention
-from minirl.cli.memory_plan import (
-    GB,
-    REMEDIES,
-    activations,
-    layer_bytes,
-    machine,
-    meta_model,
-    plan,
-    row_patches,
-    show,
-    size,
-)
+from minirl.cli.memory_plan import GB, activations, layer_bytes, meta_model, plan, row_patches, show, size
 from minirl.config import AgentConfig, BatchConfig, BrowserConfig, Config, JudgeConfig, ModelConfig
 from minirl.recipes import openwebrl_4b
 from minirl.tree_attention import Chain
@@ -86,20 +75,16 @@ def test_items_by_hand(llama):
     assert out.update["activations"] == 2048 * (LAYERS * per_layer + 8 * HIDDEN)
     phases = sum(out.sampler.values()), sum(out.update.values())
     assert out.total == sum(out.shards.values()) + max(phases)
-    assert out.fits
 
 
-def test_a_reference_costs_shards(llama):
-    out = plan(small(llama, **{"loss.kl": 0.01}))
-    assert out.shards["reference"] == out.shards["weights"]
-
-
-def test_a_judge_of_our_own_stays_on_the_gpu(llama):
+def test_a_reference_and_a_local_judge_stay_on_the_gpu(llama):
     config = small(llama)
     alone, both = plan(config), plan(replace(config, judge=JudgeConfig(path=str(llama))))
     weights = both.sampler["sampler weights"]  # the same model
     assert sum(both.shards.values()) - sum(alone.shards.values()) == weights
     assert (both.sampler, both.update, both.cpu) == (alone.sampler, alone.update, alone.cpu)
+    out = plan(small(llama, **{"loss.kl": 0.01}))
+    assert out.shards["reference"] == out.shards["weights"]
 
 
 def test_twice_the_gpus_halve_what_is_sharded(qwen_4b):
@@ -121,8 +106,8 @@ def test_a_model_of_4b(qwen_4b):
     config = big(qwen_4b, 8)  # 1280 x 1000 pixels: 1250 tokens of 2 x 2 patches, and 256 of a response
     assert plan(config).sampler["KV cache, at least"] == 147456 * 32768
     assert row_patches(config, tower.config) == 32768 // (1250 + 256) * 1250 * 4
-    assert not plan(config).fits  # 201 GB of decoder layers in a row
-    assert plan(changed(config, {"model.gradient_checkpointing": True})).fits
+    assert plan(config).total > 80 * GB  # 201 GB of decoder layers in a row
+    assert plan(changed(config, {"model.gradient_checkpointing": True})).total < 80 * GB
 
 
 @pytest.mark.parametrize(("gpus", "gpu_gb"), [(8, 80), (1, 141)])
@@ -132,7 +117,7 @@ def test_the_defaults_fit_the_recipe_of_4b(qwen_4b, gpus, gpu_gb):
     model = replace(recipe.model, path=str(qwen_4b))
     fits = plan(replace(recipe, model=model, plan=f"{gpus}x{gpu_gb}"))
     least, kept = (sum(part.values()) / GB / gpu_gb for part in (fits.sampler, fits.shards))
-    assert fits.fits and least < recipe.sampler.gpu_memory < 0.9 - kept, "a tenth is spare"
+    assert fits.total < gpu_gb * GB and least < recipe.sampler.gpu_memory < 0.9 - kept, "a tenth is spare"
 
 
 def test_frozen_vision_and_offload(qwen_4b):
@@ -162,7 +147,7 @@ def test_each_remedy_makes_the_plan_smaller(qwen_4b, capsys):
     ]
     show(plan(config))
     said = " ".join(capsys.readouterr().out.split())
-    assert " ".join(REMEDIES.split()) in said and "GB too much" in said
+    assert "GB too much" in said
     places = [said.index(words) for words, _ in steps]
     assert places == sorted(places)
     for _, values in steps:
@@ -184,21 +169,13 @@ def test_show_names_every_item_the_share_and_the_room(llama, capsys):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"optim.replicas": 3}, "--optim.replicas 3"),
         ({"model.path": "/nowhere"}, "--model.path"),
-        ({"model.path": "tiny"}, "give another recipe"),
+        ({"model.path": "tiny"}, "--model.path tiny can't be loaded"),
     ],
 )
 def test_mistakes_name_the_flag(llama, values, words):
     with pytest.raises(ValueError, match=words):
         plan(small(llama, 8, 80, **values))
-
-
-@pytest.mark.parametrize("text", ["", "8", "0x80", "8x0", "8x80x2", "-1x80", "8xnan"])
-def test_a_machine_is_its_gpus_and_the_gb_of_each(text):
-    assert machine("8x80") == (8, 80) and machine("1x141") == (1, 141)
-    with pytest.raises(ValueError, match="as in --plan 8x80"):
-        machine(text)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import pytest
-from PIL import Image, ImageDraw
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 from training import group_of
 
@@ -25,114 +24,62 @@ from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>&lt;\u2028\u2029"
 
 
-def fake_page(title: str, lines: list[str]) -> bytes:
-    """A screenshot of a simple shop page, 480 x 360."""
-    image = Image.new("RGB", (480, 360), "#f4f1ea")
-    draw = ImageDraw.Draw(image)
-    draw.rectangle((0, 0, 480, 44), fill="#34495e")
-    draw.text((16, 15), title, fill="white")
-    for top, line in zip((66, 136, 206), lines, strict=False):
-        draw.rectangle((20, top, 460, top + 54), fill="white", outline="#cfc8ba")
-        draw.text((36, top + 20), line, fill="#222222")
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
-
-
 CLICK = Call("click", {"point_2d": [838, 258]})
 DRAG = Call("drag", {"end_point_2d": [600, 260], "start_point_2d": [150, 260]})
-TURNS = (  # a thought, its calls, and the page before them
-    ("The mugs are behind the first card.", (CLICK,), ["Mugs", "Plates", "Bowls"]),
-    (
-        "I also look at the blue one.",
-        (CLICK, Call("hover", {"point_2d": [200, 450]})),
-        ["Red mug", "Blue mug"],
-    ),
-    ("Now price.", (DRAG, Call("type", {"text": "2 pieces"})), ["Price  up to 20", "Colour  red"]),
-)
+CALLS = [(CLICK,), (CLICK, Call("hover", {"point_2d": [200, 450]})), (DRAG, Call("type", {"text": "2"}))]
+THOUGHTS = ["The mugs are behind the first card.", "I also look at the blue one.", "Now price."]
 
 
-def fake_turns(run: Run, rng: random.Random) -> list[Turn]:
-    return [
+def fake_episode(run: Run, task: Task, member: int) -> Trajectory:
+    """Three turns on one picture of 480 x 360; every second episode succeeds."""
+    file = io.BytesIO()
+    Image.new("RGB", (480, 360), "#f4f1ea").save(file, "PNG")
+    image = run.images.put(file.getvalue())
+    turns = [
         Turn(
             shared=400,
-            suffix=tuple(range(120 + 10 * i)),
-            response_ids=tuple(range(rng.randint(20, 60))),
+            suffix=(1,) * 120,
+            response_ids=(2,) * (20 + member),
             logprobs=(),
             text=f"{thought} <tool_call>...</tool_call>",
-            images=(run.images.put(fake_page("Shop", lines)),),
+            images=(image,),
             parsed=Parsed(thought, calls),
             feedback=tuple(f"{call.name}: done" for call in calls),
-            observation=f"Tabs: [0] Shop (current)\nURL: http://shop-0.test/{i}",
-            url=f"http://shop-0.test/{i}",
+            observation="Tabs: [0] Shop (current)",
             seconds={"sample": 0.8, "act": 0.3},
         )
-        for i, (thought, calls, lines) in enumerate(TURNS)
+        for thought, calls in zip(THOUGHTS, CALLS, strict=True)
     ]
-
-
-def fake_episode(run: Run, task: Task, member: int, rng: random.Random) -> Trajectory:
-    turns = fake_turns(run, rng)
-    success = rng.random() < 0.5
-    stop = rng.choice((Stop.DONE, Stop.DONE, Stop.MAX_STEPS))
-    if not success and rng.random() < 0.3:
-        unread = Parsed("I am lost.", (), "no tool call found; answer with <tool_call>{...}</tool_call>")
-        stop = Stop.FORMAT_ERROR
-        turns[-1] = Turn(400, (1, 2), (3,), (), "I am lost.", turns[-1].images, unread)
-    return Trajectory(
-        task,
-        member,
-        turns=tuple(turns),
-        stop=stop,
-        success=success,
-        reward=float(success),
-        answer="Ordered 2 red mugs." if stop == Stop.DONE else "",
-        final_state={"page": "DONE" if success else "CART", "colour": "red", "count": 2},
-        final_image=run.images.put(fake_page("Thank you" if success else "Basket", ["2 x Red mug"])),
-        seconds=6.4,
+    success = member % 2 == 0
+    ended = Trajectory(
+        task, member, turns=tuple(turns), stop=Stop.DONE, success=success, reward=float(success)
     )
+    state = {"page": "DONE", "colour": "red", "count": 2}
+    return replace(ended, answer="Ordered.", final_state=state, final_image=image, seconds=6.4)
 
 
-def fake_metrics(step: int, steps: int, rng: random.Random) -> dict[str, float]:
-    """Numbers that grow or shrink from the first of each pair to the second, with some noise."""
-    grown = step / steps
-    ends = {
-        "success": (0.3, 0.8),
-        "reward_std": (0.45, 0.25),
-        "tokens_mean": (2100, 1600),
-        "turns": (4.6, 3.4),
-    }
-    ends |= {"response_tokens": (160, 110), "groups_kept": (16, 11), "entropy": (0.9, 0.4)}
-    ends |= {"seconds/rollout": (22, 18), "seconds/train": (11, 11), "seconds/total": (34.5, 30.5)}
-    ends |= {"stop/done": (40, 100), "stop/max_steps": (60, 15), "stop/format_error": (20, 2)}
-    metrics = {name: first + (last - first) * grown for name, (first, last) in ends.items()}
-    noise = {"loss": rng.gauss(0, 0.02), "grad_norm": 0.6 + 0.2 * rng.random(), "invalid": rng.randint(0, 2)}
-    metrics["groups_submitted"] = metrics["groups_kept"] + rng.randint(4, 12)
-    return metrics | noise | ({"stop/infra_error": 2} if step % 7 == 0 else {})
-
-
-def make_run(root: Path, steps: int = 24, instruction: str = "Order 2 red mugs for at most 20") -> Run:
+def make_run(root: Path, steps: int = 24) -> Run:
     """A whole run folder with made-up numbers, groups of 4, and screenshots."""
-    rng = random.Random(0)
     run = Run(root)
-    config = {"recipe": "tiny", "steps": steps, "seed": 0, "model": {"path": "tiny"}}
-    run.write_config({**config, "rollout": {"group": 4, "groups": 3}, "optim": {"lr": 1e-4}})
-    evals = [
+    run.write_config({"recipe": "tiny", "steps": steps, "seed": 0, "rollout": {"group": 4, "groups": 3}})
+    rows = [
         ("before training", 0, 1),
         ("after SFT", 0, 19),
         ("eval_step_00012", 12, 33),
         ("after RL", steps, 48),
     ]
-    for label, step, successes in evals:
+    for label, step, successes in rows:
         low, high = wilson(successes, 64)
         run.add_eval(label, step=step, success=successes / 64, low=low, high=high, n=64)
+    stops = {"stop/done": 100, "stop/max_steps": 15, "stop/format_error": 2}
     for step in range(1, steps + 1):
-        run.add_metrics(step, fake_metrics(step, steps, rng))
+        numbers = {"success": step / steps, "turns": 4.6 - step / 20, "seconds/total": 30.0, **stops}
+        run.add_metrics(step, numbers | ({"stop/infra_error": 2} if step % 7 == 0 else {}))
     for label in ("demos", "eval_sft", "step_00001", f"step_{steps:05d}"):
         groups = []
         for g in range(3):
-            task = Task(f"shop-0-{g}", f"{instruction} ({g})", "http://shop-0.test/")
-            members = tuple(fake_episode(run, task, member, rng) for member in range(4))
+            task = Task(f"shop-0-{g}", f"Order 2 red mugs ({g})", "http://shop-0.test/")
+            members = tuple(fake_episode(run, task, member) for member in range(4))
             groups.append(group_of(members, 0.5, -0.5, 0.866, -0.866, number=g))
         crashed = Trajectory(groups[0][0].task, 9, stop=Stop.ENV_ERROR, error="Page crashed")
         members = [replace(t, group=None, advantage=None) for t in groups[0]]
@@ -213,19 +160,12 @@ def test_the_report_of_evaluations_shows_each_and_why_episodes_failed(page, tmp_
 
 
 @pytest.mark.more
-def test_the_curves_show_their_newest_values(page, run):
+def test_the_curves_show_their_newest_values(page, run, tmp_path):
     open_report(page, run)
-    card = page.locator('[data-title="Turns per episode"]')
-    assert f"{4.6 - 1.2:.4g}" in card.inner_text()
+    assert f"{4.6 - 1.2:.4g}" in page.locator('[data-title="Turns per episode"]').inner_text()
     assert page.locator('[data-title="Success"] circle.eval').count() == 4
     assert page.locator('[data-title="Stops by kind"] path.line').count() == 4
-
-
-@pytest.mark.more
-def test_rewards_of_recorded_steps_are_drawn_one_by_one(page, run, tmp_path):
-    """And not where there are none."""
-    open_report(page, run)
-    assert page.locator('[data-title="Rewards of recorded steps"]').count() == 0
+    assert page.locator('[data-title="Rewards of recorded steps"]').count() == 0, "there are none"
     recorded = Run(tmp_path / "recorded")
     for step, share in ((1, 0.25), (2, 0.5)):
         recorded.add_metrics(step, {"reward": share, "reward/action": 1.0, "reward/coordinate": share})
@@ -351,7 +291,7 @@ def test_the_first_and_last_dumps_and_all_evaluations_are_shown():
     steps = [Run.step_label(step) for step in range(1, 41)]
     chosen = choose_dumps(["demos", "eval_rl", "eval_sft", *steps])
     assert chosen[:3] == ["demos", "eval_rl", "eval_sft"] and len(chosen) == report.MAX_DUMPS
-    assert chosen[3] == steps[0] and chosen[-1] == steps[-1]
+    assert chosen[3:] == steps[-9:], "the newest"
 
 
 def test_a_large_dump_is_cut_and_a_broken_line_counted(tmp_path):

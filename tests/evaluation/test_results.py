@@ -153,8 +153,6 @@ def test_what_is_written_is_read_back(tmp_path):
 )
 def test_a_malformed_file_is_named(tmp_path, old, new, problem):
     path = tmp_path / "results.json"
-    with pytest.raises(ValueError, match=f"results {path} can't be read: "):
-        read_results(path)
     write_results(path, EVALUATION, RESULTS)
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new, 1))

@@ -68,29 +68,34 @@ def test_sites_and_difficulties_have_rows(capsys):
     assert "success: not known, 0 of 0 episodes of 20 tasks" in said
 
 
-def column(results: list[Result], budgets: tuple[int, ...], number: int, protocol=UNNAMED) -> list[str]:
-    return list(map(str, curve(results, budgets, protocol).columns[number].cells))
+def rows(capsys) -> list[list[str]]:
+    """The cells of the tables that have been printed."""
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
 
-def test_success_within_so_many_turns():
+def test_success_within_so_many_turns(capsys):
     """Three successes after 2, 4 and 6 turns, one failure, and one episode that says nothing."""
     results = [result(i, success=True, steps=steps) for i, steps in enumerate((2, 4, 6))]
     results += [result(3, Stop.MAX_STEPS, steps=6), result(4, Stop.TIMEOUT, success=True, steps=1)]
-    assert column(results, (6, 2, 4, 3), 0) == ["2", "3", "4", "6"]
-    assert column(results, (6, 2, 4, 3), 1) == ["25.0%", "25.0%", "50.0%", "75.0%"]
-    assert column(results, (6, 2, 4, 3), 3) == ["4"] * 4
-    assert column(results, (6,), 1, WEBVOYAGER) == ["60.0%"]
+    curve(results, (6, 2, 4, 3), UNNAMED)
+    columns = list(zip(*rows(capsys), strict=True))
+    assert columns[0] == ("2", "3", "4", "6") and columns[1] == ("25.0%", "25.0%", "50.0%", "75.0%")
+    assert columns[3] == ("4",) * 4
+    curve(results, (6,), WEBVOYAGER)
+    assert [row[1] for row in rows(capsys)] == ["60.0%"]
 
 
-def test_what_was_aborted_late_had_used_up_a_smaller_budget():
-    """With 5 turns a time-out in the 21st is a failure, and so is one in the 6th; the judge's is none, and a
-    blocked episode took all of its turns."""
+def test_what_was_aborted_late_had_used_up_a_smaller_budget(capsys):
+    """With 5 turns a time-out in the 21st is a failure, and so is one in the 6th; the judge's is none."""
     results = [result(0, success=True, steps=3), result(1, Stop.TIMEOUT, steps=20)]
     results += [result(2, Stop.TIMEOUT, steps=5), result(3, Stop.TIMEOUT, steps=4)]
     results += [result(4, Stop.JUDGE_ERROR, steps=5), result(5, Stop.SITE_ERROR, steps=0)]
-    assert column(results, (5, 30), 1) == ["33.3%", "100.0%"] and column(results, (5, 30), 3) == ["3", "1"]
+    curve(results, (5, 30), UNNAMED)
+    assert [(row[1], row[3]) for row in rows(capsys)] == [("33.3%", "3"), ("100.0%", "1")]
     results += [result(6, Stop.BLOCKED, steps=5), result(7, Stop.BLOCKED, steps=6)]
-    assert column(results, (5, 30), 3) == ["4", "1"]
+    curve(results, (5, 30), UNNAMED)
+    assert [row[3] for row in rows(capsys)] == ["4", "1"], "a blocked episode took all of its turns"
 
 
 def test_a_mean_over_sites_is_called_one(capsys):

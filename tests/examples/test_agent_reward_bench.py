@@ -143,7 +143,7 @@ async def test_a_served_judge_is_scored(tmp_path, ranks):
     with serve([say(answer)]) as server, CONSOLE.capture() as printed:
         judge = JudgeConfig(url=server.url, model="big")
         await score_judge(replace(tiny_judge(), name=str(tmp_path / "judge"), judge=judge), ranks)
-    table = " ".join(printed.get().split())
+    table = " ".join(printed.get().replace("│", " ").split())
     # of three verdicts two are right, and one was not to be had
     assert re.search(r"big 66.7 66.7 100.0 80.0 \S+ 3 1 webarena 66.7 66.7 100.0 80.0", table)
     assert "always SUCCESS 75.0 75.0 100.0 85.7" in table

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from minirl.judges import agreement
 from minirl.judges.agreement import Pair, pair_of, score, show
 from minirl.judges.intervals import wilson
 from minirl.types import Task, Trajectory, Verdict
@@ -88,8 +87,8 @@ def test_a_judged_trajectory_as_a_pair():
 
 
 def test_the_table(monkeypatch):
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    monkeypatch.setattr(agreement, "CONSOLE", console)
+    console = Console(width=80, record=True, markup=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    monkeypatch.setattr("minirl.console.CONSOLE", console)
     hostile = "[red]a.test"  # a name from a task file is not markup
     scores = {"8B": score(pairs(4, 1, 2, 3, benchmark=hostile)), "always": score(pairs(0, 0, 0, 0, 2))}
     show(scores)

@@ -161,11 +161,10 @@ def test_recipes_of_judges_are_not_those_of_policies():
     [
         ((), "say what to do: label, distil, score"),
         (("label", "tiny"), "unknown recipe 'tiny'; there are tiny_judge, judge_4b, judge_8b"),
-        (("label", "--nope"), "--nope"),
         (("label",), "no dump of a policy in --runs ; give the folders of runs"),
         (("label", "--runs", "NOWHERE", "--judge.model", "x"), "no dump of a policy in --runs NOWHERE"),
         (("distil",), "trajectories/labelled.jsonl does not exist; this run has no dumps"),
-        (("distil", "--goals", "0"), "--goals must be above 0"),
+        (("distil", "--goals", "0"), "--goals: Input should be greater than 0"),
         (("score",), "trajectories/heldout.jsonl does not exist"),
     ],
 )

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -17,9 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minirl.config import EndpointConfig
-from minirl.samplers.endpoint import Endpoint, EndpointError, RemoteSampler, Reply, open_endpoint
+from minirl.samplers.endpoint import Endpoint, EndpointError, RemoteSampler, Reply, Usage, open_endpoint
 
 ASKED = [("user", ("What is this?", b"png"))]
+COUNTED = Usage(prompt_tokens=100, completion_tokens=20)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ async def ask(acts: list[Act], times: int = 1, **settings) -> tuple[list, Endpoi
 
 async def test_an_answer_and_what_it_cost(capsys):
     (reply,), endpoint, sent = await ask([say("a mug")], price=(2.0, 10.0))
-    assert reply == Reply("a mug", "stop", prompt_tokens=100, response_tokens=20)
+    assert reply == Reply("a mug", "stop", "", COUNTED)
     assert endpoint.usage == {"requests": 1, "prompt_tokens": 100, "response_tokens": 20}
     assert endpoint.dollars == pytest.approx((100 * 2 + 20 * 10) / 1e6)
     assert "any: 1 requests, 0 failed; 100 + 20 tokens, $0.00" in capsys.readouterr().out
@@ -68,32 +68,26 @@ async def test_the_limit_under_the_name_that_the_model_knows(model, name):
 @pytest.mark.parametrize(
     ("act", "reply"),
     [
-        (say("click", reasoning_content="It is blue."), Reply("click", "stop", "It is blue.")),
-        (say("a very long", finish="length"), Reply("a very long", "length")),
+        (say("click", reasoning_content="It is blue."), ("click", "stop", "It is blue.")),
+        (say("a very long", finish="length"), ("a very long", "length", "")),
         # the limit is reached while the model still reasons: an empty answer, the agent's own doing
-        (say(None, finish="length", reasoning_content="Let me"), Reply("", "length", "Let me")),
+        (say(None, finish="length", reasoning="Let me"), ("", "length", "Let me")),
         # half of a surrogate pair, which JSON allows
-        (body(completion({"content": "half a \ud83d"})), Reply("half a \ud83d", "stop")),
+        (body(completion({"content": "half a \ud83d"})), ("half a \ud83d", "stop", "")),
     ],
 )
 async def test_answers(act, reply):
-    assert (await ask([act]))[0] == [replace(reply, prompt_tokens=100, response_tokens=20)]
+    assert (await ask([act]))[0] == [Reply(*reply, COUNTED)]
 
 
-USAGES = ['"n/a"', "[]", "7", "null", "true", "{}", '{"prompt_tokens": "7"}', '{"prompt_tokens": Infinity}']
-USAGES += ['{"prompt_tokens": NaN}', '{"prompt_tokens": [1]}', '{"prompt_tokens": -5}']
-USAGES += ['{"prompt_tokens": 1' + "0" * 400 + "}"]
-
-
-@pytest.mark.parametrize("usage", USAGES)
-async def test_a_count_of_tokens_that_can_not_be_true_is_none(usage):
+@pytest.mark.parametrize("usage", ["", ', "usage": null', ', "usage": {}'])
+async def test_a_server_may_count_no_tokens(usage):
     choice = '{"message": {"content": "hi"}, "finish_reason": "stop"}'
-    answer = body(f'{{"choices": [{choice}], "usage": {usage}}}'.encode())
-    (reply,), endpoint, _ = await ask([answer], price=(1.0, 0.0))
-    assert reply == Reply("hi", "stop") and endpoint.dollars == 0
+    (reply,), endpoint, _ = await ask([body(f'{{"choices": [{choice}]{usage}}}'.encode())], price=(1.0, 0.0))
+    assert reply == Reply("hi", "stop", "", Usage()) and endpoint.dollars == 0
 
 
-NO_COMPLETIONS = [b'{"choices": []}', b'{"choices": ["a"]}', b"[1]", b"[" * 200_000, b"9" * 10_000, b"\xff"]
+NO_COMPLETIONS = [b'{"choices": []}', b'{"choices": ["a"]}', b"[1]", b"[" * 200_000, b"\xff"]
 
 
 @pytest.mark.parametrize("trouble", [status(429), status(500), status(503), cut_off, slow(1.0)])
@@ -106,19 +100,18 @@ async def test_passing_trouble_is_tried_again(trouble):
 @pytest.mark.parametrize(
     ("act", "attempts", "said"),
     [
-        (status(429), 3, "answered 429: .*code 429"),
-        (status(500), 3, "answered 500"),
-        (status(401), 1, "answered 401: .*code 401"),
-        (slow(0.6), 3, "did not answer within 0.2 s"),
-        (cut_off, 3, "can't be reached"),
+        (status(429), 3, "code 429"),
+        (status(401), 1, "code 401"),
+        (slow(0.6), 3, "timed out"),
+        (drip, 1, "TimeoutError"),
+        (cut_off, 3, "Connection error"),
         (body(b"<html>gateway</html>"), 1, "no chat completion.*gateway"),
         (body(b'{"choices": [{"message": {"content": null}, "finish_reason": "stop"}]}'), 1, "no content"),
-        (body(b'{"choices": [{"message": {"content": ["a"]}, "finish_reason": "stop"}]}'), 1, "no content"),
         *((body(answer), 1, "no chat completion") for answer in NO_COMPLETIONS),
     ],
 )
 async def test_no_answer_is_one_clear_error(act, attempts, said):
-    (error,), endpoint, sent = await ask([act], seconds=0.2 if "0.2" in said else 5.0)
+    (error,), endpoint, sent = await ask([act], seconds=0.2 if "ime" in said else 5.0)
     assert isinstance(error, EndpointError) and "any refused" not in str(error)
     assert re.search(said, str(error)) and "\n" not in str(error)
     assert len(sent) == attempts and endpoint.usage["failed"] == 1
@@ -168,15 +161,6 @@ async def test_a_request_that_is_given_up_frees_its_place(monkeypatch):
         assert (await asyncio.wait_for(endpoint.ask(ASKED, 50), 2.0)).text == "next"
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [({"seconds": 0.1}, "did not answer within"), ({"url": "http://127.0.0.1:9/v1"}, "can't be reached")],
-)
-async def test_a_server_that_drips_without_end_or_is_not_there(settings, said):
-    (error,), *_ = await ask([drip], **settings)
-    assert isinstance(error, EndpointError) and said in str(error)
-
-
 async def test_requests_in_flight_are_limited(monkeypatch):
     monkeypatch.setattr("minirl.samplers.endpoint.MAX_REQUESTS", 3)
     replies, endpoint, _ = await ask([slow(0.1)], times=12)
@@ -185,9 +169,6 @@ async def test_requests_in_flight_are_limited(monkeypatch):
 
 
 async def test_keys_come_from_the_environment(monkeypatch):
-    monkeypatch.delenv("MY_KEY", raising=False)
-    with pytest.raises(ValueError, match="wants a key: set the variable MY_KEY"):
-        Endpoint(EndpointConfig(url="https://example.com/v1", model="any", key="MY_KEY"))
     with pytest.raises(ValueError, match="--endpoint.model is missing"):
         Endpoint(EndpointConfig())
     monkeypatch.setenv("MY_KEY", "secret")

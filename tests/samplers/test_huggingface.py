@@ -115,41 +115,32 @@ def test_request_seeds_are_the_same_on_every_machine():
 
 
 async def test_waiting_requests_are_decoded_together_up_to_max_batch(new_sampler, prompts):
+    """And each knows how many syncs the sampler had seen."""
     sampler, sizes = new_sampler(max_batch=4), []
     plain = sampler._decode
     sampler._decode = lambda requests: sizes.append(len(requests)) or plain(requests)
-    await sample_all(sampler, prompts, max_tokens=1)
+    assert {sample.version for sample in await sample_all(sampler, prompts, max_tokens=1)} == {0}
     assert sizes == [4, 2]
-
-
-async def test_a_sample_knows_how_many_syncs_the_sampler_had_seen(new_sampler, prompts):
-    sampler = new_sampler()
-    before = await sampler.generate(Request(prompts[1], 0, 1))
     sampler.sync([])
-    after = await sampler.generate(Request(prompts[1], 0, 1))
-    assert (before.version, after.version) == (0, 1)
+    assert (await sampler.generate(Request(prompts[1], 0, 1))).version == 1
 
 
-async def test_a_response_ends_with_the_first_end_token_or_at_its_limit(new_sampler, prompts):
-    samples = await sample_all(new_sampler(end=OFTEN, temperature=1.0), prompts * 2, max_tokens=4)
+async def test_a_response_ends_with_the_first_end_token_or_at_its_limit(preprocessor, new_sampler, prompts):
+    limits = (4, 4, 4, 4, 1, 3) * 2
+    sampler = new_sampler(end=OFTEN)
+    requests = [Request(prompts[n % 6], n, limit) for n, limit in enumerate(limits)]
+    samples = await asyncio.gather(*map(sampler.generate, requests))
     assert {sample.finish for sample in samples} == {"stop", "length"}
-    for sample in samples:
-        assert len(sample.logprobs) == len(sample.ids)
+    for sample, limit in zip(samples, limits, strict=True):
+        assert len(sample.logprobs) == len(sample.ids) <= limit
         assert not set(sample.ids[:-1]) & set(OFTEN)
         if sample.finish == "stop":
             assert sample.ids[-1] in OFTEN  # kept, because it was sampled
         else:
-            assert len(sample.ids) == 4 and sample.ids[-1] not in OFTEN
-
-
-async def test_an_end_token_at_a_requests_own_limit_is_a_stop(preprocessor, new_sampler, prompts):
-    limits = (1, 5, 3)
-    requests = [Request(prompt, 0, limit) for prompt, limit in zip(prompts, limits, strict=False)]
-    samples = await asyncio.gather(*map(new_sampler(end=()).generate, requests))
-    assert [(len(sample.ids), sample.finish) for sample in samples] == [(n, "length") for n in limits]
+            assert len(sample.ids) == limit and sample.ids[-1] not in OFTEN
     everything = tuple(range(len(preprocessor.tokenizer)))
     sample = await new_sampler(end=everything).generate(Request(prompts[0], 0, max_tokens=1))
-    assert (len(sample.ids), sample.finish) == (1, "stop")
+    assert (len(sample.ids), sample.finish) == (1, "stop"), "an end token at the limit"
 
 
 async def test_suppressed_tokens_are_never_sampled(model, preprocessor, new_sampler, prompts):
@@ -234,29 +225,21 @@ def start(sampler: HfSampler, prompts: list[Prompt], n: int) -> list[asyncio.Tas
     return [asyncio.create_task(sampler.generate(request)) for request in requests]
 
 
-async def test_a_request_cancelled_while_it_is_decoded_disturbs_nobody(new_sampler, prompts):
-    sampler = new_sampler()
+async def test_what_is_cancelled_disturbs_nobody_and_is_not_decoded_if_it_waits(new_sampler, prompts):
+    sampler = new_sampler(max_batch=2)
     undisturbed = await sampler.generate(Request(prompts[0], 1, 6))
     gate = Gate(sampler)
-    stays, leaves = start(sampler, prompts[:2], 6)
+    stays, decoded, waits, follows = start(sampler, [prompts[n] for n in (0, 0, 1, 1)], 6)
     await asyncio.to_thread(gate.entered.wait, 60)
-    leaves.cancel()
+    decoded.cancel()
+    waits.cancel()
     gate.opened.set()
-    sample = await stays
-    assert sample.ids == undisturbed.ids and gate.batches == [[1, 2]]
-    with pytest.raises(asyncio.CancelledError):
-        await leaves
-
-
-async def test_a_request_cancelled_while_it_waits_is_not_decoded(new_sampler, prompts):
-    sampler = new_sampler(max_batch=1)
-    gate = Gate(sampler)
-    first, second, third = start(sampler, prompts[:3], 3)
-    await asyncio.to_thread(gate.entered.wait, 60)
-    second.cancel()
-    gate.opened.set()
-    await asyncio.gather(first, third)
-    assert gate.batches == [[1], [3]]
+    assert (await stays).ids == undisturbed.ids
+    await follows
+    assert gate.batches == [[1, 2], [4]]
+    for cancelled in (decoded, waits):
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
     (lonely,) = start(sampler, prompts[:1], 3)
     await asyncio.sleep(0)
     lonely.cancel()

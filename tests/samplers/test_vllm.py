@@ -6,12 +6,8 @@ Two small models: a Qwen3-VL with pictures (tied embeddings), and a Llama (its h
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
-import json
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,14 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from peers import alone, on_ranks
-from test_train import ROOT, SMALL_FLAGS
 from training import logprobs_of, make_trainer, save_text_model
 
-from minirl.checkpoint import checkpoints
 from minirl.config import AgentConfig, ModelConfig, SamplerConfig
 from minirl.distributed import Ranks
 from minirl.recipes import tiny
@@ -396,16 +389,9 @@ def assert_empty(sampler: VllmSampler) -> None:
     assert scheduler.kv_cache_manager.usage == 0
 
 
-def resident() -> int:
-    """Bytes of memory that are held, not merely kept for later."""
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return psutil.Process().memory_info().rss
-
-
 @pytest.mark.vllm
 async def test_a_thousand_requests_a_third_of_them_cancelled(sampler, asked):
-    """Nothing is left in the engine, and memory does not grow."""
+    """Nothing is left in the engine."""
     rng, limit = random.Random(0), asyncio.Semaphore(32)
 
     async def one(n: int) -> bool:
@@ -418,18 +404,11 @@ async def test_a_thousand_requests_a_third_of_them_cancelled(sampler, asked):
                 work.cancel()
             return isinstance((await asyncio.gather(work, return_exceptions=True))[0], Sample)
 
-    async def many(numbers: range) -> list[bool]:
-        answered = await asyncio.gather(*map(one, numbers))
-        await sampler.idle()
-        return answered
-
-    await many(range(2000))  # until every buffer has been made
-    before = resident()
-    answered = await many(range(1000))
+    answered = await asyncio.gather(*map(one, range(1000)))
+    await sampler.idle()
     assert all(answered[n] for n in range(1000) if n % 3)
     assert sum(answered) < 950, "the test needs requests that are cancelled while they run"
     assert_empty(sampler)
-    assert resident() < 1.05 * before
 
 
 @pytest.mark.vllm
@@ -486,39 +465,3 @@ def sharded(ranks: Ranks, folder: Path) -> tuple[float, float, float]:
 def test_two_ranks_sync_from_shards(tiny_folder):
     for before, stale, after in on_ranks(2, sharded, tiny_folder):
         assert before < NEAR and after < NEAR and stale > 0.01
-
-
-DIES_AFTER_TWO_STEPS = """
-import train
-from minirl.cli.command_line import run_main
-from minirl.trainer import Trainer
-from minirl.samplers.vllm import VllmSampler
-
-updates, update, sample = [], Trainer.update, VllmSampler._sample
-
-def counted(self, *args):
-    updates.append(1)
-    return update(self, *args)
-
-def dying(self, output):
-    if len(updates) == 2:
-        raise RuntimeError("an illegal memory access was encountered")
-    return sample(self, output)
-
-Trainer.update, VllmSampler._sample = counted, dying
-run_main(train.run)
-"""
-
-
-@pytest.mark.vllm
-def test_a_run_whose_engine_dies_ends_with_one_error_and_a_checkpoint(tmp_path):
-    flags = ["--sampler", "vllm", "--name", str(tmp_path / "tiny"), *SMALL_FLAGS]
-    flags += ["--steps", "5", "--save-every", "5"]
-    command = [sys.executable, "-c", DIES_AFTER_TWO_STEPS, "tiny", *flags]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT)
-    assert out.returncode == 2, out.stderr
-    last = out.stderr.splitlines()[-1]
-    assert "the vLLM engine died: RuntimeError: an illegal memory access was encountered" in last
-    assert "--resume goes on after step 2" in last and "Traceback" not in out.stderr
-    (saved,) = checkpoints(tmp_path / "tiny/checkpoints")  # which was not due yet
-    assert json.loads((saved / "state.json").read_text())["step"] == 2

@@ -220,7 +220,7 @@ def test_a_budget_that_is_used_ends_the_run_and_the_next_one_goes_on(tmp_path, n
 
 @pytest.mark.parametrize(
     ("act", "words"),
-    [(status(401), "answered 401"), (say("{", finish="length"), "an answer was cut off: raise --tokens")],
+    [(status(401), "Error code: 401"), (say("{", finish="length"), "an answer was cut off: raise --tokens")],
 )
 def test_no_answer_ends_the_run_with_one_line(tmp_path, no_npm, capsys, act, words):
     with serve([say(Model()), act]) as server:

@@ -61,7 +61,7 @@ async def test_tasks_are_done_on_sites_that_do_what_their_machines_say(count):
         fsm = sites[name].fsm
         by_id = {action.id: action for action in fsm.actions}
         widgets = [widget_of(by_id[id], fsm) for id in {one.action_id for one in outcome.records} - {""}]
-        kinds |= {widget.face or widget.kind for widget in widgets}
+        kinds |= {widget.kind for widget in widgets}
         operations |= {one.operation.op for one in outcome.records}
     if count == 15:
         assert kinds == set(WIDGETS) - {"scroll"}, "lists are scrolled without a step of the machine"
@@ -121,7 +121,7 @@ async def test_random_walks_by_hand(sites):
     assert sum(len(task.meta["solution"]) for task in tasks) >= 19 * sites
 
 
-FAULTS = ("effect", "carry", "slider", "dead", "target", "count", "choice", "search")
+FAULTS = ("effect", "carry", "slider", "dead", "target", "choice", "search")
 
 
 def mutate(description: Json, world: World, steps: list[Step], fault: str, rng: random.Random) -> str:
@@ -130,7 +130,8 @@ def mutate(description: Json, world: World, steps: list[Step], fault: str, rng: 
     page = next(page for page in world.fsm.pages.values() if step.action_id in page.actions)
     action = next(one for one in pages[page.id]["actions"] if one["id"] == step.action_id)
     target = world.fsm.pages[action["target"]]
-    seen = [e for e in action["effects"] if e["op"] != "clear" and e["path"][0] in target.schema]
+    # a note of what was left open writes null over null
+    seen = [e for e in action["effects"] if e["source"] is None and e["path"][0] in target.schema]
     values = action["bind"]["values"] if action["bind"] else ()
     match fault:
         case "effect" if seen:
@@ -143,9 +144,6 @@ def mutate(description: Json, world: World, steps: list[Step], fault: str, rng: 
             action["preconditions"].append({"path": ["nothing"], "cond": "exists", "value": None})
         case "target" if action["is_navigation"]:
             action["target"] = rng.choice([id for id in pages if id != target.id])
-        case "count" if any(e["op"] == "inc" for e in action["effects"]):
-            for effect in action["effects"]:
-                effect["by"] = 2
         case "choice" if action["kind"] == "choice" and len(values) > 2:
             action["bind"]["values"] = [*values[1:], values[0]]
         case "search" if action["kind"] == "search":
@@ -156,12 +154,12 @@ def mutate(description: Json, world: World, steps: list[Step], fault: str, rng: 
     return f"{fault} at {step.action_id}"
 
 
-@pytest.mark.parametrize("count", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 50))])
+@pytest.mark.parametrize("count", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 50))])
 async def test_faults_are_caught(monkeypatch, count):
     """Paths that can be followed on sound sites, on the same sites with something broken."""
     rng, broken, descriptions = random.Random(1), [], {}
     sound = worlds(4 if count < 10 else 15, seed=21)
-    paths = [(world, path) for world in sound for path in ways(world, 3)]
+    paths = [(world, path) for world in sound for path in ways(world, 8)]
     while len(broken) < count:
         world, path = rng.choice(paths)
         name, fault = f"fault-{len(broken)}", FAULTS[len(broken) % len(FAULTS)]

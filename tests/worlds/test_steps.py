@@ -146,7 +146,6 @@ def test_operations_as_moves():
         return row_of(Operation(op, "#a", **more), "Go")
 
     assert move("click", box=box) == {"action": "click", "bbox": [10, 20, 30, 40], "words": "Go"}
-    assert move("open", box=box) == move("click", box=box)
     assert move("key_press", text="Enter") == {"action": "press_enter", "bbox": []}
     assert move("type_text", box=box, text="Ada") == {"action": "type_text", "bbox": [], "text": "Ada"}
     assert move("scroll", box=box, text="up") == {"action": "scroll", "bbox": [], "value": "up"}

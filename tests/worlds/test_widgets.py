@@ -8,25 +8,22 @@ from typing import Any
 import pytest
 from walking import walk
 
-from minirl.browser.pool import BrowserPool
 from minirl.config import BrowserConfig
 from minirl.worlds import render
 from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.interpreter import World, initial_state
 from minirl.worlds.looks import SKINS
-from minirl.worlds.render import SiteServer
 from minirl.worlds.replay import Replay, replay_sites
 from minirl.worlds.search import Step
-from minirl.worlds.widgets import action, condition, control, effect, gui_steps, widget_of
+from minirl.worlds.widgets import action, control, gui_steps, widget_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Json = dict[str, Any]
 CONFIG = BrowserConfig(browsers=1, episodes=2, width=1280, height=720)
 CHOICES = ["choice", "select", "radio", "tabs", "upload", "autocomplete", "drop"]
-TEXTS = {"field": "some words", "textarea": "a longer text", "password": "secret"}
-KINDS = [*CHOICES, *TEXTS, "date", "checkbox", "confirm", "window"]
-VALUES, DAYS = ["alpha", "beta", "gamma", "delta"], ["2026-05-03", "2026-06-09"]
+KINDS = [*CHOICES, "field", "date", "checkbox"]
+VALUES, DAYS, WORDS = ["alpha", "beta", "gamma", "delta"], ["2026-05-03", "2026-06-09"], "some words"
 THINGS = tuple(
     {"id": f"thing-{n}", "title": f"Thing {n}", "shape": "ring", "fill": "#4a7fc1"} for n in range(20)
 )
@@ -43,30 +40,27 @@ def world_of(name: str, fields: list[str], actions: list[Json], before: Any = ()
 
 
 def site(name: str, *kinds: str, **style: Any) -> World:
-    """A page with these widgets, of which only a link to a new window leaves it."""
+    """A page with these widgets."""
     actions = []
     for kind in kinds:
-        offered = [TEXTS[kind]] if kind in TEXTS else DAYS if kind == "date" else VALUES
-        element = f"#it-{kind}" if kind != "checkbox" else "#it-checkbox"
-        used = control(kind, element, kind, offered)
-        effects = [] if "bind" in used or kind == "checkbox" else [effect("set", kind, value=True)]
-        to = "END" if kind == "window" else ""
-        actions.append(action(kind, "START", used, to, effects=effects))
+        offered = {"field": [WORDS], "date": DAYS}.get(kind, VALUES)
+        used = control(kind, f"#it-{kind}", kind, offered)
+        actions.append(action(kind, "START", used))
     return world_of(name, list(kinds), actions, **style)
 
 
 def step(kind: str) -> Step:
-    value = TEXTS.get(kind) or (DAYS[1] if kind == "date" else "gamma")
+    value = {"field": WORDS, "date": DAYS[1]}.get(kind, "gamma")
     used = site("any", kind).fsm.pages["START"].actions[kind]
     return Step(kind, {used.bind.param: value} if used.bind else {})
 
 
-def shelf(paging: str, scrolls: bool = False) -> World:
-    """A list of twenty things, shown by eight."""
+def shelf(page_size: int, scrolls: bool = False) -> World:
+    """A list of twenty things, of which so many are shown at a time."""
     bind = {"param": "thing", "collection": "things"}
     actions = [action("OPEN", "START", control("row", "#list .thing", "it", bind), "END")]
     actions += [action("SCROLL", "START", control("scroll", "#list", "seen", bind))] * scrolls
-    return world_of(f"list-{paging}", ["it", "seen"], actions, paging={"kind": paging, "size": 8})
+    return world_of(f"list-{page_size}", ["it", "seen"], actions, page_size=page_size)
 
 
 async def acted_out(*paths: tuple[World, list[Step]]) -> list[Replay]:
@@ -81,24 +75,22 @@ async def test_every_widget_does_what_its_machine_says(skins):
     sites = [site(f"all-{skin}", *KINDS, skin=skin) for skin in skins]
     used = sites[0].fsm.pages["START"].actions
     found = {kind: widget_of(used[kind], sites[0].fsm) for kind in KINDS}
-    assert [one.face or one.kind for one in found.values()] == KINDS
+    assert [one.kind for one in found.values()] == KINDS
     for result in await acted_out(*((world, [step(kind) for kind in KINDS]) for world in sites)):
         assert result.reason == "" and {one.action_id for one in result.records} == {*KINDS}
 
 
 def break_widget(used: Json, kind: str) -> None:
-    """Seed a fault that belongs to this widget alone: another value, no effect, or another page."""
+    """Seed a fault that belongs to this widget alone: another value, or no effect."""
     if kind in CHOICES:
         used["bind"]["values"] = [*VALUES[1:], VALUES[0]]
     elif kind == "date":
         used["bind"]["values"] = [DAYS[0], "2026-06-10"]
-    elif kind == "window":
-        used["target"] = "START"
     else:
         used["effects"][0]["path"] = ["another"]
 
 
-@pytest.mark.parametrize("kinds", [["drop", "confirm"], pytest.param(KINDS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kinds", [["drop"], pytest.param(KINDS, marks=pytest.mark.slow)])
 async def test_every_widgets_fault_is_caught(kinds, monkeypatch):
     broken = {kind: site(f"broken-{kind}", kind) for kind in kinds}
     descriptions = {}
@@ -110,40 +102,21 @@ async def test_every_widgets_fault_is_caught(kinds, monkeypatch):
     assert [kind for kind, result in zip(broken, results, strict=True) if not result.reason] == []
 
 
-@pytest.mark.parametrize("paging", ["pages", pytest.param("all", marks=pytest.mark.slow)])
-async def test_a_row_of_a_long_list_is_reached(paging, monkeypatch):
-    world = shelf(paging)
+@pytest.mark.parametrize("page_size", [8, pytest.param(0, marks=pytest.mark.slow)])
+async def test_a_row_of_a_long_list_is_reached(page_size, monkeypatch):
+    world = shelf(page_size)
     step = Step("OPEN", {"thing": "thing-17"})
-    assert len(gui_steps(world, initial_state(world.fsm), step)) == {"all": 1, "pages": 2}[paging]
+    assert len(gui_steps(world, initial_state(world.fsm), step)) == (2 if page_size else 1)
     (result,) = await acted_out((world, [step]))
     assert result.reason == ""
-    if paging == "pages":  # as a control: without turning pages there is no such row
+    if page_size:  # as a control: without turning pages there is no such row
         monkeypatch.setattr("minirl.worlds.widgets._turns", lambda *given: [])
         (result,) = await acted_out((world, [step]))
         assert "no element" in result.reason
 
 
 async def test_what_scrolls_is_never_shown_in_parts():
-    world = shelf("pages", scrolls=True)
+    world = shelf(8, scrolls=True)
     steps = [Step("SCROLL", {"thing": "thing-9"}), Step("OPEN", {"thing": "thing-9"})]
     (result,) = await acted_out((world, steps))
     assert result.reason == ""
-
-
-async def test_a_button_that_is_pressed_too_early_says_what_is_missing():
-    used = action("TYPE", "START", control("field", "#it", "it", ["words"]))
-    goes = action("GO", "START", control("button", "#go"), "END", [condition("it", "length_gt", 0)])
-    begin = action("BEGIN", "END", control("button", "#begin"), "START")
-    world = world_of("complains", ["it"], [used, goes], [begin], complains=True)
-    with SiteServer([world]) as server:
-        async with BrowserPool(CONFIG, server.sites, sealed=True) as pool, pool.session() as session:
-            await session.start("http://complains.test/")
-            page = session.page
-            await page.click("#begin")
-            await page.click("#go")
-            assert await page.locator(".error").inner_text() == "This is still missing."
-            assert (await render.read_state(page)).page == "START"
-            await page.fill("#it", "words")
-            assert await page.locator(".error").count() == 0
-            await page.click("#go")
-            assert (await render.read_state(page)).page == "END"

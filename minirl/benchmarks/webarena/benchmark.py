@@ -1,6 +1,6 @@
 """WebArena's tasks in an experiment: what they need, how their episodes begin, and their scores.
 
-WebAgent-R1, section 4.1, whose scores are WebArena-Lite's. Deviations:
+WebAgent-R1, section 3.1 and appendix A, whose scores are WebArena-Lite's. Deviations:
 
 1. Nothing from a task is run as Python.
 2. In place of a fixed pause of 3 s a page has that long to show what is expected.

@@ -1,6 +1,6 @@
 """Getting WebArena's sites ready: logins before an episode, and a reset of all sites between runs.
 
-WebAgent-R1, section 4.1. Deviation: each episode has its own login, of all its sites.
+WebAgent-R1, section 3.1 and appendix A. Deviation: each episode has its own login, of all its sites.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Facts for the rules of a task, read from a page, from the shop's server or from a language model.
 
 Everything here answers in time or raises NoVerdict, and no answer is run as Python: scripts run in the page,
-and a model reads data behind a fence. WebAgent-R1, section 4.1. Deviations:
+and a model reads data behind a fence. WebAgent-R1, section 3.1 and appendix A. Deviations:
 
 1. The questions to the model and the limits of length are our own.
 2. Of the model's replies "not correct" is a no, and one that is no verdict gives no score.

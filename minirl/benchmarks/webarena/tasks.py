@@ -2,8 +2,8 @@
 
     record --webarena_task--> Task;   its goal --read--> Rules
 
-WebAgent-R1, section 4.1, and the public formats. Addresses come from WebArena's own variables (SITES;
-SHOPPING_ADMIN ends in /admin). Without them records can be read, but not run. Deviations:
+WebAgent-R1, section 3.1 and appendix A, and the public formats. Addresses come from WebArena's own variables
+(SITES; SHOPPING_ADMIN ends in /admin). Without them records can be read, but not run. Deviations:
 
 1. A record is checked when it is read, not when an episode is judged.
 2. A `must_include` that is a string is one phrase, where the released evaluator takes its letters one by one
