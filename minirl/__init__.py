@@ -7,3 +7,5 @@ import os
 # on the same cores, up to 15 times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# oneDNN keeps its programs by shape, and rows have ever new lengths: 1,024 of them took half a GB.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")

@@ -40,13 +40,14 @@ class AgentConfig:
     prompt: Annotated[Path | None, arg(name="prompt", prefix_name=False)] = None
     """A file with the system prompt; `{tools}` in it becomes the tools' schemas. By default our own."""
     screenshots: Positive = 1  # how many of the newest screenshots stay in the prompt
-    feedback: bool = True  # tell what each call did; without, only what failed or could not be read
+    feedback: bool = True
+    """Tell what each call did. Without, a visual agent learns what could not be read, others what failed."""
     answers: Literal["thinking", "action", "webrl"] = "thinking"
     """The text agent's: `<think>` and `<answer>`, the action alone, or that in WebRL's form of a prompt."""
     reasoning: bool = True  # keep past turns' reasoning in the prompt; without, only their calls
     response_tokens: int = 1024
     context_tokens: int = 32768  # of the longest prompt with its response
-    format_errors: int = 3  # this many unparsable responses in a row end the episode
+    format_errors: int = 3  # this many unparsable responses in a row end the episode; 0: they do not
     repeats: int = 0  # this many equal responses in a row end the episode; 0: they do not
 
 
@@ -72,6 +73,9 @@ class SamplerConfig:
     """vllm in process; hf: transformers; auto: vllm on CUDA, else hf; remote: --endpoint.url (eval.py)."""
     temperature: Annotated[float, Gt(0)] = 1.0  # of training; its episodes use no top-p and no top-k
     gpu_memory: Share = 0.5  # share of each GPU's memory that vLLM has while episodes run
+    points: Literal["picture", "processor"] = "picture"
+    """What the pixels of a served AutoWebWorld agent's points are of: the screenshot itself, or the size that
+    --model.path's processor gives it, as Qwen2.5-VL's and UI-TARS' are."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ class TaskConfig:
     train: str = "shops:600-899"
     """Generated shops by number, with an order in each; a folder of sites; or a JSONL file of tasks."""
     heldout: str = "shops:90001-90064"  # the same, for evaluation; with @serif behind it in another typeface
+    train_goals: Annotated[int, Ge(0)] = 0  # only so many of the training tasks, the first; 0: all
     demo_goals: int = 100  # how many of the training goals are demonstrated
     short: int = 0  # in shops: demonstrate goals of at most so many conditions, practise longer ones; 0: all
     demo_long: Share = 0.08  # of the demonstrations that are of longer goals nevertheless

@@ -8,9 +8,11 @@ of a picture or the axes of a position (time, height, width).
 """
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import io
+import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,11 +34,18 @@ from minirl.types import Tokenizer
 CPU = torch.device("cpu")
 VISION_TOKENS = (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, "<|video_pad|>")
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}  # or transformers asks whether to run a folder's own
-CACHE_BYTES = 2**28  # of pictures that each rank keeps: 256 MB
+CACHE_BYTES = 2**27  # of pictures that each rank keeps: 128 MB
 WINDOW = 1280 * 1000  # pixels, of the largest screenshots that recipes ask for
 MIN_ROWS = 64  # of a matrix product by oneDNN; below, the call itself costs more
 Grid = tuple[int, int, int]  # a picture's patches: frames, rows, columns
 Picture = tuple[Tensor, Grid]  # patches (P, channels * frames * patch^2), and their grid
+
+
+def release_memory() -> None:
+    """Give freed memory back to the machine. Tensors of many sizes leave holes between what is kept, and
+    glibc holds on to these until it is asked."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def request_seed(*parts: object) -> int:

@@ -45,7 +45,7 @@ def tiny() -> Config:
         sampler=SamplerConfig(temperature=1.0),
         rollout=RolloutConfig(group=8, groups=16, max_steps=(5, 4, 6)),
         optim=OptimConfig(lr=2e-4, decay=True),
-        batch=BatchConfig(epochs=3, minibatch_turns=128, micro_tokens=8192),
+        batch=BatchConfig(epochs=3, minibatch_turns=128, micro_tokens=4096),
         sft=SftConfig(lr=5e-4, epochs=1000, max_steps=60, batch=32, held_back=0.2),
         eval=EvalConfig(max_steps=6, response_tokens=96),
         judge=JudgeConfig(input="brief"),
@@ -68,7 +68,6 @@ def tiny_text() -> Config:
         reward=RewardConfig(format_error=0.0),
         loss=LossConfig(std_eps=1e-4),
         optim=replace(config.optim, lr=3e-4),
-        batch=replace(config.batch, micro_tokens=4096),
         eval=EvalConfig(max_steps=10, temperature=1.0, top_p=0.9, top_k=0, response_tokens=48),
     )
 

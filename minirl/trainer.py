@@ -24,7 +24,7 @@ from minirl import rows as per_turn
 from minirl.config import Config, SftConfig
 from minirl.distributed import Ranks, full_tensor
 from minirl.loss import likelihood_loss, policy_loss, truncated_correction
-from minirl.model import Preprocessor, compute_dtype
+from minirl.model import Preprocessor, compute_dtype, release_memory
 from minirl.policy import Policy, copy_weights, make_policy
 from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatches, weighted
 from minirl.types import ImageStore
@@ -209,6 +209,7 @@ class Trainer:
             if self.bad_steps >= MAX_BAD_STEPS:
                 raise ValueError(f"{MAX_BAD_STEPS} updates in a row had no finite gradient; lower --optim.lr")
         self.optimizer.zero_grad(set_to_none=True)  # rollouts have their memory
+        release_memory()
         return totals
 
     def _backward(self, batch: Batch, cloning: bool) -> Metrics:

@@ -26,11 +26,11 @@ FLAGS = """
 --browser.browsers --browser.connect --browser.episodes --browser.width --browser.height
 --browser.action-seconds --browser.episode-seconds --browser.quiet-ms --browser.private --browser.allow
 --browser.deny --browser.host-rate
---sampler.kind --sampler.temperature --sampler.gpu-memory
+--sampler.kind --sampler.temperature --sampler.gpu-memory --sampler.points
 --endpoint.url --endpoint.model --endpoint.key --endpoint.seconds --endpoint.price
 --judge.url --judge.model --judge.key --judge.seconds --judge.price --judge.path --judge.input
 --judge.prompt --judge.response-tokens
---task.train --task.heldout --task.demo-goals --task.short --task.demo-long --task.reward
+--task.train --task.heldout --task.demo-goals --task.train-goals --task.short --task.demo-long --task.reward
 --task.reset
 --rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.dump-all
 --reward.by --reward.invalid --reward.format --reward.after --reward.format-error --reward.partial
@@ -254,7 +254,10 @@ AT_LEAST, ABOVE, BELOW = "should be greater than or equal to", "should be greate
         ("--agent.answers webrl", "--agent.answers webrl needs --agent.kind text"),
         ("--rollout.max-steps 5 0 6", f"--rollout.max-steps: Input {AT_LEAST} 1"),
         ("--batch.micro-tokens 1000", "--batch.micro-tokens must be at least --agent.context-tokens"),
-        ("--sampler.gpu-memory 1.5", f"--sampler.gpu-memory: Input {BELOW} 1"),
+        (
+            "--sampler.gpu-memory 1.5",
+            f"--sampler.gpu-memory: Input {BELOW} 1",
+        ),
         ("--loss.method filtered-bc", "learns from a fixed batch: add --rollout.no-dynamic"),
         ("--loss.method awr --loss.kl 0.1", "--loss.method awr has neither --loss.kl nor --loss.old"),
         ("--loss.method awr --loss.old recompute", "--loss.method awr has neither --loss.kl nor"),

@@ -33,7 +33,8 @@ class Protocol:
     max_steps: int
     aborted: Literal["fail", "leave out"] = "fail"
     sites: tuple[str, ...] = ()  # only tasks of these; () is all
-    average: Literal["micro", "macro"] = "micro"  # every episode weighs the same, or every site
+    average: Literal["micro", "macro", "kinds"] = "micro"
+    """Every episode weighs the same; or every site; or every kind, as ScreenSpot's text and icon."""
     after: Literal["done", "any"] = "done"  # the endings that can be a success, as `reward.after`
     response_tokens: int = 4096
     context_tokens: int = 32768

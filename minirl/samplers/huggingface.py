@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
 
-from minirl.model import Preprocessor, encode, padded_inputs
+from minirl.model import Preprocessor, encode, padded_inputs, release_memory
 from minirl.types import Request, Sample, SamplerError
 
 
@@ -65,7 +65,8 @@ class HfSampler:
         while self.pump is not None and not self.pump.done():
             await asyncio.wait([self.pump])
 
-    def sleep(self) -> None: ...  # the weights are the trainer's own, or small
+    def sleep(self) -> None:
+        release_memory()  # the weights are the trainer's own, or small
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         parameters = dict(self.model.named_parameters())
