@@ -27,4 +27,5 @@ def test_a_broken_task_file_is_named_with_its_line(tmp_path, ended, eval_script)
     good = '{"id": "a", "instruction": "x", "start_url": "http://elsewhere.test/"}'
     broken.write_text(good + '\n{"id": "b", "instruction": "x"}\n')
     code, said = ended(eval_script, "tiny", "--task.heldout", str(broken), "--model.path", str(tmp_path))
-    assert code == 2 and said == f"eval.py: {broken}, line 2: start_url: Field required\n"
+    assert code == 2 and said.count("\n") == 1
+    assert said.startswith(f"eval.py: {broken}, line 2: start_url: Field required")
