@@ -6,7 +6,7 @@
 OpenWebRL, section 5 and appendices A.6 (table 8) and B; AutoWebWorld, sections 5.1, 5.2.2 and 5.5;
 WebAgent-R1, section 3.1 and its released evaluation: protocols.toml has their figures. As in OpenWebRL
 blocked pages are aborted: an episode that failed before one ends as `blocked`. How the paper tells them is
-not stated; here it is by what the last page is like (minirl/browser/blocked.js), never by what the agent says.
+not stated; here it is by what the last page is like (minirl/browser/blocked.js), never by the agent's words.
 """
 
 import tomllib
