@@ -72,7 +72,10 @@ def test_an_episode_is_a_row():
     task = Task("a", "", "https://b.test/x", meta={"site": "B", "difficulty": 0})
     t = Trajectory(task, 4, turns=(own, own, served), success=True, seconds=2.5, dollars=0.5)
     t = replace(t, verdict=Verdict(True, "It is there."))
-    assert result_of(t) == Result("a", Stop.DONE, True, 4, "B", "0", 3, 26, cost=0.5, reason="It is there.")
+    row = Result("a", Stop.DONE, True, 4, "B", "0", 3, 26, length=520, cost=0.5, reason="It is there.")
+    assert result_of(t) == row
+    own_ids = result_of(replace(t, turns=(served, own)))
+    assert own_ids.length == 3 + 2 + 3, "of the last turn, which holds what came before"
     bare = replace(t, task=Task("a", "", "https://b.test/x", goal={"page": "DONE"}), turns=())
     row = result_of(replace(bare, stop=Stop.INFRA_ERROR, error="Traceback:\nRuntimeError: why\n"))
     assert (row.site, row.difficulty, row.reason) == ("b.test", "", "RuntimeError: why")
@@ -140,6 +143,14 @@ def test_what_is_written_is_read_back(tmp_path):
     assert back.results == sorted(results, key=lambda r: (r.task, r.seed))
     assert back.evaluation == replace(EVALUATION, config={"model": {"path": "m"}, "betas": [0.9, 0.98]})
     assert back.evaluation.versions.keys() >= {"python", "torch", "playwright"}
+
+
+def test_a_file_without_lengths_is_read(tmp_path):
+    """Files of earlier versions have none."""
+    path = tmp_path / "results.json"
+    write_results(path, EVALUATION, RESULTS)
+    path.write_text(path.read_text().replace('   "length": 0,\n', ""))
+    assert "length" not in path.read_text() and len(read_results(path).results) == len(RESULTS)
 
 
 @pytest.mark.parametrize(
