@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,7 +97,7 @@ class Endpoint:
         )
         self.close = self.client.close
 
-    async def ask(self, messages: Sequence[Message], max_tokens: int, **sampling: float | int) -> Reply:
+    async def ask(self, messages: Sequence[Message], max_tokens: int, **sampling: float) -> Reply:
         """Return the model's answer; `sampling` is temperature, top_p, top_k and seed, without those that
         the model does not take. EndpointError if there is no answer."""
         limit = "max_completion_tokens" if REASONS.search(self.config.model) else "max_tokens"
@@ -114,33 +114,27 @@ class Endpoint:
                 self.usage["failed"] += 1
                 raise
 
-    async def _send(self, request: dict[str, Any], sampling: Mapping[str, float | int]) -> str:
+    async def _send(self, request: dict[str, Any], sampling: dict[str, float]) -> str:
+        """Return the body of an answer. A request whose error names parameters is sent again without them."""
         import openai
 
         config = self.config
+        taken = {name: value for name, value in sampling.items() if name not in self.refused}
         create = self.client.chat.completions.with_raw_response.create
         try:
             # the library's time limit is one for silence; an answer may also drip
             async with asyncio.timeout(2 * (1 + RETRIES) * config.seconds):
-                while True:
-                    taken = {name: value for name, value in sampling.items() if name not in self.refused}
-                    try:
-                        response = await create(**request, extra_body=taken)  # `create` knows no top_k
-                        return response.text
-                    except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-                        self._leave_out(taken, error)
+                response = await create(**request, extra_body=taken)  # `create` itself knows no top_k
+            return response.text
         except (openai.OpenAIError, TimeoutError) as error:
-            problem = f"{config.url} ({config.model}) gave no answer: {first_line(error)}"
-            raise EndpointError(problem) from None
-
-    def _leave_out(self, names: Iterable[str], error: Exception) -> None:
-        """Remember which of these parameters the model has refused. Raises the error if it names none."""
-        named = {name for name in names if re.search(rf"\b{name}\b", str(error))}
-        if not named:
-            raise error
+            named = {name for name in taken if re.search(rf"\b{name}\b", str(error))}
+            if not named:
+                problem = f"{config.url} ({config.model}) gave no answer: {first_line(error)}"
+                raise EndpointError(problem) from None
         if named - self.refused:
-            say(f"{self.config.model} does not take {', '.join(sorted(named))}: asked without, from now on")
+            say(f"{config.model} does not take {', '.join(sorted(named))}: asked without, from now on")
         self.refused |= named
+        return await self._send(request, sampling)
 
     def _read(self, body: str) -> Reply:
         """Return the answer in a body, and charge for it. A server is free to send anything."""
