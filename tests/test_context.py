@@ -126,22 +126,6 @@ def test_every_prompt_is_the_chat_template_of_the_conversation_so_far(preprocess
     assert shared == sorted(shared) and shared[-1] > shared[0]  # the prefix grew
 
 
-def test_the_second_prompt_word_by_word(preprocessor, play):
-    """Without keeping the first screenshot; 6 pads for the second."""
-    text = preprocessor.tokenizer.decode(play(keep=1).prompts[1].ids)
-    assert text == (
-        "<|im_start|>system\nUse the browser.<|im_end|>\n"
-        "<|im_start|>user\n<user_request>\nchoose mug\n</user_request>\n\n"
-        "<observation>\nTab 0\n</observation><|im_end|>\n"
-        '<|im_start|>assistant\n<think>\nlook 0.\n</think>\n<tool_call>\n{"name": "go_back"}\n</tool_call>'
-        "<|im_end|>\n"
-        "<|im_start|>user\n<tool_response>\ndid 1\nok\n\n<observation>\nTab 1\n"
-        "screenshot:\n<|vision_start|>" + 6 * "<|image_pad|>" + "<|vision_end|>\n"
-        "</observation>\n</tool_response><|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n"
-    )
-
-
 def test_the_newest_head_is_shared_only_where_nothing_follows_that_is_dropped(preprocessor, play):
     """With one screenshot kept the prefix reaches up to it; with two, up to the older one's message."""
     decode = preprocessor.tokenizer.decode

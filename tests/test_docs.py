@@ -22,6 +22,7 @@ from minirl.worlds import __main__ as worlds
 
 ROOT = Path(__file__).parent.parent
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS.remove(ROOT / "docs" / "reproduce.md")  # tests/test_reproduce.py has its commands run
 COMMAND = re.compile(r"python ((?:train|eval|sft|judge)\.py|-m (?:minirl|examples)(?:\.\w+)?)\b")
 
 
