@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from minirl.agents.openwebrl import read_call
-from minirl.agents.openwebrl_actions import act, observe
+from minirl.agents.openwebrl import act, read_call
+from minirl.agents.openwebrl_actions import observe
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 

@@ -26,6 +26,7 @@ from minirl.browser.session import Session
 from minirl.config import AgentConfig, BrowserConfig, Config, RewardConfig
 from minirl.model import Preprocessor
 from minirl.recipes import tiny
+from minirl.rewards import needs_verdict
 from minirl.rollout import RolloutWorker, TaskStream
 from minirl.rows import collate, turn_rows
 from minirl.run_folder import Run
@@ -147,6 +148,30 @@ async def test_calls_run_in_order_up_to_the_first_failure_and_to_done(play):
     )
     assert (t.stop, t.answer, t.success, t.reward) == (Stop.DONE, "it is done", True, 1.0)
     assert len(t.turns) == 2 and t.final_state == {"asked": True} and t.final_image
+
+
+FLY = '{"name": "fly", "arguments": {}}'
+BESIDE = '{"name": "click", "arguments": {"point_2d": [1200, 3]}}'
+
+
+async def test_a_call_that_cannot_be_run_is_feedback_and_the_response_in_format(play):
+    """Calls before it have run, later ones have not; three such responses do not end the episode."""
+    bad = (saying(WAIT, FLY, WAIT), saying(BESIDE), saying('{"name": "done", "arguments": {}}'))
+    async with play(*bad, saying(DONE)) as (worker, _, task):
+        t = await episode(worker, task)
+    async with play(*bad) as (worker, _, task):
+        short = await episode(worker, task, max_steps=4)
+    assert short.stop is Stop.MAX_STEPS
+    assert t.turns[0].feedback[0] == "Succeed: waited 0 seconds."
+    assert (
+        t.turns[0].feedback[1].startswith("Failed: `fly` execution failed: there is no such tool; the tools")
+    )
+    assert t.turns[0].feedback[2] == "`wait` not executed."
+    reason = "point_2d.0: Input should be less than or equal to 1000."
+    assert t.turns[1].feedback == (f"Failed: `click` execution failed: {reason}",)
+    assert t.turns[2].feedback == ("Failed: `done` execution failed: response: Field required.",)
+    assert [turn.parsed.error for turn in t.turns] == [None] * 4
+    assert (t.stop, t.answer, t.reward) == (Stop.DONE, "it is done", 1.0) and needs_verdict(t, "every")
 
 
 async def test_feedback_and_past_reasoning_can_be_kept_from_the_model(play):
