@@ -6,8 +6,6 @@
 Each request takes the next act; the last one stays. `server.requests` are the JSON bodies it was sent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

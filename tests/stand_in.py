@@ -7,8 +7,6 @@ The shop, its administration, the forum, the code host and the map share one `Wo
 change. Whoever logs in has a cookie; forms write to the world; the shop answers its administrator in JSON.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

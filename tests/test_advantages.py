@@ -1,7 +1,5 @@
 """What a group makes of its rewards: numbers worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The recipes' numbers, as the papers state them, and what a user is told about a wrong flag."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Episodes in a real Chromium, with a sampler that says what it is told."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Positions against transformers' own, and the policy's log-probs against the plain formula."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

@@ -1,7 +1,5 @@
 """The prefix tree computes what one row per turn computes: log-probs and every gradient, to 1e-5."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Who gets which reward."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

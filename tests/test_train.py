@@ -1,7 +1,5 @@
 """The front doors as a user runs them: train, resume, interrupt, replay, and what they leave on disk."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

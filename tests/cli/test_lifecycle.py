@@ -1,7 +1,5 @@
 """Where a run starts, is evaluated, saves and ends: with parts that only note what is asked of them."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace

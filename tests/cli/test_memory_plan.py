@@ -1,7 +1,5 @@
 """The memory plan: numbers counted by hand, numbers measured in autograd, and remedies that help."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The report, opened in Chromium from disk as a person would: a made-up run with its trajectories."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator

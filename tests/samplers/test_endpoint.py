@@ -1,7 +1,5 @@
 """The client for served models, against a server that is slow, busy, broken, unwilling, or cut short."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
