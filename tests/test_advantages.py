@@ -25,9 +25,6 @@ def of(group: Group) -> tuple[float, ...]:
     return tuple(t.advantage for t in group)
 
 
-# --- groups ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("episodes", "invalid"),
     [
@@ -82,9 +79,6 @@ def test_only_unequal_rewards_teach(rewards, effective):
     assert is_effective(group_of(*rewards)) is effective
 
 
-# --- advantages ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("rewards", "eps", "expected"),
     [
@@ -129,9 +123,6 @@ def test_weights_of_imitation_by_hand(method, rewards, expected):
     other = group_of(1, 0, 0)  # of no consequence
     _, ready = assign_advantages([other, group_of(*rewards)], LossConfig(method=method))
     assert of(ready) == pytest.approx(expected, rel=1e-5)
-
-
-# --- the control -----------------------------------------------------------------------------------
 
 
 def test_shuffled_rewards_stay_in_their_group_and_move():
