@@ -73,7 +73,7 @@ class Checkpoints:
         future.result()
         self._complete(part)
         if self.ranks.is_main:
-            prune(self.folder, KEEP)
+            prune(self.folder)
 
     def _export(self, name: str, state: dict[str, Any]) -> Path:
         """Write the Hugging Face folder and the run's state; return its place, NAME.part."""
@@ -159,8 +159,8 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step_*") if path.suffix == "" and path.is_dir())
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` RL checkpoints, and leftovers of interrupted writes."""
-    surplus = checkpoints(folder)[:-keep]
+def prune(folder: Path) -> None:
+    """Delete all but the newest KEEP RL checkpoints, and leftovers of interrupted writes."""
+    surplus = checkpoints(folder)[:-KEEP]
     for path in [*surplus, *folder.glob("*.part")]:
         shutil.rmtree(path, ignore_errors=True)

@@ -34,7 +34,7 @@ FLAGS = """
 --task.reset
 --rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.dump-all
 --reward.by --reward.invalid --reward.format --reward.after --reward.format-error --reward.partial
---loss.method --loss.weighting --loss.old --loss.clip-high --loss.kl --loss.std-eps
+--loss.method --loss.weighting --loss.clip-high --loss.kl --loss.std-eps
 --optim.betas --optim.weight-decay --optim.grad-clip --optim.lr --optim.decay --optim.replicas
 --optim.offload
 --batch.epochs --batch.minibatch-turns --batch.micro-tokens --batch.layout
@@ -259,8 +259,7 @@ AT_LEAST, ABOVE, BELOW = "should be greater than or equal to", "should be greate
             f"--sampler.gpu-memory: Input {BELOW} 1",
         ),
         ("--loss.method filtered-bc", "learns from a fixed batch: add --rollout.no-dynamic"),
-        ("--loss.method awr --loss.kl 0.1", "--loss.method awr has neither --loss.kl nor --loss.old"),
-        ("--loss.method awr --loss.old recompute", "--loss.method awr has neither --loss.kl nor"),
+        ("--loss.method awr --loss.kl 0.1", "--loss.method awr has no --loss.kl"),
         ("--sft.held-back -0.1", f"--sft.held-back: Input {AT_LEAST} 0"),
         ("--sft.held-back 1", f"--sft.held-back: Input {BELOW} 1"),
         ("--loss.kl -0.1", f"--loss.kl: Input {AT_LEAST} 0"),
