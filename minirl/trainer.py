@@ -24,7 +24,7 @@ from minirl.config import Config, SftConfig
 from minirl.distributed import Ranks, full_tensor
 from minirl.loss import likelihood_loss, policy_loss
 from minirl.model import Preprocessor, compute_dtype, release_memory
-from minirl.policy import Policy, copy_weights, make_policy
+from minirl.policy import Policy, make_policy
 from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatches, weighted
 from minirl.types import ImageStore
 
@@ -75,7 +75,7 @@ class Trainer:
         if self.reference is None:
             model = self.load()
             self.reference = make_policy(model, self.preprocessor, self.config, self.ranks, train=False)
-        copy_weights(self.policy, self.reference)
+        self.reference.load_state_dict(self.policy.state_dict())
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all weights by Hugging Face name, in the computing type, gathered one at a time."""

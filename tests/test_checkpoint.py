@@ -65,7 +65,7 @@ def test_a_resumed_run_continues_as_if_never_interrupted(new_trainer, new_checkp
 def test_a_checkpoint_has_its_name_only_when_it_is_complete(new_checkpoints, groups):
     here = new_checkpoints()
     here.save("step_00001", {"step": 1})
-    assert here.saved() == {"step_00001"} and checkpoints(here.folder) == []
+    assert here.newest == "step_00001" and checkpoints(here.folder) == []
     here.save("step_00002", {"step": 2})  # completes the one before
     assert names(here.folder) == ["step_00001"]
     here.finish()
@@ -79,7 +79,7 @@ def on_some_ranks(ranks: Ranks, path: Path, folder: Path, replicas: int) -> tupl
     trainer = make_trainer(path, ranks, optim={"replicas": replicas})
     groups = make_groups(trainer.preprocessor)
     here = Checkpoints(trainer, folder)
-    step = here.resume()["step"] if here.saved() else 0
+    step = here.resume()["step"] if checkpoints(here.folder) else 0
     metrics = learn(trainer, groups, step)
     here.save(f"step_{step + 1:05d}", {"step": step + 1})
     here.finish()
