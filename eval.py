@@ -49,6 +49,9 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
         raise ValueError("there are no tasks to evaluate on: give --tasks FILE")
     experiment.tasks = replace(experiment.tasks, heldout=tasks)
     say(f"evaluating {resume.subject_of(config)} on {len(tasks)} tasks")
+    unlike = resume.unlike_run(config)
+    if unlike:
+        say(f"unlike the run: {', '.join(unlike)}")
 
     ledger = resume.open_ledger(config, tasks, experiment.run, ranks, protocol.rule)
     results = ledger.collect()

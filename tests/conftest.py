@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 # The longest first: were they last, one process would still be at them when the others have ended.
-LONG = "train replay checkpoint distributed train_text hostile render eval resume openwebrl scripts"
+LONG = "train replay checkpoint distributed train_text hostile render eval resume openwebrl"
 FIRST = [f"test_{name}.py" for name in LONG.split()]
 
 

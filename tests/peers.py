@@ -1,11 +1,15 @@
-"""Peers for tests: a rank that has none, several in processes of their own, a sampler that only listens."""
+"""Peers for tests: a rank that has none, several in processes of their own, a sampler that only listens, and
+the scripts as a person starts them."""
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +17,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from minirl.distributed import Ranks, open_ranks
+
+ROOT = Path(__file__).parents[1]
+
+
+def start(*command: str) -> subprocess.CompletedProcess[str]:
+    """`start("train.py", "tiny")`: a script, in a process of its own."""
+    env = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    argv = [sys.executable, *command]
+    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
 
 
 def alone() -> Ranks:

@@ -76,13 +76,6 @@ def test_a_masked_episode_has_no_weight_in_any_method():
     assert of(cloning) == (1.0, 0.0, 0.0)
 
 
-def test_masked_zeros_count_where_groups_are_filtered_too():
-    """As in the released code: one success beside a broken episode makes a group of unequal rewards."""
-    episodes = [episode(reward=1.0), episode(Stop.TIMEOUT, member=1)]
-    assert is_effective(make_group(episodes, "mask")) and make_group(episodes) is None
-    assert not is_effective(make_group([episode(), episode(Stop.TIMEOUT, member=1)], "mask"))
-
-
 @pytest.mark.parametrize(
     ("rewards", "effective"),
     [((0, 0, 0), False), ((1, 1), False), ((-1, -1), False), ((1, 0), True), ((0, -1, 0), True)],

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peers import on_ranks
+from peers import ROOT, on_ranks
 from safetensors.torch import load_file, save_file
 from training import distance, equal, learn, make_groups, make_trainer, picture, rows_of, weights
 from transformers import AutoModelForImageTextToText, PreTrainedModel
@@ -28,8 +28,6 @@ from minirl.distributed import Ranks
 from minirl.model import Preprocessor, load_preprocessor
 from minirl.run_folder import Run
 from minirl.types import Trajectory
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture

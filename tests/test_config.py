@@ -6,6 +6,7 @@ import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from pydantic import TypeAdapter
@@ -42,8 +43,6 @@ FLAGS = """
 --sft.max-pixels --sft.warmup --sft.held-back
 --eval.episodes --eval.max-steps --eval.temperature --eval.top-p --eval.top-k --eval.response-tokens
 """
-BUILT = ["tiny", "tiny_text", "openwebrl_4b", "openwebrl_8b", "webagent_r1_3b", "webagent_r1_8b"]
-BUILT += ["autowebworld_3b", "autowebworld_7b"]
 
 
 def parse(*argv: str) -> Config:
@@ -51,13 +50,6 @@ def parse(*argv: str) -> Config:
 
 
 # --- recipes ---------------------------------------------------------------------------------------
-
-
-def test_the_recipes_there_are_and_that_each_knows_its_name():
-    assert sorted(RECIPES) == sorted(BUILT)
-    assert next(iter(RECIPES)) == "tiny", "the one that is taken without a name"
-    for name, recipe in RECIPES.items():
-        assert recipe().recipe == name
 
 
 # What the papers' tables of hyperparameters state, or the libraries that they clone with
@@ -87,15 +79,13 @@ PAPERS = {
         rollout.group 8  rollout.groups 32  rollout.dynamic False  rollout.max_steps (1,)  steps 508
         loss.clip_high 0.2  loss.kl 0.04  loss.weighting grpo  batch.epochs 1  agent.kind autowebworld
         agent.response_tokens 256  sampler.temperature 1.0  browser.width 1280  browser.height 720
-        warm_start none  reward.after any  eval.max_steps 15""",
+        warm_start none  reward.after any  eval.max_steps 15  loss.std_eps 3.3333333333333335e-05""",
 }
 # What the other sizes have otherwise
+LLAMA = {"model.path": "meta-llama/Llama-3.1-8B-Instruct", "agent.answers": "webrl"}
 SIZES = {
     "openwebrl_8b": ("openwebrl_4b", {"model.path": "Qwen/Qwen3-VL-8B-Thinking", "optim.lr": 5e-7}),
-    "webagent_r1_8b": (
-        "webagent_r1_3b",
-        {"model.path": "meta-llama/Llama-3.1-8B-Instruct", "agent.answers": "webrl"},
-    ),
+    "webagent_r1_8b": ("webagent_r1_3b", LLAMA),
     "autowebworld_3b": ("autowebworld_7b", {"model.path": "Qwen/Qwen2.5-VL-3B-Instruct"}),
 }
 
@@ -103,10 +93,9 @@ SIZES = {
 @pytest.mark.parametrize("recipe", PAPERS)
 def test_a_recipe_has_its_papers_numbers(recipe):
     config = flatten(dataclasses.asdict(RECIPES[recipe]()))
-    for line in PAPERS[recipe].replace("\n", "  ").split("  "):
-        if line.strip():
-            name, value = line.strip().split(" ", 1)
-            assert str(config[name]) == value, name
+    for line in filter(None, map(str.strip, PAPERS[recipe].replace("\n", "  ").split("  "))):
+        name, value = line.split(" ", 1)
+        assert str(config[name]) == value, name
 
 
 @pytest.mark.parametrize("recipe", SIZES)
@@ -116,12 +105,6 @@ def test_another_size_has_but_few_numbers_of_its_own(recipe):
     assert flatten(dataclasses.asdict(RECIPES[recipe]())) == expected
 
 
-def test_autowebworld_sees_every_sample_once_and_divides_rewards_from_0_to_1():
-    config = RECIPES["autowebworld_7b"]()
-    assert config.steps == -(-16_253 // 32)
-    assert config.loss.std_eps == pytest.approx(1e-4 / 3), "there of rewards from 0 to 3"
-
-
 @pytest.mark.parametrize("recipe", ["tiny", "tiny_text"])
 def test_the_laptops_recipes_clone_with_the_optimizer_that_they_reinforce_with(recipe):
     config = RECIPES[recipe]()
@@ -129,11 +112,11 @@ def test_the_laptops_recipes_clone_with_the_optimizer_that_they_reinforce_with(r
         assert (settings.betas, settings.weight_decay, settings.grad_clip) == ((0.9, 0.98), 0.1, 1.0)
 
 
-@pytest.mark.parametrize("recipe", BUILT)
-def test_every_recipe_can_work_and_survives_json(recipe):
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_knows_its_name_can_work_and_survives_json(recipe):
     """The run folder keeps its config; a reader finds every value there again."""
     config = RECIPES[recipe]()
-    assert check(config) is config
+    assert check(config) is config and config.recipe == recipe
     data = json.loads(json.dumps(to_json(config)))
     assert TypeAdapter(Config).validate_python(data) == config
 
@@ -177,9 +160,6 @@ def test_the_run_folder_is_named_after_the_recipe_or_by_the_user():
     [
         (["openwebrl-5b"], "unknown recipe 'openwebrl-5b'; there are tiny, tiny_text, "),
         (["tiny", "--stepz", "3"], "--stepz"),
-        (["tiny", "openwebrl-4b"], "openwebrl-4b"),
-        (["tiny", "--steps", "three"], "three"),
-        (["tiny", "--loss.weighting", "ppo"], "ppo"),
         (["tiny", "--model.path", "/nowhere/model"], "--model.path /nowhere/model"),
     ],
 )
@@ -219,54 +199,41 @@ def test_help_tells_every_setting_with_its_value_and_its_meaning(capsys):
 @pytest.mark.parametrize("recipe", ["openwebrl_4b", "openwebrl-8b", "webagent-r1-3b", "webagent_r1_8b"])
 @pytest.mark.parametrize("script", [train, sft])
 def test_a_papers_recipe_does_not_train_on_the_toy_shop_unasked(script, recipe, monkeypatch):
-    class Opened(Exception):
-        pass
-
-    def opened(*_: object) -> None:
-        raise Opened
-
-    monkeypatch.setattr(script, "open_ranks", opened)
+    monkeypatch.setattr(script, "open_ranks", Mock(side_effect=ConnectionError("opened")))
     heldout = ["--task.heldout", "tasks.jsonl"]
     for flags, missing in (([], "train"), (heldout, "train"), (["--task.train=tasks.jsonl"], "heldout")):
-        with pytest.raises(
-            ValueError, match=rf"brings no tasks along: give --task.{missing} FILE \(or shops:"
-        ):
+        with pytest.raises(ValueError, match=rf"brings no tasks along: give --task.{missing} FILE \(or sho"):
             script.run([recipe, *flags])
-    for flags in (["--task.train", "shops:0-9"], ["--task.train=tasks.jsonl"]):
-        with pytest.raises(Opened):
-            script.run([recipe, *flags, *heldout])
-    with pytest.raises(Opened):
-        script.run(["tiny", "--name", "never-made"])
+    given = [[recipe, *heldout, f"--task.train={tasks}"] for tasks in ("shops:0-9", "tasks.jsonl")]
+    for argv in (*given, ["tiny", "--name", "never-made"]):
+        with pytest.raises(ConnectionError, match="opened"):
+            script.run(argv)
 
 
-COUNTS = (
-    "optim.replicas steps save-every agent.screenshots browser.browsers browser.episodes "
-    "rollout.groups batch.epochs batch.minibatch-turns sft.batch"
-)
-AT_LEAST, ABOVE, BELOW = "should be greater than or equal to", "should be greater than", "should be less than"
+COUNTS = "optim.replicas steps save-every agent.screenshots browser.browsers browser.episodes rollout.groups "
+COUNTS += "batch.epochs batch.minibatch-turns sft.batch"
 
 
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ("--rollout.group 1", f"--rollout.group: Input {AT_LEAST} 2"),
         ("--rollout.max-steps 5 4", "--rollout.max-steps: the last stage has turns alone"),
         ("--agent.answers webrl", "--agent.answers webrl needs --agent.kind text"),
-        ("--rollout.max-steps 5 0 6", f"--rollout.max-steps: Input {AT_LEAST} 1"),
         ("--batch.micro-tokens 1000", "--batch.micro-tokens must be at least --agent.context-tokens"),
-        (
-            "--sampler.gpu-memory 1.5",
-            f"--sampler.gpu-memory: Input {BELOW} 1",
-        ),
         ("--loss.method filtered-bc", "learns from a fixed batch: add --rollout.no-dynamic"),
         ("--loss.method awr --loss.kl 0.1", "--loss.method awr has no --loss.kl"),
-        ("--sft.held-back -0.1", f"--sft.held-back: Input {AT_LEAST} 0"),
-        ("--sft.held-back 1", f"--sft.held-back: Input {BELOW} 1"),
-        ("--loss.kl -0.1", f"--loss.kl: Input {AT_LEAST} 0"),
-        ("--sampler.temperature 0", f"--sampler.temperature: Input {ABOVE} 0"),
-        *((f"--{flag} 0", f"--{flag}: Input {AT_LEAST} 1") for flag in COUNTS.split()),
     ],
 )
-def test_refusals_name_the_flag(flags, problem):
+def test_combinations_that_cannot_work_are_refused(flags, problem):
     with pytest.raises(ValueError, match=problem):
         parse("tiny", *flags.split())
+
+
+BEYOND = ["rollout.group 1", "rollout.max-steps 5 0 6", "sampler.gpu-memory 1.5", "sampler.temperature 0"]
+BEYOND += ["sft.held-back -0.1", "sft.held-back 1", "loss.kl -0.1", *(f"{name} 0" for name in COUNTS.split())]
+
+
+@pytest.mark.parametrize("flag", BEYOND)
+def test_a_number_that_is_out_of_bounds_is_refused_by_its_flag(flag):
+    with pytest.raises(ValueError, match=f"--{flag.split()[0]}: Input should be "):
+        parse("tiny", *f"--{flag}".split())

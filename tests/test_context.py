@@ -126,22 +126,6 @@ def test_every_prompt_is_the_chat_template_of_the_conversation_so_far(preprocess
     assert shared == sorted(shared) and shared[-1] > shared[0]  # the prefix grew
 
 
-def test_the_second_prompt_word_by_word(preprocessor, play):
-    """Without keeping the first screenshot; 6 pads for the second."""
-    text = preprocessor.tokenizer.decode(play(keep=1).prompts[1].ids)
-    assert text == (
-        "<|im_start|>system\nUse the browser.<|im_end|>\n"
-        "<|im_start|>user\n<user_request>\nchoose mug\n</user_request>\n\n"
-        "<observation>\nTab 0\n</observation><|im_end|>\n"
-        '<|im_start|>assistant\n<think>\nlook 0.\n</think>\n<tool_call>\n{"name": "go_back"}\n</tool_call>'
-        "<|im_end|>\n"
-        "<|im_start|>user\n<tool_response>\ndid 1\nok\n\n<observation>\nTab 1\n"
-        "screenshot:\n<|vision_start|>" + 6 * "<|image_pad|>" + "<|vision_end|>\n"
-        "</observation>\n</tool_response><|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n"
-    )
-
-
 def test_the_newest_head_is_shared_only_where_nothing_follows_that_is_dropped(preprocessor, play):
     """With one screenshot kept the prefix reaches up to it; with two, up to the older one's message."""
     decode = preprocessor.tokenizer.decode
@@ -356,7 +340,7 @@ def rounds(preprocessor, new_context, **settings) -> tuple[str, list[Prompt]]:
     """Three rounds of a text agent; the last prompt as text, and all of them."""
     context, prompts = new_context("find a mug", **settings), []
     for n in range(3):
-        told = ("Click: failed, element 3 is gone.",) if n == 2 else ()
+        told = ("Failed: `Click` execution failed: element 3 is gone.",) if n == 2 else ()
         prompts.append(context.observe(Observation("", page_text=f"<html> page {n} </html>"), told))
         context.respond(tuple(preprocessor.tokenizer(f"do({n})<|im_end|>")["input_ids"]), f"do({n})")
     return preprocessor.tokenizer.decode(prompts[-1].ids), prompts
@@ -366,7 +350,10 @@ def test_rounds_as_webagent_r1_writes_them(preprocessor, new_context):
     text, prompts = rounds(preprocessor, new_context, user_message=ROUNDS.user_message)
     assert "user\nTask Instruction: find a mug\n\nRound 0\n\n** Simplified html **<|im_end|>" in text
     assert "do(0)<|im_end|>\n<|im_start|>user\nRound 1\n\n** Simplified html **<|im_end|>" in text
-    assert "Round 2\n\nClick: failed, element 3 is gone.\n\n<html> page 2 </html><|im_end|>" in text
+    assert (
+        "Round 2\n\nFailed: `Click` execution failed: element 3 is gone.\n\n<html> page 2 </html><|im_end|>"
+        in text
+    )
     assert text.count("<html>") == 1
     prefix = prompts[-1].ids[: prompts[-1].shared]
     assert all(prompt.ids[: prompt.shared] == prefix[: prompt.shared] for prompt in prompts)
@@ -384,7 +371,8 @@ def test_rounds_as_webrl_writes_them(preprocessor, new_context):
         f"<|begin_of_text|>{SYSTEM}Task Instruction: find a mug\n\n"
         f"Round 0\n\n{user}find a mug{assistant}do(0)\n\n"
         f"Round 1\n\n{user}{left_out}{assistant}do(1)\n\n"
-        f"Round 2\n\n{user}Click: failed, element 3 is gone.\n\n<html> page 2 </html>{assistant}"
+        f"Round 2\n\n{user}Failed: `Click` execution failed: element 3 is gone.\n\n"
+        f"<html> page 2 </html>{assistant}"
     )
 
 

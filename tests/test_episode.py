@@ -135,15 +135,15 @@ async def test_calls_run_in_order_up_to_the_first_failure_and_to_done(play):
     async with play(fails, ends) as (worker, _, task):
         t = await episode(worker, task)
     assert t.turns[0].feedback == (
-        "wait: waited 0 s.",
-        "switch_tab: failed, there is no tab 9; the last is 0.",
-        "click: not executed.",
-        "done: not executed.",
+        "Succeed: waited 0 seconds.",
+        "Failed: `switch_tab` execution failed: there is no tab 9; the last is 0.",
+        "`click` not executed.",
+        "`done` not executed.",
     )
     assert t.turns[1].feedback == (
-        'click: clicked div "Tip" at [760, 187.5].',
-        "done: task ended.",
-        "wait: not executed.",
+        'Succeed: `click` on <div> "Tip" at (760, 188) executed.',
+        "Succeed: task marked as done. Response: it is done",
+        "`wait` not executed.",
     )
     assert (t.stop, t.answer, t.success, t.reward) == (Stop.DONE, "it is done", True, 1.0)
     assert len(t.turns) == 2 and t.final_state == {"asked": True} and t.final_image
@@ -156,7 +156,7 @@ async def test_feedback_and_past_reasoning_can_be_kept_from_the_model(play):
     async with play(*sayings, config=config) as (worker, script, task):
         t = await episode(worker, task)
     texts = [worker.harness.preprocessor.tokenizer.decode(request.prompt.ids) for request in script.requests]
-    assert t.turns[0].feedback == ("wait: waited 0 s.",) and "waited" not in texts[-1]
+    assert t.turns[0].feedback == ("Succeed: waited 0 seconds.",) and "waited" not in texts[-1]
     assert "Error: no" not in texts[1] and "Error: no" in texts[2]
     assert "secret" not in texts[-1] and '"wait"' in texts[-1] and "secret" in t.turns[0].text
     assert [turn.response_ids for turn in t.turns] == [sample.ids for sample in script.samples]
@@ -322,8 +322,9 @@ async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
     async with play(saying(click(HANG), WAIT), saying(DONE), own=own) as (worker, _, task):
         t = await episode(worker, task)
     assert (t.stop, t.success) == (Stop.DONE, True)
-    failed = "click: failed, the browser did not finish in time. The page's script hung and was stopped."
-    assert t.turns[0].feedback == (failed, "wait: not executed.")
+    reason = "the browser did not finish in time. The page's script hung and was stopped."
+    failed = f"Failed: `click` execution failed: {reason}"
+    assert t.turns[0].feedback == (failed, "`wait` not executed.")
 
 
 @pytest.mark.parametrize("said", [DONE, WAIT])

@@ -110,20 +110,6 @@ def test_other_types_and_few_rows_are_left_to_pytorch(monkeypatch, rows, dtype, 
     assert bool(calls) == is_quick
 
 
-# The docstring's image of 2 x 2 merged patches; one of 1 x 3 at position 1, behind which text goes on at 1 +
-# 3.
-@pytest.mark.parametrize(
-    ("ids", "grids", "expected"),
-    [
-        ([1, 2, PAD, PAD, PAD, PAD, 3], [(1, 4, 4)], ["0122224", "0122334", "0123234"]),
-        ([1, PAD, PAD, PAD, 2, 3], [(1, 2, 6)], ["011145", "011145", "012345"]),
-        ([5, 5, 5], [], ["012"] * 3),
-    ],
-)
-def test_positions_by_hand(ids, grids, expected):
-    assert positions(np.array(ids), grids, PAD, merge=2).tolist() == [list(map(int, e)) for e in expected]
-
-
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), max_size=6))
 def test_where_images_start(spans):
     """Even where two images follow one another without a word between."""

@@ -138,6 +138,14 @@ def test_every_command_is_understood(paper, tmp_path, eval_script, monkeypatch, 
     assert heads["train.py"] >= 3 and heads["eval.py"] >= 3 and heads.total() >= 15, heads
 
 
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_tables_speak_of_commands_that_are_there(paper):
+    labels = set(re.findall(r"(?m)^# (\w+):", block(paper)))
+    rows = "".join(re.findall(r"(?m)^\|.*", PAPERS[paper]))
+    named = set(re.findall(r"\b[PQX]\d+\b", rows))
+    assert named and named <= labels
+
+
 def test_what_is_not_understood_is_found(tmp_path, eval_script, monkeypatch):
     for flags in (["-m", "minirl.worlds", "make", "--outt", "x"], ["eval.py", "tiny", "--protocoll", "x"]):
         with pytest.raises((ValueError, SystemExit)):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
-from training import CPU, TASK, group_of, logprobs_of
+from training import CPU, TASK, group_of
 
 from minirl.config import LossConfig
 from minirl.console import CONSOLE
-from minirl.policy import Policy
 from minirl.rows import (
     Row,
     TrajectoryRows,
@@ -176,65 +172,3 @@ def test_tensors_by_hand(preprocessor):
     assert batch.targets_N.tolist() == [15, 16, 21, 22, 23]
     assert batch.old_N.tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4, -0.5])
     assert batch.advantage_N.tolist() == [0.5, 0.5, -1.5, -1.5, -1.5]
-
-
-@pytest.fixture
-def pictures(png):
-    return {"wide": png(96, 64, 1), "high": png(32, 96, 2), "small": png(32, 32, 3)}
-
-
-def with_images(preprocessor, *images: str) -> tuple[int, ...]:
-    """Ids of a prompt that shows the named pictures of 6, 3 and 1 pads."""
-    pads = {"wide": 6, "high": 3, "small": 1}
-    start, end = (preprocessor.tokenizer.convert_tokens_to_ids(f"<|vision_{w}|>") for w in ("start", "end"))
-    ids: tuple[int, ...] = (1, 40, 41)
-    for image in images:
-        ids += (start, *[preprocessor.pad] * pads[image], end, 42)
-    return ids
-
-
-@pytest.fixture
-def picture_rows(preprocessor) -> list[Row]:
-    """Five rows of different lengths with zero to two pictures."""
-    rows = []
-    for n, images in enumerate([("wide",), (), ("small", "high"), ("high", "wide"), ("wide",)]):
-        prompt = with_images(preprocessor, *images)
-        response = tuple(range(50 + n, 53 + 3 * n)) + (2,)
-        rows.append(Row(prompt + response, len(prompt), images, (-1.0,) * len(response), 0.0))
-    return rows
-
-
-@pytest.fixture
-def scored(preprocessor, model, pictures):
-    """`scored(rows)`: the log-probs of rows that go through the model together."""
-
-    def score(rows: list[Row]) -> dict[Row, torch.Tensor]:
-        logprobs_N = logprobs_of(Policy(model, preprocessor, 0.8), rows, preprocessor, pictures)
-        return dict(zip(rows, logprobs_N.split([row.length for row in rows]), strict=True))
-
-    return score
-
-
-def test_padding_and_company_do_not_change_log_probs(preprocessor, scored, pictures, picture_rows):
-    """Each row alone, all together, and in micro-batches: the same numbers."""
-    together = scored(picture_rows)
-    assert collate(picture_rows, preprocessor, pictures, CPU).inputs["attention_mask"].min() == 0
-    parts = [scored(part.rows) for part in micro_batches(picture_rows, tokens=40)]
-    assert 1 < len(parts) < 5
-    for row in picture_rows:
-        alone = scored([row])[row]
-        (in_part,) = (part[row] for part in parts if row in part)
-        torch.testing.assert_close(together[row], alone, atol=1e-5, rtol=0)
-        torch.testing.assert_close(in_part, alone, atol=1e-5, rtol=0)
-
-
-def test_the_pictures_matter_and_go_to_their_own_rows(scored, pictures, picture_rows):
-    """The control of the test above: another picture gives other numbers, in its row only."""
-    out, wide = io.BytesIO(), Image.open(io.BytesIO(pictures["wide"])).convert("RGB")
-    ImageOps.invert(wide).save(out, "PNG")
-    pictures["other"] = out.getvalue()
-    first, last = picture_rows[0], picture_rows[4]  # both show "wide"
-    changed = replace(last, images=("other",))
-    before, after = scored([first, last]), scored([first, changed])
-    torch.testing.assert_close(before[first], after[first], atol=1e-5, rtol=0)
-    assert (before[last] - after[changed]).abs().max() > 1e-3

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_scripts import ROOT, start
+from peers import ROOT, start
 
 import sft
 import train as script

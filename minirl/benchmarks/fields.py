@@ -27,7 +27,8 @@ def read(model: type[R], record: Any) -> R:
     except ValidationError as error:
         fault = error.errors()[0]
     place = ".".join(str(key) for key in fault["loc"])
-    raise ValueError(f"{place}: {fault['msg']}, not {fault['input']!r:.80}")
+    reason = fault["msg"].removeprefix("Value error, ")  # pydantic's beginning of a message of ours
+    raise ValueError(f"{place}: {reason}, not {fault['input']!r:.80}")
 
 
 def _number_as_text(value: Any) -> Any:

@@ -3,10 +3,10 @@
     NAME-official          the benchmark's own judge; every task counts, an aborted one as a failure
     NAME-without-aborted   greedy sampling and GPT-4.1 as the judge; aborted episodes are left out
 
-OpenWebRL, section 5 and appendices A.6 (table 8) and B; AutoWebWorld, section 5.1; WebAgent-R1, section 3.1
-and its released evaluation: protocols.toml has their figures. As in OpenWebRL blocked pages are aborted: an
-episode that failed before one ends as `blocked`. How the paper tells them is not stated; here it is by what
-the last page is like (minirl/browser/blocked.js), never by what the agent says.
+OpenWebRL, section 5 and appendices A.6 (table 8) and B; AutoWebWorld, sections 5.1, 5.2.2 and 5.5;
+WebAgent-R1, section 3.1 and its released evaluation: protocols.toml has their figures. As in OpenWebRL
+blocked pages are aborted: an episode that failed before one ends as `blocked`. How the paper tells them is
+not stated; here it is by what the last page is like (minirl/browser/blocked.js), never by the agent's words.
 """
 
 import tomllib
@@ -37,8 +37,7 @@ class Protocol:
     """Every episode weighs the same; or every site; or every kind, as ScreenSpot's text and icon."""
     after: Literal["done", "any"] = "done"  # the endings that can be a success, as `reward.after`
     response_tokens: int = 4096
-    context_tokens: int = 32768
-    screenshots: int = 1  # the newest, in the agent's prompt
+    format_errors: int | None = None  # as `agent.format_errors`; None: the run's
     browsers: int = 16  # at once
     request_seconds: float = 120.0  # of one response of the agent
     episode_seconds: float = 600.0
@@ -49,8 +48,9 @@ class Protocol:
         fate = "a failure" if self.aborted == "fail" else "left out"
         who = "that the agent ended with done" if self.after == "done" else "that was not aborted"
         rule = f"An aborted episode ({aborted}) is {fate}; only one {who} can succeed."
-        if self.average == "macro":
-            rule += " The rate is the mean of the rates of all sites that have an episode left."
+        if self.average != "micro":
+            groups = "sites" if self.average == "macro" else "kinds"
+            rule += f" The rate is the mean of the rates of all {groups} that have an episode left."
         return rule
 
     def counts(self, stop: Stop) -> bool:
@@ -97,18 +97,19 @@ def protocol_of(name: str) -> Protocol:
 
 
 def apply(protocol: Protocol, config: Config) -> Config:
-    """Return the config under a protocol. A judge that it names stays, and a text agent's screenshots."""
+    """Return the config under a protocol. A judge that it names stays, and the agent but for its sampling,
+    its limits of a response and of turns, and `format_errors`: it sees what it was trained to see."""
     judge = {name: getattr(protocol.judge, name) for name in JUDGE}
     if config.judge.model or config.judge.path:
         judge["model"] = config.judge.model
-    context = protocol.context_tokens
-    screenshots = protocol.screenshots or config.agent.screenshots
+    agent = config.agent
+    if protocol.format_errors is not None:
+        agent = replace(agent, format_errors=protocol.format_errors)
     limits = asdict(protocol.sampling)
     limits |= {"response_tokens": protocol.response_tokens, "max_steps": protocol.max_steps}
     return replace(
         config,
-        agent=replace(config.agent, context_tokens=context, screenshots=screenshots),
-        batch=replace(config.batch, micro_tokens=context),  # without effect, but must hold the context
+        agent=agent,
         browser=replace(config.browser, episodes=protocol.browsers, episode_seconds=protocol.episode_seconds),
         endpoint=replace(config.endpoint, seconds=protocol.request_seconds),
         eval=replace(config.eval, **limits),

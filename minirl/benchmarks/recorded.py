@@ -186,11 +186,10 @@ class RecordedBenchmark(JudgedBenchmark):
     @asynccontextmanager
     async def session(self, harness: Harness, task: Task) -> AsyncIterator[Any]:
         """Open a step's picture, a RecordedPage."""
-        images = harness.preprocessor.images
-        assert images is not None, "the agent has checked that the model can see"
+        agent: Any = harness.agent  # AutoWebWorld's, which alone takes recorded steps
         picture = await asyncio.to_thread(picture_path(task).read_bytes)
         width, height = task.meta["size"]
-        model_width, model_height = images.resized(width, height)
+        model_width, model_height = agent.resized(width, height)
         scale = (width / model_width, height / model_height)
         opening = "<think>" if harness.preprocessor.chat.opens_think else ""
         yield RecordedPage(task.start_url, picture, scale, opening)

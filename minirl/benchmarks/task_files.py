@@ -37,21 +37,24 @@ class OwnTask(Record):
 
 
 def load_tasks(path: Path, any_goal: bool = False) -> list[Task]:
-    """Return a file's tasks. With `any_goal` goals of an unknown form pass, for a reward of the user's own.
-    ValueError names the file, the line or record, the field and its fault."""
+    """Return the tasks of a file, or of all files that a name with `*` matches. With `any_goal` goals of an
+    unknown form pass, for a reward of the user's own. ValueError names the file, the line or record, the
+    field and its fault."""
+    files = sorted(path.parent.glob(path.name)) if "*" in path.name else [path]
     tasks: dict[str, Task] = {}
-    for place, record in file_records(path):
-        try:
-            if isinstance(record, dict) and "img_filename" in record:
-                number = place.split()[-1]
-                task = recorded_task(record, path.parent, f"{path.stem}-{number}")
-            else:
-                task = parse_task(record, any_goal)
-            if task.id in tasks:
-                raise ValueError(f"the id {task.id!r} occurs twice")
-        except ValueError as problem:
-            raise ValueError(f"{path}, {place}: {problem}") from None
-        tasks[task.id] = task
+    for file in files:
+        for place, record in file_records(file):
+            try:
+                if isinstance(record, dict) and "img_filename" in record:
+                    number = place.split()[-1]
+                    task = recorded_task(record, file.parent, f"{file.stem}-{number}")
+                else:
+                    task = parse_task(record, any_goal)
+                if task.id in tasks:
+                    raise ValueError(f"the id {task.id!r} occurs twice")
+            except ValueError as problem:
+                raise ValueError(f"{file}, {place}: {problem}") from None
+            tasks[task.id] = task
     if not tasks:
         raise ValueError(f"task file {path} holds no tasks")
     return list(tasks.values())

@@ -62,6 +62,7 @@ def make_task_sets(config: Config) -> TaskSets:
         if not train:
             raise ValueError(f"--eval-every leaves no task of {settings.train} to train on: add tasks to it")
 
+    train = train[: settings.train_goals or None]
     demos = train[: settings.demo_goals]
     if in_shops and settings.short:
         train, demos = split_by_length(train, settings)

@@ -197,7 +197,7 @@ def test_very_long_responses():
 
 
 def test_feedback_is_one_line_with_its_head_and_its_tail():
-    assert shorten(" clicked\n button \t'a'. ") == "clicked button 'a'." and FEEDBACK_CHARS == 512
+    assert shorten(" on\n <button> \t'a'. ") == "on <button> 'a'." and FEEDBACK_CHARS == 512
     assert shorten("a" * 512) == "a" * 512
     # 70% of the 507 characters that the dots leave: 354 from the head, 153 from the tail
     assert shorten("a" * 400 + "b" * 400) == "a" * 354 + " ... " + "b" * 153

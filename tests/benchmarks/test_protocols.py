@@ -16,14 +16,14 @@ from minirl.types import GRADED, Sampling, Stop, Task
 
 FARA = Path(__file__).parents[1] / "data" / "webvoyager" / "fara_595.jsonl"
 WITHOUT = protocol_of("webvoyager-without-aborted")
-WEBVOYAGER, ONLINE_MIND2WEB, DEEPSHOP, WEBARENA_LITE, *_AUTOWEBWORLD = PROTOCOLS[::2]
-AUTOWEBWORLD, AUTOWEBWORLD_MIND2WEB, AUTOWEBWORLD_SITES = _AUTOWEBWORLD
+WEBVOYAGER, ONLINE_MIND2WEB, DEEPSHOP, WEBARENA_LITE, *_OTHERS = PROTOCOLS[::2]
+AUTOWEBWORLD, AUTOWEBWORLD_MIND2WEB, AUTOWEBWORLD_SITES, SCREENSPOT_V2, SCREENSPOT_PRO = _OTHERS
 
 
 def test_every_benchmark_has_two_protocols():
     names = [p.name for p in PROTOCOLS]
     benchmarks = ["webvoyager", "online-mind2web", "deepshop", "webarena-lite", "autowebworld"]
-    benchmarks += ["autowebworld-mind2web", "autowebworld-sites"]
+    benchmarks += ["autowebworld-mind2web", "autowebworld-sites", "screenspot-v2", "screenspot-pro"]
     assert names == [f"{b}-{kind}" for b in benchmarks for kind in ("official", "without-aborted")]
     assert [protocol_of(name) for name in names] == list(PROTOCOLS)
     with pytest.raises(ValueError, match="no protocol 'webvoyager'; there are webvoyager-official, "):
@@ -45,9 +45,9 @@ def test_openwebrls_table_8(protocol, model, rubric):
     judge = without.judge
     assert (judge.model, judge.input) == ("gpt-4.1", "openwebrl")
     for p in (protocol, without):
-        assert (p.max_steps, p.response_tokens, p.context_tokens) == (30, 4096, 32768)
+        assert (p.max_steps, p.response_tokens, p.format_errors) == (30, 4096, None)
         assert (p.browsers, p.request_seconds, p.judge.seconds, p.episode_seconds) == (16, 120, 120, 600)
-        assert (p.screenshots, p.average) == (1, "micro")
+        assert p.average == "micro"
     assert (protocol.aborted, without.aborted) == ("fail", "leave out")
 
 
@@ -88,6 +88,17 @@ def test_a_machine_judges_autowebworlds_own_sites_under_both_protocols():
     assert AUTOWEBWORLD_SITES.select(tasks) == tasks
 
 
+def test_screenspot_is_greedy_and_pro_the_mean_of_its_kinds():
+    """Table 4's overall rates are by samples, table 5's are means of icon and text."""
+    for protocol in (SCREENSPOT_V2, SCREENSPOT_PRO):
+        assert protocol.sampling == Sampling(0.0, 1.0, 1) and protocol.judge.model == ""
+        assert (protocol.max_steps, protocol.response_tokens, protocol.after) == (1, 256, "any")
+    assert (SCREENSPOT_V2.average, SCREENSPOT_PRO.average) == ("micro", "kinds")
+    samples = {290: 73.45, 211: 50.71, 194: 73.20, 140: 38.57, 234: 63.68, 203: 60.10}  # V2's, by cell
+    assert round(sum(n * rate for n, rate in samples.items()) / 1272, 2) == 61.87
+    assert abs((8.8 + 46.1) / 2 - 27.5) < 0.051, "604 icons and 977 texts would give 31.9"
+
+
 def test_rules_name_what_is_aborted_and_what_is_averaged():
     aborted = "timeout, sampler_error, env_error, site_error, blocked, infra_error"
     aborted += ", judge_error, cancelled"
@@ -95,38 +106,43 @@ def test_rules_name_what_is_aborted_and_what_is_averaged():
     assert WEBVOYAGER.rule == f"An aborted episode ({aborted}) is a failure; {done}"
     assert WITHOUT.rule == f"An aborted episode ({aborted}) is left out; {done}"
     assert "only one that was not aborted can succeed" in WEBARENA_LITE.rule
+    means = {"macro": "sites", "kinds": "kinds"}
     for p in PROTOCOLS:
-        over_sites = p.rule.endswith(
-            " The rate is the mean of the rates of all sites that have an episode left."
-        )
-        assert aborted in p.rule and over_sites is (p.average == "macro")
+        mean = f" The rate is the mean of the rates of all {means.get(p.average)} that have an episode left."
+        assert aborted in p.rule and p.rule.endswith(mean if p.average in means else "can succeed.")
+
+
+ANY = {
+    "webarena-lite",
+    "screenspot-v2",
+    "screenspot-pro",
+}  # beside AutoWebWorld's: the turn limit is judged, too
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda p: p.name)
 def test_a_protocol_is_applied_to_a_config(protocol):
+    """But for sampling and limits the agent stays as it was trained, with two screenshots here."""
     recipe = openwebrl_4b()
+    trained = replace(recipe.agent, screenshots=2, feedback=False, context_tokens=9000)
+    recipe = replace(recipe, agent=trained)
     config = apply(protocol, recipe)
     how, usual = config.eval, protocol.sampling
     assert (how.temperature, how.top_p, how.top_k) == (usual.temperature, usual.top_p, usual.top_k)
     assert (how.max_steps, how.response_tokens) == (protocol.max_steps, protocol.response_tokens)
-    assert config.agent.context_tokens == config.batch.micro_tokens == protocol.context_tokens
-    assert config.agent.screenshots == (protocol.screenshots or recipe.agent.screenshots)
     assert (config.browser.episodes, config.browser.episode_seconds) == (16, 600)
     assert config.endpoint.seconds == 120
     assert all(getattr(config.judge, name) == getattr(protocol.judge, name) for name in JUDGE)
     assert config.judge.response_tokens >= 16_000 or config.judge.model not in ("o4-mini", "gemini-3-flash")
-    assert config.reward.after == protocol.after == ("any" if "webarena" in protocol.name else "done")
+    of_autowebworld = protocol.name.startswith("autowebworld")
+    assert config.agent == replace(trained, format_errors=0 if of_autowebworld else 3)
+    can = of_autowebworld or protocol.benchmark in ANY
+    assert config.reward.after == protocol.after == ("any" if can else "done")
     check(config)
-    changed = {"endpoint", "judge", "eval", "reward"}
-    context, screenshots = recipe.agent.context_tokens, recipe.agent.screenshots
-    browser = {name: getattr(recipe.browser, name) for name in ("episode_seconds", "episodes")}
-    undone = replace(
-        config,
-        **{name: getattr(recipe, name) for name in changed},
-        agent=replace(config.agent, context_tokens=context, screenshots=screenshots),
-        batch=replace(config.batch, micro_tokens=recipe.batch.micro_tokens),
-        browser=replace(config.browser, **browser),
+    changed = ("agent", "endpoint", "judge", "eval", "reward")
+    browser = replace(
+        config.browser, episode_seconds=recipe.browser.episode_seconds, episodes=recipe.browser.episodes
     )
+    undone = replace(config, browser=browser, **{name: getattr(recipe, name) for name in changed})
     assert undone == recipe, "the rest is as it was"
 
 
@@ -146,5 +162,5 @@ def test_where_the_judge_is_served_and_which_model_a_config_names_stay():
 def test_which_endings_count_and_which_can_succeed(protocol, stop):
     by_agent = stop in (Stop.DONE, Stop.MAX_STEPS, Stop.FORMAT_ERROR, Stop.REPEATED, Stop.LENGTH)
     assert protocol.counts(stop) is (protocol.aborted == "fail" or by_agent)
-    can = by_agent if protocol.benchmark == "webarena-lite" else stop is Stop.DONE
+    can = by_agent if protocol.after == "any" else stop is Stop.DONE
     assert (stop in GRADED[protocol.after]) is can

@@ -17,6 +17,7 @@ from workers import make_worker
 
 from minirl.advantages import assign_advantages, make_group
 from minirl.agents.autowebworld import ACTIONS
+from minirl.benchmarks.protocols import apply, protocol_of
 from minirl.benchmarks.recorded import RecordedBenchmark, RecordedPage, demonstrations, in_box, rewards
 from minirl.benchmarks.task_files import load_tasks
 from minirl.config import Config
@@ -114,15 +115,16 @@ def test_a_broken_record_is_named_by_file_and_number(tmp_path, png, row, problem
 
 
 class Script:
-    """A sampler that says one of some texts, by the request's seed, and keeps the prompts."""
+    """A sampler that says one of some texts, by the request's seed, and keeps the requests."""
 
     failure = ""
 
     def __init__(self, preprocessor, *sayings: str, seconds: float = 0):
-        self.preprocessor, self.sayings, self.seconds, self.prompts = preprocessor, sayings, seconds, []
+        self.preprocessor, self.sayings, self.seconds = preprocessor, sayings, seconds
+        self.requests: list[Request] = []
 
     async def generate(self, request: Request) -> Sample:
-        self.prompts.append(request.prompt)
+        self.requests.append(request)
         await asyncio.sleep(self.seconds)
         _, ids = self.preprocessor.render_response(self.sayings[request.seed % len(self.sayings)])
         most = request.max_tokens
@@ -185,6 +187,30 @@ async def test_of_screenspot_only_the_point_of_a_click_counts(seeing, tmp_path, 
     assert done.success == (said == "so " + RIGHT) and len(done.turns) == 1
 
 
+async def test_screenspots_files_are_evaluated_under_their_protocol(seeing, tmp_path, png):
+    """Greedily, from a name with `*`; of another agent the pixels may be the pictures' own."""
+    row = {"bbox": [20, 10, 40, 20], "data_type": "icon", "data_source": "ios"}
+    write_steps(tmp_path, png, [row]).rename(tmp_path / "screenspot_mobile_v2.json")
+    write_steps(tmp_path, png, [row, row]).rename(tmp_path / "screenspot_web_v2.json")
+    protocol = protocol_of("screenspot-v2-official")
+    tasks = protocol.select(load_tasks(tmp_path / "screenspot_*_v2.json"))
+    assert [task.id for task in tasks] == [
+        f"screenspot_{of}_v2-{n}" for of, n in (("mobile", 1), ("web", 1), ("web", 2))
+    ]
+    script = Script(seeing, RIGHT)
+    config = apply(protocol, config_of())
+    worker = make_worker(config, seeing, script, None, Run(tmp_path / "run").images, RecordedBenchmark())
+    finished = []
+    places = [(task, 0) for task in tasks]
+    await worker.evaluate(places, "eval", config.eval.max_steps, lambda n: None, finished.append)
+    assert [(one.success, one.stop) for one in finished] == [(True, Stop.MAX_STEPS)] * 3
+    assert {(asked.sampling, asked.max_tokens) for asked in script.requests} == {(Sampling(0.0, 1.0, 1), 256)}
+    script.sayings = (RIGHT.replace("35", "55"),)  # in the box if it is not scaled
+    assert not (await worker.episode(tasks[0], 0, worker.policy(Sampling(), 256, "x"), 1)).success
+    worker.harness.agent.resized = lambda width, height: (width, height)
+    assert (await worker.episode(tasks[0], 0, worker.policy(Sampling(), 256, "x"), 1)).success
+
+
 async def test_the_advantages_are_those_of_the_released_sum(seeing, tmp_path, png):
     """(r - mean) / (std + 1e-4) of rewards from 0 to 3."""
     sayings = (RIGHT, "nothing", "so " + RIGHT, RIGHT.replace("click", "hover"))
@@ -217,7 +243,7 @@ async def test_a_recorded_steps_prompt_is_the_one_that_the_agent_would_have_ther
         live.respond(seeing.render_response(said)[1], said)
     picture = (tmp_path / "0.png").read_bytes()
     expected = live.observe(await agent.observe(RecordedPage("http://a.test/", picture, (1, 1), "")))
-    assert script.prompts[0] == expected
+    assert script.requests[0].prompt == expected
     text = seeing.tokenizer.decode(expected.ids)
     assert first in text and second in text and text.count("Go.") == 1 and text.count("<|vision_start|>") == 1
 

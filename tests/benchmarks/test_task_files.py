@@ -17,7 +17,7 @@ from minirl.run_folder import save_tasks
 from minirl.types import Task
 
 GOOD = '{"id": "a", "instruction": "buy", "start_url": "http://shop.test/"}'
-NO_GOAL = "goal: a goal names a page, conditions or an answer"
+NO_GOAL = "goal: Value error, a goal names a page, conditions or an answer"
 
 
 def with_field(field: str) -> str:

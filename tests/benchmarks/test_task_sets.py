@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from recorded import write_steps
 
 from minirl.benchmarks.own_reward import OwnReward
+from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.task_sets import choose_benchmarks, make_task_sets
 from minirl.cli import lifecycle
 from minirl.config import EvalConfig, TaskConfig
@@ -112,6 +114,21 @@ def test_a_share_of_a_file_is_set_aside_with_all_that_shares_its_goals(tmp_path)
     save_tasks(tmp_path / "train.jsonl", tasks[:1])
     with pytest.raises(ValueError, match="--eval-every leaves no task of .* to train on"):
         make_task_sets(config)
+
+
+@pytest.mark.parametrize(("goals", "length"), [(8, 8), (0, 20), (50, 20)])
+def test_so_many_training_tasks_count_the_first(tmp_path, png, goals, length):
+    """Of recorded steps as of shops; what --eval-every measures on is set aside before, the same for any."""
+    steps = write_steps(tmp_path, png, [{"action": "wait"}] * 20)
+    every = load_tasks(steps)
+    config = replace(tiny(), task=TaskConfig(str(steps), "", train_goals=goals))
+    sets = make_task_sets(config)
+    assert sets.train == sets.demos == every[:length]
+    aside = make_task_sets(replace(config, eval_every=5))
+    rest = [task for task in every if task not in aside.validation]
+    assert len(aside.validation) == 2 and aside.train == rest[:length]
+    in_shops = make_task_sets(replace(config, task=TaskConfig("shops:0-9", "", train_goals=goals))).train
+    assert shops(in_shops) == {f"shop-{n}" for n in range(min(length, 10))}
 
 
 async def test_evaluations_between_steps_leave_the_held_out_tasks_alone(monkeypatch):

@@ -150,7 +150,7 @@ def test_the_same_responses_are_cloned_from_turns_and_from_conversations(name, h
     first, second = (prompt for prompt, _ in rows)
     assert [prompt.count("<|image_pad|>") for prompt in (first, second)] == [1, 1]
     assert "You are in a browser." not in first and given_by.agent.system in first
-    assert expected[0] in second and "clicked the link 'Visit'" in second and "screenshot:\n\n" not in second
+    assert expected[0] in second and '`click` on <a> "Visit" at' in second and "screenshot:\n\n" not in second
 
 
 def changed(record: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:

@@ -40,7 +40,9 @@ def turn(name: str = "click", image: str = "", feedback: str = "", **arguments: 
 
 
 def episode(*turns: Turn, answer: str = "Ordered.", **fields: object) -> Trajectory:
-    last = turn("done", image="last", feedback="done: task ended.", response=answer)
+    last = turn(
+        "done", image="last", feedback=f"Succeed: task marked as done. Response: {answer}", response=answer
+    )
     return Trajectory(TASK, 0, turns=(*turns, last), answer=answer, **fields)
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import shopping
-from peers import Idle
-from test_scripts import start
+from peers import Idle, start
 from workers import Scored, make_worker
 
 import judge as script

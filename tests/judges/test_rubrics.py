@@ -129,13 +129,19 @@ def test_no_text_can_forge_the_frame(input):
 
 
 def test_openwebrls_judge_sees_task_answer_actions_and_reports():
-    steps = [turn("click", f"shot{n}", f"click: clicked {n}.", point_2d=[n, 500]) for n in range(1, 5)]
+    steps = [
+        turn("click", f"shot{n}", f'Succeed: `click` on <a> "{n}" executed.', point_2d=[n, 500])
+        for n in range(1, 5)
+    ]
     (role, (system,)), (user, parts) = shown(episode(*steps, answer="Two mugs."))
     assert (role, user) == ("system", "user") and system.endswith("SUCCESS\nNOT SUCCESS")
     text = parts[0]
     assert "Task:\n> Order 2 red mugs\n" in text and "final answer:\n> Two mugs.\n" in text
-    assert '> Step 2: click({"point_2d": [2, 500]}) -> click: clicked 2.\n' in text
-    assert '> Step 5: done({"response": "Two mugs."}) -> done: task ended.\n' in text
+    assert '> Step 2: click({"point_2d": [2, 500]}) -> Succeed: `click` on <a> "2" executed.\n' in text
+    assert (
+        '> Step 5: done({"response": "Two mugs."}) -> Succeed: task marked as done. Response: Two mugs.\n'
+        in text
+    )
     assert "because" not in text and "why" not in text, "the agent's reasoning is not shown"
     assert 'begins with "> "' in text and "alone on the last line" in parts[-1]
 
@@ -183,8 +189,8 @@ def test_long_texts_and_histories_lose_their_middle(input, limit):
 def test_a_brief_question_has_a_line_for_each_step_and_no_calls():
     done = shopping.episode(shopping.tasks(1)[0], image="a")
     system, (_, (words, *pictures)) = shown(done, "brief")
-    assert pictures == [PNGS.get("a")] and "point_2d" not in words and len(words) < 600
-    assert len(system[1][0]) < 150 and "> 2: click: clicked button" in words
+    assert pictures == [PNGS.get("a")] and "point_2d" not in words and len(words) < 900
+    assert len(system[1][0]) < 150 and "> 2: Succeed: `click` on <button>" in words
     long = replace(done, turns=(done.turns[0],) * 60)
     words = shown(long, "brief")[1][1][0]
     assert len(words) < 2300 and "characters left out]" in words, "a long history is cut"

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 from endpoint_server import refuse, say, serve
-from peers import alone
+from peers import alone, start
 from shopping import SHOP, tasks
-from test_scripts import start
 from workers import make_worker
 
 import sft

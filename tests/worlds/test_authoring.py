@@ -177,9 +177,7 @@ def test_records_and_menus_are_checked_too(tmp_path, data, words):
 def test_only_sources_below_the_project_are_written():
     good = "src/App.vue src/pages/HOME.vue src/a-b/c/d_e.js style.md todo.md src/styles.css"
     bad = "../x.vue src/../x.vue /src/x.vue src//x.vue src/.env src/x.ts src/x.html x.js vite.config.js"
-    bad += (
-        " package.json .npmrc src/main.js src/machine.js src/a/../main.js node_modules/vue/a.js src\\x.js"
-    )
+    bad += " package.json .npmrc src/main.js src/machine.js src/a/../main.js node_modules/vue/a.js src\\x.js"
     assert all(THEIRS.fullmatch(path) for path in good.split())
     assert not any(THEIRS.fullmatch(path) for path in [*bad.split(), "src/x.vue\n"])
 
