@@ -131,7 +131,7 @@ class RewardConfig:
     invalid: Literal["drop", "mask"] = "drop"  # crashed, unjudged episodes: drop, or count as 0
     format: Literal["every", "last"] = "every"
     """Which responses must be in the format for a judged episode to earn anything (last: released code)."""
-    after: Literal["done", "any"] = "done"  # endings that rules may call a success; any: the turn limit, too
+    after: Literal["done", "any"] = "done"  # endings that may be a success; any: the turn limit, too
     format_error: float = -1.0  # the reward of an episode that failed by unparsable responses
     partial: Annotated[float, Ge(0), Lt(1)] = 0.0
     """On generated sites, times the share of a goal's conditions that hold: what a failure is worth. Groups

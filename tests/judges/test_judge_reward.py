@@ -133,6 +133,26 @@ async def test_the_gates_of_the_reward_are_not_those_of_an_evaluation(rollouts):
     assert sorted(made.judge.asked) == [0, 1] and all(t.success for t in evaluated)
 
 
+@pytest.mark.parametrize(("after", "asked"), [("done", []), ("any", [0])])
+async def test_an_evaluated_episode_at_its_turn_limit_is_judged_once_if_any_ending_is_graded(
+    rollouts, after, asked
+):
+    """As AutoWebWorld's at its 15th turn, which has no answer; a group of training asks nobody."""
+    open_task = replace(TASK, goal={})
+    limited = replace(
+        shopping.episode(TASK, 0), task=open_task, success=False, answer="", stop=Stop.MAX_STEPS
+    )
+    reward = replace(BY_JUDGE.reward, after=after)
+    config = replace(BY_JUDGE, reward=reward, rollout=replace(tiny().rollout, group=2))
+    judge = Lenient()
+    made = rollouts(config, judge, limited, replace(limited, member=1))
+    assert not any(trajectory.success for trajectory in await made.group(open_task, 0, 0, 5))
+    assert judge.asked == []
+    evaluated = await made.episode(open_task, 0, None, 5)
+    assert judge.asked == asked
+    assert (evaluated.success, evaluated.reward, evaluated.stop) == (bool(asked), len(asked), Stop.MAX_STEPS)
+
+
 def test_reward_by_judge_needs_a_judge():
     with pytest.raises(ValueError, match="--reward.by judge needs one"):
         check(replace(tiny(), reward=RewardConfig(by="judge")))
