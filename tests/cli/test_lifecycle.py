@@ -19,12 +19,12 @@ TASK = Task("t", "Do it.", "http://shop-0.test/")
 
 
 @pytest.fixture
-def experiment() -> Mock:
+def experiment(tmp_path) -> Mock:
     """One that has no evaluation and no checkpoint behind it."""
     experiment = Mock(config=tiny(), ranks=alone(), reset_sites=AsyncMock())
     experiment.tasks = SimpleNamespace(heldout=[TASK] * 4, validation=[TASK] * 3)
     experiment.run.evals.return_value = []
-    experiment.checkpoints.saved.return_value = set()
+    experiment.checkpoints.folder, experiment.checkpoints.newest = tmp_path, ""
     experiment.checkpoints.resume.return_value = {"step": 4, "cursor": 9}
     experiment.log.evaluation.side_effect = lambda label, step, successes, n, aborted: successes / n
     return experiment
@@ -98,7 +98,7 @@ def test_an_interrupted_rank_saves_if_it_is_alone(experiment, capsys, world):
     experiment.ranks = replace(alone(), world=world)
     with pytest.raises(asyncio.CancelledError), lifecycle.saving(experiment, {"step": 3}):
         raise asyncio.CancelledError
-    whole = [call.saved(), call.save("step_00003", {"step": 3}), call.finish()]
+    whole = [call.save("step_00003", {"step": 3}), call.finish()]
     assert experiment.checkpoints.mock_calls == (whole if world == 1 else [])
     assert experiment.log.mock_calls == [call.close()]
     assert "interrupted after step 3; --resume goes on from the last checkpoint" in capsys.readouterr().out
@@ -106,7 +106,7 @@ def test_an_interrupted_rank_saves_if_it_is_alone(experiment, capsys, world):
 
 @pytest.mark.parametrize("step", [0, 3])
 def test_nothing_is_saved_before_the_first_step_and_no_step_twice(experiment, step):
-    experiment.checkpoints.saved.return_value = {"step_00003"}
+    experiment.checkpoints.newest = "step_00003"
     lifecycle.save(experiment, {"step": step})
     experiment.checkpoints.save.assert_not_called()
 
@@ -122,7 +122,8 @@ def test_nothing_is_saved_before_the_first_step_and_no_step_twice(experiment, st
 )
 async def test_where_a_run_begins(experiment, tmp_path, settings, saved, start, cloned, state):
     """As it is, cloned, from given weights, or where it was left; then held-out tasks are evaluated once."""
-    experiment.checkpoints.saved.return_value = {"step_00004"} if saved else set()
+    if saved:
+        (tmp_path / "step_00004").mkdir()
     experiment.config = replace(experiment.config, name=str(tmp_path), **settings)
     worker, warm_start = make_worker(*[ended()] * 4), AsyncMock()
     assert await lifecycle.begin(experiment, worker, warm_start) == state
