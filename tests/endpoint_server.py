@@ -44,8 +44,22 @@ def say(words: str | None | Callable[[dict[str, Any]], str], finish: str = "stop
     return act
 
 
-def status(code: int) -> Act:
-    return lambda handler, _: send(handler, json.dumps({"error": {"message": f"code {code}"}}).encode(), code)
+def status(code: int, message: str = "") -> Act:
+    answer = json.dumps({"error": {"message": message or f"code {code}"}}).encode()
+    return lambda handler, _: send(handler, answer, code)
+
+
+def takes_all_but(*names: str, code: int = 400) -> Act:
+    """A server that refuses the first of these parameters that a request has, in OpenAI's words."""
+
+    def act(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+        for name in names:
+            if name in request:
+                refusal = f"Unsupported parameter: '{name}' is not supported with this model."
+                return status(code, refusal)(handler, request)
+        return say("a mug")(handler, request)
+
+    return act
 
 
 def body(words: bytes) -> Act:

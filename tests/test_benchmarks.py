@@ -42,6 +42,7 @@ def test_all_scripts_find_what_they_import():
     "command",
     [
         ["tree.py", "--turns", "3", "--group-turns", "3", "--scale", "60", "--repeats", "1", "--enough", "0"],
+        ["minibatches.py", "--turns", "3", "--groups", "2", "--minibatch", "8"],
         ["worlds.py", "--sites", "4", "--no-browser"],
     ],
 )

@@ -111,6 +111,21 @@ def test_only_what_the_agent_ended_itself_is_judged(stop, verdict):
     assert gated == replace(trajectory, success=False, reward=GATE[stop][0])
 
 
+@pytest.mark.parametrize("stop", Stop)
+def test_where_any_ending_is_graded_an_evaluation_judges_all_that_are_the_agents_own(stop):
+    """Without a gate an empty answer is the judge's affair; training's gates refuse it before."""
+    config = RewardConfig(after="any", format_error=-0.5)
+    limited = judged(READ, READ, stop=stop, answer="")
+    assert needs_verdict(limited, "none", config) is limited.valid is GATE[stop][2]
+    assert not any(needs_verdict(limited, gates, config) for gates in ("every", "last"))
+    passed = apply_reward_gates(replace(limited, verdict=YES), "none", config)
+    assert (passed.success, passed.reward, passed.stop) == (limited.valid, float(limited.valid), stop)
+    denied = apply_reward_gates(replace(limited, verdict=NO), "none", config)
+    assert (denied.success, denied.reward) == (False, -0.5 if stop is Stop.FORMAT_ERROR else 0.0)
+    trained = apply_reward_gates(replace(limited, verdict=YES), "every", config)
+    assert (trained.success, trained.reward) == (denied.success, denied.reward)
+
+
 @pytest.mark.parametrize(
     ("verdict", "error"), [(NONE, "the judge's answer can't be used"), (None, "no judge was asked")]
 )
