@@ -1,7 +1,5 @@
 """A small site on 127.0.0.1 whose pages do to a browser what pages do: for tests, not a test itself."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

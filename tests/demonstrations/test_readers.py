@@ -1,7 +1,5 @@
 """Public demonstrations: each form is recognised, only responses are cloned, and a broken record is named."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator

@@ -12,8 +12,8 @@ from episodes import PNGS, TASK, Gone, episode, pictures_of, turn, words_of
 from minirl.benchmarks.protocols import GPT_41
 from minirl.cli.command_line import from_command_line
 from minirl.config import Input, JudgeConfig
-from minirl.judges.rubrics import RUBRICS, Question
-from minirl.types import Call, Message, Parsed, Task, Trajectory, Turn
+from minirl.judges.rubrics import RUBRICS, Question, lacks_answer
+from minirl.types import Call, Message, Parsed, Stop, Task, Trajectory, Turn
 
 JUDGED = tuple(name for name in get_args(Input) if name not in ("rules", "brief"))
 
@@ -162,6 +162,17 @@ def test_thoughts_actions_and_traces_step_by_step():
         '> Action 1: done({"response": "[response]"})\n'
         "> Report 1: [report]\n"
     ) in words_of(shown(marked(1), "trace"))
+
+
+def test_a_trace_that_ends_at_the_turn_limit_is_a_whole_question():
+    """15 turns without an answer, as AutoWebWorld's protocol has them judged."""
+    turns = tuple(step(n, Call("click", {"element": "[argument]"})) for n in range(1, 16))
+    limited = marked(turns=turns, answer="", stop=Stop.MAX_STEPS)
+    words = words_of(shown(limited, "trace"))
+    assert words.count("> Page ") == words.count("> Report ") == 15 and "> Action 15: click(" in words
+    assert words.strip().endswith("write SUCCESS or NOT SUCCESS alone on the last line.")
+    assert "final answer:\n(none)\n" in words_of(shown(limited, "openwebrl"))
+    assert not lacks_answer(limited) and lacks_answer(replace(limited, stop=Stop.DONE))
 
 
 def test_what_could_not_be_read_is_a_step_too():
