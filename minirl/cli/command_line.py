@@ -93,10 +93,13 @@ def run_async(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(cancellable())
 
 
-def run_main(main: Callable[[Sequence[str]], None]) -> None:
-    """Run the `main` of a script or a package; print a user's mistake in one line, and exit with status 2."""
+def run_main(main: Callable[[Sequence[str]], int | None]) -> None:
+    """Run the `main` of a script or a package; exit with the status that it returns, if that is none of
+    success, or print a user's mistake in one line, and exit with status 2."""
     try:
-        main(sys.argv[1:])
+        status = main(sys.argv[1:])
+        if status:
+            sys.exit(status)
     except (ValueError, OSError) as problem:
         name = Path(sys.argv[0].removesuffix("/__main__.py")).name
         print(f"{name}: {printable(str(problem))}", file=sys.stderr)
