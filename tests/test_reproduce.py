@@ -99,7 +99,7 @@ def understand(argv: Sequence[str], eval_script: ModuleType, monkeypatch: pytest
     """Read a command with its own parser. ValueError or SystemExit if it is not understood."""
     match argv:
         case ["-m", "minirl.data" | "minirl.worlds" as name, *flags]:
-            room, run = {"minirl.data": (data, data.run), "minirl.worlds": (worlds, worlds.main)}[name]
+            room, run = {"minirl.data": (data, data.run), "minirl.worlds": (worlds, worlds.run)}[name]
             verb = getattr(room, flags[0])
             with monkeypatch.context() as patch:
                 patch.setattr(room, flags[0], functools.wraps(verb)(lambda *args, **kwargs: 0))
@@ -230,7 +230,7 @@ def start(argv: Sequence[str], eval_script: ModuleType) -> int | None:
         case ["-m", "minirl.data", *flags]:
             return data.run(flags)
         case ["-m", "minirl.worlds", *flags]:
-            return worlds.main(flags)
+            return worlds.run(flags)
         case ["eval.py", *flags]:
             return eval_script.run(flags)
         case [("train.py" | "sft.py" | "judge.py") as script, *flags]:
