@@ -118,10 +118,7 @@ def understand(argv: Sequence[str], eval_script: ModuleType, monkeypatch: pytest
             tyro.cli(functools.wraps(main)(lambda *args, **kwargs: None), args=flags)
 
 
-LATER = pytest.mark.xfail(reason="AutoWebWorld's flags are on their way")
-
-
-@pytest.mark.parametrize("paper", ["OpenWebRL", "WebAgent-R1", pytest.param("AutoWebWorld", marks=LATER)])
+@pytest.mark.parametrize("paper", PAPERS)
 def test_every_command_is_understood(paper, tmp_path, eval_script, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     heads = Counter()
@@ -374,7 +371,7 @@ def models(tiny_folder, preprocessor, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.mark.more
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("paper", ["OpenWebRL", "WebAgent-R1", pytest.param("AutoWebWorld", marks=LATER)])
+@pytest.mark.parametrize("paper", PAPERS)
 def test_every_command_is_run_in_small(paper, folder, models, eval_script, monkeypatch, png, site, capsys):
     """Up to a finished episode or an update; what each took is printed with -s."""
     took: list[tuple[float, str, str]] = []
