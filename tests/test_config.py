@@ -35,7 +35,7 @@ FLAGS = """
 --task.reset
 --rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.dump-all
 --reward.by --reward.invalid --reward.format --reward.after --reward.format-error --reward.partial
---loss.method --loss.weighting --loss.old --loss.clip-high --loss.kl --loss.std-eps
+--loss.method --loss.weighting --loss.clip-high --loss.kl --loss.std-eps
 --optim.betas --optim.weight-decay --optim.grad-clip --optim.lr --optim.decay --optim.replicas
 --optim.offload
 --batch.epochs --batch.minibatch-turns --batch.micro-tokens --batch.layout
@@ -221,8 +221,7 @@ COUNTS += "batch.epochs batch.minibatch-turns sft.batch"
         ("--agent.answers webrl", "--agent.answers webrl needs --agent.kind text"),
         ("--batch.micro-tokens 1000", "--batch.micro-tokens must be at least --agent.context-tokens"),
         ("--loss.method filtered-bc", "learns from a fixed batch: add --rollout.no-dynamic"),
-        ("--loss.method awr --loss.kl 0.1", "--loss.method awr has neither --loss.kl nor --loss.old"),
-        ("--loss.method awr --loss.old recompute", "--loss.method awr has neither --loss.kl nor"),
+        ("--loss.method awr --loss.kl 0.1", "--loss.method awr has no --loss.kl"),
     ],
 )
 def test_combinations_that_cannot_work_are_refused(flags, problem):

@@ -24,13 +24,12 @@ class Checkpoints:
     """Checkpoints that are names: `told` has what was asked for."""
 
     def __init__(self, folder, *saved: str):
-        self.folder, self.told, self.names = folder, [], set(saved)
-
-    def saved(self) -> set[str]:
-        return self.names
+        self.folder, self.told, self.newest = folder, [], ""
+        for self.newest in saved:
+            (folder / self.newest).mkdir()
 
     def save(self, name: str, state: dict) -> None:
-        self.names.add(name)
+        self.newest = name
         self.told.append(f"save {name}")
 
     def finish(self) -> None:
