@@ -1,7 +1,5 @@
 """What a group makes of its rewards: numbers worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -25,9 +23,6 @@ def group_of(*rewards: float, task: Task = TASK) -> Group:
 def of(group: Group) -> tuple[float, ...]:
     """The advantages of a group's members."""
     return tuple(t.advantage for t in group)
-
-
-# --- groups ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -84,9 +79,6 @@ def test_only_unequal_rewards_teach(rewards, effective):
     assert is_effective(group_of(*rewards)) is effective
 
 
-# --- advantages ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("rewards", "eps", "expected"),
     [
@@ -130,9 +122,6 @@ def test_weights_of_imitation_by_hand(method, rewards, expected):
     other = group_of(1, 0, 0)  # of no consequence
     _, ready = assign_advantages([other, group_of(*rewards)], LossConfig(method=method))
     assert of(ready) == pytest.approx(expected, rel=1e-5)
-
-
-# --- the control -----------------------------------------------------------------------------------
 
 
 def test_shuffled_rewards_stay_in_their_group_and_move():

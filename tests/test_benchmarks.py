@@ -1,7 +1,5 @@
 """The scripts of benchmarks/: all can be imported; those for a GPU run in small on the CPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Checkpoints that survive what befalls files and processes, and fit any number of ranks."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

@@ -1,7 +1,5 @@
 """The recipes' numbers, as the papers state them, and what a user is told about a wrong flag."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import replace
@@ -47,9 +45,6 @@ FLAGS = """
 
 def parse(*argv: str) -> Config:
     return from_command_line(argv, "train.py")
-
-
-# --- recipes ---------------------------------------------------------------------------------------
 
 
 # What the papers' tables of hyperparameters state, or the libraries that they clone with
@@ -121,9 +116,6 @@ def test_every_recipe_knows_its_name_can_work_and_survives_json(recipe):
     assert TypeAdapter(Config).validate_python(data) == config
 
 
-# --- the curriculum --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("stages", "steps", "turns"),
     [
@@ -136,9 +128,6 @@ def test_the_curriculum_changes_at_the_step_where_a_stage_ends(stages, steps, tu
     config = RECIPES["tiny"]()
     config = replace(config, rollout=replace(config.rollout, max_steps=stages))
     assert [config.max_steps(step) for step in steps] == turns
-
-
-# --- the command line ------------------------------------------------------------------------------
 
 
 def test_a_flag_changes_its_value_and_nothing_else_and_a_hyphen_is_an_underscore():
@@ -191,9 +180,6 @@ def test_help_tells_every_setting_with_its_value_and_its_meaning(capsys):
     for flag in ("--loss.clip-high", "--name", "--sampler", "RL steps", "reinforcement"):
         assert flag in help, flag
     assert "--protocol" not in help, "eval.py's alone"
-
-
-# --- what can't work -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recipe", ["openwebrl_4b", "openwebrl-8b", "webagent-r1-3b", "webagent_r1_8b"])

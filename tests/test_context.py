@@ -1,7 +1,5 @@
 """The history in token ids: what stands in every prompt, and that nothing sampled is ever spelled anew."""
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Several ranks do what one does: updates, log-probs, and the sharing out of a step's tasks."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

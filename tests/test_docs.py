@@ -1,7 +1,5 @@
 """The commands in README.md and docs/*.md are understood as they stand there; small ones are run."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What is minimised, against numbers worked out by hand, the papers' formulas, and TRL's loss."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -209,7 +207,7 @@ class Result(NamedTuple):
     clipped: float  # share of the tokens
     kl: float  # mean over the tokens
 
-    def near(self, other: Result) -> bool:
+    def near(self, other: "Result") -> bool:
         values, others = ([r.loss, *r.gradient, r.clipped, r.kl] for r in (self, other))
         return values == pytest.approx(others, rel=0, abs=1e-6)
 

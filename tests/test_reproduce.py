@@ -4,8 +4,6 @@ bash reads the blocks, with `python` and `torchrun` as functions that hand their
 variables, loops and globs are its own, and mean in the test what they mean to the reader.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

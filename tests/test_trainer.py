@@ -1,7 +1,5 @@
 """Updates that do not depend on how they are cut up, and what they learn from."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The text agent's language: what is read, what is refused, and what each action does in Chromium."""
 
-from __future__ import annotations
-
 import sys
 import time
 import warnings

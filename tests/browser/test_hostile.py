@@ -1,7 +1,5 @@
 """Episodes on pages that do what live pages do: each has its feedback and its `Stop`, in real Chromium."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
