@@ -7,8 +7,10 @@
 
     checkpoint --one episode per task and seed--> trajectories --ledger--> results --tables--> you
 
-The training run is only read: evaluations gather in runs/NAME-eval. The same command goes on after an
-interruption, and tries aborted episodes again with --retry. OpenWebRL, section 5, appendices D and E.
+A run is evaluated as it was trained: its agent, browser, limits, sampling and grading hold where neither a
+protocol nor a flag says otherwise. It is only read: evaluations gather in runs/NAME-eval. The same command
+goes on after an interruption, and tries aborted episodes again with --retry. OpenWebRL, section 5, appendices
+D and E.
 """
 
 import json
@@ -49,6 +51,9 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
         raise ValueError("there are no tasks to evaluate on: give --tasks FILE")
     experiment.tasks = replace(experiment.tasks, heldout=tasks)
     say(f"evaluating {resume.subject_of(config)} on {len(tasks)} tasks")
+    unlike = resume.unlike_run(config)
+    if unlike:
+        say(f"unlike the run: {', '.join(unlike)}")
 
     ledger = resume.open_ledger(config, tasks, experiment.run, ranks, protocol.rule)
     results = ledger.collect()

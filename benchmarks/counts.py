@@ -32,6 +32,7 @@ from minirl.worlds.interpreter import World
 from minirl.worlds.render import render
 from minirl.worlds.replay import Replay, replay_sites
 from minirl.worlds.search import explore, symbolic
+from minirl.worlds.solutions import ways_of
 from minirl.worlds.steps import one_of_each
 from minirl.worlds.tasks import make_tasks
 
@@ -44,7 +45,7 @@ PAPER = {
     "acting out": ("not told", 0.0),
     "thoughts": ("Thinking, Gemini2.5-Flash", 272.17),
 }
-TRAJECTORIES, STATES = 11_663, 1000
+TRAJECTORIES = 11_663
 
 
 @dataclass
@@ -72,7 +73,8 @@ class Level:
         marks.append(time.process_time())
         render(world)
         marks.append(time.process_time())
-        self.tasks += make_tasks(world)
+        for task in make_tasks(world):
+            self.tasks += ways_of(task, world)
         marks.append(time.process_time())
         self.worlds.append(world)
         for stage, start, end in zip(PAPER, marks, marks[1:], strict=False):
@@ -125,14 +127,15 @@ def main() -> None:
         return f"${seconds * args.dollars_an_hour / 3600:.6f}"
 
     machines = [world.fsm for world in total.worlds]
-    graphs = [explore(symbolic(fsm), max_states=STATES) for fsm in machines]
+    graphs = [explore(symbolic(fsm)) for fsm in machines]
     more = "" if all(graph.is_complete for graph in graphs) else "more than "
     states = f"{more}{sum(len(graph.nodes) for graph in graphs)}"
     pages, actions = sum(len(fsm.pages) for fsm in machines), sum(len(fsm.actions) for fsm in machines)
     kept = [one for one in total.replays if not one.reason]
     share = len(kept) / len(total.replays)
     steps = mean(len(one.records) - 1 for one in kept)  # the last is the answer
-    each, distinct = sum(total.seconds.values()) / len(kept), len(one_of_each(total.tasks, 0))
+    each = sum(total.seconds.values()) / len(kept)
+    distinct = len(one_of_each(list(zip(total.tasks, total.replays, strict=True)), 0))
     counts = [len(machines), pages, states, actions, len(kept), distinct, f"{share:.1%}", f"{steps:.1f}"]
     table(
         "of, sites, pages, states, actions, trajectories, distinct, kept, mean steps, seconds, dollars each",

@@ -91,7 +91,7 @@ class Scripted:
     def prompt(self) -> Prompt:
         shown = PAGES[(self.n + self.t) % len(PAGES)] if self.shows else None
         text = f"Current tab: 0, Available tabs: http://shop-0.test/#PAGE-{self.n}-{self.t}\n"
-        feedback = (f'click: clicked button "mug {self.t}".',) if self.t else ()
+        feedback = (f'Succeed: `click` on <button> "mug {self.t}" executed.',) if self.t else ()
         return self.context.observe(Observation(text, shown), feedback)
 
     def respond(self, sample: Sample) -> None:

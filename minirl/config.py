@@ -131,7 +131,7 @@ class RewardConfig:
     invalid: Literal["drop", "mask"] = "drop"  # crashed, unjudged episodes: drop, or count as 0
     format: Literal["every", "last"] = "every"
     """Which responses must be in the format for a judged episode to earn anything (last: released code)."""
-    after: Literal["done", "any"] = "done"  # endings that rules may call a success; any: the turn limit, too
+    after: Literal["done", "any"] = "done"  # endings that may be a success; any: the turn limit, too
     format_error: float = -1.0  # the reward of an episode that failed by unparsable responses
     partial: Annotated[float, Ge(0), Lt(1)] = 0.0
     """On generated sites, times the share of a goal's conditions that hold: what a failure is worth. Groups
@@ -143,7 +143,6 @@ class LossConfig:
     method: Literal["grpo", "filtered-bc", "awr"] = "grpo"  # clipped surrogate, or minirl/loss.py's baselines
     weighting: Literal["openwebrl", "openwebrl-paper", "webagent-r1", "token-mean", "grpo"] = "openwebrl"
     """How tokens are averaged: minirl/loss.py has the formulas."""
-    old: Literal["sampler", "recompute"] = "sampler"  # whose log-probs the ratio starts from
     clip_high: float = 0.28  # ratios are clipped to 0.8 and to 1 + this
     kl: Annotated[float, Ge(0)] = 0.0  # weight of the k3 divergence from the model that RL started from
     std_eps: float = 1e-6  # added to a group's standard deviation

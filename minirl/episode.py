@@ -209,7 +209,7 @@ class Episode:
         agent, lines, ended = self.harness.agent, [], False
         for call in parsed.calls:
             if ended:
-                lines.append(f"{call.name}: not executed.")
+                lines.append(f"`{call.name}` not executed.")
                 continue
             try:
                 lines.append(await agent.act(session, call))
@@ -218,7 +218,7 @@ class Episode:
                     self.answer = str(call.arguments[argument])
                     ended = True
             except ToolFailure as failure:
-                lines.append(f"{call.name}: failed, {failure}.")
+                lines.append(f"Failed: `{call.name}` execution failed: {failure}.")
                 ended = True
         return tuple(lines)
 

@@ -166,7 +166,8 @@ class Experiment:
 
 
 def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agent:
-    """Return the agent that the config names; AutoWebWorld's speaks of its model's pixels."""
+    """Return the agent that the config names; AutoWebWorld's speaks of its model's pixels, or if that is a
+    served one, by default of the screenshot's."""
     from minirl.agents.autowebworld import AutoWebWorldAgent
     from minirl.agents.openwebrl import OpenWebRLAgent
     from minirl.agents.webagent_r1 import WebAgentR1Agent
@@ -174,10 +175,17 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
     if config.agent.kind == "autowebworld":
         if preprocessor is None or preprocessor.images is None:
             raise ValueError("this model can't see; use a vision-language model for AutoWebWorld's agent")
-        return AutoWebWorldAgent(config.agent, preprocessor.images.resized)
+        resized = preprocessor.images.resized
+        if config.sampler.kind == "remote" and config.sampler.points == "picture":
+            resized = as_it_is
+        return AutoWebWorldAgent(config.agent, resized)
     if config.agent.kind == "visual":
         return OpenWebRLAgent(config.agent)
     return WebAgentR1Agent(config.agent)
+
+
+def as_it_is(width: int, height: int) -> tuple[int, int]:
+    return width, height
 
 
 def place_model(config: Config, folder: Path, ranks: Ranks) -> ModelConfig:

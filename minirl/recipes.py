@@ -5,7 +5,9 @@ limits are OpenWebRL's (table 7) but for the first of these. Flags change single
 --loss.clip-high 0.3`). Deviations that no value of a recipe shows:
 
 1. A response may take 120 s in training too, where table 7 has 30; a slower one loses its episode.
-2. The loss covers all tokens of a response; with thoughts WebAgent-R1's code trains from `<answer>` on alone.
+2. The loss covers all tokens of a response. WebAgent-R1's paper has action tokens only (section 2.3), and its
+   code, where a response has thoughts, what begins with `<answer>`.
+3. OpenWebRL's 256 turns of an update, 128 in cloning, are whole trajectories (minirl/rows.py).
 """
 
 from collections.abc import Callable
@@ -89,7 +91,7 @@ def openwebrl_4b() -> Config:
         loss=LossConfig(weighting="openwebrl"),  # code; paper: openwebrl-paper
         optim=OptimConfig(lr=1e-6, betas=(0.9, 0.98), weight_decay=0.1, grad_clip=1.0),  # all but decay: code
         batch=BatchConfig(micro_tokens=36_864),  # SFT's longest turn: code, which cuts it
-        # lr, warm-up and these: code (Adam's are its library's); epochs and batch: paper
+        # lr, warm-up and these: code (Adam's are its library's); epochs and batch (a global one): paper, A.5
         sft=SftConfig(betas=(0.9, 0.999), weight_decay=0.0, max_pixels=512 * 512),
     )
 
@@ -147,7 +149,8 @@ def autowebworld_7b() -> Config:
         task=NO_TASKS,
         warm_start="none",  # from Qwen's own weights
         model=ModelConfig(path, max_pixels=max_pixels, gradient_checkpointing=True),
-        # responses: code; context: ours; neither paper nor code tells what an action did
+        # responses: code; context: ours; neither paper nor code tells what an action did, or ends an episode
+        # by unreadable responses: three are OpenWebRL's
         agent=AgentConfig(kind="autowebworld", feedback=False, response_tokens=256, context_tokens=16384),
         # size: code; episodes: ours, a whole step at once, which takes no browser
         browser=BrowserConfig(width=1280, height=720, episodes=256),

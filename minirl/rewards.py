@@ -3,7 +3,7 @@
 OpenWebRL, appendix A.4, is a row of gates, and the judge is asked only behind all of them:
 
     format   three unparsable responses in a row: -1; one on the way: 0 (`--reward.format last`: of the last)
-    status   anything but the agent's own `done`: 0
+    status   anything but the agent's own `done`: 0 (`--reward.after any`: in evaluations any ending counts)
     answer   `done` without an answer: 0
     judge    SUCCESS: 1, NOT SUCCESS: 0, neither: invalid
 
@@ -35,9 +35,9 @@ def reward(stop: Stop, value: float, config: RewardConfig = DEFAULT) -> float:
     return value
 
 
-def needs_verdict(trajectory: Trajectory, gates: Gates = "every") -> bool:
+def needs_verdict(trajectory: Trajectory, gates: Gates = "every", config: RewardConfig = DEFAULT) -> bool:
     """Return True if the gates before the judge are passed."""
-    if not trajectory.valid or trajectory.stop is not Stop.DONE:
+    if not trajectory.valid or trajectory.stop not in GRADED[config.after]:
         return False
     if gates == "none":
         return True
@@ -51,13 +51,14 @@ def apply_reward_gates(
 ) -> Trajectory:
     """Return a judged episode with its success and reward. Where no gate decides, a verdict that is missing
     or has no `success` makes the trajectory invalid (Stop.JUDGE_ERROR), never a failure."""
-    if not needs_verdict(trajectory, gates):
+    if not needs_verdict(trajectory, gates, config):
         return replace(trajectory, success=False, reward=reward(trajectory.stop, 0.0, config))
     verdict = trajectory.verdict
     if verdict is None or verdict.success is None:
         error = verdict.error if verdict else "no judge was asked"
         return replace(trajectory, success=False, reward=0.0, stop=Stop.JUDGE_ERROR, error=error)
-    return replace(trajectory, success=verdict.success, reward=float(verdict.success))
+    value = reward(trajectory.stop, float(verdict.success), config)
+    return replace(trajectory, success=verdict.success, reward=value)
 
 
 def mark_blocked(trajectory: Trajectory) -> Trajectory:

@@ -5,7 +5,8 @@
 All episodes of a rank (minirl/episode.py) share one asyncio loop. OpenWebRL, section 4.4. Deviations from the
 released code: groups are accepted in the order of submission, as that of completion would favour fast tasks,
 so a batch does not depend on timing, up to floating point and timeouts; tasks cut off at a step's end come
-again; cancelled episodes may take any time to end (30 s in table 7), closing their contexts 15 s.
+again; cancelled episodes may take any time to end (30 s in table 7), closing their contexts 15 s; a step
+gives up after 6 times its groups (no paper says what happens then), and updates on those that it has.
 """
 
 import asyncio
@@ -119,7 +120,7 @@ class RolloutWorker:
                 self.hosts.note(trajectory)
             rewarded = judged or (gates != "none" and config.by == "judge")
             if self.judge is not None and trajectory.valid and rewarded:
-                if needs_verdict(trajectory, gates):
+                if needs_verdict(trajectory, gates, config):
                     trajectory = replace(trajectory, verdict=await self.judge(trajectory))
                 gated = apply_reward_gates(trajectory, gates, config)
                 trajectory = gated if judged else replace(gated, success=trajectory.success)

@@ -1,8 +1,6 @@
 """Peers for tests: a rank that has none, several in processes of their own, a sampler that only listens, and
 the scripts as a person starts them."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

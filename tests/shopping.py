@@ -1,7 +1,5 @@
 """A generated shop, its parts by name, and episodes in it as a browser would have told them: for tests."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import random
@@ -52,18 +50,18 @@ def episode(task: Task, member: int = 0, image: str = "", **wrong: str) -> Traje
     chosen = wanted(task) | wrong
 
     def clicked(label: str, page: str = "") -> str:
-        where = f" Now at {task.start_url}#{page}." if page else ""
-        return f'click: clicked button "{label}" at [500, 500].{where}'
+        where = f" Page navigated to {task.start_url}#{page}." if page else ""
+        return f'Succeed: `click` on <button> type=button "{label}" at (500, 500) executed.{where}'
 
     reports = []
     for page, then in itertools.pairwise(PAGES):
         words = [chosen[field.lower()] for field in page.split("_")]
         label = SHOP.style["labels"][f"{page}_{'order' if then == 'DONE' else 'next'}"]
         reports.append((*(clicked(TITLES.get(word, word)) for word in words), clicked(label, then)))
-    reports[-1] += ("done: task ended.",)
+    reports[-1] += ("Succeed: task marked as done. Response: done",)
     turns = []
     for lines in reports:
-        names = [line.partition(":")[0] for line in lines]
+        names = ["click" if "`click`" in line else "done" for line in lines]
         arguments = {"click": {"point_2d": [500, 500]}, "done": {"response": "done"}}
         calls = tuple(Call(name, arguments[name]) for name in names)
         seen = (image,) if image else ()

@@ -1,7 +1,5 @@
 """The scripts of benchmarks/: all can be imported; those for a GPU run in small on the CPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -42,6 +40,7 @@ def test_all_scripts_find_what_they_import():
     "command",
     [
         ["tree.py", "--turns", "3", "--group-turns", "3", "--scale", "60", "--repeats", "1", "--enough", "0"],
+        ["minibatches.py", "--turns", "3", "--groups", "2", "--minibatch", "8"],
         ["worlds.py", "--sites", "4", "--no-browser"],
     ],
 )

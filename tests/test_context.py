@@ -1,7 +1,5 @@
 """The history in token ids: what stands in every prompt, and that nothing sampled is ever spelled anew."""
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import dataclass, field, replace
@@ -340,7 +338,7 @@ def rounds(preprocessor, new_context, **settings) -> tuple[str, list[Prompt]]:
     """Three rounds of a text agent; the last prompt as text, and all of them."""
     context, prompts = new_context("find a mug", **settings), []
     for n in range(3):
-        told = ("Click: failed, element 3 is gone.",) if n == 2 else ()
+        told = ("Failed: `Click` execution failed: element 3 is gone.",) if n == 2 else ()
         prompts.append(context.observe(Observation("", page_text=f"<html> page {n} </html>"), told))
         context.respond(tuple(preprocessor.tokenizer(f"do({n})<|im_end|>")["input_ids"]), f"do({n})")
     return preprocessor.tokenizer.decode(prompts[-1].ids), prompts
@@ -350,7 +348,10 @@ def test_rounds_as_webagent_r1_writes_them(preprocessor, new_context):
     text, prompts = rounds(preprocessor, new_context, user_message=ROUNDS.user_message)
     assert "user\nTask Instruction: find a mug\n\nRound 0\n\n** Simplified html **<|im_end|>" in text
     assert "do(0)<|im_end|>\n<|im_start|>user\nRound 1\n\n** Simplified html **<|im_end|>" in text
-    assert "Round 2\n\nClick: failed, element 3 is gone.\n\n<html> page 2 </html><|im_end|>" in text
+    assert (
+        "Round 2\n\nFailed: `Click` execution failed: element 3 is gone.\n\n<html> page 2 </html><|im_end|>"
+        in text
+    )
     assert text.count("<html>") == 1
     prefix = prompts[-1].ids[: prompts[-1].shared]
     assert all(prompt.ids[: prompt.shared] == prefix[: prompt.shared] for prompt in prompts)
@@ -368,7 +369,8 @@ def test_rounds_as_webrl_writes_them(preprocessor, new_context):
         f"<|begin_of_text|>{SYSTEM}Task Instruction: find a mug\n\n"
         f"Round 0\n\n{user}find a mug{assistant}do(0)\n\n"
         f"Round 1\n\n{user}{left_out}{assistant}do(1)\n\n"
-        f"Round 2\n\n{user}Click: failed, element 3 is gone.\n\n<html> page 2 </html>{assistant}"
+        f"Round 2\n\n{user}Failed: `Click` execution failed: element 3 is gone.\n\n"
+        f"<html> page 2 </html>{assistant}"
     )
 
 

@@ -1,12 +1,10 @@
 """Episodes in a real Chromium, with a sampler that says what it is told."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
 import signal
-import time
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
@@ -26,6 +24,7 @@ from minirl.browser.session import Session
 from minirl.config import AgentConfig, BrowserConfig, Config, RewardConfig
 from minirl.model import Preprocessor
 from minirl.recipes import tiny
+from minirl.rewards import needs_verdict
 from minirl.rollout import RolloutWorker, TaskStream
 from minirl.rows import collate, turn_rows
 from minirl.run_folder import Run
@@ -135,18 +134,42 @@ async def test_calls_run_in_order_up_to_the_first_failure_and_to_done(play):
     async with play(fails, ends) as (worker, _, task):
         t = await episode(worker, task)
     assert t.turns[0].feedback == (
-        "wait: waited 0 s.",
-        "switch_tab: failed, there is no tab 9; the last is 0.",
-        "click: not executed.",
-        "done: not executed.",
+        "Succeed: waited 0 seconds.",
+        "Failed: `switch_tab` execution failed: there is no tab 9; the last is 0.",
+        "`click` not executed.",
+        "`done` not executed.",
     )
     assert t.turns[1].feedback == (
-        'click: clicked div "Tip" at [760, 187.5].',
-        "done: task ended.",
-        "wait: not executed.",
+        'Succeed: `click` on <div> "Tip" at (760, 188) executed.',
+        "Succeed: task marked as done. Response: it is done",
+        "`wait` not executed.",
     )
     assert (t.stop, t.answer, t.success, t.reward) == (Stop.DONE, "it is done", True, 1.0)
     assert len(t.turns) == 2 and t.final_state == {"asked": True} and t.final_image
+
+
+FLY = '{"name": "fly", "arguments": {}}'
+BESIDE = '{"name": "click", "arguments": {"point_2d": [1200, 3]}}'
+
+
+async def test_a_call_that_cannot_be_run_is_feedback_and_the_response_in_format(play):
+    """Calls before it have run, later ones have not; three such responses do not end the episode."""
+    bad = (saying(WAIT, FLY, WAIT), saying(BESIDE), saying('{"name": "done", "arguments": {}}'))
+    async with play(*bad, saying(DONE)) as (worker, _, task):
+        t = await episode(worker, task)
+    async with play(*bad) as (worker, _, task):
+        short = await episode(worker, task, max_steps=4)
+    assert short.stop is Stop.MAX_STEPS
+    assert t.turns[0].feedback[0] == "Succeed: waited 0 seconds."
+    assert (
+        t.turns[0].feedback[1].startswith("Failed: `fly` execution failed: there is no such tool; the tools")
+    )
+    assert t.turns[0].feedback[2] == "`wait` not executed."
+    reason = "point_2d.0: Input should be less than or equal to 1000."
+    assert t.turns[1].feedback == (f"Failed: `click` execution failed: {reason}",)
+    assert t.turns[2].feedback == ("Failed: `done` execution failed: response: Field required.",)
+    assert [turn.parsed.error for turn in t.turns] == [None] * 4
+    assert (t.stop, t.answer, t.reward) == (Stop.DONE, "it is done", 1.0) and needs_verdict(t, "every")
 
 
 async def test_feedback_and_past_reasoning_can_be_kept_from_the_model(play):
@@ -156,35 +179,25 @@ async def test_feedback_and_past_reasoning_can_be_kept_from_the_model(play):
     async with play(*sayings, config=config) as (worker, script, task):
         t = await episode(worker, task)
     texts = [worker.harness.preprocessor.tokenizer.decode(request.prompt.ids) for request in script.requests]
-    assert t.turns[0].feedback == ("wait: waited 0 s.",) and "waited" not in texts[-1]
+    assert t.turns[0].feedback == ("Succeed: waited 0 seconds.",) and "waited" not in texts[-1]
     assert "Error: no" not in texts[1] and "Error: no" in texts[2]
     assert "secret" not in texts[-1] and '"wait"' in texts[-1] and "secret" in t.turns[0].text
     assert [turn.response_ids for turn in t.turns] == [sample.ids for sample in script.samples]
 
 
-async def test_the_event_loop_goes_on_while_a_screenshot_is_prepared(play, preprocessor, monkeypatch):
-    images, beats, meanwhile = preprocessor.images, [], []
+async def test_screenshots_are_prepared_beside_the_event_loop(play, preprocessor, monkeypatch):
+    images, threads = preprocessor.images, []
     plain = images.processor
 
-    def slow(**given: Any) -> Any:
-        before = len(beats)
-        time.sleep(0.5)
-        meanwhile.append(len(beats) - before)
+    def watched(**given: Any) -> Any:
+        threads.append(threading.current_thread())
         return plain(**given)
 
-    async def beat() -> None:
-        while True:
-            beats.append(1)
-            await asyncio.sleep(0.01)
-
-    monkeypatch.setattr(images, "processor", slow)
+    monkeypatch.setattr(images, "processor", watched)
     images.prepare.cache_clear()
-    async with play(saying(WAIT), saying(DONE)) as (worker, _, task):
-        ticking = asyncio.create_task(beat())
-        trajectory = await episode(worker, task)
-        ticking.cancel()
-    assert trajectory.stop == Stop.DONE
-    assert meanwhile and min(meanwhile) > 5
+    async with play(saying(DONE)) as (worker, _, task):
+        await episode(worker, task)
+    assert threads and threading.main_thread() not in threads
 
 
 async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play, monkeypatch):
@@ -322,8 +335,9 @@ async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
     async with play(saying(click(HANG), WAIT), saying(DONE), own=own) as (worker, _, task):
         t = await episode(worker, task)
     assert (t.stop, t.success) == (Stop.DONE, True)
-    failed = "click: failed, the browser did not finish in time. The page's script hung and was stopped."
-    assert t.turns[0].feedback == (failed, "wait: not executed.")
+    reason = "the browser did not finish in time. The page's script hung and was stopped."
+    failed = f"Failed: `click` execution failed: {reason}"
+    assert t.turns[0].feedback == (failed, "`wait` not executed.")
 
 
 @pytest.mark.parametrize("said", [DONE, WAIT])

@@ -33,11 +33,11 @@ def imported(file: Path, nodes: list[ast.AST] | None = None) -> set[str]:
 
 
 def test_flat_modules_import_flat_modules_and_rooms_those_to_their_left():
-    """experiment.py alone plugs rooms together."""
+    """experiment.py plugs rooms together, and what is started by its name may."""
     wrong = []
     for file in (ROOT / "minirl").rglob("*.py"):
         place = file.relative_to(ROOT / "minirl").parts
-        if place[0] in ("experiment.py", "__main__.py"):
+        if place[-1] in ("experiment.py", "__main__.py"):
             continue
         allowed = ROOMS[: ROOMS.index(place[0]) + 1] if len(place) > 1 else []
         for name in imported(file):

@@ -1,7 +1,5 @@
 """What a step's episodes say in numbers, on a step small enough to count by hand."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

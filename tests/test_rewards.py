@@ -1,7 +1,5 @@
 """Who gets which reward."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -14,12 +12,6 @@ from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn, Verdict
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
 TURN = Turn(3, (9,), (7, 2), (-0.1, -0.7), "")
 
-
-def episode(stop: Stop = Stop.DONE, success: bool = False, reward: float = 0.0, member: int = 0):
-    return Trajectory(TASK, member, turns=(TURN,), stop=stop, success=success, reward=reward)
-
-
-# --- the gate --------------------------------------------------------------------------------------
 
 # stop: (reward of a success, reward of a failure, says something about the policy)
 GATE = {
@@ -43,7 +35,7 @@ GATE = {
 def test_only_done_earns_and_only_format_errors_cost(stop):
     succeeded, failed, says_something = GATE[stop]
     assert (reward(stop, 1.0), reward(stop, 0.0)) == (succeeded, failed)
-    assert episode(stop).valid is says_something
+    assert judged(TURN, stop=stop).valid is says_something
 
 
 @pytest.mark.parametrize("stop", Stop)
@@ -55,10 +47,8 @@ def test_where_any_ending_is_graded_the_rules_alone_decide_and_format_errors_cos
 
 
 def test_an_episode_without_a_turn_is_not_valid():
-    assert not replace(episode(), turns=()).valid
+    assert not judged().valid
 
-
-# --- the judge's gate --------------------------------------------------------------------------------
 
 READ = replace(TURN, parsed=Parsed("so", (Call("click", {"point_2d": [1, 1]}),)))
 UNREAD = replace(TURN, parsed=Parsed("so", error="Error: no </think> in the response."))
@@ -109,6 +99,21 @@ def test_only_what_the_agent_ended_itself_is_judged(stop, verdict):
     trajectory = replace(trajectory, verdict=verdict)
     gated = apply_reward_gates(trajectory)
     assert gated == replace(trajectory, success=False, reward=GATE[stop][0])
+
+
+@pytest.mark.parametrize("stop", Stop)
+def test_where_any_ending_is_graded_an_evaluation_judges_all_that_are_the_agents_own(stop):
+    """Without a gate an empty answer is the judge's affair; training's gates refuse it before."""
+    config = RewardConfig(after="any", format_error=-0.5)
+    limited = judged(READ, READ, stop=stop, answer="")
+    assert needs_verdict(limited, "none", config) is limited.valid is GATE[stop][2]
+    assert not any(needs_verdict(limited, gates, config) for gates in ("every", "last"))
+    passed = apply_reward_gates(replace(limited, verdict=YES), "none", config)
+    assert (passed.success, passed.reward, passed.stop) == (limited.valid, float(limited.valid), stop)
+    denied = apply_reward_gates(replace(limited, verdict=NO), "none", config)
+    assert (denied.success, denied.reward) == (False, -0.5 if stop is Stop.FORMAT_ERROR else 0.0)
+    trained = apply_reward_gates(replace(limited, verdict=YES), "every", config)
+    assert (trained.success, trained.reward) == (denied.success, denied.reward)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The run folder: what is written comes back equal, and a killed run leaves nothing that hurts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

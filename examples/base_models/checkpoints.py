@@ -45,7 +45,7 @@ def corpus(words: Iterable[str], url: str, pages: Iterable[str] = ()) -> list[st
     texts.append("".join(f"[{n}, {n}][ {n}, {n}]" for n in coordinates))
     for word in words:
         texts.append(f"choose {word} {word}, {word}.")
-        texts.append(f'clicked button "{word}" at [500, 500].')
+        texts.append(f'Succeed: `click` on <button> type=button "{word}" at (500, 500) executed.')
     for page in (*pages, "Done"):
         address = f"{url}#{page.upper().replace(' ', '_')}"
         texts.append(SETTINGS["message"].format(page=page, url=address))

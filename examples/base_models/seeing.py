@@ -121,6 +121,11 @@ def wrapped(boxes: np.ndarray) -> np.ndarray:
     return boxes - np.tile(np.floor(centres), 2)
 
 
+def told(word: str, x: int, y: int) -> str:
+    """Return the feedback on a click on a control."""
+    return f'Succeed: `click` on <button> type=button "{word}" at ({x}, {y}) executed.'
+
+
 def whole(page: PicturePage) -> np.ndarray:
     """Return the numbers of the controls that lie in the picture, which `moved` did not tear apart."""
     is_inside = (page.boxes >= 0) & (page.boxes <= 1)
@@ -190,7 +195,7 @@ class Seeing(Teacher):
             if stage == "agent":
                 prompt = list(context.observe(Observation(page.text, image=self.blank), feedback).ids)
                 context.respond(tuple(response), text)
-                feedback = tuple(f'click: clicked button "{w}" at {at}.' for w, at in clicked.items())
+                feedback = tuple(told(word, *point) for word, point in clicked.items())
             else:
                 opening = self.ids(task.instruction + VISION_OPEN)
                 prompt = [*opening, *self.pads, *self.ids(VISION_CLOSE)]

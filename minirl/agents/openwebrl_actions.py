@@ -4,9 +4,11 @@
 
 The model is told the name, docstring and arguments of each of `TOOL_FUNCTIONS`; webagent_r1.py shares pointer
 and keyboard. Paper: section 4.1, appendix A.2, table 5. Deviations:
-1. Points are told in the model's own 0-1000 frame, not in pixels.
+1. Points are told in the model's own 0-1000 frame; the released records have them in pixels.
 2. Typing where nothing takes text, and keys that do not exist, fail.
 3. A click counts as without effect only if nothing on the page changed, not whenever the address stayed.
+4. More is told than in table 5: state, focus, what moved or scrolled, a list's options. Named is the control
+   at a point, where the released code names the innermost element.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ MAX_WAIT_SECONDS = 30
 MAX_PRESSES = 50
 MAX_CLICKS = 3
 MAX_DRAG_STEPS = 100
-FAILED = ": failed, "  # in the episode's line on a call that raised ToolFailure
+FAILED = "Failed: "  # begins the episode's line on a call that raised ToolFailure
 CLOSED = "closed"  # a component that does not let its fields be seen
 
 
@@ -75,7 +77,7 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
     try:
         async with asyncio.timeout(session.config.action_seconds):
             result = await work
-        return shorten(" ".join([f"{call.name}: {result}", *session.take_news()]))
+        return shorten(" ".join([f"Succeed: {result}", *session.take_news()]))
     except (TimeoutError, PageHangs):
         await session.revive()
         reason = "the browser did not finish in time."
@@ -103,7 +105,7 @@ def visible_feedback(agent: Any, parsed: Parsed, feedback: tuple[str, ...]) -> t
     """Be an agent's method: return all lines, or in the ablation those on what failed."""
     if agent.config.feedback or parsed.error:
         return feedback
-    return tuple(line for line in feedback if FAILED in line)
+    return tuple(line for line in feedback if line.startswith(FAILED))
 
 
 @asynccontextmanager
@@ -128,7 +130,7 @@ async def watched(
     settled = await session.settle(quiet=quiet)
     notes = _changes(settled, session, old_url, old_tabs)
     if is_click and not (notes or settled.changes or settled.revalued or session.news):
-        notes.append("Nothing on the page changed.")
+        notes.append("Note: no visible navigation or new tab detected.")
     effect.fresh = settled.fresh
     effect.notes = "".join(f" {note}" for note in notes)
 
@@ -140,14 +142,14 @@ def _changes(settled: PageAnswer, session: Session, old_url: str, old_tabs: int)
     notes = []
     if settled.error:
         notes.append(f"The page that it leads to could not be loaded ({settled.error}).")
-    elif n_tabs > old_tabs:
-        notes.append(f"A new tab opened and is now the current one, at {url}.")
     elif n_tabs < old_tabs:
         notes.append(f"The tab closed; the current one is at {url}.")
     elif url != old_url:
-        notes.append(f"Now at {url}.")
-    elif settled.fresh:
+        notes.append(f"Page navigated to {url}.")
+    elif settled.fresh and n_tabs == old_tabs:
         notes.append("The page was loaded anew.")
+    if n_tabs > old_tabs:
+        notes.append(f"New tab opened (tab {n_tabs - 1}).")
     if settled.state:
         notes.append(f"It is now {settled.state}.")
     if settled.moved:
@@ -165,7 +167,7 @@ def pixels(session: Session, point: Point) -> tuple[float, float]:
 
 
 def _place(point: Point) -> str:
-    return f"[{point[0]:g}, {point[1]:g}]"
+    return f"({point[0]:.0f}, {point[1]:.0f})"
 
 
 async def click(session: Session, point_2d: Point, clicks: int = 1, button: str = "left") -> str:
@@ -178,7 +180,7 @@ async def click(session: Session, point_2d: Point, clicks: int = 1, button: str 
     notes = effect.notes
     if effect.options:
         notes = f" Its list is not in the screenshot; write one of: {', '.join(effect.options)}."
-    return f"clicked {effect.name} at {_place(point_2d)}.{notes}"
+    return f"`click` on {effect.name} at {_place(point_2d)} executed.{notes}"
 
 
 async def hover(session: Session, point_2d: Point) -> str:
@@ -186,7 +188,7 @@ async def hover(session: Session, point_2d: Point) -> str:
     point = pixels(session, point_2d)
     async with watched(session, point) as effect:
         await session.do(session.page.mouse.move(*point))
-    return f"the pointer is over {effect.name} at {_place(point_2d)}.{effect.notes}"
+    return f"`hover` on {effect.name} at {_place(point_2d)} executed.{effect.notes}"
 
 
 async def drag(session: Session, start_point_2d: Point, end_point_2d: Point, steps: int = 10) -> str:
@@ -201,7 +203,7 @@ async def drag(session: Session, start_point_2d: Point, end_point_2d: Point, ste
             await session.do(mouse.move(*end, steps=min(max(steps, 1), MAX_DRAG_STEPS)))
         finally:  # a button that stays down would spoil all that follows
             await session.do(mouse.up())
-    return f"dragged {effect.name} from {_place(start_point_2d)} to {_place(end_point_2d)}.{effect.notes}"
+    return f"`drag` executed.{effect.notes}"
 
 
 async def scroll(
@@ -212,18 +214,22 @@ async def scroll(
         raise ToolFailure(f"direction must be one of {', '.join(DIRECTIONS)}")
     dx, dy, end = DIRECTIONS[direction]
     point = None
+    place = ""
     if point_2d:
         point = pixels(session, point_2d)
+        place = f" at {_place(point_2d)}"
         await session.do(session.page.mouse.move(*point))
     share = min(amount, 1)
     async with watched(session, point) as effect:
         _, answer = await session.ask(SCROLL, point, dx * share * session.width, dy * share * session.height)
-    name = answer.name or "the page"
+    notes = effect.notes
     if answer.distance < 1:
-        return f"{name} did not move {direction}; it may be at its {end}.{effect.notes}"
-    percent = f"{answer.distance / (session.width if dx else session.height):.0%}"
-    ends = f" That is its {end}." if answer.ends else ""
-    return f"scrolled {name} {direction} by {percent} of the screen.{ends}{effect.notes}"
+        notes += " Note: page scroll position did not change and may be at a boundary."
+    elif answer.name not in ("", "the page"):
+        notes += f" It moved {answer.name}."
+    if answer.distance >= 1 and answer.ends:
+        notes += f" That is its {end}."
+    return f"`scroll` {direction} by {share:.0%}{place} executed.{notes}"
 
 
 async def write(session: Session, message: str) -> str:
@@ -240,7 +246,7 @@ async def write(session: Session, message: str) -> str:
                 raise ToolFailure(
                     f"{name} does not take {message[:VALUE_CHARS]!r}. {WRITTEN_WHOLE[field.kind]}"
                 )
-        return f"{name} is now {value!r}.{effect.notes}"
+        return f'`write` typed "{message}" into {name}. It is now "{value}".{effect.notes}'
 
     if not field.editable:
         holds = f"{name} has the focus" if name else "nothing has the focus"
@@ -258,22 +264,19 @@ async def write(session: Session, message: str) -> str:
         is_same_field = field_now.kind == field.kind != CLOSED and field_now.editable
         if is_same_field and field_now.value.split() != message.split():
             value = field_now.value[:VALUE_CHARS]
-            notes += f" But {name} now holds {value!r}, which differs from what was typed."
-    return f"typed {message[:VALUE_CHARS]!r} into {name}.{notes}"
+            notes += f' Note: the field\'s actual value is "{value}", which differs from the typed text.'
+    return f'`write` typed "{message}" into {name}.{notes}'
 
 
 async def press_keys(session: Session, keys: Keys, is_hotkey: bool = False, presses: int = 1) -> str:
     """Press keys one after the other, or together as a hotkey."""
     names = [normal(key) for key in keys]
-    if is_hotkey:
-        names = ["+".join(names)]
     presses = min(max(presses, 1), MAX_PRESSES)
     async with watched(session, quiet=True) as effect:
-        for name in names:
+        for name in ["+".join(names)] if is_hotkey else names:
             for _ in range(presses):
                 await session.press(name)
-    times = f" {presses} times" if presses > 1 else ""
-    return f"pressed {', '.join(names)}{times}.{effect.notes}"
+    return f"`press_keys` {names} executed.{effect.notes}"
 
 
 def normal(key: str) -> str:
@@ -292,19 +295,19 @@ async def wait(session: Session, seconds: Number = 3) -> str:
     seconds = min(seconds, MAX_WAIT_SECONDS)
     async with watched(session) as effect:
         await asyncio.sleep(seconds)
-    return f"waited {seconds:g} s.{effect.notes}"
+    return f"waited {seconds:g} seconds.{effect.notes}"
 
 
 async def done(session: Session, response: str) -> str:
     """End the task with a final answer."""
-    return "task ended."
+    return f"task marked as done. Response: {response}"
 
 
 async def goto_url(session: Session, url: str) -> str:
     """Open an address in the current tab."""
     status = await session.goto(url)
     failed = f" The server answered with status {status}." if status >= 400 else ""
-    return f"now at {session.page.url}.{failed}"
+    return f"`goto_url` navigated to {session.page.url}.{failed}"
 
 
 async def go_back(session: Session) -> str:
@@ -312,25 +315,26 @@ async def go_back(session: Session) -> str:
     if not await session.travel(-1):
         raise ToolFailure("there is no earlier page in this tab")
     await session.settle()
-    return f"now at {session.page.url}."
+    return "`go_back` executed."
 
 
 async def new_tab(session: Session) -> str:
     """Open an empty tab."""
-    return f"opened tab {await session.new_tab()}."
+    return f"`new_tab` opened blank tab (tab {await session.new_tab()})."
 
 
 async def switch_tab(session: Session, tab_index: int) -> str:
     """Make another tab the current one."""
     await session.switch_tab(tab_index)
     await session.settle()
-    return f"tab {tab_index} is the current one, at {session.page.url}."
+    return f"`switch_tab` switched to tab {tab_index} ({session.page.url})."
 
 
 async def close_tab(session: Session) -> str:
     """Close the current tab."""
+    _, old_index = await session.tabs()
     index = await session.close_tab()
-    return f"closed; tab {index} is the current one, at {session.page.url}."
+    return f"`close_tab` closed tab {old_index}, now on tab {index}."
 
 
 # In the order in which the model is told of them

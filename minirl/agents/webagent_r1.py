@@ -159,7 +159,7 @@ async def _look(session: Session) -> str:
 async def act(session: Session, call: Call) -> str:
     """Carry out one action; return what it did. Raises as openwebrl_actions.act does."""
     if call.name == "exit":
-        return "exit: task ended."
+        return f"Succeed: task marked as done. Response: {call.arguments['message']}"
     return await tools.carry_out(session, call, _run(session, **call.arguments, action=call.name))
 
 
@@ -181,7 +181,7 @@ async def _run(session: Session, action: str, argument: Any = "", element: int |
         case "Switch Tab":
             await session.switch_tab(argument)
     await session.settle()
-    return f"now at {session.page.url}."
+    return f"`{action}` executed."
 
 
 async def _on_element(session: Session, action: str, point: tuple[float, float], argument: str) -> str:
@@ -197,10 +197,8 @@ async def _on_element(session: Session, action: str, point: tuple[float, float],
             await session.do(mouse.move(*point))
         else:
             await session.do(mouse.click(*point, button="right" if action == "Right Click" else "left"))
-    if action == "Hover":
-        return f"the pointer is over {effect.name}.{effect.notes}"
-    if action in ("Click", "Right Click"):
-        return f"clicked {effect.name}.{effect.notes}"
+    if action in ("Click", "Right Click", "Hover"):
+        return f"`{action}` on {effect.name} executed.{effect.notes}"
 
     if argument:
         result = await tools.write(session, argument)

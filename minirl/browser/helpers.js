@@ -1,4 +1,5 @@
-// Helpers that every script begins with. Elements are named as people would: kind, what it says, its state.
+// Helpers that every script begins with. Elements are named as in OpenWebRL's records: tag, type, role, state,
+// and what it says.
 const MARK = Symbol.for('minirl');
 const HIT = 'a,button,input,select,textarea,label,summary,option,iframe,[role],[contenteditable=""],' +
   '[contenteditable=true]';
@@ -28,9 +29,9 @@ const editable = e => !!e && (closed(e) || e.isContentEditable || (!e.readOnly &
 const valueOf = e => 'value' in e ? String(e.value) : e.isContentEditable ? e.innerText : '';
 const stateOf = e => {
   const said = [];
-  if (e.type === 'checkbox' || e.type === 'radio') said.push(e.checked ? 'checked' : 'not checked');
+  if (e.type === 'checkbox' || e.type === 'radio') said.push(e.checked ? 'checked' : 'unchecked');
   else if (e.hasAttribute('aria-checked'))
-    said.push(e.getAttribute('aria-checked') === 'true' ? 'checked' : 'not checked');
+    said.push(e.getAttribute('aria-checked') === 'true' ? 'checked' : 'unchecked');
   const open = e.tagName === 'SUMMARY' && e.parentElement ? String(e.parentElement.open)
     : e.getAttribute('aria-expanded');
   if (open !== null) said.push(open === 'true' ? 'expanded' : 'collapsed');
@@ -42,14 +43,15 @@ const nameOf = e => {
   const label = e.labels && e.labels[0];
   const text = /^(INPUT|SELECT|TEXTAREA)$/.test(e.tagName) ? '' : e.innerText;
   const own = /^(button|submit|reset)$/.test(e.type || '') && e.tagName === 'INPUT' ? e.value : '';
-  return short(e.getAttribute('aria-label') || own || text || (label && label.innerText) ||
-    e.placeholder || e.title || e.alt || e.name, 30);
+  const name = short(e.getAttribute('aria-label') || own || text || (label && label.innerText) ||
+    e.placeholder || e.title || e.alt || e.name, 31);
+  return name.length > 30 ? name.slice(0, 30) + '...' : name;
 };
 const describe = e => {
   if (!e || e === document.body || e === document.documentElement) return 'the page';
   e = meant(e);
-  const tag = e.tagName.toLowerCase(), name = nameOf(e), state = stateOf(e);
-  const kind = e.getAttribute('role') || (tag === 'a' ? 'link'
-    : tag === 'input' && e.type !== 'text' ? e.type + ' input' : tag);
-  return kind + (name ? ' "' + name + '"' : '') + (state ? ' (' + state + ')' : '');
+  const given = key => e.getAttribute(key) ? ' ' + key + '=' + short(e.getAttribute(key), 30) : '';
+  const name = nameOf(e), state = stateOf(e);
+  return '<' + e.tagName.toLowerCase() + '>' + given('type') + given('role') + (state ? ' ' + state : '') +
+    (name ? ' "' + name + '"' : '');
 };

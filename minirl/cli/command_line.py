@@ -55,8 +55,8 @@ def check(config: C) -> C:
         raise ValueError("--reward.by judge needs one: give --judge.path, or --judge.model")
     if loss.method == "filtered-bc" and rollout.dynamic:
         raise ValueError("--loss.method filtered-bc learns from a fixed batch: add --rollout.no-dynamic")
-    if loss.method != "grpo" and (loss.kl or loss.old != "sampler"):
-        raise ValueError(f"--loss.method {loss.method} has neither --loss.kl nor --loss.old recompute")
+    if loss.method != "grpo" and loss.kl:
+        raise ValueError(f"--loss.method {loss.method} has no --loss.kl")
     if len(rollout.max_steps) % 2 == 0:
         raise ValueError("--rollout.max-steps: the last stage has turns alone, as in 15 90 30")
     if agent.answers == "webrl" and agent.kind != "text":
@@ -93,10 +93,13 @@ def run_async(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(cancellable())
 
 
-def run_main(main: Callable[[Sequence[str]], None]) -> None:
-    """Run the `main` of a script or a package; print a user's mistake in one line, and exit with status 2."""
+def run_main(main: Callable[[Sequence[str]], int | None]) -> None:
+    """Run the `main` of a script or a package; exit with the status that it returns, if that is none of
+    success, or print a user's mistake in one line, and exit with status 2."""
     try:
-        main(sys.argv[1:])
+        status = main(sys.argv[1:])
+        if status:
+            sys.exit(status)
     except (ValueError, OSError) as problem:
         name = Path(sys.argv[0].removesuffix("/__main__.py")).name
         print(f"{name}: {printable(str(problem))}", file=sys.stderr)

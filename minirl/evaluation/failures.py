@@ -36,9 +36,13 @@ def compile_family(patterns: Sequence[str]) -> re.Pattern[str]:
 PROXIES = {name: compile_family(patterns) for name, patterns in _PHRASES["families"].items()}
 # Figure 9: the share of each in 100 failures on Online-Mind2Web
 PAPER_SHARES = {"access": 0.51, "reasoning": 0.27, "grounding": 0.13, "evaluation": 0.09}
-# Feedback on calls that failed or changed nothing (minirl/agents/openwebrl_actions.py)
+# Feedback on calls that failed or changed nothing (minirl/agents/openwebrl_actions.py); after each bar its
+# wording in dumps of earlier versions
 _MISSED = re.compile(
-    r"\bfailed, |Nothing on the page changed\.|did not move \w+;|which differs from what was typed"
+    r"^Failed: |\bfailed, "
+    r"|no visible navigation|Nothing on the page changed\."
+    r"|may be at a boundary|did not move \w+;"
+    r"|differs from (the typed text|what was typed)"
 )
 
 

@@ -24,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from minirl.benchmarks.protocols import Protocol
 from minirl.judges.intervals import clustered_wilson
 from minirl.run_folder import read_as, write_atomic
-from minirl.types import GRADED, Stop, Trajectory
+from minirl.types import GRADED, Stop, Trajectory, Turn
 
 PACKAGES = ("minirl", "torch", "transformers", "playwright", "openai", "vllm")  # those that shape a result
 LEVELS = {"first": 0, "easy": 1, "medium": 2, "hard": 3}  # difficulties in their order
@@ -42,6 +42,7 @@ class Result:
     difficulty: str = ""
     steps: int = 0
     response_tokens: int = 0
+    length: int = 0  # tokens of the whole conversation
     cost: float = 0.0  # dollars, of agent and judge
     reason: str = ""  # the judge's, or why there is no verdict
 
@@ -122,9 +123,15 @@ def result_of(trajectory: Trajectory) -> Result:
         difficulty=str(task.meta.get("difficulty", task.meta.get("level", ""))),
         steps=len(turns),
         response_tokens=sum(len(turn.response_ids) or turn.counted[1] for turn in turns),
+        length=length_of(turns[-1]) if turns else 0,
         cost=trajectory.dollars,
         reason=reason or str(trajectory.final_state.get("reason") or ""),
     )
+
+
+def length_of(last: Turn) -> int:
+    """Return the tokens of a conversation: its last prompt and response hold the whole episode."""
+    return last.shared + len(last.suffix) + len(last.response_ids) or sum(last.counted)
 
 
 def summary(results: Sequence[Result], protocol: Protocol, name: str = "all") -> RateRow:
@@ -137,11 +144,11 @@ def summary(results: Sequence[Result], protocol: Protocol, name: str = "all") ->
 
 
 def rate_of(results: Sequence[Result], protocol: Protocol) -> Rate:
-    """Return the share of successes, or the mean of the sites' shares, as the protocol says."""
+    """Return the share of successes, or the mean of the sites' or kinds' shares, as the protocol says."""
     if protocol.average == "micro":
         return micro_rate(results, protocol)
-    sites = group_by("site", results)
-    return macro_rate([micro_rate(site, protocol) for site in sites.values()])
+    groups = group_by("difficulty" if protocol.average == "kinds" else "site", results)
+    return macro_rate([micro_rate(group, protocol) for group in groups.values()])
 
 
 def micro_rate(results: Sequence[Result], protocol: Protocol) -> Rate:
@@ -154,7 +161,7 @@ def micro_rate(results: Sequence[Result], protocol: Protocol) -> Rate:
 
 
 def macro_rate(sites: Sequence[Rate]) -> Rate:
-    """Return the mean of the rates of sites, which all have episodes."""
+    """Return the mean of the rates of sites, or kinds, which all have episodes."""
     if not sites:
         return Rate(0.0, 0.0, 1.0, 0, 0)
     n = len(sites)

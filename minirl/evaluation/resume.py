@@ -22,11 +22,11 @@ from pydantic import TypeAdapter
 from minirl.benchmarks import protocols
 from minirl.benchmarks.protocols import protocol_of
 from minirl.checkpoint import checkpoints
-from minirl.config import Config, Positive, TaskConfig, to_json
+from minirl.config import Config, Positive, to_json
 from minirl.distributed import Ranks
 from minirl.evaluation import results
 from minirl.evaluation.results import Evaluation, Result, result_of
-from minirl.run_folder import Run
+from minirl.run_folder import Run, flatten
 from minirl.types import Task, Trajectory
 
 
@@ -35,7 +35,8 @@ class EvalScriptConfig(Config):
     tasks: Path | None = None  # a file of tasks; the same as --task.heldout
     limit: Annotated[int, Ge(0)] = 0  # only the first so many tasks; 0: all
     protocol: str = ""
-    """A protocol of minirl/benchmarks/protocols.py: its tasks, and its settings where no flag is given."""
+    """A protocol of minirl/benchmarks/protocols.py: its tasks, and its settings where no flag is given. The
+    agent stays the run's."""
     seeds: tuple[int, ...] = (0,)  # an episode of every task for each of these seeds of sampling
     retry: bool = False  # when an evaluation goes on, try again what was aborted
     compare: tuple[Path, Path] | None = None  # two files of results, which are compared; nothing is run
@@ -43,33 +44,48 @@ class EvalScriptConfig(Config):
     """Numbers of turns, for the success within each of them; the largest is the episodes'."""
 
 
+# An evaluation has these from the run; micro-batches, which are without effect, must hold the agent's context
+TRAINED = ("agent", "browser", "model", "batch", "eval", "reward", "task")
+SHAPING = ("agent.", "browser.", "model.dtype", "model.max_pixels", "eval.", "reward.after")
+SUFFIX = "-eval"  # of the folder of a run's evaluations
+
+
 def resolve(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig]) -> EvalScriptConfig:
     """Return the settings of an evaluation, with its checkpoint, tasks and folder. `parse` reads the flags
-    over their defaults, which are, from the bottom: the recipe's; the protocol's; the tasks that the run NAME
-    held out. The weights are that run's newest checkpoint, if no flag names others."""
-    # name and protocol are read first: defaults of other flags depend on them
+    over their defaults, which are, from the bottom: the recipe's; those of the run that trained the weights;
+    the protocol's. The weights are the newest checkpoint of the run NAME, if no flag names others, and the
+    tasks those that it held out."""
+    # weights, name and protocol are read first: defaults of other flags depend on them
     first = parse(EvalScriptConfig(**vars(recipe)))
     if first.compare:
         return first
     folder = first.run_dir
-    default = protocols.apply(protocol_of(first.protocol), recipe) if first.protocol else recipe
-    unnamed = replace(recipe.model, path="")
-    default = replace(default, task=tasks_of_run(folder, recipe.task), model=unnamed)
+    default = as_trained(recipe, run_of(first.model.path, folder))
+    if first.protocol:
+        default = protocols.apply(protocol_of(first.protocol), default)
+    unnamed = replace(default.model, path="")
+    tasks = as_trained(recipe, folder).task
+    heldout = folder / "heldout.jsonl"
+    if heldout.is_file():
+        tasks = replace(tasks, heldout=str(heldout))
+    default = replace(default, task=tasks, model=unnamed)
     config = parse(EvalScriptConfig(**vars(default)))
     task, sampling = config.task, config.eval
     if config.tasks is not None:
         task = replace(task, heldout=str(config.tasks))
     if config.success_within:
         sampling = replace(sampling, max_steps=max(config.success_within))
+        if config.reward.after == "any":
+            problem = "--success-within counts longer episodes as failures; here they are graded at the limit"
+            raise ValueError(f"{problem}: give --eval.max-steps instead, and evaluate once for each")
     path = config.model.path
     if config.sampler.kind == "remote":
-        sampling = replace(sampling, top_k=0)  # a served model's API has no such parameter
         path = path or recipe.model.path  # its tokenizer measures
     elif path in ("", "tiny"):
         path = newest_checkpoint(recipe, folder / "checkpoints")
     return replace(
         config,
-        name=f"{config.name or recipe.recipe}-eval",
+        name=f"{config.name or recipe.recipe}{SUFFIX}",
         model=replace(config.model, path=path),
         task=task,
         eval=sampling,
@@ -77,13 +93,36 @@ def resolve(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig
     )
 
 
-def tasks_of_run(folder: Path, task: TaskConfig) -> TaskConfig:
-    """Return the tasks of the run in the folder, with those that it held out; the recipe's if it has none."""
-    heldout = folder / "heldout.jsonl"
-    if not heldout.is_file():
-        return task
-    trained = TypeAdapter(TaskConfig).validate_python(Run(folder).config()["task"])
-    return replace(trained, heldout=str(heldout))
+def run_of(weights: str, folder: Path) -> Path:
+    """Return the run that a checkpoint lies in, as runs/tiny of runs/tiny/checkpoints/best, or the folder."""
+    place = Path(weights).parent
+    return place.parent if place.name == "checkpoints" else folder
+
+
+def as_trained(recipe: Config, folder: Path) -> Config:
+    """Return the recipe with agent, browser, limits, sampling, grading and tasks of the run in the folder, if
+    there is one. ValueError if another version has made it, with settings that are not known here."""
+    saved = Run(folder).config()
+    if not saved:
+        return recipe
+    known = to_json(recipe)
+    parts = {name: saved[name] for name in TRAINED}
+    parts["reward"]["by"] = recipe.reward.by  # who rewarded training is not asked here
+    unknown = sorted(flatten(parts).keys() - flatten(known).keys())
+    if unknown:
+        raise ValueError(f"{folder} was made by another version, with {unknown[0]}; evaluate it with that")
+    return TypeAdapter(Config).validate_python(known | parts)
+
+
+def unlike_run(config: EvalScriptConfig) -> list[str]:
+    """Return what the run had otherwise, as "agent.screenshots 1 (2)" where that had two."""
+    folder = run_of(config.model.path, Path(str(config.run_dir).removesuffix(SUFFIX)))
+    trained = flatten(Run(folder).config())
+    unlike = []
+    for name, value in flatten(to_json(config)).items():
+        if name.startswith(SHAPING) and trained.get(name, value) != value:
+            unlike.append(f"{name} {value} ({trained[name]})")
+    return unlike
 
 
 def newest_checkpoint(recipe: Config, folder: Path) -> str:

@@ -11,16 +11,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import fsum
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
+
+import numpy as np
 
 from minirl.benchmarks.protocols import Protocol, protocol_of
 from minirl.config import JudgeConfig
 from minirl.console import print_table, say
-from minirl.evaluation.results import Paired, RateRow, Result, by_task, paired, read_results, rows_by, summary
+from minirl.evaluation.results import (
+    Paired,
+    RateRow,
+    Result,
+    by_task,
+    is_success,
+    paired,
+    read_results,
+    rows_by,
+    summary,
+)
 from minirl.run_folder import differences
 from minirl.types import Sampling, Stop
 
 MAX_NAMED = 5  # aborted episodes that are named one by one
+MAX_CELLS = 12  # rows of sites with difficulties: AutoWebWorld's table 4 has two kinds on three platforms
+MEANS = {"micro": "", "macro": "the mean of sites, ", "kinds": "the mean of kinds, "}
 RATE_COLUMNS = ("success", "95% interval", "n")
 # How results count without a protocol; the settings are then those of `config.eval`.
 UNNAMED = Protocol(
@@ -39,16 +54,21 @@ def show(results: Sequence[Result], protocol: Protocol) -> RateRow:
     say(f"protocol {protocol.name or 'none'}: {protocol.rule}")
     show_endings(results)
     sites = rows_by("site", results, protocol)
+    kinds = rows_by("difficulty", results, protocol)
     show_rates("", [overall])
-    for kind, rows in (("site", sites), ("difficulty", rows_by("difficulty", results, protocol))):
+    for title, rows in (("site", sites), ("difficulty", kinds)):
         if len(rows) > 1:
-            show_rates(kind, rows)
-    show_means(results)
+            show_rates(title, rows)
+    crossed = [replace(result, site=f"{result.site}, {result.difficulty}") for result in results]
+    cells = rows_by("site", crossed, protocol)
+    if len(sites) > 1 and len(kinds) > 1 and len(cells) <= MAX_CELLS:
+        show_rates("site, difficulty", cells)
+    show_means(results, protocol)
     share, interval, n = overall.success.cells
     rate = f"{share} ({interval})" if overall.success.episodes else "not known"
-    macro = f"the mean of {len(sites)} sites, " if protocol.average == "macro" else ""
     tasks = len({result.task for result in results})
-    say(f"success: {rate}, {macro}{overall.success.successes} of {n} episodes of {tasks} tasks", "bold green")
+    counts = f"{overall.success.successes} of {n} episodes of {tasks} tasks"
+    say(f"success: {rate}, {MEANS[protocol.average]}{counts}", "bold green")
     return overall
 
 
@@ -67,20 +87,31 @@ def show_rates(kind: str, rows: Sequence[RateRow]) -> None:
     print_table([kind, *RATE_COLUMNS, "without aborted", *RATE_COLUMNS[1:]], cells)
 
 
-def show_means(results: Sequence[Result]) -> None:
-    valid = [result for result in results if result.stop.is_agent_fault]
-    steps = sum(result.steps for result in valid) / max(len(valid), 1)
-    tokens = sum(result.response_tokens for result in valid) / max(len(valid), 1)
-    dollars = fsum(result.cost for result in results)
-    say(
-        f"means of the {len(valid)} episodes that were not aborted: {steps:.1f} steps, {tokens:.0f} response "
-        f"tokens; cost of all: ${dollars:.2f}"
-    )
+def show_means(results: Sequence[Result], protocol: Protocol) -> None:
+    """Print means of steps (OpenWebRL, figure 7: of all episodes), of tokens of responses (WebAgent-R1, table
+    3: of a turn's) and of conversations (OpenWebRL, figure 3a), with what 90% of these have at most."""
+    groups = {
+        "all": results,
+        "not aborted": [result for result in results if result.stop.is_agent_fault],
+        "successes": [result for result in results if is_success(result, protocol)],
+    }
+    rows = []
+    for name, part in groups.items():
+        if part:
+            steps = fmean(result.steps for result in part)
+            tokens = fmean(result.response_tokens for result in part)
+            lengths = [result.length for result in part]
+            longest = np.quantile(lengths, 0.9, method="inverted_cdf")
+            numbers = (steps, tokens, tokens / (steps or 1), fmean(lengths), longest)
+            rows.append([name, str(len(part)), *(f"{number:.1f}" for number in numbers)])
+    columns = ("steps", "responses", "a turn", "conversation", "90% within")
+    print_table(["means", "n", *columns], rows, title="steps and tokens of an episode")
+    say(f"cost of all: ${fsum(result.cost for result in results):.2f}")
 
 
 def curve(results: Sequence[Result], budgets: Sequence[int], protocol: Protocol) -> None:
-    """Print a table of the success within so many turns. The agent is not told its budget, so an episode of
-    the largest one shows what it would have done with less."""
+    """Print a table of the success within so many turns, where done alone can succeed. The agent is not told
+    its budget, so an episode of the largest one shows what it would have done with less."""
     rows = []
     for turns in sorted(set(budgets)):
         part = results if turns == max(budgets) else within(results, turns)

@@ -2,7 +2,9 @@
 
 The client speaks OpenAI's chat completions through the `openai` package, with its timeouts and retries, and
 adds a limit on requests in flight, an account of tokens and money, and one clear error for each way to no
-answer. The sampler is for a teacher's demonstrations, and to evaluate what an API serves.
+answer. The sampler is for a teacher's demonstrations, and to evaluate what an API serves. Deviation:
+1. Without the parameters of its sampling that a model refuses it is asked again, and a line says so: OpenAI's
+   reasoning models refuse temperature and top-p, its API top-k. Such figures are not quite a protocol's.
 """
 
 import asyncio
@@ -23,7 +25,8 @@ from minirl.config import EndpointConfig
 from minirl.console import first_line, progress, say
 from minirl.types import Message, Request, Sample, SamplerError, charge
 
-REASONS = re.compile(r"(o\d|gpt-5)")  # OpenAI's reasoning models, which know the limit by another name
+# OpenAI's reasoning models, which know the limit by another name
+REASONS = re.compile(r"(^|/)(o\d|gpt-5)")
 RETRIES = 5  # further attempts after a timeout, a broken connection, 429 or 5xx
 MAX_REQUESTS = 16  # in flight
 
@@ -84,6 +87,7 @@ class Endpoint:
         self.config = config
         self.dollars = 0.0
         self.usage: Counter[str] = Counter()  # requests and tokens
+        self.refused: set[str] = set()  # parameters of sampling that this model does not take
         self.slots = asyncio.Semaphore(MAX_REQUESTS)
         self.client = openai.AsyncOpenAI(
             base_url=config.url,
@@ -93,35 +97,44 @@ class Endpoint:
         )
         self.close = self.client.close
 
-    async def ask(self, messages: Sequence[Message], max_tokens: int, **sampling: float | int) -> Reply:
-        """Return the model's answer; `sampling` is the API's temperature, top_p and seed. EndpointError if
-        there is none."""
-        limit = "max_completion_tokens" if REASONS.match(self.config.model) else "max_tokens"
+    async def ask(self, messages: Sequence[Message], max_tokens: int, **sampling: float) -> Reply:
+        """Return the model's answer; `sampling` is temperature, top_p, top_k and seed, without those that
+        the model does not take. EndpointError if there is no answer."""
+        limit = "max_completion_tokens" if REASONS.search(self.config.model) else "max_tokens"
         chat = []
         for role, parts in messages:
             content = [_part(part) for part in parts]
             chat.append({"role": role, "content": content})
-        request = {"model": self.config.model, "messages": chat, limit: max_tokens, **sampling}
+        request = {"model": self.config.model, "messages": chat, limit: max_tokens}
         self.usage["requests"] += 1
         async with self.slots:
             try:
-                return self._read(await self._send(request))
+                return self._read(await self._send(request, sampling))
             except EndpointError:
                 self.usage["failed"] += 1
                 raise
 
-    async def _send(self, request: dict[str, Any]) -> str:
+    async def _send(self, request: dict[str, Any], sampling: dict[str, float]) -> str:
+        """Return the body of an answer. A request whose error names parameters is sent again without them."""
         import openai
 
         config = self.config
+        taken = {name: value for name, value in sampling.items() if name not in self.refused}
+        create = self.client.chat.completions.with_raw_response.create
         try:
             # the library's time limit is one for silence; an answer may also drip
             async with asyncio.timeout(2 * (1 + RETRIES) * config.seconds):
-                response = await self.client.chat.completions.with_raw_response.create(**request)
+                response = await create(**request, extra_body=taken)  # `create` itself knows no top_k
             return response.text
         except (openai.OpenAIError, TimeoutError) as error:
-            problem = f"{config.url} ({config.model}) gave no answer: {first_line(error)}"
-            raise EndpointError(problem) from None
+            named = {name for name in taken if re.search(rf"\b{name}\b", str(error))}
+            if not named:
+                problem = f"{config.url} ({config.model}) gave no answer: {first_line(error)}"
+                raise EndpointError(problem) from None
+        if named - self.refused:
+            say(f"{config.model} does not take {', '.join(sorted(named))}: asked without, from now on")
+        self.refused |= named
+        return await self._send(request, sampling)
 
     def _read(self, body: str) -> Reply:
         """Return the answer in a body, and charge for it. A server is free to send anything."""
@@ -198,14 +211,12 @@ class RemoteSampler:
 
     async def generate(self, request: Request) -> Sample:
         """Return what the model says. Raises SamplerError if there is no answer, or a refusal."""
+        how = request.sampling
+        sampling = {"temperature": how.temperature, "top_p": how.top_p, "seed": request.seed % 2**31}
+        if how.top_k:
+            sampling["top_k"] = how.top_k
         try:
-            reply = await self.endpoint.ask(
-                request.prompt.messages,
-                request.max_tokens,
-                temperature=request.sampling.temperature,
-                top_p=request.sampling.top_p,  # the API has no top-k
-                seed=request.seed % 2**31,
-            )
+            reply = await self.endpoint.ask(request.prompt.messages, request.max_tokens, **sampling)
         except EndpointError as error:
             raise SamplerError(str(error)) from None
         text = reply.text

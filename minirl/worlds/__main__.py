@@ -10,7 +10,6 @@ import asyncio
 import json
 import math
 import re
-import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +18,9 @@ from typing import Any, Literal
 
 import tyro
 
+from minirl.cli.command_line import run_main
 from minirl.config import BrowserConfig, EndpointConfig, Positive
-from minirl.console import printable, progress, say
+from minirl.console import progress, say
 from minirl.run_folder import read_records, save_tasks, write_atomic
 from minirl.samplers.endpoint import open_endpoint
 from minirl.types import Task
@@ -178,6 +178,7 @@ def record(
     out: Path,
     sites: tuple[Path, ...] = (),
     count: int = 100,
+    ways: Positive = 4,
     grounding: float = 0.2,
     seed: int = 0,
     browser: BrowserConfig = DESKTOP,
@@ -189,6 +190,7 @@ def record(
         tasks: A file of tasks on the sites, or shops as `shops:400-499`.
         sites: The folders of these sites.
         count: How many orders in shops.
+        ways: In how many ways each task is acted out at most, of which one is kept; 1: as it was made.
         grounding: The share of rows that are one step with an instruction of its own.
         endpoint: Its --endpoint.model writes the thoughts; without, a template does.
     """
@@ -199,8 +201,20 @@ def record(
     if not chosen:
         raise ValueError(f"{tasks} holds no tasks: name a JSONL file of them, or shops as shops:400-499")
     worlds = {world.name: world for world in (*shops_of(chosen), *map(load_world, sites))}
-    replays = asyncio.run(recorded(one_of_each(chosen, seed), worlds, browser))
-    asyncio.run(save_steps(replays, out, endpoint, grounding, seed))
+    replays = asyncio.run(recorded(chosen, worlds, browser, ways))
+    drawn = one_of_each(replays, seed)
+    say(f"{len(replays)} trajectories of {len(drawn)} goals: one of each is drawn")
+    asyncio.run(save_steps(drawn, out, endpoint, grounding, seed))
+    return 0
+
+
+def reword(file: File, out: Path, endpoint: EndpointConfig = TEMPLATE) -> int:
+    """The tasks of FILE with their instructions in the words of the model at --endpoint.model, in the file
+    OUT. An instruction stays as it is where the model leaves out what it names, or tells its answer."""
+    from minirl.worlds.wording import reword_tasks
+
+    tasks = read_records(file, Task)
+    save_tasks(out, asyncio.run(reword_tasks(tasks, endpoint)))
     return 0
 
 
@@ -209,7 +223,7 @@ def author(
     out: Path | None = None,
     rounds: int = 4,
     dollars: float = 10.0,
-    tokens: Positive = 32_000,
+    tokens: Positive = 64_000,
     endpoint: EndpointConfig = PATIENT,
 ) -> int:
     """A site like NAME, written by the model at --endpoint.model: a machine that passes `check`, then a Vue
@@ -238,15 +252,11 @@ def author(
     return int(bool(faults))
 
 
-def main(argv: Sequence[str]) -> int:
+def run(argv: Sequence[str]) -> int:
     """Run one verb and return the exit status."""
-    verbs = {f.__name__: f for f in (make, check, solve, render, replay, record, author)}
-    try:
-        return tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.worlds", args=list(argv))
-    except (ValueError, OSError) as error:
-        print(printable(f"minirl.worlds: {error}").replace("\n", " "), file=sys.stderr)
-        return 2
+    verbs = {f.__name__: f for f in (make, check, solve, render, replay, reword, record, author)}
+    return tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.worlds", args=list(argv))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_main(run)

@@ -4,7 +4,7 @@
 
 Stands behind `python -m minirl.worlds author`. What a model says is data here, and code only for Vite and a
 closed browser. Answers are kept, so a run goes on where another ended. Paper: AutoWebWorld, sections 4.1
-and 4.2.
+and 4.2; a machine is asked for in the size of the released code's profile "hard".
 
 1. lint.py validates, and a machine must also be drawn, and solved with its records; the best of all rounds
    counts.

@@ -3,11 +3,14 @@
 Where it stands: `load_fsm` checks a file, or the mapping that `generate` builds, and returns frozen records,
 to which `interpreter` gives their meaning.
 Paper: AutoWebWorld, section 3 and appendix A. The form is that of the sites released with the paper, not that
-of its appendix: actions inline in their page, defaults derived from type strings. Deviations, all optional:
+of its appendix: actions inline in their page, defaults derived from type strings. Deviations, the first three
+optional:
 
 1. A page may have `defaults`.
 2. An effect may also be `toggle` or `remove`, or copy a field (`value_from`).
 3. An action may `bind` a parameter to values or records.
+4. Of appendix A.1.4: pages are never turned in a loop, coordinates are not normalised, and no frame is
+   checked; an operation names its element.
 """
 
 import re

@@ -25,7 +25,7 @@ from playwright.async_api import Page as BrowserPage
 
 from minirl.run_folder import write_atomic
 from minirl.types import Task
-from minirl.worlds.fsm_file import Action, Page, document_of, load_fsm, read_json
+from minirl.worlds.fsm_file import Action, Page, document_of, load_fsm, read_json, validated
 from minirl.worlds.interpreter import State, World
 from minirl.worlds.looks import SKINS, USUAL, Json, style_of, text_of
 from minirl.worlds.shop import shops_of
@@ -168,7 +168,7 @@ def load_world(folder: Path) -> World:
     style_file = folder / "style.json"
     data = read_json(data_file) if data_file.is_file() else {}
     style = read_json(style_file) if style_file.is_file() else {}
-    records = {name: tuple(rows) for name, rows in data.items()}
+    records = validated(str(data_file), dict[str, tuple[Json, ...]], data)
     html = ""
     if style.get("look") == "built":
         html = (folder / "index.html").read_text(encoding="utf-8")

@@ -35,7 +35,7 @@ from minirl.types import (
     Task,
 )
 from minirl.worlds.hand import Operation, compare, find, measure, tool_calls
-from minirl.worlds.interpreter import World
+from minirl.worlds.interpreter import State, World
 from minirl.worlds.render import SiteServer
 from minirl.worlds.scripted_agent import ScriptedPolicy, with_points
 
@@ -45,11 +45,12 @@ AGENT = AgentConfig(brief=True, context_tokens=10**9)
 
 @dataclass
 class Record:
-    """One operation of a replay, or the answer at its end. What the page looked like before it (PNG) and the
-    words of its element are empty unless pictures are wanted."""
+    """One operation of a replay, or the answer at its end, and the page's state before it. What the page
+    looked like then (PNG) and the words of its element are empty unless pictures are wanted."""
 
     action_id: str
     operation: Operation
+    state: State
     picture: bytes = b""
     words: str = ""
 
@@ -90,7 +91,7 @@ class Recorder(ScriptedPolicy):
 
     async def record(self, session: Session, operation: Operation) -> None:
         """Keep an operation that is about to be done."""
-        record = Record(self.place, operation)
+        record = Record(self.place, operation, self.state)
         if self.has_pictures:
             record.picture = await session.screenshot() or b""
             if operation.selector:

@@ -3,17 +3,30 @@
     parts: an item to be found, what is to be done with it --compose--> steps --> task.meta["solution"]
 
 Where it stands: tasks.py draws the parts in words and has their path composed here, by the names that
-generate.py gives to actions. Whoever acts a task out reads it by `solution_of`. Paper: AutoWebWorld, section
-4.3. Deviation: there a search finds the paths first, and tasks are made of them.
+generate.py gives to actions. Whoever acts a task out reads it by `solution_of`; `ways_of` adds others.
+Paper: AutoWebWorld, section 4.3 and appendix A.2.4.
+
+1. There a search finds the paths first, and tasks are made of them.
+2. A list is used in other ways as far as the instruction leaves that open: one that names a rank, or a
+   search, has one way. Walks on released sites have one way each, too.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minirl.types import Task
-from minirl.worlds.fsm_file import load_goal
-from minirl.worlds.interpreter import World, apply, enabled, initial_state, met
+from minirl.worlds.fsm_file import Goal, load_goal
+from minirl.worlds.interpreter import (
+    State,
+    World,
+    apply,
+    enabled,
+    initial_state,
+    met,
+    parameter_values,
+)
 from minirl.worlds.search import Step
 
 
@@ -105,9 +118,50 @@ def solution_of(task: Task, world: World) -> list[Step]:
     """Return the path that a task carries. ValueError if it can't be taken on this site, or does not lead to
     the goal."""
     steps = [Step(id, params) for id, params in task.meta.get("solution", ())]
-    state = initial_state(world.fsm)
-    for step in steps:
-        state = apply(world.fsm, state, step.action_id, step.params)
-    if not all(met(state, load_goal(task.goal))):
+    if not all(met(state_after(world, steps), load_goal(task.goal))):
         raise ValueError(f"task {task.id} has no solution in {world.name}; make the site's tasks again")
     return steps
+
+
+def state_after(world: World, steps: Sequence[Step]) -> State:
+    """Return the state that a path leads to. ValueError if an action of it can't be taken as told."""
+    state = initial_state(world.fsm)
+    for step in steps:
+        after = apply(world.fsm, state, step.action_id, step.params)
+        if step.params not in parameter_values(world, state, step.action_id):
+            raise ValueError(f"{step.action_id} on {state.page} does not offer {dict(step.params)}")
+        state = after
+    return state
+
+
+def ways_of(task: Task, world: World) -> list[Task]:
+    """Return the task with its own solution, and then with others: before an item is opened, its list is
+    searched, filtered or ordered as well, by one of the ways that the instruction leaves open."""
+    steps = solution_of(task, world)
+    goal = load_goal(task.goal)
+    ways = [task]
+    for find in task.meta.get("finds", ()):
+        for name in find.get("others", ()):
+            path = _by_way(world, steps, goal, find, name)
+            if path:
+                id = f"{task.id}-{find['list']}-{name}"
+                meta = {**task.meta, "solution": in_json(path), "way": name}
+                ways.append(replace(task, id=id, meta=meta))
+    return ways
+
+
+def _by_way(
+    world: World, steps: Sequence[Step], goal: Goal, find: Mapping[str, Any], name: str
+) -> list[Step] | None:
+    """Return the steps with the first use of a list's way that leaves the item in sight, or None."""
+    (listing,) = [one for one in world.fsm.meta["lists"] if one["id"] == find["list"]]
+    page = listing["page"]
+    opening = Step(f"{page}_OPEN", {listing["one"]: find["item"]})
+    n = steps.index(opening)
+    action = f"{page}_{listing['ways'][name]['name'].upper()}"
+    for params in parameter_values(world, state_after(world, steps[:n]), action):
+        path = [*steps[:n], Step(action, params), *steps[n:]]
+        with contextlib.suppress(ValueError):
+            if all(met(state_after(world, path), goal)):
+                return path
+    return None

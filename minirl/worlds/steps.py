@@ -1,14 +1,16 @@
 """Recorded steps: solutions acted out, as rows of the file that AutoWebWorld's loader reads.
 
-    tasks --one_of_each--> tasks --recorded--> Replays --rows_of--> rows --mixed--> steps.json, pictures/
+    tasks --ways_of--> tasks --recorded--> Replays --one_of_each, rows_of--> rows --mixed--> steps.json
 
 benchmarks/recorded.py reads such a file. Points are pixels of the screenshot. Paper: AutoWebWorld, sections
 4.4 and 5.1, appendix A.2.4.
 
-1. The solutions are those that tasks carry; tasks with the same goal on the same site are taken for one.
+1. A goal's trajectories differ in how a list is searched, filtered or ordered; of those that are acted out
+   one is drawn. Tasks with the same goal on the same site are taken for one.
 2. A thought comes from a template unless a served model writes it (there, Gemini-2.5-Flash), and so does the
    instruction of a grounding row.
-3. The rows tell beyond the released ones what a response must hold.
+3. The rows tell beyond the released ones what a response must hold, and the state that the page was in.
+4. There are no negative trajectories, which the appendix has as an option.
 """
 
 import asyncio
@@ -30,6 +32,7 @@ from minirl.worlds.hand import row_of
 from minirl.worlds.interpreter import World
 from minirl.worlds.looks import read_table
 from minirl.worlds.replay import Replay, replay_sites
+from minirl.worlds.solutions import ways_of
 
 WORDS = read_table("thoughts")
 THOUGHTS, INSTRUCTIONS = WORDS["thoughts"], WORDS["asked"]  # by action
@@ -38,26 +41,30 @@ THOUGHT_TOKENS = 1024
 Json = dict[str, Any]
 
 
-def one_of_each(tasks: Sequence[Task], seed: int) -> list[Task]:
-    """Return one task, drawn by the seed, of those that have the same goal on the same site."""
-    by_goal: dict[tuple[str, str], list[Task]] = {}
-    for task in tasks:
+def one_of_each(replays: Sequence[tuple[Task, Replay]], seed: int) -> list[tuple[Task, Replay]]:
+    """Return one trajectory, drawn by the seed, of those that have the same goal on the same site."""
+    by_goal: dict[tuple[str, str], list[tuple[Task, Replay]]] = {}
+    for task, replay in replays:
         key = task.start_url, json.dumps(task.goal, sort_keys=True)
-        by_goal.setdefault(key, []).append(task)
+        by_goal.setdefault(key, []).append((task, replay))
     return [random.Random(f"{seed} {key}").choice(same) for key, same in by_goal.items()]
 
 
 async def recorded(
-    tasks: Sequence[Task], worlds: Mapping[str, World], config: BrowserConfig
+    tasks: Sequence[Task], worlds: Mapping[str, World], config: BrowserConfig, ways: int
 ) -> list[tuple[Task, Replay]]:
-    """Return the solutions of tasks, acted out with pictures; `worlds` are named as in the tasks' meta. Those
-    that fail are dropped and told. ValueError if a task's world is missing."""
+    """Return the solutions of tasks, acted out with pictures, in at most so many `ways` each; `worlds` are
+    named as in the tasks' meta. Those that fail are dropped and told. ValueError if a task's world is
+    missing, or is another one than it was made for."""
+    trajectories: list[Task] = []
     for task in tasks:
-        if task.meta.get("world") not in worlds:
+        name = task.meta.get("world", "")
+        if name not in worlds:
             raise ValueError(f"task {task.id} is on no site that is given: name its folder with --sites")
-    replays = await replay_sites(list(worlds.values()), config, tasks, has_pictures=True)
+        trajectories += ways_of(task, worlds[name])[:ways]
+    replays = await replay_sites(list(worlds.values()), config, trajectories, has_pictures=True)
     sound = []
-    for task in tasks:
+    for task in trajectories:
         replay = replays[task.meta["world"], task.id]
         if replay.reason:
             say(f"dropped: {task.id}: {replay.reason}")
@@ -92,6 +99,8 @@ async def rows_of(task: Task, replay: Replay, images: ImageFolder, endpoint: End
     for n, move in enumerate(moves):
         picture = images.put(replay.records[n].picture)
         row = {"instruction": task.instruction, "img_filename": f"pictures/{picture}.png", **move}
+        state = replay.records[n].state
+        row["state"] = {"page": state.page, "signature": dict(state.signature)}
         rows.append(row | {"history": "\n".join(history), "thought": thoughts[n]})
         history.append(f"Step {n + 1}: {spell(thoughts[n], actions[n])}")
     return rows
@@ -103,8 +112,9 @@ def without_tags(thought: str) -> str:
 
 
 def mixed(rows: Sequence[Json], share: float, seed: int) -> list[Json]:
-    """Return the rows, shuffled, with so many grounding rows among them that these are a `share` of all. Such
-    are steps that aim at something with words on it, each with an instruction for it alone."""
+    """Return the rows, shuffled, with so many grounding rows among them that these are a `share` of all, and
+    of the first rows as well, however many are taken. Such are steps that aim at something with words on it,
+    each with an instruction for it alone."""
     single_steps: dict[tuple[str, str], Json] = {}
     for row in rows:
         words = row.get("words")
@@ -115,9 +125,15 @@ def mixed(rows: Sequence[Json], share: float, seed: int) -> list[Json]:
             single_steps[row["img_filename"], instruction] = row | alone
     count = min(round(share / (1 - share) * len(rows)), len(single_steps))
     rng = random.Random(f"{seed} grounding")
-    out = [*rows, *rng.sample(list(single_steps.values()), count)]
-    rng.shuffle(out)
-    return [{name: value for name, value in row.items() if name != "words"} for row in out]
+    grounding = rng.sample(list(single_steps.values()), count)
+    steps = rng.sample(rows, len(rows))
+    total = len(rows) + count
+    out = []
+    for n in range(1, total + 1):
+        is_due = round(n * count / total) > round((n - 1) * count / total)
+        row = (grounding if is_due else steps).pop()
+        out.append({name: value for name, value in row.items() if name != "words"})
+    return out
 
 
 async def save_steps(

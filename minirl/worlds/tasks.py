@@ -9,8 +9,8 @@ what the session has noted in `done`.
 Paper: AutoWebWorld, section 4.4 and appendix B: three families of queries (from solutions, by what is seen,
 questions about the last screenshot) in five modes of access (search, scrolling, slider, order, checkbox).
 
-1. There a language model words them and drops the ambiguous ones; here templates do, and the records prove
-   them.
+1. There a language model words them and drops the ambiguous ones; here templates do, or a served model whose
+   words are checked (wording.py), and the records prove them.
 2. No item is both searched for by its title and described by its picture.
 """
 
@@ -69,6 +69,17 @@ def operations_of(world: World, steps: Sequence[Step]) -> list[str]:
     return operations
 
 
+def other_ways(listing: Json, family: str, mode: str) -> list[str]:
+    """Return the ways to use a list that do not go against an instruction: none where it tells a search or a
+    rank, and no search where the title is not told, or the list is to be scrolled."""
+    if mode == "search" or (family != "visual" and mode in ("slider", "sort", "checkbox")):
+        return []
+    ways = [way for way in listing["ways"] if way != mode]
+    if "search" in ways and (family == "visual" or mode == "scroll"):
+        ways.remove("search")
+    return ways
+
+
 class Draft:
     """One task while it is drawn: its sentences and its parts."""
 
@@ -121,7 +132,8 @@ class Draft:
 
     def find(self, listing: Json, family: str, mode: str) -> tuple[str, Json]:
         """Return a sentence by which one record of a list is to be opened, and what it says: how the list is
-        set, what tells the record from all others that are shown then, and its id."""
+        set, what tells the record from all others that are shown then, its id, and in which other ways the
+        list may be used as well."""
         many = listing["id"]
         way = listing["ways"].get(mode, {})
         words = {"many": many, "one": listing["one"]}
@@ -150,6 +162,7 @@ class Draft:
         setting = self.wording(WORDS["modes"][mode], **words)
         opening = self.wording(WORDS["targets"][kind], **{**record, **words})
         find = {"list": many, "set": settings, "target": target, "item": record["id"]}
+        find["others"] = other_ways(listing, family, mode)
         return f"{setting} and {opening}", find
 
     def shown(self, listing: Json, settings: Json) -> list[Mapping[str, Any]]:

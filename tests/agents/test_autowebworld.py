@@ -13,7 +13,7 @@ from PIL import Image
 from recorded import qwen_preprocessor, save_qwen2_5_vl
 
 from minirl.agents.autowebworld import ACTIONS, AutoWebWorldAgent, action_of, parse
-from minirl.config import AgentConfig, BrowserConfig, Config, ModelConfig
+from minirl.config import AgentConfig, BrowserConfig, Config, ModelConfig, SamplerConfig
 from minirl.context import ids_with_pictures
 from minirl.experiment import make_agent
 from minirl.model import encode, load_model, padded_inputs
@@ -137,6 +137,24 @@ async def test_points_are_mapped_by_a_factor_for_each_axis(agent):
     assert said == "<think>so</think><action>{'action': 'click', 'coordinate': [159, 81]}</action>"
     point = agent.tool_call(parse(said).calls[0], 320, 180).arguments["point_2d"]
     assert [point[0] * 0.32, point[1] * 0.18] == pytest.approx([260, 130], abs=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "points", "expected"),
+    [
+        ("remote", "picture", [500, 500]),
+        ("remote", "processor", [496.894, 494.505]),
+        ("auto", "picture", [496.894, 494.505]),  # our own model sees 1288 x 728
+    ],
+)
+async def test_a_served_models_points_are_of_the_picture_that_it_was_sent(folder, kind, points, expected):
+    config = Config("", agent=AgentConfig("autowebworld"), sampler=SamplerConfig(kind, points=points))
+    agent = make_agent(config, qwen_preprocessor(folder))
+    call = agent.tool_call(Call("click", {"coordinate": [640, 360]}), 1280, 720)
+    assert call.arguments["point_2d"] == pytest.approx(expected, abs=0.001)
+    said = agent.say("so", {"action": "click", "coordinate": [640, 360]}, (1280, 720))
+    point = agent.tool_call(parse(said).calls[0], 1280, 720).arguments["point_2d"]
+    assert point == pytest.approx([500, 500], abs=0.5), "a recorded step is told in the same pixels"
 
 
 async def test_a_random_qwen2_5_vl_is_loaded_and_sees_the_picture(folder, png):

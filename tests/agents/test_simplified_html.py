@@ -1,7 +1,5 @@
 """Simplified HTML: the released parser's own output, and that the numbers shown are what a click reaches."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from html import escape, unescape

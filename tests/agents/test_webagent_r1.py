@@ -1,7 +1,5 @@
 """The text agent's language: what is read, what is refused, and what each action does in Chromium."""
 
-from __future__ import annotations
-
 import sys
 import time
 import warnings
@@ -117,7 +115,8 @@ async def test_without_thinking_and_without_feedback():
     """The prompt does not ask for thoughts; what failed is told all the same."""
     assert "<think>" in system_prompt(False, True) and "<answer>" in system_prompt(False, True)
     assert "<think>" not in system_prompt(False, False) and "{" not in system_prompt(False, False)
-    failed, clicked = "Click: failed, element 3 is gone.", "Click: clicked button."
+    failed = "Failed: `Click` execution failed: element 3 is gone."
+    clicked = "Succeed: `Click` on <button> executed."
     quiet = AgentConfig(kind="text", feedback=False)
     assert WebAgentR1Agent(quiet).visible_feedback(Parsed(), (failed, clicked)) == (failed,)
     assert OpenWebRLAgent(quiet).visible_feedback(Parsed(), (failed,)) == (), "the visual ablation"
@@ -153,7 +152,7 @@ async def log(session) -> list[str]:
 
 
 async def test_click_right_click_hover_and_scrolling_by_two_thirds(session):
-    assert 'clicked button "B"' in await do(session, f'do(action="Click", element="{BUTTON}")')
+    assert '`Click` on <button> "B" executed.' in await do(session, f'do(action="Click", element="{BUTTON}")')
     await do(session, f'do(action="Right Click", element="{BUTTON}")')
     assert await log(session) == ["over", "click", "menu"]
     await session.page.mouse.move(500, 500)
@@ -232,10 +231,12 @@ async def test_back_and_forward(session):
 
 async def test_wait_and_exit(session):
     start = time.monotonic()
-    assert "waited 3 s" in await do(session, 'do(action="Wait")')
+    assert "waited 3 seconds" in await do(session, 'do(action="Wait")')
     assert time.monotonic() - start >= 3
     agent, (call,) = WebAgentR1Agent(AgentConfig(kind="text")), parse('exit(message="4")').calls
-    assert agent.final_call == (call.name, *call.arguments) and "ended" in await agent.act(session, call)
+    assert agent.final_call == (call.name, *call.arguments) and "Response: 4" in await agent.act(
+        session, call
+    )
 
 
 async def test_a_page_that_hangs_is_revived(pool, monkeypatch):

@@ -1,8 +1,6 @@
 """WebArena's rules: texts and addresses compared by hand-computed cases, then whole tasks of every kind on
 stand-ins of the sites in a real Chromium, each done rightly and wrongly."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Task files of public benchmarks: every format is recognised, and what is broken is named, never raised."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

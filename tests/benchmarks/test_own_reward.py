@@ -1,7 +1,5 @@
 """Rewards of the user's own, on pages in a real Chromium, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

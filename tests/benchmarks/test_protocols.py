@@ -1,7 +1,5 @@
 """Protocols against the papers' tables."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recorded steps: the released reward to the letter, rows read and refused, and their episodes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Which tasks serve what: generated or from files, and never trained on where they are held out."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

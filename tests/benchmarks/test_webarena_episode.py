@@ -1,8 +1,6 @@
 """Episodes on stand-ins of WebArena's sites, through all that an evaluation has: what a served model says
 goes in at one end, and rewards come out at the other."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

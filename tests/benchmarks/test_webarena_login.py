@@ -1,7 +1,5 @@
 """WebArena's logins, tabs and resets, on stand-ins of the sites."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

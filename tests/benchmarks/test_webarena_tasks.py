@@ -1,7 +1,5 @@
 """WebArena's records, all of them and broken ones; what they may ask of a page; the sites' addresses."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gzip

@@ -1,7 +1,5 @@
 """What the guard lets through: names, addresses, lists, and how often."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

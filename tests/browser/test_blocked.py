@@ -1,7 +1,5 @@
 """Pages that keep visitors out, and pages that only look so: both error rates, in a real Chromium."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

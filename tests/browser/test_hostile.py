@@ -1,7 +1,5 @@
 """Episodes on pages that do what live pages do: each has its feedback and its `Stop`, in real Chromium."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -156,7 +154,7 @@ async def test_an_address_that_never_rests_is_not_waited_for_without_end(pool, s
     async with pool.session() as session:
         await session.start(f"{site}/bounce")
         line = await carry_out(session, made('wait {"seconds": 0.3}'))
-        assert f"Now at {site}/bounce?n=" in line
+        assert f"Page navigated to {site}/bounce?n=" in line
 
 
 async def test_a_tab_that_closes_before_the_browser_has_answered_was_clicked_all_the_same(pool, site):
@@ -244,7 +242,7 @@ async def test_private_addresses_are_refused_wherever_they_come_from(play, site)
     assert start.stop is Stop.SITE_ERROR and "denied domains" in start.error
     assert denied.endswith("www.shop.test is on the list of denied domains.")
     assert trajectory.stop is Stop.DONE and hits["/secret"] == 0 and hits["/to-private"] == 1
-    assert typed == "goto_url: failed, 127.0.0.1 is a private address."
+    assert typed == "Failed: `goto_url` execution failed: 127.0.0.1 is a private address."
     for line in (linked, redirected):
         assert "The page that it leads to could not be loaded (127.0.0.1 is a private address)." in line
 

@@ -1,7 +1,5 @@
 """Episodes side by side, in real Chromium: what one page does is no other episode's trouble."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

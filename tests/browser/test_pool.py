@@ -1,7 +1,5 @@
 """Browsers elsewhere, by their addresses; the manifest of a pool of them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -71,7 +69,7 @@ async def test_episodes_in_a_browser_elsewhere(address, site):
                 before = await session.page.evaluate("document.cookie")
                 await session.page.evaluate(f"document.cookie = 'n={n}'")
                 line = await do(session, "click", point_2d=LINK)
-                assert f"Now at {site}/two." in line and " - Two" in (await observe(session)).text
+                assert f"Page navigated to {site}/two." in line and " - Two" in (await observe(session)).text
                 return before
 
         assert await asyncio.gather(*map(visit, range(4))) == [""] * 4

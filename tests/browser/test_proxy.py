@@ -1,7 +1,5 @@
 """The proxy by itself, and a Chromium that tries to get around it."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

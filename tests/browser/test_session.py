@@ -1,11 +1,10 @@
 """Sessions, the pool and all thirteen tools, in a real Chromium on a small local site."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -53,12 +52,15 @@ async def log(session: Session) -> list[Any]:
 
 async def test_a_click_says_what_it_hit_and_where_it_led(session, site):
     line = await do(session, "click", point_2d=LINK)
-    assert line == f'click: clicked link "To page two" at [100, 62.5]. Now at {site}/two.'
+    assert (
+        line == f'Succeed: `click` on <a> "To page two" at (100, 62) executed. Page navigated to {site}/two.'
+    )
 
 
 async def test_a_click_on_nothing_may_be_double_or_with_another_button(session):
     line = await do(session, "click", point_2d=NOTHING)
-    assert line == "click: clicked the page at [960, 950]. Nothing on the page changed."
+    note = "Note: no visible navigation or new tab detected."
+    assert line == f"Succeed: `click` on the page at (960, 950) executed. {note}"
     assert [kind for kind, *_ in await log(session)] == ["mousedown", "mouseup", "click"]
     await do(session, "click", point_2d=NOTHING, clicks=2)
     assert ["dblclick", 480, 380] in await log(session)
@@ -73,22 +75,24 @@ async def test_a_click_on_nothing_may_be_double_or_with_another_button(session):
 
 async def test_drag_hover_wait_and_done(session):
     line = await do(session, "drag", start_point_2d=NOTHING, end_point_2d=TIP)
-    assert line.startswith("drag: dragged ")
+    assert line.startswith("Succeed: `drag` executed.")
     events = await log(session)
     assert events[0] == ["mousedown", 480, 380] and ["mouseup", 380, 75] in events
     await do(session, "hover", point_2d=NOTHING)
     line = await do(session, "hover", point_2d=TIP)
-    assert line == 'hover: the pointer is over div "Tip" at [760, 187.5].'
+    assert line == 'Succeed: `hover` on <div> "Tip" at (760, 188) executed.'
     assert await session.page.title() == "hovered"
     before = time.monotonic()
-    assert await do(session, "wait", seconds=0.2) == "wait: waited 0.2 s."
+    assert await do(session, "wait", seconds=0.2) == "Succeed: waited 0.2 seconds."
     assert time.monotonic() - before >= 0.2
-    assert await do(session, "done", response="42") == "done: task ended." and await log(session) == []
+    assert await do(session, "done", response="42") == "Succeed: task marked as done. Response: 42"
+    assert await log(session) == []
 
 
 async def test_write_replaces_the_text_of_the_focused_field(session):
     await do(session, "click", point_2d=FIELD)
-    assert await do(session, "write", message="Zoë, 3 €") == "write: typed 'Zoë, 3 €' into input \"Name\"."
+    line = await do(session, "write", message="Zoë, 3 €")
+    assert line == 'Succeed: `write` typed "Zoë, 3 €" into <input> "Name".'
     assert await session.page.input_value("input") == "Zoë, 3 €"
     with pytest.raises(ToolFailure, match="empty"):
         await do(session, "write", message="")
@@ -98,11 +102,11 @@ async def test_keys_one_after_the_other_and_together(session):
     await do(session, "click", point_2d=FIELD)
     await log(session)
     line = await do(session, "press_keys", keys=["end", "x", "Return"])
-    assert line == "press_keys: pressed End, x, Enter."
+    assert line == "Succeed: `press_keys` ['End', 'x', 'Enter'] executed."
     assert await log(session) == ["End", "x", "Enter"]
     assert await session.page.input_value("input") == "beforex"
     line = await do(session, "press_keys", keys=["ctrl", "a"], is_hotkey=True)
-    assert line == "press_keys: pressed Control+a."
+    assert line == "Succeed: `press_keys` ['Control', 'a'] executed."
     await do(session, "press_keys", keys=["del"])
     assert await session.page.input_value("input") == ""
     await do(session, "press_keys", keys=["y"], presses=3)
@@ -115,26 +119,66 @@ async def test_scrolling_an_area_and_the_page_up_to_its_end(session):
     tops = "[scrollY, document.querySelector('#area').scrollTop]"
     await do(session, "scroll", point_2d=AREA, amount=0.1)
     await do(session, "scroll", point_2d=AREA, amount=1)
-    assert "did not move down" in await do(session, "scroll", point_2d=AREA)
+    note = "Note: page scroll position did not change and may be at a boundary."
+    assert note in await do(session, "scroll", point_2d=AREA)
     assert await session.page.evaluate(tops) == [0, 150]
-    assert await do(session, "scroll") == "scroll: scrolled the page down by 50% of the screen."
+    assert await do(session, "scroll") == "Succeed: `scroll` down by 50% executed."
     assert await session.page.evaluate("scrollY") == HEIGHT / 2
     line = await do(session, "scroll", direction="up", amount=0.25)
-    assert line == "scroll: scrolled the page up by 25% of the screen."
+    assert line == "Succeed: `scroll` up by 25% executed."
     assert await session.page.evaluate("scrollY") == HEIGHT / 4
     line = await do(session, "scroll", direction="up", amount=1)
-    assert line == "scroll: scrolled the page up by 25% of the screen. That is its top."
-    for direction, end in (("up", "top"), ("left", "left end"), ("right", "right end")):
+    assert line == "Succeed: `scroll` up by 100% executed. That is its top."
+    for direction in ("up", "left", "right"):
         line = await do(session, "scroll", direction=direction)
-        assert line == f"scroll: the page did not move {direction}; it may be at its {end}."
+        assert line == f"Succeed: `scroll` {direction} by 50% executed. {note}"
     with pytest.raises(ToolFailure, match="direction must be one of"):
         await do(session, "scroll", direction="sideways")
 
 
+FORM = """<style>* { margin: 0 } body > * { position: absolute; left: 10px; width: 80px; height: 30px }
+</style>
+<button style="top: 10px" onclick="location.hash = 'found'">Search</button>
+<div style="top: 60px">Nothing happens here, however often</div>
+<input style="top: 110px" role="combobox" aria-label="Search"
+  onkeydown="if (event.key === 'Enter') location.hash = 'entered'">
+<input style="top: 160px" placeholder="City" oninput="this.value = 'New York, NY'">"""
+NAVIGATED = r"Page navigated to http://\S+#\w+\."
+TABLE_5 = [
+    ("click", {"point_2d": point(50, 25)},
+     rf'Succeed: `click` on <button> "Search" at \(\d+, \d+\) executed\. {NAVIGATED}'),
+    ("click", {"point_2d": point(50, 75)},
+     r'Succeed: `click` on <div> "Nothing happens here, however \.\.\." at \(\d+, \d+\) executed\. '
+     r"Note: no visible navigation or new tab detected\."),
+    ("click", {"point_2d": point(50, 125)}, ".*"),
+    ("write", {"message": "Alpine Ridge"},
+     r'Succeed: `write` typed "Alpine Ridge" into <input> role=combobox "Search"\.'),
+    ("press_keys", {"keys": ["return"]}, rf"Succeed: `press_keys` \['Enter'\] executed\. {NAVIGATED}"),
+    ("click", {"point_2d": point(50, 175)}, ".*"),
+    ("write", {"message": "New"},
+     r'Succeed: `write` .*\. Note: the field\'s actual value is "New York, NY", '
+     r"which differs from the typed text\."),
+    ("scroll", {"direction": "down"},
+     r"Succeed: `scroll` down by 50% executed\. "
+     r"Note: page scroll position did not change and may be at a boundary\."),
+    ("switch_tab", {"tab_index": 0}, r"Succeed: `switch_tab` switched to tab 0 \(http://\S+\)\."),
+    ("done", {"response": "42"}, r"Succeed: task marked as done\. Response: 42"),
+]  # fmt: skip
+
+
+async def test_feedback_reads_as_in_the_papers_table_5(session):
+    """So that public records, released checkpoints and reinforcement speak alike."""
+    await session.page.set_content(FORM)
+    for name, arguments, pattern in TABLE_5:
+        line = await do(session, name, **arguments)
+        assert re.fullmatch(pattern, line), line
+
+
 async def test_goto_and_back(session, site):
     address = site.removeprefix("http://")
-    assert await do(session, "goto_url", url=f"http://{address}/two") == (f"goto_url: now at {site}/two.")
-    assert await do(session, "go_back") == f"go_back: now at {site}/."
+    line = await do(session, "goto_url", url=f"http://{address}/two")
+    assert line == f"Succeed: `goto_url` navigated to {site}/two."
+    assert await do(session, "go_back") == "Succeed: `go_back` executed."
     with pytest.raises(ToolFailure, match="there is no earlier page"):
         await do(session, "go_back")
         await do(session, "go_back")
@@ -153,15 +197,15 @@ async def test_other_schemes_and_what_does_not_answer_are_the_agents_news(sessio
 async def test_tabs_open_change_and_close(session, site):
     with pytest.raises(ToolFailure, match="the last tab can't be closed"):
         await do(session, "close_tab")
-    assert await do(session, "new_tab") == "new_tab: opened tab 1."
+    assert await do(session, "new_tab") == "Succeed: `new_tab` opened blank tab (tab 1)."
     assert (await session.tabs())[1] == 1
-    assert await do(session, "goto_url", url=f"{site}/two") == f"goto_url: now at {site}/two."
+    await do(session, "goto_url", url=f"{site}/two")
     line = await do(session, "switch_tab", tab_index=0)
-    assert line == f"switch_tab: tab 0 is the current one, at {site}/."
+    assert line == f"Succeed: `switch_tab` switched to tab 0 ({site}/)."
     assert await session.tabs() == ([(f"{site}/", "Home"), (f"{site}/two", "Two")], 0)
     with pytest.raises(ToolFailure, match="there is no tab 2; the last is 1"):
         await do(session, "switch_tab", tab_index=2)
-    assert await do(session, "close_tab") == (f"close_tab: closed; tab 0 is the current one, at {site}/two.")
+    assert await do(session, "close_tab") == "Succeed: `close_tab` closed tab 0, now on tab 0."
     assert await session.tabs() == ([(f"{site}/two", "Two")], 0)
     assert (await observe(session)).image
 
@@ -218,7 +262,7 @@ async def test_a_killed_browser_takes_only_its_own_sessions_and_is_replaced(site
                 for _ in range(3):  # the first call may be told before the death is known
                     await do(second, "hover", point_2d=TIP)
             assert caught.value.stop is Stop.INFRA_ERROR
-            assert "Now at" in await do(first, "click", point_2d=LINK)
+            assert "Page navigated to" in await do(first, "click", point_2d=LINK)
         assert pool.launches == 2
         async with pool.session() as third:  # in the least loaded one
             await third.start(f"{site}/")

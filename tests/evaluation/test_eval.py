@@ -11,11 +11,12 @@ from types import ModuleType
 
 import pytest
 
+import train
 from minirl.config import TaskConfig, to_json
 from minirl.evaluation.resume import EvalScriptConfig
 from minirl.recipes import openwebrl_4b, tiny
 from minirl.run_folder import Run, save_tasks
-from minirl.types import Task
+from minirl.types import Task, Trajectory
 
 TASKS = [Task(f"task-{i}", "Do it.", "http://shop-0.test/") for i in range(20)]
 
@@ -104,6 +105,35 @@ def test_a_checkpoint_is_evaluated_from_the_command_line(eval_script, tmp_path, 
     (row,) = Run(tmp_path / "first-eval").evals()
     assert (row["label"], row["n"], row["invalid"]) == ("eval_step_00004", 2, 1)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+@pytest.mark.more
+def test_a_runs_last_evaluation_is_repeated_without_its_flags(eval_script, tmp_path, capsys):
+    """What an ablated agent is shown and says, token by token, is what it was at the end of train.py. A flag
+    makes it another agent, and is told."""
+    name = ["--name", str(tmp_path / "ablated")]
+    small = {"agent.screenshots": 2, "browser.height": 240, "browser.browsers": 1, "eval.temperature": 0}
+    small |= {"eval.episodes": 2, "eval.max-steps": 3, "eval.response-tokens": 30, "agent.response-tokens": 8}
+    small |= {"steps": 1, "rollout.group": 2, "rollout.groups": 1, "rollout.max-steps": 1}
+    flags = [f"--{flag}={value}" for flag, value in small.items()]
+    flags += ["--agent.no-feedback", "--rollout.no-dynamic", "--warm-start", "none"]
+    train.run(["tiny", *name, *flags])
+    trained = Run(tmp_path / "ablated").load_trajectories("after_rl")
+    capsys.readouterr()
+
+    eval_script.run(["tiny", *name])
+    assert "unlike the run" not in capsys.readouterr().out
+    eval_script.run(["tiny", *name, "--agent.feedback", "--agent.screenshots", "1"])
+    told = "unlike the run: agent.screenshots 1 (2), agent.feedback True (False)\n"
+    assert told in capsys.readouterr().out
+    again, other = (
+        Run(tmp_path / "ablated-eval").load_trajectories(f"eval_step_00001{n}") for n in ("", "-2")
+    )
+
+    def spoken(trajectories: list[Trajectory]) -> list[list[tuple]]:
+        return [[(turn.suffix, turn.response_ids) for turn in t.turns] for t in trajectories]
+
+    assert spoken(again) == spoken(trained) != spoken(other)
 
 
 @pytest.mark.more

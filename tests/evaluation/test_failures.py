@@ -107,6 +107,28 @@ def test_why_an_episode_failed(trajectory, verdict, category):
     assert category_of(replace(trajectory, verdict=verdict)) == category
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Failed: `click` execution failed: there is nothing to click on.",
+        '`click` on <button> "Go" at (1, 1) executed. Note: no visible navigation or new tab detected.',
+        "`scroll` down by 50% at (1, 1) executed. Note: page scroll position did not change and may be at a "
+        "boundary.",
+        '`write` typed "a" into <input>. Note: the actual value is "b", which differs from the typed text.',
+        FAILED,
+        IDLE,
+        "scroll: the page did not move down; it may be at its end.",
+        "write: typed 'a'. But input now holds 'b', which differs from what was typed.",
+    ],
+)
+def test_calls_that_missed_are_told_by_their_feedback_in_both_wordings(line):
+    """That of OpenWebRL's table 5, and that of earlier versions' dumps."""
+    works = "Succeed: `click` on <button> executed. Page navigated to http://shop-0.test/."
+    for done in (works, WORKS):
+        assert category_of(episode(turn("", 1, line), turn("", 1, done))) == "grounding"
+        assert category_of(episode(turn("", 1, done), turn("", 1, done))) == "reasoning"
+
+
 @pytest.mark.parametrize("stop", Stop)
 def test_every_failure_has_a_category(stop):
     category = category_of(episode(stop=stop))

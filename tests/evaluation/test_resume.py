@@ -15,13 +15,21 @@ from workers import make_worker
 
 from minirl.benchmarks.protocols import PROTOCOLS
 from minirl.benchmarks.task_sets import make_task_sets
+from minirl.config import to_json
 from minirl.distributed import Ranks
 from minirl.evaluation import resume
 from minirl.evaluation.results import Evaluation, Result, ResultsFile, read_results, write_results
-from minirl.evaluation.resume import EvalScriptConfig, Ledger, label_of, select_tasks, settings
+from minirl.evaluation.resume import (
+    EvalScriptConfig,
+    Ledger,
+    label_of,
+    select_tasks,
+    settings,
+    unlike_run,
+)
 from minirl.evaluation.tables import UNNAMED
 from minirl.model import Preprocessor
-from minirl.recipes import tiny, tiny_text
+from minirl.recipes import RECIPES, tiny, tiny_text
 from minirl.rollout import RolloutWorker
 from minirl.run_folder import Run
 from minirl.types import Sample, SamplerError, Stop, Task, Trajectory, Turn
@@ -263,10 +271,104 @@ def test_tasks_are_those_of_the_protocol_the_first_so_many_of_them(resolve):
 def test_what_flags_mean_for_others(eval_script, resolve):
     served = ["--sampler", "remote", "--endpoint.url", "http://127.0.0.1:1/v1", "--endpoint.model", "x"]
     config = eval_script.read_config(["--protocol", "webvoyager-official", *served])
-    assert (config.eval.top_k, config.model.path) == (0, "tiny"), "the recipe's tokenizer measures"
+    assert (config.eval.top_k, config.model.path) == (20, "tiny"), "the recipe's tokenizer measures"
     config = resolve("tiny-text", "--tasks", "some/file.jsonl", "--seeds", "1", "0", "1")
     assert config.task == replace(tiny_text().task, heldout="some/file.jsonl")
     assert (config.recipe, config.seeds) == ("tiny_text", (0, 1))
+
+
+# What a run of `tiny` had otherwise, by flag
+ABLATED = {"agent.feedback": False, "agent.screenshots": 2, "agent.prompt": "mine.md", "browser.height": 720}
+ABLATED |= {"model.max_pixels": 9999, "eval.response_tokens": 80, "rollout.group": 4, "reward.by": "judge"}
+
+
+@pytest.fixture
+def ablated(tmp_path: Path) -> Path:
+    """A run that was trained with other settings than its recipe's."""
+    run = tmp_path / "ablated"
+    saved = to_json(tiny())
+    for name, value in ABLATED.items():
+        part, field = name.split(".")
+        saved[part][field] = value
+    Run(run).write_config(saved)
+    (run / "checkpoints" / "step_00004").mkdir(parents=True)
+    return run
+
+
+def conditions(config: EvalScriptConfig) -> list[object]:
+    agent, browser = config.agent, config.browser
+    limits = (browser.height, config.model.max_pixels, config.eval.response_tokens)
+    return [agent.feedback, agent.screenshots, agent.prompt, *limits]
+
+
+def test_a_run_is_evaluated_as_it_was_trained(eval_script, tmp_path, ablated):
+    """Also by its newest checkpoint's name, by way of a server, and where another recipe is named."""
+    trained = [False, 2, Path("mine.md"), 720, 9999, 80]
+    checkpoint = str(ablated / "checkpoints" / "step_00004")
+    served = ["--sampler", "remote", "--endpoint.model", "x"]
+    by_name = ["--name", str(ablated)]
+    commands = [by_name, [*by_name, *served], ["tiny-text", *by_name], ["--model.path", checkpoint]]
+    for command in commands:
+        config = eval_script.read_config(command)
+        assert conditions(config) == trained
+        assert (config.rollout, config.reward.by) == (RECIPES[config.recipe]().rollout, "task")
+    assert eval_script.read_config(by_name).model.path == checkpoint
+    flags = ["--agent.feedback", "--browser.height", "360"]
+    assert conditions(eval_script.read_config([*by_name, *flags])) == [
+        True,
+        2,
+        Path("mine.md"),
+        360,
+        9999,
+        80,
+    ]
+    other = ["--name", str(tmp_path / "nowhere"), "--model.path", "some/model"]
+    assert conditions(eval_script.read_config(other)) == conditions(EvalScriptConfig(**vars(tiny())))
+
+
+def test_a_protocol_leaves_the_agent_as_it_was_trained(eval_script, ablated):
+    config = eval_script.read_config(["--name", str(ablated), "--protocol", "webvoyager-official"])
+    assert conditions(config) == [False, 2, Path("mine.md"), 720, 9999, 4096]
+    assert (config.eval.temperature, config.eval.max_steps, config.agent.context_tokens) == (0.6, 30, 1024)
+
+
+def test_what_is_unlike_the_run_is_named(eval_script, ablated):
+    by_name = ["--name", str(ablated)]
+    assert unlike_run(eval_script.read_config(by_name)) == []
+    flags = ["--agent.feedback", "--eval.max-steps", "9", "--task.heldout", "shops:1-2", "--seed", "3"]
+    expected = ["agent.feedback True (False)", "eval.max_steps 9 (6)"]
+    assert unlike_run(eval_script.read_config([*by_name, *flags])) == expected
+    served = ["--sampler", "remote", "--endpoint.model", "x"]
+    assert unlike_run(eval_script.read_config([*by_name, *served, *flags])) == expected
+    weights = ["--model.path", str(ablated / "checkpoints" / "step_00004")]
+    assert unlike_run(eval_script.read_config([*weights, *flags])) == expected, "the weights' own run"
+
+
+def test_a_run_with_settings_of_another_version_is_refused(eval_script, ablated):
+    saved = Run(ablated).config()
+    saved["agent"]["history"] = "all"
+    Run(ablated).write_config(saved)
+    with pytest.raises(ValueError, match="ablated was made by another version, with agent.history; evaluate"):
+        eval_script.read_config(["--name", str(ablated)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_refused"),
+    [
+        (["--protocol", "webarena-lite-official"], True),
+        (["webagent-r1-3b"], True),
+        (["--reward.after", "any"], True),
+        (["tiny-text"], False),
+        (["webagent-r1-3b", "--protocol", "webvoyager-official"], False),
+    ],
+)
+def test_smaller_budgets_are_not_counted_where_a_page_is_graded_at_its_limit(resolve, flags, is_refused):
+    budgets = ["--success-within", "5", "10"]
+    if is_refused:
+        with pytest.raises(ValueError, match="give --eval.max-steps instead, and evaluate once for each"):
+            resolve(*flags, *budgets)
+    else:
+        assert resolve(*flags, *budgets).eval.max_steps == 10
 
 
 @pytest.mark.parametrize(

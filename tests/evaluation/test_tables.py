@@ -15,6 +15,7 @@ from workers import make_worker
 
 from minirl.benchmarks.protocols import protocol_of
 from minirl.config import EndpointConfig
+from minirl.console import CONSOLE
 from minirl.evaluation.results import Evaluation, Result, by_task, paired, write_results
 from minirl.evaluation.tables import UNNAMED, compare, curve, show
 from minirl.judges.intervals import wilson
@@ -45,7 +46,6 @@ def test_both_rates_the_rule_and_what_was_aborted(capsys):
         assert f"protocol {protocol.name or 'none'}: {protocol.rule}\n" in printed
         assert "ended by done 8, infra_error 1, timeout 1\n" in printed
         assert "aborted: task-8: infra_error: the reason\n" in printed
-        assert "8 episodes that were not aborted: 3.0 steps, 0 response" in printed
         assert "cost of all: $2.00" in printed
 
 
@@ -72,6 +72,64 @@ def rows(capsys) -> list[list[str]]:
     """The cells of the tables that have been printed."""
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def test_means_of_all_episodes_of_those_not_aborted_and_of_successes(capsys):
+    """Steps 2, 4, 9, 30 and 1; the last was aborted, whatever its judge said."""
+    steps, tokens, lengths = (2, 4, 9, 30, 1), (20, 60, 90, 300, 5), (100, 300, 500, 2000, 50)
+    stops = [Stop.DONE] * 3 + [Stop.MAX_STEPS, Stop.TIMEOUT]
+    results = [
+        result(i, stops[i], i in (0, 1, 4), steps=steps[i], response_tokens=tokens[i], length=lengths[i])
+        for i in range(5)
+    ]
+    show(results, UNNAMED)
+    cells = {row[0]: row[1:] for row in rows(capsys)}
+    # 46 steps and 475 tokens in five, 45 and 470 in four, 6 and 80 in two; of five lengths the fifth, of four
+    # the fourth and of two the second is the first that 90% don't exceed
+    assert cells["all"] == ["5", "9.2", "95.0", "10.3", "590.0", "2000.0"]
+    assert cells["not aborted"] == ["4", "11.2", "117.5", "10.4", "725.0", "2000.0"]
+    assert cells["successes"] == ["2", "3.0", "40.0", "13.3", "200.0", "300.0"]
+    show(results[3:4], UNNAMED)
+    assert "successes" not in {row[0] for row in rows(capsys)}, "there are none"
+
+
+def screenspot(counts: dict[tuple[str, str], tuple[int, int]]) -> list[Result]:
+    """So many right clicks of so many pictures, by platform and kind."""
+    results = []
+    for (site, kind), (right, n) in counts.items():
+        place = {"site": site, "difficulty": kind}
+        results += [result(len(results) + i, success=i < right, **place) for i in range(n)]
+    return results
+
+
+def test_screenspots_kinds_are_crossed_with_its_platforms(capsys, monkeypatch):
+    """AutoWebWorld's table 4, of Qwen2.5-VL-7B; its overall rate is by samples."""
+    monkeypatch.setattr(CONSOLE, "width", 110)
+    counts = {("mobile", "text"): (278, 290), ("mobile", "icon"): (165, 211)}
+    counts |= {("desktop", "text"): (167, 194), ("desktop", "icon"): (92, 140)}
+    counts |= {("web", "text"): (215, 234), ("web", "icon"): (162, 203)}
+    show(screenspot(counts), WEBVOYAGER)
+    overall, *others = rows(capsys)
+    cells = {row[0]: (row[1], row[3]) for row in others}
+    assert cells["mobile, text"] == ("95.9%", "290") and cells["mobile, icon"] == ("78.2%", "211")
+    assert cells["desktop, text"] == ("86.1%", "194") and cells["desktop, icon"] == ("65.7%", "140")
+    assert cells["web, text"] == ("91.9%", "234") and cells["web, icon"] == ("79.8%", "203")
+    assert (overall[1], overall[3]) == ("84.8%", "1272")
+    show(screenspot(dict(list(counts.items())[:2])), WEBVOYAGER)
+    assert "mobile, text" not in {row[0] for row in rows(capsys)}, "one platform has its kinds already"
+    many = [result(i, site=str(i % 7), difficulty="ab"[i % 2]) for i in range(28)]
+    show(many, WEBVOYAGER)
+    assert "0, a" not in {row[0] for row in rows(capsys)}, "14 rows say little"
+
+
+def test_a_mean_of_kinds(capsys):
+    """AutoWebWorld's table 5: icon 8.8 and text 46.1 are 27.5 in the mean; by samples 31.9."""
+    results = screenspot({("linux", "icon"): (53, 604), ("linux", "text"): (450, 977)})
+    show(results, replace(WEBVOYAGER, average="kinds"))
+    printed = capsys.readouterr().out
+    assert "success: 27.4% (" in printed and "the mean of kinds, 503 of 1581 episodes" in printed
+    show(results, WEBVOYAGER)
+    assert "success: 31.8% (" in capsys.readouterr().out
 
 
 def test_success_within_so_many_turns(capsys):
@@ -104,7 +162,7 @@ def test_a_mean_over_sites_is_called_one(capsys):
     macro = protocol_of("autowebworld-official")
     show(results, macro)
     printed = capsys.readouterr().out
-    assert "success: 37.5% (" in printed and "the mean of 2 sites, 3 of 6 episodes of 6 tasks" in printed
+    assert "success: 37.5% (" in printed and "the mean of sites, 3 of 6 episodes of 6 tasks" in printed
 
 
 def write(path: Path, results: list[Result], protocol=WEBVOYAGER, **config) -> Path:

@@ -1,7 +1,5 @@
 """R1-CoT: other thoughts, the same actions."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

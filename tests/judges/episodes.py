@@ -1,7 +1,5 @@
 """Episodes for judges, made by hand, and what a judge is shown of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from minirl.types import Call, Message, Parsed, Task, Trajectory, Turn
@@ -40,7 +38,9 @@ def turn(name: str = "click", image: str = "", feedback: str = "", **arguments: 
 
 
 def episode(*turns: Turn, answer: str = "Ordered.", **fields: object) -> Trajectory:
-    last = turn("done", image="last", feedback="done: task ended.", response=answer)
+    last = turn(
+        "done", image="last", feedback=f"Succeed: task marked as done. Response: {answer}", response=answer
+    )
     return Trajectory(TASK, 0, turns=(*turns, last), answer=answer, **fields)
 
 

@@ -12,8 +12,8 @@ from episodes import PNGS, TASK, Gone, episode, pictures_of, turn, words_of
 from minirl.benchmarks.protocols import GPT_41
 from minirl.cli.command_line import from_command_line
 from minirl.config import Input, JudgeConfig
-from minirl.judges.rubrics import RUBRICS, Question
-from minirl.types import Call, Message, Parsed, Task, Trajectory, Turn
+from minirl.judges.rubrics import RUBRICS, Question, lacks_answer
+from minirl.types import Call, Message, Parsed, Stop, Task, Trajectory, Turn
 
 JUDGED = tuple(name for name in get_args(Input) if name not in ("rules", "brief"))
 
@@ -129,13 +129,19 @@ def test_no_text_can_forge_the_frame(input):
 
 
 def test_openwebrls_judge_sees_task_answer_actions_and_reports():
-    steps = [turn("click", f"shot{n}", f"click: clicked {n}.", point_2d=[n, 500]) for n in range(1, 5)]
+    steps = [
+        turn("click", f"shot{n}", f'Succeed: `click` on <a> "{n}" executed.', point_2d=[n, 500])
+        for n in range(1, 5)
+    ]
     (role, (system,)), (user, parts) = shown(episode(*steps, answer="Two mugs."))
     assert (role, user) == ("system", "user") and system.endswith("SUCCESS\nNOT SUCCESS")
     text = parts[0]
     assert "Task:\n> Order 2 red mugs\n" in text and "final answer:\n> Two mugs.\n" in text
-    assert '> Step 2: click({"point_2d": [2, 500]}) -> click: clicked 2.\n' in text
-    assert '> Step 5: done({"response": "Two mugs."}) -> done: task ended.\n' in text
+    assert '> Step 2: click({"point_2d": [2, 500]}) -> Succeed: `click` on <a> "2" executed.\n' in text
+    assert (
+        '> Step 5: done({"response": "Two mugs."}) -> Succeed: task marked as done. Response: Two mugs.\n'
+        in text
+    )
     assert "because" not in text and "why" not in text, "the agent's reasoning is not shown"
     assert 'begins with "> "' in text and "alone on the last line" in parts[-1]
 
@@ -156,6 +162,17 @@ def test_thoughts_actions_and_traces_step_by_step():
         '> Action 1: done({"response": "[response]"})\n'
         "> Report 1: [report]\n"
     ) in words_of(shown(marked(1), "trace"))
+
+
+def test_a_trace_that_ends_at_the_turn_limit_is_a_whole_question():
+    """15 turns without an answer, as AutoWebWorld's protocol has them judged."""
+    turns = tuple(step(n, Call("click", {"element": "[argument]"})) for n in range(1, 16))
+    limited = marked(turns=turns, answer="", stop=Stop.MAX_STEPS)
+    words = words_of(shown(limited, "trace"))
+    assert words.count("> Page ") == words.count("> Report ") == 15 and "> Action 15: click(" in words
+    assert words.strip().endswith("write SUCCESS or NOT SUCCESS alone on the last line.")
+    assert "final answer:\n(none)\n" in words_of(shown(limited, "openwebrl"))
+    assert not lacks_answer(limited) and lacks_answer(replace(limited, stop=Stop.DONE))
 
 
 def test_what_could_not_be_read_is_a_step_too():
@@ -183,8 +200,8 @@ def test_long_texts_and_histories_lose_their_middle(input, limit):
 def test_a_brief_question_has_a_line_for_each_step_and_no_calls():
     done = shopping.episode(shopping.tasks(1)[0], image="a")
     system, (_, (words, *pictures)) = shown(done, "brief")
-    assert pictures == [PNGS.get("a")] and "point_2d" not in words and len(words) < 600
-    assert len(system[1][0]) < 150 and "> 2: click: clicked button" in words
+    assert pictures == [PNGS.get("a")] and "point_2d" not in words and len(words) < 900
+    assert len(system[1][0]) < 150 and "> 2: Succeed: `click` on <button>" in words
     long = replace(done, turns=(done.turns[0],) * 60)
     words = shown(long, "brief")[1][1][0]
     assert len(words) < 2300 and "characters left out]" in words, "a long history is cut"

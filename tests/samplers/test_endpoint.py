@@ -1,17 +1,26 @@
 """The client for served models, against a server that is slow, busy, broken, unwilling, or cut short."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator
-from http.server import BaseHTTPRequestHandler
-from typing import Any
 
 import openai._base_client
 import pytest
-from endpoint_server import Act, Server, body, completion, cut_off, drip, refuse, say, serve, slow, status
+from endpoint_server import (
+    Act,
+    Server,
+    body,
+    completion,
+    cut_off,
+    drip,
+    refuse,
+    say,
+    serve,
+    slow,
+    status,
+    takes_all_but,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +67,13 @@ async def test_an_answer_and_what_it_cost(capsys):
 
 
 @pytest.mark.parametrize(
-    ("model", "name"), [("o4-mini", "max_completion_tokens"), ("gpt-4o", "max_tokens"), ("any", "max_tokens")]
+    ("model", "name"),
+    [
+        ("o4-mini", "max_completion_tokens"),
+        ("openai/gpt-5.1", "max_completion_tokens"),
+        ("gpt-4o", "max_tokens"),
+        ("zero/too3", "max_tokens"),
+    ],
 )
 async def test_the_limit_under_the_name_that_the_model_knows(model, name):
     _, _, (request,) = await ask([say("a mug")], model=model)
@@ -85,6 +100,55 @@ async def test_a_server_may_count_no_tokens(usage):
     choice = '{"message": {"content": "hi"}, "finish_reason": "stop"}'
     (reply,), endpoint, _ = await ask([body(f'{{"choices": [{choice}]{usage}}}'.encode())], price=(1.0, 0.0))
     assert reply == Reply("hi", "stop", "", Usage()) and endpoint.dollars == 0
+
+
+SAMPLING = {"temperature": 0.0, "top_p": 0.9, "top_k": 20, "seed": 7}
+
+
+async def ask_twice(acts: list[Act], **settings) -> tuple[list, list[set[str]]]:
+    """Two answers one after the other, and which parameters of sampling each request had."""
+    async with client(acts, **settings) as (endpoint, server):
+        replies = [await endpoint.ask(ASKED, 50, **SAMPLING) for _ in range(2)]
+    return replies, [request.keys() & SAMPLING.keys() for request in server.requests]
+
+
+async def test_all_of_the_sampling_is_sent_and_top_k_too():
+    _, _, (request, _) = await ask([say("a mug")], times=2)
+    assert "top_k" not in request and "extra_body" not in request, "it was not asked for"
+    async with client([say("a mug")]) as (endpoint, server):
+        await endpoint.ask(ASKED, 50, **SAMPLING)
+    assert {name: server.requests[0][name] for name in SAMPLING} == SAMPLING
+
+
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [(["top_k"], 400), (["top_k"], 422), (["temperature", "top_p", "top_k"], 400)],
+    ids=["OpenAI", "a strict server", "a reasoning model"],
+)
+async def test_what_a_model_does_not_take_is_left_out_from_then_on(names, code, capsys):
+    replies, sent = await ask_twice([takes_all_but(*names, code=code)], model="openai/o4-mini")
+    assert [reply.text for reply in replies] == ["a mug", "a mug"]
+    tries = [set(SAMPLING) - set(names[:n]) for n in range(len(names) + 1)]
+    assert sent == [*tries, tries[-1]], "each is tried once, and the second time nothing is"
+    printed = capsys.readouterr().out
+    for name in SAMPLING:
+        line = f"openai/o4-mini does not take {name}: asked without, from now on"
+        assert printed.count(line) == (name in names)
+
+
+async def test_requests_at_once_are_each_asked_again_and_told_once(capsys):
+    replies, endpoint, sent = await ask([takes_all_but("temperature")], times=5)
+    assert all(isinstance(reply, Reply) for reply in replies) and endpoint.refused == {"temperature"}
+    assert endpoint.usage["requests"] == 5 < len(sent) <= 10
+    assert capsys.readouterr().out.count("any does not take temperature") == 1
+
+
+async def test_a_refusal_of_something_else_is_an_error():
+    """After one attempt; so is that of a parameter which was not sent."""
+    for message in ("the context is 4096 tokens, proceed with fewer", "top_k must be positive"):
+        (error,), endpoint, sent = await ask([status(400, message)])
+        assert isinstance(error, EndpointError) and message in str(error) and len(sent) == 1
+        assert endpoint.refused == set()
 
 
 NO_COMPLETIONS = [b'{"choices": []}', b'{"choices": ["a"]}', b"[1]", b"[" * 200_000, b"\xff"]
@@ -124,32 +188,19 @@ async def test_a_refusal_is_not_asked_again(act):
     assert endpoint.usage["response_tokens"] == 20 and endpoint.dollars > 0, "it is paid for"
 
 
-def answer(body: bytes, status: int = 200, **headers: str) -> Act:
-    """An act that answers with these headers."""
-
-    def act(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
-        handler.send_response(status)
-        for name, value in ({"Content_Length": str(len(body))} | headers).items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return act
+HEADERS = "Content-Type Retry-After Content-Encoding Transfer-Encoding X-Should-Retry"
 
 
 @given(
     st.binary() | st.builds(completion, st.dictionaries(st.text(), st.integers() | st.text()), st.text()),
     st.sampled_from([200, 204, 206, 299, 304, 400, 418, 500]),
     st.dictionaries(
-        st.sampled_from(
-            ["Content-Type", "Retry-After", "Content-Encoding", "Transfer-Encoding", "X-Should-Retry"]
-        ),
-        st.text("abcdefghijklmnopqrstuvwxyz0123456789-=/; ", max_size=20),
+        st.sampled_from(HEADERS.split()), st.text("abcdefghijklmnopqrstuvwxyz0123456789-=/; ", max_size=20)
     ),
 )
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_nothing_but_an_endpoint_error_leaves_the_client(body, code, headers):
-    (found,), *_ = asyncio.run(ask([answer(body, code, **headers)], seconds=0.5))
+def test_nothing_but_an_endpoint_error_leaves_the_client(answer, code, headers):
+    (found,), *_ = asyncio.run(ask([body(answer, code, headers)], seconds=0.5))
     assert isinstance(found, Reply | EndpointError)
 
 

@@ -1,7 +1,5 @@
 """A served model in an episode: asked in chat messages, recorded as text, tokenised once, for cloning."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -52,7 +50,7 @@ async def episode(pool, preprocessor, run: Run, url: str) -> Trajectory:
     endpoint = Endpoint(EndpointConfig(url=url, model="teacher"))
     worker = make_worker(CONFIG, preprocessor, RemoteSampler(endpoint), pool, run.images, WorldBenchmark())
     try:
-        return await worker.episode(TASK, 0, worker.policy(Sampling(0.7), 100, "test"), 6)
+        return await worker.episode(TASK, 0, worker.policy(Sampling(0.7, 0.95, 20), 100, "test"), 6)
     finally:
         await endpoint.close()
 
@@ -76,7 +74,8 @@ async def test_what_a_teacher_did_is_cloned_as_if_we_had_done_it(pool, preproces
         users = [message["content"] for message in request["messages"][1::2]]
         kinds = [[part["type"] for part in parts] for parts in users]
         assert kinds == [["text"]] * t + [["text", "image_url", "text"]]
-        assert TASK.instruction in users[0][0]["text"] and request["temperature"] == 0.7
+        assert TASK.instruction in users[0][0]["text"]
+        assert (request["temperature"], request["top_p"], request["top_k"]) == (0.7, 0.95, 20)
         assert all(expected.turns[n].observation in parts[0]["text"] for n, parts in enumerate(users))
         if t:
             assert expected.turns[t - 1].feedback[0] in users[-1][0]["text"]

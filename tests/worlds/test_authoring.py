@@ -10,16 +10,19 @@ from pathlib import Path
 
 import pytest
 from endpoint_server import say, serve, status
+from walking import walk
+from worlds_command import main
 
 from minirl.run_folder import read_records
 from minirl.types import Task
-from minirl.worlds.__main__ import main
 from minirl.worlds.authoring import BUILD, OURS, REPLAYED, THEIRS, read_machine
 from minirl.worlds.lint import check
 from minirl.worlds.looks import text_of
 from minirl.worlds.render import load_world
 from minirl.worlds.replay import replay_sites
+from minirl.worlds.search import Step
 
+DAY = {"date": "2026-05-04"}
 VUE = Path(__file__).parents[1] / "data/vue"
 LINE = re.compile(r'^- (\w+) "(.*)": (\w+), ELEMENT ([\w-]+)(?:, ITEM ([\w-]+))?', re.MULTILINE)
 FILE = re.compile(r"^=== (src/pages/\w+\.vue)\n(.*?)^=== end$", re.MULTILINE | re.DOTALL)
@@ -125,6 +128,14 @@ def no_npm(monkeypatch):
     monkeypatch.setattr("minirl.worlds.authoring.run", lambda command, folder: "no" * (command == BUILD))
 
 
+def test_a_machine_is_asked_for_in_the_size_of_the_released_hard_profile(tmp_path, no_npm):
+    with serve([say(Model())]) as server:
+        author(tmp_path / "site", server.url, "--rounds", "0")
+    prompt = server.requests[0]["messages"][0]["content"][0]["text"]
+    assert "Write 25 to 35 pages." in prompt and "a visitor should need 6 to 8 actions." in prompt
+    assert server.requests[0]["max_tokens"] == 64_000
+
+
 def test_a_machine_with_faults_is_repaired_in_the_next_round(tmp_path, no_npm, capsys):
     model = Model(broken=True)
     with serve([say(model)]) as server:
@@ -177,9 +188,7 @@ def test_records_and_menus_are_checked_too(tmp_path, data, words):
 def test_only_sources_below_the_project_are_written():
     good = "src/App.vue src/pages/HOME.vue src/a-b/c/d_e.js style.md todo.md src/styles.css"
     bad = "../x.vue src/../x.vue /src/x.vue src//x.vue src/.env src/x.ts src/x.html x.js vite.config.js"
-    bad += (
-        " package.json .npmrc src/main.js src/machine.js src/a/../main.js node_modules/vue/a.js src\\x.js"
-    )
+    bad += " package.json .npmrc src/main.js src/machine.js src/a/../main.js node_modules/vue/a.js src\\x.js"
     assert all(THEIRS.fullmatch(path) for path in good.split())
     assert not any(THEIRS.fullmatch(path) for path in [*bad.split(), "src/x.vue\n"])
 
@@ -279,5 +288,15 @@ def test_every_widget_is_played_as_the_prompt_describes_it(tmp_path, capsys):
         assert author(tmp_path / "library", server.url, "--rounds", "0") == 0, capsys.readouterr().out
     world, tasks = load_world(tmp_path / "library"), read_records(tmp_path / "library/tasks.jsonl", Task)
     assert len(tasks) == 13 and tasks[0].meta["world"] == "library"
+    start = [Step("COOKIE"), Step("GO_BOOKS_HOVER")]
+    book = {"book_id": "book_4"}
+    for name, steps in {
+        "box": [Step("BOOKS_FILTER_CHECKBOX")],
+        "slider": [Step("BOOKS_FILTER_SLIDER", {"slider": 3})],
+        "order": [Step("BOOKS_SORT")],
+        "scroll": [Step("BOOKS_SCROLL_BOOK_INTO_VIEW", book)],
+        "date": [Step("BOOKS_SEARCH", book), Step("BOOKS_OPEN_MATCHED", book), Step("BOOK_PICK_DATE", DAY)],
+    }.items():
+        tasks.append(walk(world, [*start, *steps], name))
     replays = asyncio.run(replay_sites([world], REPLAYED, tasks))
-    assert {name: one.reason for (_, name), one in replays.items() if one.reason} == {} and len(replays) == 13
+    assert {name: one.reason for (_, name), one in replays.items() if one.reason} == {} and len(replays) == 18

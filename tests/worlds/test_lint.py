@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from walking import completed
+from worlds_command import main
 
-from minirl.worlds.__main__ import main
 from minirl.worlds.lint import check
 
 DATA = Path(__file__).parents[1] / "data"
@@ -193,3 +195,11 @@ def test_the_released_sites(name, hops, plain, capsys):
         assert main(["solve", str(Path(SAVED) / f"{name}.fsm.json"), *flags]) == 0
         paths = json.loads(capsys.readouterr().out)["paths"]
         assert [len(path) for path in paths.values()] == expected
+
+
+def test_the_command_as_a_shell_starts_it(tmp_path):
+    for file, status, words in ((LIBRARY, 0, '"RESERVED"'), (tmp_path / "none.json", 2, "none.json: not a")):
+        command = [sys.executable, "-m", "minirl.worlds", "solve", str(file)]
+        ran = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+        assert ran.returncode == status and words in ran.stdout + ran.stderr
+        assert "Traceback" not in ran.stderr

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from shopping import holds
 from walking import last_state
+from worlds_command import main
 
 from minirl.benchmarks.protocols import protocol_of
 from minirl.benchmarks.task_sets import make_task_sets
 from minirl.config import BrowserConfig, Config, TaskConfig
-from minirl.worlds.__main__ import main
 from minirl.worlds.fsm_file import load_fsm
 from minirl.worlds.interpreter import State, World, apply, parameter_values
 from minirl.worlds.looks import text_of

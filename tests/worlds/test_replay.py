@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from PIL import Image
 from walking import walk
+from worlds_command import main
 
 from minirl.browser.pool import BrowserPool
 from minirl.config import BrowserConfig
 from minirl.run_folder import save_tasks
 from minirl.worlds import render
-from minirl.worlds.__main__ import main
 from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.hand import OPERATIONS
 from minirl.worlds.interpreter import World, apply, enabled, initial_state, parameter_values
@@ -203,3 +203,18 @@ async def test_the_command_replays_folders(tmp_path, capsys):
     flags = ["--browser.episodes", "2", "--browser.browsers", "1"]
     assert await asyncio.to_thread(main, ["replay", *folders, *flags]) == 0
     assert "2 sites, 4 of 4 trajectories kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("data.json", '{"books": 3}', "data.json: books: Input should be a valid tuple"),
+        ("data.json", '{"books": ["Emma"]}', "data.json: books: 0: Input should be a valid dictionary"),
+        ("style.json", "[]", "style.json: Input should be a valid dictionary"),
+    ],
+)
+async def test_a_folder_with_a_wrong_file_is_refused(tmp_path, capsys, name, text, reason):
+    save_world(make_site("shop", 11, "easy"), tmp_path)
+    (tmp_path / name).write_text(text)
+    assert main(["replay", str(tmp_path)]) == 2
+    assert reason in capsys.readouterr().err

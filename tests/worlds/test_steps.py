@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from endpoint_server import say, serve, status
 from recorded import qwen_preprocessor, save_qwen2_5_vl
+from walking import last_state
 from workers import make_worker
+from worlds_command import main
 
 from minirl.agents.autowebworld import ACTIONS, action_of
 from minirl.benchmarks.recorded import rewards
@@ -21,12 +23,14 @@ from minirl.config import BrowserConfig
 from minirl.recipes import RECIPES
 from minirl.run_folder import Run, save_tasks
 from minirl.types import Sample, Stop, Task
-from minirl.worlds.__main__ import main
+from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.generate import make_site
 from minirl.worlds.hand import Operation, row_of
+from minirl.worlds.interpreter import State, World, share_met
 from minirl.worlds.render import SiteServer, save_world
-from minirl.worlds.replay import replay_sites
+from minirl.worlds.replay import Replay, replay_sites
 from minirl.worlds.shop import make_shop, make_tasks
+from minirl.worlds.solutions import solution_of, ways_of
 from minirl.worlds.steps import mixed, one_of_each
 from minirl.worlds.tasks import make_tasks as tasks_in_words
 
@@ -52,11 +56,17 @@ def test_a_sites_solutions_become_rows_that_the_reward_calls_right(site, tmp_pat
     folder, tasks = site
     rows = recorded(tmp_path, str(tasks), "--sites", str(folder), "--grounding", "0")
     released = {"instruction", "img_filename", "action", "bbox", "history"}
-    assert all(released <= row.keys() <= released | {"thought", "text", "value", "to"} for row in rows)
+    assert all(
+        released <= row.keys() <= released | {"thought", "text", "value", "to", "state"} for row in rows
+    )
     loaded = load_tasks(tmp_path / "steps.json")
     assert {tuple(task.meta["size"]) for task in loaded} == {(1280, 720)}
     kinds = {row["action"] for row in rows}
     assert {"click", "answer"} < kinds <= set(ACTIONS)
+    goals = {task.instruction: replace(load_goal(task.goal), answer=()) for task in load_tasks(tasks)}
+    for row in rows:
+        state = State(row["state"]["page"], row["state"]["signature"])
+        assert (share_met(state, goals[row["instruction"]]) == 1) == (row["action"] == "answer")
     starts = [row for row in rows if not row["history"]]
     distinct = len(load_tasks(tasks)) - 1
     assert len(starts) == distinct and sum(row["action"] == "answer" for row in rows) == distinct
@@ -131,12 +141,62 @@ def test_a_served_model_writes_thoughts_and_its_cost_is_told(tmp_path, capsys, m
     assert load_tasks(tmp_path / "steps.json")
 
 
-def test_one_of_each_set_of_tasks_with_the_same_goal():
-    tasks = [Task(str(n), "x", f"http://{site}.test/", {"page": page}) for n, (site, page) in
+def test_one_of_each_set_of_trajectories_with_the_same_goal():
+    tasks = [(Task(str(n), "x", f"http://{site}.test/", {"page": page}), Replay()) for n, (site, page) in
              enumerate([("a", "P"), ("a", "P"), ("a", "Q"), ("b", "P"), ("a", "P")])]  # fmt: skip
-    chosen = one_of_each(tasks, seed=0)
+    chosen = [task for task, _ in one_of_each(tasks, seed=0)]
     assert [task.goal["page"] for task in chosen] == ["P", "Q", "P"] and len({t.id for t in chosen}) == 3
-    assert {one_of_each(tasks, seed)[0].id for seed in range(20)} == {"0", "1", "4"}
+    assert {one_of_each(tasks, seed)[0][0].id for seed in range(20)} == {"0", "1", "4"}
+
+
+def test_a_goal_is_reached_in_several_ways():
+    """Each by one use of a list more than its own; none goes against what the instruction says."""
+    kinds = set()
+    for world in (make_site("shop", 11, "medium"), make_site("hotels", 3, "hard")):
+        tasks = tasks_in_words(world)
+        ways = {task.id: ways_of(task, world) for task in tasks}
+        assert max(map(len, ways.values())) > 2
+        for task in tasks:
+            own, *others = ways[task.id]
+            assert own is task and len({json.dumps(one.meta["solution"]) for one in others}) == len(others)
+            first = task.meta["finds"][0]
+            if "rank" in first["target"] or task.meta["mode"] == "search":
+                assert not any(one.id.startswith(f"{task.id}-{first['list']}-") for one in others)
+            for one in others:
+                (added,) = [step for step in one.meta["solution"] if step not in task.meta["solution"]]
+                assert len(one.meta["solution"]) == len(task.meta["solution"]) + 1, added
+                assert (
+                    share_met(last_state(world, solution_of(one, world)), task.goal) == 1
+                    or "answer" in task.goal
+                )
+                kinds.add(one.meta["way"])
+    assert kinds == {"search", "checkbox", "slider", "sort"}
+
+
+def test_another_seed_draws_another_way_and_one_that_fails_leaves_the_others(tmp_path, capsys, monkeypatch):
+    world = make_site("shop", 11, "medium")
+    save_world(world, tmp_path / world.name)
+    (task, *_) = [one for one in tasks_in_words(world) if len(ways_of(one, world)) > 2]
+    save_tasks(tmp_path / "tasks.jsonl", [task])
+    flags = ("--sites", str(tmp_path / world.name), "--grounding", "0")
+    count = len(ways_of(task, world))
+    paths = []
+    for seed in range(3):
+        rows = recorded(tmp_path / f"{seed}", str(tmp_path / "tasks.jsonl"), *flags, "--seed", str(seed))
+        assert f"{count} trajectories of 1 goals: one of each is drawn" in capsys.readouterr().out
+        assert sum(row["action"] == "answer" for row in rows) == 1
+        paths.append(sorted(json.dumps(row["bbox"]) for row in rows))
+    assert paths[0] != paths[1] or paths[0] != paths[2]
+
+    def broken(task: Task, world: World) -> list[Task]:
+        """The task's own way goes nowhere."""
+        own, *others = ways_of(task, world)
+        return [replace(own, meta={**own.meta, "solution": []}), *others]
+
+    monkeypatch.setattr("minirl.worlds.steps.ways_of", broken)
+    assert recorded(tmp_path / "broken", str(tmp_path / "tasks.jsonl"), *flags)
+    said = capsys.readouterr().out
+    assert f"{count - 1} trajectories of 1 goals" in said and f"dropped: {task.id}: task" in said
 
 
 def test_operations_as_moves():
@@ -168,6 +228,8 @@ def test_grounding_rows_are_two_in_ten_and_stand_alone():
     assert {row["instruction"] for row in alone} <= {f'Click on "B</think>{n}".' for n in range(60)}
     assert all("</think>" not in row["thought"] and "words" not in row for row in alone)
     assert mixed(rows, 0.2, seed=0) == found != mixed(rows, 0.2, seed=1)
+    for n in range(1, 101):
+        assert abs(sum(row["instruction"] != "Buy it." for row in found[:n]) - 0.2 * n) < 1, "of the first n"
     assert len(mixed(rows, 0, seed=0)) == 80 and len(mixed(rows, 0.9, seed=0)) == 140, "as many as there are"
 
 
