@@ -1,7 +1,5 @@
 """What the model is told about its tools, and how its responses are read."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace

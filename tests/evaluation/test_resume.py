@@ -1,7 +1,5 @@
 """Evaluations that go on after an interruption, and what a protocol changes."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable

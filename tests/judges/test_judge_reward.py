@@ -1,7 +1,5 @@
 """The judge's door, and a policy that a judge rewards although the site knows the truth."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
