@@ -155,13 +155,18 @@ class Context:
 
     def _kept(self, step: Step) -> tuple[int, ...]:
         """Return the ids that stay of a past response: all, or without `reasoning` those from `</think>` on.
-        Where the template has written `<think>`, the tag stays to close it; elsewhere it goes too."""
-        if self.chat.drops_end and step.response and step.response[-1] in self.preprocessor.end:
-            return step.response[:-1]
+        Where the template has written `<think>`, the tag stays to close it; elsewhere it goes too. One that
+        was cut off gets the end token that it lacks."""
+        response = step.response
+        has_end = response[-1:] and response[-1] in self.preprocessor.end
+        if self.chat.drops_end:
+            return response[:-1] if has_end else response
+        if response and not has_end:
+            response += tuple(self.preprocessor.end)[:1]
         if self.reasoning:
-            return step.response
-        start, end = think_ends(self.preprocessor.tokenizer, step.response)
-        return step.response[start if self.chat.opens_think else end :]
+            return response
+        start, end = think_ends(self.preprocessor.tokenizer, response)
+        return response[start if self.chat.opens_think else end :]
 
     def _step(self, observation: Observation, feedback: tuple[str, ...]) -> Step:
         page = self.escape(observation.page_text)

@@ -22,6 +22,7 @@ from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 from minirl.config import AgentConfig, BrowserConfig, Config, RewardConfig
+from minirl.episode import CUT_OFF
 from minirl.model import Preprocessor
 from minirl.recipes import tiny
 from minirl.rewards import needs_verdict
@@ -227,9 +228,10 @@ async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play, monkeypa
         ([saying(WAIT)], {}, 3, Stop.MAX_STEPS, 0.0, 3),
         (["hm", "hm", saying(WAIT), "hm"], {}, 9, Stop.FORMAT_ERROR, -1.0, 6),  # three in a row
         ([*[saying(WAIT)] * 4, OTHER, saying(WAIT)], {"repeats": 5}, 20, Stop.REPEATED, 0.0, 10),
+        (["hm"], {"format_errors": 0}, 5, Stop.MAX_STEPS, 0.0, 5),
         ([saying(click(TIP), DONE)], {"response_tokens": 8}, 5, Stop.LENGTH, 0.0, 1),  # no call is read
     ],
-    ids=["turns", "unparsable", "repeated", "cut off"],
+    ids=["turns", "unparsable", "repeated", "unparsable for ever", "cut off"],
 )
 async def test_what_an_agent_ends_without_done_is_valid_and_not_verified(
     play, sayings, agent, max_steps, stop, reward, turns
@@ -244,6 +246,32 @@ async def test_what_an_agent_ends_without_done_is_valid_and_not_verified(
         assert "Error: no </think>" in t.turns[0].feedback[0]
     if stop is Stop.LENGTH:
         assert (t.turns[0].finish, t.turns[0].parsed.calls) == ("length", ())
+
+
+@pytest.mark.parametrize(
+    ("agent", "stop"),
+    [
+        ({"format_errors": 3}, Stop.FORMAT_ERROR),
+        ({"format_errors": 0}, Stop.MAX_STEPS),
+    ],
+)
+async def test_a_cut_response_costs_the_text_agent_a_turn(play, agent, stop):
+    """In the history it has the end that it lacks, as the chat template writes it."""
+    settings = {"kind": "text", "response_tokens": 8, "feedback": False} | agent
+    config = replace(CONFIG, agent=replace(CONFIG.agent, **settings))
+    said = "<think> a long story about mugs and plates and mugs </think> <answer> exit() </answer>"
+    async with play(said, config=config) as (worker, script, task):
+        t = await episode(worker, task, 6)
+    assert t.stop is stop and len(t.turns) == (3 if stop is Stop.FORMAT_ERROR else 6)
+    assert t.turns[0].finish == "length" and t.turns[0].feedback == (CUT_OFF,)
+    preprocessor = worker.harness.preprocessor
+    end, cut = preprocessor.tokenizer.eos_token_id, script.samples[0].ids
+    ids = script.requests[1].prompt.ids
+    at = next(i for i in range(len(ids)) if ids[i : i + len(cut)] == cut)
+    rest = preprocessor.tokenizer.decode(ids[at + len(cut) :])
+    assert ids[at + len(cut)] == end and rest.startswith(
+        f"{preprocessor.tokenizer.eos_token}{preprocessor.chat.close}"
+    )
 
 
 async def test_what_keeps_visitors_out_at_the_end_is_noted_after_the_turns(play, monkeypatch):

@@ -251,8 +251,6 @@ def result(argv: Sequence[str]) -> str:
             faults = [row for row in rows if not Stop(row["stop"]).is_agent_fault]
             assert rows and not faults, faults
             return "episodes"
-        case ["judge.py", "score", *_]:
-            return [*argv, "--judge.response-tokens", "8"]
         case ["judge.py", "distil", *_]:
             assert Run(Path("runs/judge_8b")).metrics()
             return "updates"

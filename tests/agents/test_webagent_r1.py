@@ -111,6 +111,21 @@ async def test_reading_never_raises_and_what_is_written_is_read(text):
         assert parse(written).calls == (typed(text, 7),)
 
 
+KINDS = [
+    "assistant", "Python-like", "only one action", '"Search" is "Type" and then "Enter"', "the first being 0",
+    "asked a question", "side bar", '"Select Dropdown Option", argument=', "date field", "# Element:",
+    "# Note:", "loop", '"Wait"', "do not refuse", "more precisely", "address bar", "code block",
+    "always need an element",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+async def test_the_system_prompt_has_the_rules_of_table_6(thinking):
+    prompt = " ".join(system_prompt(False, thinking).split())
+    assert [kind for kind in KINDS if kind not in prompt] == [] and "N/A" not in prompt
+    assert prompt.count('do(action="') == 3 and ("<answer> do(" in prompt) is thinking
+
+
 async def test_without_thinking_and_without_feedback():
     """The prompt does not ask for thoughts; what failed is told all the same."""
     assert "<think>" in system_prompt(False, True) and "<answer>" in system_prompt(False, True)
