@@ -7,8 +7,10 @@
 
     checkpoint --one episode per task and seed--> trajectories --ledger--> results --tables--> you
 
-The training run is only read: evaluations gather in runs/NAME-eval. The same command goes on after an
-interruption, and tries aborted episodes again with --retry. OpenWebRL, section 5, appendices D and E.
+A run is evaluated as it was trained: its agent, browser, limits, sampling and grading hold where neither a
+protocol nor a flag says otherwise. It is only read: evaluations gather in runs/NAME-eval. The same command
+goes on after an interruption, and tries aborted episodes again with --retry. OpenWebRL, section 5, appendices
+D and E.
 """
 
 import json

@@ -289,7 +289,6 @@ def trainer_config(here: Here) -> Any:
         agent=replace(config.agent, context_tokens=context, response_tokens=here.size(1024, 64)),
         browser=replace(config.browser, episodes=64),
         sampler=SamplerConfig(temperature=0.8, gpu_memory=0.3),
-        loss=replace(config.loss, old="recompute"),
         batch=replace(config.batch, epochs=1, micro_tokens=context),
     )
 
@@ -345,7 +344,7 @@ def layouts(here: Here, trainer: Trainer, rows: list[Row]) -> Figures:
 
 
 def trainer(here: Here) -> Figures:
-    """Both layouts, then an update of two trajectories as in a step, with recomputed log-probs."""
+    """Both layouts, then an update of two trajectories as in a step."""
     with open_trainer(here) as (trainer, _):
         (own,) = trajectories(here, trainer, here.size(30, 3))
         out = layouts(here, trainer, list(own.rows))

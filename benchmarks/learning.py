@@ -6,9 +6,9 @@
 For every seed: warm start, evaluate, reinforce, evaluate; once more from the same warm start with the
 rewards permuted within each group, which keeps everything but the information; and once with cloning going
 on for as many minutes as reinforcement took. Held-out shops, one episode each. With --baselines the first
-seed's warm start is also reinforced by filtered behaviour cloning and by AWR, as WebAgent-R1 compares
-itself with (section 3.2), for as many steps; cloning takes no dynamic sampling, so it gets the episodes that
-the first run spent on that as further groups.
+seed's warm start is also reinforced by filtered behaviour cloning and by AWR, for as many steps: two of the
+four that WebAgent-R1 compares itself with (section 3.2); DigiRL and WebRL are not here. Cloning takes no
+dynamic sampling, so it gets the episodes that the first run spent on that as further groups.
 
 Every run is a subprocess of train.py in its own folder; one that is there already is not repeated, and one
 that was interrupted goes on from its last checkpoint, so the script can be stopped at any time.

@@ -10,7 +10,7 @@ Deviations from OpenWebRL's released code:
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from math import exp, log
+from math import exp
 from statistics import mean, stdev
 from typing import Literal
 
@@ -42,8 +42,8 @@ def advantages(rewards: Sequence[float], eps: float) -> list[float]:
 
 def awr_weights(rewards: Sequence[float]) -> list[float]:
     """Return exp(r - mean) for every reward, at most AWR_MAX."""
-    center, limit = mean(rewards), log(AWR_MAX)
-    return [exp(min(r - center, limit)) for r in rewards]
+    center = mean(rewards)
+    return [min(exp(r - center), AWR_MAX) for r in rewards]
 
 
 def assign_advantages(groups: Sequence[Group], config: LossConfig) -> list[Group]:

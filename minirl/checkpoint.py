@@ -18,12 +18,12 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers.utils import cached_file
 
 from minirl.config import ModelConfig
 from minirl.console import first_line, say
 from minirl.model import compute_dtype, load_model
-from minirl.policy import copy_weights
 from minirl.trainer import Trainer
 
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
@@ -39,15 +39,8 @@ class Checkpoints:
         self.trainer = trainer
         self.ranks = trainer.ranks
         self.folder = folder
+        self.newest = ""  # the name of the one that was written or loaded last
         self.writing: tuple[Path, Any] | None = None  # with the future
-
-    def saved(self) -> set[str]:
-        """Return the names of the checkpoints to resume from, with the one that is being written."""
-        names = {path.name for path in checkpoints(self.folder)}
-        if self.writing is not None:
-            part, _ = self.writing
-            names.add(part.stem)
-        return self.ranks.broadcast(names)
 
     def save(self, name: str, state: dict[str, Any]) -> None:
         """Start to write a checkpoint to resume from; `finish` completes it and leaves the newest two."""
@@ -58,6 +51,7 @@ class Checkpoints:
         # in a group of its own, because the ranks go on to the next episodes meanwhile
         future = dcp.async_save(tensors, storage_writer=writer, process_group=self.ranks.side)
         self.writing = part, future
+        self.newest = name
 
     def export(self, name: str, state: dict[str, Any]) -> None:
         """Write a checkpoint to start from: no shards."""
@@ -73,7 +67,7 @@ class Checkpoints:
         future.result()
         self._complete(part)
         if self.ranks.is_main:
-            prune(self.folder, KEEP)
+            prune(self.folder)
 
     def _export(self, name: str, state: dict[str, Any]) -> Path:
         """Write the Hugging Face folder and the run's state; return its place, NAME.part."""
@@ -120,7 +114,8 @@ class Checkpoints:
         target = self.trainer.policy.model
         if shapes(source) != shapes(target):
             raise ValueError(f"{path} holds another model than {self.trainer.config.model.path}")
-        copy_weights(source, target)
+        whole = StateDictOptions(full_state_dict=True)  # on every rank
+        set_model_state_dict(target, source.state_dict(), options=whole)
 
     def resume(self) -> dict[str, Any]:
         """Load the newest checkpoint that can be read, and delete newer ones; return the run's state."""
@@ -135,6 +130,7 @@ class Checkpoints:
             if self.ranks.is_main:
                 for newer in paths[n + 1 :]:
                     shutil.rmtree(newer)
+            self.newest = path.name
             say(f"resumed after step {state['step']}")
             return state
         raise ValueError(f"nothing to resume: no usable checkpoint in {self.folder}")
@@ -159,8 +155,8 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step_*") if path.suffix == "" and path.is_dir())
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` RL checkpoints, and leftovers of interrupted writes."""
-    surplus = checkpoints(folder)[:-keep]
+def prune(folder: Path) -> None:
+    """Delete all but the newest KEEP RL checkpoints, and leftovers of interrupted writes."""
+    surplus = checkpoints(folder)[:-KEEP]
     for path in [*surplus, *folder.glob("*.part")]:
         shutil.rmtree(path, ignore_errors=True)

@@ -143,7 +143,6 @@ class LossConfig:
     method: Literal["grpo", "filtered-bc", "awr"] = "grpo"  # clipped surrogate, or minirl/loss.py's baselines
     weighting: Literal["openwebrl", "openwebrl-paper", "webagent-r1", "token-mean", "grpo"] = "openwebrl"
     """How tokens are averaged: minirl/loss.py has the formulas."""
-    old: Literal["sampler", "recompute"] = "sampler"  # whose log-probs the ratio starts from
     clip_high: float = 0.28  # ratios are clipped to 0.8 and to 1 + this
     kl: Annotated[float, Ge(0)] = 0.0  # weight of the k3 divergence from the model that RL started from
     std_eps: float = 1e-6  # added to a group's standard deviation

@@ -11,6 +11,7 @@ differs from what was sampled.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from jinja2 import TemplateError
@@ -98,8 +99,8 @@ class Context:
         self.preprocessor, self.agent = preprocessor, agent
         self.keep, self.reasoning = config.screenshots, config.reasoning
         self.chat: ChatFormat = agent.message_format or preprocessor.chat
-        self.control = control_tokens(preprocessor.tokenizer)
-        self.task = escape_control_tokens(task, self.control)
+        self.escape = partial(escape_control_tokens, control=control_tokens(preprocessor.tokenizer))
+        self.task = self.escape(task)
         self.close = self._ids(self.chat.close)
         self.prefix: list[int] = list(self._ids(self.chat.start + agent.system + self.chat.to_user))
         self.settled: list[Step] = []
@@ -154,28 +155,30 @@ class Context:
 
     def _kept(self, step: Step) -> tuple[int, ...]:
         """Return the ids that stay of a past response: all, or without `reasoning` those from `</think>` on.
-        Where the template has written `<think>`, the tag stays to close it; elsewhere it goes too."""
-        if self.chat.drops_end and step.response and step.response[-1] in self.preprocessor.end:
-            return step.response[:-1]
+        Where the template has written `<think>`, the tag stays to close it; elsewhere it goes too. One that
+        was cut off gets the end token that it lacks."""
+        response = step.response
+        has_end = response[-1:] and response[-1] in self.preprocessor.end
+        if self.chat.drops_end:
+            return response[:-1] if has_end else response
+        if response and not has_end:
+            response += tuple(self.preprocessor.end)[:1]
         if self.reasoning:
-            return step.response
-        start, end = think_ends(self.preprocessor.tokenizer, step.response)
-        return step.response[start if self.chat.opens_think else end :]
+            return response
+        start, end = think_ends(self.preprocessor.tokenizer, response)
+        return response[start if self.chat.opens_think else end :]
 
     def _step(self, observation: Observation, feedback: tuple[str, ...]) -> Step:
-        def escape(text: str) -> str:
-            return escape_control_tokens(text, self.control)
-
-        page = escape(observation.page_text)
+        page = self.escape(observation.page_text)
         if self.chat.max_chars:
             history = sum(
                 len(old.answer + old.message.head + old.message.placeholder) for old in self.settled
             )
             page = page[: max(0, self.chat.max_chars - history)]
-        visible = replace(observation, text=escape(observation.text), page_text=page)
+        visible = replace(observation, text=self.escape(observation.text), page_text=page)
         number = len(self.settled) + len(self.recent)
         message: UserMessage = self.agent.user_message(
-            number, self.task, visible, tuple(map(escape, feedback))
+            number, self.task, visible, tuple(map(self.escape, feedback))
         )
         image = observation.image
         ephemeral = (message.page,) if image is None else (f"{message.page}screenshot:\n", image, "\n")

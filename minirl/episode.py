@@ -4,7 +4,8 @@
 
 Stands between the sampler and rollouts. One `Stop` ends it, decided here and nowhere else; then the task's
 benchmark reads the page and scores it. OpenWebRL, sections 4.1 and 4.3; deviation from the released code:
-calls of one response stop at the first failure.
+calls of one response stop at the first failure. A response that is cut at its limit ends a visual episode, as
+OpenWebRL's release does; WebAgent-R1's counts a turn, and AutoWebWorld's, of which nothing is said, does too.
 """
 
 import asyncio
@@ -41,6 +42,8 @@ from minirl.types import (
     Trajectory,
     Turn,
 )
+
+CUT_OFF = "Error: invalid action, the response was cut off."
 
 
 @dataclass
@@ -162,7 +165,7 @@ class Episode:
             # a served model's text gets ids to measure the conversation by, not to be trained on
             self.context.respond(sample.ids or preprocessor.render_response(text)[1], text)
             times.append(time.monotonic())
-            parsed = agent.parse(text) if sample.finish == "stop" else Parsed(error="Error: cut off.")
+            parsed = agent.parse(text) if sample.finish == "stop" else Parsed(error=CUT_OFF)
             lines = await self._act(session, parsed)
             feedback = agent.visible_feedback(parsed, lines)
             times.append(time.monotonic())
@@ -227,9 +230,9 @@ class Episode:
         config, turns = self.harness.config.agent, self.turns[::-1]
         unreadable = list(itertools.takewhile(lambda turn: turn.parsed.error, turns))
         repeated = list(itertools.takewhile(lambda turn: turn.text == turns[0].text, turns))
-        if turns[0].finish == "length":
+        if turns[0].finish == "length" and config.kind == "visual":
             return Stop.LENGTH
-        if len(unreadable) >= config.format_errors:
+        if 0 < config.format_errors <= len(unreadable):
             return Stop.FORMAT_ERROR
         if self.answer is not None:
             return Stop.DONE

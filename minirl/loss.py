@@ -4,10 +4,10 @@
     filtered-bc  sum of  w * -logprob, over the successes only (or demonstrations: imitation)
     awr          sum of  w * -logprob * exp(A), A = reward - group mean
 
-ratio = exp(logprob - old), where old is the sampler's log-prob or, with `--loss.old recompute`, the trainer's
-before the step's first update; then a token's weight is multiplied by min(trainer / sampler, 2), truncated
-importance sampling. k3 = exp(ref - logprob) - (ref - logprob) - 1. How tokens are averaged is all
-in w: with |r| the length of a response, T the turns of its trajectory, G the trajectories of its group
+ratio = exp(logprob - old), where old is the sampler's log-prob, by which the episodes were drawn. (In
+WebAgent-R1's code the trainer computes it again: one more forward pass, which hides how far they are apart.)
+k3 = exp(ref - logprob) - (ref - logprob) - 1. How tokens are averaged is all in w: with |r| the length of a
+response, T the turns of its trajectory, G the trajectories of its group
 
     openwebrl        1 / (|r| * turns of the minibatch), as in the released code
     openwebrl-paper  1 / (|r| * trajectories of the minibatch), the paper's formula
@@ -19,8 +19,7 @@ Denominators are of the whole minibatch, over all ranks, so that cutting it up c
 section 4.4, WebAgent-R1, sections 2.3 and 3.2. Suffixes: N response tokens, H hidden size, V vocabulary.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from liger_kernel.chunked_loss.fused_linear_ppo import LigerFusedLinearPPOBase
@@ -29,7 +28,6 @@ from torch import Tensor
 from minirl.config import LossConfig
 
 CLIP_LOW = 0.2  # of all three papers
-MAX_CORRECTION = 2.0  # of truncated importance sampling
 
 
 def token_logprobs(
@@ -53,12 +51,11 @@ def token_entropies(hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor, temper
 
 
 def turn_weights(
-    groups: list[int], lengths: list[list[int]], config: LossConfig, sizes: Mapping[int, int] | None = None
+    groups: list[int], lengths: list[list[int]], config: LossConfig, sizes: Mapping[int, int]
 ) -> list[list[float]]:
     """Return the weight of each token of every turn. Trajectory i belongs to group `groups[i]`, its responses
-    are `lengths[i]` long, and each group has `sizes` trajectories in the whole step (by default: here). For
-    groups [0, 0] and lengths [[2], [4, 1]] WebAgent-R1's are [[0.25], [0.0625, 0.25]]."""
-    sizes = sizes or Counter(groups)
+    are `lengths[i]` long, and each group has `sizes` trajectories in the whole step. For groups [0, 0],
+    lengths [[2], [4, 1]] and sizes {0: 2} WebAgent-R1's are [[0.25], [0.0625, 0.25]]."""
     mean_size = sum(sizes.values()) / len(sizes)
     turns = sum(len(responses) for responses in lengths)
     tokens = sum(sum(responses) for responses in lengths)
@@ -78,13 +75,6 @@ def turn_weights(
                 each_turn = [1 / tokens] * len(responses)
         weights.append(each_turn)
     return weights
-
-
-def truncated_correction(
-    trainer: Sequence[float], sampler: Sequence[float], limit: float = MAX_CORRECTION
-) -> list[float]:
-    """Return min(p trainer / p sampler, limit) for every token, from their log-probs."""
-    return (torch.tensor(trainer) - torch.tensor(sampler)).exp().clamp_max(limit).tolist()
 
 
 def policy_loss(

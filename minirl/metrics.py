@@ -1,4 +1,4 @@
-"""Numbers of a step's episodes: success, rewards, lengths, groups and a judge's agreement.
+"""Numbers of a step's episodes: success, rewards, lengths and groups.
 
 Stands at the end of a training step. The keys of `rollout_metrics` are those of metrics.jsonl.
 """
@@ -14,22 +14,12 @@ from minirl.types import Trajectory
 
 
 def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
-    """Return how a judge's rewards compare with the tasks' own rules (`--reward.by judge`): the share of
-    episodes that earned 1, the number of verdicts, and the shares of these that are right, that passed a
-    failure and that failed a success. Empty if no judge was asked about a task that can tell the truth."""
-    pairs = []  # the truth, and the judge's verdict
+    """Return the share of episodes that earned 1 where a judge rewards them (`--reward.by judge`), beside
+    the true `success`. Empty if no judge was asked about a task that can tell the truth."""
     for t in valid:
         if t.task.goal and t.verdict is not None and t.verdict.success is not None:
-            pairs.append((t.success, t.verdict.success))
-    if not pairs:
-        return {}
-    return {
-        "judged_success": mean(t.reward == 1 for t in valid),
-        "judge/asked": len(pairs),
-        "judge/agreement": mean(truth == verdict for truth, verdict in pairs),
-        "judge/false_pos": mean(verdict and not truth for truth, verdict in pairs),
-        "judge/false_neg": mean(truth and not verdict for truth, verdict in pairs),
-    }
+            return {"judged_success": mean(t.reward == 1 for t in valid)}
+    return {}
 
 
 def rollout_metrics(collected: Collected) -> dict[str, float]:

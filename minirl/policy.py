@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -81,15 +80,3 @@ def make_policy(
             shard(module, mp_policy=inner)
     shard(policy, mp_policy=precision)
     return policy.float()
-
-
-@torch.no_grad()
-def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Fill `target` with the weights of a model of its shape, whole or sharded as it is."""
-    weights = dict(source.named_parameters())
-    for name, weight in target.named_parameters():
-        new = weights[name].to(weight.device, weight.dtype)
-        if isinstance(weight, DTensor) and not isinstance(new, DTensor):
-            # every rank has all of it, so nothing need be sent
-            new = distribute_tensor(new, weight.device_mesh, weight.placements, src_data_rank=None)
-        weight.copy_(new)

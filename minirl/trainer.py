@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -23,9 +22,9 @@ from minirl import prefix_tree
 from minirl import rows as per_turn
 from minirl.config import Config, SftConfig
 from minirl.distributed import Ranks, full_tensor
-from minirl.loss import likelihood_loss, policy_loss, truncated_correction
+from minirl.loss import likelihood_loss, policy_loss
 from minirl.model import Preprocessor, compute_dtype, release_memory
-from minirl.policy import Policy, copy_weights, make_policy
+from minirl.policy import Policy, make_policy
 from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatches, weighted
 from minirl.types import ImageStore
 
@@ -76,7 +75,7 @@ class Trainer:
         if self.reference is None:
             model = self.load()
             self.reference = make_policy(model, self.preprocessor, self.config, self.ranks, train=False)
-        copy_weights(self.policy, self.reference)
+        self.reference.load_state_dict(self.policy.state_dict())
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all weights by Hugging Face name, in the computing type, gathered one at a time."""
@@ -93,7 +92,7 @@ class Trainer:
         if config.optim.decay:
             lr *= 1 - step / config.steps
         self.policy.temperature = config.sampler.temperature
-        trajectories, mismatch = self._with_scores(trajectories)
+        trajectories = self._with_reference(trajectories)
         sizes = Counter(trajectory.group for trajectory in trajectories)
         steps = []
         for epoch in range(config.batch.epochs):
@@ -101,32 +100,20 @@ class Trainer:
                 rows = weighted(minibatch, config.loss, sizes)
                 steps.append(self._step(rows, lr))
             tick()
-        return step_metrics(steps) | {"lr": lr} | mismatch
+        return step_metrics(steps) | {"lr": lr}
 
-    def _with_scores(self, trajectories: Sequence[TrajectoryRows]) -> tuple[list[TrajectoryRows], Metrics]:
-        """Return the trajectories with the reference's log-probs for a KL term; with --loss.old recompute,
-        the trainer's with corrected weights; then how far the sampler was off, if that is computed here.
-
-        By default ratios start from the sampler's log-probs, which the episodes were drawn by. That saves a
-        forward pass, and the first update's ratios show how far sampler and trainer are apart.
-        """
-        config = self.config.loss
-        metrics: Metrics = {}
+    def _with_reference(self, trajectories: Sequence[TrajectoryRows]) -> Sequence[TrajectoryRows]:
+        """Return the trajectories with the reference's log-probs, if the loss has a KL term."""
+        if not self.config.loss.kl:
+            return trajectories
+        assert self.reference is not None, "keep_reference() comes before the first update"
         rows = [row for trajectory in trajectories for row in trajectory.rows]
-        if config.kl:
-            assert self.reference is not None, "keep_reference() comes before the first update"
-            scores = self._score(self.reference, rows)
-            rows = [replace(row, ref=ref) for row, ref in zip(rows, scores, strict=True)]
-        if config.old == "recompute":
-            scores = self._score(self.policy, rows)
-            metrics = mismatch_metrics(rows, scores)
-            rows = [corrected(row, new) for row, new in zip(rows, scores, strict=True)]
-        remaining = iter(rows)
+        scores = iter(self._score(self.reference, rows))
         scored = []
         for trajectory in trajectories:
-            part = tuple(islice(remaining, len(trajectory.rows)))
+            part = tuple(replace(row, ref=next(scores)) for row in trajectory.rows)
             scored.append(replace(trajectory, rows=part))
-        return scored, metrics
+        return scored
 
     @torch.no_grad()
     def _score(self, policy: Policy, rows: Sequence[Row], temperature: float | None = None) -> Scores:
@@ -289,21 +276,6 @@ def cores() -> int:
     """Return this rank's share of the processor's cores."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     return max(1, len(os.sched_getaffinity(0)) // ranks)
-
-
-def corrected(row: Row, logprobs: tuple[float, ...]) -> Row:
-    """Return a row whose ratios start from the trainer's log-probs, with its weights corrected for that."""
-    factors = truncated_correction(logprobs, row.old)
-    weights = [weight * factor for weight, factor in zip(row.weights, factors, strict=True)]
-    return replace(row, old=logprobs, weights=tuple(weights))
-
-
-def mismatch_metrics(rows: Sequence[Row], scores: Scores) -> Metrics:
-    """Return how far the sampler's log-probs are from the trainer's."""
-    gaps = []
-    for row, logprobs in zip(rows, scores, strict=True):
-        gaps += [abs(a - b) for a, b in zip(logprobs, row.old, strict=True)]
-    return {"mismatch_mean": sum(gaps) / len(gaps), "mismatch_max": max(gaps)}
 
 
 def step_metrics(steps: Sequence[Metrics]) -> Metrics:

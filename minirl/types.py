@@ -177,7 +177,7 @@ class Turn:
     observation: str = ""  # the texts of what the agent saw before responding
     page_text: str = ""
     url: str = ""
-    finish: str = "stop"  # these four as in Sample
+    finish: str = "stop"  # these three as in Sample
     version: int = 0
     counted: tuple[int, int] = (0, 0)
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: sample, act, observe
@@ -331,9 +331,8 @@ class Session(Protocol):
     async def press(self, key: str) -> None: ...
     async def revive(self) -> None: ...  # stops what makes the page hang
     async def screenshot(self) -> bytes: ...  # PNG
-    async def tabs(
-        self,
-    ) -> tuple[list[tuple[str, str]], int]: ...  # URLs and titles, and the current one
+    # returns URLs and titles, and which is the current one
+    async def tabs(self) -> tuple[list[tuple[str, str]], int]: ...
     async def new_tab(self) -> int: ...
     async def switch_tab(self, index: int) -> None: ...
     async def close_tab(self) -> int: ...

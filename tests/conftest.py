@@ -29,6 +29,7 @@ import pytest_asyncio
 from hypothesis import settings
 
 if TYPE_CHECKING:  # slow to import: only the tests that use them do
+    from stand_in import World
     from transformers import PreTrainedModel
 
     from minirl.browser.pool import BrowserPool
@@ -94,6 +95,29 @@ async def session(pool: BrowserPool) -> AsyncIterator[Session]:
     """An episode's browser, in the module's `pool`."""
     async with pool.session() as session:
         yield session
+
+
+@pytest.fixture
+def local(monkeypatch) -> None:
+    """WebArena's sites have addresses, and what is wrong there stays wrong: no need to wait each time."""
+    from minirl.benchmarks.webarena import benchmark
+    from minirl.benchmarks.webarena.tasks import SITES
+
+    monkeypatch.setattr(benchmark, "LATE_SECONDS", 0.3)
+    monkeypatch.setattr(benchmark, "LOOK_SECONDS", 0.05)
+    for name in SITES:
+        monkeypatch.setenv(name, f"http://{name.lower().replace('_', '-')}.test")
+
+
+@pytest.fixture
+def world(monkeypatch, local) -> Iterator[World]:
+    """Stand-ins of WebArena's sites, named as users name theirs."""
+    import stand_in
+
+    with stand_in.serve() as world:
+        for name, address in world.sites.items():
+            monkeypatch.setenv(name, address)
+        yield world
 
 
 @pytest.fixture(scope="module")

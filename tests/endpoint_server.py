@@ -6,8 +6,6 @@
 Each request takes the next act; the last one stays. `server.requests` are the JSON bodies it was sent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading
@@ -20,10 +18,13 @@ from typing import Any
 Act = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 
 
-def send(handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, length: int | None = None) -> None:
+def send(
+    handler: BaseHTTPRequestHandler, body: bytes, status: int = 200, headers: dict[str, Any] | None = None
+) -> None:
     handler.send_response(status)
-    handler.send_header("Content-Type", "application/json")
-    handler.send_header("Content-Length", str(len(body) if length is None else length))
+    usual = {"Content-Type": "application/json", "Content-Length": len(body)}
+    for name, value in (usual | (headers or {})).items():
+        handler.send_header(name, str(value))
     handler.end_headers()
     handler.wfile.write(body)
 
@@ -45,8 +46,7 @@ def say(words: str | None | Callable[[dict[str, Any]], str], finish: str = "stop
 
 
 def status(code: int, message: str = "") -> Act:
-    answer = json.dumps({"error": {"message": message or f"code {code}"}}).encode()
-    return lambda handler, _: send(handler, answer, code)
+    return body(json.dumps({"error": {"message": message or f"code {code}"}}).encode(), code)
 
 
 def takes_all_but(*names: str, code: int = 400) -> Act:
@@ -62,8 +62,8 @@ def takes_all_but(*names: str, code: int = 400) -> Act:
     return act
 
 
-def body(words: bytes) -> Act:
-    return lambda handler, _: send(handler, words)
+def body(words: bytes, code: int = 200, headers: dict[str, Any] | None = None) -> Act:
+    return lambda handler, _: send(handler, words, code, headers)
 
 
 def slow(seconds: float) -> Act:
@@ -78,13 +78,13 @@ def slow(seconds: float) -> Act:
 def cut_off(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
     """The connection breaks in the middle of the answer."""
     answer = completion({"content": "never whole"})
-    send(handler, answer[: len(answer) // 2], length=len(answer))
+    send(handler, answer[: len(answer) // 2], headers={"Content-Length": len(answer)})
     handler.close_connection = True
 
 
 def drip(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
     """An answer that never pauses for long and never ends."""
-    send(handler, b"{", length=1000)
+    send(handler, b"{", headers={"Content-Length": 1000})
     with contextlib.suppress(OSError):
         for _ in range(100):
             handler.wfile.write(b" ")

@@ -5,8 +5,6 @@ it; where the page has an `#out`, say() writes there too. Chromium opens six con
 in one context, so that six responses that never end leave no room for a seventh page.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

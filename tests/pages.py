@@ -1,7 +1,5 @@
 """A small site on 127.0.0.1 whose pages do to a browser what pages do: for tests, not a test itself."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -10,8 +8,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from minirl.agents.openwebrl import read_call
-from minirl.agents.openwebrl_actions import act, observe
+from minirl.agents.openwebrl import act, read_call
+from minirl.agents.openwebrl_actions import observe
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 

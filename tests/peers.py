@@ -1,8 +1,6 @@
 """Peers for tests: a rank that has none, several in processes of their own, a sampler that only listens, and
 the scripts as a person starts them."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -25,7 +23,7 @@ def start(*command: str) -> subprocess.CompletedProcess[str]:
     """`start("train.py", "tiny")`: a script, in a process of its own."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     argv = [sys.executable, *command]
-    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280)
 
 
 def alone() -> Ranks:

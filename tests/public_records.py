@@ -1,7 +1,5 @@
 """Public demonstrations for tests, and their training rows as text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

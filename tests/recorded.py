@@ -1,7 +1,5 @@
 """Recorded steps for tests, and a small Qwen2.5-VL that looks at them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A generated shop, its parts by name, and episodes in it as a browser would have told them: for tests."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import random

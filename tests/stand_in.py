@@ -7,8 +7,6 @@ The shop, its administration, the forum, the code host and the map share one `Wo
 change. Whoever logs in has a cookie; forms write to the world; the shop answers its administrator in JSON.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -93,7 +91,7 @@ def let_in(asked: Asked, user: str, password: str, inside: str, outside: str) ->
     return go(outside)
 
 
-def shopping(asked: Asked, world: World) -> Answer:
+def shopping(asked: Asked, world: World) -> Answer | None:
     login = "/customer/account/login/"
     match asked.method, asked.path.strip("/").split("/"):
         case "GET", ["customer", "account", "login"]:
@@ -133,11 +131,9 @@ def shopping(asked: Asked, world: World) -> Answer:
             return page("One Stop Market", "Welcome")
         case "GET", [name] if name.endswith(".html"):
             return page(name, f"<h1>{escape(name)}</h1>")
-        case _:
-            return Answer("Not found", 404)
 
 
-def shopping_admin(asked: Asked, world: World) -> Answer:
+def shopping_admin(asked: Asked, world: World) -> Answer | None:
     if not asked.member:
         if asked.method == "POST":
             return let_in(asked, "login[username]", "login[password]", "/admin/dashboard", "/admin")
@@ -155,11 +151,9 @@ def shopping_admin(asked: Asked, world: World) -> Answer:
             script = f"this.nextElementSibling.innerHTML = {json.dumps(fields)}"
             title = f'<b class="admin__collapsible-title" onclick="{escape(script)}">Actions</b><div></div>'
             return page("Rule", f'<div data-index="actions">{title}</div>')
-        case _:
-            return Answer("Not found", 404)
 
 
-def reddit(asked: Asked, world: World) -> Answer:
+def reddit(asked: Asked, world: World) -> Answer | None:
     match asked.method, asked.path.strip("/").split("/"):
         case "GET", ["login"]:
             return page("Log in", form("/login_check", "_username", "_password"))
@@ -180,11 +174,9 @@ def reddit(asked: Asked, world: World) -> Answer:
             return page(escape(title), f'<article class="submission__inner">{words}</article>')
         case "GET", [""]:
             return page("Postmill", "All forums" + (" (logged in)" if asked.member else ""))
-        case _:
-            return Answer("Not found", 404)
 
 
-def gitlab(asked: Asked, world: World) -> Answer:
+def gitlab(asked: Asked, world: World) -> Answer | None:
     match asked.method, asked.path.strip("/").split("/"):
         case "GET", ["users", "sign_in"]:
             return page("Sign in", form("/users/sign_in", "user[login]", "user[password]"))
@@ -213,8 +205,6 @@ def gitlab(asked: Asked, world: World) -> Answer:
             return go(asked.path)
         case "GET", _:
             return page("Project", f"<h1>{escape(asked.path)}</h1>")
-        case _:
-            return Answer("Not found", 404)
 
 
 def osm(asked: Asked, world: World) -> Answer:
@@ -253,7 +243,8 @@ class Handler(pages.Handler):
         self.world.asked.append(f"{site} {self.command} {self.path}")
         member = f"{site}_session=1" in (self.headers["Cookie"] or "").split("; ")
         path, token = urlsplit(self.path).path, self.headers["Authorization"] or ""
-        answer = SERVED[self.name](Asked(site, self.command, path, sent, member, token), self.world)
+        asked = Asked(site, self.command, path, sent, member, token)
+        answer = SERVED[self.name](asked, self.world) or Answer("Not found", 404)
         self.reply(answer.body.encode(), status=answer.status, kind=answer.kind, **answer.headers)
 
 

@@ -1,7 +1,5 @@
 """What a group makes of its rewards: numbers worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -25,9 +23,6 @@ def group_of(*rewards: float, task: Task = TASK) -> Group:
 def of(group: Group) -> tuple[float, ...]:
     """The advantages of a group's members."""
     return tuple(t.advantage for t in group)
-
-
-# --- groups ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -84,9 +79,6 @@ def test_only_unequal_rewards_teach(rewards, effective):
     assert is_effective(group_of(*rewards)) is effective
 
 
-# --- advantages ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("rewards", "eps", "expected"),
     [
@@ -124,16 +116,12 @@ def test_advantages_by_hand(rewards, eps, expected):
         ("awr", (1, 1), (1, 1)),  # no better than the others
         ("awr", (1, 0, 0, 0), (2.1170000, 0.7788008, 0.7788008, 0.7788008)),  # mean 1/4: exp(3/4), exp(-1/4)
         ("awr", (10, 0), (20.0, 0.0067379)),  # exp(5) = 148, exp(-5)
-        ("awr", (4000, 0), (20.0, 0.0)),  # exp(2000) would overflow
     ],
 )
 def test_weights_of_imitation_by_hand(method, rewards, expected):
     other = group_of(1, 0, 0)  # of no consequence
     _, ready = assign_advantages([other, group_of(*rewards)], LossConfig(method=method))
     assert of(ready) == pytest.approx(expected, rel=1e-5)
-
-
-# --- the control -----------------------------------------------------------------------------------
 
 
 def test_shuffled_rewards_stay_in_their_group_and_move():

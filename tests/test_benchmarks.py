@@ -1,7 +1,5 @@
 """The scripts of benchmarks/: all can be imported; those for a GPU run in small on the CPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -11,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from minirl.recipes import tiny_text
 
 pytestmark = pytest.mark.more
 ROOT = Path(__file__).parents[1]
@@ -36,6 +36,12 @@ def test_all_scripts_find_what_they_import():
     assert len(names) >= 15
     code = f"import importlib\nfor name in {names}: importlib.import_module(name)"
     subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, check=True)
+
+
+def test_zero_is_cloned_for_less_long_than_the_recipe():
+    code = "import variants; print(variants.ZERO[1])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, check=True, capture_output=True)
+    assert 0 < int(done.stdout) < tiny_text().sft.max_steps
 
 
 @pytest.mark.parametrize(

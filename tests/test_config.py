@@ -1,7 +1,5 @@
 """The recipes' numbers, as the papers state them, and what a user is told about a wrong flag."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import replace
@@ -35,7 +33,7 @@ FLAGS = """
 --task.reset
 --rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.dump-all
 --reward.by --reward.invalid --reward.format --reward.after --reward.format-error --reward.partial
---loss.method --loss.weighting --loss.old --loss.clip-high --loss.kl --loss.std-eps
+--loss.method --loss.weighting --loss.clip-high --loss.kl --loss.std-eps
 --optim.betas --optim.weight-decay --optim.grad-clip --optim.lr --optim.decay --optim.replicas
 --optim.offload
 --batch.epochs --batch.minibatch-turns --batch.micro-tokens --batch.layout
@@ -47,9 +45,6 @@ FLAGS = """
 
 def parse(*argv: str) -> Config:
     return from_command_line(argv, "train.py")
-
-
-# --- recipes ---------------------------------------------------------------------------------------
 
 
 # What the papers' tables of hyperparameters state, or the libraries that they clone with
@@ -121,9 +116,6 @@ def test_every_recipe_knows_its_name_can_work_and_survives_json(recipe):
     assert TypeAdapter(Config).validate_python(data) == config
 
 
-# --- the curriculum --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("stages", "steps", "turns"),
     [
@@ -136,9 +128,6 @@ def test_the_curriculum_changes_at_the_step_where_a_stage_ends(stages, steps, tu
     config = RECIPES["tiny"]()
     config = replace(config, rollout=replace(config.rollout, max_steps=stages))
     assert [config.max_steps(step) for step in steps] == turns
-
-
-# --- the command line ------------------------------------------------------------------------------
 
 
 def test_a_flag_changes_its_value_and_nothing_else_and_a_hyphen_is_an_underscore():
@@ -193,9 +182,6 @@ def test_help_tells_every_setting_with_its_value_and_its_meaning(capsys):
     assert "--protocol" not in help, "eval.py's alone"
 
 
-# --- what can't work -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("recipe", ["openwebrl_4b", "openwebrl-8b", "webagent-r1-3b", "webagent_r1_8b"])
 @pytest.mark.parametrize("script", [train, sft])
 def test_a_papers_recipe_does_not_train_on_the_toy_shop_unasked(script, recipe, monkeypatch):
@@ -221,8 +207,7 @@ COUNTS += "batch.epochs batch.minibatch-turns sft.batch"
         ("--agent.answers webrl", "--agent.answers webrl needs --agent.kind text"),
         ("--batch.micro-tokens 1000", "--batch.micro-tokens must be at least --agent.context-tokens"),
         ("--loss.method filtered-bc", "learns from a fixed batch: add --rollout.no-dynamic"),
-        ("--loss.method awr --loss.kl 0.1", "--loss.method awr has neither --loss.kl nor --loss.old"),
-        ("--loss.method awr --loss.old recompute", "--loss.method awr has neither --loss.kl nor"),
+        ("--loss.method awr --loss.kl 0.1", "--loss.method awr has no --loss.kl"),
     ],
 )
 def test_combinations_that_cannot_work_are_refused(flags, problem):

@@ -1,7 +1,5 @@
 """What is printed, here as away from a terminal."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Several ranks do what one does: updates, log-probs, and the sharing out of a step's tasks."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
@@ -29,7 +27,7 @@ from minirl.types import Group, RunEnds, Task, Trajectory, Turn
 
 LOSSES = {
     "openwebrl": LossConfig(),
-    "kl and recomputed": LossConfig("grpo", "webagent-r1", old="recompute", kl=0.1),
+    "kl": LossConfig("grpo", "webagent-r1", kl=0.1),
     "filtered-bc": LossConfig("filtered-bc", "token-mean"),
 }
 SETTINGS = {
@@ -96,8 +94,8 @@ def text_step(ranks: Ranks, path: Path) -> tuple[dict, list[dict]]:
 
 CASES = [
     ("openwebrl", "plain", True),
-    ("kl and recomputed", "plain", False),
-    ("kl and recomputed", "replicas", False),
+    ("kl", "plain", False),
+    ("kl", "replicas", False),
     ("openwebrl", "checkpointing", False),
     ("openwebrl", "frozen", False),
     ("openwebrl", "cloning's own", False),

@@ -1,12 +1,10 @@
 """Episodes in a real Chromium, with a sampler that says what it is told."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
 import signal
-import time
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
@@ -24,8 +22,10 @@ from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
 from minirl.browser.session import Session
 from minirl.config import AgentConfig, BrowserConfig, Config, RewardConfig
+from minirl.episode import CUT_OFF
 from minirl.model import Preprocessor
 from minirl.recipes import tiny
+from minirl.rewards import needs_verdict
 from minirl.rollout import RolloutWorker, TaskStream
 from minirl.rows import collate, turn_rows
 from minirl.run_folder import Run
@@ -149,6 +149,30 @@ async def test_calls_run_in_order_up_to_the_first_failure_and_to_done(play):
     assert len(t.turns) == 2 and t.final_state == {"asked": True} and t.final_image
 
 
+FLY = '{"name": "fly", "arguments": {}}'
+BESIDE = '{"name": "click", "arguments": {"point_2d": [1200, 3]}}'
+
+
+async def test_a_call_that_cannot_be_run_is_feedback_and_the_response_in_format(play):
+    """Calls before it have run, later ones have not; three such responses do not end the episode."""
+    bad = (saying(WAIT, FLY, WAIT), saying(BESIDE), saying('{"name": "done", "arguments": {}}'))
+    async with play(*bad, saying(DONE)) as (worker, _, task):
+        t = await episode(worker, task)
+    async with play(*bad) as (worker, _, task):
+        short = await episode(worker, task, max_steps=4)
+    assert short.stop is Stop.MAX_STEPS
+    assert t.turns[0].feedback[0] == "Succeed: waited 0 seconds."
+    assert (
+        t.turns[0].feedback[1].startswith("Failed: `fly` execution failed: there is no such tool; the tools")
+    )
+    assert t.turns[0].feedback[2] == "`wait` not executed."
+    reason = "point_2d.0: Input should be less than or equal to 1000."
+    assert t.turns[1].feedback == (f"Failed: `click` execution failed: {reason}",)
+    assert t.turns[2].feedback == ("Failed: `done` execution failed: response: Field required.",)
+    assert [turn.parsed.error for turn in t.turns] == [None] * 4
+    assert (t.stop, t.answer, t.reward) == (Stop.DONE, "it is done", 1.0) and needs_verdict(t, "every")
+
+
 async def test_feedback_and_past_reasoning_can_be_kept_from_the_model(play):
     """Both are recorded all the same; that a response could not be read is still told."""
     config = replace(CONFIG, agent=replace(CONFIG.agent, feedback=False, reasoning=False))
@@ -162,29 +186,19 @@ async def test_feedback_and_past_reasoning_can_be_kept_from_the_model(play):
     assert [turn.response_ids for turn in t.turns] == [sample.ids for sample in script.samples]
 
 
-async def test_the_event_loop_goes_on_while_a_screenshot_is_prepared(play, preprocessor, monkeypatch):
-    images, beats, meanwhile = preprocessor.images, [], []
+async def test_screenshots_are_prepared_beside_the_event_loop(play, preprocessor, monkeypatch):
+    images, threads = preprocessor.images, []
     plain = images.processor
 
-    def slow(**given: Any) -> Any:
-        before = len(beats)
-        time.sleep(0.5)
-        meanwhile.append(len(beats) - before)
+    def watched(**given: Any) -> Any:
+        threads.append(threading.current_thread())
         return plain(**given)
 
-    async def beat() -> None:
-        while True:
-            beats.append(1)
-            await asyncio.sleep(0.01)
-
-    monkeypatch.setattr(images, "processor", slow)
+    monkeypatch.setattr(images, "processor", watched)
     images.prepare.cache_clear()
-    async with play(saying(WAIT), saying(DONE)) as (worker, _, task):
-        ticking = asyncio.create_task(beat())
-        trajectory = await episode(worker, task)
-        ticking.cancel()
-    assert trajectory.stop == Stop.DONE
-    assert meanwhile and min(meanwhile) > 5
+    async with play(saying(DONE)) as (worker, _, task):
+        await episode(worker, task)
+    assert threads and threading.main_thread() not in threads
 
 
 async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play, monkeypatch):
@@ -214,9 +228,10 @@ async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play, monkeypa
         ([saying(WAIT)], {}, 3, Stop.MAX_STEPS, 0.0, 3),
         (["hm", "hm", saying(WAIT), "hm"], {}, 9, Stop.FORMAT_ERROR, -1.0, 6),  # three in a row
         ([*[saying(WAIT)] * 4, OTHER, saying(WAIT)], {"repeats": 5}, 20, Stop.REPEATED, 0.0, 10),
+        (["hm"], {"format_errors": 0}, 5, Stop.MAX_STEPS, 0.0, 5),
         ([saying(click(TIP), DONE)], {"response_tokens": 8}, 5, Stop.LENGTH, 0.0, 1),  # no call is read
     ],
-    ids=["turns", "unparsable", "repeated", "cut off"],
+    ids=["turns", "unparsable", "repeated", "unparsable for ever", "cut off"],
 )
 async def test_what_an_agent_ends_without_done_is_valid_and_not_verified(
     play, sayings, agent, max_steps, stop, reward, turns
@@ -231,6 +246,32 @@ async def test_what_an_agent_ends_without_done_is_valid_and_not_verified(
         assert "Error: no </think>" in t.turns[0].feedback[0]
     if stop is Stop.LENGTH:
         assert (t.turns[0].finish, t.turns[0].parsed.calls) == ("length", ())
+
+
+@pytest.mark.parametrize(
+    ("agent", "stop"),
+    [
+        ({"format_errors": 3}, Stop.FORMAT_ERROR),
+        ({"format_errors": 0}, Stop.MAX_STEPS),
+    ],
+)
+async def test_a_cut_response_costs_the_text_agent_a_turn(play, agent, stop):
+    """In the history it has the end that it lacks, as the chat template writes it."""
+    settings = {"kind": "text", "response_tokens": 8, "feedback": False} | agent
+    config = replace(CONFIG, agent=replace(CONFIG.agent, **settings))
+    said = "<think> a long story about mugs and plates and mugs </think> <answer> exit() </answer>"
+    async with play(said, config=config) as (worker, script, task):
+        t = await episode(worker, task, 6)
+    assert t.stop is stop and len(t.turns) == (3 if stop is Stop.FORMAT_ERROR else 6)
+    assert t.turns[0].finish == "length" and t.turns[0].feedback == (CUT_OFF,)
+    preprocessor = worker.harness.preprocessor
+    end, cut = preprocessor.tokenizer.eos_token_id, script.samples[0].ids
+    ids = script.requests[1].prompt.ids
+    at = next(i for i in range(len(ids)) if ids[i : i + len(cut)] == cut)
+    rest = preprocessor.tokenizer.decode(ids[at + len(cut) :])
+    assert ids[at + len(cut)] == end and rest.startswith(
+        f"{preprocessor.tokenizer.eos_token}{preprocessor.chat.close}"
+    )
 
 
 async def test_what_keeps_visitors_out_at_the_end_is_noted_after_the_turns(play, monkeypatch):

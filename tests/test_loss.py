@@ -1,9 +1,7 @@
 """What is minimised, against numbers worked out by hand, the papers' formulas, and TRL's loss."""
 
-from __future__ import annotations
-
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import log
@@ -19,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from minirl.config import LossConfig
-from minirl.loss import CLIP_LOW, likelihood_loss, policy_loss, truncated_correction, turn_weights
+from minirl.loss import CLIP_LOW, likelihood_loss, policy_loss, turn_weights
 
 CLIP = LossConfig(clip_high=0.28)  # ratios are clipped to 0.8 .. 1.28
 
@@ -121,12 +119,13 @@ def test_in_a_part_of_the_step_trajectories_weigh_as_in_the_whole(weighting):
     """A group of three and one of one, cut into two minibatches: the group's lone member in the second must
     not weigh as much as its whole group. Each half's weights are twice those of the whole step."""
     config, groups, lengths = LossConfig(weighting=weighting), [0, 0, 0, 1], [[2], [4, 1], [3], [5]]
-    whole = turn_weights(groups, lengths, config)
+    whole = turn_weights(groups, lengths, config, Counter(groups))
     sizes = {0: 3, 1: 1}
     halves = [turn_weights(groups[i : i + 2], lengths[i : i + 2], config, sizes) for i in (0, 2)]
     for own, expected in zip([*halves[0], *halves[1]], whole, strict=True):
         assert own == pytest.approx([2 * w for w in expected])
-    alone = turn_weights(groups[2:], lengths[2:], config)  # the control: what counting here alone would give
+    # the control: what counting here alone would give
+    alone = turn_weights(groups[2:], lengths[2:], config, Counter(groups[2:]))
     assert alone[0] != pytest.approx(halves[1][0])
 
 
@@ -170,17 +169,11 @@ def test_the_weighted_sum_is_the_formula(config, minibatch, seed):
     by_group = defaultdict(list)
     for number, episode in zip(numbers, values, strict=True):
         by_group[number].append(episode)
-    weights = turn_weights([f"task {number}" for number in numbers], lengths, config)
+    names = [f"task {number}" for number in numbers]
+    weights = turn_weights(names, lengths, config, Counter(names))
     pairs = zip(itertools.chain(*weights), itertools.chain(*values), strict=True)
     weighted = sum(w * value for w, turn in pairs for value in turn)
     assert weighted == pytest.approx(FORMULAS[config](list(by_group.values())), abs=1e-9)
-
-
-def test_the_correction_is_the_ratio_of_probabilities_up_to_a_limit():
-    # 0.3 / 0.2, 0.1 / 0.4, 0.5 / 0.5, and 0.9 / 0.1 = 9, cut to 2
-    trainer, sampler = [log(p) for p in (0.3, 0.1, 0.5, 0.9)], [log(p) for p in (0.2, 0.4, 0.5, 0.1)]
-    assert truncated_correction(trainer, sampler, 2.0) == pytest.approx([1.5, 0.25, 1.0, 2.0])
-    assert truncated_correction(trainer, sampler, 10.0) == pytest.approx([1.5, 0.25, 1.0, 9.0])
 
 
 @pytest.mark.parametrize(
@@ -214,24 +207,21 @@ class Result(NamedTuple):
     clipped: float  # share of the tokens
     kl: float  # mean over the tokens
 
-    def near(self, other: Result) -> bool:
+    def near(self, other: "Result") -> bool:
         values, others = ([r.loss, *r.gradient, r.clipped, r.kl] for r in (self, other))
         return values == pytest.approx(others, rel=0, abs=1e-6)
 
 
-def trl_numbers(correction: float) -> tuple[Tensor, Turns]:
-    """A leaf with all tokens' log-probs, and the turns; a token's columns are log-prob, old, ref, advantage,
-    correction and 1, for sampled."""
+def trl_numbers() -> tuple[Tensor, Turns]:
+    """A leaf with all tokens' log-probs, and the turns; a token's columns are log-prob, old, ref, advantage
+    and 1, for sampled."""
     generator = torch.Generator().manual_seed(0)
     noise_N3 = torch.randn(sum(map(sum, TRL_LENGTHS)), 3, generator=generator, dtype=torch.float64)
     leaf_N = (noise_N3[:, 0] * 0.3 - 1).requires_grad_()
     old_N, ref_N = (leaf_N.detach()[:, None] + noise_N3[:, 1:] * 0.4).T
-    corrected = [1.0] * len(old_N)
-    if correction:
-        corrected = truncated_correction(old_N.tolist(), ref_N.tolist(), correction)
     advantages = [a for own, a in zip(TRL_LENGTHS, TRL_ADVANTAGES, strict=True) for _ in range(sum(own))]
-    advantage_N, correction_N = torch.tensor([advantages, corrected], dtype=torch.float64)
-    columns_NC = torch.stack((leaf_N, old_N, ref_N, advantage_N, correction_N, torch.ones_like(old_N)), -1)
+    advantage_N = torch.tensor(advantages, dtype=torch.float64)
+    columns_NC = torch.stack((leaf_N, old_N, ref_N, advantage_N, torch.ones_like(old_N)), -1)
     turns = iter(columns_NC.split(list(itertools.chain(*TRL_LENGTHS))))
     return leaf_N, [[next(turns) for _ in own] for own in TRL_LENGTHS]
 
@@ -243,21 +233,19 @@ def per_turn(trajectories: Turns) -> list[Tensor]:
 
 def per_trajectory(trajectories: Turns) -> list[Tensor]:
     """One for each trajectory, with two tokens from the environment after each turn: TRL masks them out."""
-    between = torch.tensor([[-3.0, -2.0, -1.0, 5.0, 1.0, 0.0]] * 2, dtype=torch.float64)
+    between = torch.tensor([[-3.0, -2.0, -1.0, 5.0, 0.0]] * 2, dtype=torch.float64)
     return [torch.cat([part for turn in own for part in (turn, between)]) for own in trajectories]
 
 
-def of_trl(
-    loss_type: str, layout: Callable[[Turns], list[Tensor]], config: LossConfig, correction: float = 0.0
-) -> Result:
+def of_trl(loss_type: str, layout: Callable[[Turns], list[Tensor]], config: LossConfig) -> Result:
     """From TRL's own code, with a stand-in for a trainer that would have a model."""
     pytest.importorskip("trl")
     from trl import GRPOTrainer  # slow to import, so only where it is used
 
-    leaf_N, trajectories = trl_numbers(correction)
+    leaf_N, trajectories = trl_numbers()
     rows = layout(trajectories)
     columns = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).unbind(-1)
-    new_BT, old_BT, ref_BT, advantage_BT, correction_BT, sampled_BT = columns
+    new_BT, old_BT, ref_BT, advantage_BT, sampled_BT = columns
     there_BT = torch.nn.utils.rnn.pad_sequence([torch.ones(len(row)) for row in rows], batch_first=True)
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (new_BT, torch.zeros_like(old_BT), None),
@@ -267,8 +255,7 @@ def of_trl(
         epsilon_high=config.clip_high,
         args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
         importance_sampling_level="token",
-        use_vllm=True,  # what is sampled elsewhere is corrected
-        vllm_importance_sampling_correction=True,
+        use_vllm=False,
         off_policy_mask_threshold=None,
         top_entropy_quantile=1.0,
         aux_loss_enabled=False,
@@ -287,7 +274,6 @@ def of_trl(
         "advantages": advantage_BT,
         "old_per_token_logps": old_BT,
         "ref_per_token_logps": ref_BT,
-        "importance_sampling_ratio": correction_BT,
         "num_items_in_batch": sampled_BT.sum(),
     }
     loss = GRPOTrainer._compute_loss(trainer, None, inputs)
@@ -297,13 +283,13 @@ def of_trl(
     return Result(loss.item(), gradient_N.tolist(), clipped, kl)
 
 
-def of_minirl(config: LossConfig, correction: float = 0.0) -> Result:
+def of_minirl(config: LossConfig) -> Result:
     """From minirl's, on the same numbers."""
-    leaf_N, trajectories = trl_numbers(correction)
-    new_N, old_N, ref_N, advantage_N, correction_N, _ = torch.cat(per_turn(trajectories)).unbind(-1)
-    weights = itertools.chain(*turn_weights(TRL_GROUPS, TRL_LENGTHS, config))
+    leaf_N, trajectories = trl_numbers()
+    new_N, old_N, ref_N, advantage_N, _ = torch.cat(per_turn(trajectories)).unbind(-1)
+    weights = itertools.chain(*turn_weights(TRL_GROUPS, TRL_LENGTHS, config, Counter(TRL_GROUPS)))
     pairs = zip(weights, itertools.chain(*TRL_LENGTHS), strict=True)
-    weight_N = torch.tensor([w for w, n in pairs for _ in range(n)]) * correction_N
+    weight_N = torch.tensor([w for w, n in pairs for _ in range(n)], dtype=torch.float64)
     loss, sums = policy_loss(new_N, old_N, ref_N, advantage_N, weight_N, config)
     (gradient_N,) = torch.autograd.grad(loss, leaf_N)
     clipped, kl = (float(sums.get(name, 0.0) / sums["tokens"]) for name in ("clipped", "kl"))
@@ -332,14 +318,6 @@ def test_trl_computes_the_same(loss_type, layout, config, clip, kl):
     ours = of_minirl(config)
     assert ours.near(of_trl(loss_type, layout, config))
     assert 0 < ours.clipped < 1 and (ours.kl > 0) == (kl > 0)  # neither is idle
-
-
-@same
-def test_trl_corrects_the_surrogate_by_the_same_truncated_ratio(loss_type, layout, config):
-    """Without a reference, that is: TRL leaves its KL term uncorrected."""
-    ours = of_minirl(config, correction=1.2)
-    assert ours.near(of_trl(loss_type, layout, config, correction=1.2))
-    assert not ours.near(of_minirl(config))
 
 
 @same

@@ -1,7 +1,5 @@
 """What a step's episodes say in numbers, on a step small enough to count by hand."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -89,10 +87,9 @@ def test_a_step_without_a_valid_episode_has_counts_and_no_means():
 @pytest.mark.parametrize(
     ("lengths", "expected"),
     [
-        (range(1, 11), 9),  # 9 of 10 do not exceed 9
+        (range(10, 0, -1), 9),  # 9 of 10 do not exceed 9
         (range(1, 12), 10),  # 9 of 11 would be too few
         ([5], 5),
-        ([3, 1, 2, 4], 4),
     ],
 )
 def test_the_90th_percentile_is_the_smallest_length_that_enough_do_not_exceed(lengths, expected):

@@ -1,7 +1,5 @@
 """Positions against transformers' own, and the policy's log-probs against the plain formula."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json
@@ -20,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
-from training import logprobs_of
+from training import CPU, logprobs_of
 
 from minirl.config import ModelConfig
 from minirl.model import (
@@ -39,7 +37,6 @@ from minirl.model import (
 from minirl.policy import Policy
 from minirl.rows import Row, collate
 
-CPU = torch.device("cpu")
 PAD = 99  # stands for the image pad where no model is needed
 
 
@@ -49,10 +46,7 @@ def test_patches_by_a_matrix_product_are_those_of_the_convolution(tiny_folder):
     (convolution,) = [module.double() for module in model.modules() if isinstance(module, nn.Conv3d)]
     patches = torch.randn(30, 3, *convolution.kernel_size, requires_grad=True, dtype=torch.float64)
     found, expected = convolution(patches), nn.Conv3d.forward(convolution, patches).flatten(1)
-    assert type(convolution) is PatchLinear and found.shape == expected.shape == (
-        30,
-        convolution.out_channels,
-    )
+    assert type(convolution) is PatchLinear
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
     weights = torch.randn_like(expected)
     parts = [patches, convolution.weight, convolution.bias]
@@ -92,22 +86,15 @@ def test_products_of_transposed_inputs_and_frozen_weights():
     torch.testing.assert_close(x.grad, weight.sum(0)[:, None].expand(48, 100), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("rows", "dtype", "is_quick"),
-    [
-        (MIN_ROWS, torch.float32, True),
-        (MIN_ROWS - 1, torch.float32, False),
-        (MIN_ROWS, torch.bfloat16, False),
-        (MIN_ROWS, torch.float64, False),
-    ],
-)
-def test_other_types_and_few_rows_are_left_to_pytorch(monkeypatch, rows, dtype, is_quick):
-    layer = nn.Linear(16, 16).to(dtype)
-    quicken(layer)
+def test_other_types_and_few_rows_are_left_to_pytorch(monkeypatch):
     calls = []
-    monkeypatch.setattr(Product, "apply", lambda *args: calls.append(args))
-    layer(torch.randn(1, rows, 16, dtype=dtype))
-    assert bool(calls) == is_quick
+    monkeypatch.setattr(Product, "apply", lambda inputs, *_: calls.append((inputs.dtype, inputs.shape)))
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        layer = nn.Linear(16, 16).to(dtype)
+        quicken(layer)
+        for rows in (MIN_ROWS, MIN_ROWS - 1):
+            layer(torch.randn(rows, 16, dtype=dtype))
+    assert calls == [(torch.float32, (MIN_ROWS, 16))]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), max_size=6))
@@ -287,9 +274,8 @@ def test_rows_of_the_head_beyond_the_tokenizer_are_suppressed(preprocessor, tiny
 
 def assert_refused(load: Callable[[ModelConfig], object], path: Path | str) -> None:
     """In one line that names the path."""
-    with pytest.raises(ValueError, match=f"--model.path {path} can't be loaded: .") as caught:
+    with pytest.raises(ValueError, match=rf"^--model.path {path} can't be loaded: .+\Z"):
         load(ModelConfig(path=str(path)))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("path", ["nobody/nothing", "/nowhere/model", "./nowhere", "~/nowhere"])

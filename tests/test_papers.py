@@ -7,8 +7,6 @@ example, are refused. What a table of contents can't tell is a part that exists 
 section 4" for its 5, or "WebAgent-R1, section 3" for its 2.3, would pass here, and were read by eye.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

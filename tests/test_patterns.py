@@ -1,7 +1,5 @@
 """No reader of what a model says takes quadratic time."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

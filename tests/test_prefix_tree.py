@@ -1,7 +1,5 @@
 """The prefix tree computes what one row per turn computes: log-probs and every gradient, to 1e-5."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from training import TEXT_SIZES, qwen2_5_vl
+from training import CPU, TEXT_SIZES, qwen2_5_vl
 
 from minirl import prefix_tree, tree_attention
 from minirl.agents.openwebrl import OpenWebRLAgent
@@ -24,8 +22,6 @@ from minirl.prefix_tree import Forest
 from minirl.rows import Row, collate
 from minirl.tree_attention import Chain, JoinedAttention, Tree, segment_attention
 from minirl.types import Observation
-
-CPU = torch.device("cpu")
 
 
 def lay_out(*sequences: str) -> tuple[Forest, list[list[int]]]:
@@ -47,8 +43,7 @@ def test_equal_beginnings_are_laid_out_once():
 
 def test_touching_ranges_are_one():
     """ "abcdef" goes on where "abcd" ends in the row, so its prefix is one piece for what comes after."""
-    forest, _ = lay_out("abcd", "abcdef", "abcdez")
-    assert forest.chains[2] == Chain(6, 7, ((0, 5),))
+    assert lay_out("abcd", "abcdef", "abcdez")[0].chains[2] == Chain(6, 7, ((0, 5),))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -78,15 +73,13 @@ class Album(dict):
         return name
 
 
-def conversation(
-    preprocessor: Preprocessor, album: Album, png: Callable, seed: int, turns: int, keep: int
-) -> list[Row]:
+def conversation(preprocessor: Preprocessor, album: Album, png: Callable, seed: int, keep: int) -> list[Row]:
     """A trajectory's rows, through the real Context; screenshots come in pairs of one size."""
     rng = random.Random(seed)
     config = AgentConfig(brief=True, screenshots=keep)
     context = Context(preprocessor, OpenWebRLAgent(config), config, "Order two mugs.")
     rows, feedback = [], ()
-    for t in range(turns):
+    for t in range(4):
         picture = png(64 + 32 * (t // 2 % 2), 64, seed=100 * seed + t) if preprocessor.images else None
         prompt = context.observe(Observation(f"tab {t} {seed}", image=picture), feedback)
         response = tuple(rng.randrange(40, 300) for _ in range(rng.randint(2, 7)))
@@ -140,7 +133,7 @@ def seeing(model, preprocessor, png):
     album = Album()
 
     def rows(keep: int = 1) -> list[Row]:
-        members = [conversation(preprocessor, album, png, seed, turns=4, keep=keep) for seed in range(3)]
+        members = [conversation(preprocessor, album, png, seed, keep) for seed in range(3)]
         return sum(members, [])
 
     return model, preprocessor, rows, album
@@ -232,7 +225,7 @@ def test_other_models(preprocessor, png, kind, keep):
         sees = replace(preprocessor, images=None)
     tree_attention.enable(model)
     album = Album()
-    rows = sum((conversation(sees, album, png, seed, turns=4, keep=keep) for seed in range(2)), [])
+    rows = sum((conversation(sees, album, png, seed, keep) for seed in range(2)), [])
     oracle = one_by_one(model, sees, rows, album)
     assert len(oracle[1]) == len(list(model.parameters()))
     assert_equal(packed(model, sees, rows, album), oracle)

@@ -1,7 +1,5 @@
 """The README's own site and own reward, taken from there and run."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -4,8 +4,6 @@ bash reads the blocks, with `python` and `torchrun` as functions that hand their
 variables, loops and globs are its own, and mean in the test what they mean to the reader.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -99,7 +97,7 @@ def understand(argv: Sequence[str], eval_script: ModuleType, monkeypatch: pytest
     """Read a command with its own parser. ValueError or SystemExit if it is not understood."""
     match argv:
         case ["-m", "minirl.data" | "minirl.worlds" as name, *flags]:
-            room, run = {"minirl.data": (data, data.run), "minirl.worlds": (worlds, worlds.main)}[name]
+            room, run = {"minirl.data": (data, data.run), "minirl.worlds": (worlds, worlds.run)}[name]
             verb = getattr(room, flags[0])
             with monkeypatch.context() as patch:
                 patch.setattr(room, flags[0], functools.wraps(verb)(lambda *args, **kwargs: 0))
@@ -118,10 +116,7 @@ def understand(argv: Sequence[str], eval_script: ModuleType, monkeypatch: pytest
             tyro.cli(functools.wraps(main)(lambda *args, **kwargs: None), args=flags)
 
 
-LATER = pytest.mark.xfail(reason="AutoWebWorld's flags are on their way")
-
-
-@pytest.mark.parametrize("paper", ["OpenWebRL", "WebAgent-R1", pytest.param("AutoWebWorld", marks=LATER)])
+@pytest.mark.parametrize("paper", PAPERS)
 def test_every_command_is_understood(paper, tmp_path, eval_script, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     heads = Counter()
@@ -230,7 +225,7 @@ def start(argv: Sequence[str], eval_script: ModuleType) -> int | None:
         case ["-m", "minirl.data", *flags]:
             return data.run(flags)
         case ["-m", "minirl.worlds", *flags]:
-            return worlds.main(flags)
+            return worlds.run(flags)
         case ["eval.py", *flags]:
             return eval_script.run(flags)
         case [("train.py" | "sft.py" | "judge.py") as script, *flags]:
@@ -256,8 +251,6 @@ def result(argv: Sequence[str]) -> str:
             faults = [row for row in rows if not Stop(row["stop"]).is_agent_fault]
             assert rows and not faults, faults
             return "episodes"
-        case ["judge.py", "score", *_]:
-            return [*argv, "--judge.response-tokens", "8"]
         case ["judge.py", "distil", *_]:
             assert Run(Path("runs/judge_8b")).metrics()
             return "updates"
@@ -374,7 +367,7 @@ def models(tiny_folder, preprocessor, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.mark.more
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("paper", ["OpenWebRL", "WebAgent-R1", pytest.param("AutoWebWorld", marks=LATER)])
+@pytest.mark.parametrize("paper", PAPERS)
 def test_every_command_is_run_in_small(paper, folder, models, eval_script, monkeypatch, png, site, capsys):
     """Up to a finished episode or an update; what each took is printed with -s."""
     took: list[tuple[float, str, str]] = []

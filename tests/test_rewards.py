@@ -1,7 +1,5 @@
 """Who gets which reward."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -14,12 +12,6 @@ from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn, Verdict
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
 TURN = Turn(3, (9,), (7, 2), (-0.1, -0.7), "")
 
-
-def episode(stop: Stop = Stop.DONE, success: bool = False, reward: float = 0.0, member: int = 0):
-    return Trajectory(TASK, member, turns=(TURN,), stop=stop, success=success, reward=reward)
-
-
-# --- the gate --------------------------------------------------------------------------------------
 
 # stop: (reward of a success, reward of a failure, says something about the policy)
 GATE = {
@@ -43,7 +35,7 @@ GATE = {
 def test_only_done_earns_and_only_format_errors_cost(stop):
     succeeded, failed, says_something = GATE[stop]
     assert (reward(stop, 1.0), reward(stop, 0.0)) == (succeeded, failed)
-    assert episode(stop).valid is says_something
+    assert judged(TURN, stop=stop).valid is says_something
 
 
 @pytest.mark.parametrize("stop", Stop)
@@ -55,10 +47,8 @@ def test_where_any_ending_is_graded_the_rules_alone_decide_and_format_errors_cos
 
 
 def test_an_episode_without_a_turn_is_not_valid():
-    assert not replace(episode(), turns=()).valid
+    assert not judged().valid
 
-
-# --- the judge's gate --------------------------------------------------------------------------------
 
 READ = replace(TURN, parsed=Parsed("so", (Call("click", {"point_2d": [1, 1]}),)))
 UNREAD = replace(TURN, parsed=Parsed("so", error="Error: no </think> in the response."))

@@ -1,7 +1,5 @@
 """Collecting groups, with episodes that only take time; tests/test_episode.py plays real ones."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

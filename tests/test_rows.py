@@ -1,7 +1,5 @@
 """Rows, minibatches and tensors: which token is trained, from which position, with what."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

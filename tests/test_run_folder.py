@@ -1,22 +1,18 @@
 """The run folder: what is written comes back equal, and a killed run leaves nothing that hurts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peers import alone
 from training import group_of
 
 from minirl.cli.lifecycle import save
-from minirl.config import RolloutConfig
 from minirl.run_folder import Run, differences
 from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn, Verdict
 
@@ -163,10 +159,9 @@ def test_pruning_removes_screenshots_that_nobody_names(tmp_path):
 
 @pytest.mark.parametrize("dump_all", [False, True])
 def test_every_steps_dump_stays_on_demand(tmp_path, dump_all):
-    run, kept = Run(tmp_path), SimpleNamespace(saved=set, save=lambda *_: None)
-    rollout = RolloutConfig(dump_all=dump_all)
-    config = SimpleNamespace(rollout=rollout)
-    experiment = SimpleNamespace(run=run, checkpoints=kept, config=config, ranks=alone())
+    run = Run(tmp_path)
+    experiment = Mock(run=run)
+    experiment.config.rollout.dump_all = dump_all
     for step in range(1, 14):
         run.save_trajectories(Run.step_label(step), [episode()])
     save(experiment, {"step": 13, "cursor": 0})

@@ -4,8 +4,6 @@ A token is a Python token without comments, docstrings, line ends and indentatio
 feels: tokens a line, and AST nodes on a line of code inside functions. A number is only raised on purpose.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import subprocess

@@ -1,7 +1,5 @@
 """The front doors as a user runs them: train, resume, interrupt, replay, and what they leave on disk."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -10,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock, Mock, call
 
 import pytest
 from peers import ROOT, start
@@ -87,10 +86,8 @@ def test_the_first_step_is_on_policy(finished):
 @pytest.mark.more
 def test_two_ranks_run_the_whole_loop_as_one_does(finished, tmp_path):
     """Browsers, sampler, updates, evaluations and checkpoints: the same episodes, and the same losses."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    flags = small(tmp_path / "tiny", "--steps", "2", "--eval-every", "1")
-    command += [str(ROOT / "train.py"), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    done = start(*command, *small(tmp_path / "tiny", "--steps", "2", "--eval-every", "1"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("report: ") == 1, "one rank speaks for all"
     one, two = Run(finished), Run(tmp_path / "tiny")
@@ -183,87 +180,66 @@ def test_bad_input_is_one_line_and_status_2(ended, tmp_path, monkeypatch, flags,
     assert code == 2 and said in err and err.count("\n") == 1
 
 
-async def test_shuffled_rewards_are_what_is_learned(monkeypatch):
+TASK = Task("t", "Do it.", "http://shop-0.test/")
+TURN = Turn(0, (1,), (2,), (-0.1,), "")
+
+
+def collecting(collected: Collected, **settings: object) -> tuple[Mock, Mock]:
+    """An experiment, and a worker that collects this in each of its steps."""
+    config = replace(tiny(), eval_every=0, save_every=100, **settings)
+    experiment = Mock(config=config, tasks=SimpleNamespace(train=[TASK]))
+    experiment.trainer.update.side_effect = lambda *_: {}
+    return experiment, Mock(collect=AsyncMock(return_value=collected))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+async def test_shuffled_rewards_are_what_is_learned(shuffle):
     """The control of every claim: the same rewards, at other episodes of their groups."""
-    task, turn = Task("t", "Do it.", "http://shop-0.test/"), Turn(0, (1,), (2,), (-0.1,), "")
-    group = tuple(Trajectory(task, m, turns=(turn,), reward=float(m)) for m in range(8))
-    learned: dict[bool, list[tuple[float, ...]]] = {}
-
-    async def collect(*_: object) -> Collected:
-        return Collected([group], 0, [], submitted=1, dropped=0)
-
-    def end_step(experiment, state, collected, groups, metrics) -> None:
-        state["step"] += 1
-
-    monkeypatch.setattr(script, "end_step", end_step)
-    for shuffle in (False, True):
-        config = replace(tiny(), steps=3, shuffle_rewards=shuffle, eval_every=0)
-        rows = learned[shuffle] = []
-        trainer = SimpleNamespace(
-            update=lambda given, *_, rows=rows: rows.append(tuple(t.rows[0].advantage for t in given)) or {},
-            weights=lambda: iter(()),
-        )
-        worker = SimpleNamespace(collect=collect, sleep=lambda: None, sync=lambda _: None)
-        files = SimpleNamespace(finish=lambda: None)
-        tasks = SimpleNamespace(train=[task])
-        experiment = SimpleNamespace(
-            config=config, trainer=trainer, tasks=tasks, checkpoints=files, preprocessor=None
-        )
-        await script.train(experiment, worker, {"step": 0, "cursor": 0})
+    group = tuple(Trajectory(TASK, m, turns=(TURN,), reward=float(m)) for m in range(8))
+    step = Collected([group], 0, [], submitted=1, dropped=0)
+    experiment, worker = collecting(step, steps=3, shuffle_rewards=shuffle)
+    await script.train(experiment, worker, {"step": 0, "cursor": 0})
+    updates = experiment.trainer.update.call_args_list
+    learned = [tuple(t.rows[0].advantage for t in rows) for (rows, *_), _ in updates]
     expected = tuple((m - 3.5) / 6**0.5 for m in range(8))  # the unbiased variance of 0 to 7 is 6
-    assert all(found == pytest.approx(expected, abs=1e-3) for found in learned[False])
-    for found in learned[True]:
-        assert sorted(found) == pytest.approx(expected, abs=1e-3) and list(found) != sorted(found)
-    assert len({*learned[True]}) == 3 and len(learned[False]) == 3, "every step is shuffled anew"
+    assert len(learned) == 3 and len({*learned}) == (3 if shuffle else 1), "every step is shuffled anew"
+    for found in learned:
+        assert sorted(found) == pytest.approx(expected, abs=1e-3)
+        assert (list(found) == sorted(found)) is not shuffle
+
+
+async def test_a_run_that_finds_nothing_more_to_learn_from_keeps_what_it_has():
+    step = Collected([], 0, [], submitted=6, dropped=6, reason="gave up after 6 groups")
+    experiment, worker = collecting(step)
+    told = "step 8: no group to learn from. gave up after 6 groups; --resume goes on after step 7"
+    state = {"step": 7, "cursor": 0}
+    with pytest.raises(ValueError, match=told), lifecycle.saving(experiment, state):
+        await script.train(experiment, worker, state)
+    assert experiment.checkpoints.mock_calls == [call.save("step_00007", state), call.finish()]
+
+
+EXPORT = call.checkpoints.export("sft", {"step": 0, "cursor": 0})
 
 
 async def test_a_warm_start_clones_what_was_demonstrated_and_says_how_what_was_held_back_fares(
     monkeypatch, capsys
 ):
-    task = Task("t", "Do it.", "http://shop-0.test/")
-    demo = Trajectory(task, 0, turns=(Turn(0, (1,), (2,), (-0.1,), ""),))
-    done = []
-
-    async def evaluate(*_: object) -> None: ...
-
-    async def demonstrate(_: object) -> list[Trajectory]:
-        return [demo] * 5
+    wanted = replace(tiny().sft, batch=2, epochs=1, max_steps=3, held_back=0.2)
+    experiment = Mock(config=replace(tiny(), sft=wanted, seed=7), tasks=SimpleNamespace(heldout=[]))
+    experiment.demonstrate = AsyncMock(return_value=[Trajectory(TASK, 0, turns=(TURN,))] * 5)
 
     def clone(examples, seed):
-        done.append((len(examples), seed))
+        assert (len(examples), seed) == (5, 7)
         yield from ({"loss": 3.0}, {"loss": 2.0, "validation": 2.5}, {"loss": 1.0})
-        done.append("cloned")
+        experiment.trainer.weights.return_value = "the best"
 
-    monkeypatch.setattr(sft, "evaluate", evaluate)
-    wanted = replace(tiny().sft, batch=2, epochs=1, max_steps=3, held_back=0.2)
-    experiment = SimpleNamespace(
-        config=replace(tiny(), sft=wanted, seed=7),
-        trainer=SimpleNamespace(clone=clone, weights=lambda: "the best"),
-        tasks=SimpleNamespace(heldout=[]),
-        demonstrate=demonstrate,
-        checkpoints=SimpleNamespace(export=lambda name, _: done.append(name)),
-        preprocessor=None,
-    )
-    await sft.warm_start(experiment, SimpleNamespace(sleep=lambda: None, sync=done.append))
-    assert done == [(5, 7), "cloned", "the best", "sft"], "the best weights are put back first"
+    experiment.trainer.clone = clone
+    monkeypatch.setattr(sft, "evaluate", AsyncMock())
+    await sft.warm_start(experiment, experiment.worker)
+    done = [one for one in experiment.mock_calls if one in (call.worker.sync("the best"), EXPORT)]
+    assert done == [call.worker.sync("the best"), EXPORT], "the best weights are put back first"
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cloning: ")]
     assert said == ["cloning: update 2, loss 2.000, of those held back 2.500"]
-
-
-async def test_a_run_that_finds_nothing_more_to_learn_from_keeps_what_it_has(monkeypatch):
-    async def nothing(*_: object) -> Collected:
-        return Collected([], 0, [], submitted=6, dropped=6, reason="gave up after 6 groups")
-
-    saved = []
-    monkeypatch.setattr(lifecycle, "save", lambda experiment, state: saved.append(state["step"]))
-    tasks = SimpleNamespace(train=[Task("t", "Do it.", "http://shop-0.test/")])
-    files = SimpleNamespace(finish=lambda: saved.append("whole"))
-    experiment = SimpleNamespace(config=tiny(), trainer=None, tasks=tasks, checkpoints=files)
-    told = "step 8: no group to learn from. gave up after 6 groups; --resume goes on after step 7"
-    state = {"step": 7, "cursor": 0}
-    with pytest.raises(ValueError, match=told), lifecycle.saving(experiment, state):
-        await script.train(experiment, SimpleNamespace(collect=nothing), state)
-    assert saved == [7, "whole"]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """AutoWebWorld's recipe as a user runs it, with a random Qwen2.5-VL: on recorded steps, without Chromium, and
 live."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The front doors for the text agent: one step of training, and success within fewer turns."""
 
-from __future__ import annotations
-
 import pytest
 from test_train import small
 

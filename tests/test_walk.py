@@ -1,7 +1,5 @@
 """docs/walk.md points at the lines where things are."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

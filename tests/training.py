@@ -1,7 +1,5 @@
 """A trainer on the small model, and episodes to train it on: for tests, not a test itself."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Paths through generated sites, for tests: where they lead, and tasks that carry them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A RolloutWorker for tests, with a benchmark that says what the test wants."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any

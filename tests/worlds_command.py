@@ -1,7 +1,5 @@
 """`python -m minirl.worlds` in this process, for tests."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from unittest.mock import patch

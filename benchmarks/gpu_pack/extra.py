@@ -90,7 +90,7 @@ def settings(folder: Path, ranks: Ranks) -> Figures:
         "plain": {},
         "checkpointing": {"model": {"gradient_checkpointing": True}},
     }
-    cases["reference"] = {"loss": LossConfig(kl=0.1, old="recompute")}
+    cases["reference"] = {"loss": LossConfig(kl=0.1)}
     if ranks.device.type == "cuda":
         cases["offload"] = {"optim": {"offload": True}}
     figures: Figures = {}

@@ -10,6 +10,7 @@ stay, of the screenshots the newest). Deviations:
 3. Where the page itself can't scroll, its largest list does.
 4. What UI-TARS-1.5 says, which table 6 compares, is read too:
    `Thought: why Action: click(start_box='(412,96)')`, in the same pixels.
+5. What UI-Venus, OpenCUA and TongUI say, which table 3 compares, too, is not.
 """
 
 import ast

@@ -6,6 +6,7 @@ calls out. Paper: section 4.1 and appendix A.3. Names are those of the released 
 Deviations:
 1. Coordinates are 0-1000 of the viewport everywhere (the released texts mix in pixels).
 2. Calls of one response stop at the first failure or at `done`.
+3. A point beside the picture fails; the released code clicks there.
 """
 
 import inspect
@@ -15,17 +16,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, StrictStr, ValidationError, create_model
 
 from minirl.agents import openwebrl_actions
-from minirl.agents.openwebrl_actions import TABLES, TOOL_FUNCTIONS
+from minirl.agents.openwebrl_actions import TABLES, TOOL_FUNCTIONS, shorten
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, UserMessage
-from minirl.types import Call, Observation, Parsed, Task
+from minirl.types import Call, Observation, Parsed, Session, Task, ToolFailure
 
 PROMPT = Path(__file__).with_name("prompts").joinpath("openwebrl.md").read_text("utf-8").rstrip("\n")
 SCHEMA_KEYS = ("type", "items", "minItems", "maxItems")  # in the released order; ours have no others
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
+
+
+UNREADABLE = Call("tool_call")  # stands for a block that is no JSON with a name
+
+
+class CallRecord(BaseModel):
+    """A call as the model writes it. Whether it can be run is another question."""
+
+    name: StrictStr
+    arguments: Any = {}
 
 
 class Arguments(BaseModel):
@@ -73,8 +84,9 @@ def system_prompt(brief: bool, file: Path | None = None) -> str:
 
 
 def parse(text: str) -> Parsed:
-    """Read `<think>...</think>` and one or more `<tool_call>{json}</tool_call>`; never raises. The opening
-    `<think>` may be missing, because Qwen3-VL-Thinking's template writes it into the prompt.
+    """Read `<think>...</think>` and one or more `<tool_call>{json}</tool_call>`; never raises. In format is
+    what has one that is JSON with a name (appendix A.4). The opening `<think>` may be missing, because
+    Qwen3-VL-Thinking's template writes it into the prompt.
 
     >>> parse('go</think><tool_call>{"name": "go_back", "arguments": {}}</tool_call>').calls
     (Call(name='go_back', arguments={}),)
@@ -88,34 +100,53 @@ def parse(text: str) -> Parsed:
     blocks = [block for block, end in _CALL.findall(rest) if end]
     if not blocks:
         return Parsed(thought, error="Error: no complete <tool_call>...</tool_call> after </think>.")
-    try:
-        return Parsed(thought, tuple(read_call(block) for block in blocks))
-    except ValueError as problem:
-        return Parsed(thought, error=f"Error: {problem!s:.300}")
+    calls = tuple(read_call(block) for block in blocks)
+    if all(call == UNREADABLE for call in calls):
+        return Parsed(thought, error="Error: a tool call is not valid JSON with a name.")
+    return Parsed(thought, calls)
 
 
 def read_call(block: str) -> Call:
-    """Return one call's JSON, checked against the tool's arguments. ValueError with the fault."""
+    """Return one call's JSON: with all arguments of its tool if it can be carried out, else as it is."""
     try:
-        record = json.loads(block)
-    except (ValueError, RecursionError):
-        raise ValueError("a tool call is not valid JSON") from None
-    match record:
-        case {"name": str(name), "arguments": {**given}}:
-            pass
-        case {"name": str(name)} if "arguments" not in record:
-            given = {}
-        case _:
-            raise ValueError('a tool call needs the form {"name": ..., "arguments": {...}}')
-    if name not in TOOLS:
-        raise ValueError(f"there is no tool {name!r}; the tools are {', '.join(TOOLS)}")
+        record = CallRecord.model_validate_json(block)
+    except ValidationError:
+        return UNREADABLE
+    given = record.arguments
+    call = Call(shorten(record.name), given if isinstance(given, dict) else {"arguments": given})
     try:
-        arguments = TOOLS[name].model_validate(in_code_names(given))
+        return checked(call)
+    except ToolFailure:
+        return call  # `act` says why
+
+
+def checked(call: Call) -> Call:
+    """Return a call with the arguments that its tool takes. ToolFailure with the fault."""
+    if call == UNREADABLE:
+        raise ToolFailure("it is not valid JSON with a name")
+    if call.name not in TOOLS:
+        raise ToolFailure(f"there is no such tool; the tools are {', '.join(TOOLS)}")
+    try:
+        arguments = TOOLS[call.name].model_validate(in_code_names(call.arguments))
     except ValidationError as error:
         fault = error.errors()[0]
-        place = ".".join(str(key) for key in (name, *fault["loc"]))
-        raise ValueError(f"{place}: {fault['msg']}") from None
-    return Call(name, arguments.model_dump(exclude_none=True))
+        place = ".".join(str(key) for key in fault["loc"])
+        raise ToolFailure(shorten(f"{place}: {fault['msg']}")) from None
+    return Call(call.name, arguments.model_dump(exclude_none=True))
+
+
+def can_run(call: Call) -> bool:
+    """Return True if a call's tool exists and takes its arguments."""
+    try:
+        checked(call)
+    except ToolFailure:
+        return False
+    return True
+
+
+async def act(session: Session, call: Call) -> str:
+    """Run one call; return what it did. Raises as openwebrl_actions.act does, also if it can't be run."""
+    return await openwebrl_actions.act(session, checked(call))
 
 
 def in_code_names(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +171,7 @@ class OpenWebRLAgent:
     final_call: tuple[str, str] = ("done", "response")
     parse = staticmethod(parse)
     observe = staticmethod(openwebrl_actions.observe)
-    act = staticmethod(openwebrl_actions.act)
+    act = staticmethod(act)
 
     def __init__(self, config: AgentConfig):
         self.config = config

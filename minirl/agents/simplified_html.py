@@ -8,13 +8,12 @@ Paper: section 2.1; the format is that of its released code, element for element
 2. An element is within reach if it can be hit in the middle of the part of its first box that is in the
    window; any `jsaction` counts as a click's.
 3. A number means the element, wherever it has moved since.
-4. Texts are escaped: nothing that a page says becomes markup.
+4. What could forge a tag is disarmed: `<` and `>` in texts, `"` in attributes.
 5. The root always stays, and so do a list's options in groups or alone.
 6. All chosen options are marked; a page's own data-value, data-text and data-status are not shown.
 7. All is read as UTF-8, with plain spaces for others.
 """
 
-from html import escape
 from importlib import resources
 from typing import Any
 
@@ -127,8 +126,15 @@ class _OpenElement:
 
     def opening(self) -> str:
         attributes = self.attributes if self.number is None else {"id": self.number} | self.attributes
-        quoted = "".join(f' {name}="{escape(value)}"' for name, value in attributes.items())
-        return f"<{self.tag}{quoted}> {escape(self.text, quote=False)}".rstrip()
+        quoted = ""
+        for name, value in attributes.items():
+            quoted += f' {name}="{value.replace(chr(34), "&quot;")}"'
+        return f"<{self.tag}{quoted}> {harmless(self.text)}".rstrip()
+
+
+def harmless(text: str) -> str:
+    """Return a text of a page that can't be taken for a tag."""
+    return text.replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _short(text: str | None) -> str:

@@ -8,6 +8,7 @@ section 2.1 and appendix A. Deviations from the released code:
 2. Elements are acted on where they are now.
 3. A failed action is told to the model.
 4. Of several calls the last counts, also where `<answer>` is not closed. None is run.
+5. Table 6's system prompt is in our words.
 """
 
 import ast
@@ -16,7 +17,6 @@ import tomllib
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,9 @@ async def observe(session: Session) -> Observation:
     page = await _look(session)
     tabs, active = await session.tabs()
     if len(tabs) > 1:
-        titles = [repr(escape(title, quote=False)) for _, title in tabs]  # else they could look like the page
+        titles = [
+            repr(simplified_html.harmless(title)) for _, title in tabs
+        ]  # else they could look like the page
         titles[active] += " (current)"
         numbered = ", ".join(f"{i} {title}" for i, title in enumerate(titles))
         page = f"Tabs: {numbered}\n{page}"

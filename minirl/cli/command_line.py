@@ -55,8 +55,8 @@ def check(config: C) -> C:
         raise ValueError("--reward.by judge needs one: give --judge.path, or --judge.model")
     if loss.method == "filtered-bc" and rollout.dynamic:
         raise ValueError("--loss.method filtered-bc learns from a fixed batch: add --rollout.no-dynamic")
-    if loss.method != "grpo" and (loss.kl or loss.old != "sampler"):
-        raise ValueError(f"--loss.method {loss.method} has neither --loss.kl nor --loss.old recompute")
+    if loss.method != "grpo" and loss.kl:
+        raise ValueError(f"--loss.method {loss.method} has no --loss.kl")
     if len(rollout.max_steps) % 2 == 0:
         raise ValueError("--rollout.max-steps: the last stage has turns alone, as in 15 90 30")
     if agent.answers == "webrl" and agent.kind != "text":

@@ -69,7 +69,7 @@ async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_sta
     trainer = experiment.trainer
     saved = experiment.checkpoints
     sft = Run(config.replay or config.run_dir).checkpoint_dir / "sft"
-    is_resumed = bool(saved.saved())
+    is_resumed = experiment.ranks.broadcast(checkpoints(saved.folder) != [])
     is_cloned = experiment.ranks.broadcast((sft / "state.json").is_file())
     if not is_resumed:
         keeps_cloning = is_cloned and config.warm_start == "sft"
@@ -154,7 +154,7 @@ def end_step(
 def save(experiment: Experiment, state: State) -> None:
     """Write the checkpoint of the step that was finished last, if it is not there yet."""
     name = Run.step_label(state["step"])
-    if state["step"] and name not in experiment.checkpoints.saved():
+    if state["step"] and name != experiment.checkpoints.newest:
         experiment.checkpoints.save(name, state)
         keeps_all = experiment.config.rollout.dump_all
         experiment.run.prune(keep_steps=state["step"] if keeps_all else KEPT_DUMPS)

@@ -10,7 +10,7 @@ read: sft.py builds them again with its own agent, as reinforcement does.
 
 1. Only turns whose page the record shows are cloned. Of a step or a turn that brings its history along, this
    is the last one.
-2. A response that the agent can't parse is not cloned.
+2. A response that the agent can't parse, or with a call that can't be run, is not cloned.
 """
 
 import re
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
+from minirl.agents.openwebrl import can_run
 from minirl.agents.webagent_r1 import WEBRL, WEBRL_USER
 from minirl.benchmarks.task_files import file_records, parse_task
 from minirl.config import Config
@@ -74,15 +75,17 @@ def read_demonstrations(path: Path, config: Config, images: ImageFolder, read: F
 
 def parsed_turn(turn: Turn, agent: Agent, config: Config) -> Turn:
     """Return a record's turn with its response in the agent's form. It is trained on if its page is shown and
-    the response can be parsed."""
+    the response can be parsed and run."""
     text = turn.text.rstrip().removesuffix("<|im_end|>")
     if config.agent.kind == "text" and config.agent.answers == "thinking":
         text = comments_as_thought(text)
     else:
         text = with_opening_think(text)
     parsed = agent.parse(text)
-    is_shown = bool(turn.images or turn.page_text)
-    return replace(turn, text=text, parsed=parsed, trained=is_shown and not parsed.error)
+    is_trained = bool(turn.images or turn.page_text) and not parsed.error
+    if config.agent.kind == "visual":
+        is_trained &= all(map(can_run, parsed.calls))
+    return replace(turn, text=text, parsed=parsed, trained=is_trained)
 
 
 def read_public(record: Any, name: str, images: ImageFolder) -> Trajectory:

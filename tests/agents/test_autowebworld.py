@@ -1,7 +1,5 @@
 """AutoWebWorld's agent: what is read, in whose pixels, and what each action does in Chromium."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the model is told about its tools, and how its responses are read."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace
@@ -10,9 +8,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minirl.agents.openwebrl import TOOLS, parse, schemas, system_prompt
+from minirl.agents.openwebrl import (
+    TOOLS,
+    OpenWebRLAgent,
+    can_run,
+    checked,
+    parse,
+    schemas,
+    system_prompt,
+)
 from minirl.agents.openwebrl_actions import FEEDBACK_CHARS, carry_out, shorten
-from minirl.config import BrowserConfig
+from minirl.config import AgentConfig, BrowserConfig
 from minirl.types import Call, Parsed, ToolFailure
 
 
@@ -49,8 +55,9 @@ def test_what_follows_the_schema_is_read_and_what_is_required_may_not_be_missing
     assert parse(f"x</think>{call(name, **full)}") == Parsed("x", (Call(name, full),))
     for argument in PUBLISHED[name]["required"]:
         rest = {key: value for key, value in full.items() if key != argument}
-        error = parse(f"x</think>{call(name, **rest)}").error
-        assert error.startswith(f"Error: {name}.{argument}: Field required")
+        (made,) = parse(f"x</think>{call(name, **rest)}").calls
+        with pytest.raises(ToolFailure, match=f"^{argument}: Field required"):
+            checked(made)
 
 
 def test_the_system_prompt_holds_every_schema_unless_brief(tmp_path):
@@ -79,14 +86,15 @@ def test_a_thought_and_a_call(text):
 
 
 def test_which_calls_of_a_response_are_made():
-    """Several keep their order; not those within the thought or cut off; a bad one spoils all."""
+    """Several keep their order; not those within the thought or cut off; a bad one stands in its place."""
     text = "Search.</think>" + call("click", point_2d=[500, 120]) + "\n" + call("write", message="red mug")
     clicked = Call("click", {"point_2d": [500, 120], "clicks": 1, "button": "left"})
     assert parse(text).calls == (clicked, Call("write", {"message": "red mug"}))
     assert parse(f"Should I {call('go_back')}?</think>{call('new_tab')}").calls == (Call("new_tab"),)
     assert parse(f"x</think>{call('go_back')}<tool_call>{{").calls == (Call("go_back"),)
-    parsed = parse(f"x</think>{call('go_back')}{call('fly')}")
-    assert parsed.calls == () and "there is no tool 'fly'" in parsed.error
+    parsed = parse(f"x</think>{call('go_back')}{call('fly')}<tool_call>?</tool_call>{call('new_tab')}")
+    assert [made.name for made in parsed.calls] == ["go_back", "fly", "tool_call", "new_tab"]
+    assert list(map(can_run, parsed.calls)) == [True, False, False, True] and parsed.error is None
 
 
 @pytest.mark.parametrize(
@@ -133,34 +141,46 @@ def test_a_thought_or_a_call_that_is_not_complete(text, thought, error):
 
 
 NO_JSON = ["", "go_back", '{"name": "go_back"', "{'name': 'go_back'}", '<tool_call>{"name": "go_back"}']
-NO_JSON += ['{"name": "wait", "arguments": {"seconds": ' + "9" * 10_000 + "}}"]
-NO_CALL = ["[]", "1", "null", "{}", '{"name": 3}', '{"name": "click", "arguments": [500, 120]}']
+NO_JSON += ['{"name": "wait", "arguments": {"seconds": ' + "9" * 10_000 + "}}", '{"name": "a"} b']
+NO_JSON += ['{"name": "wait", "arguments": ' + "[" * 1000 + "]" * 1000 + "}"]
+NO_NAME = ["[]", "1", "null", "{}", '{"name": 3}', '{"arguments": {"point_2d": [500, 120]}}']
 WRONG = [
-    *(("hover", {"point_2d": [number, 3]}, "hover.point_2d.0: Input should be .* than or equal to")
+    *(("hover", {"point_2d": [number, 3]}, "point_2d.0: Input should be .* than or equal to")
       for number in (float("nan"), float("inf"), -1, 1000.5, int("9" * 400))),
-    *(("hover", {"point_2d": point}, "hover.point_2d.*: (Input should be a valid|List should have)")
+    *(("hover", {"point_2d": point}, "point_2d.*: (Input should be a valid|List should have)")
       for point in ("500, 120", [500], [1, 2, 3], [[1, 2], 3])),
-    ("CLICK", {}, f"there is no tool 'CLICK'; the tools are {', '.join(NEEDED)}"),
-    ("go_back", {"times": 2}, "go_back.times: Extra inputs are not permitted"),
-    ("click", {"x": 1, "point_2d": [1, 2]}, "click.x: Extra inputs are not permitted"),
-    ("wait", {"seconds": "soon"}, "wait.seconds.*: Input should be a valid number"),
-    ("write", {"message": 5}, "write.message: Input should be a valid string"),
-    ("press_keys", {"keys": [1]}, "press_keys.keys.0: Input should be a valid string"),
-    ("press_keys", {"keys": ["a"], "is_hotkey": "so"}, "press_keys.is_hotkey: Input should be"),
+    ("CLICK", {}, f"there is no such tool; the tools are {', '.join(NEEDED)}"),
+    ("go_back", {"times": 2}, "times: Extra inputs are not permitted"),
+    ("click", {"x": 1, "point_2d": [1, 2]}, "x: Extra inputs are not permitted"),
+    ("click", [500, 120], "point_2d: Field required"),
+    ("wait", {"seconds": "soon"}, "seconds.*: Input should be a valid number"),
+    ("write", {"message": 5}, "message: Input should be a valid string"),
+    ("press_keys", {"keys": [1]}, "keys.0: Input should be a valid string"),
+    ("press_keys", {"keys": ["a"], "is_hotkey": "so"}, "is_hotkey: Input should be"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("block", "problem"),
-    [(block, "a tool call is not valid JSON") for block in NO_JSON]
-    + [(block, "a tool call needs the form") for block in NO_CALL]
-    + [(json.dumps({"name": name, "arguments": given}), problem) for name, given, problem in WRONG],
-)
-def test_what_is_refused(block, problem):
-    """One line for the model; nothing of the response is executed."""
+@pytest.mark.parametrize("block", NO_JSON + NO_NAME)
+def test_a_call_that_is_no_json_with_a_name_is_not_in_format(block):
+    """Alone; behind another it fails in its turn."""
     parsed = parse(f"think</think><tool_call>{block}</tool_call>")
-    assert parsed.thought == "think" and not parsed.calls
-    assert re.match(f"Error: {problem}", parsed.error) and "\n" not in parsed.error
+    assert (parsed.thought, parsed.calls) == ("think", ())
+    assert parsed.error == "Error: a tool call is not valid JSON with a name."
+    _, made = parse(f"think</think>{call('go_back')}<tool_call>{block}</tool_call>").calls
+    with pytest.raises(ToolFailure, match="not valid JSON"):
+        checked(made)
+
+
+@pytest.mark.parametrize(("name", "given", "problem"), WRONG)
+async def test_what_a_call_gets_wrong_is_its_failure_and_in_format(name, given, problem):
+    """One line for the model."""
+    block = json.dumps({"name": name, "arguments": given})
+    parsed = parse(f"think</think><tool_call>{block}</tool_call>")
+    (made,) = parsed.calls
+    assert parsed.error is None and made.name == name
+    with pytest.raises(ToolFailure) as failure:
+        await OpenWebRLAgent(AgentConfig()).act(None, made)
+    assert re.match(problem, str(failure.value)) and "\n" not in str(failure.value)
 
 
 JSON = st.recursive(
@@ -182,7 +202,7 @@ ALMOST = st.builds(
 def test_parse_never_raises_and_gives_calls_or_an_error(text):
     parsed = parse(text)
     assert bool(parsed.calls) == (parsed.error is None)
-    for made in parsed.calls:
+    for made in filter(can_run, parsed.calls):
         assert set(NEEDED[made.name]) <= set(made.arguments) <= set(TOOLS[made.name].model_fields)
 
 

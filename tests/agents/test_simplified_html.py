@@ -1,10 +1,8 @@
 """Simplified HTML: the released parser's own output, and that the numbers shown are what a click reaches."""
 
-from __future__ import annotations
-
 import re
 import tomllib
-from html import escape, unescape
+from html import escape
 from pathlib import Path
 
 import lxml.html
@@ -30,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", ["gitlab_project", "gitlab_signin"])
 async def test_the_released_parsers_own_output(name):
     raw = (GOLDEN / f"{name}_raw.html").read_text()
-    assert unescape(simplify(raw)) == unescape((GOLDEN / f"{name}_parsed.html").read_text())
+    assert simplify(raw) == (GOLDEN / f"{name}_parsed.html").read_text().rstrip()
 
 
 SHOWN = 'data-bbox="0,0,9,9"'

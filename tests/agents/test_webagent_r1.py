@@ -1,7 +1,5 @@
 """The text agent's language: what is read, what is refused, and what each action does in Chromium."""
 
-from __future__ import annotations
-
 import sys
 import time
 import warnings
@@ -111,6 +109,21 @@ async def test_reading_never_raises_and_what_is_written_is_read(text):
     if "</answer>" not in text:
         written = f"<think>t</think> <answer>do(action='Type', argument={text!r}, element=7)</answer>"
         assert parse(written).calls == (typed(text, 7),)
+
+
+KINDS = [
+    "assistant", "Python-like", "only one action", '"Search" is "Type" and then "Enter"', "the first being 0",
+    "asked a question", "side bar", '"Select Dropdown Option", argument=', "date field", "# Element:",
+    "# Note:", "loop", '"Wait"', "do not refuse", "more precisely", "address bar", "code block",
+    "always need an element",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+async def test_the_system_prompt_has_the_rules_of_table_6(thinking):
+    prompt = " ".join(system_prompt(False, thinking).split())
+    assert [kind for kind in KINDS if kind not in prompt] == [] and "N/A" not in prompt
+    assert prompt.count('do(action="') == 3 and ("<answer> do(" in prompt) is thinking
 
 
 async def test_without_thinking_and_without_feedback():

@@ -1,11 +1,8 @@
 """Task files of public benchmarks: every format is recognised, and what is broken is named, never raised."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -73,12 +70,6 @@ def test_a_record_becomes_a_task(name):
     assert parse_task(RECORDS[name]) == EXPECTED[name]
 
 
-def test_tasks_of_benchmarks_survive_our_own_format(tmp_path):
-    path = tmp_path / "tasks.jsonl"
-    save_tasks(path, list(EXPECTED.values()))
-    assert load_tasks(path) == list(EXPECTED.values())
-
-
 def test_webgyms_other_names_and_the_older_edition_of_online_mind2web():
     other = parse_task({**WEBGYM, "benchmark_name": "PAE WebVoyager", "difficulty": 4})
     assert (other.meta["benchmark"], other.meta["difficulty"]) == ("pae-webvoyager", 4)
@@ -106,6 +97,8 @@ def test_a_json_array_is_a_task_file_however_it_is_laid_out(tmp_path):
     for indent in (None, 2):
         path.write_text("\ufeff\n " + json.dumps(list(RECORDS.values()), indent=indent))
         assert load_tasks(path) == list(EXPECTED.values())
+    save_tasks(path, list(EXPECTED.values()))
+    assert load_tasks(path) == list(EXPECTED.values()), "they survive our own format"
 
 
 @pytest.mark.parametrize(
@@ -126,11 +119,11 @@ def test_what_is_broken_is_named_by_file_and_record(tmp_path, content, problem):
         load_tasks(path)
 
 
-def write_parquet(path: Path, rows: list[dict], **how: Any) -> None:
+def write_parquet(path: Path, rows: list[dict]) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path, **how)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
 def test_parquet_files(tmp_path):
@@ -143,15 +136,13 @@ def test_parquet_files(tmp_path):
     write_parquet(path, [MIND2WEB, {**MIND2WEB, "task_id": None}])
     with pytest.raises(ValueError, match="no-ending, record 2: task_id: Field required"):
         load_tasks(path)
-
-
-def test_what_only_another_row_of_a_parquet_file_has_is_missing_in_this_one(tmp_path):
-    """A column of objects has the fields of all rows; a goal of nothing but empty ones is no goal."""
+    # a column of objects has the fields of all rows; a goal of nothing but empty ones is no goal
     first = {"id": "a", "instruction": "x", "start_url": "http://a.test/", "goal": {"page": "DONE"}}
     first["meta"] = {"difficulty": "easy"}
-    second = first | {"id": "b", "goal": {"kind": None}, "meta": {"parts": [{"a": 1}, {"b": 2}]}}
-    write_parquet(tmp_path / "file", [first, second])
-    one, two = load_tasks(tmp_path / "file")
+    write_parquet(
+        path, [first, first | {"id": "b", "goal": {"kind": None}, "meta": {"parts": [{"a": 1}, {"b": 2}]}}]
+    )
+    one, two = load_tasks(path)
     assert (one.goal, one.meta) == (first["goal"], first["meta"])
     assert (two.goal, two.meta) == ({}, {"parts": [{"a": 1}, {"b": 2}]})
 

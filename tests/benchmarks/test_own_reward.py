@@ -1,12 +1,9 @@
 """Rewards of the user's own, on pages in a real Chromium, and what is refused."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
 
-import pages
 import pytest
 
 from minirl.benchmarks import own_reward
@@ -44,13 +41,6 @@ number = 1
 
 
 @pytest.fixture
-def site(monkeypatch):
-    monkeypatch.setitem(pages.PAGES, "/form", "<!doctype html><title>Form</title>")
-    with pages.serve() as address:
-        yield address
-
-
-@pytest.fixture
 def file(tmp_path) -> Path:
     path = tmp_path / "my rewards.py"
     path.write_text(REWARD)
@@ -64,14 +54,19 @@ def task_with(goal: dict[str, Any]) -> Task:
 @browsing
 async def test_a_reward_reads_the_page_and_the_task(session, site, file):
     benchmark = OwnReward(load_reward(f"{file}:title"))
-    await session.goto(f"{site}/form")
-    for title, value in (("Form", 1.0), ("Two", 0.0)):
+    await session.goto(f"{site}/two")
+    for title, value in (("Two", 1.0), ("Form", 0.0)):
         task = task_with({"title": title})
         score = await benchmark.score(task, session, "")
         assert score.value == score.details["score"] == value and not benchmark.needs_judge(task)
     assert (await OwnReward(load_reward(f"{file}:half")).score(task, session, "")).value == 0.5
     nothing = await OwnReward(load_reward(f"{file}:none")).score(task, session, "")
     assert nothing.value is None and "no verdict" in nothing.details["reason"]
+    for name in ("", ":nobody", ":plain", ":number"):
+        place = f"{file}{name}"
+        line = f"--task.reward {place} must be like FILE.py:NAME, .* async def"
+        with pytest.raises(ValueError, match=line):
+            load_reward(place)
 
 
 @browsing
@@ -109,10 +104,3 @@ async def test_an_episode_that_is_cancelled_takes_its_reward_along(session, file
         async with asyncio.timeout(0.1):
             await OwnReward(reward).score(task_with({}), session, "")
     assert ended == [True]
-
-
-@pytest.mark.parametrize("name", ["", ":nobody", ":plain", ":number"])
-def test_a_function_that_can_not_be_is_refused_in_one_line(file, name):
-    place = f"{file}{name}"
-    with pytest.raises(ValueError, match=f"--task.reward {place} must be like FILE.py:NAME, .* async def"):
-        load_reward(place)

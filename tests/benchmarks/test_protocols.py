@@ -1,7 +1,5 @@
 """Protocols against the papers' tables."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,12 +49,6 @@ def test_openwebrls_table_8(protocol, model, rubric):
     assert (protocol.aborted, without.aborted) == ("fail", "leave out")
 
 
-def test_a_program_judges_webarena_under_both_protocols():
-    without = protocol_of("webarena-lite-without-aborted")
-    assert {p.judge.input for p in (WEBARENA_LITE, without)} == {"rules"}
-    assert without.judge.model == "gpt-4.1"
-
-
 def test_autowebworld_evaluates_online_mind2web_as_webvoyager():
     """But for the nine sites; figure 4's rates are whole numbers of 164 tasks."""
     names = {"name", "benchmark", "sites", "average"}
@@ -81,11 +73,16 @@ def test_autowebworlds_nine_sites_are_those_of_its_table():
         AUTOWEBWORLD.select([Task("x", "y", "http://z/", meta={"benchmark": "webvoyager", "site": "Amazon"})])
 
 
-def test_a_machine_judges_autowebworlds_own_sites_under_both_protocols():
-    without = protocol_of("autowebworld-sites-without-aborted")
-    assert {p.judge.model for p in (AUTOWEBWORLD_SITES, without)} == {""}, "nobody is asked"
-    tasks = [Task("x", "y", "http://quora.test/", meta={"benchmark": "autowebworld-sites", "site": "quora"})]
-    assert AUTOWEBWORLD_SITES.select(tasks) == tasks
+@pytest.mark.parametrize(
+    ("benchmark", "asked"),
+    [("webarena-lite", "gpt-4.1"), ("autowebworld-sites", ""), ("screenspot-v2", ""), ("screenspot-pro", "")],
+)
+def test_a_program_judges_under_both_protocols(benchmark, asked):
+    """Which may ask a model, as WebArena's does."""
+    pair = [protocol_of(f"{benchmark}-{kind}") for kind in ("official", "without-aborted")]
+    assert [p.judge.input for p in pair] == ["rules"] * 2 and pair[1].judge.model == asked
+    tasks = [Task("x", "y", "http://quora.test/", meta={"benchmark": benchmark, "site": "quora"})]
+    assert [p.select(tasks) for p in pair] == [tasks] * 2
 
 
 def test_screenspot_is_greedy_and_pro_the_mean_of_its_kinds():

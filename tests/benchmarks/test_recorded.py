@@ -1,7 +1,5 @@
 """Recorded steps: the released reward to the letter, rows read and refused, and their episodes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -178,17 +176,9 @@ async def test_a_recorded_step_is_an_episode_of_one_turn(seeing, tmp_path, png, 
     assert done.reward == pytest.approx(sum(found) / 3) and done.success == (sum(found) == 3)
 
 
-@pytest.mark.parametrize("said", ["so " + RIGHT, RIGHT.replace("click", "hover"), RIGHT.replace("35", "55")])
-async def test_of_screenspot_only_the_point_of_a_click_counts(seeing, tmp_path, png, said):
-    row = {"bbox": [20, 10, 40, 20], "data_type": "icon", "data_source": "ios"}
-    (task,) = load_tasks(write_steps(tmp_path, png, [row]))
-    worker = worker_of(seeing, Script(seeing, said), tmp_path)
-    done = await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 15)
-    assert done.success == (said == "so " + RIGHT) and len(done.turns) == 1
-
-
 async def test_screenspots_files_are_evaluated_under_their_protocol(seeing, tmp_path, png):
-    """Greedily, from a name with `*`; of another agent the pixels may be the pictures' own."""
+    """Greedily, from a name with `*`; only the point of a click counts, not the format. Of another agent the
+    pixels may be the pictures' own."""
     row = {"bbox": [20, 10, 40, 20], "data_type": "icon", "data_source": "ios"}
     write_steps(tmp_path, png, [row]).rename(tmp_path / "screenspot_mobile_v2.json")
     write_steps(tmp_path, png, [row, row]).rename(tmp_path / "screenspot_web_v2.json")
@@ -205,10 +195,21 @@ async def test_screenspots_files_are_evaluated_under_their_protocol(seeing, tmp_
     await worker.evaluate(places, "eval", config.eval.max_steps, lambda n: None, finished.append)
     assert [(one.success, one.stop) for one in finished] == [(True, Stop.MAX_STEPS)] * 3
     assert {(asked.sampling, asked.max_tokens) for asked in script.requests} == {(Sampling(0.0, 1.0, 1), 256)}
-    script.sayings = (RIGHT.replace("35", "55"),)  # in the box if it is not scaled
-    assert not (await worker.episode(tasks[0], 0, worker.policy(Sampling(), 256, "x"), 1)).success
+
+    async def success(said: str) -> bool:
+        script.sayings = (said,)
+        done = await worker.episode(tasks[0], 0, worker.policy(Sampling(), 256, "x"), 15)
+        assert len(done.turns) == 1
+        return done.success
+
+    outside = RIGHT.replace("35", "55")  # in the box if it is not scaled
+    assert [await success(said) for said in ("so " + RIGHT, RIGHT.replace("click", "hover"), outside)] == [
+        True,
+        False,
+        False,
+    ]
     worker.harness.agent.resized = lambda width, height: (width, height)
-    assert (await worker.episode(tasks[0], 0, worker.policy(Sampling(), 256, "x"), 1)).success
+    assert await success(outside)
 
 
 async def test_the_advantages_are_those_of_the_released_sum(seeing, tmp_path, png):

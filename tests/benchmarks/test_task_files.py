@@ -1,7 +1,5 @@
 """Task files: what is written comes back, and what is broken is named by file and line."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

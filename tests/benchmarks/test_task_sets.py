@@ -1,7 +1,5 @@
 """Which tasks serve what: generated or from files, and never trained on where they are held out."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -81,39 +79,31 @@ def test_a_shop_that_is_trained_on_cannot_be_held_out_but_its_serif_is_another_p
     assert shops(sets.heldout) == {f"{name}-serif" for name in shops(sets.train)} and len(sets.train) == 10
 
 
-def test_task_files_take_the_place_of_generated_tasks(tmp_path):
-    train, heldout = make_tasks(make_shop(1), 5), make_tasks(make_shop(2), 3)
-    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "heldout")}
-    save_tasks(Path(files["train"]), train)
-    save_tasks(Path(files["heldout"]), heldout)
-    config = tiny()
-    sets = make_task_sets(replace(config, task=replace(config.task, demo_goals=2, **files)))
-    assert (sets.train, sets.heldout, sets.demos) == (train, heldout, train[:2])
-    save_tasks(Path(files["heldout"]), [replace(train[4], id="another-name"), *heldout])
-    with pytest.raises(ValueError, match="1 held-out tasks are also training tasks, another-name for one"):
-        make_task_sets(replace(config, task=replace(config.task, **files)))
-
-
-def test_a_share_of_a_file_is_set_aside_with_all_that_shares_its_goals(tmp_path):
+def test_task_files_take_the_place_of_generated_tasks_and_a_share_is_set_aside(tmp_path):
     """Of 20 tasks, each there twice under two names, a tenth of the names is 4: they and their twins are not
     trained on. The same ones in every run, whatever is held out; and none without --eval-every."""
     tasks, heldout = make_tasks(make_shop(1), 20), make_tasks(make_shop(2), 3)
-    twins = [replace(task, id=f"{task.id}-again") for task in tasks]
-    save_tasks(tmp_path / "train.jsonl", [*tasks, *twins])
-    save_tasks(tmp_path / "heldout.jsonl", heldout)
+    both = [*tasks, *(replace(task, id=f"{task.id}-again") for task in tasks)]
     files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "heldout")}
-    config = replace(tiny(), task=replace(tiny().task, **files))
-    assert make_task_sets(config).train == [*tasks, *twins] and make_task_sets(config).validation == []
-    config = replace(config, eval_every=5)
+    save_tasks(Path(files["train"]), both)
+    save_tasks(Path(files["heldout"]), heldout)
+    config = replace(tiny(), task=replace(tiny().task, demo_goals=2, **files))
     sets = make_task_sets(config)
-    assert len(sets.validation) == 4 and sets.heldout == heldout == make_task_sets(config).heldout
+    assert (sets.train, sets.heldout, sets.demos, sets.validation) == (both, heldout, both[:2], [])
+    measured = replace(config, eval_every=5)
+    sets = make_task_sets(measured)
+    assert len(sets.validation) == 4 and sets.heldout == heldout == make_task_sets(measured).heldout
     assert not goals(sets.validation) & goals(sets.train)
     assert goals(sets.validation) | goals(sets.train) == goals(tasks)
-    assert [task for task in [*tasks, *twins] if task in sets.train] == sets.train  # in the file's order
-    assert make_task_sets(config).validation == sets.validation
-    save_tasks(tmp_path / "train.jsonl", tasks[:1])
-    with pytest.raises(ValueError, match="--eval-every leaves no task of .* to train on"):
+    assert [task for task in both if task in sets.train] == sets.train  # in the file's order
+    assert make_task_sets(measured).validation == sets.validation
+    save_tasks(Path(files["heldout"]), [replace(tasks[4], id="another-name"), *heldout])
+    with pytest.raises(ValueError, match="1 held-out tasks are also training tasks, another-name for one"):
         make_task_sets(config)
+    save_tasks(Path(files["heldout"]), heldout)
+    save_tasks(Path(files["train"]), tasks[:1])
+    with pytest.raises(ValueError, match="--eval-every leaves no task of .* to train on"):
+        make_task_sets(measured)
 
 
 @pytest.mark.parametrize(("goals", "length"), [(8, 8), (0, 20), (50, 20)])
@@ -172,16 +162,9 @@ def test_folders_of_sites_serve_all_sets(tmp_path):
     for split, n in (("train", 0), ("train", 1), ("heldout", 2)):
         name = f"hotels-easy-{n}"
         drag = [["visual"], ["visual", "text"]]
-        tasks = [
-            Task(
-                f"{name}-{i}",
-                f"Do {i}.",
-                f"http://{name}.test/",
-                {"where": WHERE},
-                {"world": name, "agents": a},
-            )
-            for i, a in enumerate(drag)
-        ]
+        url, goal = f"http://{name}.test/", {"where": WHERE}
+        metas = [{"world": name, "agents": agents} for agents in drag]
+        tasks = [Task(f"{name}-{i}", f"Do {i}.", url, goal, meta) for i, meta in enumerate(metas)]
         save_tasks(tmp_path / split / name / "tasks.jsonl", tasks)
         (tmp_path / split / name / "fsm.json").write_text("{}")
     folders = {name: str(tmp_path / name) for name in ("train", "heldout")}

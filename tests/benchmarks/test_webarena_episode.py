@@ -1,10 +1,8 @@
 """Episodes on stand-ins of WebArena's sites, through all that an evaluation has: what a served model says
 goes in at one end, and rewards come out at the other."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +13,11 @@ import pytest
 from endpoint_server import Act, say, status
 from peers import alone
 from playwright.async_api import Error as PlaywrightError
-from stand_in import World, record_of, serve
+from stand_in import record_of
 
 from minirl.benchmarks.protocols import apply, protocol_of
 from minirl.benchmarks.task_files import load_tasks
 from minirl.benchmarks.task_sets import TaskSets
-from minirl.benchmarks.webarena import benchmark
 from minirl.config import BrowserConfig, Config, EndpointConfig, JudgeConfig, SamplerConfig
 from minirl.evaluation.results import result_of, summary
 from minirl.evaluation.tables import protocol_or_none
@@ -39,16 +36,6 @@ CONFIG = replace(
     browser=BrowserConfig(browsers=1, width=800, height=600, quiet_ms=50),  # private addresses are refused
     sampler=SamplerConfig(kind="remote"),
 )
-
-
-@pytest.fixture
-def world(monkeypatch) -> Iterator[World]:
-    """The sites, named as users name theirs; what is wrong stays wrong, and need not be waited for."""
-    monkeypatch.setattr(benchmark, "LATE_SECONDS", 0.3)
-    with serve() as world:
-        for name, address in world.sites.items():
-            monkeypatch.setenv(name, address)
-        yield world
 
 
 def a_task(folder: Path, site: str, start: str, **rules: Any) -> Task:

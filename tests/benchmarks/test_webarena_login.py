@@ -1,13 +1,10 @@
 """WebArena's logins, tabs and resets, on stand-ins of the sites."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from stand_in import World, record_of, serve
+from stand_in import record_of
 
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.benchmarks.webarena import login
@@ -23,14 +20,6 @@ browsing = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole
 CONFIG = BrowserConfig(browsers=1, width=500, height=400, quiet_ms=50, private=True)
 RULES = {"eval_types": ["string_match"], "reference_answers": {"must_include": ["2"]}}
 GOOD = record_of("gitlab", "__GITLAB__", "Open the issues", **RULES)
-
-
-@pytest.fixture
-def world(monkeypatch) -> Iterator[World]:
-    with serve() as world:
-        for name, address in world.sites.items():
-            monkeypatch.setenv(name, address)
-        yield world
 
 
 async def ready(session: Session, **fields: Any) -> Task:
@@ -59,19 +48,15 @@ async def test_a_login_by_form(session, world, site, path):
 
 
 @browsing
-async def test_two_sites_at_once(session, world):
+async def test_two_sites_at_once_and_none_where_none_is_wanted(session, world):
+    await ready(session, require_login=False)
+    assert session.page.url.endswith("/users/sign_in")
+    assert [asked for asked in world.asked if "POST" in asked] == []
     await ready(session, sites=["gitlab", "reddit"])
     await session.goto(f"{world.sites['REDDIT']}/submit")
     assert session.page.url.endswith("/submit")
     names = {cookie["name"] for cookie in await session.context.cookies()}
     assert names == {"gitlab_session", "reddit_session"}
-
-
-@browsing
-async def test_no_login_where_none_is_wanted(session, world):
-    await ready(session, require_login=False)
-    assert session.page.url.endswith("/users/sign_in")
-    assert [asked for asked in world.asked if "POST" in asked] == []
 
 
 @browsing
@@ -112,16 +97,12 @@ async def test_other_tasks_have_tabs_too_and_need_nothing_else(session, world):
     assert benchmark.identity(task).isdisjoint(benchmark.identity(replace(task, instruction="buy")))
 
 
-@pytest.mark.parametrize("busy", [0, 2])
-async def test_a_reset_waits_until_the_sites_are_ready(world, monkeypatch, busy):
+async def test_a_reset_waits_until_the_sites_are_ready_and_is_given_up(world, monkeypatch):
     monkeypatch.setattr(login, "RESET_PAUSE", 0.01)
-    world.busy = busy  # with 2 a reset is running already
-    await reset(f"{world.reset}/")
-    assert world.resets == 1 and sum("/status" in asked for asked in world.asked) == busy + 1
-
-
-async def test_a_reset_that_does_not_end_or_has_no_server(world, monkeypatch):
-    monkeypatch.setattr(login, "RESET_PAUSE", 0.01)
+    for busy in (0, 2):  # with 2 a reset is running already
+        world.busy, world.resets, world.asked[:] = busy, 0, []
+        await reset(f"{world.reset}/")
+        assert world.resets == 1 and sum("/status" in asked for asked in world.asked) == busy + 1
     monkeypatch.setattr(login, "RESET_SECONDS", 0.1)
     world.busy = 10**6
     with pytest.raises(TimeoutError, match=r"not ready 0.1 s after .* \('Reset ongoing"):

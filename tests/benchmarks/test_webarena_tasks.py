@@ -1,7 +1,5 @@
 """WebArena's records, all of them and broken ones; what they may ask of a page; the sites' addresses."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gzip
@@ -28,14 +26,7 @@ from minirl.recipes import tiny
 from minirl.types import Task
 
 DATA = Path(__file__).parents[1] / "data" / "webarena_lite"
-LOCAL = {name: f"http://{name.lower().replace('_', '-')}.test" for name in SITES}
-GITLAB = "http://gitlab.test"
-
-
-@pytest.fixture(autouse=True)
-def local(monkeypatch):
-    for name, address in LOCAL.items():
-        monkeypatch.setenv(name, address)
+pytestmark = pytest.mark.usefixtures("local")
 
 
 def records(name: str) -> list[dict[str, Any]]:
@@ -54,6 +45,10 @@ def test_the_test_tasks_load_and_have_the_published_counts():
     assert sites == one | {"multi-site": 10}
     assert len({task.id for task in tasks}) == 165
     assert "__" not in "".join(task.start_url + json.dumps(task.goal["reference_url"]) for task in tasks)
+    with_tabs = next(task for task in tasks if task.meta["tabs"])
+    assert [url.split("/")[2] for url in (with_tabs.start_url, *with_tabs.meta["tabs"])] == [
+        "shopping.test"
+    ] * 3
 
 
 def test_the_training_tasks_load_also_those_that_have_a_phrase_where_a_list_must_be(tmp_path):
@@ -98,11 +93,6 @@ def test_a_record_as_a_task():
     assert task.goal["kind"] == "webarena" and task.goal["eval_types"] == ["string_match"]
     older = {name: value for name, value in records("test")[0].items() if name != "old_task_id"}
     assert webarena_task(older).meta["benchmark"] == "webarena"
-
-
-def test_several_addresses_are_tabs():
-    task = next(task for task in (webarena_task(r) for r in records("test")) if task.meta["tabs"])
-    assert [url.split("/")[2] for url in (task.start_url, *task.meta["tabs"])] == ["shopping.test"] * 3
 
 
 HEADING = {"url": "last", "locator": "document.querySelector('h1').outerText"}
@@ -154,19 +144,13 @@ def test_what_is_malformed_is_named(path, value, problem):
     with pytest.raises(ValueError, match=problem) as caught:
         webarena_task(changed(path, value))
     assert "\n" not in str(caught.value)
+    assert webarena_task(GOOD).goal["reference_url"] == "http://gitlab.test/a |OR| http://gitlab.test/b"
 
 
-def test_the_record_that_is_broken_above_is_a_good_one():
-    assert webarena_task(GOOD).goal["reference_url"] == f"{GITLAB}/a |OR| {GITLAB}/b"
-
-
-@pytest.mark.parametrize(
-    "call",
-    ["func:__import__('os')", "func:reddit_get_post_url('a' + 'b')", "reddit_get_post_url('x')"],
-)
-async def test_a_call_that_is_none_of_the_helpers_gives_no_verdict(call):
-    with pytest.raises(NoVerdict, match="helper"):
-        await call_helper(call, cast(Any, None))
+async def test_a_call_that_is_none_of_the_helpers_gives_no_verdict():
+    for call in ("func:__import__('os')", "func:reddit_get_post_url('a' + 'b')", "reddit_get_post_url('x')"):
+        with pytest.raises(NoVerdict, match="helper"):
+            await call_helper(call, cast(Any, None))
 
 
 def test_the_address_of_a_post():

@@ -1,7 +1,5 @@
 """What the guard lets through: names, addresses, lists, and how often."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
@@ -46,15 +44,11 @@ def test_a_domain_means_itself_and_its_subdomains(host):
     lets.check_name(host)
     with pytest.raises(Refused, match="list of (allowed|denied) domains"):
         refuses.check_name(host)
-
-
-def test_deny_wins_and_sites_always_open():
     both = Guard(allow=["example.org"], deny=["bad.example.org"], sites={"Shop.test": 8000})
-    both.check_name("example.org")
     both.check_name("shop.TEST")
-    for host in ("bad.example.org", "very.bad.example.org"):
+    for denied in ("bad.example.org", "very.bad.example.org"):
         with pytest.raises(Refused, match="denied"):
-            both.check_name(host)
+            both.check_name(denied)
 
 
 @pytest.mark.parametrize(
@@ -100,12 +94,9 @@ async def test_only_public_addresses_of_a_name_are_used(names):
     with pytest.raises(OSError):
         await strict.resolve("unknown.test", 443)
     assert await strict.resolve("none.test", 443) == []
-
-
-@pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f.1", "0177.0.0.1"])
-async def test_old_spellings_of_an_address_resolve_to_it(host):
-    with pytest.raises(Refused, match="is at 127.0.0.1, a private address"):
-        await Guard().resolve(host, 80)
+    for old in ("127.1", "2130706433", "0x7f.1", "0177.0.0.1"):  # spellings of an address
+        with pytest.raises(Refused, match="is at 127.0.0.1, a private address"):
+            await strict.resolve(old, 80)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 Browsers here are small shell scripts in a temporary PATH, so that the order can be seen without one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Hosts that fail are left out, on all ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from peers import alone

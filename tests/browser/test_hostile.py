@@ -1,7 +1,5 @@
 """Episodes on pages that do what live pages do: each has its feedback and its `Stop`, in real Chromium."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -175,18 +173,14 @@ async def test_a_tab_that_closes_before_the_browser_has_answered_was_clicked_all
         assert "The tab closed; the current one is at" in str(line)
 
 
-async def test_scrolling_in_a_frame_leaves_the_page_around_it(pool, site):
+async def test_scrolling_in_a_frame_leaves_the_page_around_it_and_an_endless_address_is_cut(pool, site):
+    """Else a page could use up the context, and that would count as the agent's fault."""
     async with pool.session() as session:
         await session.start(f"{site}/frame-scroll")
         await carry_out(session, made("scroll-at frame-scroll"))
         assert await session.page.evaluate("scrollY") == 0
         assert await session.page.frames[1].evaluate("scrollY") == HEIGHT / 2
-
-
-async def test_an_endless_address_is_cut(pool, site):
-    """Else a page could use up the context, and that would count as the agent's fault."""
-    async with pool.session() as session:
-        await session.start(f"{site}/long-address")
+        await session.goto(f"{site}/long-address")
         assert len(session.page.url) > 100_000 and len((await observe(session)).text) < 1000
 
 

@@ -1,7 +1,5 @@
 """Episodes side by side, in real Chromium: what one page does is no other episode's trouble."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -32,8 +30,7 @@ PAGES = {
         setInterval(ask, 100);
         </script>""",
     "/copy": """<!doctype html><title>Copy</title><style>* { margin: 0 }</style>
-        <textarea style="position: absolute; left: 0; top: 0; width: 200px; height: 60px">a secret</textarea>
-        """,
+        <textarea style="position: absolute; width: 200px; height: 60px">a secret</textarea>""",
     "/fill": """<!doctype html><title>Fill</title><script>
         const kept = [];
         const fill = () => kept.push(Array.from({length: 1000000}, Math.random));

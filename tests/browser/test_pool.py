@@ -1,7 +1,5 @@
 """Browsers elsewhere, by their addresses; the manifest of a pool of them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

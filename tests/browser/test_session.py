@@ -1,7 +1,5 @@
 """Sessions, the pool and all thirteen tools, in a real Chromium on a small local site."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """The demo: what a person sees of one episode."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

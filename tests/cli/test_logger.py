@@ -1,7 +1,5 @@
 """A step's numbers: one line, the files, W&B, the report."""
 
-from __future__ import annotations
-
 import sys
 
 from minirl.cli.logger import Logger, step_line

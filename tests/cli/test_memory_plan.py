@@ -1,7 +1,5 @@
 """The memory plan: numbers counted by hand, numbers measured in autograd, and remedies that help."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +15,9 @@ from minirl.recipes import openwebrl_4b
 from minirl.tree_attention import Chain
 
 HIDDEN, INNER, LAYERS, QUERIES, KEYS, WORDS = 64, 224, 4, 64, 16, 512
-
-
-DATA = Path(__file__).parents[1] / "data"
-
-
-@pytest.fixture
-def llama() -> Path:
-    """A Llama of 4 layers: width 64, 8 heads of 8, 2 of them for keys, 512 words, tied; a config alone."""
-    return DATA / "llama"
-
-
-@pytest.fixture
-def qwen_4b() -> Path:
-    """Qwen3-VL-4B's config, without weights."""
-    return DATA / "qwen3_vl_4b"
+DATA = Path(__file__).parents[1] / "data"  # configs, without weights
+LLAMA = str(DATA / "llama")  # 4 layers: width 64, 8 heads of 8, 2 of them for keys, 512 words, tied
+QWEN_4B = str(DATA / "qwen3_vl_4b")
 
 
 def changed(config: Config, values: dict[str, Any]) -> Config:
@@ -41,11 +27,11 @@ def changed(config: Config, values: dict[str, Any]) -> Config:
     return config
 
 
-def small(path: Path, gpus: int = 2, gpu_gb: int = 8, **values) -> Config:
+def small(gpus: int = 2, gpu_gb: int = 8, **values) -> Config:
     config = Config(
         recipe="llama",
         plan=f"{gpus}x{gpu_gb}",
-        model=ModelConfig(path=str(path)),
+        model=ModelConfig(path=LLAMA),
         agent=AgentConfig(kind="text", context_tokens=1024, response_tokens=64),
         browser=BrowserConfig(episodes=64),
         batch=BatchConfig(micro_tokens=2048),
@@ -53,16 +39,16 @@ def small(path: Path, gpus: int = 2, gpu_gb: int = 8, **values) -> Config:
     return changed(config, values)
 
 
-def big(path: Path, gpus: int, gpu_gb: int = 80, **values) -> Config:
-    model, browser = ModelConfig(path=str(path)), BrowserConfig(episodes=16)
+def big(gpus: int, gpu_gb: int = 80, **values) -> Config:
+    model, browser = ModelConfig(path=QWEN_4B), BrowserConfig(episodes=16)
     return changed(Config(recipe="4b", plan=f"{gpus}x{gpu_gb}", model=model, browser=browser), values)
 
 
-def test_items_by_hand(llama):
+def test_items_by_hand():
     layer = HIDDEN * (2 * QUERIES + 2 * KEYS + 3 * INNER + 2)
     root = WORDS * HIDDEN + HIDDEN
     parameters = LAYERS * layer + root
-    out = plan(small(llama))
+    out = plan(small())
     assert out.shards["weights"] == out.update["gradients"] == 4 * parameters // 2
     assert out.shards["AdamW moments"] == 8 * parameters // 2
     assert out.update["gathered weights"] == 2 * (root + 2 * layer)
@@ -77,18 +63,18 @@ def test_items_by_hand(llama):
     assert out.total == sum(out.shards.values()) + max(phases)
 
 
-def test_a_reference_and_a_local_judge_stay_on_the_gpu(llama):
-    config = small(llama)
-    alone, both = plan(config), plan(replace(config, judge=JudgeConfig(path=str(llama))))
+def test_a_reference_and_a_local_judge_stay_on_the_gpu():
+    config = small()
+    alone, both = plan(config), plan(replace(config, judge=JudgeConfig(path=LLAMA)))
     weights = both.sampler["sampler weights"]  # the same model
     assert sum(both.shards.values()) - sum(alone.shards.values()) == weights
     assert (both.sampler, both.update, both.cpu) == (alone.sampler, alone.update, alone.cpu)
-    out = plan(small(llama, **{"loss.kl": 0.01}))
+    out = plan(small(**{"loss.kl": 0.01}))
     assert out.shards["reference"] == out.shards["weights"]
 
 
-def test_twice_the_gpus_halve_what_is_sharded(qwen_4b):
-    config = big(qwen_4b, 4, **{"loss.kl": 0.01})
+def test_twice_the_gpus_halve_what_is_sharded():
+    config = big(4, **{"loss.kl": 0.01})
     one, two = plan(config), plan(replace(config, plan="8x80"))
     for item in ("weights", "AdamW moments"):
         assert one.shards[item] == pytest.approx(2 * two.shards[item], abs=2)
@@ -98,12 +84,12 @@ def test_twice_the_gpus_halve_what_is_sharded(qwen_4b):
     assert (copies.shards, copies.update, copies.sampler) == (one.shards, one.update, one.sampler)
 
 
-def test_a_model_of_4b(qwen_4b):
-    model, tower = meta_model(str(qwen_4b))
+def test_a_model_of_4b():
+    model, tower = meta_model(QWEN_4B)
     assert 4.2e9 < size(model) < 4.6e9
     layers = model.get_decoder().layers[0], tower.blocks[0]
     assert [layer_bytes(layer, 2)[1] for layer in layers] == [169984, 2 * (11 * 1024 + 8192)]
-    config = big(qwen_4b, 8)  # 1280 x 1000 pixels: 1250 tokens of 2 x 2 patches, and 256 of a response
+    config = big(8)  # 1280 x 1000 pixels: 1250 tokens of 2 x 2 patches, and 256 of a response
     assert plan(config).sampler["KV cache, at least"] == 147456 * 32768
     assert row_patches(config, tower.config) == 32768 // (1250 + 256) * 1250 * 4
     assert plan(config).total > 80 * GB  # 201 GB of decoder layers in a row
@@ -111,30 +97,30 @@ def test_a_model_of_4b(qwen_4b):
 
 
 @pytest.mark.parametrize(("gpus", "gpu_gb"), [(8, 80), (1, 141)])
-def test_the_defaults_fit_the_recipe_of_4b(qwen_4b, gpus, gpu_gb):
+def test_the_defaults_fit_the_recipe_of_4b(gpus, gpu_gb):
     """vLLM's share among them: enough for the sampler, and the rest for what the trainer keeps meanwhile."""
     recipe = openwebrl_4b()
-    model = replace(recipe.model, path=str(qwen_4b))
+    model = replace(recipe.model, path=QWEN_4B)
     fits = plan(replace(recipe, model=model, plan=f"{gpus}x{gpu_gb}"))
     least, kept = (sum(part.values()) / GB / gpu_gb for part in (fits.sampler, fits.shards))
     assert fits.total < gpu_gb * GB and least < recipe.sampler.gpu_memory < 0.9 - kept, "a tenth is spare"
 
 
-def test_frozen_vision_and_offload(qwen_4b):
-    whole, (model, tower) = plan(big(qwen_4b, 1)), meta_model(str(qwen_4b))
-    frozen = plan(big(qwen_4b, 1, **{"model.freeze_vision": "always"}))
+def test_frozen_vision_and_offload():
+    whole, (model, tower) = plan(big(1)), meta_model(QWEN_4B)
+    frozen = plan(big(1, **{"model.freeze_vision": "always"}))
     saved = whole.shards["AdamW moments"] - frozen.shards["AdamW moments"]
     assert saved == 8 * size(tower)
     assert whole.shards["weights"] == frozen.shards["weights"]
     assert whole.update["activations"] > frozen.update["activations"]
-    away = plan(big(qwen_4b, 1, **{"optim.offload": True}))
+    away = plan(big(1, **{"optim.offload": True}))
     assert not {"weights", "AdamW moments"} & set(away.shards) and away.update["gradients"] == 0
     assert away.cpu - whole.cpu == 16 * size(model)
 
 
-def test_each_remedy_makes_the_plan_smaller(qwen_4b, capsys):
+def test_each_remedy_makes_the_plan_smaller(capsys):
     """One after the other, in the order in which they are told, on eight GPUs and long rows."""
-    config = big(qwen_4b, 8, 8, **{"batch.micro_tokens": 65536, "optim.replicas": 2})
+    config = big(8, 8, **{"batch.micro_tokens": 65536, "optim.replicas": 2})
     config = changed(config, {"browser.episodes": 512, "agent.context_tokens": 32768})
     steps = [
         ("--batch.micro-tokens", {"batch.micro_tokens": 32768}),
@@ -156,8 +142,8 @@ def test_each_remedy_makes_the_plan_smaller(qwen_4b, capsys):
         assert totals[1] < totals[0], values
 
 
-def test_show_names_every_item_the_share_and_the_room(llama, capsys):
-    shown = plan(small(llama, 1, 24))
+def test_show_names_every_item_the_share_and_the_room(capsys):
+    shown = plan(small(1, 24))
     show(shown)
     said = capsys.readouterr().out
     for item in (shown.shards | shown.sampler | shown.update).keys() | {"it fits, with", "total"}:
@@ -166,24 +152,18 @@ def test_show_names_every_item_the_share_and_the_room(llama, capsys):
     assert f"must lie between {least:.2f} and {most:.2f}" in said
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"model.path": "/nowhere"}, "--model.path"),
-        ({"model.path": "tiny"}, "--model.path tiny can't be loaded"),
-    ],
-)
-def test_mistakes_name_the_flag(llama, values, words):
-    with pytest.raises(ValueError, match=words):
-        plan(small(llama, 8, 80, **values))
+@pytest.mark.parametrize("path", ["/nowhere", "tiny"])
+def test_mistakes_name_the_flag(path):
+    with pytest.raises(ValueError, match=f"--model.path {path} can't be loaded"):
+        plan(small(8, 80, **{"model.path": path}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("tree", [False, True])
-def test_activations_are_what_autograd_keeps(llama, dtype, checkpointing, tree):
+def test_activations_are_what_autograd_keeps(dtype, checkpointing, tree):
     """Bytes of all tensors that the forward pass saves, weights apart, each storage once."""
-    model = LlamaForCausalLM(LlamaConfig.from_pretrained(llama)).to(dtype).train()
+    model = LlamaForCausalLM(LlamaConfig.from_pretrained(LLAMA)).to(dtype).train()
     tokens, inputs = 256, {}
     if tree:
         tree_attention.enable(model)
@@ -203,5 +183,5 @@ def test_activations_are_what_autograd_keeps(llama, dtype, checkpointing, tree):
         model.model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False, **inputs)
     measured = sum(storage.nbytes() for storage in kept.values())
     values = {"batch.micro_tokens": tokens, "model.gradient_checkpointing": checkpointing}
-    expected, _ = activations(small(llama, **values), dtype.itemsize)
+    expected, _ = activations(small(**values), dtype.itemsize)
     assert measured == pytest.approx(expected, rel=0.3 if checkpointing else 0.1)

@@ -1,7 +1,5 @@
 """End to end on generated shops: a served teacher's rollouts, verdicts, curation, cloning, publication."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Mapping, Sequence

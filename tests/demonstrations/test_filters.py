@@ -1,7 +1,5 @@
 """Pools of tasks: each filter removes what it says, and near-duplicates are those of a brute-force search."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types

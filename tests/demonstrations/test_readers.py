@@ -1,7 +1,5 @@
 """Public demonstrations: each form is recognised, only responses are cloned, and a broken record is named."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator
@@ -199,6 +197,15 @@ def test_what_the_agent_cannot_read_is_not_cloned_and_said(harness, tmp_path, ca
     path.write_text(json.dumps([changed(STEPS[1], "conversations", 1, "value", to="jump()")]))
     with pytest.raises(ValueError, match="holds no success to clone"):
         load(path, harness("text"))
+
+
+def test_a_call_that_cannot_be_run_is_not_cloned(harness, tmp_path, capsys):
+    """Though the response is in format: reinforcement tells what is wrong, a demonstration does not."""
+    path = tmp_path / "public.jsonl"
+    unknown = changed(TURNS[1], "response", to=TURNS[1]["response"].replace('"done"', '"call_user"'))
+    path.write_text(f"{json.dumps(TURNS[0])}\n{json.dumps(unknown)}\n")
+    assert len(load(path, harness("visual"))) == 1
+    assert "1 responses to clone, in 1 of 2 records" in capsys.readouterr().out
 
 
 def test_parquet_cells_hold_pictures_as_bytes(harness, tmp_path, png):

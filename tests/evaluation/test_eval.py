@@ -1,7 +1,5 @@
 """Evaluations: which checkpoint, which folder, which numbers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Phrases, lengths and error categories of made-up episodes, counted by hand."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results counted by hand, written and read again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Evaluations that go on after an interruption, and what a protocol changes."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable
@@ -338,6 +336,8 @@ def test_what_is_unlike_the_run_is_named(eval_script, ablated):
     flags = ["--agent.feedback", "--eval.max-steps", "9", "--task.heldout", "shops:1-2", "--seed", "3"]
     expected = ["agent.feedback True (False)", "eval.max_steps 9 (6)"]
     assert unlike_run(eval_script.read_config([*by_name, *flags])) == expected
+    served = ["--sampler", "remote", "--endpoint.model", "x"]
+    assert unlike_run(eval_script.read_config([*by_name, *served, *flags])) == expected
     weights = ["--model.path", str(ablated / "checkpoints" / "step_00004")]
     assert unlike_run(eval_script.read_config([*weights, *flags])) == expected, "the weights' own run"
 

@@ -1,7 +1,5 @@
 """Wilson's interval and paired differences, by hand and checked against other ways to the same numbers."""
 
-from __future__ import annotations
-
 from math import sqrt
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is printed of evaluations, and comparisons, against numbers that are computed here by other means."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

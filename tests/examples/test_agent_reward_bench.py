@@ -1,7 +1,5 @@
 """AgentRewardBench's episodes, read from a made-up folder and scored."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The tiny checkpoint: an ordinary Qwen3-VL folder whose tokenizer suits its world and spells any text."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

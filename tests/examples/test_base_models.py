@@ -1,7 +1,5 @@
 """What teaches the base models: examples whose truth is known, and the loop that learns from them."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import replace

@@ -1,7 +1,6 @@
 """R1-CoT: other thoughts, the same actions."""
 
-from __future__ import annotations
-
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -59,7 +58,11 @@ def test_the_dump_that_is_written_is_cloned(reader, tmp_path):
         questions = [request["messages"][0]["content"][0]["text"] for request in server.requests]
     assert {request["max_tokens"] for request in server.requests} == {700}
     assert len(questions) == 3
-    assert any(ACTIONS[1] in q and PAGES[1] in q and ACTIONS[0] in q for q in questions)
+    question = next(q for q in questions if PAGES[1] in q)
+    assert f"and do: {ACTIONS[1]}" in question and "Its remarks: # Element: mugs" in question
+    history = question.partition("so far:\n")[2].partition("\n\n")[0]
+    seen = {"round": "0", "observation": "** Simplified html **"}
+    assert json.loads(history) == [seen | {"remarks": "# Element: mugs", "action": ACTIONS[0]}]
 
     harness = make_worker(tiny_text(), reader).harness
     (new,) = load_demonstrations(run.trajectory_path("demos_thoughts"), harness)
@@ -89,6 +92,18 @@ async def test_a_thought_that_is_none_changes_nothing(answer):
     assert [turn.parsed.calls for turn in new.turns] == [turn.parsed.calls for turn in TURNS]
     assert [action_text(turn.text) for turn in new.turns] == ACTIONS
     assert sum(turn.parsed.thought == "It is there." for turn in new.turns) == 2
+
+
+async def test_the_models_own_reasoning_is_part_of_the_thought_and_the_question_can_be_another(tmp_path):
+    prompt = tmp_path / "prompt.md"
+    prompt.write_text("{task} {history} {page} {action} {remarks} {braces} stay")
+    with serve([say("B", reasoning_content="A")]) as server:
+        (new,) = await with_thoughts([DEMO], endpoint(server.url), 100, prompt)
+        asked = server.requests[0]["messages"][0]["content"][0]["text"]
+    assert {turn.parsed.thought for turn in new.turns} == {"A B"} and asked.endswith("{braces} stay")
+    prompt.write_text("{task} {history} {page} {action}")
+    with pytest.raises(ValueError, match="lacks the field {remarks}"):
+        await with_thoughts([DEMO], endpoint("http://127.0.0.1:9"), 100, prompt)
 
 
 @pytest.mark.parametrize("answer", NO_THOUGHTS)

@@ -1,7 +1,5 @@
 """From a teacher's rollouts to a published data set that others read, and back."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

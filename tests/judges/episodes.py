@@ -1,7 +1,5 @@
 """Episodes for judges, made by hand, and what a judge is shown of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from minirl.types import Call, Message, Parsed, Task, Trajectory, Turn

@@ -1,7 +1,5 @@
 """A judge's scores, worked out by hand, and the tables that show them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

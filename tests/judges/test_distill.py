@@ -1,7 +1,5 @@
 """What a judge is trained on, a small one that learns it, and scores; all without a browser."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Served and local judges: what they are asked, how they are read, and judges that do not behave."""
 
-from __future__ import annotations
-
 import asyncio
 from base64 import b64decode
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The judge's door, and a policy that a judge rewards although the site knows the truth."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,8 +76,6 @@ async def test_the_judge_rewards_and_the_site_keeps_its_word(rollouts):
     assert metrics["invalid"] == 2
     assert metrics["success"] == pytest.approx(2 / 4) and metrics["judged_success"] == pytest.approx(2 / 4)
     assert metrics["reward"] == pytest.approx(1 / 4)
-    assert (metrics["judge/asked"], metrics["judge/agreement"]) == (2, 0.5)
-    assert (metrics["judge/false_pos"], metrics["judge/false_neg"]) == (0.5, 0)
 
 
 async def test_a_judge_is_asked_before_a_failure_is_blamed_on_the_site(rollouts):

@@ -1,7 +1,5 @@
 """Labels: which trajectories a teacher is asked about, what is kept of its answers, and what is held out."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

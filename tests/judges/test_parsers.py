@@ -1,7 +1,5 @@
 """How judges' answers are read: answers with their verdicts, and what no text may do to the parser."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

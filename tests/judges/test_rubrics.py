@@ -1,7 +1,5 @@
 """What each judge is shown of an episode, and in which form it is asked to answer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """What only a GPU can show, on the small model: `pytest -m gpu`. benchmarks/gpu.py is for full size."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import Iterator

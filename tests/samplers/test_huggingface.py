@@ -1,7 +1,5 @@
 """The transformers sampler: its log-probs are the trainer's, and no request feels the company it has."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from dataclasses import replace

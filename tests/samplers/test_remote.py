@@ -1,7 +1,5 @@
 """A served model in an episode: asked in chat messages, recorded as text, tokenised once, for cloning."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Two small models: a Qwen3-VL with pictures (tied embeddings), and a Llama (its head is its own).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

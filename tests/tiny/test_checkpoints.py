@@ -1,7 +1,5 @@
 """The base models that the package ships: how a run starts from one, and what its tokenizer knows."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -7,8 +7,6 @@ this folder on PYTHONPATH, because vLLM looks at model classes in a process of i
 has a torchvision that needs none of this.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec

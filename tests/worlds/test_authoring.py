@@ -1,7 +1,5 @@
 """Sites that a served model writes: the loops, against a model that mends only what its prompt names."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Generated sites: nothing to find fault with, as large and as far as asked for, and not all alike."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """The interpreter against cases worked out by hand, and the loader against files that are wrong."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

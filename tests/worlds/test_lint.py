@@ -1,7 +1,5 @@
 """The checks of site files: a sound site has no errors, and every kind of fault is found where it was put."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """Skins: drawn apart from machines and subjects, with all their pictures at once, and full pages."""
 
-from __future__ import annotations
-
 import pytest
 from test_render import visit
 

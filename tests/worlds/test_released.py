@@ -1,7 +1,5 @@
 """Released site files become sites: what they leave open is filled in, and the site can be played."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

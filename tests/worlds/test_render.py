@@ -1,7 +1,5 @@
 """The page in a real browser against the interpreter, and the server around it."""
 
-from __future__ import annotations
-
 import http.client
 import random
 import socket

@@ -1,7 +1,5 @@
 """Solutions acted out in Chromium: sound sites are followed to the end, and broken ones are caught."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """Demonstrations in a real Chromium, and the benchmark that scores them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """The search against brute force: the same lengths on small machines, and no path where there is none."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Shops by their numbers: what they draw, words that mean one thing, and orders that can be made."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Tasks in words: of the right length, each meaning one thing, and only that thing fulfils it."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections import Counter

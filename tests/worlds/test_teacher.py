@@ -1,7 +1,5 @@
 """The generated sites as a teacher of judges: the reasons that its labels have."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import shopping

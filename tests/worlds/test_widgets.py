@@ -1,7 +1,5 @@
 """Each widget of generated sites: its solution in Chromium, and a fault of its own that replay catches."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

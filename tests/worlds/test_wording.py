@@ -1,7 +1,5 @@
 """Instructions in a served model's words: taken where they say the same, and left as they were elsewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
