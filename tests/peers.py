@@ -23,7 +23,7 @@ def start(*command: str) -> subprocess.CompletedProcess[str]:
     """`start("train.py", "tiny")`: a script, in a process of its own."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     argv = [sys.executable, *command]
-    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280)
 
 
 def alone() -> Ranks:

@@ -86,10 +86,8 @@ def test_the_first_step_is_on_policy(finished):
 @pytest.mark.more
 def test_two_ranks_run_the_whole_loop_as_one_does(finished, tmp_path):
     """Browsers, sampler, updates, evaluations and checkpoints: the same episodes, and the same losses."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    flags = small(tmp_path / "tiny", "--steps", "2", "--eval-every", "1")
-    command += [str(ROOT / "train.py"), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    done = start(*command, *small(tmp_path / "tiny", "--steps", "2", "--eval-every", "1"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("report: ") == 1, "one rank speaks for all"
     one, two = Run(finished), Run(tmp_path / "tiny")

@@ -10,6 +10,8 @@ Source: OpenWebRL, appendix A.1 and table 7. Deviations:
 3. No HTTP service between episode and browser.
 4. A page that hangs is stopped, and the agent is told, instead of ending the episode.
 5. Nothing can be pasted: the episodes of a browser share its clipboard.
+6. Of the paper's diagnostics a trajectory keeps seconds by phase and the traceback's last line; a browser's
+   memory, its uptime and the number of its requests are not recorded.
 """
 
 import asyncio

@@ -72,8 +72,10 @@ class SiteBuilder:
         facts = {}  # how pages say the fields of a record
         for entity in self.entities:
             self._add_list(entity)
-            numbers = {name: unit for name, unit, *_ in entity.numbers}
-            facts[entity.plural] = {"kind": "{}"} | numbers | dict.fromkeys(entity.flags, "{}")
+            said = {"kind": "{}"}
+            for number, unit, *_ in entity.numbers:
+                said[number] = unit
+            facts[entity.plural] = said | dict.fromkeys(entity.flags, "{}")
         self._add_item_flows()
         for extra in self.level.extras:
             self._add_extra(VOCABULARY["extras"][extra])
@@ -111,9 +113,10 @@ class SiteBuilder:
         opens = self.rng.choice(("", "click", "hover"))
         widget = None
         if opens:
-            opener = {"op": opens, "selector": self.site.selector("HOME", f"{opens}-menu")}
-            entry = {"op": "click", "selector": self.site.selector("HOME", role)}
-            widget = {"gui_procedure": [opener, entry]}
+            menu = self.site.selector("HOME", f"{opens}-menu")
+            entry = self.site.selector("HOME", role)
+            procedure = [{"op": opens, "selector": menu}, {"op": "click", "selector": entry}]
+            widget = {"gui_procedure": procedure}
         gates = []
         if self.has_cookie:
             gates.append(condition("cookie_accepted", "eq", True))
@@ -143,7 +146,8 @@ class SiteBuilder:
         the names of their fields, and what can be put in."""
         many = entity.plural
         flag = self.rng.choice(entity.flags)
-        least, order = self.rng.choices([name for name, *_ in entity.numbers], k=2)
+        numbers = [name for name, *_ in entity.numbers]
+        least, order = self.rng.choices(numbers, k=2)
         # Each step of the slider leaves another number of rows, at least one.
         steps = sorted({record[least] for record in self.data[many]})[1:]
         # By ways: the page's field, what `_add_input` is given, and how which field of records is filtered
@@ -174,7 +178,10 @@ class SiteBuilder:
     def _add_item_flows(self) -> None:
         """Add what can be done with an item: the theme's own verb, and others."""
         entity_verbs = [entity.verb for entity in self.entities]
-        verbs = [verb for verb in VOCABULARY["verbs"] if verb not in entity_verbs]
+        verbs = []
+        for verb in VOCABULARY["verbs"]:
+            if verb not in entity_verbs:
+                verbs.append(verb)
         self.rng.shuffle(verbs)
         for n in range(self.level.flows):
             entity = self.entities[n % len(self.entities)]
@@ -185,14 +192,17 @@ class SiteBuilder:
                 done = f"{verb.capitalize()}: done."
             id = f"{verb}_{entity.name}".replace(" ", "_")
             item = f"selected_{entity.name}_id"
-            self._add_flow(id, verb, self._draw_asks(), entity.name.upper(), item, entity.plural, done=done)
+            asks = self._draw_asks()
+            page = entity.name.upper()
+            self._add_flow(id, verb, asks, page, item, entity.plural, done=done)
 
     def _draw_asks(self) -> dict[str, Sequence[Any]]:
         """Return what a form asks for, by its names in themes.toml or shop.toml, and what it offers."""
         count = self.rng.randint(*self.level.inputs)
         if not self.is_tiles:
             texts = self.rng.sample(self.theme.fields, 2)
-            names = self.rng.sample(["date", "option", "terms_agreed", "pieces", "file", *texts], count)
+            inputs = ["date", "option", "terms_agreed", "pieces", "file", *texts]
+            names = self.rng.sample(inputs, count)
             return {name: _offered(name) for name in names}
         asks = {}
         fields = self.rng.sample(ORDER_FIELDS, count)
@@ -205,6 +215,7 @@ class SiteBuilder:
     def _add_extra(self, extra: Mapping[str, Any]) -> None:
         """Add a page and its flows, as one of the tables `extras` of themes.toml says."""
         entity = self.entities[0]
+        # What stands in the table in place of the theme's own words
         names = {
             "PAGE": entity.name.upper(),
             "ITEM": f"selected_{entity.name}_id",
@@ -213,8 +224,12 @@ class SiteBuilder:
         }
         self._add_from_home(extra["page"], extra["label"])
         for flow in extra["flows"]:
-            texts = {key: text.format(**names) for key, text in flow.items() if key != "asks"}
-            self._add_flow(asks={name: _offered(name) for name in flow["asks"]}, **texts)
+            asks = {name: _offered(name) for name in flow["asks"]}
+            texts = {}
+            for key, text in flow.items():
+                if key != "asks":
+                    texts[key] = text.format(**names)
+            self._add_flow(asks=asks, **texts)
 
     def _add_flow(
         self,
@@ -247,6 +262,7 @@ class SiteBuilder:
             self.site.add_page(page, label, start, fields)
             start_label = self.buttons.get("next", label)
             self.site.add_action(start, f"START_{role}", start_label, to=page, gates=start_gates)
+        # All that is asked must be given, and is noted.
         notes = []
         for name in asks:
             field = f"{name}_{number}"
@@ -258,15 +274,24 @@ class SiteBuilder:
         self.site.add_action(page, f"FINISH_{role}", finish_label, to=end, gates=gates, effects=notes)
         path = item.split(".")  # done.cart.item: only what is in the cart can be ordered
         after = path[1:2]
-        self.flows.append({"id": id, "verb": verb, "list": collection, "asks": dict(asks), "after": after})
+        flow = {
+            "id": id,
+            "verb": verb,
+            "list": collection,
+            "asks": dict(asks),
+            "after": after,
+        }
+        self.flows.append(flow)
 
     # --- inputs ---------------------------------------------------------------------------------------------
 
     def _add_ask(self, page: str, name: str, field: str) -> Json:
         """Add an input of a flow. Return the condition that it is filled in."""
         if self.is_tiles:
-            return self._add_input(page, "row", field, name, field, {"param": name, "collection": field})
-        kind = self.rng.choice(VOCABULARY["faces"].get(name, ["field"]))
+            bind = {"param": name, "collection": field}
+            return self._add_input(page, "row", field, name, field, bind)
+        faces = VOCABULARY["faces"].get(name, ["field"])
+        kind = self.rng.choice(faces)
         return self._add_input(page, kind, field, name, field, _offered(name))
 
     def _add_input(

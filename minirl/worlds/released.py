@@ -44,11 +44,16 @@ def world_of(name: str, fsm: Fsm, data: Any) -> World:
     reader = Reader(fsm, {many: complete_records(records) for many, records in given.items()})
     pages = [reader.page(page) for page in fsm.pages.values()]
     # The app's name decides on the looks, so that they are the same in whichever folder the site lies.
-    words = ["site", *words_in(str(fsm.meta.get("app", "")).lower().removesuffix("app"))]
-    facts = {many: _facts(records[0]) for many, records in given.items() if records}
+    app = str(fsm.meta.get("app", "")).lower()
+    words = ["site", *words_in(app.removesuffix("app"))]
+    facts = {}
+    for many, records in given.items():
+        if records:
+            facts[many] = _facts(records[0])
     style = {"labels": reader.labels, "facts": facts, "brand": words[-1].capitalize()}
     world = World(words[-1], replace(fsm, pages=pages), reader.records, style)
-    return replace(dress(world, "communication", "table"), name=name)
+    dressed = dress(world, "communication", "table")
+    return replace(dressed, name=name)
 
 
 class Reader:
@@ -130,7 +135,8 @@ class Reader:
         if kind in ("slider", "date") and not names:
             values: tuple[Any, ...] = tuple(range(1, 11))
             if kind == "date":  # of which the file names the one day
-                day = {"year": 2026, "month": 1, "day": 1, **action.parameters}
+                day = {"year": 2026, "month": 1, "day": 1}
+                day |= action.parameters
                 values = ("{year}-{month:02}-{day:02}".format(**day),)
             parameters = {**action.parameters, kind: "{ANY}"}
             return replace(action, parameters=parameters, bind=Bind(kind, values=values))
@@ -141,7 +147,8 @@ class Reader:
         words = last_words(action)
         if self.kinds[action.id] in ("menu", "choice") and action.open_parameters:
             words = words_in(action.open_parameters[0].removesuffix("_id"))
-        telling = [word for word in words if word not in words_in(action.source)]
+        page_words = words_in(action.source)
+        telling = [word for word in words if word not in page_words]
         return label_of(telling) or label_of(words_in(action.id))
 
 
@@ -170,8 +177,12 @@ def label_of(words: Sequence[str]) -> str:
 
 def last_words(action: Action) -> list[str]:
     """Return the words of the id or class that is touched last."""
-    selectors = [str(step["selector"]) for step in action.gui_procedure if "selector" in step]
-    return words_in(selectors[-1].split()[-1])
+    selectors = []
+    for step in action.gui_procedure:
+        if "selector" in step:
+            selectors.append(str(step["selector"]))
+    *_, last = selectors[-1].split()
+    return words_in(last)
 
 
 def _facts(record: Record) -> dict[str, str]:
@@ -179,7 +190,8 @@ def _facts(record: Record) -> dict[str, str]:
     facts = {}
     for name, value in record.items():
         is_short = isinstance(value, (int, float, str)) and len(str(value)) < 30
-        if is_short and name not in (*WORDS["titles"], *WORDS["hidden"]) and not name.endswith("_id"):
+        is_hidden = name in (*WORDS["titles"], *WORDS["hidden"]) or name.endswith("_id")
+        if is_short and not is_hidden:
             facts[name] = "{}"
     return facts
 
@@ -192,8 +204,9 @@ def complete_records(records: Sequence[Record]) -> tuple[Record, ...]:
         title = ""
         for name in (*WORDS["titles"], "id"):
             title = title or str(record.get(name, ""))
-        picture = {"shape": SHAPES[n % len(SHAPES)], "fill": fills[n % len(fills)]}
-        complete.append({**record, "title": title, **picture})
+        shape = SHAPES[n % len(SHAPES)]
+        fill = fills[n % len(fills)]
+        complete.append({**record, "title": title, "shape": shape, "fill": fill})
     return tuple(complete)
 
 
@@ -220,7 +233,10 @@ def make_walks(world: World, count: int = COUNT) -> list[Task]:
 
 def task_of_walk(world: World, steps: Sequence[Step], id: str) -> Task:
     """Return the task to take these steps. Its goal has the values that are still known at its end."""
-    titles = {record["id"]: record["title"] for records in world.data.values() for record in records}
+    titles = {}
+    for records in world.data.values():
+        for record in records:
+            titles[record["id"]] = record["title"]
     state = initial_state(world.fsm)
     phrases = []
     values = []
@@ -231,9 +247,16 @@ def task_of_walk(world: World, steps: Sequence[Step], id: str) -> Task:
         phrase = PHRASES.get(widget_of(action, world.fsm).kind, PHRASES["button"])
         phrases.append(phrase.format(label=world.style["labels"][action.id], value=value))
         state = apply(world.fsm, state, action.id, step.params)
-    where = [condition(name, "eq", value) for name, value in state.signature.items() if value in values]
-    text = ", then ".join(phrase for phrase in phrases if phrase)
-    meta: dict[str, Any] = {"world": world.name, "site": world.name, "benchmark": "autowebworld-sites"}
-    meta["solution"] = in_json(steps)
+    where = []
+    for name, value in state.signature.items():
+        if value in values:
+            where.append(condition(name, "eq", value))
+    text = ", then ".join(filter(None, phrases))
+    meta = {
+        "world": world.name,
+        "site": world.name,
+        "benchmark": "autowebworld-sites",
+        "solution": in_json(steps),
+    }
     goal = {"page": state.page, "where": where}
     return Task(id, f"{text[:1].upper()}{text[1:]}.", f"http://{world.name}.test/", goal, meta)

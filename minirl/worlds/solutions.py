@@ -11,13 +11,12 @@ Paper: AutoWebWorld, section 4.3 and appendix A.2.4.
    search, has one way. Walks on released sites have one way each, too.
 """
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minirl.types import Task
-from minirl.worlds.fsm_file import Goal, load_goal
+from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.interpreter import (
     State,
     World,
@@ -85,8 +84,7 @@ class Walk:
 
     def open(self, find: Mapping[str, Any]) -> None:
         """Go to a list, set it as told, and open the item."""
-        (page,) = (one["page"] for one in self.world.fsm.meta["lists"] if one["id"] == find["list"])
-        self.go(page)
+        self.go(list_of(self.world, find["list"])["page"])
         for name, value in find["set"].items():
             self.take(name.upper(), value)
         self.take("OPEN", find["item"])
@@ -109,9 +107,23 @@ class Walk:
         self.take(f"FINISH_{role}")
 
 
+def list_of(world: World, id: str) -> Mapping[str, Any]:
+    """Return what a site tells of one of its lists."""
+    (listing,) = [one for one in world.fsm.meta["lists"] if one["id"] == id]
+    return listing
+
+
 def in_json(steps: Sequence[Step]) -> list[Any]:
     """Return a path as a task's meta holds it: [["HOME_GO_ROOMS", {}], ...]."""
     return [[step.action_id, dict(step.params)] for step in steps]
+
+
+def state_after(world: World, steps: Sequence[Step]) -> State:
+    """Return the state that a path leads to. ValueError if it can't be taken."""
+    state = initial_state(world.fsm)
+    for step in steps:
+        state = apply(world.fsm, state, step.action_id, step.params)
+    return state
 
 
 def solution_of(task: Task, world: World) -> list[Step]:
@@ -123,45 +135,24 @@ def solution_of(task: Task, world: World) -> list[Step]:
     return steps
 
 
-def state_after(world: World, steps: Sequence[Step]) -> State:
-    """Return the state that a path leads to. ValueError if an action of it can't be taken as told."""
-    state = initial_state(world.fsm)
-    for step in steps:
-        after = apply(world.fsm, state, step.action_id, step.params)
-        if step.params not in parameter_values(world, state, step.action_id):
-            raise ValueError(f"{step.action_id} on {state.page} does not offer {dict(step.params)}")
-        state = after
-    return state
-
-
 def ways_of(task: Task, world: World) -> list[Task]:
     """Return the task with its own solution, and then with others: before an item is opened, its list is
     searched, filtered or ordered as well, by one of the ways that the instruction leaves open."""
-    steps = solution_of(task, world)
-    goal = load_goal(task.goal)
     ways = [task]
+    steps = solution_of(task, world)
     for find in task.meta.get("finds", ()):
+        listing = list_of(world, find["list"])
+        page = listing["page"]
+        opening = Step(f"{page}_OPEN", {listing["one"]: find["item"]})
+        n = steps.index(opening)
+        before = state_after(world, steps[:n])
         for name in find.get("others", ()):
-            path = _by_way(world, steps, goal, find, name)
-            if path:
-                id = f"{task.id}-{find['list']}-{name}"
-                meta = {**task.meta, "solution": in_json(path), "way": name}
-                ways.append(replace(task, id=id, meta=meta))
+            action = f"{page}_{listing['ways'][name]['name'].upper()}"
+            for params in parameter_values(world, before, action):
+                after = apply(world.fsm, before, action, params)
+                if opening.params in parameter_values(world, after, opening.action_id):
+                    path = [*steps[:n], Step(action, params), *steps[n:]]
+                    meta = {**task.meta, "solution": in_json(path), "way": name}
+                    ways.append(replace(task, id=f"{task.id}-{page}-{name}", meta=meta))
+                    break
     return ways
-
-
-def _by_way(
-    world: World, steps: Sequence[Step], goal: Goal, find: Mapping[str, Any], name: str
-) -> list[Step] | None:
-    """Return the steps with the first use of a list's way that leaves the item in sight, or None."""
-    (listing,) = [one for one in world.fsm.meta["lists"] if one["id"] == find["list"]]
-    page = listing["page"]
-    opening = Step(f"{page}_OPEN", {listing["one"]: find["item"]})
-    n = steps.index(opening)
-    action = f"{page}_{listing['ways'][name]['name'].upper()}"
-    for params in parameter_values(world, state_after(world, steps[:n]), action):
-        path = [*steps[:n], Step(action, params), *steps[n:]]
-        with contextlib.suppress(ValueError):
-            if all(met(state_after(world, path), goal)):
-                return path
-    return None

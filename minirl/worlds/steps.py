@@ -98,10 +98,16 @@ async def rows_of(task: Task, replay: Replay, images: ImageFolder, endpoint: End
     history: list[str] = []
     for n, move in enumerate(moves):
         picture = images.put(replay.records[n].picture)
-        row = {"instruction": task.instruction, "img_filename": f"pictures/{picture}.png", **move}
         state = replay.records[n].state
-        row["state"] = {"page": state.page, "signature": dict(state.signature)}
-        rows.append(row | {"history": "\n".join(history), "thought": thoughts[n]})
+        row = {
+            "instruction": task.instruction,
+            "img_filename": f"pictures/{picture}.png",
+            **move,
+            "state": {"page": state.page, "signature": dict(state.signature)},
+            "history": "\n".join(history),
+            "thought": thoughts[n],
+        }
+        rows.append(row)
         history.append(f"Step {n + 1}: {spell(thoughts[n], actions[n])}")
     return rows
 

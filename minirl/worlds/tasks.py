@@ -24,7 +24,7 @@ from minirl.worlds.interpreter import State, World, apply, initial_state, parame
 from minirl.worlds.looks import Json, read_table
 from minirl.worlds.search import Step
 from minirl.worlds.shop import ITEM, order_in_words
-from minirl.worlds.solutions import Part, compose, in_json
+from minirl.worlds.solutions import Part, compose, in_json, list_of
 from minirl.worlds.widgets import condition, gui_steps
 
 WORDS = read_table("tasks")
@@ -39,6 +39,7 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
     can be. The same site gives the same tasks."""
     rng = Random(f"tasks of {world.name}")
     low, high = world.fsm.meta["steps"]
+    # Tiles have one kind of task; pages have all, but nobody searches for a title that is not told.
     cells = [("solution", "plain")]
     if world.style["look"] == "pages":
         cells = list(itertools.product(FAMILIES, MODES))
@@ -64,20 +65,21 @@ def operations_of(world: World, steps: Sequence[Step]) -> list[str]:
     state = initial_state(world.fsm)
     operations = []
     for step in steps:
-        operations += [gui["op"] for gui in gui_steps(world, state, step)]
+        for gui in gui_steps(world, state, step):
+            operations.append(gui["op"])
         state = apply(world.fsm, state, step.action_id, step.params)
     return operations
 
 
-def other_ways(listing: Json, family: str, mode: str) -> list[str]:
+def other_ways(listing: Mapping[str, Any], target: Json, mode: str) -> list[str]:
     """Return the ways to use a list that do not go against an instruction: none where it tells a search or a
     rank, and no search where the title is not told, or the list is to be scrolled."""
-    if mode == "search" or (family != "visual" and mode in ("slider", "sort", "checkbox")):
+    if mode == "search" or "rank" in target:
         return []
-    ways = [way for way in listing["ways"] if way != mode]
-    if "search" in ways and (family == "visual" or mode == "scroll"):
-        ways.remove("search")
-    return ways
+    closed = [mode]
+    if mode == "scroll" or "title" not in target:
+        closed.append("search")
+    return [way for way in listing["ways"] if way not in closed]
 
 
 class Draft:
@@ -94,7 +96,10 @@ class Draft:
 
     def begin(self, family: str, mode: str) -> bool:
         """Add the part that the task is named after. Return False if the site has nothing like it."""
-        lists = [one for one in self.meta["lists"] if mode in ("scroll", "plain", *one["ways"])]
+        lists = []
+        for one in self.meta["lists"]:
+            if mode in ("scroll", "plain", *one["ways"]):
+                lists.append(one)
         if not lists:
             return False
         listing = self.rng.choice(lists)
@@ -103,24 +108,29 @@ class Draft:
             self.question = [sentence, self.ask(find)]
             self.parts.append(Part(find))
         else:
-            flows = [flow for flow in self.meta["flows"] if flow["list"] == listing["id"]]
+            many = listing["id"]
+            flows = [flow for flow in self.meta["flows"] if flow["list"] == many]
             self.do(self.rng.choice(flows), [sentence], find)
         return True
 
     def extend(self) -> bool:
         """Add another part. Return False if nothing is left that can be done."""
-        done = [part.flow.get("id") for part in self.parts]
-        visited = [part.find.get("list") for part in self.parts]
+        done = set()
+        visited = set()
+        for part in self.parts:
+            done.add(part.flow.get("id"))
+            visited.add(part.find.get("list"))
         flows = []
         for flow in self.meta["flows"]:
-            is_new = flow["id"] not in done and flow["list"] not in visited
-            if is_new and set(flow["after"]) <= set(done):
+            is_new = flow["id"] not in done
+            is_elsewhere = flow["list"] not in visited
+            if is_new and is_elsewhere and done.issuperset(flow["after"]):
                 flows.append(flow)
         if not flows:
             return False
         flow = self.rng.choice(flows)
         if flow["list"]:
-            (listing,) = [one for one in self.meta["lists"] if one["id"] == flow["list"]]
+            listing = list_of(self.world, flow["list"])
             sentence, find = self.find(listing, "solution", "plain")
             self.do(flow, [sentence], find)
         else:
@@ -130,7 +140,7 @@ class Draft:
     def wording(self, wordings: Sequence[str], **values: Any) -> str:
         return self.rng.choice(wordings).format(**values)
 
-    def find(self, listing: Json, family: str, mode: str) -> tuple[str, Json]:
+    def find(self, listing: Mapping[str, Any], family: str, mode: str) -> tuple[str, Json]:
         """Return a sentence by which one record of a list is to be opened, and what it says: how the list is
         set, what tells the record from all others that are shown then, its id, and in which other ways the
         list may be used as well."""
@@ -138,21 +148,28 @@ class Draft:
         way = listing["ways"].get(mode, {})
         words = {"many": many, "one": listing["one"]}
         settings = {}
+        # Once a list is filtered or ordered, a record is told by its rank, and by its title in a whole list.
         if mode in ("slider", "sort", "checkbox"):
             value = self.rng.choice(way["offered"])
             settings[way["name"]] = value
             field, _, direction = str(value).partition(":")
             words["least"] = field
-            words["field"] = field if direction else way["name"].partition("_")[2]
+            if not direction:
+                field = way["name"].partition("_")[2]
+            words["field"] = field
             words["direction"] = WORDS["directions"].get(direction)
-            rows = self.shown(listing, settings)[: len(WORDS["ranks"])]
+            count = len(WORDS["ranks"])
+            rows = self.shown(listing, settings)[:count]
             record = self.rng.choice(rows)
             rank = rows.index(record) + 1
-            words |= {"rank": WORDS["ranks"][rank - 1], "number": rank}
+            words["rank"] = WORDS["ranks"][rank - 1]
+            words["number"] = rank
             target = {"rank": rank}
         else:
             rows = self.world.data[many]
-            record = self.rng.choice(rows[OUT_OF_SIGHT:] if mode == "scroll" else rows)
+            if mode == "scroll":
+                rows = rows[OUT_OF_SIGHT:]
+            record = self.rng.choice(rows)
             target = {"title": record["title"]}
         if mode == "search":
             settings[way["name"]] = record["id"]
@@ -161,29 +178,41 @@ class Draft:
         kind, *_ = target
         setting = self.wording(WORDS["modes"][mode], **words)
         opening = self.wording(WORDS["targets"][kind], **{**record, **words})
-        find = {"list": many, "set": settings, "target": target, "item": record["id"]}
-        find["others"] = other_ways(listing, family, mode)
+        find = {
+            "list": many,
+            "set": settings,
+            "target": target,
+            "item": record["id"],
+            "others": other_ways(listing, target, mode),
+        }
         return f"{setting} and {opening}", find
 
-    def shown(self, listing: Json, settings: Json) -> list[Mapping[str, Any]]:
+    def shown(self, listing: Mapping[str, Any], settings: Json) -> list[Mapping[str, Any]]:
         """Return the records that a list shows, in their order, once it is set like this."""
         many = listing["id"]
         page = listing["page"]
-        fields = {f"{many}_{name}": value for name, value in settings.items()}
-        state = State(page, {**self.world.fsm.pages[page].defaults, **fields})
+        signature = dict(self.world.fsm.pages[page].defaults)
+        for name, value in settings.items():
+            signature[f"{many}_{name}"] = value
+        state = State(page, signature)
         records = {record["id"]: record for record in self.world.data[many]}
         choices = parameter_values(self.world, state, f"{page}_OPEN")
         return [records[params[listing["one"]]] for params in choices]
 
     def do(self, flow: Json, sentences: Sequence[str], find: Json) -> None:
         """Add a flow, behind the sentence that opens its item, with a value for all that it asks."""
-        values = {name: self.rng.choice(offered) for name, offered in flow["asks"].items()}
+        values = {}
+        for name, offered in flow["asks"].items():
+            values[name] = self.rng.choice(offered)
         asks = ""
         for name, value in values.items():
-            wordings = WORDS["asks"].get(name, WORDS["asks"]["text"])
+            usual = WORDS["asks"]["text"]
+            wordings = WORDS["asks"].get(name, usual)
             asks += ", " + self.wording(wordings, name=name, value=value)
-        wordings = WORDS["flows"].get(flow["id"], WORDS["flows"]["item"])
-        self.sentences += [*sentences, self.wording(wordings, verb=flow["verb"], asks=asks)]
+        usual = WORDS["flows"]["item"]
+        wordings = WORDS["flows"].get(flow["id"], usual)
+        self.sentences += sentences
+        self.sentences.append(self.wording(wordings, verb=flow["verb"], asks=asks))
         self.parts.append(Part(find, flow, values))
 
     def ask(self, find: Json) -> str:
@@ -191,13 +220,18 @@ class Draft:
         many = find["list"]
         (record,) = [one for one in self.world.data[many] if one["id"] == find["item"]]
         units = self.world.style["facts"][many]
-        names = [name for name in ("colour", "shape", *units) if not isinstance(record[name], bool)]
+        names = []
+        for name in ("colour", "shape", *units):
+            if not isinstance(record[name], bool):
+                names.append(name)
         fact = self.rng.choice(names)
         value = str(record[fact])
         with_unit = units.get(fact, "{}").format(value)
         self.answer = list(dict.fromkeys([value, with_unit]))
-        wordings = WORDS["questions"].get(fact, WORDS["questions"]["number"])
-        return self.wording(WORDS["questions"]["ask"], fact=self.wording(wordings, field=fact))
+        questions = WORDS["questions"]
+        wordings = questions.get(fact, questions["number"])
+        question = self.wording(wordings, field=fact)
+        return self.wording(questions["ask"], fact=question)
 
     def work(self) -> list[str]:
         """Return the operations that the parts take."""
@@ -205,20 +239,23 @@ class Draft:
 
     def task(self, id: str, family: str, mode: str) -> Task:
         """Return the task, whose goal is that all that it names is noted."""
-        noted = []
-        for part in self.parts:
-            item = {"item": part.find["item"]} if part.find else {}
-            if part.find:
-                noted.append((part.find["list"], {**item, **part.find["set"]}))
-            if part.flow:
-                noted.append((part.flow["id"], {**part.values, **item}))
         goal: Json = {"where": []}
-        for place, notes in noted:
+
+        def expect(place: str, notes: Mapping[str, Any]) -> None:
             for name, value in notes.items():
                 goal["where"].append(condition(f"done.{place}.{name}", "eq", value))
+
+        for part in self.parts:
+            item = {}
+            if part.find:
+                item = {"item": part.find["item"]}
+                expect(part.find["list"], {**item, **part.find["set"]})
+            if part.flow:
+                expect(part.flow["id"], {**part.values, **item})
         if self.answer:
             goal["answer"] = self.answer
         work = self.work()
+        # A slider is beyond the text agent, which has no drag.
         meta = {
             "world": self.world.name,
             "site": self.meta["theme"],
@@ -236,6 +273,7 @@ class Draft:
         """Return the instruction; a site of tiles speaks as shops do, for the smallest models."""
         if self.world.style["look"] == "tiles":
             (part,) = self.parts
-            return order_in_words({ITEM: part.find["item"], **part.values})
+            order = {ITEM: part.find["item"], **part.values}
+            return order_in_words(order)
         sentences = [*self.sentences, *self.question]
         return " ".join(f"{one[0].upper()}{one[1:]}." for one in sentences)

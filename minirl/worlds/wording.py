@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from minirl.config import EndpointConfig
 from minirl.console import say
-from minirl.samplers.endpoint import Endpoint, EndpointError, ask_all, open_endpoint
+from minirl.samplers.endpoint import EndpointError, ask_all, open_endpoint
 from minirl.types import Task
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.looks import read_table
@@ -25,35 +25,30 @@ from minirl.worlds.widgets import words_in
 WORDING_TOKENS = 1024
 NAME = re.compile(r'"[^"]+"|[\w-]+')  # what is quoted, or a word
 SPEECH = [WORDS[table] for table in ("modes", "targets", "flows", "asks", "questions")]
-FIXED = set(words_in(f"{SPEECH} {read_table('walks')}")) - {*WORDS["ranks"], *WORDS["directions"].values()}
+FIXED = set(words_in(f"{SPEECH} {read_table('walks')}")) - set(WORDS["telling"])
 
 
 async def reword_tasks(tasks: Sequence[Task], served: EndpointConfig) -> list[Task]:
-    """Return the tasks in the words of the model that is `served`, where these hold; its cost is told."""
+    """Return the tasks in the words of the model that is `served`, or as they are where these do not hold, or
+    there are none; its cost is told."""
     async with open_endpoint(served) as endpoint:
 
-        async def ask(task: Task) -> Task:
-            return await reworded(task, endpoint)
+        async def reworded(task: Task) -> Task:
+            question = WORDS["reword"].format(task=task.instruction)
+            try:
+                reply = await endpoint.ask([("user", (question,))], WORDING_TOKENS, temperature=1.0)
+            except EndpointError as error:
+                say(f"{task.id} keeps its words: {error}")
+                return task
+            wording = reply.text.strip()
+            if reply.finish == "length" or not keeps_meaning(wording, task):
+                return task
+            return replace(task, instruction=wording)
 
-        out = await ask_all(ask, tasks, phase="wording tasks")
+        out = await ask_all(reworded, tasks, phase="wording tasks")
     changed = sum(new is not old for new, old in zip(out, tasks, strict=True))
     say(f"{changed} of {len(tasks)} instructions are reworded, {len(tasks) - changed} stay as they were")
     return out
-
-
-async def reworded(task: Task, endpoint: Endpoint) -> Task:
-    """Return a task in the model's words, or as it is if these do not hold, or there are none."""
-    steps = ", ".join(id for id, _ in task.meta.get("solution", ()))
-    question = WORDS["reword"].format(task=task.instruction, steps=steps)
-    try:
-        reply = await endpoint.ask([("user", (question,))], WORDING_TOKENS, temperature=1.0)
-    except EndpointError as error:
-        say(f"{task.id} keeps its words: {error}")
-        return task
-    wording = reply.text.strip()
-    if reply.finish == "stop" and keeps_meaning(wording, task):
-        return replace(task, instruction=wording)
-    return task
 
 
 def keeps_meaning(wording: str, task: Task) -> bool:
@@ -62,22 +57,16 @@ def keeps_meaning(wording: str, task: Task) -> bool:
     old = task.instruction
     if "\n" in wording or len(wording) > 2 * len(old):
         return False
-    answers = [one for one in load_goal(task.goal).answer if not holds(old, one)]
-    if any(holds(wording, answer) for answer in answers):
+    answers = load_goal(task.goal).answer
+    if any(holds(wording, answer) > holds(old, answer) for answer in answers):
         return False
     return all(holds(wording, name) for name in names_of(task))
 
 
 def names_of(task: Task) -> set[str]:
-    """Return what is quoted in an instruction, and all words that are not a template's, or that its goal has
-    in the names of what is to be done and filled in."""
-    lists = [find["list"] for find in task.meta.get("finds", ())]
-    fields = []
-    for condition in load_goal(task.goal).where:
-        if not set(lists) & set(condition.path):
-            fields += words_in(" ".join(condition.path))
+    """Return what is quoted in an instruction, and all words that are not a template's."""
     names = {name.strip('"').casefold() for name in NAME.findall(task.instruction)}
-    return names - (FIXED - set(fields))
+    return names - FIXED
 
 
 def holds(text: str, name: str) -> bool:

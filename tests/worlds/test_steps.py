@@ -161,7 +161,7 @@ def test_a_goal_is_reached_in_several_ways():
             assert own is task and len({json.dumps(one.meta["solution"]) for one in others}) == len(others)
             first = task.meta["finds"][0]
             if "rank" in first["target"] or task.meta["mode"] == "search":
-                assert not any(one.id.startswith(f"{task.id}-{first['list']}-") for one in others)
+                assert not any(one.id.startswith(f"{task.id}-{first['list'].upper()}-") for one in others)
             for one in others:
                 (added,) = [step for step in one.meta["solution"] if step not in task.meta["solution"]]
                 assert len(one.meta["solution"]) == len(task.meta["solution"]) + 1, added
