@@ -163,7 +163,7 @@ RIGHT = "<think>so</think><action>{'action': 'click', 'coordinate': [35, 18]}</a
         ),
         ("<think>so</think><action>{'action': 'answer', 'text': ''}</action>", (0, 0, 1), Stop.MAX_STEPS),
         ("nothing", (0, 0, 0), Stop.MAX_STEPS),
-        (RIGHT + " and" * 300, (1, 1, 0), Stop.LENGTH),  # cut off behind an action that can be read
+        (RIGHT + " and" * 300, (1, 1, 0), Stop.MAX_STEPS),  # cut off behind an action that can be read
     ],
 )
 async def test_a_recorded_step_is_an_episode_of_one_turn(seeing, tmp_path, png, said, found, stop):
