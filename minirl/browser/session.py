@@ -139,19 +139,25 @@ class Session:
         if "://" not in url and ":" not in url.split("/")[0]:
             url = "https://" + url
         await self.guard.check(url)
-        await self.guard.pace(url)
-        before = self.page.url
-        response = None
-        try:
-            opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
-            response = await self.do(opening, seconds or GOTO_SHARE * self.config.action_seconds)
-        except PageHangs:
-            await self.revive()
-            if self.page.url in ("about:blank", before):
-                raise ToolFailure("the page did not load in time") from None
-            # else it has come, with a script that did not end
-        except ToolFailure as failure:
-            raise ToolFailure(await self.guard.explain(url, str(failure))) from None
+        for tries_left in (1, 0):
+            await self.guard.pace(url)
+            before = self.page.url
+            response = None
+            try:
+                opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
+                response = await self.do(opening, seconds or GOTO_SHARE * self.config.action_seconds)
+            except PageHangs:
+                await self.revive()
+                if self.page.url in ("about:blank", before):
+                    raise ToolFailure("the page did not load in time") from None
+                # else it has come, with a script that did not end
+            except ToolFailure as failure:
+                # the page before has gone elsewhere meanwhile, as an error page does that loads again
+                if tries_left and "interrupted by another navigation" in str(failure):
+                    await self.settle()
+                    continue
+                raise ToolFailure(await self.guard.explain(url, str(failure))) from None
+            break
         await self.settle()
         return response.status if response else 0
 
