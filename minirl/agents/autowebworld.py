@@ -11,6 +11,7 @@ stay, of the screenshots the newest). Deviations:
 4. What UI-TARS-1.5 says, which table 6 compares, is read too:
    `Thought: why Action: click(start_box='(412,96)')`, in the same pixels.
 5. What UI-Venus, OpenCUA and TongUI say, which table 3 compares, too, is not.
+6. A served model's points are pixels of the screenshot itself, or with --sampler.points processor as above.
 """
 
 import ast
