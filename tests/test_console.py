@@ -5,12 +5,12 @@ import re
 import pytest
 
 from minirl.cli.command_line import run_main
-from minirl.console import print_table, printable, progress, say
+from minirl.console import CONSOLE, print_table, printable, progress, say
 
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(CONSOLE, "_width", 200)
 
 
 def test_say_prints_brackets_as_they_are_and_long_lines_whole(capsys):

@@ -82,6 +82,7 @@ def test_a_verb_of_minirl_is_understood(command):
     assert verb == "demo" and isinstance(tyro.cli(demo.Options, args=flags), demo.Options)
 
 
+@pytest.mark.more  # the verbs have tests of their own in tests/worlds
 def test_the_verbs_of_worlds_are_run_on_one_site(place, capsys):
     """But for `replay` and `record`, which open Chromium (tests/worlds)."""
     lines = [shlex.split(command)[2:] for command in commands() if command.startswith("-m minirl.worlds")]
