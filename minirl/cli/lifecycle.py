@@ -77,8 +77,9 @@ async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_sta
         experiment.ranks.barrier()
     if config.warm_start == "none":
         say(f"starting from {config.model.path} as it is")
-    elif config.warm_start == "sft" and not is_cloned and config.replay is None:
-        await warm_start(experiment, worker)
+    elif config.warm_start == "sft" and not is_cloned:
+        if config.replay is None:  # a source that has cloned nothing has started from its model
+            await warm_start(experiment, worker)
     else:
         start = sft if config.warm_start == "sft" else Path(config.warm_start)
         saved.start_from(start)
