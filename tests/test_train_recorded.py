@@ -70,7 +70,7 @@ def test_the_same_agent_is_trained_live(argv, tmp_path, ended, monkeypatch):
     train.run([*argv, *live])
     run = Run(tmp_path / "runs/autowebworld_3b")
     (step,) = run.metrics()
-    assert (step["episodes"], step["turns"], step["invalid"]) == (6, 2, 0), "no response has an end, which costs a turn"
+    assert (step["episodes"], step["turns"], step["invalid"]) == (6, 2, 0)  # no response has an end: a turn
     assert step["ratio_mean"] == pytest.approx(1, abs=1e-3) and "reward/action" not in step
     (first, *_) = run.load_trajectories("step_00001")
     assert first.turns[0].url.startswith("http://shop-40") and first.turns[0].images
