@@ -277,6 +277,8 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(finished, capsys):
     run, files = Run(finished), [path for path in finished.rglob("*") if path.is_file()]
     before = [path.stat().st_mtime_ns for path in files]
     steps = len(run.metrics())
-    script.run(small(finished, "--steps", str(steps), "--resume"))
+    with pytest.raises(SystemExit) as stop:
+        script.run(small(finished, "--steps", str(steps), "--resume"))
+    assert stop.value.code == 0
     assert f"has finished its {steps} steps; a larger --steps goes on" in capsys.readouterr().out
     assert [path.stat().st_mtime_ns for path in files] == before
