@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def read_config(argv: Sequence[str]) -> resume.EvalScriptConfig:
     """Return the settings of `RECIPE [flags]`. ValueError for flags that can't be understood or can't be."""
     name, flags = recipe_name(argv, RECIPES)
-    parse = partial(read_flags, flags=flags, prog=f"eval.py {name}", about=__doc__ + LIST)
+    parse = partial(read_flags, flags=flags, prog=f"eval.py {name}", about=f"{__doc__}{LIST}")
     config = resume.resolve(RECIPES[name](), parse)
     if config.warm_start not in ("sft", "none"):
         raise ValueError(f"eval.py starts nothing: evaluate it with --model.path {config.warm_start}")

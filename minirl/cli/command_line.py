@@ -26,10 +26,10 @@ from minirl.recipes import LIST, RECIPES
 C = TypeVar("C", bound=Config)
 
 
-def from_command_line(argv: Sequence[str], prog: str, about: str = "") -> Config:
+def from_command_line(argv: Sequence[str], prog: str, about: str | None = "") -> Config:
     """Return the config of `RECIPE [flags]`, by default tiny's. ValueError if its values can't work."""
     name, flags = recipe_name(argv, RECIPES)
-    return check(read_flags(RECIPES[name](), flags, f"{prog} {name}", about + LIST))
+    return check(read_flags(RECIPES[name](), flags, f"{prog} {name}", f"{about}{LIST}"))
 
 
 def recipe_name(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]]) -> tuple[str, list[str]]:
@@ -42,7 +42,7 @@ def recipe_name(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]]
     return name, list(argv[1:])
 
 
-def read_flags(default: C, flags: Sequence[str], prog: str, about: str = "") -> C:
+def read_flags(default: C, flags: Sequence[str], prog: str, about: str | None = "") -> C:
     """Return `default` with the flags' values. What can't be understood ends the program with status 2.
     `--help` begins with the text `about`."""
     return tyro.cli(type(default), args=flags, default=default, prog=prog, description=about)

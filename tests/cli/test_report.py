@@ -193,8 +193,8 @@ def test_dumps_groups_and_members_can_be_chosen(page, run):
     page.get_by_label("dump").select_option("step_00001")
     page.locator(".group").nth(3).wait_for()
     assert page.locator(".group").count() == 4, "three groups and the episode that left its own"
-    page.locator(".group").nth(1).locator("button").nth(2).click()
-    episode = run.load_trajectories("step_00001")[4]
+    page.locator(".group").nth(1).locator("button").nth(3).click()
+    episode = run.load_trajectories("step_00001")[6]
     facts = page.locator(".facts").inner_text()
     assert f"stop {episode.stop.value}" in facts and "advantage 0.866" in facts
     assert f"sampled tokens {episode.response_tokens}" in facts, "behind the two failures of its group"
