@@ -38,7 +38,8 @@ def recipe_name(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]]
         return list(recipes)[0], list(argv)
     name = argv[0].replace("-", "_")
     if name not in recipes:
-        raise ValueError(f"unknown recipe {argv[0]!r}; there are {', '.join(recipes)}".replace("_", "-"))
+        names = ", ".join(recipes).replace("_", "-")
+        raise ValueError(f"unknown recipe {argv[0]!r}; there are {names}")
     return name, list(argv[1:])
 
 
