@@ -1,6 +1,7 @@
 """Episodes in a real Chromium, with a sampler that says what it is told."""
 
 import asyncio
+import errno
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import pytest_asyncio
@@ -199,6 +201,32 @@ async def test_screenshots_are_prepared_beside_the_event_loop(play, preprocessor
     async with play(saying(DONE)) as (worker, _, task):
         await episode(worker, task)
     assert threads and threading.main_thread() not in threads
+
+
+async def test_a_prompt_that_fills_the_context_leaves_no_room_for_a_response(play):
+    async with play(saying(DONE)) as (worker, script, task):
+        await episode(worker, task)
+        size = len(script.requests.pop().prompt.ids)
+    for tokens, stop in ((size, Stop.LENGTH), (size + 1, Stop.LENGTH), (size + 200, Stop.DONE)):
+        config = replace(CONFIG, agent=replace(AGENT, context_tokens=tokens))
+        async with play(saying(DONE), config=config) as (worker, script, task):
+            t = await episode(worker, task)
+        assert (t.stop, len(script.requests)) == (stop, int(tokens > size))
+
+
+async def test_a_full_disk_ends_the_run_at_once_and_another_error_its_episode(play):
+    async with play(saying(WAIT)) as (worker, script, task):
+        worker.harness.images = Mock(put=Mock(side_effect=PermissionError(errno.EACCES, "not allowed")))
+        assert (await episode(worker, task)).stop is Stop.INFRA_ERROR
+        worker.harness.images = Mock(put=Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        script.requests.clear()
+        for run in (
+            worker.collect(TaskStream([task], 0), 0, 0, lambda n: None),
+            worker.evaluate([(task, n) for n in range(50)], "eval", 3, lambda n: None),
+        ):
+            with pytest.raises(OSError, match="No space left on device"):
+                await run
+        assert len(script.requests) < 50
 
 
 async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play, monkeypatch):

@@ -18,11 +18,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, NonNegativeInt
+from pydantic import BaseModel, HttpUrl, NonNegativeInt, TypeAdapter
 from torch import Tensor
 
 from minirl.config import EndpointConfig
 from minirl.console import first_line, progress, say
+from minirl.run_folder import read_as
 from minirl.types import Message, Request, Sample, SamplerError, charge
 
 # OpenAI's reasoning models, which know the limit by another name
@@ -70,8 +71,8 @@ class Reply:
 
 
 def _part(part: str | bytes) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
+    if isinstance(part, str):  # half a surrogate pair, which JavaScript and models have, can't be sent
+        return {"type": "text", "text": part.encode(errors="replace").decode()}
     url = f"data:image/png;base64,{base64.b64encode(part).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
@@ -84,6 +85,7 @@ class Endpoint:
 
         if not config.model:
             raise ValueError("--endpoint.model is missing: the model's name at the endpoint")
+        read_as(json.dumps(config.url).encode(), TypeAdapter(HttpUrl), f"{config.url} is no address")
         self.config = config
         self.dollars = 0.0
         self.usage: Counter[str] = Counter()  # requests and tokens
