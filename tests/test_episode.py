@@ -396,14 +396,15 @@ async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
     assert t.turns[0].feedback == (failed, "`wait` not executed.")
 
 
-@pytest.mark.parametrize("said", [DONE, WAIT])
+@pytest.mark.parametrize(("said", "repeats"), [(DONE, 0), (WAIT, 0), (WAIT, 1)])
 @pytest.mark.parametrize(
     "fault",
     [BrowserFault(Stop.ENV_ERROR, "it hangs"), BrowserFault(Stop.INFRA_ERROR, "gone"), ToolFailure("no")],
 )
-async def test_an_answer_counts_though_the_last_look_at_the_page_fails(play, fault, said):
-    """The control says something else than `done`."""
-    async with play(saying(said)) as (worker, _, task):
+async def test_an_answer_counts_though_the_last_look_at_the_page_fails(play, fault, said, repeats):
+    """The control says something else than `done`, or may not say it again."""
+    config = replace(CONFIG, agent=replace(AGENT, repeats=repeats))
+    async with play(saying(said), config=config) as (worker, _, task):
         look, looks = worker.harness.agent.observe, []
 
         async def observe(session: Session) -> Any:
