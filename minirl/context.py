@@ -46,8 +46,9 @@ class ChatFormat:
         messages = [{"role": role, "content": mark} for role, mark in zip(roles, _MARKS, strict=True)]
         render = partial(tokenizer.apply_chat_template, messages, tokenize=False, add_generation_prompt=True)
         try:
-            # beside this thread, which can end the program where the loops of a stranger's template do not
-            text = ThreadPool(1).apply_async(render).get(MAX_TEMPLATE_SECONDS)
+            # in a thread, because this one can end the program where a stranger's template does not end
+            with ThreadPool(1) as thread:
+                text = thread.apply_async(render).get(MAX_TEMPLATE_SECONDS)
             start, to_user, _, close, to_assistant = re.split("|".join(_MARKS), text)
         except Exception:  # a template is a program: it may refuse a role, or raise anything
             roles = "system, user and assistant messages once each"

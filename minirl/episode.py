@@ -108,7 +108,7 @@ class Episode:
         except (PlaywrightError, ToolFailure) as error:
             self.stop, self.error = Stop.ENV_ERROR, first_line(error)
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in NO_ROOM:  # all further episodes would end so
+            if getattr(error, "errno", 0) in NO_ROOM:  # all further episodes would end so
                 raise
             self.stop, self.error = Stop.INFRA_ERROR, "".join(traceback.format_exception(error, limit=-3))
             if not self.harness.warned:  # it is a bug in minirl, not a flaky browser

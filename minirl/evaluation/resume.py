@@ -45,10 +45,19 @@ class EvalScriptConfig(Config):
     """Numbers of turns, for the success within each of them; the largest is the episodes'."""
 
 
-# An evaluation has these from the run, and micro-batches, which without effect must hold the agent's context
-SHAPING = ("agent.", "browser.", "model.dtype", "model.max_pixels", "eval.", "reward.after", "task.")
+# An evaluation has these from the run. Micro-batches, which are without effect, must hold the agent's context
+SHAPING = (
+    "agent.",
+    "browser.",
+    "model.dtype",
+    "model.max_pixels",
+    "batch.",
+    "eval.",
+    "reward.after",
+    "task.",
+)
 # But for what names code, files and addresses, or opens doors: a run's folder may come from anybody
-DOORS = ("agent.prompt", "browser.connect", "browser.private", "task.heldout", "task.reward", "task.reset")
+DOORS = ("agent.prompt", "browser.connect", "browser.private", "task.reward", "task.reset")
 SUFFIX = "-eval"  # of the folder of a run's evaluations
 
 
@@ -105,15 +114,14 @@ def as_trained(recipe: Config, folder: Path) -> Config:
     here."""
     settings = to_json(recipe)
     for name, value in flatten(Run(folder).config()).items():
-        is_path = name == "task.train" and not NAMED.fullmatch(str(value))
-        if is_path or name in DOORS or not name.startswith((*SHAPING, "batch.")):
+        is_path = name in ("task.train", "task.heldout") and not NAMED.fullmatch(str(value))
+        if is_path or name in DOORS or not name.startswith(SHAPING):
             continue
         part, field = name.split(".", 1)
         if field not in settings[part]:
             raise ValueError(f"{folder} was made by another version, with {name}; evaluate it with that")
         settings[part][field] = value
-    problem = f"{folder}/config.json can't be used"
-    return read_as(json.dumps(settings).encode(), TypeAdapter(Config), problem)
+    return read_as(json.dumps(settings).encode(), TypeAdapter(Config), f"{folder}/config.json can't be used")
 
 
 def unlike_run(config: EvalScriptConfig) -> list[str]:
