@@ -48,9 +48,9 @@ def compared(trajectory: Trajectory) -> list[tuple[str, str, str, bool]]:
         rows.append(("answer", expected.answer[0], as_words(answer), is_answer(answer, expected)))
     for condition in expected.where:
         name = " ".join(condition.path).removeprefix("done ")
-        should_be = "" if condition.value is None else as_words(condition.value)
+        should_be = as_words(condition.value)
         if condition.cond != "eq":
-            should_be = f"{condition.cond} {should_be}".strip()
+            should_be = f"{condition.cond} {should_be}".removesuffix(" nothing")
         value = value_at(state["signature"], condition.path)
         rows.append((name, should_be, as_words(value), meets(state["signature"], condition)))
     return rows
