@@ -26,8 +26,7 @@ from minirl.run_folder import REGULAR, TRAJECTORY, Run, read_records, to_record,
 from minirl.types import Trajectory
 from minirl.worlds.teacher import compared
 
-MAX_STEPS = 20  # of the dumps of RL steps, the newest, beside evaluations and demonstrations
-MAX_DUMP_CHARACTERS = 6_000_000  # per dump, before they are packed to about a fifth
+MAX_STEPS = 10  # dumps of RL steps, the newest, beside those of evaluations and demonstrations
 MAX_TEXT = 3000  # characters of one observation or response
 
 # All values are escaped, `data` for JSON in a script: no tag or entity survives in it
@@ -87,29 +86,18 @@ def for_json(value: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def read_dump(path: Path, changed: int) -> dict[str, Any]:
-    """Return the trajectories of a dump, packed, and how many lines cannot be read, or find no room. The time
+    """Return the trajectories of a dump, packed to about a fifth, and how many lines cannot be read. The time
     of its last change, `changed`, makes a changed file be read again."""
-    shown: list[str] = []
-    broken = left_out = characters = 0
+    shown = []
+    broken = 0
     with open(path, "rb") as file:
         for line in file:
             try:
-                record = json.dumps(for_json(episode(TRAJECTORY.validate_python(json.loads(line)))))
+                shown.append(for_json(episode(TRAJECTORY.validate_python(json.loads(line)))))
             except (ValueError, TypeError, RecursionError):
                 broken += 1
-                continue
-            characters += len(record)
-            if characters < MAX_DUMP_CHARACTERS:
-                shown.append(record)
-            else:
-                left_out += 1
-    packed = gzip.compress(f"[{','.join(shown)}]".encode(), mtime=0)
-    return {
-        "label": path.stem,
-        "broken": broken,
-        "left_out": left_out,
-        "packed": base64.b64encode(packed).decode(),
-    }
+    packed = base64.b64encode(gzip.compress(json.dumps(shown).encode(), mtime=0))
+    return {"label": path.stem, "broken": broken, "packed": packed.decode()}
 
 
 def episode(trajectory: Trajectory) -> dict[str, Any]:

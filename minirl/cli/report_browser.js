@@ -41,15 +41,14 @@ function browser() {
   }
 
   async function go(dump, wantedEpisode, wantedTurn) {
-    const {label, broken, left_out: left} = data.dumps[dump];
+    const {label, broken} = data.dumps[dump];
     const trajectories = await unpack(data.dumps[dump]), n = trajectories.length;
     const episode = within(wantedEpisode, n), turn = n ? within(wantedTurn, slides(trajectories[episode])) : 0;
     const isNew = dump !== place.dump;
     Object.assign(place, {dump, episode, turn});
     if (isNew) {
       choice.value = dump;
-      note.textContent = [left ? `${left} more are in trajectories/${label}.jsonl` : "",
-        broken ? `${broken} lines cannot be read` : ""].filter(Boolean).join(", ");
+      note.textContent = broken ? `${broken} lines cannot be read` : "";
       const count = kind => trajectories.filter(one => outcome(one) === kind).length;
       filter.replaceChildren(make("option", {value: ""}, `all outcomes (${n})`),
         ...OUTCOMES.filter(count).map(kind => make("option", {value: kind}, `${kind} (${count(kind)})`)));
