@@ -265,9 +265,7 @@ async def write(session: Session, message: str) -> str:
     if not effect.fresh and not frame.is_detached():
         field_now = PageAnswer.read(await session.do(frame.evaluate(FOCUS)))
         if field_now.kind == field.kind != CLOSED and not _is_held(field_now, text):
-            value = json.dumps(field_now.value[:VALUE_CHARS], ensure_ascii=False)
-            note = f" Note: the field's actual value is {value}, which differs from the typed text."
-            outcome = effect.notes + note
+            outcome = effect.notes + _difference(field_now.value, text)
     return f'`write` typed "{message}" into {name}.{outcome}'
 
 
@@ -286,8 +284,18 @@ async def _type_over(session: Session, frame: Any, kind: str, text: str) -> None
     if has_lines and kind == CLOSED and await session.do(frame.evaluate(PASTE, [text])) is True:
         return
     seconds = session.config.action_seconds
-    await session.do(keyboard.insert_text(text.removesuffix(typed)), seconds)
+    if typed != text:
+        await session.do(keyboard.insert_text(text.removesuffix(typed)), seconds)
     await session.do(keyboard.type(typed), seconds)
+
+
+def _difference(value: str, text: str) -> str:
+    """Return a sentence on a field that holds something else than the text."""
+    quoted = json.dumps(value[:VALUE_CHARS], ensure_ascii=False)
+    if len(value) > VALUE_CHARS:
+        quoted += f" and {len(value) - VALUE_CHARS} letters more"
+    kind = " in blanks or line breaks" if value.split() == text.split() else ""
+    return f" Note: the field's actual value is {quoted}, which differs from the typed text{kind}."
 
 
 def _is_held(field: PageAnswer, text: str) -> bool:

@@ -38,7 +38,7 @@ const choiceOf = o => labelOf(o, [...o.closest('select').options].some(p => p !=
 const choicesOf = list => list.matches(':disabled') ? [] : [...list.options].filter(o => !o.matches(':disabled') &&
   getComputedStyle(o).display !== 'none' && getComputedStyle(o.parentElement).display !== 'none');
 // blanks that do not break and marks of no width are an editor's own, as are empty lines between paragraphs
-const richText = e => e.innerText.replace(/[\u200b\ufeff]/g, '').replace(/\u00a0/g, ' ').replace(/\n+/g, '\n');
+const richText = e => e.innerText.replace(/[\u200b\u2060\ufeff]/g, '').replace(/\u00a0/g, ' ').replace(/\n+/g, '\n');
 const valueOf = e => e.tagName === 'SELECT' ? [...e.selectedOptions].map(choiceOf).join(', ')
   : 'value' in e ? String(e.value) : e.isContentEditable ? richText(e) : '';
 const stateOf = e => {
