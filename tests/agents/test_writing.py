@@ -75,7 +75,7 @@ TEXTS = {
     "a final blank that goes": (AREA.format("value = value.trim()"), "a ", "e.value", "a", "!differs"),
     "lines of Windows": (AREA, "a\r\nb\n", "e.value", "a\nb\n", "!differs"),
     "paragraphs": (RICH, "a\r\nb\n\nc", "e.innerHTML", PARAGRAPHS, "!differs"),
-    "lines in a field of one line": (FORM, "a\nb", "e.value", "a b", "the typed text in blanks or line"),
+    "lines in a field of one line": (FORM, "a\nbc", "e.value", "a bc", "the typed text in blanks or line"),
     "lines in a chat": (CHAT, "a\nb", SENT, "a\nb", "!differs"),
     "lines that a chat sends": (CHAT, "a\nb\n", SENT, "[a\nb]", 'is "", which differs'),
     "tags beside a field": (TAGS, "new", "document.body.innerText.trim()", "tag", "!differs"),
