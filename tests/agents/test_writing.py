@@ -32,6 +32,15 @@ e.onkeydown = event => {
   e.setRangeText("\\n" + line.match(/^ */)[0] + "    ", e.selectionStart, e.selectionEnd, "end");
 };
 </script>"""
+CONTEXT = """<div id="e" tabindex="0" style="height: 99px">old</div><script>
+e.editContext = new EditContext({text: "old"});
+e.onpaste = event => { event.preventDefault(); e.textContent = event.clipboardData.getData("text"); };
+</script>"""
+SUGGESTING = """<input id="e" role="combobox"><ul id="list"></ul><script>
+let keys = 0;
+e.onkeydown = () => { keys += 1; };
+e.onkeyup = () => setTimeout(() => { list.innerHTML = "<li>" + e.value + " after " + keys; }, 100);
+</script>"""
 CHAT = """<textarea id="e">draft</textarea><output id="sent"></output><script>
 e.onkeydown = event => {
   if (event.key !== "Enter") return;
@@ -67,6 +76,8 @@ TEXTS = {
     "a document in design mode": (FRAME.format(DESIGN), "a b", BODY, "a b", "into <body>"),
     "an editor's hidden field": (EDITOR, "x = 1", "held.textContent", "x = 1", "!differs"),
     "lines in such an editor": (EDITOR, LINES, "held.textContent", LINES, "!differs"),
+    "lines that an editor pastes": (CONTEXT, LINES, "e.textContent", LINES, "!differs"),
+    "a list that opens by keys": (SUGGESTING, "New York", "list.innerText", "New York after 10", "!differs"),
     "an editor that indents": (INDENTING, LINES, "e.value", LINES, "!differs"),
     "blanks that go": (AREA.format("value = value.replace('  ', ' ')"), "a  b", "e.value", "a b",
                        'actual value is "a b", which differs'),
