@@ -2,6 +2,6 @@
 function focus() {
   const e = focused();
   if (!e) return {name: '', editable: false, frame: false};
-  return {name: describe(e), editable: editable(e), frame: e.tagName === 'IFRAME', value: valueOf(e),
+  return {name: describe(e), editable: editable(e), frame: isFrame(e), value: valueOf(e),
     kind: closed(e) ? 'closed' : e.tagName === 'SELECT' ? 'select' : e.tagName === 'INPUT' ? e.type : 'text'};
 }
