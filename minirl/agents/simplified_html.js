@@ -82,7 +82,7 @@
         const body = documentOf(e)?.body;
         if (!body || !pointOf(e)) return;
         const content = blank.createElement('div');
-        for (const {name, value} of body.attributes) content.setAttribute(name, value);
+        for (const given of body.attributes) content.setAttributeNode(given.cloneNode());
         content.append(...blank.importNode(body, true).childNodes);
         pair(body, content);
         copy.after(content);
