@@ -29,7 +29,7 @@ def frame(page: str, style: str = "width: 100%; height: 100%") -> str:
 def frameset(page: str) -> str:
     write = f"f => {{ f.document.write({json.dumps(STYLE + page)}); f.document.close(); }}"
     load = f"<script>addEventListener('load', () => [frames[0], frames[1]].forEach({write}))</script>"
-    return f'{load}<frameset cols="50%,50%"><frame><frame></frameset>'
+    return f'{load}<frameset cols="30%,70%"><frame><frame></frameset>'
 
 
 def component(mode: str, inside: str, light: str = "") -> str:
@@ -85,7 +85,7 @@ async def test_whatever_a_person_can_scroll_scrolls(session, name, arguments):
         line = await webagent_r1.act(session, Call("Scroll Down", {}))
     else:
         line = await do(session, "scroll", **arguments)
-    assert "Succeed: `scroll` down by" in line and NOTE not in line
+    assert "Succeed: `scroll` down by" in line and NOTE not in line and "moved away" not in line
     assert await session.screenshot() != before
 
 
@@ -152,7 +152,7 @@ async def test_in_a_frame_of_another_scale_things_have_their_names_and_scroll(se
         assert await session.page.title() == title
     assert "It moved <div>." in await do(session, "scroll", point_2d=centre(picture, (0, 0, 255)), amount=0.1)
     inside = session.page.frames[1]
-    assert await inside.evaluate("[area.scrollTop, scrollY]") == [HEIGHT / 10, 0]
+    assert await inside.evaluate("[area.scrollTop, scrollY]") == pytest.approx([HEIGHT / 10, 0], abs=1)
 
 
 FORM = """<label>Name <input id="i"></label><select id="s"><option>One<option>Two</select>
