@@ -155,7 +155,7 @@ class Episode:
         agent, config, images = self.harness.agent, self.harness.config, self.harness.images
         preprocessor = self.harness.preprocessor
         observation, feedback = await agent.observe(session), ()
-        for t in range(1 if self.benchmark.recorded else self.max_steps):
+        for t in range(self.max_steps):
             if observation.image and preprocessor.images:  # kept from now on: it takes a tenth of a second
                 await asyncio.to_thread(preprocessor.images.prepare, observation.image)
             prompt = self.context.observe(observation, feedback)
@@ -239,6 +239,6 @@ class Episode:
             return Stop.LENGTH
         if 0 < config.format_errors <= len(unreadable):
             return Stop.FORMAT_ERROR
-        if self.answer is not None:
+        if self.answer is not None or self.benchmark.recorded:  # a recorded step's one response is its end
             return Stop.DONE
         return Stop.REPEATED if len(repeated) == config.repeats else None
