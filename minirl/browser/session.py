@@ -143,7 +143,8 @@ class Session:
                 return
             except ToolFailure as error:
                 failure = str(error)
-        raise BrowserFault(Stop.SITE_ERROR, f"{url} did not open: {failure}")
+        remedy = "; --browser.private allows it" if "private address" in failure else ""
+        raise BrowserFault(Stop.SITE_ERROR, f"{url} did not open: {failure}{remedy}")
 
     async def goto(self, url: str, seconds: float | None = None) -> int:
         """Open an address in the current tab; return the HTTP status, or 0 where there is none."""
@@ -326,6 +327,7 @@ class Session:
     def _watch(self, page: Page) -> None:
         page.on("close", self._closed)
         page.on("download", self._download)
+        page.on("filechooser", lambda _: self.add_news("A file chooser opened; files can't be given."))
         page.on("crash", lambda page: self.crashed.add(page))
 
     async def _opened(self, page: Page) -> None:
