@@ -151,18 +151,10 @@
 
   // Gives the focus to the browser's own dropdown list at a point; answers why not, if it can't.
   const focusList = (x, y) => {
-<<<<<<< HEAD
     const list = at([x, y])?.closest('select');
-    if (!list) return false;
-    list.focus();
-    return list.ownerDocument.activeElement === list;
-=======
-    const e = document.elementFromPoint(x, y);
-    const list = e && e.closest('select');
     if (!list) return "this is no dropdown list of the browser's; click it and then its option";
     list.focus();
-    return document.activeElement === list ? '' : 'this list is disabled';
->>>>>>> main
+    return list.ownerDocument.activeElement === list ? '' : 'this list is disabled';
   };
 
   return { annotate, locate, numberAt, focusList }[question](...given);

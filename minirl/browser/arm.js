@@ -19,16 +19,7 @@ function arm([point]) {
   const root = target && target.getRootNode();
   if (root && root !== document) mark.watch.observe(root, all);
   Object.defineProperty(window, MARK, {value: mark, configurable: true, enumerable: false});
-<<<<<<< HEAD
   const answer = {name: describe(hit), frame: frameOf(hit)};
-  if (target && target.tagName === 'SELECT')
-    answer.options = [...target.options].slice(0, 20).map(o => short(o.label, 30));
-=======
-  const answer = {name: describe(hit)};
-  if (hit && hit.tagName === 'IFRAME') {
-    const r = hit.getBoundingClientRect();
-    answer.frame = [r.left + hit.clientLeft, r.top + hit.clientTop];
-  }
   const list = target && target.closest('select');
   if (list && (list.multiple || list === target && list.size < 2)) {
     const choices = choicesOf(list);
@@ -36,6 +27,5 @@ function arm([point]) {
     if (choices.length > 20) answer.options.push('and ' + (choices.length - 20) + ' more');
     answer.kind = list.type;
   }
->>>>>>> main
   return answer;
 }

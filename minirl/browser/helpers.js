@@ -12,7 +12,6 @@ const at = (x, y) => {
   }
   return e;
 };
-<<<<<<< HEAD
 const isFrame = e => !!e && /^I?FRAME$/.test(e.tagName);
 // Of a frame: where its own window begins, and how many pixels that has for one of the window around it
 const frameOf = e => {
@@ -22,10 +21,8 @@ const frameOf = e => {
   return [r.left + (e.clientLeft + parseFloat(style.paddingLeft)) / across,
     r.top + (e.clientTop + parseFloat(style.paddingTop)) / down, across, down];
 };
-=======
 const isPage = e => e === document.body || e === document.documentElement;
 // what has the focus; a page that is itself a text, as editors put into frames, has it where its window does
->>>>>>> main
 const focused = () => {
   let e = document.activeElement;
   while (e && e.shadowRoot && e.shadowRoot.activeElement) e = e.shadowRoot.activeElement;
