@@ -12,6 +12,15 @@ import numpy as np
 from minirl.rollout import Collected
 from minirl.types import Trajectory
 
+# Kinds of responses that could not be read, and words of the line that the model was shown
+FORMAT_ERRORS = {
+    "no_thought": "no </think>",
+    "no_call": "no complete <tool_call>",
+    "no_json": "not valid JSON",
+    "no_action": "invalid action",
+    "cut_off": "cut off",
+}
+
 
 def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
     """Return the share of episodes that earned 1 where a judge rewards them (`--reward.by judge`), beside
@@ -24,7 +33,7 @@ def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
 
 def rollout_metrics(collected: Collected) -> dict[str, float]:
     """Return means over all valid episodes that finished, those of dropped groups included, if there are any,
-    and the counts of endings and groups."""
+    and the counts of endings, groups and unreadable responses."""
     finished = collected.finished
     valid = [t for t in finished if t.valid]
     means = episode_means(valid) if valid else {}
@@ -33,6 +42,8 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     for name in parts[0] if parts else ():
         means[f"reward/{name}"] = mean(part[name] for part in parts)
     stops = Counter(f"stop/{t.stop.value}" for t in finished)
+    errors = "\n".join(turn.parsed.error or "" for t in finished for turn in t.turns)
+    kinds = {f"format/{kind}": errors.count(words) for kind, words in FORMAT_ERRORS.items()}
     counts = {
         "episodes": len(finished),
         "invalid": len(finished) - len(valid),
@@ -40,7 +51,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
         "groups_kept": len(collected.groups),
         "groups_dropped": collected.dropped,
     }
-    return means | counts | stops
+    return means | counts | stops | kinds
 
 
 def episode_means(valid: Sequence[Trajectory]) -> dict[str, float]:

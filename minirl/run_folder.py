@@ -14,6 +14,7 @@ first. A folder may come from anybody: its screenshots are no links, which could
 
 import fcntl
 import json
+import math
 import os
 import re
 from collections import defaultdict
@@ -160,8 +161,10 @@ class Run:
         return json.loads(path.read_bytes()) if path.exists() else {}
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append a step's numbers; null stands for what is none, which JSON has no word for."""
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         if self.records:
-            append_line(self.root / "metrics.jsonl", {"step": step, **metrics})
+            append_line(self.root / "metrics.jsonl", {"step": step, **finite})
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_records(self.root / "metrics.jsonl", dict)

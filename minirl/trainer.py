@@ -30,6 +30,14 @@ from minirl.types import ImageStore
 
 MAX_BAD_STEPS = 3  # consecutive updates without a finite gradient before training gives up
 VALIDATION_UPDATES = 10  # of cloning, between two looks at the loss of the validation split
+# The metrics that are means over tokens, and the sums that they are made of
+MEANS = {
+    "ratio_mean": "ratio",
+    "clip_fraction": "clipped",
+    "clip_high": "clipped_high",
+    "entropy": "entropy",
+    "kl": "kl",
+}
 Metrics = dict[str, float]
 Scores = list[tuple[float, ...]]  # the log-probs of each row's response
 
@@ -194,7 +202,8 @@ class Trainer:
         else:
             self.bad_steps += 1
             if self.bad_steps >= MAX_BAD_STEPS:
-                raise ValueError(f"{MAX_BAD_STEPS} updates in a row had no finite gradient; lower --optim.lr")
+                problem = f"{MAX_BAD_STEPS} updates in a row had no finite gradient"
+                raise ValueError(f"{problem}; if metrics.jsonl shows ratio_max or kl grow, lower --optim.lr")
         self.optimizer.zero_grad(set_to_none=True)  # rollouts have their memory
         release_memory()
         return totals
@@ -291,8 +300,7 @@ def step_metrics(steps: Sequence[Metrics]) -> Metrics:
         "mismatch_mean": first["gap"] / first["tokens"],
         "mismatch_max": first["gap_max"],
     }
-    sums = {"ratio_mean": "ratio", "clip_fraction": "clipped", "entropy": "entropy", "kl": "kl"}
-    for name, key in sums.items():
+    for name, key in MEANS.items():
         if key in totals:
             metrics[name] = totals[key] / totals["tokens"]
     return metrics
