@@ -50,10 +50,11 @@ class ChatFormat:
     @classmethod
     def from_template(cls, tokenizer: Tokenizer) -> Self:
         messages = [{"role": role, "content": f"\ue000{role}\ue000"} for role in ROLES]
-        options = {"tokenize": False, "add_generation_prompt": True, "strftime_now": DAY.strftime}
         problem = f"the chat template can't say {', '.join(ROLES)}"
         try:
-            text = tokenizer.apply_chat_template(messages, **options)
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, strftime_now=DAY.strftime
+            )
         except (ValueError, TemplateError) as error:  # TemplateError: a template may refuse a role
             raise ValueError(f"{problem}: {error}") from None
         parts = re.split("\ue000(.*?)\ue000", text)
