@@ -113,7 +113,7 @@ class Trainer:
         mismatch = metrics["mismatch_mean"]
         if mismatch > MAX_MISMATCH and not config.replay:
             problem = f"the sampler's log-probs are {mismatch:.2f} nats from the trainer's"
-            raise ValueError(f"{problem}: it does not sample from these weights; look at --sampler")
+            raise ValueError(f"{problem}: it does not sample from these weights; try --sampler hf")
         return metrics | {"lr": lr}
 
     def _with_reference(self, trajectories: Sequence[TrajectoryRows]) -> Sequence[TrajectoryRows]:
