@@ -63,7 +63,7 @@ class ChatFormat:
         start, to_user, _, close, to_assistant = parts[::2]
         # A turn may end in another token than a text does, and in a blank before it
         tokens = [tokenizer.eos_token, *tokenizer.get_added_vocab()]
-        ended = re.match(rf"\s*({'|'.join(map(re.escape, tokens))})", close)
+        ended = re.match(rf"\s*(?=\S)({'|'.join(map(re.escape, tokens))})", close)
         return cls(
             start=start,
             to_user=to_user,
