@@ -62,8 +62,7 @@ class ChatFormat:
             raise ValueError(f"{problem}, but {', '.join(parts[1::2]) or 'nothing'}")
         start, to_user, _, close, to_assistant = parts[::2]
         # A turn may end in another token than a text does, and in a blank before it
-        tokens = [tokenizer.eos_token, *tokenizer.get_added_vocab()]
-        ended = re.match(rf"\s*(?=\S)({'|'.join(map(re.escape, tokens))})", close)
+        ended = re.match(rf"\s*(?=\S)({control_tokens(tokenizer).pattern})", close)
         return cls(
             start=start,
             to_user=to_user,
@@ -226,18 +225,16 @@ def ids_with_pictures(parts: Iterable[str | bytes], preprocessor: "Preprocessor"
     return tuple(ids)
 
 
-def control_tokens(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return the pattern of the texts that the tokenizer reads as added tokens, if it has any."""
-    added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, added))) if added else None
+def control_tokens(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Return the pattern of the texts that the tokenizer reads as tokens of their own."""
+    added = sorted([tokenizer.eos_token, *tokenizer.get_added_vocab()], key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, added)))
 
 
-def escape_control_tokens(text: str, control: re.Pattern[str] | None) -> str:
+def escape_control_tokens(text: str, control: re.Pattern[str]) -> str:
     """Return text from a page or a user with a blank in each control token: it can't forge one. Halves of
     surrogate pairs, which JavaScript allows, become question marks."""
     text = text.encode("utf-8", "replace").decode()
-    if control is None:
-        return text
     return control.sub(lambda token: token[0][0] + " " + token[0][1:], text)
 
 

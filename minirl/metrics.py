@@ -12,14 +12,8 @@ import numpy as np
 from minirl.rollout import Collected
 from minirl.types import Trajectory
 
-# Kinds of responses that could not be read, and words of the line that the model was shown
-FORMAT_ERRORS = {
-    "no_thought": "no </think>",
-    "no_call": "no complete <tool_call>",
-    "no_json": "not valid JSON",
-    "no_action": "invalid action",
-    "cut_off": "cut off",
-}
+# What a model is told of a response that can't be read: words of the line, by which they are counted
+FORMAT_ERRORS = ("no </think>", "no complete <tool_call>", "not valid JSON", "invalid action", "cut off")
 
 
 def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
@@ -43,7 +37,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
         means[f"reward/{name}"] = mean(part[name] for part in parts)
     stops = Counter(f"stop/{t.stop.value}" for t in finished)
     errors = "\n".join(turn.parsed.error or "" for t in finished for turn in t.turns)
-    kinds = {f"format/{kind}": errors.count(words) for kind, words in FORMAT_ERRORS.items()}
+    kinds = {f"format/{words}": errors.count(words) for words in FORMAT_ERRORS}
     counts = {
         "episodes": len(finished),
         "invalid": len(finished) - len(valid),

@@ -11,7 +11,7 @@ from minirl.metrics import FORMAT_ERRORS, rollout_metrics
 from minirl.rollout import Collected
 from minirl.types import Parsed, Stop, Task, Trajectory, Turn
 
-NO_ERRORS = {f"format/{kind}": 0 for kind in FORMAT_ERRORS}
+NO_ERRORS = {f"format/{words}": 0 for words in FORMAT_ERRORS}
 TASK = Task("shop-0-17", "Order 2 red mugs", "http://shop-0.test/")
 
 
@@ -98,8 +98,7 @@ def test_unreadable_responses_are_counted_by_kind():
     errors += [CUT_OFF, openwebrl.parse('</think><tool_call>{"name": "wait"}</tool_call>').error]
     turns = [replace(turn(1, 1, 1), parsed=Parsed(error=error)) for error in errors]
     metrics = rollout_metrics(collected(episode(*turns[:3]), episode(*turns[3:], stop=Stop.TIMEOUT)))
-    kinds = {"no_thought": 1, "no_call": 1, "no_json": 1, "no_action": 3, "cut_off": 1}
-    assert {name: metrics[f"format/{name}"] for name in kinds} == kinds
+    assert [metrics[f"format/{words}"] for words in FORMAT_ERRORS] == [1, 1, 1, 3, 1]
 
 
 @pytest.mark.parametrize(

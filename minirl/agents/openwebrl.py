@@ -107,7 +107,7 @@ def parse(text: str) -> Parsed:
         return Parsed(thought, error="Error: no complete <tool_call>...</tool_call> after </think>.")
     calls = tuple(read_call(block) for block in blocks)
     if all(call.name == UNREADABLE for call in calls):
-        problem = calls[0].arguments.get("problem", "no tool")
+        problem = calls[0].arguments.get("problem")
         return Parsed(thought, error=f"Error: a tool call is {problem}. Write it like {FORM}.")
     return Parsed(thought, calls)
 
@@ -144,7 +144,7 @@ def first_fault(error: ValidationError) -> str:
 def checked(call: Call) -> Call:
     """Return a call with the arguments that its tool takes. ToolFailure with the fault."""
     if call.name == UNREADABLE:
-        raise ToolFailure(f"it is {call.arguments.get('problem', 'no tool')}")
+        raise ToolFailure(f"it is {call.arguments.get('problem')}")
     if call.name not in TOOLS:
         raise ToolFailure(f"there is no such tool; the tools are {', '.join(TOOLS)}")
     try:

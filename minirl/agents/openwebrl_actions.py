@@ -60,8 +60,9 @@ def no_fraction(point: Sequence[float]) -> bool:
 
 
 Number = Annotated[float | int, Field(ge=0, le=SCALE), WithJsonSchema({"type": "number"})]
-XY = Annotated[list[Number], Field(min_length=2, max_length=2)]
-Point = Annotated[XY, BeforeValidator(_as_list), Predicate(no_fraction)]
+Point = Annotated[
+    list[Number], Field(min_length=2, max_length=2), BeforeValidator(_as_list), Predicate(no_fraction)
+]
 Keys = Annotated[list[str], BeforeValidator(_as_list)]
 
 TABLES = tomllib.loads(resources.files("minirl.agents").joinpath("openwebrl.toml").read_text("utf-8"))
