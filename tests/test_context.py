@@ -292,7 +292,7 @@ def speaks(preprocessor, tiny_folder, tmp_path):
         (template_of("<|ROLE|>\n", "<|end|>\n"), "<|end|>"),
         (template_of("[ROLE] ", " <|end|>"), " <|end|>"),
         (template_of("<|ROLE|>", ""), "<|user|>"),
-        (template_of("<|ROLE|>\n", "<|end|>\n", "<think>\n\n</think>\n\n"), "<|end|>"),
+        (template_of("<|ROLE|>\n", "<|end|>\n", "<think>\n\n</think>"), "<|end|>"),
     ],
     ids=["the text's end", "its own", "after a blank", "the next role's", "behind a closed thought"],
 )
@@ -313,7 +313,7 @@ def test_turns_end_as_the_template_ends_them(speaks, template, end):
     messages = [{"role": r, "content": c} for r, c in zip(ROLES, ("SYS", "U0", answer, "U1"), strict=True)]
     whole = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     if "</think>" in template:  # as it was sampled, behind the thought that stood there
-        whole = whole.replace(answer, "<think>\n\n</think>\n\n" + answer, 1)
+        whole = whole.replace(answer, "<think>\n\n</think>" + answer, 1)
     prompt = context.observe(Observation(""))
     assert model.tokenizer.decode(prompt.ids) == whole.replace(answer + end, answer + end.strip())
 
