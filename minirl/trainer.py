@@ -29,7 +29,7 @@ from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatc
 from minirl.types import ImageStore
 
 MAX_BAD_STEPS = 3  # consecutive updates without a finite gradient before training gives up
-MAX_MISMATCH = 1.0  # nats a token between sampler and trainer, in the mean, on the same weights (docs/gpu.md)
+MAX_MISMATCH = 0.3  # nats a token between sampler and trainer, in the mean, on the same weights (docs/gpu.md)
 VALIDATION_UPDATES = 10  # of cloning, between two looks at the loss of the validation split
 # The metrics that are means over tokens, and the sums that they are made of
 MEANS = {
