@@ -256,6 +256,18 @@ def test_how_far_the_samplers_log_probs_are_from_the_trainers(new_trainer, group
     assert 0 < len(first) < 11 and metrics["updates"] == 6 and found[1] > found[0] > 0.01
 
 
+def test_a_sampler_of_other_weights_ends_the_run(new_trainer, groups):
+    """Not where other episodes are trained on again, whose log-probs are of other weights by right."""
+    trainer = new_trainer(lr=0.0)
+    learn(trainer, groups)
+    trainer.config = replace(trainer.config, replay=None)
+    assert learn(trainer, on_policy(trainer, groups))["mismatch_mean"] < 1e-4
+    with pytest.raises(
+        ValueError, match=r"log-probs are \d\.\d+ nats from the trainer's: it does not sample"
+    ):
+        learn(trainer, groups)
+
+
 def test_the_loss_by_hand(new_trainer, preprocessor):
     """Two turns of one episode with advantage 2, one of -1, and a reference that is the model itself (k3 is
     0): the mean over turns of the mean over tokens of max(-A * ratio, -A * clipped ratio)."""
