@@ -268,7 +268,7 @@ def template_of(turn: str, end: str, opening: str = "", first: str = "") -> str:
     """A chat template by its parts: a role's header and end, and what stands before all and at the last."""
     header = turn.replace("ROLE", "{{ m.role }}")
     answer = turn.replace("ROLE", "assistant") + opening
-    return f"{first}{{% for m in messages %}}{header}{{{{ m.content }}}}{end}{{% endfor %}}{answer}"
+    return f"{first}{{% for m in messages %}}{header}{{{{ m.content }}}}{end}{{% endfor %}}{{{{ {answer!r} }}}}"
 
 
 @pytest.fixture
