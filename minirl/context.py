@@ -16,11 +16,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from jinja2 import TemplateError
-
 from minirl.config import AgentConfig
+from minirl.console import first_line
 from minirl.types import Agent, Message, Observation, Prompt, Tokenizer
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ THINK_END = "</think>"
 VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 ROLES = ["system", "user", "assistant", "user"]
 DAY = date(2024, 7, 26)  # which Llama 3.2's template falls back on
+MAX_TEMPLATE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,15 @@ class ChatFormat:
     @classmethod
     def from_template(cls, tokenizer: Tokenizer) -> Self:
         messages = [{"role": role, "content": f"\ue000{role}\ue000"} for role in ROLES]
+        options = {"tokenize": False, "add_generation_prompt": True, "strftime_now": DAY.strftime}
+        render = partial(tokenizer.apply_chat_template, messages, **options)
         problem = f"the chat template can't say {', '.join(ROLES)}"
         try:
-            text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, strftime_now=DAY.strftime
-            )
-        except (ValueError, TemplateError) as error:  # TemplateError: a template may refuse a role
-            raise ValueError(f"{problem}: {error}") from None
+            # in a thread, because this one can end the program where a stranger's template does not end
+            with ThreadPool(1) as thread:
+                text = thread.apply_async(render).get(MAX_TEMPLATE_SECONDS)
+        except Exception as error:  # a template is a program: it may refuse a role, or raise anything
+            raise ValueError(f"{problem}: {first_line(error)}") from None
         parts = re.split("\ue000(.*?)\ue000", text)
         if parts[1::2] != ROLES:
             raise ValueError(f"{problem}, but {', '.join(parts[1::2]) or 'nothing'}")

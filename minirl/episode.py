@@ -9,6 +9,7 @@ OpenWebRL's release does; WebAgent-R1's counts a turn, and AutoWebWorld's, of wh
 """
 
 import asyncio
+import errno
 import itertools
 import sys
 import time
@@ -44,6 +45,7 @@ from minirl.types import (
     Turn,
 )
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 CUT_OFF = "Error: invalid action, the response was cut off."
 
 
@@ -94,7 +96,8 @@ class Episode:
         self.context = conversation(self.harness.agent, config, preprocessor, self.task)
 
     async def run(self) -> Trajectory:
-        """Return the trajectory. This is the only place that catches every failure: each becomes a `Stop`."""
+        """Return the trajectory. This is the only place that catches every failure: each but an OSError of a
+        full disk becomes a `Stop`."""
         start = time.monotonic()
         try:
             await self._browse()
@@ -110,6 +113,8 @@ class Episode:
         except (PlaywrightError, ToolFailure) as error:
             self.stop, self.error = Stop.ENV_ERROR, first_line(error)
         except Exception as error:
+            if getattr(error, "errno", 0) in NO_ROOM:  # all further episodes would end so
+                raise
             self.stop, self.error = Stop.INFRA_ERROR, "".join(traceback.format_exception(error, limit=-3))
             if not self.harness.warned:  # it is a bug in minirl, not a flaky browser
                 self.harness.warned = True
@@ -155,7 +160,7 @@ class Episode:
         agent, config, images = self.harness.agent, self.harness.config, self.harness.images
         preprocessor = self.harness.preprocessor
         observation, feedback = await agent.observe(session), ()
-        for t in range(1 if self.benchmark.recorded else self.max_steps):
+        for t in range(self.max_steps):
             if observation.image and preprocessor.images:  # kept from now on: it takes a tenth of a second
                 await asyncio.to_thread(preprocessor.images.prepare, observation.image)
             prompt = self.context.observe(observation, feedback)
@@ -241,6 +246,6 @@ class Episode:
             return Stop.LENGTH
         if 0 < config.format_errors <= len(unreadable):
             return Stop.FORMAT_ERROR
-        if self.answer is not None:
+        if self.answer is not None or self.benchmark.recorded:  # a recorded step's one response is its end
             return Stop.DONE
         return Stop.REPEATED if len(repeated) == config.repeats else None

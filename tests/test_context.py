@@ -247,6 +247,12 @@ def test_chat_formats_by_hand(preprocessor):
         ("{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}", "nothing"),
         ("{{ raise_exception('System role not supported') }}", ": System role not supported"),
         (None, "chat_template is not set"),
+        (
+            "{% for i in range(99999) %}{% for j in range(20) %}{% set x = i %}{% endfor %}{% endfor %}",
+            "Timeout",
+        ),
+        ("{% include 'other' %}", "no loader"),
+        ("{{ 1 / 0 }}", "division by zero"),
     ],
     ids=[
         "leaves one out",
@@ -255,10 +261,17 @@ def test_chat_formats_by_hand(preprocessor):
         "takes parts alone",
         "refuses one",
         "is missing",
+        "long",
+        "another's",
+        "fails",
     ],
 )
-def test_a_template_that_cannot_carry_the_conversation_is_refused(preprocessor, template, problem):
+def test_a_template_that_cannot_carry_the_conversation_is_refused(
+    preprocessor, template, problem, monkeypatch
+):
     """With the template's words, or the roles that it renders."""
+    if problem == "Timeout":
+        monkeypatch.setattr("minirl.context.MAX_TEMPLATE_SECONDS", 0.05)
     start = "the chat template can't say system, user, assistant, user(: |, but )"
     with pytest.raises(ValueError, match=f"^{start}.*{problem.removeprefix(': ')}"):
         format_of(preprocessor, template)
@@ -268,7 +281,9 @@ def template_of(turn: str, end: str, opening: str = "", first: str = "") -> str:
     """A chat template by its parts: a role's header and end, and what stands before all and at the last."""
     header = turn.replace("ROLE", "{{ m.role }}")
     answer = turn.replace("ROLE", "assistant") + opening
-    return f"{first}{{% for m in messages %}}{header}{{{{ m.content }}}}{end}{{% endfor %}}{{{{ {answer!r} }}}}"
+    return (
+        f"{first}{{% for m in messages %}}{header}{{{{ m.content }}}}{end}{{% endfor %}}{{{{ {answer!r} }}}}"
+    )
 
 
 @pytest.fixture

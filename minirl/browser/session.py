@@ -112,7 +112,10 @@ class Session:
         try:
             # about:blank ends the history, so the next episode can't go back into this one
             await self.do(self.page.goto("about:blank"))
-            await (await self.tab()).forget(self)
+            tab = await self.tab()
+            await tab.forget(self)
+            # Sites may store what was done there, by which the next episode would be judged
+            await self.do(tab.cdp.send("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"}))
         except (ToolFailure, BrowserFault):
             return False
         self.news = []

@@ -36,9 +36,9 @@ def world_rationale(trajectory: Trajectory) -> str:
         reasons.append(_reason("answer", expected.answer[0], answer, is_answer(answer, expected)))
     for condition in expected.where:
         name = " ".join(condition.path).removeprefix("done ")
-        should_be = "" if condition.value is None else as_words(condition.value)
+        should_be = as_words(condition.value)
         if condition.cond != "eq":
-            should_be = f"{condition.cond} {should_be}".strip()
+            should_be = f"{condition.cond} {should_be}".removesuffix(" nothing")
         is_met = meets(signature, condition)
         reasons.append(_reason(name, should_be, value_at(signature, condition.path), is_met))
     return " ".join(reasons)
