@@ -16,13 +16,13 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from playwright.async_api import Error as PlaywrightError
 
 from minirl.config import AgentConfig, Config
 from minirl.console import first_line, printable
 from minirl.context import Context
-from minirl.model import Preprocessor
 from minirl.rewards import reward
 from minirl.run_folder import ImageFolder
 from minirl.types import (
@@ -45,6 +45,9 @@ from minirl.types import (
     Turn,
 )
 
+if TYPE_CHECKING:
+    from minirl.model import Preprocessor
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 CUT_OFF = "Error: invalid action, the response was cut off."
 
@@ -54,7 +57,7 @@ class Harness:
     """What all episodes of a run share."""
 
     config: Config
-    preprocessor: Preprocessor
+    preprocessor: "Preprocessor"
     agent: Agent
     browsers: Browsers
     images: ImageFolder
@@ -63,7 +66,7 @@ class Harness:
     failure: str = ""  # why the run can't go on
 
 
-def conversation(agent: Agent, config: AgentConfig, preprocessor: Preprocessor, task: Task) -> Context:
+def conversation(agent: Agent, config: AgentConfig, preprocessor: "Preprocessor", task: Task) -> Context:
     """Return a task's conversation, with the recipe's rules of what stays in it. It is empty, but for the
     responses before a recorded step."""
     context = Context(preprocessor, agent, config, task.instruction)

@@ -149,6 +149,8 @@ def load_preprocessor(config: ModelConfig) -> Preprocessor:
     with _reading(config.path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(config.path, **NO_CODE)
         vocabulary = tokenizer.get_vocab()
+        if len(vocabulary) == 1:  # what transformers makes of a folder without one
+            raise ValueError("no tokenizer there")
         images = Images(config.path, config.max_pixels) if hasattr(settings, "vision_config") else None
     vision = [vocabulary[token] for token in VISION_TOKENS if token in vocabulary]
     # the head's rows beyond the tokenizer are for alignment only

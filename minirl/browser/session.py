@@ -135,7 +135,8 @@ class Session:
                 return
             except ToolFailure as error:
                 failure = str(error)
-        raise BrowserFault(Stop.SITE_ERROR, f"{url} did not open: {failure}")
+        remedy = "; --browser.private allows it" if "private address" in failure else ""
+        raise BrowserFault(Stop.SITE_ERROR, f"{url} did not open: {failure}{remedy}")
 
     async def goto(self, url: str, seconds: float | None = None) -> int:
         """Open an address in the current tab; return the HTTP status, or 0 where there is none."""

@@ -234,7 +234,7 @@ class Goal:
 
     def __post_init__(self) -> None:
         if not (self.page or self.where or self.answer):
-            raise ValueError("a goal names a page, conditions or an answer")
+            raise ValueError("a goal has page, where or answer, of a generated site; else give --task.reward")
 
 
 def load_goal(goal: Goal | Mapping[str, Any]) -> Goal:

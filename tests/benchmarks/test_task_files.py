@@ -16,7 +16,7 @@ from minirl.run_folder import save_tasks
 from minirl.types import Task
 
 GOOD = '{"id": "a", "instruction": "buy", "start_url": "http://shop.test/"}'
-NO_GOAL = "goal: Value error, a goal names a page, conditions or an answer"
+NO_GOAL = "goal: Value error, a goal has page, where or answer, of a generated site; else give --task.reward"
 
 
 def with_field(field: str) -> str:
