@@ -9,11 +9,13 @@ and keyboard. Paper: section 4.1, appendix A.2, table 5. Deviations:
 3. A click counts as without effect only if nothing on the page changed, not whenever the address stayed.
 4. More is told than in table 5: state, focus, what moved or scrolled, a list's options. Named is the control
    at a point, where the released code names the innermost element.
+5. A text is typed over the old one, without Backspace; a long one is inserted, but for its last letter.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -26,7 +28,7 @@ from annotated_types import Predicate
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import from_json
 
-from minirl.browser.page_scripts import CHOOSE, FOCUS, SCROLL, PageAnswer
+from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer
 from minirl.types import Call, Observation, PageHangs, Parsed, Session, ToolFailure
 
 SCALE = 1000  # coordinates run from 0 to SCALE on both axes
@@ -40,6 +42,8 @@ MAX_DRAG_STEPS = 100
 FAILED = "Failed: "  # begins the episode's line on a call that raised ToolFailure
 _QUOTED = re.compile(r"""(['"])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
 CLOSED = "closed"  # a component that does not let its fields be seen
+RICH = "rich"  # a text with paragraphs of its own
+MAX_KEYS = 32  # letters that are typed by keys, as codes are that go on to the next field by themselves
 
 
 def escape_breaks(text: str) -> str:
@@ -141,6 +145,7 @@ async def watched(
     effect = SimpleNamespace()
     effect.name = target.name or "something"
     effect.options = target.options
+    effect.kind = target.kind
     try:
         yield effect
     except ToolFailure:  # what closes its own tab may do so before the browser has answered
@@ -148,7 +153,7 @@ async def watched(
             raise
     settled = await session.settle(quiet=quiet)
     notes = _changes(settled, session, old_url, old_tabs)
-    if is_click and not (notes or settled.changes or settled.revalued or session.news):
+    if is_click and not (notes or target.options or settled.changes or settled.revalued or session.news):
         notes.append("Note: no visible navigation or new tab detected.")
     effect.fresh = settled.fresh
     effect.notes = "".join(f" {note}" for note in notes)
@@ -196,10 +201,11 @@ async def click(session: Session, point_2d: Point, clicks: int = 1, button: str 
     async with watched(session, point, is_click=True) as effect:
         mouse: Any = session.page.mouse  # which itself refuses a button that it does not have
         await session.do(mouse.click(*point, button=button, click_count=count))
-    notes = effect.notes
-    if effect.options:
-        notes = f" Its list is not in the screenshot; write one of: {', '.join(effect.options)}."
-    return f"`click` on {effect.name} at {_place(point_2d)} executed.{notes}"
+    options = ", ".join(effect.options)
+    listed = f" Its list is not in the screenshot; write one of: {options}." if options else ""
+    if effect.kind == "select-multiple":
+        listed = f" To choose several of its list, write them between commas: {options}."
+    return f"`click` on {effect.name} at {_place(point_2d)} executed.{listed}{effect.notes}"
 
 
 async def hover(session: Session, point_2d: Point) -> str:
@@ -255,36 +261,67 @@ async def write(session: Session, message: str) -> str:
     """Replace the text of the focused field."""
     if not message:
         raise ToolFailure("message is empty")
-    keyboard = session.page.keyboard
+    text = message.replace("\r\n", "\n")
     frame, field = await session.ask(FOCUS)
     name = field.name
-    if field.kind in WRITTEN_WHOLE:
-        async with watched(session, quiet=True) as effect:
-            value = await session.do(frame.evaluate(CHOOSE, [message]))
-            if value is None:
-                raise ToolFailure(
-                    f"{name} does not take {message[:VALUE_CHARS]!r}. {WRITTEN_WHOLE[field.kind]}"
-                )
-        return f'`write` typed "{message}" into {name}. It is now "{value}".{effect.notes}'
-
-    if not field.editable:
+    advice = WRITTEN_WHOLE.get(field.kind)
+    if not (advice or field.editable):
         holds = f"{name} has the focus" if name else "nothing has the focus"
         raise ToolFailure(f"{holds}, which takes no text; click on a field first")
+    outcome = ""
     async with watched(session, quiet=True) as effect:
-        if field.value.strip() or field.kind == CLOSED:
-            await session.do(keyboard.press("ControlOrMeta+A"))
-            await session.do(keyboard.press("Backspace"))
-        await session.do(keyboard.type(message), session.config.action_seconds)
+        if advice:
+            text = await session.do(frame.evaluate(CHOOSE, [message]))
+            if not isinstance(text, str):
+                raise ToolFailure(f"{name} does not take '{message[:VALUE_CHARS]}'. {advice}")
+            outcome = f' It is now "{text[:VALUE_CHARS]}".'
+        else:
+            await _type_over(session, frame, field.kind, text)
+    outcome += effect.notes
 
-    # The field may hold something else than was typed: cut, completed, or in its own format
-    notes = effect.notes
+    # The field may hold something else than was written: cut, completed, in its own format, or as before
     if not effect.fresh and not frame.is_detached():
         field_now = PageAnswer.read(await session.do(frame.evaluate(FOCUS)))
-        is_same_field = field_now.kind == field.kind != CLOSED and field_now.editable
-        if is_same_field and field_now.value.split() != message.split():
-            value = field_now.value[:VALUE_CHARS]
-            notes += f' Note: the field\'s actual value is "{value}", which differs from the typed text.'
-    return f'`write` typed "{message}" into {name}.{notes}'
+        if field_now.kind == field.kind != CLOSED and not _is_held(field_now, text):
+            outcome = effect.notes + _difference(field_now.value, text)
+    return f'`write` typed "{message}" into {name}.{outcome}'
+
+
+async def _type_over(session: Session, frame: Any, kind: str, text: str) -> None:
+    """Type over what a field of some kind holds. Lines are inserted, for a code editor indents and a chat
+    sends those that a key ends, as is what takes long by keys; its last letter is typed, as pages answer to
+    keys."""
+    keyboard = session.page.keyboard
+    await session.do(keyboard.press("ControlOrMeta+a"))
+    has_lines = "\n" in text[:-1]
+    typed = text
+    if has_lines and kind == RICH:
+        typed = ""  # the caret is not behind several paragraphs that were inserted
+    elif has_lines or len(text) > MAX_KEYS:
+        typed = text[-1]
+    if has_lines and kind == CLOSED and await session.do(frame.evaluate(PASTE, [text])) is True:
+        return
+    seconds = session.config.action_seconds
+    if typed != text:
+        await session.do(keyboard.insert_text(text.removesuffix(typed)), seconds)
+    await session.do(keyboard.type(typed), seconds)
+
+
+def _difference(value: str, text: str) -> str:
+    """Return a sentence on a field that holds something else than the text."""
+    quoted = json.dumps(value[:VALUE_CHARS], ensure_ascii=False)
+    if len(value) > VALUE_CHARS:
+        quoted += f" and {len(value) - VALUE_CHARS} letters more"
+    kind = " in blanks or line breaks" if value.split() == text.split() else ""
+    return f" Note: the field's actual value is {quoted}, which differs from the typed text{kind}."
+
+
+def _is_held(field: PageAnswer, text: str) -> bool:
+    """Tell if a field holds a text, but for blanks at the end; where it makes paragraphs of lines, empty ones
+    do not count."""
+    if field.kind == RICH:
+        text = re.sub(r"\n+", "\n", text)
+    return field.value.rstrip() == text.rstrip()
 
 
 async def press_keys(session: Session, keys: Keys, is_hotkey: bool = False, presses: int = 1) -> str:

@@ -93,13 +93,13 @@
     return (window[NUMBERED] || []).findIndex(e => wanted && wanted.contains(e));
   };
 
-  // Gives the focus to the browser's own dropdown list at a point; false if there is none.
+  // Gives the focus to the browser's own dropdown list at a point; answers why not, if it can't.
   const focusList = (x, y) => {
     const e = document.elementFromPoint(x, y);
     const list = e && e.closest('select');
-    if (!list) return false;
+    if (!list) return "this is no dropdown list of the browser's; click it and then its option";
     list.focus();
-    return document.activeElement === list;
+    return document.activeElement === list ? '' : 'this list is disabled';
   };
 
   return { annotate, locate, numberAt, focusList }[question](...given);

@@ -191,8 +191,9 @@ async def _run(session: Session, action: str, argument: Any = "", element: int |
 async def _on_element(session: Session, action: str, point: tuple[float, float], argument: str) -> str:
     if action == "Select Dropdown Option":
         # A list that a script has drawn is opened by a click instead, and its entries have ids then
-        if await simplified_html.ask(session, "focusList", *point) is not True:
-            raise ToolFailure("this is no dropdown list of the browser's; click it and then its option")
+        problem = await simplified_html.ask(session, "focusList", *point)
+        if problem:
+            raise ToolFailure(str(problem))
         return await tools.write(session, argument)
 
     mouse = session.page.mouse
@@ -207,7 +208,7 @@ async def _on_element(session: Session, action: str, point: tuple[float, float],
     if argument:
         result = await tools.write(session, argument)
     else:
-        result = await tools.press_keys(session, ["ControlOrMeta+A", "Backspace"])
+        result = await tools.press_keys(session, ["ControlOrMeta+a", "Backspace"])
     if action == "Search":
         result += " " + await tools.press_keys(session, ["Enter"])
     return result

@@ -24,7 +24,12 @@ function arm([point]) {
     const r = hit.getBoundingClientRect();
     answer.frame = [r.left + hit.clientLeft, r.top + hit.clientTop];
   }
-  if (target && target.tagName === 'SELECT')
-    answer.options = [...target.options].slice(0, 20).map(o => short(o.label, 30));
+  const list = target && target.closest('select');
+  if (list && (list.multiple || list === target && list.size < 2)) {
+    const choices = choicesOf(list);
+    answer.options = choices.slice(0, 20).map(o => short(choiceOf(o), 30));
+    if (choices.length > 20) answer.options.push('and ' + (choices.length - 20) + ' more');
+    answer.kind = list.type;
+  }
   return answer;
 }

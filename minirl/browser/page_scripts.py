@@ -27,9 +27,10 @@ ARM = script("arm")
 SETTLE = script("settle")
 FOCUS = script("focus")
 CHOOSE = script("choose")
+PASTE = script("paste")
 SCROLL = script("scroll")
 BLOCKED = script("blocked")
-MAX_TEXT_CHARS = 10_000  # of a text in an answer
+MAX_TEXT_CHARS = 100_000  # of a text in an answer
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class PageAnswer:
     name: str = ""  # arm, focus, scroll: the element at the point, with the focus, or that has scrolled
     frame: Any = None  # arm, focus, scroll: an inner frame's corner, or True if that frame has the focus
     options: tuple[str, ...] = ()  # arm: of a list
-    kind: str = ""  # focus: of field
+    kind: str = ""  # arm: of list; focus: of field
     value: str = ""  # focus: what it holds
     editable: bool = False  # focus: if it takes text
     distance: float = 0.0  # scroll: in pixels

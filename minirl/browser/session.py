@@ -312,6 +312,7 @@ class Session:
     def _watch(self, page: Page) -> None:
         page.on("close", self._closed)
         page.on("download", self._download)
+        page.on("filechooser", lambda _: self.add_news("A file chooser opened; files can't be given."))
         page.on("crash", lambda page: self.crashed.add(page))
 
     async def _opened(self, page: Page) -> None:
