@@ -246,14 +246,22 @@ async def scroll(
         await session.do(session.page.mouse.move(*point))
     share = min(amount, 1)
     async with watched(session, point) as effect:
-        _, answer = await session.ask(SCROLL, point, dx * share * session.width, dy * share * session.height)
+        dx *= share * session.width
+        dy *= share * session.height
+        _, answer = await session.ask(SCROLL, point, dx, dy)
+        before = b""
+        # What a script can't move a wheel may: a map, a closed component, a page in a frame
+        if answer.distance < 1 and (point or not answer.ends):
+            before = await session.screenshot()
+            await session.wheel(point or (session.width / 2, session.height / 2), dx, dy)
     notes = effect.notes
-    if answer.distance < 1:
+    if answer.distance >= 1:
+        if answer.name not in ("", "the page"):
+            notes += f" It moved {answer.name}."
+        if answer.ends:
+            notes += f" That is its {end}."
+    elif not before or before == await session.screenshot():
         notes += " Note: page scroll position did not change and may be at a boundary."
-    elif answer.name not in ("", "the page"):
-        notes += f" It moved {answer.name}."
-    if answer.distance >= 1 and answer.ends:
-        notes += f" That is its {end}."
     return f"`scroll` {direction} by {share:.0%}{place} executed.{notes}"
 
 

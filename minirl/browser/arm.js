@@ -19,6 +19,11 @@ function arm([point]) {
   const root = target && target.getRootNode();
   if (root && root !== document) mark.watch.observe(root, all);
   Object.defineProperty(window, MARK, {value: mark, configurable: true, enumerable: false});
+<<<<<<< HEAD
+  const answer = {name: describe(hit), frame: frameOf(hit)};
+  if (target && target.tagName === 'SELECT')
+    answer.options = [...target.options].slice(0, 20).map(o => short(o.label, 30));
+=======
   const answer = {name: describe(hit)};
   if (hit && hit.tagName === 'IFRAME') {
     const r = hit.getBoundingClientRect();
@@ -31,5 +36,6 @@ function arm([point]) {
     if (choices.length > 20) answer.options.push('and ' + (choices.length - 20) + ' more');
     answer.kind = list.type;
   }
+>>>>>>> main
   return answer;
 }

@@ -12,6 +12,11 @@ function kindOf(e) {
 function focus() {
   const e = focused();
   if (!e) return {name: '', editable: false, frame: false};
+<<<<<<< HEAD
+  return {name: describe(e), editable: editable(e), frame: isFrame(e), value: valueOf(e),
+    kind: closed(e) ? 'closed' : e.tagName === 'SELECT' ? 'select' : e.tagName === 'INPUT' ? e.type : 'text'};
+=======
   return {name: describe(e), editable: editable(e), frame: e.tagName === 'IFRAME', value: valueOf(e),
     kind: kindOf(e)};
+>>>>>>> main
 }
