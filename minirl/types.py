@@ -261,7 +261,8 @@ class SamplerError(Exception):
 
 
 class RunEnds(ValueError):
-    """Nothing more can be collected, as of a sampler that died; raised between updates, on all ranks."""
+    """Nothing more can be collected, as of a sampler that died; raised between updates, on all ranks. An
+    episode that raises it ends the run there."""
 
 
 _BILL: ContextVar[list[float] | None] = ContextVar("bill", default=None)
