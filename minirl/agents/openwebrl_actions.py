@@ -18,13 +18,15 @@ import asyncio
 import json
 import re
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from types import SimpleNamespace
 from typing import Annotated, Any
 
+from annotated_types import Predicate
 from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import from_json
 
 from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer
 from minirl.types import Call, Observation, PageHangs, Parsed, Session, ToolFailure
@@ -38,17 +40,33 @@ MAX_PRESSES = 50
 MAX_CLICKS = 3
 MAX_DRAG_STEPS = 100
 FAILED = "Failed: "  # begins the episode's line on a call that raised ToolFailure
+_QUOTED = re.compile(r"""(['"])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
 CLOSED = "closed"  # a component that does not let its fields be seen
 RICH = "rich"  # a text with paragraphs of its own
 MAX_KEYS = 32  # letters that are typed by keys, as codes are that go on to the next field by themselves
 
 
-def _as_list(keys: Any) -> Any:
-    return [keys] if isinstance(keys, str) else keys
+def escape_breaks(text: str) -> str:
+    """Return what a model has written with the line breaks and tabs in its quoted texts escaped."""
+    return _QUOTED.sub(lambda quoted: r"\n".join(quoted[0].splitlines()).replace("\t", r"\t"), text)
+
+
+def _as_list(given: Any) -> Any:
+    """Return a list that is written as a text: "[500, 120]", or one key."""
+    if not isinstance(given, str):
+        return given
+    return from_json(given) if given[:1] + given[-1:] == "[]" else [given]
+
+
+def no_fraction(point: Sequence[float]) -> bool:
+    """Return False for a point in shares of the picture: taken for another unit it is its corner."""
+    return max(point) > 1 or all(number % 1 == 0 for number in point)
 
 
 Number = Annotated[float | int, Field(ge=0, le=SCALE), WithJsonSchema({"type": "number"})]
-Point = Annotated[list[Number], Field(min_length=2, max_length=2)]  # x and y
+Point = Annotated[
+    list[Number], Field(min_length=2, max_length=2), BeforeValidator(_as_list), Predicate(no_fraction)
+]
 Keys = Annotated[list[str], BeforeValidator(_as_list)]
 
 TABLES = tomllib.loads(resources.files("minirl.agents").joinpath("openwebrl.toml").read_text("utf-8"))
@@ -228,14 +246,22 @@ async def scroll(
         await session.do(session.page.mouse.move(*point))
     share = min(amount, 1)
     async with watched(session, point) as effect:
-        _, answer = await session.ask(SCROLL, point, dx * share * session.width, dy * share * session.height)
+        dx *= share * session.width
+        dy *= share * session.height
+        _, answer = await session.ask(SCROLL, point, dx, dy)
+        before = b""
+        # What a script can't move a wheel may: a map, a closed component, a page in a frame
+        if answer.distance < 1 and (point or not answer.ends):
+            before = await session.screenshot()
+            await session.wheel(point or (session.width / 2, session.height / 2), dx, dy)
     notes = effect.notes
-    if answer.distance < 1:
+    if answer.distance >= 1:
+        if answer.name not in ("", "the page"):
+            notes += f" It moved {answer.name}."
+        if answer.ends:
+            notes += f" That is its {end}."
+    elif not before or before == await session.screenshot():
         notes += " Note: page scroll position did not change and may be at a boundary."
-    elif answer.name not in ("", "the page"):
-        notes += f" It moved {answer.name}."
-    if answer.distance >= 1 and answer.ends:
-        notes += f" That is its {end}."
     return f"`scroll` {direction} by {share:.0%}{place} executed.{notes}"
 
 

@@ -9,6 +9,7 @@ section 2.1 and appendix A. Deviations from the released code:
 3. A failed action is told to the model.
 4. Of several calls the last counts, also where `<answer>` is not closed. None is run.
 5. Table 6's system prompt is in our words.
+6. A text in quotes may have line breaks.
 """
 
 import ast
@@ -124,12 +125,13 @@ def _action(given: dict[str, str]) -> Call:
 
 
 def syntax_tree(source: str) -> ast.expr | None:
-    """Return a model's words as Python would read them, or None. Nothing is evaluated."""
+    """Return a model's words as Python would read them with the line breaks in its texts escaped, or None.
+    Nothing is evaluated."""
     if len(source) > MAX_CALL_CHARS:
         return None
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's own, about backslashes
-        return ast.parse(source, mode="eval").body
+        return ast.parse(tools.escape_breaks(source), mode="eval").body
     return None
 
 

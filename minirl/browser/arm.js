@@ -19,11 +19,7 @@ function arm([point]) {
   const root = target && target.getRootNode();
   if (root && root !== document) mark.watch.observe(root, all);
   Object.defineProperty(window, MARK, {value: mark, configurable: true, enumerable: false});
-  const answer = {name: describe(hit)};
-  if (hit && hit.tagName === 'IFRAME') {
-    const r = hit.getBoundingClientRect();
-    answer.frame = [r.left + hit.clientLeft, r.top + hit.clientTop];
-  }
+  const answer = {name: describe(hit), frame: frameOf(hit)};
   const list = target && target.closest('select');
   if (list && (list.multiple || list === target && list.size < 2)) {
     const choices = choicesOf(list);

@@ -12,6 +12,5 @@ function kindOf(e) {
 function focus() {
   const e = focused();
   if (!e) return {name: '', editable: false, frame: false};
-  return {name: describe(e), editable: editable(e), frame: e.tagName === 'IFRAME', value: valueOf(e),
-    kind: kindOf(e)};
+  return {name: describe(e), editable: editable(e), frame: isFrame(e), value: valueOf(e), kind: kindOf(e)};
 }

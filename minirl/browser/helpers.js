@@ -1,7 +1,7 @@
 // Helpers that every script begins with. Elements are named as in OpenWebRL's records: tag, type, role, state,
 // and what it says.
 const MARK = Symbol.for('minirl');
-const HIT = 'a,button,input,select,textarea,label,summary,option,iframe,[role],[contenteditable=""],' +
+const HIT = 'a,button,input,select,textarea,label,summary,option,iframe,frame,[role],[contenteditable=""],' +
   '[contenteditable=true]';
 const at = (x, y) => {
   let e = document.elementFromPoint(x, y);
@@ -11,6 +11,15 @@ const at = (x, y) => {
     e = inner;
   }
   return e;
+};
+const isFrame = e => !!e && /^I?FRAME$/.test(e.tagName);
+// Of a frame: where its own window begins, and how many pixels that has for one of the window around it
+const frameOf = e => {
+  if (!isFrame(e)) return null;
+  const r = e.getBoundingClientRect(), style = getComputedStyle(e);
+  const across = e.offsetWidth / r.width, down = e.offsetHeight / r.height;
+  return [r.left + (e.clientLeft + parseFloat(style.paddingLeft)) / across,
+    r.top + (e.clientTop + parseFloat(style.paddingTop)) / down, across, down];
 };
 const isPage = e => e === document.body || e === document.documentElement;
 // what has the focus; a page that is itself a text, as editors put into frames, has it where its window does

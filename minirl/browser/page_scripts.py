@@ -29,6 +29,7 @@ FOCUS = script("focus")
 CHOOSE = script("choose")
 PASTE = script("paste")
 SCROLL = script("scroll")
+TARGET = script("target")
 BLOCKED = script("blocked")
 MAX_TEXT_CHARS = 100_000  # of a text in an answer
 
@@ -38,7 +39,7 @@ class PageAnswer:
     """What a script answers, each script in some of these fields."""
 
     name: str = ""  # arm, focus, scroll: the element at the point, with the focus, or that has scrolled
-    frame: Any = None  # arm, focus, scroll: an inner frame's corner, or True if that frame has the focus
+    frame: Any = None  # arm, focus, scroll: helpers.js's frameOf, or True if a frame has the focus
     options: tuple[str, ...] = ()  # arm: of a list
     kind: str = ""  # arm: of list; focus: of field
     value: str = ""  # focus: what it holds
