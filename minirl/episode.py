@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from playwright.async_api import Error as PlaywrightError
 
 from minirl.config import AgentConfig, Config
-from minirl.console import first_line, printable
+from minirl.console import first_line, printable, without_passwords
 from minirl.context import Context
 from minirl.model import Preprocessor
 from minirl.rewards import reward
@@ -123,7 +123,7 @@ class Episode:
             answer=self.answer or "",
             success=value == 1,
             reward=reward(self.stop, value, self.harness.config.reward),
-            error=self.error,
+            error=without_passwords(self.error),
             final_state=self.score.details,
             final_image=self.final_image,
             blocked=self.blocked,
