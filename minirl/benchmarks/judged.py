@@ -4,6 +4,7 @@ import json
 from contextlib import AbstractAsyncContextManager
 from urllib.parse import urlsplit
 
+from minirl.console import without_passwords
 from minirl.episode import Harness
 from minirl.types import BrowserFault, Score, Session, Stop, Task, ToolFailure
 
@@ -17,7 +18,7 @@ class JudgedBenchmark:
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:
         """Return the site with the wording, and the site with the goal, if the task has one."""
-        host = urlsplit(task.start_url).netloc.removeprefix("www.")
+        host = urlsplit(without_passwords(task.start_url)).netloc.removeprefix("www.")
         wording = " ".join(task.instruction.casefold().split())  # benchmarks copy from one another
         names = {(host, wording)}
         if task.goal:

@@ -91,9 +91,9 @@ class Guard:
         host = re.split("[/?#]", url)[0]
         if re.search(r"\s", host):
             raise Refused("these are words, not an address")
-        is_plain = PLAIN_HOST.fullmatch(host) or host.lower() in self.sites
-        is_plain = is_plain or page_url.startswith(f"http://{host}/")
-        return f"{'http' if is_plain else 'https'}://{url}"
+        if PLAIN_HOST.fullmatch(host) or host in self.sites or page_url.startswith(f"http://{host}/"):
+            return f"http://{url}"
+        return f"https://{url}"
 
     def check_name(self, host: str, port: int = 0) -> str:
         """Return a host's canonical name. Raises Refused if the lists forbid it, or if it is private."""

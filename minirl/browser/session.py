@@ -234,7 +234,8 @@ class Session:
         if PASTE_KEYS.search(key):
             raise ToolFailure("nothing can be pasted; type the text")
         await self.do(self.page.keyboard.press(key))
-        self.next_answer = False if key == "Escape" else None
+        if key == "Escape":
+            self.next_answer = False
 
     async def screenshot(self) -> bytes:
         """Return the viewport as PNG, straight from the renderer: Playwright's own waits for fonts. A page
