@@ -43,6 +43,7 @@ def read_config(argv: Sequence[str]) -> resume.EvalScriptConfig:
 
 
 async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
+    unlike = resume.unlike_run(config)
     experiment = open_experiment(config, ranks)
     protocol = tables.protocol_or_none(config.protocol, config.reward.after)
     config = replace(config, model=experiment.config.model)
@@ -51,7 +52,6 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
         raise ValueError("there are no tasks to evaluate on: give --tasks FILE")
     experiment.tasks = replace(experiment.tasks, heldout=tasks)
     say(f"evaluating {resume.subject_of(config)} on {len(tasks)} tasks")
-    unlike = resume.unlike_run(config)
     if unlike:
         say(f"unlike the run: {', '.join(unlike)}")
 

@@ -9,6 +9,7 @@ OpenWebRL's release does; WebAgent-R1's counts a turn, and AutoWebWorld's, of wh
 """
 
 import asyncio
+import errno
 import itertools
 import sys
 import time
@@ -43,6 +44,7 @@ from minirl.types import (
     Turn,
 )
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 CUT_OFF = "Error: invalid action, the response was cut off."
 
 
@@ -92,7 +94,8 @@ class Episode:
         self.context = conversation(self.harness.agent, config, preprocessor, self.task)
 
     async def run(self) -> Trajectory:
-        """Return the trajectory. This is the only place that catches every failure: each becomes a `Stop`."""
+        """Return the trajectory. This is the only place that catches every failure: each but an OSError of a
+        full disk becomes a `Stop`."""
         start = time.monotonic()
         try:
             await self._browse()
@@ -105,6 +108,8 @@ class Episode:
         except (PlaywrightError, ToolFailure) as error:
             self.stop, self.error = Stop.ENV_ERROR, first_line(error)
         except Exception as error:
+            if getattr(error, "errno", 0) in NO_ROOM:  # all further episodes would end so
+                raise
             self.stop, self.error = Stop.INFRA_ERROR, "".join(traceback.format_exception(error, limit=-3))
             if not self.harness.warned:  # it is a bug in minirl, not a flaky browser
                 self.harness.warned = True

@@ -9,7 +9,7 @@
 
 Whole files are written beside their place and then renamed. A process that is killed may leave a torn last
 line in appended files: readers skip a line without its newline, and whoever goes on writes such a file anew
-first. A folder may come from anybody: its screenshots are no links, which could lead to other files.
+first. A folder may come from anybody: it is no link and holds none, which could lead to other files.
 """
 
 import fcntl
@@ -32,6 +32,8 @@ from minirl.types import Group, Task, Trajectory
 
 T = TypeVar("T")
 TRAJECTORY = TypeAdapter(Trajectory)
+Setting = str | int | float | bool | None | list[str | int | float]
+SETTINGS = TypeAdapter(dict[str, Setting | dict[str, Setting]])
 REGULAR = "eval_step_"  # begins the names of the evaluations every `eval_every` steps
 STEP_LABEL = re.compile(r"step_(\d+)")
 
@@ -71,7 +73,7 @@ def read_as(text: bytes, adapter: TypeAdapter[T], problem: str) -> T:
     try:
         # pydantic's own parser would refuse the half characters that pages may hold
         return adapter.validate_python(json.loads(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{problem}: {reason[:300]}") from None
 
@@ -128,7 +130,7 @@ class Run:
     """One run folder, created on the first write.
 
     Of the ranks that train together the first one alone writes and deletes `records`; screenshots are stored
-    by the rank that saw them. ValueError if the folder is a link.
+    by the rank that saw them. ValueError if the folder is a link, or holds one.
     """
 
     def __init__(self, root: Path, records: bool = True):
@@ -137,8 +139,9 @@ class Run:
         self.checkpoint_dir = self.root / "checkpoints"
         self.images = ImageFolder(self.root / "screenshots")
         self.report_path = self.root / "report.html"
-        if self.root.is_symlink():
-            raise ValueError(f"{root} is a link, which may lead anywhere; name the place itself")
+        for path in (self.root, *self.root.glob("*")):
+            if path.is_symlink():
+                raise ValueError(f"{path} is a link, which may lead anywhere; name or put the place itself")
 
     def held(self) -> AbstractContextManager[Any]:
         """Keep other processes from training in the folder while the block runs. OSError if one does. The
@@ -160,8 +163,9 @@ class Run:
             write_atomic(self.root / "config.json", text.encode() + b"\n")
 
     def config(self) -> dict[str, Any]:
+        """Return the settings that are saved, or nothing. ValueError if they are none."""
         path = self.root / "config.json"
-        return json.loads(path.read_bytes()) if path.exists() else {}
+        return read_as(path.read_bytes(), SETTINGS, f"{path} can't be used") if path.exists() else {}
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.records:

@@ -249,6 +249,7 @@ async def test_a_warm_start_clones_what_was_demonstrated_and_says_how_what_was_h
         (["--resume", "--task.train", "shops:1-9"], "was made with task.train shops:600-611, not shops:1-9;"),
         (["--replay", "{run}"], "holds a run already; go on with --resume, or choose another --name"),
         (["--resume", "--warm-start", "none"], "was made with warm_start sft, not none;"),
+        (["--resume", "--seed", "1"], "was made with seed 0, not 1;"),
         (["--resume", "--name", "{run}y"], "--resume: there is no run in"),
     ],
 )

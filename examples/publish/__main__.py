@@ -58,7 +58,9 @@ def write(dump: tyro.conf.Positional[Path], out: Path, license: str, source: str
     trajectories = [trajectory for trajectory in run.load_trajectories(dump.stem) if trajectory.turns]
     if not trajectories:
         raise ValueError("there is no trajectory to publish")
-    settings = TypeAdapter(AgentConfig).validate_python(run.config().get("agent", {}))
+    # but for the file of a prompt: a run's folder may come from anybody, who could name any file there
+    agent = {**run.config().get("agent", {}), "prompt": None}
+    settings = TypeAdapter(AgentConfig).validate_python(agent)
     write_parquet(trajectories, make_agent(Config("", agent=settings)), run.images, out)
     write_card(trajectories, out, {"source": source, "license": license})
     say(f"{out}: {len(trajectories)} trajectories")

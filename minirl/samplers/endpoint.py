@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, NonNegativeInt
 from torch import Tensor
@@ -70,8 +71,8 @@ class Reply:
 
 
 def _part(part: str | bytes) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
+    if isinstance(part, str):  # half a surrogate pair, which JavaScript and models have, can't be sent
+        return {"type": "text", "text": part.encode(errors="replace").decode()}
     url = f"data:image/png;base64,{base64.b64encode(part).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
@@ -84,6 +85,7 @@ class Endpoint:
 
         if not config.model:
             raise ValueError("--endpoint.model is missing: the model's name at the endpoint")
+        urlsplit(config.url).port  # noqa: B018  ValueError says what is wrong with it
         self.config = config
         self.dollars = 0.0
         self.usage: Counter[str] = Counter()  # requests and tokens
