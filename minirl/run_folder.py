@@ -1,6 +1,7 @@
 """The run folder: everything that a run leaves on disk, and the only code that writes it.
 
     config.json                                   the settings, written once
+    starts.jsonl                                  one line per start: the command and its commit
     metrics.jsonl, evals.jsonl                    one line per RL step, one per held-out evaluation
     trajectories/step_00012.jsonl, demos.jsonl    one trajectory per line; also eval_sft, ...
     screenshots/<hash>.png                        each distinct screenshot once
@@ -16,9 +17,13 @@ import fcntl
 import json
 import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -143,13 +148,20 @@ class Run:
             if path.is_symlink():
                 raise ValueError(f"{path} is a link, which may lead anywhere; name or put the place itself")
 
-    def held(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def held(self) -> Iterator[None]:
         """Keep other processes from training in the folder while the block runs. OSError if one does. The
-        system frees what a dead process held."""
+        system frees what a dead process held. A folder in which nothing was written goes again."""
         if not self.records:
-            return nullcontext()
+            yield
+            return
         self.root.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.root / "lock", blocking=False)
+        with FileLock(self.root / "lock", blocking=False):
+            try:
+                yield
+            finally:
+                if len(os.listdir(self.root)) == 1:  # the lock alone
+                    shutil.rmtree(self.root)
 
     @staticmethod
     def step_label(step: int) -> str:
@@ -166,6 +178,14 @@ class Run:
         """Return the settings that are saved, or nothing. ValueError if they are none."""
         path = self.root / "config.json"
         return read_as(path.read_bytes(), SETTINGS, f"{path} can't be used") if path.exists() else {}
+
+    def add_start(self) -> None:
+        """Record the command that was typed, and the commit of these sources, if git knows it."""
+        if self.records:
+            ask = "git describe --always --dirty"
+            told = subprocess.run(ask, cwd=Path(__file__).parent, shell=True, capture_output=True, text=True)
+            start = {"command": shlex.join(sys.argv), "commit": told.stdout.strip()}
+            append_line(self.root / "starts.jsonl", start)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.records:
@@ -248,6 +268,11 @@ class Run:
         for path in self.images.folder.glob("*.png"):
             if path.stem not in named:
                 path.unlink()
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the complete RL checkpoints of a run, oldest first."""
+    return sorted(path for path in folder.glob("step_*") if path.suffix == "" and path.is_dir())
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

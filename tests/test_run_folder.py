@@ -241,6 +241,10 @@ def test_one_process_trains_in_a_folder_and_a_dead_one_does_not_keep_it(tmp_path
     for _ in range(2):
         with run.held():
             pass
+        assert not run.root.exists(), "nothing was written"
+    with run.held():
+        run.write_config({"seed": 0})
+    assert (run.root / "config.json").exists()
 
 
 @pytest.mark.parametrize("name", ["", "screenshots", "trajectories", "checkpoints", "model", "lock"])

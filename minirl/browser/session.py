@@ -116,7 +116,10 @@ class Session:
         try:
             # about:blank ends the history, so the next episode can't go back into this one
             await self.do(self.page.goto("about:blank"))
-            await (await self.tab()).forget(self)
+            tab = await self.tab()
+            await tab.forget(self)
+            # Sites may store what was done there, by which the next episode would be judged
+            await self.do(tab.cdp.send("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"}))
         except (ToolFailure, BrowserFault):
             return False
         self.news = []
@@ -129,13 +132,17 @@ class Session:
 
     async def start(self, url: str) -> None:
         """Open the task's first page; only here may a navigation be tried again."""
-        for tries_left in reversed(range(START_ATTEMPTS)):
+        failure = ""
+        for _ in range(START_ATTEMPTS):
             try:
                 await self.goto(url, FIRST_PAGE_SECONDS)
                 return
             except ToolFailure as error:
-                if not tries_left or isinstance(error, Refused):
-                    raise BrowserFault(Stop.SITE_ERROR, f"{url} did not open: {error}") from None
+                failure = str(error)
+                if isinstance(error, Refused):
+                    break
+        remedy = "; --browser.private allows it" if "private address" in failure else ""
+        raise BrowserFault(Stop.SITE_ERROR, f"{url} did not open: {failure}{remedy}")
 
     async def goto(self, url: str, seconds: float | None = None) -> int:
         """Open an address in the current tab; return the HTTP status, or 0 where there is none."""

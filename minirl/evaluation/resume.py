@@ -8,27 +8,30 @@ one evaluation: the same weights and tasks, told by their digests, settings, ver
 section 5 and table 8; its parallel browsers are episodes in flight here.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge
 from pydantic import TypeAdapter
 
 from minirl.benchmarks import protocols
 from minirl.benchmarks.protocols import protocol_of
-from minirl.checkpoint import checkpoints
 from minirl.config import Config, Positive, to_json
-from minirl.distributed import Ranks
 from minirl.evaluation import results
 from minirl.evaluation.results import Evaluation, Result, result_of
-from minirl.run_folder import Run, flatten, read_as
+from minirl.run_folder import Run, checkpoints, flatten, read_as
 from minirl.types import Task, Trajectory
 from minirl.worlds.shop import NAMED
+
+if TYPE_CHECKING:
+    from minirl.distributed import Ranks
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ def resolve(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig
         default = replace(default, task=replace(default.task, heldout=str(heldout)))
     config = parse(EvalScriptConfig(**vars(default)))
     task, sampling = config.task, config.eval
+    if config.limit > 0 and not config.protocol:  # a protocol chooses among all
+        sampling = replace(sampling, episodes=min(config.limit, sampling.episodes))
     if config.tasks is not None:
         task = replace(task, heldout=str(config.tasks))
     if config.success_within:

@@ -7,6 +7,8 @@ answer. The sampler is for a teacher's demonstrations, and to evaluate what an A
    reasoning models refuse temperature and top-p, its API top-k. Such figures are not quite a protocol's.
 """
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import json
@@ -16,15 +18,17 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, NonNegativeInt
-from torch import Tensor
 
 from minirl.config import EndpointConfig
 from minirl.console import first_line, progress, say
 from minirl.types import Message, Request, Sample, SamplerError, charge
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # OpenAI's reasoning models, which know the limit by another name
 REASONS = re.compile(r"(^|/)(o\d|gpt-5)")
