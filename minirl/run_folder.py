@@ -15,6 +15,7 @@ first. A folder may come from anybody: it is no link and holds none, which could
 
 import fcntl
 import json
+import math
 import os
 import re
 import shlex
@@ -188,8 +189,10 @@ class Run:
             append_line(self.root / "starts.jsonl", start)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append a step's numbers; null stands for what is none, which JSON has no word for."""
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         if self.records:
-            append_line(self.root / "metrics.jsonl", {"step": step, **metrics})
+            append_line(self.root / "metrics.jsonl", {"step": step, **finite})
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_records(self.root / "metrics.jsonl", dict)

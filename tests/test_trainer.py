@@ -257,6 +257,18 @@ def test_how_far_the_samplers_log_probs_are_from_the_trainers(new_trainer, group
     assert 0 < len(first) < 11 and metrics["updates"] == 6 and found[1] > found[0] > 0.01
 
 
+def test_a_sampler_of_other_weights_ends_the_run(new_trainer, groups):
+    """Not where other episodes are trained on again, whose log-probs are of other weights by right."""
+    trainer = new_trainer(lr=0.0)
+    learn(trainer, groups)
+    trainer.config = replace(trainer.config, replay=None)
+    assert learn(trainer, on_policy(trainer, groups))["mismatch_mean"] < 1e-4
+    with pytest.raises(
+        ValueError, match=r"log-probs are \d\.\d+ nats from the trainer's: it does not sample"
+    ):
+        learn(trainer, groups)
+
+
 def test_the_divergence_is_from_what_reinforcement_starts_from_as_it_is_sampled(new_trainer, groups):
     """From the clone, not the base model, and at the sampler's temperature: of the first update it is 0."""
     trainer = new_trainer(lr=1e-2, loss=LossConfig(kl=0.1), epochs=2)

@@ -19,12 +19,13 @@ function arm([point]) {
   const root = target && target.getRootNode();
   if (root && root !== document) mark.watch.observe(root, all);
   Object.defineProperty(window, MARK, {value: mark, configurable: true, enumerable: false});
-  const answer = {name: describe(hit)};
-  if (hit && hit.tagName === 'IFRAME') {
-    const r = hit.getBoundingClientRect();
-    answer.frame = [r.left + hit.clientLeft, r.top + hit.clientTop];
+  const answer = {name: describe(hit), frame: frameOf(hit)};
+  const list = target && target.closest('select');
+  if (list && (list.multiple || list === target && list.size < 2)) {
+    const choices = choicesOf(list);
+    answer.options = choices.slice(0, 20).map(o => short(choiceOf(o), 30));
+    if (choices.length > 20) answer.options.push('and ' + (choices.length - 20) + ' more');
+    answer.kind = list.type;
   }
-  if (target && target.tagName === 'SELECT')
-    answer.options = [...target.options].slice(0, 20).map(o => short(o.label, 30));
   return answer;
 }

@@ -27,7 +27,7 @@ from playwright.async_api import Error as PlaywrightError
 
 from minirl.browser import readiness
 from minirl.browser.access import Guard, Refused, is_address
-from minirl.browser.page_scripts import ARM, BLOCKED, PageAnswer
+from minirl.browser.page_scripts import ARM, BLOCKED, TARGET, PageAnswer
 from minirl.browser.readiness import CALM_MS, Tab, wait_until_ready
 from minirl.config import BrowserConfig
 from minirl.console import without_passwords
@@ -66,10 +66,18 @@ class Session:
     crashed: set[Page] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.width, self.height = self.config.width, self.config.height
         self.context.on("page", self._opened)
         self.context.on("dialog", self._dialog)
         self._watch(self.page)
+
+    @property
+    def width(self) -> int:
+        """The current tab's: a window that a page opens may have a size of its own."""
+        return (self.page.viewport_size or {}).get("width", self.config.width)
+
+    @property
+    def height(self) -> int:
+        return (self.page.viewport_size or {}).get("height", self.config.height)
 
     async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any:
         """Return the result of a browser call. Raises PageHangs after its time, ToolFailure if it fails, and
@@ -202,24 +210,25 @@ class Session:
 
     async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple[Frame, PageAnswer]:
         """Return the innermost frame at a point, or with the focus, and a script's answer from there: it gets
-        the point in that frame's pixels, and answers `frame`, its corner, or True if it has the focus."""
+        the point in that frame's pixels, and answers `frame`, an inner one's place and scale, or True if that
+        has the focus."""
         frame = self.page.main_frame
         while True:
             answer = PageAnswer.read(await self.do(frame.evaluate(script, [point, *rest])))
-            element = "document.activeElement"
+            inner_point = None
             match answer.frame, point:
-                case [float() | int() as left, float() | int() as top], [x, y]:
-                    element = f"document.elementFromPoint({x:.2f}, {y:.2f})"
-                    point = x - left, y - top
+                case [*place], [x, y] if len(place) == 4 and all(isinstance(n, float | int) for n in place):
+                    left, top, across, down = place
+                    inner_point = (x - left) * across, (y - top) * down
                 case True, None:
                     pass
                 case _:
                     return frame, answer
-            handle = (await self.do(frame.evaluate_handle(element))).as_element()
+            handle = (await self.do(frame.evaluate_handle(TARGET, [point]))).as_element()
             inner = await self.do(handle.content_frame()) if handle else None
             if inner is None:
                 return frame, answer
-            frame = inner
+            frame, point = inner, inner_point
 
     async def settle(self, quiet: bool = False) -> PageAnswer:
         """Wait until the page is ready; return what has changed since `arm`. `quiet` waits the full time even
@@ -234,6 +243,12 @@ class Session:
                 await self.do(self.page.goto("about:blank"))
                 raise
         return settled
+
+    async def wheel(self, point: Point, dx: float, dy: float) -> None:
+        """Turn a wheel at a point by so many pixels; the pointer stays where it is."""
+        tab = await self.tab()
+        event = {"type": "mouseWheel", "x": point[0], "y": point[1], "deltaX": dx, "deltaY": dy}
+        await self.do(tab.cdp.send("Input.dispatchMouseEvent", event))
 
     async def press(self, key: str) -> None:
         """Press a key, or several joined by +, but none that paste what another episode may have copied.
@@ -322,6 +337,7 @@ class Session:
     def _watch(self, page: Page) -> None:
         page.on("close", self._closed)
         page.on("download", self._download)
+        page.on("filechooser", lambda _: self.add_news("A file chooser opened; files can't be given."))
         page.on("crash", lambda page: self.crashed.add(page))
 
     async def _opened(self, page: Page) -> None:
