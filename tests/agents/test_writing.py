@@ -176,7 +176,7 @@ async def test_the_text_agent_writes_and_chooses_alike(session):
     page = FRAME.format("contenteditable") + LIST.format("multiple", TWO) + LIST.format("disabled", TWO)
     await session.page.set_content(STYLE + page.replace('<select id="e"', '<select id="s"'))
     await simplified_html.observe(session)
-    frame, several, disabled = range(3)
+    frame, _, several, disabled = range(4)  # the text in the frame has a number, too
     await webagent_r1.act(session, Call("Type", {"element": frame, "argument": "new text"}))
     assert await session.page.evaluate(BODY) == "new text"
     choose = {"element": several, "argument": "One, Two"}
