@@ -28,7 +28,7 @@ FLAGS = """
 --agent.reasoning --agent.response-tokens --agent.context-tokens --agent.format-errors --agent.repeats
 --browser.browsers --browser.connect --browser.episodes --browser.width --browser.height
 --browser.action-seconds --browser.episode-seconds --browser.quiet-ms --browser.private --browser.allow
---browser.deny --browser.host-rate
+--browser.deny --browser.host-rate --browser.insecure --browser.locale --browser.timezone --browser.user-agent
 --sampler.kind --sampler.temperature --sampler.gpu-memory --sampler.points
 --endpoint.url --endpoint.model --endpoint.key --endpoint.seconds --endpoint.price
 --judge.url --judge.model --judge.key --judge.seconds --judge.price --judge.path --judge.input
