@@ -316,6 +316,8 @@ class Session(Protocol):
     width: int  # of the page, in pixels
     height: int
     news: list[str]  # what happened by itself, a sentence each
+    picture: bytes  # the last screenshot, until an action has settled
+    unseen: bytes  # one that was taken to see what an action changed, for the next observation
 
     # awaits a call of Playwright's, with a time limit; raises ToolFailure or BrowserFault
     async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any: ...

@@ -60,6 +60,8 @@ class Session:
     armed: Frame | None = None  # where the last action's target is
     tabs_of: dict[Page, Tab] = field(default_factory=dict)
     crashed: set[Page] = field(default_factory=set)
+    picture: bytes = b""  # the last screenshot, until an action has settled
+    unseen: bytes = b""  # one that was taken to see what an action changed, for the next observation
 
     def __post_init__(self) -> None:
         self.width, self.height = self.config.width, self.config.height
@@ -101,6 +103,7 @@ class Session:
             tree = await self.do(cdp.send("Page.getFrameTree"))
             tab = Tab(cdp, tree["frameTree"]["frame"]["id"])
             await self.do(cdp.send("Page.enable"))
+            await self.do(cdp.send("Network.enable"))
             page.on("framenavigated", tab.navigated)
             self.tabs_of[page] = tab
         return self.tabs_of[page]
@@ -112,11 +115,12 @@ class Session:
         try:
             # about:blank ends the history, so the next episode can't go back into this one
             await self.do(self.page.goto("about:blank"))
-            await (await self.tab()).forget(self)
+            (await self.tab()).forget()
         except (ToolFailure, BrowserFault):
             return False
         self.news = []
         self.armed = None
+        self.unseen = b""
         return True
 
     async def revive(self) -> None:
@@ -181,12 +185,12 @@ class Session:
         tab = await self.tab()
         answer = PageAnswer()
         try:
-            self.armed, answer = await self.ask(ARM, point)
+            self.armed, answer = await self.ask(ARM, point, point)
         except PageHangs:
             raise
         except ToolFailure:
             pass  # a page that spoils our scripts can still be acted on
-        await self.do(tab.cdp.send("Network.enable"))
+        tab.forget()
         return answer
 
     async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple[Frame, PageAnswer]:
@@ -215,6 +219,7 @@ class Session:
         where nothing stirs, as after typing, which pages like to answer late."""
         settled = await wait_until_ready(self, self.config.quiet_ms if quiet else CALM_MS)
         self.armed = None
+        self.picture = b""
         # No proxy of ours stands before a browser elsewhere, so what its page leads to is left again
         if self.config.connect and is_address(self.page.url):
             try:
@@ -233,15 +238,23 @@ class Session:
     async def screenshot(self) -> bytes:
         """Return the viewport as PNG, straight from the renderer: Playwright's own waits for fonts. A page
         that is just being replaced refuses, or forgets that it was asked, so it is asked again."""
+        if self.page not in self.tabs_of:  # it has opened just now
+            await self.settle()
+        if self.unseen:
+            picture, self.unseen = self.unseen, b""
+            return picture
         reason = ""
         hangs = 0
         for _ in range(MAX_REFUSALS):
             if self.page in self.crashed:  # asked for its picture, it would take the whole browser with it
                 raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
             try:
-                capture = (await self.tab()).cdp.send("Page.captureScreenshot", PNG)
-                answer = await self.do(capture, SCREENSHOT_SECONDS)
-                return base64.b64decode(answer["data"])
+                tab = await self.tab()
+                capture = tab.cdp.send("Page.captureScreenshot", PNG)
+                both = asyncio.gather(capture, self.page.title())  # which a script may have set meanwhile
+                answer, tab.title = await self.do(both, SCREENSHOT_SECONDS)
+                self.picture = base64.b64decode(answer["data"])
+                return self.picture
             except PageHangs as hang:
                 hangs += 1
                 if hangs == MAX_HANGS:
