@@ -151,6 +151,7 @@ class Session:
                 opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
                 response = await self.do(opening, seconds or GOTO_SHARE * self.config.action_seconds)
             except PageHangs:
+                (await self.tab()).forget()  # that it did not come is told by the failure
                 await self.revive()
                 if self.page.url in ("about:blank", before):
                     raise ToolFailure("the page did not load in time") from None

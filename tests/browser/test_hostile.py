@@ -147,7 +147,7 @@ async def test_nothing_is_waited_for_that_will_not_come(pool, site, path, spot, 
     that never rests may wait for its cap once."""
     async with pool.session() as session:
         await session.start(site + path)
-        for _ in range(2 if path == "/polling" else 0):
+        for _ in range(2 if path in ("/ticking", "/polling") else 0):
             await carry_out(session, made('press_keys {"keys": ["Tab"]}'))
         for step in ('press_keys {"keys": ["Tab"]}', f"click {spot}", 'hover {"point_2d": [900, 900]}'):
             begun = asyncio.get_running_loop().time()
