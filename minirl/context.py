@@ -12,9 +12,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, NamedTuple, Self
-
-from jinja2 import TemplateError
 
 from minirl.config import AgentConfig
 from minirl.types import Agent, Message, Observation, Prompt, Tokenizer
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 THINK_END = "</think>"
 
 VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+MAX_TEMPLATE_SECONDS = 10.0
 _MARKS = ("\ue000S\ue000", "\ue000U\ue000", "\ue000A\ue000", "\ue000V\ue000")
 
 
@@ -44,10 +44,13 @@ class ChatFormat:
     def from_template(cls, tokenizer: Tokenizer) -> Self:
         roles = ("system", "user", "assistant", "user")
         messages = [{"role": role, "content": mark} for role, mark in zip(roles, _MARKS, strict=True)]
+        render = partial(tokenizer.apply_chat_template, messages, tokenize=False, add_generation_prompt=True)
         try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            # in a thread, because this one can end the program where a stranger's template does not end
+            with ThreadPool(1) as thread:
+                text = thread.apply_async(render).get(MAX_TEMPLATE_SECONDS)
             start, to_user, _, close, to_assistant = re.split("|".join(_MARKS), text)
-        except (ValueError, TemplateError):  # TemplateError: a template may refuse a role
+        except Exception:  # a template is a program: it may refuse a role, or raise anything
             roles = "system, user and assistant messages once each"
             raise ValueError(f"the chat template does not render {roles}; use a chat model") from None
         return cls(

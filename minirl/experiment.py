@@ -68,6 +68,7 @@ class Experiment:
         from minirl.worlds.render import SiteServer, sites_of
 
         config = self.config
+        agent = make_agent(config, self.preprocessor)
         images = self.run.images
         tasks = self.tasks.all
         benchmark_of = choose_benchmarks(config)
@@ -87,7 +88,6 @@ class Experiment:
             ):
                 endpoint = judge.endpoint if isinstance(judge, EndpointJudge) else None
                 benchmarks = choose_benchmarks(config, endpoint)
-                agent = make_agent(config, self.preprocessor)
                 harness = Harness(config, self.preprocessor, agent, pool, images, benchmarks)
                 yield RolloutWorker(harness, sampler, self.ranks, HostBackoff(), judge)
 
@@ -172,6 +172,8 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
     from minirl.agents.openwebrl import OpenWebRLAgent
     from minirl.agents.webagent_r1 import WebAgentR1Agent
 
+    if config.agent.kind == "visual" and preprocessor and preprocessor.images is None:
+        raise ValueError("this model can't see; use a vision-language model, or a text recipe as tiny-text")
     if config.agent.kind == "autowebworld":
         if preprocessor is None or preprocessor.images is None:
             raise ValueError("this model can't see; use a vision-language model for AutoWebWorld's agent")
@@ -219,6 +221,7 @@ def open_experiment(config: Config, ranks: Ranks) -> Experiment:
             load = partial(load_model, config.model, dtype="auto")
             trainer = Trainer(load, preprocessor, config, source.images, ranks)
     run.write_config(to_json(config))  # last: where no model can be loaded, an earlier run's settings stay
+    run.add_start()
     if ranks.is_main:
         save_tasks(config.run_dir / "heldout.jsonl", tasks.heldout)
     log = Logger(run, config.steps)

@@ -36,6 +36,7 @@ VISION_TOKENS = (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, "<|video_pad|>")
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}  # or transformers asks whether to run a folder's own
 CACHE_BYTES = 2**27  # of pictures that each rank keeps: 128 MB
 WINDOW = 1280 * 1000  # pixels, of the largest screenshots that recipes ask for
+Image.MAX_IMAGE_PIXELS = 32_000_000  # Pillow refuses twice as many, which are a gigabyte of numbers
 MIN_ROWS = 64  # of a matrix product by oneDNN; below, the call itself costs more
 Grid = tuple[int, int, int]  # a picture's patches: frames, rows, columns
 Picture = tuple[Tensor, Grid]  # patches (P, channels * frames * patch^2), and their grid
@@ -83,11 +84,22 @@ class Images:
     def _prepare(self, png: bytes) -> Picture:
         """Return `prepare`'s result. ValueError or OSError if the picture is damaged."""
         try:
-            picture = Image.open(io.BytesIO(png)).convert("RGB")
+            picture = open_picture(io.BytesIO(png)).convert("RGB")
         except SyntaxError as error:  # PIL's name for some damages
             raise ValueError(f"a picture can't be decoded: {error}") from None
         out = self.processor(images=[picture], size=self.size, return_tensors="pt")
         return out["pixel_values"], tuple(out["image_grid_thw"][0].tolist())
+
+
+def open_picture(file: Any) -> Image.Image:
+    """Return a screenshot, in a file or at a path, of which the header is read so far. ValueError or OSError
+    if it is none, or one that no model can be shown."""
+    try:
+        picture = Image.open(file, formats=("PNG", "JPEG", "WEBP", "GIF"))  # for others programs may run
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"a picture too large: {error}") from None
+    smart_resize(*picture.size)  # ValueError if one side is over 200 times the other
+    return picture
 
 
 @dataclass
@@ -135,6 +147,8 @@ def load_preprocessor(config: ModelConfig) -> Preprocessor:
     with _reading(config.path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(config.path, **NO_CODE)
         vocabulary = tokenizer.get_vocab()
+        if len(vocabulary) == 1:  # what transformers makes of a folder without one
+            raise ValueError("no tokenizer there")
         images = Images(config.path, config.max_pixels) if hasattr(settings, "vision_config") else None
     vision = [vocabulary[token] for token in VISION_TOKENS if token in vocabulary]
     # the head's rows beyond the tokenizer are for alignment only

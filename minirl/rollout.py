@@ -174,10 +174,11 @@ class RolloutWorker:
             episodes = await self.group(stream[places[n]], step, places[n], self.config.max_steps(step))
             return episodes, self.qualified(episodes) is not None
 
-        results = await self._share(start, config.groups, max_tasks, max_concurrent, config.dynamic, tick)
+        episodes, n_in_order, submitted = await self._share(
+            start, config.groups, max_tasks, max_concurrent, config.dynamic, tick
+        )
         for line in self.hosts.agree(self.ranks):
             say(line)
-        episodes, n_in_order, submitted = results
         attempts = [episodes[n] for n in range(n_in_order)]
         next_cursor = places[n_in_order - 1] + 1 if n_in_order else cursor
         collected = self._assemble(attempts, next_cursor, submitted)
@@ -265,8 +266,11 @@ class RolloutWorker:
                         queue.post(n, is_kept)
                 for run in running:
                     run.cancel()
-        except ExceptionGroup as failed:  # a full disk is one line for the user, a group is not
-            raise failed.exceptions[0] from None
+        except ExceptionGroup as failed:  # a full disk is one line for the user, a group in a group is not
+            error: Exception = failed
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            raise error from None
         await self.settle()
         everything = dict(self.ranks.all_gather(list(finished.items())))
         return everything, n_in_order, self.ranks.broadcast(queue.claimed())

@@ -275,7 +275,9 @@ def cosine(update: int, total: int, warmup: float) -> float:
 def cores() -> int:
     """Return this rank's share of the processor's cores."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    available = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, available // ranks)
 
 
 def step_metrics(steps: Sequence[Metrics]) -> Metrics:

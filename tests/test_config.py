@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -147,7 +150,7 @@ def test_the_run_folder_is_named_after_the_recipe_or_by_the_user():
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        (["openwebrl-5b"], "unknown recipe 'openwebrl-5b'; there are tiny, tiny_text, "),
+        (["openwebrl-5b"], "unknown recipe 'openwebrl-5b'; there are tiny, tiny-text, "),
         (["tiny", "--stepz", "3"], "--stepz"),
         (["tiny", "--model.path", "/nowhere/model"], "--model.path /nowhere/model"),
     ],
@@ -180,6 +183,26 @@ def test_help_tells_every_setting_with_its_value_and_its_meaning(capsys):
     for flag in ("--loss.clip-high", "--name", "--sampler", "RL steps", "reinforcement"):
         assert flag in help, flag
     assert "--protocol" not in help, "eval.py's alone"
+    first_screen = help.partition("╭")[0]
+    assert all(name.replace("_", "-").replace("-8b", "") in first_screen for name in RECIPES)
+
+
+ROOT = Path(train.__file__).parent
+DOORS = ["train.py", "sft.py", "eval.py", "judge.py label", "-m minirl", "-m minirl.worlds", "-m minirl.data"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_help_comes_without_torch_and_a_missing_environment_is_one_line(door, tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
+    for flags, words in ((["-E", "-S"], "`make setup`, then `source .venv/bin/activate`"), ([], "usage: ")):
+        command = [sys.executable, *flags, *door.split(), "--help"]
+        env = os.environ | {"PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(
+            command, cwd=Path(train.__file__).parent, env=env, capture_output=True, text=True
+        )
+        assert words in done.stdout + done.stderr and "Traceback" not in done.stderr
+    if door == "sft.py":
+        assert "--sft.demos" in done.stdout[:600]
 
 
 @pytest.mark.parametrize("recipe", ["openwebrl_4b", "openwebrl-8b", "webagent-r1-3b", "webagent_r1_8b"])

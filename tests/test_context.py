@@ -235,11 +235,15 @@ def test_chat_formats_by_hand(preprocessor):
         "{% for m in messages %}{{ m.content }} {{ m.content }}{% endfor %}",
         "{% for m in messages %}{{ raise_exception('System role not supported') }}{% endfor %}",
         None,
+        "{% for i in range(99999) %}{% for j in range(20) %}{% set x = i %}{% endfor %}{% endfor %}",
+        "{% include 'other' %}",
+        "{{ 1 / 0 }}",
     ],
-    ids=["leaves out the system", "says everything twice", "refuses a system", "is missing"],
+    ids=["no system", "everything twice", "refuses a system", "missing", "long", "another's", "fails"],
 )
-def test_a_template_that_cannot_carry_the_conversation_is_refused(preprocessor, template):
-    with pytest.raises(ValueError, match="chat template"):
+def test_a_template_that_cannot_carry_the_conversation_is_refused(preprocessor, template, monkeypatch):
+    monkeypatch.setattr("minirl.context.MAX_TEMPLATE_SECONDS", 0.05)
+    with pytest.raises(ValueError, match="chat template does not render"):
         format_of(preprocessor, template)
 
 

@@ -1,6 +1,7 @@
 """Episodes in a real Chromium, with a sampler that says what it is told."""
 
 import asyncio
+import errno
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import pytest_asyncio
@@ -201,6 +203,31 @@ async def test_screenshots_are_prepared_beside_the_event_loop(play, preprocessor
     assert threads and threading.main_thread() not in threads
 
 
+async def test_a_prompt_that_fills_the_context_leaves_no_room_for_a_response(play):
+    async with play(saying(DONE)) as (worker, script, task):
+        await episode(worker, task)
+        size = len(script.requests.pop().prompt.ids)
+    for tokens, stop in ((size, Stop.LENGTH), (size + 1, Stop.LENGTH), (size + 200, Stop.DONE)):
+        config = replace(CONFIG, agent=replace(AGENT, context_tokens=tokens))
+        async with play(saying(DONE), config=config) as (worker, script, task):
+            t = await episode(worker, task)
+        assert (t.stop, len(script.requests)) == (stop, int(tokens > size))
+
+
+async def test_a_full_disk_ends_the_run_at_once_and_another_error_its_episode(play):
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, group=2, groups=1))
+    async with play(saying(WAIT), config=config) as (worker, script, task):
+        worker.harness.images = Mock(put=Mock(side_effect=PermissionError(errno.EACCES, "not allowed")))
+        assert (await episode(worker, task)).stop is Stop.INFRA_ERROR
+        worker.harness.images = Mock(put=Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        for run in (
+            worker.collect(TaskStream([task], 0), 0, 0, lambda n: None),
+            worker.evaluate([(task, 0)], "eval", 3, lambda n: None),
+        ):
+            with pytest.raises(OSError, match="No space left on device"):
+                await run
+
+
 async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play, monkeypatch):
     """A step in which its first page failed makes the next one look elsewhere, and both count right."""
     monkeypatch.setattr("minirl.browser.host_backoff.MAX_FAILURES", 1)
@@ -368,14 +395,15 @@ async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
     assert t.turns[0].feedback == (failed, "`wait` not executed.")
 
 
-@pytest.mark.parametrize("said", [DONE, WAIT])
+@pytest.mark.parametrize(("said", "repeats"), [(DONE, 0), (WAIT, 0), (WAIT, 1)])
 @pytest.mark.parametrize(
     "fault",
     [BrowserFault(Stop.ENV_ERROR, "it hangs"), BrowserFault(Stop.INFRA_ERROR, "gone"), ToolFailure("no")],
 )
-async def test_an_answer_counts_though_the_last_look_at_the_page_fails(play, fault, said):
-    """The control says something else than `done`."""
-    async with play(saying(said)) as (worker, _, task):
+async def test_an_answer_counts_though_the_last_look_at_the_page_fails(play, fault, said, repeats):
+    """The control says something else than `done`, or may not say it again."""
+    config = replace(CONFIG, agent=replace(AGENT, repeats=repeats))
+    async with play(saying(said), config=config) as (worker, _, task):
         look, looks = worker.harness.agent.observe, []
 
         async def observe(session: Session) -> Any:

@@ -241,10 +241,17 @@ def test_one_process_trains_in_a_folder_and_a_dead_one_does_not_keep_it(tmp_path
     for _ in range(2):
         with run.held():
             pass
+        assert not run.root.exists(), "nothing was written"
+    with run.held():
+        run.write_config({"seed": 0})
+    assert (run.root / "config.json").exists()
 
 
-def test_a_folder_that_is_a_link_is_refused(tmp_path):
-    Run(tmp_path / "run").write_config({"seed": 1})
-    (tmp_path / "link").symlink_to(tmp_path / "run")
-    with pytest.raises(ValueError, match="link is a link, which may lead anywhere"):
-        Run(tmp_path / "link")
+@pytest.mark.parametrize("name", ["", "screenshots", "trajectories", "checkpoints", "model", "lock"])
+def test_a_folder_that_is_or_holds_a_link_is_refused(tmp_path, name):
+    """Or --resume would delete and write behind it."""
+    (tmp_path / "holiday").mkdir()
+    (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "run" / name).symlink_to(tmp_path / "holiday")
+    with pytest.raises(ValueError, match=f"{name or 'run'} is a link, which may lead anywhere"):
+        Run(tmp_path / "run")

@@ -1,5 +1,6 @@
 """Updates that do not depend on how they are cut up, and what they learn from."""
 
+import itertools
 import threading
 import time
 from dataclasses import replace
@@ -105,13 +106,13 @@ def test_every_epoch_goes_over_every_minibatch(new_trainer, groups):
     trainer, epochs = new_trainer(epochs=3, minibatch_turns=6), [[]]
     update = trainer._step
     trainer._step = lambda rows, *rest: epochs[-1].append(rows) or update(rows, *rest)
-    metrics = learn(trainer, groups, 5, lambda: epochs.append([]))
+    updates = [learn(trainer, groups, step, lambda: epochs.append([]))["updates"] for step in (5, 6)]
     assert epochs.pop() == []  # one tick behind every epoch
-    assert len(epochs) == 3 and metrics["updates"] == sum(map(len, epochs)) > 3
-    orders = [[row for rows in epoch for row in rows] for epoch in epochs]
+    assert len(epochs) == 6 and sum(updates) == sum(map(len, epochs)) > 6
+    orders = [[row.ids for rows in epoch for row in rows] for epoch in epochs]
     for order in orders:
-        assert sorted(row.ids for row in order) == sorted(row.ids for row in rows_of(groups))
-    assert orders[0] != orders[1] != orders[2]  # each in its own order
+        assert sorted(order) == sorted(row.ids for row in rows_of(groups))
+    assert all(one != other for one, other in itertools.combinations(orders, 2)), "each in its own order"
 
 
 def test_imitation_is_the_mean_over_tokens_however_it_is_cut(new_trainer, groups):
@@ -254,6 +255,36 @@ def test_how_far_the_samplers_log_probs_are_from_the_trainers(new_trainer, group
     found = [metrics[f"mismatch_{name}"] for name in ("mean", "max")]
     assert found == pytest.approx([gaps.mean().item(), gaps.max().item()], abs=1e-4)
     assert 0 < len(first) < 11 and metrics["updates"] == 6 and found[1] > found[0] > 0.01
+
+
+def test_the_divergence_is_from_what_reinforcement_starts_from_as_it_is_sampled(new_trainer, groups):
+    """From the clone, not the base model, and at the sampler's temperature: of the first update it is 0."""
+    trainer = new_trainer(lr=1e-2, loss=LossConfig(kl=0.1), epochs=2)
+    trainer.config = replace(trainer.config, sampler=replace(trainer.config.sampler, temperature=0.5))
+    trainer.keep_reference()
+    trainer.sft_step(rows_of(groups), lr=1e-2)
+    trainer.keep_reference()
+    steps, update = [], trainer._step
+    trainer._step = lambda *rest: steps.append(update(*rest)) or steps[-1]
+    learn(trainer, groups)
+    first, second = (step["kl"] / step["tokens"] for step in steps)
+    assert first == pytest.approx(0, abs=1e-6) and second > 1e-3
+
+
+def test_the_largest_ratio_is_that_of_all_updates(new_trainer, groups):
+    """By hand, before each of them: on policy that of the first is 1."""
+    trainer = new_trainer(lr=1e-2, epochs=3)
+    groups = on_policy(trainer, groups)
+    rows, ratios, update = rows_of(groups), [], trainer._step
+
+    def step(*rest):
+        gaps = [new - torch.tensor(row.old) for row, new in zip(rows, scored(trainer, rows), strict=True)]
+        ratios.append(torch.cat(gaps).max().exp().item())
+        return update(*rest)
+
+    trainer._step = step
+    assert learn(trainer, groups)["ratio_max"] == pytest.approx(max(ratios), rel=1e-3)
+    assert ratios[0] == pytest.approx(1, abs=1e-3) and max(ratios) > 1.1
 
 
 def test_the_loss_by_hand(new_trainer, preprocessor):

@@ -2,17 +2,20 @@
 
 import json
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from minirl.episode import Harness
 from minirl.types import BrowserFault, Score, Session, Stop, Task, ToolFailure
+
+if TYPE_CHECKING:
+    from minirl.episode import Harness
 
 
 class JudgedBenchmark:
     judged = True
     recorded = False
 
-    def session(self, harness: Harness, task: Task) -> AbstractAsyncContextManager[Session]:
+    def session(self, harness: "Harness", task: Task) -> AbstractAsyncContextManager[Session]:
         return harness.browsers.session()
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:

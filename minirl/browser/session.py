@@ -115,7 +115,10 @@ class Session:
         try:
             # about:blank ends the history, so the next episode can't go back into this one
             await self.do(self.page.goto("about:blank"))
-            (await self.tab()).forget()
+            tab = await self.tab()
+            tab.forget()
+            # Sites may store what was done there, by which the next episode would be judged
+            await self.do(tab.cdp.send("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"}))
         except (ToolFailure, BrowserFault):
             return False
         self.news = []
@@ -136,7 +139,8 @@ class Session:
                 return
             except ToolFailure as error:
                 failure = str(error)
-        raise BrowserFault(Stop.SITE_ERROR, f"{url} did not open: {failure}")
+        remedy = "; --browser.private allows it" if "private address" in failure else ""
+        raise BrowserFault(Stop.SITE_ERROR, f"{url} did not open: {failure}{remedy}")
 
     async def goto(self, url: str, seconds: float | None = None) -> int:
         """Open an address in the current tab; return the HTTP status, or 0 where there is none."""

@@ -173,6 +173,9 @@ async def test_scrolling_an_area_and_the_page_up_to_its_end(session):
     for direction in ("up", "left", "right"):
         line = await do(session, "scroll", direction=direction)
         assert line == f"Succeed: `scroll` {direction} by 50% executed. {note}"
+    await session.page.evaluate("document.body.style.width = '3000px'")
+    await do(session, "scroll", direction="right")
+    assert await session.page.evaluate("scrollX") == WIDTH / 2
     with pytest.raises(ToolFailure, match="direction must be one of"):
         await do(session, "scroll", direction="sideways")
 
