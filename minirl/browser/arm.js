@@ -1,6 +1,7 @@
 // Asked before an action: tells what is under the point, and leaves a mark by which settle.js sees what has
 // changed. The second point is the first one's in the page around all frames.
-const EVENTS = ['pointermove', 'pointerdown', 'pointerup', 'click', 'auxclick', 'contextmenu', 'keydown', 'keyup'];
+const EVENTS = ['pointermove', 'pointerdown', 'pointerup', 'click', 'auxclick', 'contextmenu', 'keydown', 'keyup',
+  'drop', 'dragend'];
 function arm([point, outer]) {
   const hit = point && at(point[0], point[1]), target = owner(meant(hit));
   const mark = begin(window[MARK]), {end} = mark, listening = new AbortController();
@@ -11,8 +12,8 @@ function arm([point, outer]) {
   const hear = e => {
     if (!e.isTrusted) return;
     const now = performance.now();
-    if (!mark.acted) mark.since = mark.loud = now;  // how long the action took to come is not the page's time
-    mark.acted = now;
+    if (!mark.begun) mark.begun = mark.since = mark.loud = now;  // until it came was not the page's time
+    if (/up$|click|menu|drop|dragend/.test(e.type)) mark.acted = now;  // with which the action ends
     const dragged = e.type === 'pointermove' && e.buttons > 0;
     if (dragged || (/click|menu/.test(e.type) && e.composedPath().includes(target))) mark.reached = true;
   };

@@ -95,5 +95,7 @@ def looks_the_same(before: bytes, after: bytes, masks: Any) -> bool:
     difference = ImageChops.difference(first, second)
     for mask in masks if isinstance(masks, list) else ():
         with suppress(TypeError, ValueError, OverflowError):  # a page is free to answer anything
-            difference.paste((0, 0, 0), tuple(map(round, mask)))
-    return max(high for _, high in difference.getextrema()) <= MAX_NOISE
+            left, top, right, bottom = map(round, mask)
+            difference.paste((0, 0, 0), (left, top, right, bottom))
+    extrema: Any = difference.getextrema()  # of each colour
+    return max(high for _, high in extrema) <= MAX_NOISE
