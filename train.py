@@ -56,7 +56,7 @@ async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: S
         groups: list[Group] = collected.groups
         if config.shuffle_rewards:  # the control, which must learn nothing
             groups = shuffle_rewards(groups, step)
-        groups = assign_advantages(groups, config.loss)
+        groups = assign_advantages(groups, config.loss, config.reward.success)
 
         # 3. Rows: every turn as the tokens that were sampled, and the weight of each in the loss.
         rows: list[TrajectoryRows] = make_rows(groups, config.loss)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from playwright.async_api import Error as PlaywrightError
 
 from minirl.config import AgentConfig, Config
-from minirl.console import first_line, printable
+from minirl.console import first_line, printable, without_passwords
 from minirl.context import Context
 from minirl.rewards import reward
 from minirl.run_folder import ImageFolder
@@ -34,6 +34,7 @@ from minirl.types import (
     Observation,
     Parsed,
     PolicyFn,
+    RunEnds,
     SamplerError,
     Score,
     Session,
@@ -62,6 +63,7 @@ class Harness:
     images: ImageFolder
     benchmark_of: Callable[[Task], Benchmark]
     warned: bool = False  # whether an unexpected failure has been printed
+    failure: str = ""  # why the run can't go on
 
 
 def conversation(agent: Agent, config: AgentConfig, preprocessor: "Preprocessor", task: Task) -> Context:
@@ -104,6 +106,9 @@ class Episode:
             await self._browse()
         except BrowserFault as fault:
             self.stop, self.error = fault.stop, str(fault)
+        except RunEnds as end:
+            self.stop, self.error = Stop.JUDGE_ERROR, str(end)
+            self.harness.failure = self.error
         except SamplerError as failure:
             self.stop, self.error = Stop.SAMPLER_ERROR, str(failure)
         except TimeoutError:
@@ -129,9 +134,9 @@ class Episode:
             turns=tuple(self.turns),
             stop=self.stop,
             answer=self.answer or "",
-            success=value == 1,
+            success=value >= self.harness.config.reward.success,
             reward=reward(self.stop, value, self.harness.config.reward),
-            error=self.error,
+            error=without_passwords(self.error),
             final_state=self.score.details,
             final_image=self.final_image,
             blocked=self.blocked,
@@ -173,7 +178,9 @@ class Episode:
             # a served model's text gets ids to measure the conversation by, not to be trained on
             self.context.respond(sample.ids or preprocessor.render_response(text)[1], text)
             times.append(time.monotonic())
-            parsed = agent.parse(text) if sample.finish == "stop" else Parsed(error=CUT_OFF)
+            parsed = Parsed(error=CUT_OFF)
+            if sample.finish == "stop":
+                parsed = agent.parse(self.context.chat.closing + text)
             lines = await self._act(session, parsed)
             feedback = agent.visible_feedback(parsed, lines)
             times.append(time.monotonic())

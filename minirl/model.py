@@ -28,7 +28,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from minirl.config import ModelConfig
 from minirl.console import first_line
-from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN, ChatFormat
+from minirl.context import IMAGE_PAD, THINK_END, VISION_CLOSE, VISION_OPEN, ChatFormat
 from minirl.types import Tokenizer
 
 CPU = torch.device("cpu")
@@ -40,6 +40,17 @@ Image.MAX_IMAGE_PIXELS = 32_000_000  # Pillow refuses twice as many, which are a
 MIN_ROWS = 64  # of a matrix product by oneDNN; below, the call itself costs more
 Grid = tuple[int, int, int]  # a picture's patches: frames, rows, columns
 Picture = tuple[Tensor, Grid]  # patches (P, channels * frames * patch^2), and their grid
+
+
+MMAP_THRESHOLD = -3  # glibc's number of the setting
+LARGE = 4 << 20  # bytes of a block that goes back to the machine as soon as it is freed
+
+
+def limit_heap() -> None:
+    """Have glibc give large blocks back at once. By itself it comes to keep all below 32 MB, in a heap that
+    grows by half in ten steps, because what lives long comes to lie between."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
 
 
 def release_memory() -> None:
@@ -131,8 +142,10 @@ class Preprocessor:
         """Return a response as this model would write it, text and ids with the token that ends it."""
         if self.chat.opens_think:  # the template has written the tag already
             text = text.removeprefix("<think>").removeprefix("\n")
-        end = self.tokenizer.eos_token if ended else ""
-        return text, tuple(self.tokenise(text + end))
+        if self.chat.closing:
+            text = text.rpartition(THINK_END)[2].lstrip()
+        end = self.end[:1] if ended else ()
+        return text, (*self.tokenise(text), *end)
 
     def text(self, ids: Sequence[int]) -> str:
         """Return a response as text, without the token that ended it."""
@@ -153,24 +166,26 @@ def load_preprocessor(config: ModelConfig) -> Preprocessor:
     vision = [vocabulary[token] for token in VISION_TOKENS if token in vocabulary]
     # the head's rows beyond the tokenizer are for alignment only
     unused = range(max(vocabulary.values()) + 1, settings.get_text_config().vocab_size)
+    chat = ChatFormat.from_template(tokenizer)
     return Preprocessor(
         tokenizer=tokenizer,
-        chat=ChatFormat.from_template(tokenizer),
+        chat=chat,
         images=images,
         suppressed=(*vision, *unused),
-        end=end_tokens(config.path, tokenizer),
+        end=end_tokens(config.path, tokenizer, chat.end),
     )
 
 
-def end_tokens(path: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the chat's end token and the others of the checkpoint's generation_config.json, as Qwen's
-    <|endoftext|> and Llama's <|eom_id|>, in which a model may end that has not been tuned further."""
+def end_tokens(path: str, tokenizer: Tokenizer, chat_end: str) -> tuple[int, ...]:
+    """Return the chat's end token, then the tokenizer's and those of the checkpoint's generation_config.json,
+    as Qwen's <|endoftext|> and Llama's <|eom_id|>, in which a model that is not tuned further may end."""
     try:
         configured = transformers.GenerationConfig.from_pretrained(path).eos_token_id
     except OSError:  # it has none
         configured = None
-    ends: list[Any] = [tokenizer.eos_token_id]
-    for token in configured if isinstance(configured, list) else [configured]:
+    ends: list[Any] = [tokenizer.convert_tokens_to_ids(chat_end)]
+    others = configured if isinstance(configured, list) else [configured]
+    for token in [tokenizer.eos_token_id, *others]:
         # a model's default may be the id of an ordinary word
         if token in tokenizer.added_tokens_decoder and token not in ends:
             ends.append(token)
@@ -186,6 +201,7 @@ def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 
 def load_model(config: ModelConfig, device: torch.device = CPU, dtype: str | None = None) -> PreTrainedModel:
     """Return the weights on one device, in the type that the config computes in or, for "auto", is stored."""
+    limit_heap()
     _, auto = _settings(config.path)
     options = {"dtype": dtype or compute_dtype(config, device), "attn_implementation": "sdpa"}
     with _reading(config.path):

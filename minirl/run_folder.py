@@ -15,6 +15,7 @@ first. A folder may come from anybody: it is no link and holds none, which could
 
 import fcntl
 import json
+import math
 import os
 import re
 import shlex
@@ -32,6 +33,7 @@ from typing import Any, TypeVar
 from filelock import FileLock
 from pydantic import TypeAdapter
 
+from minirl.console import without_passwords
 from minirl.types import Group, Task, Trajectory
 
 T = TypeVar("T")
@@ -96,8 +98,11 @@ def read_records(path: Path, kind: type[T]) -> list[T]:
 
 
 def to_record(trajectory: Trajectory) -> dict[str, Any]:
-    """Return a trajectory as JSON values; TRAJECTORY.validate_python gives back an equal one."""
-    return TRAJECTORY.dump_python(trajectory) | {"stop": trajectory.stop.value}
+    """Return a trajectory as JSON values; TRAJECTORY.validate_python gives back an equal one, but for
+    the password in an address."""
+    record = TRAJECTORY.dump_python(trajectory) | {"stop": trajectory.stop.value}
+    record["task"]["start_url"] = without_passwords(trajectory.task.start_url)
+    return record
 
 
 @dataclass(frozen=True)
@@ -184,8 +189,10 @@ class Run:
             append_line(self.root / "starts.jsonl", start)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append a step's numbers; null stands for what is none, which JSON has no word for."""
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         if self.records:
-            append_line(self.root / "metrics.jsonl", {"step": step, **metrics})
+            append_line(self.root / "metrics.jsonl", {"step": step, **finite})
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_records(self.root / "metrics.jsonl", dict)

@@ -18,7 +18,7 @@ import pytest_asyncio
 import torch
 from pages import HEIGHT, WIDTH, point
 from shopping import PAGES, SHOP, tasks
-from workers import make_worker
+from workers import Scored, make_worker
 
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
@@ -34,9 +34,11 @@ from minirl.run_folder import Run
 from minirl.types import (
     BrowserFault,
     Request,
+    RunEnds,
     Sample,
     SamplerError,
     Sampling,
+    Score,
     Stop,
     Task,
     ToolFailure,
@@ -186,6 +188,45 @@ async def test_feedback_and_past_reasoning_can_be_kept_from_the_model(play):
     assert "Error: no" not in texts[1] and "Error: no" in texts[2]
     assert "secret" not in texts[-1] and '"wait"' in texts[-1] and "secret" in t.turns[0].text
     assert [turn.response_ids for turn in t.turns] == [sample.ids for sample in script.samples]
+
+
+async def test_behind_a_thought_that_the_template_has_closed_a_response_needs_none(
+    play, preprocessor, monkeypatch
+):
+    closed = replace(
+        preprocessor.chat, to_assistant="<think></think>\n", opens_think=False, closing="</think>"
+    )
+    monkeypatch.setattr(preprocessor, "chat", closed)
+    sayings = (saying(WAIT).partition("</think>")[2], "I end it. " + saying(DONE).partition("</think>")[2])
+    async with play(*sayings) as (worker, _, task):
+        t = await episode(worker, task)
+    assert (t.stop, len(t.turns), t.reward) == (Stop.DONE, 2, 1.0) and needs_verdict(t, "every")
+
+
+async def test_a_reward_that_is_none_is_the_runs_affair(play):
+    """The episode does not count, and the step ends with the line."""
+
+    async def reward(*_: Any) -> Score:
+        raise RunEnds("it must return 0 to 1, not 5")
+
+    async with play(saying(DONE)) as (worker, _, task):
+        worker.harness.benchmark_of = lambda _: Scored(reward)
+        with pytest.raises(RunEnds, match="not 5$"):
+            await worker.evaluate([(task, 0)], "after_rl", 3, lambda n: None)
+        t = await episode(worker, task)
+    assert (t.stop, t.error, t.valid) == (Stop.JUDGE_ERROR, "it must return 0 to 1, not 5", False)
+
+
+@pytest.mark.parametrize(("least", "success"), [(1.0, False), (0.8, True)])
+async def test_how_much_of_a_reward_is_a_success_is_a_setting(play, least, success):
+    async def reward(*_: Any) -> Score:
+        return Score(0.83)
+
+    config = replace(CONFIG, reward=RewardConfig(success=least))
+    async with play(saying(DONE), config=config) as (worker, _, task):
+        worker.harness.benchmark_of = lambda _: Scored(reward)
+        t = await episode(worker, task)
+    assert (t.reward, t.success) == (0.83, success)
 
 
 async def test_screenshots_are_prepared_beside_the_event_loop(play, preprocessor, monkeypatch):

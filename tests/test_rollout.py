@@ -168,6 +168,13 @@ async def test_without_its_sampler_a_step_ends_at_once_and_says_why():
         await theatre.worker.evaluate([(theatre.tasks[0], 0)], "after_rl", 3, lambda n: None)
 
 
+async def test_an_episode_that_can_not_be_rewarded_ends_the_step_as_a_lost_sampler_does():
+    theatre = Theatre([Plan(delay=100.0)] * 20)
+    theatre.worker.harness.failure = "it must return 0 to 1, not 5"
+    with pytest.raises(RunEnds, match="not 5"):
+        await theatre.collect()
+
+
 SPOILED = Plan(stops=(Stop.JUDGE_ERROR, Stop.JUDGE_ERROR))
 
 

@@ -106,6 +106,14 @@ def test_a_torn_last_line_is_skipped_and_then_gone(tmp_path):
     assert run.metrics() == [{"step": 1, "success": 0.1}, {"step": 2, "success": 0.3}]
 
 
+def test_what_is_no_number_is_null(tmp_path):
+    """NaN and Infinity are no JSON; other readers refuse the line."""
+    run = Run(tmp_path)
+    run.add_metrics(1, {"loss": float("nan"), "ratio_max": float("inf"), "kl": 0.5, "updates": 2})
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert text == '{"step":1,"loss":null,"ratio_max":null,"kl":0.5,"updates":2}\n'
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     run = Run(tmp_path)
     run.write_config({"seed": 1})

@@ -1,6 +1,7 @@
 """Updates that do not depend on how they are cut up, and what they learn from."""
 
 import itertools
+import os
 import threading
 import time
 from dataclasses import replace
@@ -25,7 +26,7 @@ from minirl.config import LossConfig, SftConfig
 from minirl.distributed import full_tensor
 from minirl.model import Images
 from minirl.rows import Row, TrajectoryRows, make_rows, minibatches, turn_rows
-from minirl.trainer import Trainer, cloning_batches
+from minirl.trainer import Trainer, cloning_batches, cores
 from minirl.types import Group, Trajectory, Turn
 
 
@@ -257,6 +258,18 @@ def test_how_far_the_samplers_log_probs_are_from_the_trainers(new_trainer, group
     assert 0 < len(first) < 11 and metrics["updates"] == 6 and found[1] > found[0] > 0.01
 
 
+def test_a_sampler_of_other_weights_ends_the_run(new_trainer, groups):
+    """Not where other episodes are trained on again, whose log-probs are of other weights by right."""
+    trainer = new_trainer(lr=0.0)
+    learn(trainer, groups)
+    trainer.config = replace(trainer.config, replay=None)
+    assert learn(trainer, on_policy(trainer, groups))["mismatch_mean"] < 1e-4
+    with pytest.raises(
+        ValueError, match=r"log-probs are \d\.\d+ nats from the trainer's: it does not sample"
+    ):
+        learn(trainer, groups)
+
+
 def test_the_divergence_is_from_what_reinforcement_starts_from_as_it_is_sampled(new_trainer, groups):
     """From the clone, not the base model, and at the sampler's temperature: of the first update it is 0."""
     trainer = new_trainer(lr=1e-2, loss=LossConfig(kl=0.1), epochs=2)
@@ -390,3 +403,9 @@ def test_weights_stay_float32_where_bfloat16_computes(new_trainer, groups):
     assert moved == pytest.approx(1e-6, rel=0.5)
     there = trained(exact)
     assert distance(trained(half), there) < 1e-3 * sum((w**2).sum().item() for w in there.values()) ** 0.5
+
+
+def test_cores_are_counted_where_a_system_cannot_bind_processes_to_some(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert cores() == os.cpu_count()

@@ -20,12 +20,13 @@ function arm([point, outer]) {
   for (const type of EVENTS) addEventListener(type, hear, options);
   addEventListener('invalid', e => { mark.invalid ||= short(e.target.validationMessage, 100); }, options);
   mark.end = () => { end(); listening.abort(); };
-  const answer = {name: describe(hit)};
-  if (hit && hit.tagName === 'IFRAME') {
-    const r = hit.getBoundingClientRect();
-    answer.frame = [r.left + hit.clientLeft, r.top + hit.clientTop];
+  const answer = {name: describe(hit), frame: frameOf(hit)};
+  const list = target && target.closest('select');
+  if (list && (list.multiple || list === target && list.size < 2)) {
+    const choices = choicesOf(list);
+    answer.options = choices.slice(0, 20).map(o => short(choiceOf(o), 30));
+    if (choices.length > 20) answer.options.push('and ' + (choices.length - 20) + ' more');
+    answer.kind = list.type;
   }
-  if (target && target.tagName === 'SELECT')
-    answer.options = [...target.options].slice(0, 20).map(o => short(o.label, 30));
   return answer;
 }

@@ -32,9 +32,11 @@ ARM = script("arm")
 SETTLE = script("settle")
 FOCUS = script("focus")
 CHOOSE = script("choose")
+PASTE = script("paste")
 SCROLL = script("scroll")
+TARGET = script("target")
 BLOCKED = script("blocked")
-MAX_TEXT_CHARS = 10_000  # of a text in an answer
+MAX_TEXT_CHARS = 100_000  # of a text in an answer
 MAX_NOISE = 2  # of 255: what a pixel varies by where a page is drawn again
 
 
@@ -43,9 +45,9 @@ class PageAnswer:
     """What a script answers, each script in some of these fields."""
 
     name: str = ""  # arm, focus, scroll: the element at the point, with the focus, or that has scrolled
-    frame: Any = None  # arm, focus, scroll: an inner frame's corner, or True if that frame has the focus
+    frame: Any = None  # arm, focus, scroll: helpers.js's frameOf, or True if a frame has the focus
     options: tuple[str, ...] = ()  # arm: of a list
-    kind: str = ""  # focus: of field
+    kind: str = ""  # arm: of list; focus: of field
     value: str = ""  # focus: what it holds
     editable: bool = False  # focus: if it takes text
     distance: float = 0.0  # scroll: in pixels
@@ -61,6 +63,7 @@ class PageAnswer:
     focus: str = ""  # what has got the focus, if it is something else than before
     invalid: str = ""  # why the browser refuses to send a form
     masks: Any = None  # where two screenshots may differ: left, top, right and bottom of each box
+    status: int = 0  # with which the server has answered, of a fresh document
     error: str = ""  # why the browser shows its own error page
 
     @classmethod
