@@ -65,6 +65,10 @@ class BrowserConfig:
     allow: tuple[str, ...] = ()  # domains that may be visited (or, with deny, may not), with their subdomains
     deny: tuple[str, ...] = ()
     host_rate: Annotated[float, Ge(0)] = 0.0  # most actions a second on one host, of a rank; 0: no limit
+    insecure: bool = False  # open sites with certificates that no authority has signed, as staging sites have
+    locale: str = "en-US"  # the language that sites are asked for; "": the browser's own
+    timezone: str = "UTC"  # for example Europe/Paris; "": the machine's
+    user_agent: str = ""  # what browsers call themselves; "": Chrome if they are started here
 
 
 @dataclass(frozen=True)

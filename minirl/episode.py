@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from playwright.async_api import Error as PlaywrightError
 
 from minirl.config import AgentConfig, Config
-from minirl.console import first_line, printable
+from minirl.console import first_line, printable, without_passwords
 from minirl.context import Context
 from minirl.rewards import reward
 from minirl.run_folder import ImageFolder
@@ -136,7 +136,7 @@ class Episode:
             answer=self.answer or "",
             success=value >= self.harness.config.reward.success,
             reward=reward(self.stop, value, self.harness.config.reward),
-            error=self.error,
+            error=without_passwords(self.error),
             final_state=self.score.details,
             final_image=self.final_image,
             blocked=self.blocked,

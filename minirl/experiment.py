@@ -68,7 +68,6 @@ class Experiment:
         from minirl.worlds.render import SiteServer, sites_of
 
         config = self.config
-        agent = make_agent(config, self.preprocessor)
         images = self.run.images
         tasks = self.tasks.all
         benchmark_of = choose_benchmarks(config)
@@ -80,7 +79,7 @@ class Experiment:
         hosts = {urlsplit(task.start_url).hostname for task in live}
         with SiteServer(sites_of(tasks)) as server:
             sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
-            pool = BrowserPool(config.browser, server.sites, sealed, trusted)
+            pool = BrowserPool(config.browser, server.sites, sealed, trusted, server.foreign)
             async with (
                 pool if live else contextlib.nullcontext(),
                 self.sampler() as sampler,
@@ -88,6 +87,7 @@ class Experiment:
             ):
                 endpoint = judge.endpoint if isinstance(judge, EndpointJudge) else None
                 benchmarks = choose_benchmarks(config, endpoint)
+                agent = make_agent(config, self.preprocessor)
                 harness = Harness(config, self.preprocessor, agent, pool, images, benchmarks)
                 yield RolloutWorker(harness, sampler, self.ranks, HostBackoff(), judge)
 
@@ -215,6 +215,7 @@ def open_experiment(config: Config, ranks: Ranks) -> Experiment:
     config = replace(config, model=place_model(config, source.root / "model", ranks))
     torch.manual_seed(config.seed)
     preprocessor = load_preprocessor(config.model)
+    make_agent(config, preprocessor)  # ValueError before anything is written, if the model can't see
     trainer = None
     if config.sampler.kind != "remote":
         with progress("loading the model"):

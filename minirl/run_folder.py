@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 from filelock import FileLock
 from pydantic import TypeAdapter
 
+from minirl.console import without_passwords
 from minirl.types import Group, Task, Trajectory
 
 T = TypeVar("T")
@@ -97,8 +98,11 @@ def read_records(path: Path, kind: type[T]) -> list[T]:
 
 
 def to_record(trajectory: Trajectory) -> dict[str, Any]:
-    """Return a trajectory as JSON values; TRAJECTORY.validate_python gives back an equal one."""
-    return TRAJECTORY.dump_python(trajectory) | {"stop": trajectory.stop.value}
+    """Return a trajectory as JSON values; TRAJECTORY.validate_python gives back an equal one, but for
+    the password in an address."""
+    record = TRAJECTORY.dump_python(trajectory) | {"stop": trajectory.stop.value}
+    record["task"]["start_url"] = without_passwords(trajectory.task.start_url)
+    return record
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,13 @@ class Handler(pages.Handler):
         elif path == "/file.bin":
             disposition = {"Content-Disposition": 'attachment; filename="file.bin"'}
             self.reply(bytes(1024), kind="application/octet-stream", **disposition)
+        elif path == "/shown.pdf":
+            self.reply(b"%PDF-1.4", kind="application/pdf")
+        elif path == "/late.txt":
+            self.server.stop.wait(0.2)
+            self.reply(b"saved", kind="text/plain")
+        elif path == "/login":
+            self.reply(b"Log in", status=401, **{"WWW-Authenticate": "Basic realm=x"})
         elif path != "/empty":
             first, second = self.server.ports
             text = PAGES.get(path, PAGES["/404"]).replace("PORT2", str(second)).replace("PORT", str(first))

@@ -18,6 +18,7 @@ from minirl.cli.command_line import check, from_command_line
 from minirl.config import Config, to_json
 from minirl.recipes import RECIPES
 from minirl.run_folder import flatten
+from minirl.tiny.checkpoints import BASE_TEXT
 
 FLAGS = """
 --recipe --name --seed --steps --eval-every --save-every --resume --replay --warm-start --shuffle-rewards
@@ -27,7 +28,7 @@ FLAGS = """
 --agent.reasoning --agent.response-tokens --agent.context-tokens --agent.format-errors --agent.repeats
 --browser.browsers --browser.connect --browser.episodes --browser.width --browser.height
 --browser.action-seconds --browser.episode-seconds --browser.quiet-ms --browser.private --browser.allow
---browser.deny --browser.host-rate
+--browser.deny --browser.host-rate --browser.insecure --browser.locale --browser.timezone --browser.user-agent
 --sampler.kind --sampler.temperature --sampler.gpu-memory --sampler.points
 --endpoint.url --endpoint.model --endpoint.key --endpoint.seconds --endpoint.price
 --judge.url --judge.model --judge.key --judge.seconds --judge.price --judge.path --judge.input
@@ -154,11 +155,14 @@ def test_the_run_folder_is_named_after_the_recipe_or_by_the_user():
         (["openwebrl-5b"], "unknown recipe 'openwebrl-5b'; there are tiny, tiny-text, "),
         (["tiny", "--stepz", "3"], "--stepz"),
         (["tiny", "--model.path", "/nowhere/model"], "--model.path /nowhere/model"),
+        (["tiny", "--model.path", str(BASE_TEXT)], "a text recipe as tiny-text"),
+        (["tiny", "--sampler", "vllm"], "pip install 'minirl[vllm]'"),
     ],
 )
 def test_what_cannot_be_understood_or_used_ends_a_script_with_status_2(ended, tmp_path, argv, problem):
     code, said = ended(train, *argv, "--name", str(tmp_path / "tiny"))
     assert code == 2 and problem in said and "Traceback" not in said
+    assert not (tmp_path / "tiny").exists()
 
 
 def flags_of(config: object, prefix: str = "--") -> list[str]:

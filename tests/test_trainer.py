@@ -1,6 +1,7 @@
 """Updates that do not depend on how they are cut up, and what they learn from."""
 
 import itertools
+import os
 import threading
 import time
 from dataclasses import replace
@@ -25,7 +26,7 @@ from minirl.config import LossConfig, SftConfig
 from minirl.distributed import full_tensor
 from minirl.model import Images
 from minirl.rows import Row, TrajectoryRows, make_rows, minibatches, turn_rows
-from minirl.trainer import Trainer, cloning_batches
+from minirl.trainer import Trainer, cloning_batches, cores
 from minirl.types import Group, Trajectory, Turn
 
 
@@ -402,3 +403,9 @@ def test_weights_stay_float32_where_bfloat16_computes(new_trainer, groups):
     assert moved == pytest.approx(1e-6, rel=0.5)
     there = trained(exact)
     assert distance(trained(half), there) < 1e-3 * sum((w**2).sum().item() for w in there.values()) ** 0.5
+
+
+def test_cores_are_counted_where_a_system_cannot_bind_processes_to_some(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert cores() == os.cpu_count()

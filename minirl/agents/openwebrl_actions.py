@@ -29,6 +29,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import from_json
 
 from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer
+from minirl.console import without_passwords
 from minirl.types import Call, Observation, PageHangs, Parsed, Session, ToolFailure
 
 SCALE = 1000  # coordinates run from 0 to SCALE on both axes
@@ -103,7 +104,7 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
         return shorten(" ".join([f"Succeed: {result}", *session.take_news()]))
     except (TimeoutError, PageHangs):
         await session.revive()
-        reason = "the browser did not finish in time."
+        reason = "the browser did not finish in time"
     except ToolFailure as failure:
         reason = str(failure)
 
@@ -112,12 +113,14 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
         for key in ("Control", "Shift", "Alt", "Meta"):
             with suppress(ToolFailure):
                 await session.do(session.page.keyboard.up(key))
-    raise ToolFailure(shorten(" ".join([reason, *session.take_news()])).removesuffix("."))
+    lines = [f"{reason.strip('. ')}.", *session.take_news()]
+    raise ToolFailure(shorten(" ".join(lines)).removesuffix("."))
 
 
 def shorten(text: str) -> str:
-    """Collapse whitespace and cut the middle out of a long text: its head says what, its tail why."""
-    text = " ".join(text.split())
+    """Collapse whitespace, leave out passwords in addresses, and cut the middle out of a long text: its head
+    says what, its tail why."""
+    text = without_passwords(" ".join(text.split()))
     if len(text) <= FEEDBACK_CHARS:
         return text
     head = int(0.7 * (FEEDBACK_CHARS - 5))
@@ -172,6 +175,8 @@ def _changes(settled: PageAnswer, session: Session, old_url: str, old_tabs: int)
         notes.append(f"Page navigated to {url}.")
     elif settled.fresh and n_tabs == old_tabs:
         notes.append("The page was loaded anew.")
+    if settled.status >= 400:
+        notes.append(f"The server answered with status {settled.status}.")
     if n_tabs > old_tabs:
         notes.append(f"New tab opened (tab {n_tabs - 1}).")
     if settled.state:

@@ -54,6 +54,7 @@ class PageAnswer:
     state: str = ""  # of the marked element, if it is another than before
     revalued: bool = False
     focus: str = ""  # what has got the focus, if it is something else than before
+    status: int = 0  # with which the server has answered, of a fresh document
     error: str = ""  # why the browser shows its own error page
 
     @classmethod

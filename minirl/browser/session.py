@@ -30,6 +30,7 @@ from minirl.browser.access import Guard, Refused, is_address
 from minirl.browser.page_scripts import ARM, BLOCKED, TARGET, PageAnswer
 from minirl.browser.readiness import CALM_MS, Tab, wait_until_ready
 from minirl.config import BrowserConfig
+from minirl.console import without_passwords
 from minirl.types import BrowserFault, PageHangs, Stop, ToolFailure
 
 Point = tuple[float, float]  # x and y in pixels
@@ -42,7 +43,8 @@ MAX_HANGS = 3  # such attempts that take longer
 SCREENSHOT_PAUSE = 0.05  # seconds before a page that refuses a screenshot is asked again,
 MAX_REFUSALS = 20  # so often
 MAX_TABS = 20  # a page that opens more has them closed
-CLOSING_SECONDS = 0.1  # for the news of what exactly has closed
+BLANK_MS = 500.0  # for a new window that is empty to get a page
+CLOSING_SECONDS = 0.1  # for the news of what exactly has closed, or was refused
 BLOCKED_SECONDS = 3.0  # for a page to answer whether it keeps visitors out
 TITLE_CHARS = 50
 PASTE_KEYS = re.compile(r"Control\w*\+(.*\+)?(Key)?V$|Shift\w*\+(.*\+)?(Insert|Numpad0)$", re.IGNORECASE)
@@ -59,6 +61,8 @@ class Session:
     news: list[str] = field(default_factory=list)  # what happened by itself: dialogs, downloads, closed tabs
     armed: Frame | None = None  # where the last action's target is
     tabs_of: dict[Page, Tab] = field(default_factory=dict)
+    answer: bool | None = None  # whether dialogs of this action are accepted; None: as usual
+    next_answer: bool | None = None  # and of the next one
     crashed: set[Page] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -143,21 +147,21 @@ class Session:
                 return
             except ToolFailure as error:
                 failure = str(error)
+                if isinstance(error, Refused):
+                    break
         remedy = "; --browser.private allows it" if "private address" in failure else ""
         raise BrowserFault(Stop.SITE_ERROR, f"{url} did not open: {failure}{remedy}")
 
     async def goto(self, url: str, seconds: float | None = None) -> int:
         """Open an address in the current tab; return the HTTP status, or 0 where there is none."""
-        if "://" not in url and ":" not in url.split("/")[0]:
-            url = "https://" + url
+        url = self.guard.read(url, self.page.url)
         await self.guard.check(url)
         for tries_left in (1, 0):
             await self.guard.pace(url)
             before = self.page.url
-            response = None
             try:
                 opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
-                response = await self.do(opening, seconds or GOTO_SHARE * self.config.action_seconds)
+                await self.do(opening, seconds or GOTO_SHARE * self.config.action_seconds)
             except PageHangs:
                 await self.revive()
                 if self.page.url in ("about:blank", before):
@@ -168,13 +172,16 @@ class Session:
                 if tries_left and "interrupted by another navigation" in str(failure):
                     await self.settle()
                     continue
+                if "Download is starting" in str(failure):
+                    await asyncio.sleep(CLOSING_SECONDS)  # its name comes later
+                    raise Refused("it is a file, not a page") from None
                 raise ToolFailure(await self.guard.explain(url, str(failure))) from None
             break
-        await self.settle()
-        return response.status if response else 0
+        return (await self.settle()).status
 
     async def pace(self) -> None:
-        """Wait for the next turn on the page's host."""
+        """Begin an action, after waiting for the next turn on the page's host."""
+        self.answer, self.next_answer = self.next_answer, None
         await self.guard.pace(self.page.url)
 
     async def travel(self, step: int) -> bool:
@@ -244,10 +251,13 @@ class Session:
         await self.do(tab.cdp.send("Input.dispatchMouseEvent", event))
 
     async def press(self, key: str) -> None:
-        """Press a key, or several joined by +, but none that paste what another episode may have copied."""
+        """Press a key, or several joined by +, but none that paste what another episode may have copied.
+        Escape also declines the dialogs of the next action."""
         if PASTE_KEYS.search(key):
             raise ToolFailure("nothing can be pasted; type the text")
         await self.do(self.page.keyboard.press(key))
+        if key == "Escape":
+            self.next_answer = False
 
     async def screenshot(self) -> bytes:
         """Return the viewport as PNG, straight from the renderer: Playwright's own waits for fonts. A page
@@ -287,7 +297,7 @@ class Session:
         tabs = []
         for page in self.context.pages:
             title = self.tabs_of[page].title if page in self.tabs_of else ""
-            tabs.append((page.url, title[:TITLE_CHARS]))
+            tabs.append((without_passwords(page.url), title[:TITLE_CHARS]))
         return tabs, self._index()
 
     async def new_tab(self) -> int:
@@ -332,15 +342,19 @@ class Session:
 
     async def _opened(self, page: Page) -> None:
         self._watch(page)
+        is_extra = len(self.context.pages) > MAX_TABS
+        if is_extra:
+            self.add_news(f"More than {MAX_TABS} tabs were open; new ones were closed.")
+        with suppress(PlaywrightError):
+            if is_extra or not page.url:  # a file that was to be shown in it has left it without any document
+                await page.close()
+            elif page.url == "about:blank" and await page.opener():  # a script may name its page later
+                await page.wait_for_url("http*://**", timeout=BLANK_MS, wait_until="commit")
+        if not page.is_closed():
+            self.page = page
         for tab in self.tabs_of.values():
             tab.window = False
             tab.changed.set()
-        if len(self.context.pages) <= MAX_TABS:
-            self.page = page
-            return
-        self.add_news(f"More than {MAX_TABS} tabs were open; new ones were closed.")
-        with suppress(PlaywrightError):
-            await page.close()
 
     def _closed(self, page: Page) -> None:
         self.tabs_of.pop(page, None)
@@ -348,11 +362,21 @@ class Session:
             self.page = self.context.pages[-1]
 
     async def _dialog(self, dialog: Dialog) -> None:
-        """Accept a dialog, which would block the page for ever. It is in no screenshot, so it is news."""
+        """Answer a dialog, which would block the page for ever: accept it, but stay where something is not
+        saved. It is in no screenshot, so it is news."""
+        stays = dialog.type == "beforeunload"
+        accepts = not stays if self.answer is None else self.answer
         message = " ".join(dialog.message.split())[:100]
-        self.add_news(f'A dialog ({dialog.type}) said "{message}" and was accepted.')
+        answered = "accepted" if accepts else "declined"
+        news = f'A dialog ({dialog.type}) said "{message}" and was {answered}.'
+        if stays and not accepts:
+            self.next_answer = True
+            news += " What is not saved would be lost; do the same again to leave."
+        elif accepts and dialog.type != "alert":
+            news += " To decline such a dialog, press Escape just before."
+        self.add_news(news)
         with suppress(PlaywrightError):
-            await dialog.accept(dialog.default_value)
+            await (dialog.accept(dialog.default_value) if accepts else dialog.dismiss())
 
     async def _download(self, download: Download) -> None:
         self.add_news(f"A download ({download.suggested_filename[:60]}) was refused.")

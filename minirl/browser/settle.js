@@ -20,6 +20,8 @@ async function settle([quiet, calm, cap]) {
     i.addEventListener('load', done); i.addEventListener('error', done); }));
   if (loads.length || document.fonts.status !== 'loaded')
     await Promise.race([Promise.all([document.fonts.ready, ...loads]), sleep(patience())]);
+  // A link that saves a file tells the page nothing: the browser has so long to begin
+  if (mark.target && mark.target.closest('a[download]')) await sleep(Math.min(500, left()));
   if (left() <= 0) mark.late = true;
   if (fresh) mark.loud = Math.max(mark.loud, performance.now());
   const ends = document.getAnimations().filter(a => a.playState === 'running' && a.effect &&
@@ -42,6 +44,7 @@ async function settle([quiet, calm, cap]) {
     revalued: !!there && valueOf(t) !== mark.value,
     focus: fresh || !focus || focus === mark.focus ? '' : focus !== t ? describe(focus)
       : editable(focus) ? 'it' : '',
+    status: (fresh && performance.getEntriesByType('navigation')[0] || {}).responseStatus || 0,
     error: location.protocol === 'chrome-error:'
       ? (document.body.innerText.match(/ERR_[A-Z0-9_]+/) || ['no reason given'])[0] : '',
   };

@@ -176,9 +176,10 @@ async def test_a_random_qwen2_5_vl_is_loaded_and_sees_the_picture(folder, png):
     assert not torch.equal(*logits)
 
 
-async def test_a_model_that_cannot_see_is_refused(preprocessor):
+@pytest.mark.parametrize("kind", ["autowebworld", "visual"])
+async def test_a_model_that_cannot_see_is_refused(preprocessor, kind):
     with pytest.raises(ValueError, match="can't see; use a vision-language model"):
-        make_agent(Config("", agent=AgentConfig("autowebworld")), replace(preprocessor, images=None))
+        make_agent(Config("", agent=AgentConfig(kind)), replace(preprocessor, images=None))
 
 
 async def test_each_action_does_in_the_browser_what_it_says(agent, session):

@@ -279,4 +279,4 @@ async def test_the_reason_of_a_failure_is_one_line(reason):
     session = SimpleNamespace(config=BrowserConfig(), take_news=lambda: news, pace=pace)
     with pytest.raises(ToolFailure) as failure:
         await carry_out(session, Call("click"), fail())
-    assert f"{failure.value}." == shorten(f"{reason} A dialog was accepted.")
+    assert f"{failure.value}." == shorten(f"{reason.strip('. ')}. A dialog was accepted.")

@@ -31,6 +31,9 @@ PAGES = {
         </script>""",
     "/copy": """<!doctype html><title>Copy</title><style>* { margin: 0 }</style>
         <textarea style="position: absolute; width: 200px; height: 60px">a secret</textarea>""",
+    "/keeper": """<!doctype html><title>None</title><script>
+        document.title = localStorage.visits = Number(localStorage.visits || 0) + 1;
+        </script>""",
     "/fill": """<!doctype html><title>Fill</title><script>
         const kept = [];
         const fill = () => kept.push(Array.from({length: 1000000}, Math.random));
@@ -111,6 +114,18 @@ async def test_what_one_episode_has_copied_no_other_pastes(port):
                 await keys(second, *hotkey)
         await do(second, "click", point_2d=TEXT, button="middle")
         assert await second.page.input_value("textarea") == ""
+
+
+@pytest.mark.parametrize(("foreign", "visits"), [((), ["1", "2"]), (("shop.test",), ["1", "1"])])
+async def test_what_a_page_has_stored_no_other_episode_finds(port, foreign, visits):
+    """Only contexts of pages of our own, which store nothing, serve another episode."""
+    found = []
+    async with BrowserPool(CONFIG, {"shop.test": port}, sealed=True, foreign=foreign) as pool:
+        for _ in range(2):
+            async with pool.session() as session:
+                await session.start("http://shop.test/keeper")
+                found.append(await session.page.title())
+    assert found == visits
 
 
 async def test_a_page_that_fills_its_memory_ends_at_its_limit(port):

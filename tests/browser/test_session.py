@@ -6,15 +6,18 @@ import io
 import os
 import re
 import signal
+import ssl
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from http.server import ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 import pytest_asyncio
-from pages import HEIGHT, WIDTH, contexts, do, loads, observe, point, until
+from pages import HEIGHT, WIDTH, Handler, contexts, do, loads, observe, point, running, until
 from PIL import Image
 from playwright.async_api import Error as PlaywrightError
 
@@ -216,6 +219,15 @@ async def test_tabs_open_change_and_close(session, site):
     assert (await observe(session)).image
 
 
+async def test_of_three_tabs_the_last_is_current_when_the_first_closes(session, site):
+    for _ in range(2):
+        await do(session, "new_tab")
+    await do(session, "goto_url", url=f"{site}/two")
+    await do(session, "switch_tab", tab_index=0)
+    assert await do(session, "close_tab") == "Succeed: `close_tab` closed tab 0, now on tab 1."
+    assert await session.tabs() == ([("about:blank", ""), (f"{site}/two", "Two")], 1)
+
+
 async def test_an_observation_has_tabs_address_title_and_a_screenshot(session, site):
     seen = await observe(session)
     assert seen.text == (
@@ -255,6 +267,42 @@ async def test_a_first_page_that_does_not_open_is_tried_again_and_given_up(pool)
         with pytest.raises(BrowserFault, match="did not open: net::ERR_NAME_NOT_RESOLVED") as caught:
             await session.start("http://nothing-here.test/")
     assert caught.value.stop is Stop.SITE_ERROR and len(opened) == START_ATTEMPTS
+
+
+WHERE = "[navigator.language, Intl.DateTimeFormat().resolvedOptions().timeZone, navigator.userAgent]"
+ABROAD = {"locale": "de-DE", "timezone": "Asia/Tokyo", "user_agent": "Mine"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, "en-US UTC Mozilla/5.0 .* Chrome/[^H]*"), (ABROAD, "de-DE Asia/Tokyo Mine")],
+)
+async def test_language_time_zone_and_user_agent_are_not_the_machines(site, monkeypatch, settings, expected):
+    monkeypatch.setenv("TZ", "America/Lima")
+    async with BrowserPool(replace(CONFIG, **settings)) as pool, pool.session() as session:
+        await session.start(f"{site}/")
+        assert re.fullmatch(expected, " ".join(await session.page.evaluate(WHERE)))
+
+
+async def test_a_time_zone_that_does_not_exist_is_told_at_once():
+    with pytest.raises(ValueError, match="no browser can be started .*Mars"):
+        async with BrowserPool(replace(CONFIG, timezone="Mars/Olympus")):
+            pass
+
+
+async def test_a_certificate_that_nobody_has_signed_is_a_reason_or_allowed():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(Path(__file__).parents[1] / "data/self_signed.pem")
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
+    with running(server):
+        url = f"https://127.0.0.1:{server.server_port}/two"
+        for insecure in (False, True):
+            async with BrowserPool(replace(CONFIG, insecure=insecure)) as pool, pool.session() as session:
+                refused = pytest.raises(BrowserFault, match="did not open: net::ERR_CERT_AUTHORITY_INVALID")
+                with contextlib.nullcontext() if insecure else refused:
+                    await session.start(url)
+                    assert await session.page.title() == "Two"
 
 
 async def test_a_killed_browser_takes_only_its_own_sessions_and_is_replaced(site):

@@ -6,6 +6,7 @@ import socket
 import struct
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -291,12 +292,14 @@ def ask(port: int, host: str, path: str = "/") -> tuple[int, bytes]:
 
 
 def test_the_server_answers_by_host():
-    worlds = [SHOP, make_shop(1, serif=True)]
+    worlds = [SHOP, make_shop(1, serif=True), replace(make_shop(2), html="its own")]
     with SiteServer(worlds) as server:
         port = server.server_port
-        assert server.sites == {"shop-7.test": port, "shop-1-serif.test": port}
+        assert server.sites == dict.fromkeys(("shop-7.test", "shop-1-serif.test", "shop-2.test"), port)
         assert ask(port, "shop-7.test") == (200, render(worlds[0]))
         assert ask(port, "SHOP-1-serif.test:80", "/?q=1") == (200, render(worlds[1]))
+        assert server.foreign == set() and ask(port, "shop-2.test") == (200, b"its own")
+        assert server.foreign == {"shop-2.test"}
         assert ask(port, "shop-7.test", "/etc/passwd")[0] == ask(port, "127.0.0.1")[0] == 404
     with pytest.raises(ValueError, match="same name"):
         SiteServer([SHOP, SHOP])
