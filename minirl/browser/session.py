@@ -125,10 +125,11 @@ class Session:
         if self.context.pages != [self.page] or self.page in self.crashed:
             return False
         try:
-            # about:blank ends the history, so the next episode can't go back into this one
             await self.do(self.page.goto("about:blank"))
+            await self.do(self.page.evaluate("window.name = ''"))  # which outlives its page
             tab = await self.tab()
             tab.forget()
+            await self.do(tab.cdp.send("Page.resetNavigationHistory"))
             # Sites may store what was done there, by which the next episode would be judged
             await self.do(tab.cdp.send("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"}))
         except (ToolFailure, BrowserFault):
