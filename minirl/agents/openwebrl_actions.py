@@ -146,9 +146,8 @@ async def watched(
     old_url = page.url
     old_tabs = len(session.context.pages)
     before = b""
-    if (
-        is_click
-    ):  # the agent has just seen it, unless it reads pages or made another call of the same response
+    if is_click:
+        # the agent has just seen it, unless it reads pages or made another call of the same response
         before = session.picture or await session.screenshot()
     target = await session.arm(point)
     effect = SimpleNamespace()

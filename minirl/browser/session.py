@@ -136,6 +136,7 @@ class Session:
             return False
         self.news = []
         self.armed = None
+        self.next_answer = None
         self.unseen = b""
         return True
 
