@@ -126,6 +126,8 @@ async def test_what_a_page_has_stored_no_other_episode_finds(port):
     async with BrowserPool(CONFIG, {"shop.test": port}, sealed=True) as pool:
         for _ in range(2):
             async with pool.session() as session:
+                assert session.next_answer is None
+                await session.press("Escape")  # which declines the next dialog
                 await session.start("http://shop.test/keeper")
                 await session.page.wait_for_function("document.title")
                 found.append(await session.page.title())
