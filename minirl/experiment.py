@@ -79,7 +79,7 @@ class Experiment:
         hosts = {urlsplit(task.start_url).hostname for task in live}
         with SiteServer(sites_of(tasks)) as server:
             sealed = hosts <= set(server.sites)  # then browsers need to reach nothing else
-            pool = BrowserPool(config.browser, server.sites, sealed, trusted, server.foreign)
+            pool = BrowserPool(config.browser, server.sites, sealed, trusted)
             async with (
                 pool if live else contextlib.nullcontext(),
                 self.sampler() as sampler,

@@ -315,6 +315,8 @@ class Session(Protocol):
     context: "BrowserContext"  # Playwright's, with all tabs
     page: "Page"  # Playwright's: the current tab
     news: list[str]  # what happened by itself, a sentence each
+    picture: bytes  # the last screenshot, until an action has settled
+    unseen: bytes  # one that was taken to see what an action changed, for the next observation
 
     @property
     def width(self) -> int: ...  # of the current tab, in pixels

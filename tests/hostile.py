@@ -41,6 +41,7 @@ BODIES["/"] = "".join(
     for n, path in enumerate(PATHS)
 )
 STATUS = {"/404": 404, "/500": 500}
+HEADERS = {"/sandboxed": {"Content-Security-Policy": "sandbox"}}
 KINDS = {"woff2": "font/woff2", "png": "image/png", "txt": "text/plain"}
 
 
@@ -138,7 +139,8 @@ class Handler(pages.Handler):
         elif path != "/empty":
             first, second = self.server.ports
             text = PAGES.get(path, PAGES["/404"]).replace("PORT2", str(second)).replace("PORT", str(first))
-            self.reply(text.encode(), status=STATUS.get(path, 200 if path in PAGES else 404))
+            status = STATUS.get(path, 200 if path in PAGES else 404)
+            self.reply(text.encode(), status=status, **HEADERS.get(path, {}))
 
 
 @contextlib.contextmanager

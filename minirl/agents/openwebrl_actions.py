@@ -6,7 +6,7 @@ The model is told the name, docstring and arguments of each of `TOOL_FUNCTIONS`;
 and keyboard. Paper: section 4.1, appendix A.2, table 5. Deviations:
 1. Points are told in the model's own 0-1000 frame; the released records have them in pixels.
 2. Typing where nothing takes text, and keys that do not exist, fail.
-3. A click counts as without effect only if nothing on the page changed, not whenever the address stayed.
+3. A click counts as without effect only if the screen stayed as it was, not whenever the address did.
 4. More is told than in table 5: state, focus, what moved or scrolled, a list's options. Named is the control
    at a point, where the released code names the innermost element.
 5. A text is typed over the old one, without Backspace; a long one is inserted, but for its last letter.
@@ -28,7 +28,7 @@ from annotated_types import Predicate
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import from_json
 
-from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer
+from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer, looks_the_same
 from minirl.console import without_passwords
 from minirl.types import Call, Observation, PageHangs, Parsed, Session, ToolFailure
 
@@ -80,8 +80,8 @@ for _key, _others in TABLES["keys"].items():
 
 async def observe(session: Session) -> Observation:
     """Return the tabs as text and a screenshot of the current one as PNG."""
-    tabs, active = await session.tabs()
     image = await session.screenshot()
+    tabs, active = await session.tabs()
     text = f"screen size: {session.width} x {session.height}\nCurrent tab: {active}\nAvailable tabs:"
     for i, (url, title) in enumerate(tabs):
         note = " (active)" if i == active else ""
@@ -98,6 +98,7 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
     """Run a call of any agent under an action's time limit; return a line of feedback and the browser's news.
     Those are in a ToolFailure, too."""
     await session.pace()
+    session.unseen = b""
     try:
         async with asyncio.timeout(session.config.action_seconds):
             result = await work
@@ -144,6 +145,10 @@ async def watched(
     page = session.page
     old_url = page.url
     old_tabs = len(session.context.pages)
+    before = b""
+    if is_click:
+        # the agent has just seen it, unless it reads pages or made another call of the same response
+        before = session.picture or await session.screenshot()
     target = await session.arm(point)
     effect = SimpleNamespace()
     effect.name = target.name or "something"
@@ -157,7 +162,9 @@ async def watched(
     settled = await session.settle(quiet=quiet)
     notes = _changes(settled, session, old_url, old_tabs)
     if is_click and not (notes or target.options or settled.changes or settled.revalued or session.news):
-        notes.append("Note: no visible navigation or new tab detected.")
+        session.unseen = await session.screenshot()
+        if looks_the_same(before, session.unseen, settled.masks):
+            notes.append("Note: no visible navigation or new tab detected.")
     effect.fresh = settled.fresh
     effect.notes = "".join(f" {note}" for note in notes)
 
@@ -185,6 +192,8 @@ def _changes(settled: PageAnswer, session: Session, old_url: str, old_tabs: int)
         notes.append("It has moved away from under the pointer, and may not have got the click.")
     if settled.focus:
         notes.append("It has the focus." if settled.focus == "it" else f"The focus is on {settled.focus}.")
+    if settled.invalid:
+        notes.append(f'The form was not sent: "{settled.invalid}"')
     return notes
 
 

@@ -63,12 +63,20 @@ const stateOf = e => {
   if (e.disabled || e.getAttribute('aria-disabled') === 'true') said.push('disabled');
   return said.join(', ');
 };
+const iconOf = e => {
+  const icon = e.querySelector('[aria-label],[alt],[title],title');
+  return icon && (icon.getAttribute('aria-label') || icon.alt || icon.getAttribute('title') || icon.textContent);
+};
+const headOf = e => {  // the cell before that of a field, as in forms that are tables
+  const cell = e.closest('td'), head = cell && cell.previousElementSibling;
+  return head && head.innerText;
+};
 const nameOf = e => {
   const label = e.labels && e.labels[0];
-  const text = /^(INPUT|SELECT|TEXTAREA)$/.test(e.tagName) ? '' : e.innerText;
+  const isField = /^(INPUT|SELECT|TEXTAREA)$/.test(e.tagName), text = isField ? '' : e.innerText;
   const own = /^(button|submit|reset)$/.test(e.type || '') && e.tagName === 'INPUT' ? e.value : '';
   const name = short(e.getAttribute('aria-label') || own || text || (label && label.innerText) ||
-    e.placeholder || e.title || e.alt || e.name, 31);
+    e.placeholder || e.title || e.alt || iconOf(e) || (isField && headOf(e)) || e.name, 31);
   return name.length > 30 ? name.slice(0, 30) + '...' : name;
 };
 const describe = e => {
@@ -78,4 +86,47 @@ const describe = e => {
   const name = nameOf(e), state = stateOf(e);
   return '<' + e.tagName.toLowerCase() + '>' + given('type') + given('role') + (state ? ' ' + state : '') +
     (name ? ' "' + name + '"' : '');
+};
+const KINDS = {subtree: true, childList: true, attributes: true, characterData: true};
+// Observes a document, the open roots in it and its frames of the same origin
+const observe = (watch, root) => {
+  watch.observe(root, KINDS);
+  for (const e of root.querySelectorAll('*')) {
+    const inner = e.shadowRoot || (/^I?FRAME$/.test(e.tagName) && e.contentDocument);
+    if (inner) observe(watch, inner);
+  }
+};
+// What moves by itself, as a clock does: it has changed so often while nobody acted, and did so just now.
+const TICKS = 3, JUST_MS = 2000;
+// Begins a mark, which counts what stirs in the page from now on, but for what ticks. An old one is given up.
+const begin = old => {
+  const now = performance.now();
+  if (old) old.end();
+  const ticks = [...(old ? old.ticks : [])].filter(([, [, last]]) => now - last < JUST_MS);
+  const mark = {changes: 0, since: now, loud: now, acted: 0, rested: Infinity, late: !!old && old.late,
+    busy: !!old && old.busy, ticks: new Map(ticks),
+    ticking: new Set(ticks.filter(([, [times]]) => times >= TICKS).map(([e]) => e))};
+  mark.watch = new MutationObserver(records => {
+    const now = performance.now();
+    for (const r of records) {
+      if (mark.ticking.has(r.target)) continue;
+      mark.changes += 1;
+      // a ticker that moves by its style alone never comes to rest
+      if (r.type !== 'attributes' || r.attributeName !== 'style') mark.loud = now;
+    }
+    if (now < mark.rested + 500) return;
+    for (const e of new Set(records.map(r => r.target)))
+      mark.ticks.set(e, [(mark.ticks.get(e) || [0])[0] + 1, now]);
+  });
+  mark.end = () => mark.watch.disconnect();
+  observe(mark.watch, document);
+  Object.defineProperty(window, MARK, {value: mark, configurable: true, enumerable: false});
+  // A caret that blinks would make two pictures of one state
+  if (!document.adoptedStyleSheets.some(sheet => sheet[MARK])) {
+    const sheet = new CSSStyleSheet();
+    sheet.replaceSync('* { caret-color: transparent !important }');
+    sheet[MARK] = true;
+    document.adoptedStyleSheets.push(sheet);
+  }
+  return mark;
 };

@@ -59,14 +59,12 @@ class BrowserPool:
     """`config.browsers` Chromium processes, or those at `config.connect`: `async with BrowserPool(config,
     sites) as pool`, then `async with pool.session() as session`. `sites` and `trusted` are the guard's. If
     `sealed`, browsers here reach nothing but the sites, and the next episode may have a context that is left
-    in order: pages of ours store nothing. Not so once there are `foreign` sites, with pages that others made.
-    If not sealed, all goes through the proxy that the config's lists call for."""
+    in order, with nothing stored. If not, all goes through the proxy that the config's lists call for."""
 
     config: BrowserConfig
     sites: Mapping[str, int] = field(default_factory=dict)
     sealed: bool = False
     trusted: Collection[Place] = ()
-    foreign: Collection[str] = ()
     options: dict[str, Any] = field(default_factory=dict)  # of Chromium's launch
     launches: int = 0
     ending: set[asyncio.Task[None]] = field(default_factory=set)  # browsers that are being closed
@@ -209,7 +207,7 @@ class BrowserPool:
         try:
             session = await self._acquire(slot, opened)
             yield session
-            if self.sealed and not self.foreign and await session.renew():
+            if self.sealed and await session.renew():
                 slot.idle.append((session, opened.pop_all()))
         finally:
             slot.load -= 1

@@ -64,6 +64,8 @@ class Session:
     answer: bool | None = None  # whether dialogs of this action are accepted; None: as usual
     next_answer: bool | None = None  # and of the next one
     crashed: set[Page] = field(default_factory=set)
+    picture: bytes = b""  # the last screenshot, until an action has settled
+    unseen: bytes = b""  # one that was taken to see what an action changed, for the next observation
 
     def __post_init__(self) -> None:
         self.context.on("page", self._opened)
@@ -113,6 +115,7 @@ class Session:
             tree = await self.do(cdp.send("Page.getFrameTree"))
             tab = Tab(cdp, tree["frameTree"]["frame"]["id"])
             await self.do(cdp.send("Page.enable"))
+            await self.do(cdp.send("Network.enable"))
             page.on("framenavigated", tab.navigated)
             self.tabs_of[page] = tab
         return self.tabs_of[page]
@@ -122,16 +125,19 @@ class Session:
         if self.context.pages != [self.page] or self.page in self.crashed:
             return False
         try:
-            # about:blank ends the history, so the next episode can't go back into this one
             await self.do(self.page.goto("about:blank"))
+            await self.do(self.page.evaluate("window.name = ''"))  # which outlives its page
             tab = await self.tab()
-            await tab.forget(self)
+            tab.forget()
+            await self.do(tab.cdp.send("Page.resetNavigationHistory"))
             # Sites may store what was done there, by which the next episode would be judged
             await self.do(tab.cdp.send("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"}))
         except (ToolFailure, BrowserFault):
             return False
         self.news = []
         self.armed = None
+        self.next_answer = None
+        self.unseen = b""
         return True
 
     async def revive(self) -> None:
@@ -163,6 +169,7 @@ class Session:
                 opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
                 await self.do(opening, seconds or GOTO_SHARE * self.config.action_seconds)
             except PageHangs:
+                (await self.tab()).forget()  # that it did not come is told by the failure
                 await self.revive()
                 if self.page.url in ("about:blank", before):
                     raise ToolFailure("the page did not load in time") from None
@@ -200,12 +207,12 @@ class Session:
         tab = await self.tab()
         answer = PageAnswer()
         try:
-            self.armed, answer = await self.ask(ARM, point)
+            self.armed, answer = await self.ask(ARM, point, point)
         except PageHangs:
             raise
         except ToolFailure:
             pass  # a page that spoils our scripts can still be acted on
-        await self.do(tab.cdp.send("Network.enable"))
+        tab.forget()
         return answer
 
     async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple[Frame, PageAnswer]:
@@ -235,6 +242,7 @@ class Session:
         where nothing stirs, as after typing, which pages like to answer late."""
         settled = await wait_until_ready(self, self.config.quiet_ms if quiet else CALM_MS)
         self.armed = None
+        self.picture = b""
         # No proxy of ours stands before a browser elsewhere, so what its page leads to is left again
         if self.config.connect and is_address(self.page.url):
             try:
@@ -262,15 +270,23 @@ class Session:
     async def screenshot(self) -> bytes:
         """Return the viewport as PNG, straight from the renderer: Playwright's own waits for fonts. A page
         that is just being replaced refuses, or forgets that it was asked, so it is asked again."""
+        if self.page not in self.tabs_of:  # it has opened just now
+            await self.settle()
+        if self.unseen:
+            picture, self.unseen = self.unseen, b""
+            return picture
         reason = ""
         hangs = 0
         for _ in range(MAX_REFUSALS):
             if self.page in self.crashed:  # asked for its picture, it would take the whole browser with it
                 raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
             try:
-                capture = (await self.tab()).cdp.send("Page.captureScreenshot", PNG)
-                answer = await self.do(capture, SCREENSHOT_SECONDS)
-                return base64.b64decode(answer["data"])
+                tab = await self.tab()
+                capture = tab.cdp.send("Page.captureScreenshot", PNG)
+                both = asyncio.gather(capture, self.page.title())  # which a script may have set meanwhile
+                answer, tab.title = await self.do(both, SCREENSHOT_SECONDS)
+                self.picture = base64.b64decode(answer["data"])
+                return self.picture
             except PageHangs as hang:
                 hangs += 1
                 if hangs == MAX_HANGS:

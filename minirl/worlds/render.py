@@ -176,17 +176,13 @@ class SiteServer(ThreadingHTTPServer):
                 raise ValueError(f"two sites have the same name, {name}")
             self.by_host[f"{name}.test"] = site
         self.pages: dict[str, bytes] = {}
-        self.foreign: set[str] = set()  # hosts visited so far whose pages are not drawn here
         super().__init__(("127.0.0.1", 0), _Handler)
         self.sites = dict.fromkeys(self.by_host, self.server_port)
 
     def page(self, host: str) -> bytes:
         """Return a site's page. OSError or ValueError if it can't be drawn."""
         if host not in self.pages:
-            world = world_at(self.by_host[host])
-            self.pages[host] = render(world)
-            if world.html:
-                self.foreign.add(host)
+            self.pages[host] = render(world_at(self.by_host[host]))
         return self.pages[host]
 
     def __enter__(self) -> Self:

@@ -138,13 +138,19 @@ async def test_the_agent_is_told_and_the_episode_goes_on(play, pool, site, case,
         ("/leaving", "no-content", 1.5),
         ("/leaving", "never-page", READY_SECONDS + LIMITS["minirl.browser.readiness.CALL_SECONDS"] + 1.5),
         ("/leaving", "fetch-and-leave", 1.5),
+        ("/sandboxed", "sandboxed", 1.5),
+        ("/ticking", "ticking", 1.5),
+        ("/polling", "polling", 1.5),
     ],
 )
 async def test_nothing_is_waited_for_that_will_not_come(pool, site, path, spot, seconds):
-    """Neither now nor by the next call: the limits are far below the caps, which are the alternative."""
+    """Neither now nor by the next call: the limits are far below the caps, which are the alternative. A page
+    that never rests may wait for its cap once."""
     async with pool.session() as session:
         await session.start(site + path)
-        for step in (f"click {spot}", 'hover {"point_2d": [900, 900]}'):
+        for _ in range(2 if path in ("/ticking", "/polling") else 0):
+            await carry_out(session, made('press_keys {"keys": ["Tab"]}'))
+        for step in ('press_keys {"keys": ["Tab"]}', f"click {spot}", 'hover {"point_2d": [900, 900]}'):
             begun = asyncio.get_running_loop().time()
             await carry_out(session, made(step))
             assert asyncio.get_running_loop().time() - begun < seconds

@@ -101,6 +101,47 @@ async def test_write_replaces_the_text_of_the_focused_field(session):
         await do(session, "write", message="")
 
 
+async def test_a_click_into_a_field_says_that_it_has_the_focus_and_its_caret_does_not_blink(session):
+    for _ in range(2):
+        line = await do(session, "click", point_2d=FIELD)
+        assert line.endswith('on <input> "Name" at (160, 175) executed. It has the focus.')
+    pictures = set()
+    for _ in range(3):
+        pictures.add(await session.screenshot())
+        await asyncio.sleep(0.35)
+    assert len(pictures) == 1
+
+
+async def test_why_a_form_is_not_sent_and_a_title_that_is_set_late(session):
+    await session.page.set_content("<form><input name=Town required><button>Send</button></form>")
+    x, y = await session.page.evaluate(
+        "(r => [r.x + 5, r.y + 5])(document.forms[0][1].getBoundingClientRect())"
+    )
+    line = await do(session, "click", point_2d=point(x, y))
+    assert line.endswith(
+        'The focus is on <input> "Town". The form was not sent: "Please fill out this field."'
+    )
+    await session.page.evaluate("document.title = 'Later'")
+    assert (await observe(session)).text.endswith(" - Later")
+
+
+@pytest.mark.parametrize(
+    ("html", "name"),
+    [
+        ("<button><img alt=Basket></button>", '<button> "Basket"'),
+        ("<button><svg><title>Basket</title></svg></button>", '<button> "Basket"'),
+        ("<table><td>Town:<td><input name=__town></table>", '<input> "Town:"'),
+    ],
+)
+async def test_an_icon_and_a_field_in_a_table_have_names(session, html, name):
+    await session.page.set_content(
+        f"<style>* {{ margin: 0; padding: 0 }} svg {{ width: 20px }}</style>{html}"
+    )
+    e = "document.querySelector('button, input')"
+    x, y = await session.page.evaluate(f"(r => [r.x + 5, r.y + 5])({e}.getBoundingClientRect())")
+    assert f"`hover` on {name} at" in await do(session, "hover", point_2d=point(x, y))
+
+
 async def test_keys_one_after_the_other_and_together(session):
     await do(session, "click", point_2d=FIELD)
     await log(session)
