@@ -184,8 +184,8 @@ class Run:
         """Record the command that was typed, and the commit of these sources, if git knows it."""
         if self.records:
             ask = "git describe --always --dirty"
-            told = subprocess.run(ask, cwd=Path(__file__).parent, shell=True, capture_output=True, text=True)
-            start = {"command": shlex.join(sys.argv), "commit": told.stdout.strip()}
+            git = subprocess.run(ask, cwd=Path(__file__).parent, shell=True, capture_output=True, text=True)
+            start = {"command": shlex.join(sys.argv), "commit": git.stdout.strip()}
             append_line(self.root / "starts.jsonl", start)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -52,9 +52,10 @@ async def watched(
             raise
     settled = await session.settle(quiet=quiet)
     notes = _changes(settled, session, old_url, old_tabs)
-    if is_click and not (notes or target.options or settled.changes or settled.revalued or session.news):
+    if is_click and not (notes or target.options or settled.changes or settled.revalued):
         session.unseen = await session.screenshot()
-        if looks_the_same(before, session.unseen, settled.masks):
+        # news of what the browser itself shows, as a file chooser, may have come only now
+        if not session.news and looks_the_same(before, session.unseen, settled.masks):
             notes.append("Note: no visible navigation or new tab detected.")
     effect.fresh = settled.fresh
     effect.notes = "".join(f" {note}" for note in notes)
