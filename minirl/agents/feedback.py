@@ -41,10 +41,8 @@ async def watched(
         # the agent has just seen it, unless it reads pages or made another call of the same response
         before = session.picture or await session.screenshot()
     target = await session.arm(point)
-    effect = SimpleNamespace()
-    effect.name = target.name or "something"
-    effect.options = target.options
-    effect.kind = target.kind
+    name = target.name or "something"
+    effect = SimpleNamespace(name=name, options=target.options, kind=target.kind)
     try:
         yield effect
     except ToolFailure:  # what closes its own tab may do so before the browser has answered
