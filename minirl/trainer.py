@@ -108,13 +108,12 @@ class Trainer:
             for minibatch in minibatches(trajectories, config.batch.minibatch_turns, seed + epoch):
                 rows = weighted(minibatch, config.loss, sizes)
                 steps.append(self._step(rows, lr))
+                mismatch = step_metrics(steps)["mismatch_mean"]  # of the first one
+                if mismatch > MAX_MISMATCH and not config.replay:
+                    problem = f"the sampler's log-probs are {mismatch:.2f} nats from the trainer's"
+                    raise ValueError(f"{problem}: it does not sample from these weights; try --sampler hf")
             tick()
-        metrics = step_metrics(steps)
-        mismatch = metrics["mismatch_mean"]
-        if mismatch > MAX_MISMATCH and not config.replay:
-            problem = f"the sampler's log-probs are {mismatch:.2f} nats from the trainer's"
-            raise ValueError(f"{problem}: it does not sample from these weights; try --sampler hf")
-        return metrics | {"lr": lr}
+        return step_metrics(steps) | {"lr": lr}
 
     def _with_reference(self, trajectories: Sequence[TrajectoryRows]) -> Sequence[TrajectoryRows]:
         """Return the trajectories with the reference's log-probs, if the loss has a KL term."""

@@ -47,6 +47,7 @@ class Stop(Enum):
         return self in (Stop.DONE, Stop.MAX_STEPS, Stop.FORMAT_ERROR, Stop.REPEATED, Stop.LENGTH)
 
 
+ROUNDING = 1e-6  # what rewards that are meant to be equal may differ by, as 0.1 + 0.2 and 0.3
 # The endings after which an episode can succeed, by `reward.after`
 GRADED = {"done": (Stop.DONE,), "any": tuple(stop for stop in Stop if stop.is_agent_fault)}
 
@@ -78,6 +79,7 @@ class Call:
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""  # why it can't be read, if it can't
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Parsed:
     thought: str = ""
     calls: tuple[Call, ...] = ()
     error: str | None = None  # the line that the model is shown
+    kind: str = ""  # of the error, by which metrics count it
 
 
 @dataclass(frozen=True)
@@ -315,7 +318,7 @@ class Session(Protocol):
     context: "BrowserContext"  # Playwright's, with all tabs
     page: "Page"  # Playwright's: the current tab
     news: list[str]  # what happened by itself, a sentence each
-    picture: bytes  # the last screenshot, until an action has settled
+    seen: bytes | str  # the page as the agent has seen it last, until an action has settled
     unseen: bytes  # one that was taken to see what an action changed, for the next observation
 
     @property
@@ -327,7 +330,7 @@ class Session(Protocol):
     async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any: ...
     async def start(self, url: str) -> None: ...  # opens the task's first page
     async def goto(self, url: str) -> int: ...  # returns the HTTP status, or 0
-    async def travel(self, step: int) -> bool: ...  # -1 back, 1 forward; False if there is nothing
+    async def travel(self, step: int) -> None: ...  # -1 back, 1 forward; ToolFailure if there is nothing
     async def pace(self) -> None: ...  # waits for the next turn on the page's host
     # before an action: marks the page, and returns what is at the point
     async def arm(self, point: Point | None = None) -> Any: ...

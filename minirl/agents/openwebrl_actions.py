@@ -27,8 +27,8 @@ from annotated_types import Predicate
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import from_json
 
-from minirl.agents.feedback import shorten, watched
-from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer
+from minirl.agents.feedback import screen, shorten, watched
+from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer, looks_the_same
 from minirl.types import Call, Observation, PageHangs, Parsed, Session, ToolFailure
 
 SCALE = 1000  # coordinates run from 0 to SCALE on both axes
@@ -38,6 +38,7 @@ MAX_WAIT_SECONDS = 30
 MAX_PRESSES = 50
 MAX_CLICKS = 3
 MAX_DRAG_STEPS = 100
+HOLD_SECONDS = 0.1  # before what is dragged is let go
 FAILED = "Failed: "  # begins the episode's line on a call that raised ToolFailure
 _QUOTED = re.compile(r"""(['"])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
 CLOSED = "closed"  # a component that does not let its fields be seen
@@ -138,7 +139,7 @@ async def click(session: Session, point_2d: Point, clicks: int = 1, button: str 
     """Click at a point of the page."""
     point = pixels(session, point_2d)
     count = min(max(clicks, 1), MAX_CLICKS)
-    async with watched(session, point, is_click=True) as effect:
+    async with watched(session, point, look=screen) as effect:
         mouse: Any = session.page.mouse  # which itself refuses a button that it does not have
         await session.do(mouse.click(*point, button=button, click_count=count))
     options = ", ".join(effect.options)
@@ -161,11 +162,15 @@ async def drag(session: Session, start_point_2d: Point, end_point_2d: Point, ste
     mouse = session.page.mouse
     start = pixels(session, start_point_2d)
     end = pixels(session, end_point_2d)
-    async with watched(session, start, is_click=True) as effect:
+    async with watched(session, start, quiet=True, look=screen) as effect:
         await session.do(mouse.move(*start))
         await session.do(mouse.down())
         try:
             await session.do(mouse.move(*end, steps=min(max(steps, 1), MAX_DRAG_STEPS)))
+            # a hand holds there, too, which some lists wait for before they make room
+            for _ in range(2):
+                await session.do(mouse.move(*end))
+                await asyncio.sleep(HOLD_SECONDS)
         finally:  # a button that stays down would spoil all that follows
             await session.do(mouse.up())
     return f"`drag` executed.{effect.notes}"
@@ -192,7 +197,7 @@ async def scroll(
         before = b""
         # What a script can't move a wheel may: a map, a closed component, a page in a frame
         if answer.distance < 1 and (point or not answer.ends):
-            before = await session.screenshot()
+            before = await screen(session)
             await session.wheel(point or (session.width / 2, session.height / 2), dx, dy)
     notes = effect.notes
     if answer.distance >= 1:
@@ -200,7 +205,7 @@ async def scroll(
             notes += f" It moved {answer.name}."
         if answer.ends:
             notes += f" That is its {end}."
-    elif not before or before == await session.screenshot():
+    elif not before or looks_the_same(before, await screen(session), effect.masks):
         notes += " Note: page scroll position did not change and may be at a boundary."
     return f"`scroll` {direction} by {share:.0%}{place} executed.{notes}"
 
@@ -316,9 +321,7 @@ async def goto_url(session: Session, url: str) -> str:
 
 async def go_back(session: Session) -> str:
     """Go back in the current tab's history."""
-    if not await session.travel(-1):
-        raise ToolFailure("there is no earlier page in this tab")
-    await session.settle()
+    await session.travel(-1)
     return "`go_back` executed."
 
 

@@ -63,7 +63,7 @@ def parse(text: str) -> Parsed:
     try:
         return Parsed(thought, (read_call(answer),))
     except ValueError as problem:
-        return Parsed(thought, error=f"Error: invalid action, {problem!s:.300}")
+        return Parsed(thought, error=f"Error: invalid action, {problem!s:.300}", kind="invalid action")
 
 
 def split(text: str) -> tuple[str, str]:
@@ -137,7 +137,7 @@ def syntax_tree(source: str) -> ast.expr | None:
 
 async def observe(session: Session) -> Observation:
     """Return the current tab as simplified HTML; where there are several, with a line that names them."""
-    page = await _look(session)
+    page = session.seen = await _look(session)
     tabs, active = await session.tabs()
     if len(tabs) > 1:
         titles = [
@@ -180,11 +180,10 @@ async def _run(session: Session, action: str, argument: Any = "", element: int |
         case "go_backward":
             return await tools.go_back(session)
         case "go_forward":
-            if not await session.travel(1):
-                raise ToolFailure("there is no later page in this tab")
+            await session.travel(1)
         case "Switch Tab":
             await session.switch_tab(argument)
-    await session.settle()
+            await session.settle()
     return f"`{action}` executed."
 
 
@@ -197,7 +196,8 @@ async def _on_element(session: Session, action: str, point: tuple[float, float],
         return await tools.write(session, argument)
 
     mouse = session.page.mouse
-    async with tools.watched(session, point, is_click=action != "Hover") as effect:
+    look = _look if action in ("Click", "Right Click") else None
+    async with tools.watched(session, point, look=look) as effect:
         if action == "Hover":
             await session.do(mouse.move(*point))
         else:

@@ -63,7 +63,7 @@ class Session:
     answer: bool | None = None  # whether dialogs of this action are accepted; None: as usual
     next_answer: bool | None = None  # and of the next one
     crashed: set[Page] = field(default_factory=set)
-    picture: bytes = b""  # the last screenshot, until an action has settled
+    seen: bytes | str = b""  # what the agent has seen last, until an action has settled
     unseen: bytes = b""  # one that was taken to see what an action changed, for the next observation
 
     def __post_init__(self) -> None:
@@ -136,7 +136,6 @@ class Session:
         self.news = []
         self.armed = None
         self.next_answer = None
-        self.unseen = b""
         return True
 
     async def revive(self) -> None:
@@ -190,16 +189,17 @@ class Session:
         self.answer, self.next_answer = self.next_answer, None
         await self.guard.pace(self.page.url)
 
-    async def travel(self, step: int) -> bool:
-        """Go back (-1) or forward again (1) in the tab's history; return False if nothing is there."""
-        history = await self.do((await self.tab()).cdp.send("Page.getNavigationHistory"))
+    async def travel(self, step: int) -> None:
+        """Go back (-1) or forward again (1) in the tab's history. ToolFailure if nothing is there."""
+        tab = await self.tab()
+        history = await self.do(tab.cdp.send("Page.getNavigationHistory"))
         index = history["currentIndex"] + step
         entries = history["entries"]
         if not 0 <= index < len(entries) or entries[index]["url"] == "about:blank":  # as tabs begin
-            return False
-        go = self.page.go_back if step < 0 else self.page.go_forward
-        await self.do(go(wait_until="commit", timeout=0))
-        return True
+            raise ToolFailure(f"there is no {'earlier' if step < 0 else 'later'} page in this tab")
+        # Playwright's own would wait for a page that is not left, since something is not saved
+        await self.do(tab.cdp.send("Page.navigateToHistoryEntry", {"entryId": entries[index]["id"]}))
+        await self.settle()
 
     async def arm(self, point: Point | None = None) -> PageAnswer:
         """Mark the page before an action, so that `settle` sees its effect; return arm.js's answer."""
@@ -241,7 +241,8 @@ class Session:
         where nothing stirs, as after typing, which pages like to answer late."""
         settled = await wait_until_ready(self, self.config.quiet_ms if quiet else CALM_MS)
         self.armed = None
-        self.picture = b""
+        self.seen = b""
+        self.unseen = b""
         # No proxy of ours stands before a browser elsewhere, so what its page leads to is left again
         if self.config.connect and is_address(self.page.url):
             try:
@@ -284,8 +285,9 @@ class Session:
                 capture = tab.cdp.send("Page.captureScreenshot", PNG)
                 both = asyncio.gather(capture, self.page.title())  # which a script may have set meanwhile
                 answer, tab.title = await self.do(both, SCREENSHOT_SECONDS)
-                self.picture = base64.b64decode(answer["data"])
-                return self.picture
+                picture = base64.b64decode(answer["data"])
+                self.seen = picture
+                return picture
             except PageHangs as hang:
                 hangs += 1
                 if hangs == MAX_HANGS:
