@@ -183,12 +183,13 @@ async def scroll(
     if direction not in DIRECTIONS:
         raise ToolFailure(f"direction must be one of {', '.join(DIRECTIONS)}")
     dx, dy, end = DIRECTIONS[direction]
+    mouse = session.page.mouse
     point = None
     place = ""
     if point_2d:
         point = pixels(session, point_2d)
         place = f" at {_place(point_2d)}"
-        await session.do(session.page.mouse.move(*point))
+        await session.do(mouse.move(*point))
     share = min(amount, 1)
     async with watched(session, point) as effect:
         dx *= share * session.width
@@ -197,8 +198,10 @@ async def scroll(
         before = b""
         # What a script can't move a wheel may: a map, a closed component, a page in a frame
         if answer.distance < 1 and (point or not answer.ends):
+            if not point:
+                await session.do(mouse.move(session.width / 2, session.height / 2))
             before = await screen(session)
-            await session.wheel(point or (session.width / 2, session.height / 2), dx, dy)
+            await session.do(mouse.wheel(dx, dy))
     notes = effect.notes
     if answer.distance >= 1:
         if answer.name not in ("", "the page"):

@@ -251,12 +251,6 @@ class Session:
                 raise
         return settled
 
-    async def wheel(self, point: Point, dx: float, dy: float) -> None:
-        """Turn a wheel at a point by so many pixels; the pointer stays where it is."""
-        tab = await self.tab()
-        event = {"type": "mouseWheel", "x": point[0], "y": point[1], "deltaX": dx, "deltaY": dy}
-        await self.do(tab.cdp.send("Input.dispatchMouseEvent", event))
-
     async def press(self, key: str) -> None:
         """Press a key, or several joined by +, but none that paste what another episode may have copied.
         Escape also declines the dialogs of the next action."""
