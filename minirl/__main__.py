@@ -7,9 +7,12 @@ from minirl.cli.command_line import run_main
 
 
 def run(argv: Sequence[str]) -> None:
-    if argv[:1] != ["demo"]:
+    if argv[:1] == ["demo"]:
+        demo.run(argv[1:])
+    elif argv and argv[0] in ("-h", "--help"):
+        print(__doc__)
+    else:
         raise ValueError(__doc__)
-    demo.run(argv[1:])
 
 
 if __name__ == "__main__":

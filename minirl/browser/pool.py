@@ -245,6 +245,12 @@ class BrowserPool:
             "timezone_id": config.timezone,
             "user_agent": config.user_agent or slot.user_agent,
         }
+        if slot.user_agent:  # the hints beside it would say HeadlessChrome
+            version = browser.version
+            options["extra_http_headers"] = {
+                "sec-ch-ua": f'"Chromium";v="{version.partition(".")[0]}"',
+                "sec-ch-ua-full-version-list": f'"Chromium";v="{version}"',
+            }
         guard = replace(self.guard)  # with lookups of its own
         opened.callback(guard.lookups.shutdown, wait=False, cancel_futures=True)
         if "proxy" in self.options:
