@@ -15,15 +15,15 @@ Paper: section 2.1; the format is that of its released code, element for element
 8. Frames have numbers in framesets, too, and after a frame of the page's own site stands its content.
 """
 
-from importlib import resources
 from typing import Any
 
 import lxml.etree
 import lxml.html
 
+from minirl.package_files import text_of
 from minirl.types import Point, Session, ToolFailure
 
-SCRIPT = resources.files("minirl.agents").joinpath("simplified_html.js").read_text("utf-8")
+SCRIPT = text_of("agents/simplified_html.js")
 MAX_CHARS = 500  # of a text or an attribute
 MAX_PAGE_CHARS = 20_000_000  # of an annotated page
 # The attributes that are shown, in this order

@@ -14,7 +14,6 @@ section 2.1 and appendix A. Deviations from the released code:
 
 import ast
 import re
-import tomllib
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from minirl.agents import openwebrl_actions as tools
 from minirl.agents import simplified_html
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, UserMessage
+from minirl.package_files import table_of, text_of
 from minirl.types import (
     Call,
     Feedback,
@@ -40,13 +40,12 @@ from minirl.types import (
     ToolFailure,
 )
 
-FILES = Path(__file__).parent
-TABLES = tomllib.loads(FILES.joinpath("webagent_r1.toml").read_text("utf-8"))
+TABLES = table_of("agents/webagent_r1.toml")
 ACTIONS = TABLES["actions"]
 FUNCTIONS = TABLES["functions"]
 WEBRL = ChatFormat(**TABLES["webrl"])
 WEBRL_USER = "<|eot_id|><|start_header_id|>user<|end_header_id|>\n"
-PROMPT = FILES.joinpath("prompts/webagent_r1.md").read_text("utf-8")
+PROMPT = text_of("agents/prompts/webagent_r1.md")
 LEFT_OUT = "** Simplified html **"  # stands for an earlier round's page
 MAX_CALL_CHARS = 20_000
 MAX_STARTS = 10  # of calls in an answer that are tried, the last ones

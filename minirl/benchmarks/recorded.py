@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -32,10 +32,8 @@ from minirl.benchmarks.fields import Record, Text, read
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.console import say
 from minirl.demonstrations import tokenised
+from minirl.episode import Harness
 from minirl.types import Fields, Json, Parsed, Score, Task, Trajectory, Turn
-
-if TYPE_CHECKING:
-    from minirl.episode import Harness
 
 PLATFORMS = {"windows": "desktop", "macos": "desktop", "ios": "mobile", "android": "mobile"}  # else the web
 AIMED = ("click", "hover")  # the actions of which the released code checks the point
@@ -207,7 +205,7 @@ class RecordedBenchmark(JudgedBenchmark):
     recorded = True
 
     @asynccontextmanager
-    async def session(self, harness: "Harness", task: Task) -> AsyncIterator[Any]:
+    async def session(self, harness: Harness, task: Task) -> AsyncIterator[Any]:
         """Open a step's picture, a RecordedPage."""
         agent: Any = harness.agent  # AutoWebWorld's, which alone takes recorded steps
         picture = await asyncio.to_thread(picture_path(task).read_bytes)
@@ -233,7 +231,7 @@ def picture_path(task: Task) -> Path:
     return Path(url2pathname(urlsplit(task.start_url).path))
 
 
-def demonstrations(tasks: Sequence[Task], harness: "Harness") -> list[Trajectory]:
+def demonstrations(tasks: Sequence[Task], harness: Harness) -> list[Trajectory]:
     """Return the right response to every recorded step, to be cloned. Those are left out, and counted, whose
     record does not tell a text or a direction, as the released ones."""
     agent: Any = harness.agent  # AutoWebWorld's, which alone has `say`

@@ -11,17 +11,16 @@ Deviations:
 """
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from importlib.resources import files
 from statistics import mean
 
 import numpy as np
 
+from minirl.package_files import table_of
 from minirl.types import Json, Stop, Trajectory, Turn
 
-_PHRASES = tomllib.loads(files("minirl.evaluation").joinpath("failures.toml").read_text())
+_PHRASES = table_of("evaluation/failures.toml")
 
 
 def compile_family(patterns: Sequence[str]) -> re.Pattern[str]:

@@ -8,22 +8,21 @@ end.
 
 import colorsys
 import itertools
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.resources import files
 from random import Random
 from typing import Any
 
 from jinja2 import Template
 
+from minirl import package_files
 from minirl.types import Fields, Json
 from minirl.worlds.interpreter import World
 
 
 def text_of(file: str, **values: Any) -> str:
     """Return a file of this folder. One that ends in .j2 is a template, which is filled in with `values`."""
-    text = files("minirl.worlds").joinpath(file).read_text(encoding="utf-8")
+    text = package_files.text_of(f"worlds/{file}")
     if not file.endswith(".j2"):
         return text
     return Template(text, keep_trailing_newline=True).render(values)
@@ -31,7 +30,7 @@ def text_of(file: str, **values: Any) -> str:
 
 def read_table(name: str) -> Json:
     """Return the content of a TOML file of this folder: "shop" is shop.toml."""
-    return tomllib.loads(text_of(f"{name}.toml"))
+    return package_files.table_of(f"worlds/{name}.toml")
 
 
 SKINS = read_table("skins")

@@ -13,7 +13,6 @@ Paper: AutoWebWorld, section 4.4 (execution-based filtering).
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from minirl.browser.pool import BrowserPool
 from minirl.config import AgentConfig, BrowserConfig, Config, ModelConfig
 from minirl.episode import Episode, Harness
 from minirl.model import load_preprocessor
+from minirl.package_files import PACKAGE
 from minirl.run_folder import ImageFolder
 from minirl.samplers.endpoint import ask_all
 from minirl.types import (
@@ -118,8 +118,7 @@ UNSCORED: Any = SimpleNamespace(
 
 def make_harness(browsers: Browsers, config: BrowserConfig) -> Harness:
     """Return what replays share: the visual agent's tools, and the tiny text model's tokenizer."""
-    folder = Path(str(resources.files("minirl"))) / "tiny/base_text"
-    preprocessor = load_preprocessor(ModelConfig(str(folder)))
+    preprocessor = load_preprocessor(ModelConfig(f"{PACKAGE}/tiny/base_text"))
     images = ImageFolder(Path("unused"))  # there are no observed pictures
     everything = Config("replay", agent=AGENT, browser=config)
     agent = UnseeingAgent(AGENT)
