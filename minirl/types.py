@@ -190,6 +190,11 @@ class Turn:
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: sample, act, observe
     trained: bool = True  # False: history of a public record, which is shown but not trained on
 
+    @property
+    def context_tokens(self) -> int:
+        """Return the ids of prompt and response: of the last turn, of the whole conversation."""
+        return self.shared + len(self.suffix) + len(self.response_ids)
+
 
 @dataclass(frozen=True)
 class Verdict:

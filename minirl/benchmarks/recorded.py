@@ -162,20 +162,17 @@ def rewards(response: str, goal: Fields, scale: Sequence[float]) -> dict[str, fl
     is_placed = is_right
     if is_right and goal["action"] in AIMED:
         point = POINT.search(action)
-        x, y = point.groups() if point else (0, 0)
+        x, y = map(float, point.groups()) if point else (0, 0)
         box = goal.get("bbox") or (0, 0, 0, 0)
         is_placed = in_box((x, y), box, scale)
     is_format = FORMAT.fullmatch(response) is not None
     return {"action": float(is_right), "coordinate": float(is_placed), "format": float(is_format)}
 
 
-def in_box(point: Sequence[str | int], box: Sequence[int], scale: Sequence[float]) -> bool:
+def in_box(point: Sequence[float], box: Sequence[int], scale: Sequence[float]) -> bool:
     """Return True if a point, cut to whole recorded pixels, is in a box or on its edge."""
-    try:
-        x = int(int(point[0]) * scale[0])
-        y = int(int(point[1]) * scale[1])
-    except (ValueError, OverflowError):  # of thousands of digits
-        return False
+    x = point[0] * scale[0] // 1
+    y = point[1] * scale[1] // 1
     return box[0] <= x <= box[2] and box[1] <= y <= box[3]
 
 

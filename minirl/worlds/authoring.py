@@ -207,7 +207,7 @@ async def build(world: World, folder: Path) -> tuple[World, list[str]]:
     html = (folder / "dist/index.html").read_text("utf-8")
     built = replace(world, html=html, style={**world.style, "look": "built"})
     replays = await replay_sites([built], REPLAYED, make_walks(world))
-    reasons = [replay.reason[:600] for replay in replays.values() if replay.reason]
+    reasons = [replay.reason[:600] for replay in replays if replay.reason]
     return built, list(dict.fromkeys(reasons))
 
 
