@@ -176,7 +176,7 @@ class AutoWebWorldAgent:
         1288 x 728, `[644, 182]` is 500 and 250 of 1000. ToolFailure for a point beside the picture."""
         picture_width, picture_height = self.resized(width, height)
         tool = TOOLS[call.name]
-        arguments: Json = {}
+        arguments = {}
         for name, value in call.arguments.items():
             if name in POINTS:
                 x, y = value

@@ -79,8 +79,8 @@ def simplify(annotated_html: str, width: int = 1280, height: int = 720) -> str:
     lxml.etree.strip_elements(root, lxml.etree.Comment, "script", "style", with_tail=False)
 
     # Not recursive, since a page may be nested deeper than calls may
-    pieces: list[str] = []
-    path: list[_OpenElement] = []
+    pieces = []
+    path = []
     for event, element in lxml.etree.iterwalk(root, events=("start", "end")):
         if event == "start":
             in_list = bool(path) and path[-1].in_list

@@ -30,7 +30,6 @@ from minirl.package_files import table_of, text_of
 from minirl.types import (
     Call,
     Feedback,
-    Json,
     Observation,
     PageHangs,
     Parsed,
@@ -124,7 +123,7 @@ def _action(given: dict[str, str]) -> Call:
         return Call(action.lower().replace(" ", "_"))
     if action not in ACTIONS:
         raise ValueError(f"there is no action {action!r}; the actions are {', '.join(ACTIONS)}")
-    arguments: Json = {}
+    arguments = {}
     for key in ACTIONS[action]:
         if key not in given:
             raise ValueError(f"{action} needs {key}")

@@ -184,7 +184,7 @@ def rows_by(field: str, results: Sequence[Result], protocol: Protocol) -> list[R
 
 
 def group_by(field: str, results: Sequence[Result]) -> dict[str, list[Result]]:
-    groups: dict[str, list[Result]] = {}
+    groups = {}
     for result in results:
         name = getattr(result, field)
         if name:
@@ -198,7 +198,7 @@ def level_of(name: str) -> tuple[int, str]:
 
 def by_task(results: Sequence[Result], protocol: Protocol) -> dict[str, list[bool]]:
     """Return success per task and seed of the episodes that the protocol counts."""
-    tasks: dict[str, list[bool]] = {}
+    tasks = {}
     for result in results:
         if protocol.counts(result.stop):
             tasks.setdefault(result.task, []).append(is_success(result, protocol))

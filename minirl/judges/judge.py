@@ -104,7 +104,7 @@ def prompt_of(preprocessor: Preprocessor, messages: Sequence[Message]) -> Prompt
     """Return a system and a user message as token ids, in which no text spells a token of the chat's form."""
     chat = preprocessor.chat
     control = control_tokens(preprocessor.tokenizer)
-    parts: list[str | bytes] = []
+    parts = []
     for (_, content), opening in zip(messages, (chat.start, chat.to_user), strict=True):
         parts.append(opening)
         for part in content:

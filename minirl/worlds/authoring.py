@@ -165,7 +165,7 @@ async def write_pages(author: Author, name: str, world: World, folder: Path) -> 
     is then still wrong with them."""
     site = describe(world)
     machine = text_of("author/machine.js.j2", runtime="// ... itself ...")
-    written: dict[str, str] = {}
+    written = {}  # texts by path
     for path in OURS:
         text = text_of(f"author/{Path(path).name}", world=embedded(world), runtime=text_of("runtime.js"))
         write_atomic(folder / path.removesuffix(".j2"), text.encode())

@@ -8,7 +8,6 @@ end.
 
 import colorsys
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -47,7 +46,7 @@ def draw_records(entity: Any, rng: Random) -> tuple[Json, ...]:
     count = rng.randint(12, 24)
     titles = rng.sample(titles, count)
     pictures = rng.sample(pictures, count)
-    columns: dict[str, Sequence[Any]] = {}
+    columns = {}  # what all records have under a name
     for name, _, low, high, step in entity.numbers:
         # All numbers are different where there are enough, so that an order has no ties.
         numbers = range(low, high + 1, step)

@@ -41,7 +41,7 @@ THOUGHT_TOKENS = 1024
 
 def one_of_each(replays: Sequence[Replay], seed: int) -> list[Replay]:
     """Return one trajectory, drawn by the seed, of those that have the same goal on the same site."""
-    by_goal: dict[tuple[str, str], list[Replay]] = {}
+    by_goal = {}
     for replay in replays:
         key = replay.task.start_url, json.dumps(replay.task.goal, sort_keys=True)
         by_goal.setdefault(key, []).append(replay)
@@ -54,7 +54,7 @@ async def recorded(
     """Return the solutions of tasks, acted out with pictures, in at most so many `ways` each; `worlds` are
     named as in the tasks' meta. Those that fail are dropped and told. ValueError if a task's world is
     missing, or is another one than it was made for."""
-    trajectories: list[Task] = []
+    trajectories = []
     for task in tasks:
         name = task.meta.get("world", "")
         if name not in worlds:
@@ -93,7 +93,7 @@ async def rows_of(replay: Replay, images: ImageFolder, endpoint: Endpoint | None
 
     thoughts = await asyncio.gather(*map(think, range(len(moves))))
     rows = []
-    history: list[str] = []
+    history = []
     for n, move in enumerate(moves):
         picture = images.put(replay.records[n].picture)
         state = replay.records[n].state
@@ -119,7 +119,7 @@ def mixed(rows: Sequence[Json], share: float, seed: int) -> list[Json]:
     """Return the rows, shuffled, with so many grounding rows among them that these are a `share` of all, and
     of the first rows as well, however many are taken. Such are steps that aim at something with words on it,
     each with an instruction for it alone."""
-    single_steps: dict[tuple[str, str], Json] = {}
+    single_steps = {}  # by picture and instruction
     for row in rows:
         words = row.get("words")
         if words and row["action"] in INSTRUCTIONS:

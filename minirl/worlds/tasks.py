@@ -44,7 +44,7 @@ def make_tasks(world: World, count: int = COUNT) -> list[Task]:
         cells = list(itertools.product(FAMILIES, MODES))
         cells.remove(("visual", "search"))
     rng.shuffle(cells)
-    tasks: dict[str, Task] = {}
+    tasks = {}
     for family, mode in itertools.islice(itertools.cycle(cells), TRIES):
         if len(tasks) == count:
             break
