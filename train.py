@@ -22,6 +22,7 @@ if __name__ == "__main__":  # --help and mistakes need not wait for torch
     run_main(lambda argv: from_command_line(argv, "train.py", __doc__))
 
 from minirl.advantages import assign_advantages, shuffle_rewards
+from minirl.credit import assign_credit
 from minirl.cli.lifecycle import State, begin, check_run, end_step, evaluate, evaluate_if_due, finish, saving
 from minirl.cli.offline import Replay
 from minirl.config import ACQUIRE_SECONDS, Config
@@ -57,6 +58,7 @@ async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: S
         if config.shuffle_rewards:  # the control, which must learn nothing
             groups = shuffle_rewards(groups, step)
         groups = assign_advantages(groups, config.loss, config.reward.success)
+        groups = assign_credit(groups, config.loss)
 
         # 3. Rows: every turn as the tokens that were sampled, and the weight of each in the loss.
         rows: list[TrajectoryRows] = make_rows(groups, config.loss)

@@ -98,6 +98,7 @@ class Observation:
     image: bytes | None = None
     page_text: str = ""
     url: str = ""
+    state: str = ""  # of the page, as its benchmark names it, if credit is given by states
 
 
 Message = tuple[str, tuple[str | bytes, ...]]  # of a chat: the role, and texts and PNG bytes in their order
@@ -177,6 +178,8 @@ class Turn:
     observation: str = ""  # the texts of what the agent saw before responding
     page_text: str = ""
     url: str = ""
+    state: str = ""  # as in Observation
+    advantage: float | None = None  # its own, if turns do not share their trajectory's
     finish: str = "stop"  # these three as in Sample
     version: int = 0
     counted: tuple[int, int] = (0, 0)
@@ -395,3 +398,4 @@ class Benchmark(Protocol):
     def session(self, harness: "Harness", task: Task) -> AbstractAsyncContextManager[Session]: ...
     async def prepare(self, session: Session, task: Task) -> None: ...  # logs in, between first page and look
     async def score(self, task: Task, session: Session, answer: str) -> Score: ...  # by page and answer
+    async def state(self, session: Session) -> str: ...  # a name for the page's; "": its looks must do
