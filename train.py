@@ -22,11 +22,11 @@ if __name__ == "__main__":  # --help and mistakes need not wait for torch
     run_main(lambda argv: from_command_line(argv, "train.py", __doc__))
 
 from minirl.advantages import assign_advantages, shuffle_rewards
-from minirl.credit import assign_credit
 from minirl.cli.lifecycle import State, begin, check_run, end_step, evaluate, evaluate_if_due, finish, saving
 from minirl.cli.offline import Replay
 from minirl.config import ACQUIRE_SECONDS, Config
 from minirl.console import progress, say
+from minirl.credit import assign_credit
 from minirl.distributed import Ranks, open_ranks
 from minirl.experiment import Experiment, open_experiment
 from minirl.rollout import Collected, RolloutWorker, TaskStream

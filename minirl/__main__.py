@@ -1,15 +1,18 @@
-"""usage: python -m minirl demo [flags]: watch one episode on a generated site"""
+"""usage: python -m minirl demo [flags]: watch one episode on a generated site
+       python -m minirl compare RUN RUN ...: curves and evaluations of several runs on one page"""
 
 from collections.abc import Sequence
 
-from minirl.cli import demo
+from minirl.cli import compare, demo
 from minirl.cli.command_line import run_main
+
+VERBS = {"demo": demo.run, "compare": compare.run}
 
 
 def run(argv: Sequence[str]) -> None:
-    if argv[:1] != ["demo"]:
+    if not argv or argv[0] not in VERBS:
         raise ValueError(__doc__)
-    demo.run(argv[1:])
+    VERBS[argv[0]](argv[1:])
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ def turn_advantages(group: Group, config: LossConfig) -> list[list[float]]:
     """Return an advantage for each turn of every trajectory.
 
     Let one episode pass the states list and item and earn 1, and the other list, list and item, and earn 0.
-    The returns in list are 0.95, 0 and 0, in item 1 and 0, so that GiGPO's second advantages are 1.155, -0.577
-    and -0.577 in list, 0.707 and -0.707 in item. With the episodes' own 0.707 and -0.707 the first has 1.862
-    and 1.414, the other -1.284, -1.284 and -1.414.
+    The returns in list are 0.95, 0 and 0, in item 1 and 0: GiGPO's second advantages are 1.155, -0.577 and
+    -0.577 in list, 0.707 and -0.707 in item. With the episodes' own 0.707 and -0.707 the first has 1.862 and
+    1.414, the other -1.284, -1.284 and -1.414.
     """
     gained = [returns(trajectory) for trajectory in group]
     # The turns that are compared with one another, as pairs of trajectory and turn
