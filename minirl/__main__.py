@@ -1,5 +1,4 @@
-"""usage: python -m minirl demo [flags]: watch one episode on a generated site
-       python -m minirl compare RUN RUN ...: curves and evaluations of several runs on one page"""
+"""usage: python -m minirl demo [flags], one episode to watch, or compare RUN RUN ..., several runs on one page"""
 
 from collections.abc import Sequence
 

@@ -513,7 +513,7 @@ async def test_a_responses_training_tokens_are_exactly_the_sampled_ids(preproces
     assert (t.stop, len(t.turns), t.success) == (Stop.DONE, 4, False)
     assert t.final_state == {"page": PAGES[0], "signature": {"product": "sable", "category": None}}
     before, same, clicked, waited = (turn.state for turn in t.turns)
-    assert before == same != clicked == waited, "an unreadable response and waiting leave the machine as it was"
+    assert before == same != clicked == waited, "neither an unreadable response nor waiting changes it"
     assert clicked == f'{PAGES[0]} {{"category":null,"product":"sable"}}'
 
     for turn in t.turns:  # otherwise this test could not tell kept ids from ids made anew
