@@ -6,9 +6,8 @@ Records are frozen; later stages derive new ones (`dataclasses.replace`). Token 
 records can be compared, dumped and read back.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -273,26 +272,6 @@ class SamplerError(Exception):
 class RunEnds(ValueError):
     """Nothing more can be collected, as of a sampler that died; raised between updates, on all ranks. An
     episode that raises it ends the run there."""
-
-
-_BILL: ContextVar[list[float] | None] = ContextVar("bill", default=None)
-
-
-@contextmanager
-def billed() -> Iterator[list[float]]:
-    """Collect the dollars that served models charge while the block runs, tasks it starts included."""
-    bill: list[float] = []
-    token = _BILL.set(bill)
-    try:
-        yield bill
-    finally:
-        _BILL.reset(token)
-
-
-def charge(dollars: float) -> None:
-    """Add a served model's price to the bill of the enclosing `billed()` block, if there is one."""
-    if (bill := _BILL.get()) is not None:
-        bill.append(dollars)
 
 
 Tokenizer = Any  # a transformers tokenizer, whose own annotations leave its answers' types open
