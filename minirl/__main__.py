@@ -1,4 +1,4 @@
-"""usage: python -m minirl demo [flags], an episode to watch, or compare RUN RUN ..., several runs on a page"""
+"""usage: python -m minirl demo [flags], to watch an episode, or compare RUN RUN ..., runs side by side"""
 
 from collections.abc import Sequence
 
