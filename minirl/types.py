@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from minirl.episode import Harness
 
 
+Ids = tuple[int, ...]  # of tokens
+Json = dict[str, Any]  # an object of JSON
+Fields = Mapping[str, Any]  # values by name, to be read alone
+Feedback = tuple[str, ...]  # what an agent is told: a line for each of its calls
+Point = tuple[float, float]  # x and y in the page's pixels
+
+
 class Stop(Enum):
     """How an episode ended, which is decided in minirl/episode.py alone."""
 
@@ -63,8 +70,8 @@ class Task:
     id: str
     instruction: str
     start_url: str
-    goal: Mapping[str, Any] = field(default_factory=dict)
-    meta: Mapping[str, Any] = field(default_factory=dict)  # benchmark, site, difficulty, ...
+    goal: Fields = field(default_factory=dict)
+    meta: Fields = field(default_factory=dict)  # benchmark, site, difficulty, ...
 
     @property
     def site(self) -> str:
@@ -77,7 +84,7 @@ class Call:
     """One tool call as parsed: `Call("click", {"point_2d": [500, 120]})`, coordinates 0-1000."""
 
     name: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,7 @@ class Prompt:
     ((1, 2, 3), (9, 9, 4))
     """
 
-    ids: tuple[int, ...]
+    ids: Ids
     shared: int
     images: tuple[bytes, ...] = ()
     messages: tuple[Message, ...] = ()  # the same for a served model, as chat messages
@@ -145,7 +152,7 @@ class Sample:
     """What the sampler returns for one request. `logprobs[i]` is that of `ids[i]` under the distribution that
     was sampled (temperature and suppressed tokens applied). The end token is in `ids` if it was sampled."""
 
-    ids: tuple[int, ...]
+    ids: Ids
     logprobs: tuple[float, ...]
     finish: str  # "stop" (end token sampled) or "length" (token limit hit)
     version: int = 0  # how many weight syncs the sampler had seen
@@ -167,13 +174,13 @@ class Turn:
     """
 
     shared: int
-    suffix: tuple[int, ...]
-    response_ids: tuple[int, ...]  # none if a served model wrote it, and then there is no suffix either
+    suffix: Ids
+    response_ids: Ids  # none if a served model wrote it, and then there is no suffix either
     logprobs: tuple[float, ...]
     text: str  # the decoded response; where there are ids, never tokenised again for reinforcement
     images: tuple[str, ...] = ()  # the prompt's, by content hash
     parsed: Parsed = field(default_factory=Parsed)
-    feedback: tuple[str, ...] = ()  # one line per call
+    feedback: Feedback = ()  # one line per call
     observation: str = ""  # the texts of what the agent saw before responding
     page_text: str = ""
     url: str = ""
@@ -198,7 +205,7 @@ class Score:
     """The value that a task's own rules give a finished episode."""
 
     value: float | None  # 0 to 1; None: they can't tell, and the episode must not count
-    details: Mapping[str, Any] = field(default_factory=dict)  # the evidence, for people and reports
+    details: Fields = field(default_factory=dict)  # the evidence, for people and reports
 
 
 @dataclass(frozen=True)
@@ -207,14 +214,14 @@ class Trajectory:
 
     task: Task
     member: int  # which of the group's G episodes this is
-    prefix: tuple[int, ...] = ()
+    prefix: Ids = ()
     turns: tuple[Turn, ...] = ()
     stop: Stop = Stop.DONE
     answer: str = ""
     success: bool = False
     reward: float = 0.0
     error: str = ""  # the reason behind an invalid ending, with the traceback's last line
-    final_state: Mapping[str, Any] = field(default_factory=dict)  # the score's details
+    final_state: Fields = field(default_factory=dict)  # the score's details
     verdict: Verdict | None = None  # the judge's, if one was asked
     final_image: str = ""  # hash of the screenshot after the last action
     blocked: str = ""  # the sign that the last page is a bot wall (minirl/browser/blocked.js), if it is
@@ -231,7 +238,7 @@ class Trajectory:
     def response_tokens(self) -> int:
         return sum(len(turn.response_ids) for turn in self.turns)
 
-    def prompt_ids(self, t: int) -> tuple[int, ...]:
+    def prompt_ids(self, t: int) -> Ids:
         """Return the ids that turn `t` was sampled from."""
         return self.prefix[: self.turns[t].shared] + self.turns[t].suffix
 
@@ -305,9 +312,6 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
-Point = tuple[float, float]  # x and y in the page's pixels
-
-
 class Session(Protocol):
     """One episode's browser, in which agents act and which benchmarks read: minirl/browser/session.py."""
 
@@ -373,13 +377,13 @@ class Agent(Protocol):
 
     # the n-th message to the model; the feedback is on the last turn
     def user_message(
-        self, n: int, instruction: str, observation: Observation, feedback: tuple[str, ...]
+        self, n: int, instruction: str, observation: Observation, feedback: Feedback
     ) -> "UserMessage": ...
     async def observe(self, session: Session) -> Observation: ...
     def parse(self, text: str) -> Parsed: ...
     async def act(self, session: Session, call: Call) -> str: ...  # returns a line of feedback
     def history(self, task: Task) -> Sequence[str]: ...  # the responses before a recorded step
-    def visible_feedback(self, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]: ...
+    def visible_feedback(self, parsed: Parsed, feedback: Feedback) -> Feedback: ...
 
 
 class Benchmark(Protocol):

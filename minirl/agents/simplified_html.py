@@ -21,7 +21,7 @@ from typing import Any
 import lxml.etree
 import lxml.html
 
-from minirl.types import Session, ToolFailure
+from minirl.types import Point, Session, ToolFailure
 
 SCRIPT = resources.files("minirl.agents").joinpath("simplified_html.js").read_text("utf-8")
 MAX_CHARS = 500  # of a text or an attribute
@@ -43,7 +43,7 @@ async def observe(session: Session) -> str:
     return simplify(page, session.width, session.height)
 
 
-async def locate(session: Session, number: int) -> tuple[float, float]:
+async def locate(session: Session, number: int) -> Point:
     """Scroll to a numbered element; return where a click reaches it, in CSS pixels. Raises ToolFailure."""
     match await ask(session, "locate", number):
         case {"point": [float() | int() as x, float() | int() as y]}:
