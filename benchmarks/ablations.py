@@ -6,11 +6,11 @@
 A cell is one run of train.py from the warm start of its recipe's own run (benchmarks/learning.py makes it, or
 finds it), with some flags; where the flags change what an agent sees or says, the cell clones the same
 demonstrations anew. Seeds 0 and 1; the cells of the papers' main claims take five. Cells come in the order of
-these claims. One that is there is not repeated, one that was interrupted goes on, so the script can be stopped at
-any time; none begins that is expected to end after the budget. Cells that are absent are listed as such.
+these claims. One that is there is not repeated, one that was interrupted goes on, so the script can be
+stopped at any time; none begins that is expected to end after the budget. Absent cells are listed as such.
 
 WebAgent-R1's figures 4 and 5 and table 3 are benchmarks/variants.py, AutoWebWorld's figures 4 and 5
-benchmarks/steps.py, the judge's curves benchmarks/judges.py. The last line is JSON: each cell's success by seed.
+benchmarks/steps.py, the judge's curves benchmarks/judges.py. The last line is JSON: success by cell and seed.
 """
 
 from __future__ import annotations
