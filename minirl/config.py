@@ -148,6 +148,7 @@ class LossConfig:
     method: Literal["grpo", "filtered-bc", "awr"] = "grpo"  # clipped surrogate, or minirl/loss.py's baselines
     weighting: Literal["openwebrl", "openwebrl-paper", "webagent-r1", "token-mean", "grpo"] = "openwebrl"
     """How tokens are averaged: minirl/loss.py has the formulas."""
+    credit: Literal["trajectory", "return-to-go", "gigpo"] = "trajectory"  # of single turns: minirl/credit.py
     clip_high: float = 0.28  # ratios are clipped to 0.8 and to 1 + this
     dual_clip: Annotated[float, Gt(1)] | None = None
     """Bound the loss of a token at this many times its advantage where that is negative; None: do not."""
