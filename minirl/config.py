@@ -140,7 +140,7 @@ class RewardConfig:
     format_error: float = -1.0  # the reward of an episode that failed by unparsable responses
     partial: Annotated[float, Ge(0), Lt(1)] = 0.0
     """On generated sites, times the share of a goal's conditions that hold: what a failure is worth. Groups
-    without a success then teach their best failure (docs/results.md, seed 1)."""
+    without a success then teach their best failure (docs/log.md, seed 1)."""
 
 
 @dataclass(frozen=True)
