@@ -30,7 +30,6 @@ def shorten(text: str) -> str:
 
 async def screen(session: Session) -> bytes:
     """Return a new screenshot, which is also the next observation's if no action comes between."""
-    session.unseen = b""
     session.unseen = await session.screenshot()
     return session.unseen
 

@@ -98,17 +98,25 @@ def parse(text: str) -> Parsed:
     """
     before, closed, rest = text.partition("</think>")
     if not closed:
-        error = "Error: no </think> in the response. Think, close with </think>, then call a tool."
-        return Parsed(error=error, kind="no </think>")
+        return Parsed(
+            error="Error: no </think> in the response. Think, close with </think>, then call a tool.",
+            kind="no </think>",
+        )
     thought = before.rpartition("<think>")[2].strip()
     blocks = [block for block, end in _CALL.findall(rest) if end]
     if not blocks:
-        error = "Error: no complete <tool_call>...</tool_call> after </think>."
-        return Parsed(thought, error=error, kind="no complete <tool_call>")
+        return Parsed(
+            thought,
+            error="Error: no complete <tool_call>...</tool_call> after </think>.",
+            kind="no complete <tool_call>",
+        )
     calls = tuple(read_call(block) for block in blocks)
     if all(call.problem for call in calls):
-        error = f"Error: a tool call is {calls[0].problem}. Write it like {FORM}."
-        return Parsed(thought, error=error, kind="not valid JSON")
+        return Parsed(
+            thought,
+            error=f"Error: a tool call is {calls[0].problem}. Write it like {FORM}.",
+            kind="not valid JSON",
+        )
     return Parsed(thought, calls)
 
 

@@ -26,7 +26,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import from_json
 
 from minirl.agents.feedback import screen, shorten, watched
-from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer, looks_the_same
+from minirl.browser.page_scripts import PageAnswer, looks_the_same, script
 from minirl.package_files import table_of
 from minirl.types import Call, Feedback, Observation, PageHangs, Parsed, Session, ToolFailure
 
@@ -193,7 +193,7 @@ async def scroll(
     async with watched(session, point) as effect:
         dx *= share * session.width
         dy *= share * session.height
-        _, answer = await session.ask(SCROLL, point, dx, dy)
+        _, answer = await session.ask("scroll", point, dx, dy)
         before = b""
         # What a script can't move a wheel may: a map, a closed component, a page in a frame
         if answer.distance < 1 and (point or not answer.ends):
@@ -217,7 +217,7 @@ async def write(session: Session, message: str) -> str:
     if not message:
         raise ToolFailure("message is empty")
     text = message.replace("\r\n", "\n")
-    frame, field = await session.ask(FOCUS)
+    frame, field = await session.ask("focus")
     name = field.name
     advice = WRITTEN_WHOLE.get(field.kind)
     if not (advice or field.editable):
@@ -226,7 +226,7 @@ async def write(session: Session, message: str) -> str:
     outcome = ""
     async with watched(session, quiet=True) as effect:
         if advice:
-            text = await session.do(frame.evaluate(CHOOSE, [message]))
+            text = await session.do(frame.evaluate(script("choose"), [message]))
             if not isinstance(text, str):
                 raise ToolFailure(f"{name} does not take '{message[:VALUE_CHARS]}'. {advice}")
             outcome = f' It is now "{text[:VALUE_CHARS]}".'
@@ -236,7 +236,7 @@ async def write(session: Session, message: str) -> str:
 
     # The field may hold something else than was written: cut, completed, in its own format, or as before
     if not effect.fresh and not frame.is_detached():
-        field_now = PageAnswer.read(await session.do(frame.evaluate(FOCUS)))
+        field_now = PageAnswer.read(await session.do(frame.evaluate(script("focus"))))
         if field_now.kind == field.kind != CLOSED and not _is_held(field_now, text):
             outcome = effect.notes + _difference(field_now.value, text)
     return f'`write` typed "{message}" into {name}.{outcome}'
@@ -254,7 +254,7 @@ async def _type_over(session: Session, frame: Any, kind: str, text: str) -> None
         typed = ""  # the caret is not behind several paragraphs that were inserted
     elif has_lines or len(text) > MAX_KEYS:
         typed = text[-1]
-    if has_lines and kind == CLOSED and await session.do(frame.evaluate(PASTE, [text])) is True:
+    if has_lines and kind == CLOSED and await session.do(frame.evaluate(script("paste"), [text])) is True:
         return
     seconds = session.config.action_seconds
     if typed != text:

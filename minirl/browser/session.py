@@ -26,7 +26,7 @@ from playwright.async_api import Error as PlaywrightError
 
 from minirl.browser import readiness
 from minirl.browser.access import Guard, Refused, is_address
-from minirl.browser.page_scripts import ARM, BLOCKED, TARGET, PageAnswer
+from minirl.browser.page_scripts import PageAnswer, script
 from minirl.browser.readiness import CALM_MS, Tab, wait_until_ready
 from minirl.config import BrowserConfig
 from minirl.console import without_passwords
@@ -203,7 +203,7 @@ class Session:
         tab = await self.tab()
         answer = PageAnswer()
         try:
-            self.armed, answer = await self.ask(ARM, point, point)
+            self.armed, answer = await self.ask("arm", point, point)
         except PageHangs:
             raise
         except ToolFailure:
@@ -211,13 +211,13 @@ class Session:
         tab.forget()
         return answer
 
-    async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple[Frame, PageAnswer]:
+    async def ask(self, name: str, point: Point | None = None, *rest: Any) -> tuple[Frame, PageAnswer]:
         """Return the innermost frame at a point, or with the focus, and a script's answer from there: it gets
         the point in that frame's pixels, and answers `frame`, an inner one's place and scale, or True if that
         has the focus."""
         frame = self.page.main_frame
         while True:
-            answer = PageAnswer.read(await self.do(frame.evaluate(script, [point, *rest])))
+            answer = PageAnswer.read(await self.do(frame.evaluate(script(name), [point, *rest])))
             inner_point = None
             match answer.frame, point:
                 case [*place], [x, y] if len(place) == 4 and all(isinstance(n, float | int) for n in place):
@@ -227,7 +227,7 @@ class Session:
                     pass
                 case _:
                     return frame, answer
-            handle = (await self.do(frame.evaluate_handle(TARGET, [point]))).as_element()
+            handle = (await self.do(frame.evaluate_handle(script("target"), [point]))).as_element()
             inner = await self.do(handle.content_frame()) if handle else None
             if inner is None:
                 return frame, answer
@@ -294,7 +294,7 @@ class Session:
         answer = ""
         if not self.guard.is_trusted(self.page.url):
             with suppress(ToolFailure, BrowserFault):
-                answer = await self.do(self.page.evaluate(BLOCKED), BLOCKED_SECONDS)
+                answer = await self.do(self.page.evaluate(script("blocked")), BLOCKED_SECONDS)
         return answer[:200] if isinstance(answer, str) else ""
 
     async def tabs(self) -> tuple[list[tuple[str, str]], int]:
