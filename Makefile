@@ -30,8 +30,9 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # libraries that a download lacks. One that the user names is never replaced.
 CHROMIUM := $(PY) -m minirl.browser.executable
 DOWNLOAD := $(VENV)/bin/playwright install --only-shell chromium
+LIMIT := $(shell command -v timeout >/dev/null && echo timeout 300)
 define find-chromium
-@try() { [ -n "$$MINIRL_CHROMIUM" ] || $(CHROMIUM) >/dev/null 2>&1 || { echo "setup: $$*"; timeout 300 "$$@" </dev/null; }; }; \
+@try() { [ -n "$$MINIRL_CHROMIUM" ] || $(CHROMIUM) >/dev/null 2>&1 || { echo "setup: $$*"; $(LIMIT) "$$@" </dev/null; }; }; \
 root() { [ "$$(id -u)" != 0 ] || try "$$@"; }; \
 try $(DOWNLOAD); root apt-get -qq update; root apt-get -qq install -y chromium-headless-shell; \
 root $(DOWNLOAD) --with-deps; $(CHROMIUM)
@@ -74,7 +75,7 @@ test-vllm: ## the tests of the vLLM sampler, on the CPU
 	PYTHONPATH=tests/vllm_site .venv-vllm/bin/python -m pytest -m vllm $(ARGS)
 
 train: setup ## train; ARGS passes flags to train.py
-	$(PY) -m torch.distributed.run --standalone --nproc-per-node $(RANKS) train.py $(ARGS)
+	$(PY) $(if $(findstring --help,$(ARGS)),,-m torch.distributed.run --standalone --nproc-per-node $(RANKS)) train.py $(ARGS)
 
 demo: setup ## watch or play one episode on a generated site
 	$(PY) -m minirl demo $(ARGS)

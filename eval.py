@@ -13,27 +13,32 @@ goes on after an interruption, and tries aborted episodes again with --retry. Op
 D and E.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minirl.cli.command_line import check, read_flags, recipe_name, run_async, run_main
 from minirl.cli.report import write_report
 from minirl.console import progress, say
-from minirl.distributed import Ranks, open_ranks
 from minirl.evaluation import failures, resume, tables
 from minirl.evaluation.results import RateRow
-from minirl.experiment import Experiment, open_experiment
-from minirl.recipes import RECIPES
+from minirl.recipes import LIST, RECIPES
 from minirl.types import Stop, Task
+
+if TYPE_CHECKING:
+    from minirl.distributed import Ranks
+    from minirl.experiment import Experiment
 
 
 def read_config(argv: Sequence[str]) -> resume.EvalScriptConfig:
     """Return the settings of `RECIPE [flags]`. ValueError for flags that can't be understood or can't be."""
     name, flags = recipe_name(argv, RECIPES)
-    parse = partial(read_flags, flags=flags, prog=f"eval.py {name}")
+    parse = partial(read_flags, flags=flags, prog=f"eval.py {name}", about=f"{__doc__}{LIST}")
     config = resume.resolve(RECIPES[name](), parse)
     if config.warm_start not in ("sft", "none"):
         raise ValueError(f"eval.py starts nothing: evaluate it with --model.path {config.warm_start}")
@@ -43,6 +48,9 @@ def read_config(argv: Sequence[str]) -> resume.EvalScriptConfig:
 
 
 async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
+    from minirl.experiment import open_experiment
+
+    unlike = resume.unlike_run(config)
     experiment = open_experiment(config, ranks)
     protocol = tables.protocol_or_none(config.protocol, config.reward.after)
     config = replace(config, model=experiment.config.model)
@@ -51,7 +59,6 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
         raise ValueError("there are no tasks to evaluate on: give --tasks FILE")
     experiment.tasks = replace(experiment.tasks, heldout=tasks)
     say(f"evaluating {resume.subject_of(config)} on {len(tasks)} tasks")
-    unlike = resume.unlike_run(config)
     if unlike:
         say(f"unlike the run: {', '.join(unlike)}")
 
@@ -70,6 +77,8 @@ async def main(config: resume.EvalScriptConfig, ranks: Ranks) -> None:
     if ranks.is_main:
         record(experiment, ledger.label, score, config.protocol)
     say(f"results: {ledger.path}\nreport: {experiment.run.report_path}")
+    if not score.without_aborted.episodes:  # status 1: a script must not take this for a result
+        raise SystemExit(f"eval.py: nothing was measured; the first episode: {results[0].reason}")
 
 
 async def attempt(experiment: Experiment, ledger: resume.Ledger, missing: Sequence[tuple[Task, int]]) -> None:
@@ -96,6 +105,7 @@ def record(experiment: Experiment, label: str, score: RateRow, protocol: str) ->
         invalid=score.all_tasks.episodes - score.without_aborted.episodes,
         blocked=sum(trajectory.stop is Stop.BLOCKED for trajectory in trajectories),
         checkpoint=checkpoint,
+        tasks=experiment.config.task.heldout,
         protocol=protocol,
         errors=failures.error_rows(trajectories),
         proxies=failures.proxy_rows(trajectories),
@@ -108,6 +118,8 @@ def run(argv: Sequence[str]) -> None:
     if config.compare:
         tables.compare(*config.compare)
         return
+    from minirl.distributed import open_ranks  # torch: --help and mistakes need not wait for it
+
     with open_ranks(config.browser.episode_seconds) as ranks:
         run_async(main(ranks.broadcast(config), ranks))
 

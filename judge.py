@@ -16,21 +16,12 @@ OpenWebRL, sections 4.3 and 5.3.
 from collections.abc import Sequence
 from functools import partial
 
-from transformers.utils.logging import disable_progress_bar
-
 from minirl.cli.command_line import check, read_flags, recipe_name, run_async, run_main
 from minirl.console import CONSOLE
-from minirl.distributed import open_ranks
-from minirl.judges.distill import distil, score_judge
-from minirl.judges.labels import label_dumps
 from minirl.judges.settings import RECIPES
 from minirl.worlds.teacher import world_teacher
 
-COMMANDS = {
-    "label": partial(label_dumps, world_teacher=world_teacher),
-    "distil": distil,
-    "score": score_judge,
-}
+COMMANDS = ("label", "distil", "score")
 
 
 def run(argv: Sequence[str]) -> None:
@@ -39,13 +30,22 @@ def run(argv: Sequence[str]) -> None:
     if not argv or argv[0] not in COMMANDS:
         raise ValueError(f"say what to do: {', '.join(COMMANDS)}; then a recipe, {', '.join(RECIPES)}")
     recipe, flags = recipe_name(argv[1:], RECIPES)
-    config = check(read_flags(RECIPES[recipe](), flags, f"judge.py {argv[0]} {recipe}"))
+    config = check(read_flags(RECIPES[recipe](), flags, f"judge.py {argv[0]} {recipe}", __doc__))
+
+    # torch: --help and mistakes need not wait for it
+    from transformers.utils.logging import disable_progress_bar
+
+    from minirl.distributed import open_ranks
+    from minirl.judges import distill, labels
+
+    label = partial(labels.label_dumps, world_teacher=world_teacher)
+    work = {"label": label, "distil": distill.distil, "score": distill.score_judge}[argv[0]]
     with open_ranks() as ranks:
         if ranks.world > 1 and argv[0] != "distil":
             raise ValueError(f"judge.py {argv[0]} runs in one process, without torchrun")
         CONSOLE.quiet = not ranks.is_main
         disable_progress_bar()  # transformers' own, which is drawn even where there is no terminal
-        run_async(COMMANDS[argv[0]](config, ranks))
+        run_async(work(config, ranks))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Warm start: behaviour cloning on demonstrations, so that reinforcement has successes to compare.
 
-    python sft.py tiny
+    python sft.py tiny                                        scripted solutions, acted out and cloned
+    python sft.py tiny --sft.demos FILE --sft.max-steps 60    a file's successes; 60 updates
 
-Loss on the response tokens only, cosine schedule with warm-up. With demonstrations held back for validation
-(--sft.held-back) the weights with the lowest validation loss stay: early stopping. OpenWebRL, section
-4.2 and appendix A.5.
+Its settings begin with --sft, and its evaluations' with --eval; --steps, --rollout, --loss and --optim are
+those of reinforcement, for train.py. Loss on the response tokens only, cosine schedule with warm-up
+(--sft.lr, --sft.warmup). With demonstrations held back for validation (--sft.held-back) the weights with the
+lowest validation loss stay: early stopping. OpenWebRL, section 4.2 and appendix A.5.
 """
 
 import asyncio
@@ -12,6 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from minirl.cli.command_line import from_command_line, run_async, run_main
+
+if __name__ == "__main__":  # --help and mistakes need not wait for torch
+    run_main(lambda argv: from_command_line(argv, "sft.py", __doc__))
+
 from minirl.cli.lifecycle import check_run, evaluate
 from minirl.config import Config
 from minirl.console import progress, say

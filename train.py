@@ -16,8 +16,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from minirl.advantages import assign_advantages, shuffle_rewards
 from minirl.cli.command_line import from_command_line, run_async, run_main
+
+if __name__ == "__main__":  # --help and mistakes need not wait for torch
+    run_main(lambda argv: from_command_line(argv, "train.py", __doc__))
+
+from minirl.advantages import assign_advantages, shuffle_rewards
 from minirl.cli.lifecycle import State, begin, check_run, end_step, evaluate, evaluate_if_due, finish, saving
 from minirl.cli.offline import Replay
 from minirl.config import ACQUIRE_SECONDS, Config
@@ -52,7 +56,7 @@ async def train(experiment: Experiment, worker: RolloutWorker | Replay, state: S
         groups: list[Group] = collected.groups
         if config.shuffle_rewards:  # the control, which must learn nothing
             groups = shuffle_rewards(groups, step)
-        groups = assign_advantages(groups, config.loss)
+        groups = assign_advantages(groups, config.loss, config.reward.success)
 
         # 3. Rows: every turn as the tokens that were sampled, and the weight of each in the loss.
         rows: list[TrajectoryRows] = make_rows(groups, config.loss)

@@ -26,14 +26,14 @@ from urllib.parse import urlsplit
 
 import tyro
 from PIL import Image
-from pydantic import TypeAdapter
 
 from minirl.checkpoint import checkpoints
 from minirl.cli.report import write_report
-from minirl.config import Config
 from minirl.distributed import open_ranks
+from minirl.evaluation.resume import as_trained
 from minirl.experiment import Experiment, open_experiment
 from minirl.judges.intervals import wilson
+from minirl.recipes import RECIPES
 from minirl.run_folder import Run
 from minirl.types import Observation, Task
 
@@ -103,7 +103,7 @@ async def measure(experiment: Experiment, n: int) -> dict[str, float]:
 
 def main(args: Args) -> None:
     source, folder = Run(args.run), Path(tempfile.mkdtemp(prefix="seeing-"))
-    config = TypeAdapter(Config).validate_python(source.config())
+    config = as_trained(RECIPES[source.config()["recipe"]](), args.run)
     found = [*checkpoints(source.checkpoint_dir)] or [source.checkpoint_dir / "sft"]
     model, task = replace(config.model, path=str(found[-1])), config.task
     # seen sites ask for as much as unseen ones

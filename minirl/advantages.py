@@ -17,6 +17,7 @@ from typing import Literal
 from minirl.config import LossConfig
 from minirl.types import Group, Trajectory
 
+ROUNDING = 1e-6  # a group's deviation of rewards, as of 0.1 + 0.2 and 0.3, that says nothing
 AWR_MAX = 20.0  # on exp(advantage), as in the code of AWR's authors
 
 
@@ -31,12 +32,15 @@ def make_group(trajectories: Sequence[Trajectory], invalid: Literal["drop", "mas
 
 def is_effective(group: Group) -> bool:
     """Return True if the group's rewards differ, so that it teaches something."""
-    return len({trajectory.reward for trajectory in group}) > 1
+    return stdev(trajectory.reward for trajectory in group) > ROUNDING
 
 
 def advantages(rewards: Sequence[float], eps: float) -> list[float]:
-    """Return (r - mean) / (std + eps) for every reward: of 1 0 0 1 about 0.866 -0.866 -0.866 0.866."""
+    """Return (r - mean) / (std + eps) for every reward: of 1 0 0 1 about 0.866 -0.866 -0.866 0.866.
+    Where they differ by rounding alone it is 0."""
     center, spread = mean(rewards), stdev(rewards)
+    if spread <= ROUNDING:
+        return [0.0] * len(rewards)
     return [(r - center) / (spread + eps) for r in rewards]
 
 
@@ -46,16 +50,17 @@ def awr_weights(rewards: Sequence[float]) -> list[float]:
     return [min(exp(r - center), AWR_MAX) for r in rewards]
 
 
-def assign_advantages(groups: Sequence[Group], config: LossConfig) -> list[Group]:
+def assign_advantages(groups: Sequence[Group], config: LossConfig, success: float = 1.0) -> list[Group]:
     """Return the groups with the number of each and every trajectory's weight: GRPO's advantage; for filtered
-    behaviour cloning 1 for a success, else 0; for AWR its exponential weight. Invalid ones weigh 0."""
+    behaviour cloning 1 for a reward of at least `success`, else 0; for AWR its exponential weight. Invalid
+    ones weigh 0."""
     weighted = []
     for number, group in enumerate(groups):
         rewards = [trajectory.reward for trajectory in group]
         if config.method == "grpo":
             values = advantages(rewards, config.std_eps)
         elif config.method == "filtered-bc":
-            values = [float(r == 1) for r in rewards]
+            values = [float(r >= success) for r in rewards]
         else:
             values = awr_weights(rewards)
         members = []

@@ -24,6 +24,7 @@ from transformers.utils import cached_file
 from minirl.config import ModelConfig
 from minirl.console import first_line, say
 from minirl.model import compute_dtype, load_model
+from minirl.run_folder import checkpoints
 from minirl.trainer import Trainer
 
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
@@ -148,11 +149,6 @@ def shards(trainer: Trainer) -> dict[str, Tensor]:
 
 def shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
     return {name: weight.shape for name, weight in model.named_parameters()}
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Return the complete RL checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob("step_*") if path.suffix == "" and path.is_dir())
 
 
 def prune(folder: Path) -> None:

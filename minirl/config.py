@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from tyro.conf import arg
 
 Positive = Annotated[int, Ge(1)]
@@ -65,6 +65,10 @@ class BrowserConfig:
     allow: tuple[str, ...] = ()  # domains that may be visited (or, with deny, may not), with their subdomains
     deny: tuple[str, ...] = ()
     host_rate: Annotated[float, Ge(0)] = 0.0  # most actions a second on one host, of a rank; 0: no limit
+    insecure: bool = False  # open sites with certificates that no authority has signed, as staging sites have
+    locale: str = "en-US"  # the language that sites are asked for; "": the browser's own
+    timezone: str = "UTC"  # for example Europe/Paris; "": the machine's
+    user_agent: str = ""  # what browsers call themselves; "": Chrome if they are started here
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,7 @@ class RewardConfig:
     format: Literal["every", "last"] = "every"
     """Which responses must be in the format for a judged episode to earn anything (last: released code)."""
     after: Literal["done", "any"] = "done"  # endings that may be a success; any: the turn limit, too
+    success: Annotated[float, Gt(0), Le(1)] = 1.0  # the least value that counts as a success
     format_error: float = -1.0  # the reward of an episode that failed by unparsable responses
     partial: Annotated[float, Ge(0), Lt(1)] = 0.0
     """On generated sites, times the share of a goal's conditions that hold: what a failure is worth. Groups
@@ -144,6 +149,8 @@ class LossConfig:
     weighting: Literal["openwebrl", "openwebrl-paper", "webagent-r1", "token-mean", "grpo"] = "openwebrl"
     """How tokens are averaged: minirl/loss.py has the formulas."""
     clip_high: float = 0.28  # ratios are clipped to 0.8 and to 1 + this
+    dual_clip: Annotated[float, Gt(1)] | None = None
+    """Bound the loss of a token at this many times its advantage where that is negative; None: do not."""
     kl: Annotated[float, Ge(0)] = 0.0  # weight of the k3 divergence from the model that RL started from
     std_eps: float = 1e-6  # added to a group's standard deviation
 

@@ -17,6 +17,7 @@ from rich.table import Table
 CONSOLE = Console(highlight=False, markup=False, emoji=False)  # brackets and colons are what they are
 # All control characters but tabs and line feeds, those that turn a line's direction, and half characters
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+CREDENTIALS = re.compile(r"(?<=://)[^\s/?#]*@")
 
 
 def say(text: str, style: str = "") -> None:
@@ -27,6 +28,15 @@ def say(text: str, style: str = "") -> None:
 def printable(text: str) -> str:
     """Return a text in which a question mark is in the place of each character that could do harm."""
     return UNPRINTABLE.sub("?", text)
+
+
+def without_passwords(text: str) -> str:
+    """Return a text without the user and the password of the addresses in it.
+
+    >>> without_passwords("net::ERR_FAILED at http://ada:secret@example.org/x")
+    'net::ERR_FAILED at http://example.org/x'
+    """
+    return CREDENTIALS.sub("", text)
 
 
 def first_line(error: BaseException) -> str:

@@ -4,19 +4,23 @@ Stands between the episode and the sampler. OpenWebRL, section 4.1 (all reasonin
 WebAgent-R1's dynamic context compression (section 2.3: old pages become a placeholder) are this one rule (see
 Context) with other pieces: each agent writes its messages as `UserMessage`.
 
-Deviation from both codebases: they rebuild and tokenise the conversation every turn, so that what is trained
-differs from what was sampled.
+Deviations:
+1. Both codebases rebuild and tokenise the conversation every turn, so that what is trained differs from what
+   was sampled.
+2. A chat template that writes today's date, as Llama 3.2's, always writes DAY: a run that is resumed
+   tomorrow, and its evaluation, have the same prompts.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import partial
+from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from jinja2 import TemplateError
-
 from minirl.config import AgentConfig
+from minirl.console import first_line
 from minirl.types import Agent, Message, Observation, Prompt, Tokenizer
 
 if TYPE_CHECKING:
@@ -25,7 +29,9 @@ if TYPE_CHECKING:
 THINK_END = "</think>"
 
 VISION_OPEN, IMAGE_PAD, VISION_CLOSE = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
-_MARKS = ("\ue000S\ue000", "\ue000U\ue000", "\ue000A\ue000", "\ue000V\ue000")
+ROLES = ["system", "user", "assistant", "user"]
+DAY = date(2024, 7, 26)  # which Llama 3.2's template falls back on
+MAX_TEMPLATE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -37,25 +43,37 @@ class ChatFormat:
     to_assistant: str  # "<|im_end|>\n<|im_start|>assistant\n<think>\n"
     close: str  # after a sampled end token: "\n<|im_start|>user\n"
     opens_think: bool  # the template already wrote "<think>", so responses come without it
+    closing: str = ""  # "</think>" if it wrote a whole thought, so that they come without one
+    end: str = ""  # the token that ends a response: "<|im_end|>"
     drops_end: bool = False  # past responses stand in the history without their end token
     max_chars: int = 0  # of history and page together; 0: no limit
 
     @classmethod
     def from_template(cls, tokenizer: Tokenizer) -> Self:
-        roles = ("system", "user", "assistant", "user")
-        messages = [{"role": role, "content": mark} for role, mark in zip(roles, _MARKS, strict=True)]
+        messages = [{"role": role, "content": f"\ue000{role}\ue000"} for role in ROLES]
+        options = {"tokenize": False, "add_generation_prompt": True, "strftime_now": DAY.strftime}
+        render = partial(tokenizer.apply_chat_template, messages, **options)
+        problem = f"the chat template can't say {', '.join(ROLES)}"
         try:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            start, to_user, _, close, to_assistant = re.split("|".join(_MARKS), text)
-        except (ValueError, TemplateError):  # TemplateError: a template may refuse a role
-            roles = "system, user and assistant messages once each"
-            raise ValueError(f"the chat template does not render {roles}; use a chat model") from None
+            # in a thread, because this one can end the program where a stranger's template does not end
+            with ThreadPool(1) as thread:
+                text = thread.apply_async(render).get(MAX_TEMPLATE_SECONDS)
+        except Exception as error:  # a template is a program: it may refuse a role, or raise anything
+            raise ValueError(f"{problem}: {first_line(error)}") from None
+        parts = re.split("\ue000(.*?)\ue000", text)
+        if parts[1::2] != ROLES:
+            raise ValueError(f"{problem}, but {', '.join(parts[1::2]) or 'nothing'}")
+        start, to_user, _, close, to_assistant = parts[::2]
+        # A turn may end in another token than a text does, and in a blank before it
+        ended = re.match(rf"\s*(?=\S)({control_tokens(tokenizer).pattern})", close)
         return cls(
             start=start,
             to_user=to_user,
             to_assistant=to_assistant,
-            close=close.removeprefix(tokenizer.eos_token),
+            close=close[ended.end() :] if ended else close,
             opens_think=to_assistant.rstrip().endswith("<think>"),
+            closing=THINK_END if to_assistant.rstrip().endswith(THINK_END) else "",
+            end=ended[1] if ended else tokenizer.eos_token,
         )
 
 
@@ -210,18 +228,16 @@ def ids_with_pictures(parts: Iterable[str | bytes], preprocessor: "Preprocessor"
     return tuple(ids)
 
 
-def control_tokens(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return the pattern of the texts that the tokenizer reads as added tokens, if it has any."""
-    added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, added))) if added else None
+def control_tokens(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Return the pattern of the texts that the tokenizer reads as tokens of their own."""
+    added = sorted([tokenizer.eos_token, *tokenizer.get_added_vocab()], key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, added)))
 
 
-def escape_control_tokens(text: str, control: re.Pattern[str] | None) -> str:
+def escape_control_tokens(text: str, control: re.Pattern[str]) -> str:
     """Return text from a page or a user with a blank in each control token: it can't forge one. Halves of
     surrogate pairs, which JavaScript allows, become question marks."""
     text = text.encode("utf-8", "replace").decode()
-    if control is None:
-        return text
     return control.sub(lambda token: token[0][0] + " " + token[0][1:], text)
 
 

@@ -9,19 +9,20 @@ OpenWebRL's release does; WebAgent-R1's counts a turn, and AutoWebWorld's, of wh
 """
 
 import asyncio
+import errno
 import itertools
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from playwright.async_api import Error as PlaywrightError
 
 from minirl.config import AgentConfig, Config
-from minirl.console import first_line, printable
+from minirl.console import first_line, printable, without_passwords
 from minirl.context import Context
-from minirl.model import Preprocessor
 from minirl.rewards import reward
 from minirl.run_folder import ImageFolder
 from minirl.types import (
@@ -33,6 +34,7 @@ from minirl.types import (
     Observation,
     Parsed,
     PolicyFn,
+    RunEnds,
     SamplerError,
     Score,
     Session,
@@ -43,6 +45,10 @@ from minirl.types import (
     Turn,
 )
 
+if TYPE_CHECKING:
+    from minirl.model import Preprocessor
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 CUT_OFF = "Error: invalid action, the response was cut off."
 
 
@@ -51,15 +57,16 @@ class Harness:
     """What all episodes of a run share."""
 
     config: Config
-    preprocessor: Preprocessor
+    preprocessor: "Preprocessor"
     agent: Agent
     browsers: Browsers
     images: ImageFolder
     benchmark_of: Callable[[Task], Benchmark]
     warned: bool = False  # whether an unexpected failure has been printed
+    failure: str = ""  # why the run can't go on
 
 
-def conversation(agent: Agent, config: AgentConfig, preprocessor: Preprocessor, task: Task) -> Context:
+def conversation(agent: Agent, config: AgentConfig, preprocessor: "Preprocessor", task: Task) -> Context:
     """Return a task's conversation, with the recipe's rules of what stays in it. It is empty, but for the
     responses before a recorded step."""
     context = Context(preprocessor, agent, config, task.instruction)
@@ -92,12 +99,16 @@ class Episode:
         self.context = conversation(self.harness.agent, config, preprocessor, self.task)
 
     async def run(self) -> Trajectory:
-        """Return the trajectory. This is the only place that catches every failure: each becomes a `Stop`."""
+        """Return the trajectory. This is the only place that catches every failure: each but an OSError of a
+        full disk becomes a `Stop`."""
         start = time.monotonic()
         try:
             await self._browse()
         except BrowserFault as fault:
             self.stop, self.error = fault.stop, str(fault)
+        except RunEnds as end:
+            self.stop, self.error = Stop.JUDGE_ERROR, str(end)
+            self.harness.failure = self.error
         except SamplerError as failure:
             self.stop, self.error = Stop.SAMPLER_ERROR, str(failure)
         except TimeoutError:
@@ -105,6 +116,8 @@ class Episode:
         except (PlaywrightError, ToolFailure) as error:
             self.stop, self.error = Stop.ENV_ERROR, first_line(error)
         except Exception as error:
+            if getattr(error, "errno", 0) in NO_ROOM:  # all further episodes would end so
+                raise
             self.stop, self.error = Stop.INFRA_ERROR, "".join(traceback.format_exception(error, limit=-3))
             if not self.harness.warned:  # it is a bug in minirl, not a flaky browser
                 self.harness.warned = True
@@ -121,9 +134,9 @@ class Episode:
             turns=tuple(self.turns),
             stop=self.stop,
             answer=self.answer or "",
-            success=value == 1,
+            success=value >= self.harness.config.reward.success,
             reward=reward(self.stop, value, self.harness.config.reward),
-            error=self.error,
+            error=without_passwords(self.error),
             final_state=self.score.details,
             final_image=self.final_image,
             blocked=self.blocked,
@@ -150,7 +163,7 @@ class Episode:
         agent, config, images = self.harness.agent, self.harness.config, self.harness.images
         preprocessor = self.harness.preprocessor
         observation, feedback = await agent.observe(session), ()
-        for t in range(1 if self.benchmark.recorded else self.max_steps):
+        for t in range(self.max_steps):
             if observation.image and preprocessor.images:  # kept from now on: it takes a tenth of a second
                 await asyncio.to_thread(preprocessor.images.prepare, observation.image)
             prompt = self.context.observe(observation, feedback)
@@ -165,7 +178,9 @@ class Episode:
             # a served model's text gets ids to measure the conversation by, not to be trained on
             self.context.respond(sample.ids or preprocessor.render_response(text)[1], text)
             times.append(time.monotonic())
-            parsed = agent.parse(text) if sample.finish == "stop" else Parsed(error=CUT_OFF)
+            parsed = Parsed(error=CUT_OFF)
+            if sample.finish == "stop":
+                parsed = agent.parse(self.context.chat.closing + text)
             lines = await self._act(session, parsed)
             feedback = agent.visible_feedback(parsed, lines)
             times.append(time.monotonic())
@@ -234,6 +249,6 @@ class Episode:
             return Stop.LENGTH
         if 0 < config.format_errors <= len(unreadable):
             return Stop.FORMAT_ERROR
-        if self.answer is not None:
+        if self.answer is not None or self.benchmark.recorded:  # a recorded step's one response is its end
             return Stop.DONE
         return Stop.REPEATED if len(repeated) == config.repeats else None

@@ -172,6 +172,8 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
     from minirl.agents.openwebrl import OpenWebRLAgent
     from minirl.agents.webagent_r1 import WebAgentR1Agent
 
+    if config.agent.kind == "visual" and preprocessor and preprocessor.images is None:
+        raise ValueError("this model can't see; use a vision-language model, or a text recipe as tiny-text")
     if config.agent.kind == "autowebworld":
         if preprocessor is None or preprocessor.images is None:
             raise ValueError("this model can't see; use a vision-language model for AutoWebWorld's agent")
@@ -213,12 +215,14 @@ def open_experiment(config: Config, ranks: Ranks) -> Experiment:
     config = replace(config, model=place_model(config, source.root / "model", ranks))
     torch.manual_seed(config.seed)
     preprocessor = load_preprocessor(config.model)
+    make_agent(config, preprocessor)  # ValueError before anything is written, if the model can't see
     trainer = None
     if config.sampler.kind != "remote":
         with progress("loading the model"):
             load = partial(load_model, config.model, dtype="auto")
             trainer = Trainer(load, preprocessor, config, source.images, ranks)
     run.write_config(to_json(config))  # last: where no model can be loaded, an earlier run's settings stay
+    run.add_start()
     if ranks.is_main:
         save_tasks(config.run_dir / "heldout.jsonl", tasks.heldout)
     log = Logger(run, config.steps)

@@ -17,8 +17,15 @@ response, T the turns of its trajectory, G the trajectories of its group
 
 Denominators are of the whole minibatch, over all ranks, so that cutting it up changes nothing. OpenWebRL,
 section 4.4, WebAgent-R1, sections 2.3 and 3.2. Suffixes: N response tokens, H hidden size, V vocabulary.
+Deviations, which no ordinary token meets:
+1. A ratio is at most e^20, without a gradient there: float32 ends at e^88, and 0 times infinity is no number.
+2. k3 goes on as a line where the reference is more than 5 nats above, so that one token can't be the whole
+   update. It still pulls towards the reference.
+3. `--loss.dual-clip C` bounds a token's loss at C * |A| where A is negative (arXiv 1912.09729); no paper's
+   recipe sets it.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -28,6 +35,8 @@ from torch import Tensor
 from minirl.config import LossConfig
 
 CLIP_LOW = 0.2  # of all three papers
+MAX_LOG_RATIO = 20.0
+MAX_BEHIND = 5.0  # nats that the reference is above, from which on k3 is a line
 
 
 def token_logprobs(
@@ -89,22 +98,27 @@ def policy_loss(
     counts_N = weight_N > 0  # by selection: 0 times an overflow would be no number
     logprobs_N, old_N, advantage_N = logprobs_N[counts_N], old_N[counts_N], advantage_N[counts_N]
     gap_N = logprobs_N - old_N
-    ratio_N = gap_N.exp()
+    ratio_N = gap_N.clamp(max=MAX_LOG_RATIO).exp()
     clipped_N = ratio_N.clamp(1 - CLIP_LOW, 1 + config.clip_high)
     per_token_N = torch.maximum(-ratio_N * advantage_N, -clipped_N * advantage_N)
+    if config.dual_clip:
+        per_token_N = per_token_N.minimum(config.dual_clip * advantage_N.abs())
     with torch.no_grad():
+        is_clipped_N = per_token_N != -ratio_N * advantage_N
         sums = {
             "tokens": torch.tensor(float(len(ratio_N))),
             "ratio": ratio_N.sum(),
             "ratio_max": ratio_N.max() if len(ratio_N) else torch.tensor(0.0),
             "gap": gap_N.abs().sum(),
             "gap_max": gap_N.abs().max() if len(gap_N) else torch.tensor(0.0),
-            "clipped": (per_token_N > -ratio_N * advantage_N).sum(),
+            "clipped": is_clipped_N.sum(),
+            "clipped_high": (is_clipped_N & (ratio_N > 1)).sum(),
         }
     if config.kl:
         assert ref_N is not None, "the reference's log-probs"
         behind_N = ref_N[counts_N] - logprobs_N
-        k3_N = behind_N.exp() - behind_N - 1
+        line_N = math.exp(MAX_BEHIND) * (behind_N - MAX_BEHIND).relu()
+        k3_N = behind_N.clamp(max=MAX_BEHIND).exp() + line_N - behind_N - 1
         per_token_N = per_token_N + config.kl * k3_N
         sums["kl"] = k3_N.detach().sum()
     return (weight_N[counts_N] * per_token_N).sum(), sums

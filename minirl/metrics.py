@@ -12,6 +12,9 @@ import numpy as np
 from minirl.rollout import Collected
 from minirl.types import Trajectory
 
+# What a model is told of a response that can't be read: words of the line, by which they are counted
+FORMAT_ERRORS = ("no </think>", "no complete <tool_call>", "not valid JSON", "invalid action", "cut off")
+
 
 def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
     """Return the share of episodes that earned 1 where a judge rewards them (`--reward.by judge`), beside
@@ -24,7 +27,7 @@ def judge_metrics(valid: Sequence[Trajectory]) -> dict[str, float]:
 
 def rollout_metrics(collected: Collected) -> dict[str, float]:
     """Return means over all valid episodes that finished, those of dropped groups included, if there are any,
-    and the counts of endings and groups."""
+    and the counts of endings, groups and unreadable responses."""
     finished = collected.finished
     valid = [t for t in finished if t.valid]
     means = episode_means(valid) if valid else {}
@@ -33,6 +36,8 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     for name in parts[0] if parts else ():
         means[f"reward/{name}"] = mean(part[name] for part in parts)
     stops = Counter(f"stop/{t.stop.value}" for t in finished)
+    errors = "\n".join(turn.parsed.error or "" for t in finished for turn in t.turns)
+    kinds = {f"format/{words}": errors.count(words) for words in FORMAT_ERRORS}
     counts = {
         "episodes": len(finished),
         "invalid": len(finished) - len(valid),
@@ -40,7 +45,7 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
         "groups_kept": len(collected.groups),
         "groups_dropped": collected.dropped,
     }
-    return means | counts | stops
+    return means | counts | stops | kinds
 
 
 def episode_means(valid: Sequence[Trajectory]) -> dict[str, float]:

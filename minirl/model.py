@@ -28,7 +28,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from minirl.config import ModelConfig
 from minirl.console import first_line
-from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN, ChatFormat
+from minirl.context import IMAGE_PAD, THINK_END, VISION_CLOSE, VISION_OPEN, ChatFormat
 from minirl.types import Tokenizer
 
 CPU = torch.device("cpu")
@@ -36,9 +36,21 @@ VISION_TOKENS = (VISION_OPEN, VISION_CLOSE, IMAGE_PAD, "<|video_pad|>")
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}  # or transformers asks whether to run a folder's own
 CACHE_BYTES = 2**27  # of pictures that each rank keeps: 128 MB
 WINDOW = 1280 * 1000  # pixels, of the largest screenshots that recipes ask for
+Image.MAX_IMAGE_PIXELS = 32_000_000  # Pillow refuses twice as many, which are a gigabyte of numbers
 MIN_ROWS = 64  # of a matrix product by oneDNN; below, the call itself costs more
 Grid = tuple[int, int, int]  # a picture's patches: frames, rows, columns
 Picture = tuple[Tensor, Grid]  # patches (P, channels * frames * patch^2), and their grid
+
+
+MMAP_THRESHOLD = -3  # glibc's number of the setting
+LARGE = 4 << 20  # bytes of a block that goes back to the machine as soon as it is freed
+
+
+def limit_heap() -> None:
+    """Have glibc give large blocks back at once. By itself it comes to keep all below 32 MB, in a heap that
+    grows by half in ten steps, because what lives long comes to lie between."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
 
 
 def release_memory() -> None:
@@ -83,11 +95,22 @@ class Images:
     def _prepare(self, png: bytes) -> Picture:
         """Return `prepare`'s result. ValueError or OSError if the picture is damaged."""
         try:
-            picture = Image.open(io.BytesIO(png)).convert("RGB")
+            picture = open_picture(io.BytesIO(png)).convert("RGB")
         except SyntaxError as error:  # PIL's name for some damages
             raise ValueError(f"a picture can't be decoded: {error}") from None
         out = self.processor(images=[picture], size=self.size, return_tensors="pt")
         return out["pixel_values"], tuple(out["image_grid_thw"][0].tolist())
+
+
+def open_picture(file: Any) -> Image.Image:
+    """Return a screenshot, in a file or at a path, of which the header is read so far. ValueError or OSError
+    if it is none, or one that no model can be shown."""
+    try:
+        picture = Image.open(file, formats=("PNG", "JPEG", "WEBP", "GIF"))  # for others programs may run
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"a picture too large: {error}") from None
+    smart_resize(*picture.size)  # ValueError if one side is over 200 times the other
+    return picture
 
 
 @dataclass
@@ -119,8 +142,10 @@ class Preprocessor:
         """Return a response as this model would write it, text and ids with the token that ends it."""
         if self.chat.opens_think:  # the template has written the tag already
             text = text.removeprefix("<think>").removeprefix("\n")
-        end = self.tokenizer.eos_token if ended else ""
-        return text, tuple(self.tokenise(text + end))
+        if self.chat.closing:
+            text = text.rpartition(THINK_END)[2].lstrip()
+        end = self.end[:1] if ended else ()
+        return text, (*self.tokenise(text), *end)
 
     def text(self, ids: Sequence[int]) -> str:
         """Return a response as text, without the token that ended it."""
@@ -135,28 +160,32 @@ def load_preprocessor(config: ModelConfig) -> Preprocessor:
     with _reading(config.path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(config.path, **NO_CODE)
         vocabulary = tokenizer.get_vocab()
+        if len(vocabulary) == 1:  # what transformers makes of a folder without one
+            raise ValueError("no tokenizer there")
         images = Images(config.path, config.max_pixels) if hasattr(settings, "vision_config") else None
     vision = [vocabulary[token] for token in VISION_TOKENS if token in vocabulary]
     # the head's rows beyond the tokenizer are for alignment only
     unused = range(max(vocabulary.values()) + 1, settings.get_text_config().vocab_size)
+    chat = ChatFormat.from_template(tokenizer)
     return Preprocessor(
         tokenizer=tokenizer,
-        chat=ChatFormat.from_template(tokenizer),
+        chat=chat,
         images=images,
         suppressed=(*vision, *unused),
-        end=end_tokens(config.path, tokenizer),
+        end=end_tokens(config.path, tokenizer, chat.end),
     )
 
 
-def end_tokens(path: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the chat's end token and the others of the checkpoint's generation_config.json, as Qwen's
-    <|endoftext|> and Llama's <|eom_id|>, in which a model may end that has not been tuned further."""
+def end_tokens(path: str, tokenizer: Tokenizer, chat_end: str) -> tuple[int, ...]:
+    """Return the chat's end token, then the tokenizer's and those of the checkpoint's generation_config.json,
+    as Qwen's <|endoftext|> and Llama's <|eom_id|>, in which a model that is not tuned further may end."""
     try:
         configured = transformers.GenerationConfig.from_pretrained(path).eos_token_id
     except OSError:  # it has none
         configured = None
-    ends: list[Any] = [tokenizer.eos_token_id]
-    for token in configured if isinstance(configured, list) else [configured]:
+    ends: list[Any] = [tokenizer.convert_tokens_to_ids(chat_end)]
+    others = configured if isinstance(configured, list) else [configured]
+    for token in [tokenizer.eos_token_id, *others]:
         # a model's default may be the id of an ordinary word
         if token in tokenizer.added_tokens_decoder and token not in ends:
             ends.append(token)
@@ -172,6 +201,7 @@ def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 
 def load_model(config: ModelConfig, device: torch.device = CPU, dtype: str | None = None) -> PreTrainedModel:
     """Return the weights on one device, in the type that the config computes in or, for "auto", is stored."""
+    limit_heap()
     _, auto = _settings(config.path)
     options = {"dtype": dtype or compute_dtype(config, device), "attn_implementation": "sdpa"}
     with _reading(config.path):

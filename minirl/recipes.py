@@ -30,6 +30,18 @@ from minirl.config import (
     TaskConfig,
 )
 
+# The first screen of --help
+LIST = """
+recipes:
+    tiny               a Qwen3-VL of 1M parameters in generated shops: minutes on two CPU cores
+    tiny-text          WebAgent-R1 in small: a Llama of 0.7M parameters reads such shops' HTML
+    openwebrl-4b, -8b  OpenWebRL: Qwen3-VL, screenshots and 13 tools, on live sites
+    webagent-r1-3b     WebAgent-R1: Qwen2.5, HTML and one action a turn, on WebArena
+    webagent-r1-8b     the same with Llama-3.1, from WebRL's checkpoint (--warm-start)
+    autowebworld-3b    AutoWebWorld: Qwen2.5-VL, screenshots, on recorded steps of generated sites
+    autowebworld-7b    the same, larger
+"""
+
 
 def tiny() -> Config:
     """A 1M-parameter Qwen3-VL in generated shops: minutes on two CPU cores, every part real."""

@@ -95,6 +95,11 @@ class RolloutWorker:
         self.share = self.ranks.share(self.config.browser.episodes)
         self.slots = asyncio.Semaphore(self.share)
 
+    @property
+    def failure(self) -> str:
+        """Return why this rank can't go on, or ""."""
+        return self.sampler.failure or self.harness.failure
+
     # --- one episode, one group --------------------------------------------------------------------------
 
     def policy(self, sampling: Sampling, tokens: int, *names: object) -> PolicyFn:
@@ -148,10 +153,9 @@ class RolloutWorker:
         self.sampler.sync(weights)
 
     async def settle(self) -> None:
-        """Wait until cancelled requests are no longer decoded. RunEnds on all ranks if any has lost its
-        sampler."""
+        """Wait until cancelled requests are no longer decoded. RunEnds on all ranks if any can't go on."""
         await self.sampler.idle()
-        failures = self.ranks.all_gather([self.sampler.failure] if self.sampler.failure else [])
+        failures = self.ranks.all_gather([self.failure] if self.failure else [])
         if failures:
             raise RunEnds(failures[0])
 
@@ -174,10 +178,11 @@ class RolloutWorker:
             episodes = await self.group(stream[places[n]], step, places[n], self.config.max_steps(step))
             return episodes, self.qualified(episodes) is not None
 
-        results = await self._share(start, config.groups, max_tasks, max_concurrent, config.dynamic, tick)
+        episodes, n_in_order, submitted = await self._share(
+            start, config.groups, max_tasks, max_concurrent, config.dynamic, tick
+        )
         for line in self.hosts.agree(self.ranks):
             say(line)
-        episodes, n_in_order, submitted = results
         attempts = [episodes[n] for n in range(n_in_order)]
         next_cursor = places[n_in_order - 1] + 1 if n_in_order else cursor
         collected = self._assemble(attempts, next_cursor, submitted)
@@ -226,8 +231,8 @@ class RolloutWorker:
         and whether to keep it. Return all ranks' results by number, how many of them are without a gap up to
         the last one that was needed, and how many were begun.
 
-        Ranks claim numbers as they have room, none more than its even share. RunEnds on all ranks if any has
-        lost its sampler.
+        Ranks claim numbers as they have room, none more than its even share. RunEnds on all ranks if any
+        can't go on.
         """
         self.queues += 1
         queue = TaskQueue(self.ranks, f"queue {self.queues}")
@@ -239,7 +244,7 @@ class RolloutWorker:
                     results = queue.results()  # of all ranks: is each that has ended to be kept?
                     n_accepted, n_in_order = accepted(results, target)
                     tick(min(target, sum(results.values())))
-                    if self.sampler.failure:
+                    if self.failure:
                         queue.give_up()
                     if n_accepted == target or n_in_order == max_tasks or queue.given_up():
                         break
@@ -265,8 +270,11 @@ class RolloutWorker:
                         queue.post(n, is_kept)
                 for run in running:
                     run.cancel()
-        except ExceptionGroup as failed:  # a full disk is one line for the user, a group is not
-            raise failed.exceptions[0] from None
+        except ExceptionGroup as failed:  # a full disk is one line for the user, a group in a group is not
+            error: Exception = failed
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            raise error from None
         await self.settle()
         everything = dict(self.ranks.all_gather(list(finished.items())))
         return everything, n_in_order, self.ranks.broadcast(queue.claimed())

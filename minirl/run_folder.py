@@ -1,6 +1,7 @@
 """The run folder: everything that a run leaves on disk, and the only code that writes it.
 
     config.json                                   the settings, written once
+    starts.jsonl                                  one line per start: the command and its commit
     metrics.jsonl, evals.jsonl                    one line per RL step, one per held-out evaluation
     trajectories/step_00012.jsonl, demos.jsonl    one trajectory per line; also eval_sft, ...
     screenshots/<hash>.png                        each distinct screenshot once
@@ -9,16 +10,21 @@
 
 Whole files are written beside their place and then renamed. A process that is killed may leave a torn last
 line in appended files: readers skip a line without its newline, and whoever goes on writes such a file anew
-first. A folder may come from anybody: its screenshots are no links, which could lead to other files.
+first. A folder may come from anybody: it is no link and holds none, which could lead to other files.
 """
 
 import fcntl
 import json
+import math
 import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -27,10 +33,13 @@ from typing import Any, TypeVar
 from filelock import FileLock
 from pydantic import TypeAdapter
 
+from minirl.console import without_passwords
 from minirl.types import Group, Task, Trajectory
 
 T = TypeVar("T")
 TRAJECTORY = TypeAdapter(Trajectory)
+Setting = str | int | float | bool | None | list[str | int | float]
+SETTINGS = TypeAdapter(dict[str, Setting | dict[str, Setting]])
 REGULAR = "eval_step_"  # begins the names of the evaluations every `eval_every` steps
 STEP_LABEL = re.compile(r"step_(\d+)")
 
@@ -70,7 +79,7 @@ def read_as(text: bytes, adapter: TypeAdapter[T], problem: str) -> T:
     try:
         # pydantic's own parser would refuse the half characters that pages may hold
         return adapter.validate_python(json.loads(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{problem}: {reason[:300]}") from None
 
@@ -89,8 +98,11 @@ def read_records(path: Path, kind: type[T]) -> list[T]:
 
 
 def to_record(trajectory: Trajectory) -> dict[str, Any]:
-    """Return a trajectory as JSON values; TRAJECTORY.validate_python gives back an equal one."""
-    return TRAJECTORY.dump_python(trajectory) | {"stop": trajectory.stop.value}
+    """Return a trajectory as JSON values; TRAJECTORY.validate_python gives back an equal one, but for
+    the password in an address."""
+    record = TRAJECTORY.dump_python(trajectory) | {"stop": trajectory.stop.value}
+    record["task"]["start_url"] = without_passwords(trajectory.task.start_url)
+    return record
 
 
 @dataclass(frozen=True)
@@ -124,7 +136,7 @@ class Run:
     """One run folder, created on the first write.
 
     Of the ranks that train together the first one alone writes and deletes `records`; screenshots are stored
-    by the rank that saw them. ValueError if the folder is a link.
+    by the rank that saw them. ValueError if the folder is a link, or holds one.
     """
 
     def __init__(self, root: Path, records: bool = True):
@@ -133,16 +145,24 @@ class Run:
         self.checkpoint_dir = self.root / "checkpoints"
         self.images = ImageFolder(self.root / "screenshots")
         self.report_path = self.root / "report.html"
-        if self.root.is_symlink():
-            raise ValueError(f"{root} is a link, which may lead anywhere; name the place itself")
+        for path in (self.root, *self.root.glob("*")):
+            if path.is_symlink():
+                raise ValueError(f"{path} is a link, which may lead anywhere; name or put the place itself")
 
-    def held(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def held(self) -> Iterator[None]:
         """Keep other processes from training in the folder while the block runs. OSError if one does. The
-        system frees what a dead process held."""
+        system frees what a dead process held. A folder in which nothing was written goes again."""
         if not self.records:
-            return nullcontext()
+            yield
+            return
         self.root.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.root / "lock", blocking=False)
+        with FileLock(self.root / "lock", blocking=False):
+            try:
+                yield
+            finally:
+                if len(os.listdir(self.root)) == 1:  # the lock alone
+                    shutil.rmtree(self.root)
 
     @staticmethod
     def step_label(step: int) -> str:
@@ -156,12 +176,23 @@ class Run:
             write_atomic(self.root / "config.json", text.encode() + b"\n")
 
     def config(self) -> dict[str, Any]:
+        """Return the settings that are saved, or nothing. ValueError if they are none."""
         path = self.root / "config.json"
-        return json.loads(path.read_bytes()) if path.exists() else {}
+        return read_as(path.read_bytes(), SETTINGS, f"{path} can't be used") if path.exists() else {}
+
+    def add_start(self) -> None:
+        """Record the command that was typed, and the commit of these sources, if git knows it."""
+        if self.records:
+            ask = "git describe --always --dirty"
+            told = subprocess.run(ask, cwd=Path(__file__).parent, shell=True, capture_output=True, text=True)
+            start = {"command": shlex.join(sys.argv), "commit": told.stdout.strip()}
+            append_line(self.root / "starts.jsonl", start)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append a step's numbers; null stands for what is none, which JSON has no word for."""
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         if self.records:
-            append_line(self.root / "metrics.jsonl", {"step": step, **metrics})
+            append_line(self.root / "metrics.jsonl", {"step": step, **finite})
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_records(self.root / "metrics.jsonl", dict)
@@ -240,6 +271,11 @@ class Run:
         for path in self.images.folder.glob("*.png"):
             if path.stem not in named:
                 path.unlink()
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the complete RL checkpoints of a run, oldest first."""
+    return sorted(path for path in folder.glob("step_*") if path.suffix == "" and path.is_dir())
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -29,7 +29,16 @@ from minirl.rows import Batch, Row, TrajectoryRows, balance, dummy_row, minibatc
 from minirl.types import ImageStore
 
 MAX_BAD_STEPS = 3  # consecutive updates without a finite gradient before training gives up
+MAX_MISMATCH = 0.3  # nats a token between sampler and trainer, in the mean, on the same weights (docs/gpu.md)
 VALIDATION_UPDATES = 10  # of cloning, between two looks at the loss of the validation split
+# The metrics that are means over tokens, and the sums that they are made of
+MEANS = {
+    "ratio_mean": "ratio",
+    "clip_fraction": "clipped",
+    "clip_high": "clipped_high",
+    "entropy": "entropy",
+    "kl": "kl",
+}
 Metrics = dict[str, float]
 Scores = list[tuple[float, ...]]  # the log-probs of each row's response
 
@@ -85,7 +94,7 @@ class Trainer:
 
     def update(self, trajectories: Sequence[TrajectoryRows], step: int, tick: Callable[[], None]) -> Metrics:
         """Make all updates on the trajectories of a step, counted from 0, `tick`ing after every epoch; return
-        metrics."""
+        metrics. ValueError if the trajectories are not of the weights that the step began with."""
         config = self.config
         seed = config.seed + 1000 * step
         lr = config.optim.lr
@@ -100,7 +109,12 @@ class Trainer:
                 rows = weighted(minibatch, config.loss, sizes)
                 steps.append(self._step(rows, lr))
             tick()
-        return step_metrics(steps) | {"lr": lr}
+        metrics = step_metrics(steps)
+        mismatch = metrics["mismatch_mean"]
+        if mismatch > MAX_MISMATCH and not config.replay:
+            problem = f"the sampler's log-probs are {mismatch:.2f} nats from the trainer's"
+            raise ValueError(f"{problem}: it does not sample from these weights; try --sampler hf")
+        return metrics | {"lr": lr}
 
     def _with_reference(self, trajectories: Sequence[TrajectoryRows]) -> Sequence[TrajectoryRows]:
         """Return the trajectories with the reference's log-probs, if the loss has a KL term."""
@@ -166,11 +180,8 @@ class Trainer:
         """Make one update that clones the rows' responses; return the loss per response token."""
         tokens = sum(row.length for row in rows)
         self.policy.temperature = 1.0  # nothing was sampled
-        weighted_rows = []
-        for row in rows:
-            weights = (1 / tokens,) * row.length
-            weighted_rows.append(replace(row, advantage=1.0, weights=weights))
-        return self._step(weighted_rows, lr, cloning=True)["loss"]
+        imitated = [replace(row, advantage=1.0, weights=(1 / tokens,) * row.length) for row in rows]
+        return self._step(imitated, lr, cloning=True)["loss"]
 
     def _step(self, rows: Sequence[Row], lr: float, cloning: bool = False) -> Metrics:
         """Make one optimizer step on a minibatch; return its loss, gradient norm and metric sums, equal on
@@ -275,7 +286,9 @@ def cosine(update: int, total: int, warmup: float) -> float:
 def cores() -> int:
     """Return this rank's share of the processor's cores."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    available = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, available // ranks)
 
 
 def step_metrics(steps: Sequence[Metrics]) -> Metrics:
@@ -291,8 +304,7 @@ def step_metrics(steps: Sequence[Metrics]) -> Metrics:
         "mismatch_mean": first["gap"] / first["tokens"],
         "mismatch_max": first["gap_max"],
     }
-    sums = {"ratio_mean": "ratio", "clip_fraction": "clipped", "entropy": "entropy", "kl": "kl"}
-    for name, key in sums.items():
+    for name, key in MEANS.items():
         if key in totals:
             metrics[name] = totals[key] / totals["tokens"]
     return metrics

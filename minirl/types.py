@@ -261,7 +261,8 @@ class SamplerError(Exception):
 
 
 class RunEnds(ValueError):
-    """Nothing more can be collected, as of a sampler that died; raised between updates, on all ranks."""
+    """Nothing more can be collected, as of a sampler that died; raised between updates, on all ranks. An
+    episode that raises it ends the run there."""
 
 
 _BILL: ContextVar[list[float] | None] = ContextVar("bill", default=None)
@@ -313,9 +314,14 @@ class Session(Protocol):
     config: "BrowserConfig"
     context: "BrowserContext"  # Playwright's, with all tabs
     page: "Page"  # Playwright's: the current tab
-    width: int  # of the page, in pixels
-    height: int
     news: list[str]  # what happened by itself, a sentence each
+    picture: bytes  # the last screenshot, until an action has settled
+    unseen: bytes  # one that was taken to see what an action changed, for the next observation
+
+    @property
+    def width(self) -> int: ...  # of the current tab, in pixels
+    @property
+    def height(self) -> int: ...
 
     # awaits a call of Playwright's, with a time limit; raises ToolFailure or BrowserFault
     async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any: ...
@@ -329,6 +335,7 @@ class Session(Protocol):
     # returns the innermost frame at a point, or with the focus, and a script's answer from there
     async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple["Frame", Any]: ...
     async def press(self, key: str) -> None: ...
+    async def wheel(self, point: Point, dx: float, dy: float) -> None: ...
     async def revive(self) -> None: ...  # stops what makes the page hang
     async def screenshot(self) -> bytes: ...  # PNG
     # returns URLs and titles, and which is the current one

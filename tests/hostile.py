@@ -41,6 +41,7 @@ BODIES["/"] = "".join(
     for n, path in enumerate(PATHS)
 )
 STATUS = {"/404": 404, "/500": 500}
+HEADERS = {"/sandboxed": {"Content-Security-Policy": "sandbox"}}
 KINDS = {"woff2": "font/woff2", "png": "image/png", "txt": "text/plain"}
 
 
@@ -128,10 +129,18 @@ class Handler(pages.Handler):
         elif path == "/file.bin":
             disposition = {"Content-Disposition": 'attachment; filename="file.bin"'}
             self.reply(bytes(1024), kind="application/octet-stream", **disposition)
+        elif path == "/shown.pdf":
+            self.reply(b"%PDF-1.4", kind="application/pdf")
+        elif path == "/late.txt":
+            self.server.stop.wait(0.2)
+            self.reply(b"saved", kind="text/plain")
+        elif path == "/login":
+            self.reply(b"Log in", status=401, **{"WWW-Authenticate": "Basic realm=x"})
         elif path != "/empty":
             first, second = self.server.ports
             text = PAGES.get(path, PAGES["/404"]).replace("PORT2", str(second)).replace("PORT", str(first))
-            self.reply(text.encode(), status=STATUS.get(path, 200 if path in PAGES else 404))
+            status = STATUS.get(path, 200 if path in PAGES else 404)
+            self.reply(text.encode(), status=status, **HEADERS.get(path, {}))
 
 
 @contextlib.contextmanager

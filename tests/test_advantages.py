@@ -73,10 +73,17 @@ def test_a_masked_episode_has_no_weight_in_any_method():
 
 @pytest.mark.parametrize(
     ("rewards", "effective"),
-    [((0, 0, 0), False), ((1, 1), False), ((-1, -1), False), ((1, 0), True), ((0, -1, 0), True)],
-)
+    [
+        ((0, 0, 0), False), ((1, 1), False), ((-1, -1), False), ((1, 0), True), ((0, -1, 0), True),
+        ((0.1 + 0.2, 0.3, 0.3, 0.3), False),  # unequal by rounding
+        ((0.949999988079071, 0.95, 0.95, 0.95), False),  # in float32
+        ((sum([0.1] * 10), 1.0, 1.0, 1.0), False),
+        ((0.95, 0.96, 0.95, 0.95), True),
+    ],
+)  # fmt: skip
 def test_only_unequal_rewards_teach(rewards, effective):
     assert is_effective(group_of(*rewards)) is effective
+    assert any(advantages(rewards, eps=1e-6)) is effective
 
 
 @pytest.mark.parametrize(
@@ -122,6 +129,12 @@ def test_weights_of_imitation_by_hand(method, rewards, expected):
     other = group_of(1, 0, 0)  # of no consequence
     _, ready = assign_advantages([other, group_of(*rewards)], LossConfig(method=method))
     assert of(ready) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("success", "expected"), [(1.0, (1, 0, 0)), (0.8, (1, 1, 0))])
+def test_what_is_enough_for_a_success_is_imitated(success, expected):
+    (ready,) = assign_advantages([group_of(1.0, 0.83, 0.79)], LossConfig(method="filtered-bc"), success)
+    assert of(ready) == expected
 
 
 def test_shuffled_rewards_stay_in_their_group_and_move():

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,6 +18,7 @@ from minirl.cli.command_line import check, from_command_line
 from minirl.config import Config, to_json
 from minirl.recipes import RECIPES
 from minirl.run_folder import flatten
+from minirl.tiny.checkpoints import BASE_TEXT
 
 FLAGS = """
 --recipe --name --seed --steps --eval-every --save-every --resume --replay --warm-start --shuffle-rewards
@@ -24,7 +28,7 @@ FLAGS = """
 --agent.reasoning --agent.response-tokens --agent.context-tokens --agent.format-errors --agent.repeats
 --browser.browsers --browser.connect --browser.episodes --browser.width --browser.height
 --browser.action-seconds --browser.episode-seconds --browser.quiet-ms --browser.private --browser.allow
---browser.deny --browser.host-rate
+--browser.deny --browser.host-rate --browser.insecure --browser.locale --browser.timezone --browser.user-agent
 --sampler.kind --sampler.temperature --sampler.gpu-memory --sampler.points
 --endpoint.url --endpoint.model --endpoint.key --endpoint.seconds --endpoint.price
 --judge.url --judge.model --judge.key --judge.seconds --judge.price --judge.path --judge.input
@@ -32,8 +36,9 @@ FLAGS = """
 --task.train --task.heldout --task.demo-goals --task.train-goals --task.short --task.demo-long --task.reward
 --task.reset
 --rollout.group --rollout.groups --rollout.dynamic --rollout.max-steps --rollout.dump-all
---reward.by --reward.invalid --reward.format --reward.after --reward.format-error --reward.partial
---loss.method --loss.weighting --loss.clip-high --loss.kl --loss.std-eps
+--reward.by --reward.invalid --reward.format --reward.after --reward.success
+--reward.format-error --reward.partial
+--loss.method --loss.weighting --loss.clip-high --loss.dual-clip --loss.kl --loss.std-eps
 --optim.betas --optim.weight-decay --optim.grad-clip --optim.lr --optim.decay --optim.replicas
 --optim.offload
 --batch.epochs --batch.minibatch-turns --batch.micro-tokens --batch.layout
@@ -147,14 +152,17 @@ def test_the_run_folder_is_named_after_the_recipe_or_by_the_user():
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        (["openwebrl-5b"], "unknown recipe 'openwebrl-5b'; there are tiny, tiny_text, "),
+        (["openwebrl-5b"], "unknown recipe 'openwebrl-5b'; there are tiny, tiny-text, "),
         (["tiny", "--stepz", "3"], "--stepz"),
         (["tiny", "--model.path", "/nowhere/model"], "--model.path /nowhere/model"),
+        (["tiny", "--model.path", str(BASE_TEXT)], "a text recipe as tiny-text"),
+        (["tiny", "--sampler", "vllm"], "pip install 'minirl[vllm]'"),
     ],
 )
 def test_what_cannot_be_understood_or_used_ends_a_script_with_status_2(ended, tmp_path, argv, problem):
     code, said = ended(train, *argv, "--name", str(tmp_path / "tiny"))
     assert code == 2 and problem in said and "Traceback" not in said
+    assert not (tmp_path / "tiny").exists()
 
 
 def flags_of(config: object, prefix: str = "--") -> list[str]:
@@ -180,6 +188,26 @@ def test_help_tells_every_setting_with_its_value_and_its_meaning(capsys):
     for flag in ("--loss.clip-high", "--name", "--sampler", "RL steps", "reinforcement"):
         assert flag in help, flag
     assert "--protocol" not in help, "eval.py's alone"
+    first_screen = help.partition("╭")[0]
+    assert all(name.replace("_", "-").replace("-8b", "") in first_screen for name in RECIPES)
+
+
+ROOT = Path(train.__file__).parent
+DOORS = ["train.py", "sft.py", "eval.py", "judge.py label", "-m minirl", "-m minirl.worlds", "-m minirl.data"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_help_comes_without_torch_and_a_missing_environment_is_one_line(door, tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
+    for flags, words in ((["-E", "-S"], "`make setup`, then `source .venv/bin/activate`"), ([], "usage: ")):
+        command = [sys.executable, *flags, *door.split(), "--help"]
+        env = os.environ | {"PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(
+            command, cwd=Path(train.__file__).parent, env=env, capture_output=True, text=True
+        )
+        assert words in done.stdout + done.stderr and "Traceback" not in done.stderr
+    if door == "sft.py":
+        assert "--sft.demos" in done.stdout[:600]
 
 
 @pytest.mark.parametrize("recipe", ["openwebrl_4b", "openwebrl-8b", "webagent-r1-3b", "webagent_r1_8b"])

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import shutil
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
@@ -9,9 +10,10 @@ import pytest
 
 from minirl.agents.openwebrl import OpenWebRLAgent
 from minirl.agents.webagent_r1 import WEBRL, WebAgentR1Agent
-from minirl.config import AgentConfig
-from minirl.context import ChatFormat, Context, think_ends
+from minirl.config import AgentConfig, ModelConfig
+from minirl.context import ROLES, ChatFormat, Context, UserMessage, think_ends
 from minirl.episode import conversation
+from minirl.model import Preprocessor, load_preprocessor
 from minirl.recipes import webagent_r1_8b
 from minirl.types import Observation, Prompt, Task, Trajectory, Turn
 
@@ -214,6 +216,7 @@ OTHER_FORMAT = ChatFormat(
     to_assistant="<|im_end|>[assistant]: ",
     close="[user]: ",
     opens_think=False,
+    end="<|im_end|>",
 )
 CHATML = ChatFormat(
     start="<|im_start|>system\n",
@@ -221,6 +224,7 @@ CHATML = ChatFormat(
     to_assistant="<|im_end|>\n<|im_start|>assistant\n<think>\n",
     close="\n<|im_start|>user\n",
     opens_think=True,
+    end="<|im_end|>",
 )
 
 
@@ -229,18 +233,112 @@ def test_chat_formats_by_hand(preprocessor):
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("template", "problem"),
     [
-        "{% for m in messages if m.role != 'system' %}{{ m.role }} {{ m.content }}{% endfor %}",
-        "{% for m in messages %}{{ m.content }} {{ m.content }}{% endfor %}",
-        "{% for m in messages %}{{ raise_exception('System role not supported') }}{% endfor %}",
-        None,
+        (
+            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+            "user, assistant, user$",
+        ),
+        ("{% for m in messages %}{{ m.content }} {{ m.content }}{% endfor %}", "system, system, user"),
+        (
+            "{% for m in messages[1:] + messages[:1] %}{{ m.content }}{% endfor %}",
+            "user, assistant, user, system",
+        ),
+        ("{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}", "nothing"),
+        ("{{ raise_exception('System role not supported') }}", ": System role not supported"),
+        (None, "chat_template is not set"),
+        (
+            "{% for i in range(99999) %}{% for j in range(20) %}{% set x = i %}{% endfor %}{% endfor %}",
+            "Timeout",
+        ),
+        ("{% include 'other' %}", "no loader"),
+        ("{{ 1 / 0 }}", "division by zero"),
     ],
-    ids=["leaves out the system", "says everything twice", "refuses a system", "is missing"],
+    ids=[
+        "leaves one out",
+        "says all twice",
+        "another order",
+        "takes parts alone",
+        "refuses one",
+        "is missing",
+        "long",
+        "another's",
+        "fails",
+    ],
 )
-def test_a_template_that_cannot_carry_the_conversation_is_refused(preprocessor, template):
-    with pytest.raises(ValueError, match="chat template"):
+def test_a_template_that_cannot_carry_the_conversation_is_refused(
+    preprocessor, template, problem, monkeypatch
+):
+    """With the template's words, or the roles that it renders."""
+    if problem == "Timeout":
+        monkeypatch.setattr("minirl.context.MAX_TEMPLATE_SECONDS", 0.05)
+    start = "the chat template can't say system, user, assistant, user(: |, but )"
+    with pytest.raises(ValueError, match=f"^{start}.*{problem.removeprefix(': ')}"):
         format_of(preprocessor, template)
+
+
+def template_of(turn: str, end: str, opening: str = "", first: str = "") -> str:
+    """A chat template by its parts: a role's header and end, and what stands before all and at the last."""
+    header = turn.replace("ROLE", "{{ m.role }}")
+    answer = turn.replace("ROLE", "assistant") + opening
+    return (
+        f"{first}{{% for m in messages %}}{header}{{{{ m.content }}}}{end}{{% endfor %}}{{{{ {answer!r} }}}}"
+    )
+
+
+@pytest.fixture
+def speaks(preprocessor, tiny_folder, tmp_path):
+    """`speaks(template)`: what surrounds a model whose turns may end in a token of their own."""
+
+    def make(template: str) -> Preprocessor:
+        tokenizer = copy.deepcopy(preprocessor.tokenizer)
+        tokenizer.add_tokens(["<|end|>", "<|user|>", "<|assistant|>"], special_tokens=True)
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(shutil.copytree(tiny_folder, tmp_path / "model"))
+        return load_preprocessor(ModelConfig(path=str(tmp_path / "model")))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (template_of("<|im_start|>ROLE\n", "<|im_end|>\n"), "<|im_end|>"),
+        (template_of("<|ROLE|>\n", "<|end|>\n"), "<|end|>"),
+        (template_of("[ROLE] ", " <|end|>"), " <|end|>"),
+        (template_of("<|ROLE|>", ""), "<|user|>"),
+        (template_of("<|ROLE|>\n", "<|end|>\n", "<think>\n\n</think>"), "<|end|>"),
+    ],
+    ids=["the text's end", "its own", "after a blank", "the next role's", "behind a closed thought"],
+)
+def test_turns_end_as_the_template_ends_them(speaks, template, end):
+    """In the history once, and in what is cloned, whose own thought has no place behind a closed one."""
+    model = speaks(template)
+    answer, ids = model.render_response("<think>so</think>\n\nANS")
+    end_id = model.tokenizer.convert_tokens_to_ids(end.strip())
+    assert ids[-1] == end_id == model.end[0] and model.text(ids) == answer
+    assert set(model.end) >= {end_id, model.tokenizer.eos_token_id}
+    assert answer == "ANS" if "</think>" in template else answer == "<think>so</think>\n\nANS"
+    agent = SimpleNamespace(
+        system="SYS", message_format=None, user_message=lambda n, *_: UserMessage(f"U{n}", "", "")
+    )
+    context = Context(model, agent, AgentConfig(), "")
+    context.observe(Observation(""))
+    context.respond(ids, answer)
+    messages = [{"role": r, "content": c} for r, c in zip(ROLES, ("SYS", "U0", answer, "U1"), strict=True)]
+    whole = model.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    if "</think>" in template:  # as it was sampled, behind the thought that stood there
+        whole = whole.replace(answer, "<think>\n\n</think>" + answer, 1)
+    prompt = context.observe(Observation(""))
+    assert model.tokenizer.decode(prompt.ids) == whole.replace(answer + end, answer + end.strip())
+
+
+def test_a_template_writes_the_same_date_on_every_day(preprocessor):
+    """A run that is resumed tomorrow has the same prompts."""
+    chat = format_of(
+        preprocessor, template_of("[ROLE] ", "<|im_end|>", first="{{ strftime_now('%d %b %Y') }} ")
+    )
+    assert chat.start == "26 Jul 2024 [system] "
 
 
 @pytest.mark.parametrize("keep", [1, 2])

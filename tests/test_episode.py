@@ -1,6 +1,7 @@
 """Episodes in a real Chromium, with a sampler that says what it is told."""
 
 import asyncio
+import errno
 import os
 import random
 import signal
@@ -10,13 +11,14 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import pytest_asyncio
 import torch
 from pages import HEIGHT, WIDTH, point
 from shopping import PAGES, SHOP, tasks
-from workers import make_worker
+from workers import Scored, make_worker
 
 from minirl.benchmarks.world import WorldBenchmark
 from minirl.browser.pool import BrowserPool
@@ -32,9 +34,11 @@ from minirl.run_folder import Run
 from minirl.types import (
     BrowserFault,
     Request,
+    RunEnds,
     Sample,
     SamplerError,
     Sampling,
+    Score,
     Stop,
     Task,
     ToolFailure,
@@ -186,6 +190,45 @@ async def test_feedback_and_past_reasoning_can_be_kept_from_the_model(play):
     assert [turn.response_ids for turn in t.turns] == [sample.ids for sample in script.samples]
 
 
+async def test_behind_a_thought_that_the_template_has_closed_a_response_needs_none(
+    play, preprocessor, monkeypatch
+):
+    closed = replace(
+        preprocessor.chat, to_assistant="<think></think>\n", opens_think=False, closing="</think>"
+    )
+    monkeypatch.setattr(preprocessor, "chat", closed)
+    sayings = (saying(WAIT).partition("</think>")[2], "I end it. " + saying(DONE).partition("</think>")[2])
+    async with play(*sayings) as (worker, _, task):
+        t = await episode(worker, task)
+    assert (t.stop, len(t.turns), t.reward) == (Stop.DONE, 2, 1.0) and needs_verdict(t, "every")
+
+
+async def test_a_reward_that_is_none_is_the_runs_affair(play):
+    """The episode does not count, and the step ends with the line."""
+
+    async def reward(*_: Any) -> Score:
+        raise RunEnds("it must return 0 to 1, not 5")
+
+    async with play(saying(DONE)) as (worker, _, task):
+        worker.harness.benchmark_of = lambda _: Scored(reward)
+        with pytest.raises(RunEnds, match="not 5$"):
+            await worker.evaluate([(task, 0)], "after_rl", 3, lambda n: None)
+        t = await episode(worker, task)
+    assert (t.stop, t.error, t.valid) == (Stop.JUDGE_ERROR, "it must return 0 to 1, not 5", False)
+
+
+@pytest.mark.parametrize(("least", "success"), [(1.0, False), (0.8, True)])
+async def test_how_much_of_a_reward_is_a_success_is_a_setting(play, least, success):
+    async def reward(*_: Any) -> Score:
+        return Score(0.83)
+
+    config = replace(CONFIG, reward=RewardConfig(success=least))
+    async with play(saying(DONE), config=config) as (worker, _, task):
+        worker.harness.benchmark_of = lambda _: Scored(reward)
+        t = await episode(worker, task)
+    assert (t.reward, t.success) == (0.83, success)
+
+
 async def test_screenshots_are_prepared_beside_the_event_loop(play, preprocessor, monkeypatch):
     images, threads = preprocessor.images, []
     plain = images.processor
@@ -199,6 +242,31 @@ async def test_screenshots_are_prepared_beside_the_event_loop(play, preprocessor
     async with play(saying(DONE)) as (worker, _, task):
         await episode(worker, task)
     assert threads and threading.main_thread() not in threads
+
+
+async def test_a_prompt_that_fills_the_context_leaves_no_room_for_a_response(play):
+    async with play(saying(DONE)) as (worker, script, task):
+        await episode(worker, task)
+        size = len(script.requests.pop().prompt.ids)
+    for tokens, stop in ((size, Stop.LENGTH), (size + 1, Stop.LENGTH), (size + 200, Stop.DONE)):
+        config = replace(CONFIG, agent=replace(AGENT, context_tokens=tokens))
+        async with play(saying(DONE), config=config) as (worker, script, task):
+            t = await episode(worker, task)
+        assert (t.stop, len(script.requests)) == (stop, int(tokens > size))
+
+
+async def test_a_full_disk_ends_the_run_at_once_and_another_error_its_episode(play):
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, group=2, groups=1))
+    async with play(saying(WAIT), config=config) as (worker, script, task):
+        worker.harness.images = Mock(put=Mock(side_effect=PermissionError(errno.EACCES, "not allowed")))
+        assert (await episode(worker, task)).stop is Stop.INFRA_ERROR
+        worker.harness.images = Mock(put=Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        for run in (
+            worker.collect(TaskStream([task], 0), 0, 0, lambda n: None),
+            worker.evaluate([(task, 0)], "eval", 3, lambda n: None),
+        ):
+            with pytest.raises(OSError, match="No space left on device"):
+                await run
 
 
 async def test_tasks_on_a_host_that_does_not_open_are_passed_over(play, monkeypatch):
@@ -368,14 +436,15 @@ async def test_a_page_that_hangs_is_stopped_and_the_episode_goes_on(play):
     assert t.turns[0].feedback == (failed, "`wait` not executed.")
 
 
-@pytest.mark.parametrize("said", [DONE, WAIT])
+@pytest.mark.parametrize(("said", "repeats"), [(DONE, 0), (WAIT, 0), (WAIT, 1)])
 @pytest.mark.parametrize(
     "fault",
     [BrowserFault(Stop.ENV_ERROR, "it hangs"), BrowserFault(Stop.INFRA_ERROR, "gone"), ToolFailure("no")],
 )
-async def test_an_answer_counts_though_the_last_look_at_the_page_fails(play, fault, said):
-    """The control says something else than `done`."""
-    async with play(saying(said)) as (worker, _, task):
+async def test_an_answer_counts_though_the_last_look_at_the_page_fails(play, fault, said, repeats):
+    """The control says something else than `done`, or may not say it again."""
+    config = replace(CONFIG, agent=replace(AGENT, repeats=repeats))
+    async with play(saying(said), config=config) as (worker, _, task):
         look, looks = worker.harness.agent.observe, []
 
         async def observe(session: Session) -> Any:

@@ -4,7 +4,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import log
+from math import exp, log
 from random import Random
 from statistics import mean
 from types import SimpleNamespace
@@ -73,7 +73,8 @@ def test_metrics_count_only_what_the_clip_changed():
     """Ratios 1.5 and 0.5 are outside on the harmless side for the last two tokens."""
     _, sums, _ = of_ratios([1.5, 0.5, 1.1, 1.5, 0.5], [1.0, -1.0, 1.0, -1.0, 1.0])
     gaps = {"gap": 2 * log(1.5) + 2 * log(2) + log(1.1), "gap_max": log(2)}  # of log-probs, either way
-    assert sums == pytest.approx({"tokens": 5, "ratio": 5.1, "ratio_max": 1.5, "clipped": 2, **gaps})
+    counts = {"tokens": 5, "clipped": 2, "clipped_high": 1}
+    assert sums == pytest.approx({"ratio": 5.1, "ratio_max": 1.5, **counts, **gaps})
 
 
 # k3 = exp(d) - d - 1 with d = ref - logprob; its gradient with respect to the log-prob is 1 - exp(d).
@@ -90,6 +91,89 @@ def test_k3_by_hand(behind, k3, gradient):
     assert loss == pytest.approx(0.5 * 0.1 * k3, abs=1e-7)
     assert grad == pytest.approx(0.5 * 0.1 * gradient, abs=1e-7)
     assert sums["kl"] == pytest.approx(k3, abs=1e-6)  # the metric is the divergence itself
+
+
+INF = float("inf")
+
+
+def alone_among(size: int, gap: float, behind: float, advantage: float, config: LossConfig) -> Tensor:
+    """The gradient of a batch in which the first token alone is `gap` nats above the sampler's log-prob and
+    `behind` below the reference's."""
+    logprobs_N = torch.full((size,), -2.0)
+    logprobs_N[0] = -92.0
+    old_N, ref_N = logprobs_N.clone(), logprobs_N.clone()
+    old_N[0] -= gap
+    ref_N[0] += behind
+    logprobs_N.requires_grad_()
+    weight_N = torch.full((size,), 1 / size)
+    loss, _ = policy_loss(logprobs_N, old_N, ref_N, torch.full((size,), advantage), weight_N, config)
+    loss.backward()
+    assert loss.isfinite()
+    return logprobs_N.grad
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize(
+    ("gap", "behind", "gradient"),
+    [
+        (90, 0, 0.0),  # clipped or, with a negative advantage, bounded
+        (-90, 0, 0.0),
+        (INF, 0, 0.0),  # the sampler gave it no probability
+        (0, 90, 0.04 * (1 - exp(5))),  # pulled up as at 5 nats
+        (0, -90, 0.04),
+    ],
+)
+def test_a_token_far_away_has_a_finite_gradient_and_leaves_the_others_theirs(
+    gap, behind, gradient, advantage
+):
+    first, *others = 3 * alone_among(3, gap, behind, advantage, LossConfig(kl=0.04)).double()
+    on_policy = -advantage if gap == 0 else 0.0
+    assert first.item() == pytest.approx(on_policy + gradient, abs=1e-4)
+    assert [grad.item() for grad in others] == pytest.approx([-advantage] * 2)
+
+
+@pytest.mark.parametrize(
+    ("gap", "behind", "advantage"),
+    [
+        *((gap, 0.0, -1.0) for gap in (2.2, 5, 8, 12, 19, 90)),
+        *((0.0, behind, 0.1) for behind in (5, 12, 20, 90)),
+    ],
+)
+@pytest.mark.parametrize("kl", [0.001, 0.04])
+def test_with_a_dual_clip_one_token_of_10_000_is_never_a_tenth_of_the_update(gap, behind, advantage, kl):
+    def share(dual_clip: float | None) -> float:
+        config = LossConfig(kl=kl, dual_clip=dual_clip)
+        size_N = alone_among(10_000, gap, behind, advantage, config).abs().double()
+        return (size_N[0] / size_N.sum()).item()
+
+    assert share(10.0) < 0.1
+    assert gap not in (12, 19) or share(None) > 0.9, "the control"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [(12.0, -2.0, 20.0, 0.0), (9.0, -2.0, 18.0, 18.0), (12.0, 2.0, -2.56, 0.0), (0.5, -2.0, 1.6, 0.0)],
+)
+def test_a_dual_clip_by_hand(ratio, advantage, loss, gradient):
+    value, sums, (grad,) = of_ratios([ratio], [advantage], config=replace(CLIP, dual_clip=10.0))
+    assert (value, grad) == (pytest.approx(loss), pytest.approx(gradient))
+    assert sums["clipped"] == (gradient == 0) and sums["clipped_high"] == (gradient == 0 and ratio > 1)
+
+
+def test_ordinary_tokens_are_as_without_any_bound_to_the_bit():
+    """The plain formula, value and gradient, up to 4.9 nats either way."""
+    noise_5N = torch.rand(5, 500, generator=torch.Generator().manual_seed(0))
+    logprobs_N = (-10 * noise_5N[0]).requires_grad_()
+    old_N, ref_N = (logprobs_N.detach() + 9.8 * (noise_N - 0.5) for noise_N in noise_5N[1:3])
+    advantage_N, weight_N = noise_5N[3] - 0.5, noise_5N[4]
+    ratio_N, behind_N = (logprobs_N - old_N).exp(), ref_N - logprobs_N
+    clipped_N = ratio_N.clamp(0.8, 1.28)
+    plain_N = torch.maximum(-ratio_N * advantage_N, -clipped_N * advantage_N)
+    plain = (weight_N * (plain_N + 0.04 * (behind_N.exp() - behind_N - 1))).sum()
+    loss, _ = policy_loss(logprobs_N, old_N, ref_N, advantage_N, weight_N, replace(CLIP, kl=0.04))
+    assert loss == plain
+    ours, theirs = (torch.autograd.grad(value, logprobs_N)[0] for value in (loss, plain))
+    assert torch.equal(ours, theirs)
 
 
 def test_without_kl_nothing_of_a_reference_counts():
@@ -111,7 +195,7 @@ def test_a_token_of_weight_0_is_in_no_statistic_and_has_no_gradient(kl):
 def test_a_micro_batch_of_such_tokens_alone_counts_for_nothing():
     loss, sums, gradient = of_ratios([1.5, 0.5], [1.0, 1.0], [0.0, 0.0], LossConfig(kl=0.1), [1.0, 1.0])
     assert loss == 0.0 and gradient == [0.0, 0.0]
-    assert sums == {"tokens": 0, "ratio": 0, "ratio_max": 0, "clipped": 0, "gap": 0, "gap_max": 0, "kl": 0}
+    assert len(sums) == 8 and not any(sums.values())
 
 
 @pytest.mark.parametrize("weighting", ["webagent-r1", "grpo"])
@@ -253,7 +337,7 @@ def of_trl(loss_type: str, layout: Callable[[Turns], list[Tensor]], config: Loss
         beta=config.kl,
         epsilon_low=CLIP_LOW,
         epsilon_high=config.clip_high,
-        args=SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=1),
+        args=SimpleNamespace(use_bias_correction_kl=False, delta=config.dual_clip, steps_per_generation=1),
         importance_sampling_level="token",
         use_vllm=False,
         off_policy_mask_threshold=None,
@@ -318,6 +402,13 @@ def test_trl_computes_the_same(loss_type, layout, config, clip, kl):
     ours = of_minirl(config)
     assert ours.near(of_trl(loss_type, layout, config))
     assert 0 < ours.clipped < 1 and (ours.kl > 0) == (kl > 0)  # neither is idle
+
+
+def test_trls_two_sided_clip_is_the_dual_clip():
+    config = LossConfig(weighting="token-mean", dual_clip=1.3)
+    ours, theirs = of_minirl(config), of_trl("dapo", per_trajectory, config)
+    assert ours.near(theirs._replace(clipped=ours.clipped)), "which does not count what it bounds so"
+    assert ours.clipped > theirs.clipped and not ours.near(of_minirl(replace(config, dual_clip=None)))
 
 
 @same

@@ -283,6 +283,12 @@ def test_a_hub_name_or_a_folder_that_cannot_be_had_is_one_line(path):
     assert_refused(load_preprocessor, path)
 
 
+def test_a_folder_without_a_tokenizer_is_refused(tiny_folder, tmp_path):
+    shutil.copytree(tiny_folder, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(ValueError, match="can't be loaded: no tokenizer there"):
+        load_preprocessor(ModelConfig(path=str(tmp_path / "model")))
+
+
 def load_weights(config: ModelConfig) -> object:
     return load_model(config, CPU)
 

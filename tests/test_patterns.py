@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 
 from minirl.agents import openwebrl, openwebrl_actions, webagent_r1
+from minirl.benchmarks.recorded import read_history
 from minirl.judges.parsers import read_verdict
+from minirl.worlds.authoring import WRITTEN
 
 MAX_GROWTH = 8.0  # from n to 4n repeats: linear is 4, quadratic is 16
 LOOKS = ((400, 1), (400, 3), (1200, 3), (1200, 5))  # repeats and attempts; a busy machine is looked at again
-BEGINNINGS = ["", "the verdict", "so</think>", "<answer>do("]
+BEGINNINGS = ["", "the verdict", "so</think>", "<answer>do(", "Step 1: <think>"]
 WORDS = ["the ", "not ", "verdict:", " ", "success\n", "status: ", ". status: ", "- ", "1. ", "\n", "{", "}"]
 WORDS += ['"', "'", "<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "<verdict>", "*", "a+"]
-WORDS += ["1,", "1 ", ",", "[", "1", "-", ".", "do(", "do (", ")", "do(''", "#"]
+WORDS += ["Step 1: <think>", "</think><action>"]
+WORDS += ["=== a\n", "=== end\n", "1,", "1 ", ",", "[", "1", "-", ".", "do(", "do (", ")", "do(''", "#"]
 
 
 def call(value: Any) -> str:
@@ -26,8 +29,10 @@ def call(value: Any) -> str:
 
 READERS: dict[str, Callable[[str], Any]] = {"verdict": read_verdict, "keys": openwebrl_actions.normal}
 READERS |= {"openwebrl": openwebrl.parse, "webagent-r1": webagent_r1.parse}
+READERS["authored files"] = WRITTEN.findall
 READERS["point"] = lambda text: openwebrl.parse(call(text))
 READERS["number"] = lambda text: openwebrl.parse(call([text, text]))
+READERS["history"] = read_history
 READERS["element"] = lambda text: webagent_r1.parse(f'do(action="Click", element="{text}")')
 
 

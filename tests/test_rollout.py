@@ -168,6 +168,13 @@ async def test_without_its_sampler_a_step_ends_at_once_and_says_why():
         await theatre.worker.evaluate([(theatre.tasks[0], 0)], "after_rl", 3, lambda n: None)
 
 
+async def test_an_episode_that_can_not_be_rewarded_ends_the_step_as_a_lost_sampler_does():
+    theatre = Theatre([Plan(delay=100.0)] * 20)
+    theatre.worker.harness.failure = "it must return 0 to 1, not 5"
+    with pytest.raises(RunEnds, match="not 5"):
+        await theatre.collect()
+
+
 SPOILED = Plan(stops=(Stop.JUDGE_ERROR, Stop.JUDGE_ERROR))
 
 
@@ -288,7 +295,8 @@ def test_a_task_stream_passes_over_all_tasks_and_is_resumed_by_its_cursor():
 
 
 async def test_training_and_evaluation_sample_each_in_their_own_way():
-    """Training draws from the whole distribution at its temperature; evaluation as `config.eval` says."""
+    """Training draws from the whole distribution at its temperature; evaluation as `config.eval` says. Every
+    turn, member, step and run has seeds of its own."""
     asked: list[Request] = []
 
     class Sampler(Idle):
@@ -301,15 +309,20 @@ async def test_training_and_evaluation_sample_each_in_their_own_way():
     worker = make_worker(config, sampler=Sampler())
 
     async def episode(task: Task, member: int, policy: Any, *_: Any, **__: Any) -> Trajectory:
-        await policy(0, Prompt((1, 2), 0), None)
+        for t in range(2):
+            await policy(t, Prompt((1, 2), 0), None)
         return Trajectory(task, member)
 
-    worker.episode = episode
+    other = make_worker(replace(config, seed=1), sampler=worker.sampler)
+    worker.episode = other.episode = episode
     task = Task("one", "", "http://shop-0.test/")
-    await worker.group(task, step=0, number=0, max_steps=3)
+    for step in (0, 1):  # a task that was cut off comes again, at the same place in the stream
+        await worker.group(task, step, number=0, max_steps=3)
+    await other.group(task, step=0, number=0, max_steps=3)
     await worker.evaluate([(task, 0)], "eval", 3, lambda done: None)
-    *trained, evaluated = asked
+    *trained, evaluated, _ = asked
+    assert len(asked) == 2 * (3 * config.rollout.group + 1)
     assert {request.sampling for request in trained} == {Sampling(0.8, 1.0, 0)}
-    assert len({request.seed for request in asked}) == len(asked), "every request has a seed of its own"
+    assert len({request.seed for request in asked}) == len(asked)
     assert (evaluated.sampling, evaluated.max_tokens) == (Sampling(0.6, 0.95, 20), 7)
     assert {request.seconds for request in asked} == {120}, "table 8's"

@@ -106,6 +106,14 @@ def test_a_torn_last_line_is_skipped_and_then_gone(tmp_path):
     assert run.metrics() == [{"step": 1, "success": 0.1}, {"step": 2, "success": 0.3}]
 
 
+def test_what_is_no_number_is_null(tmp_path):
+    """NaN and Infinity are no JSON; other readers refuse the line."""
+    run = Run(tmp_path)
+    run.add_metrics(1, {"loss": float("nan"), "ratio_max": float("inf"), "kl": 0.5, "updates": 2})
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert text == '{"step":1,"loss":null,"ratio_max":null,"kl":0.5,"updates":2}\n'
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     run = Run(tmp_path)
     run.write_config({"seed": 1})
@@ -241,10 +249,17 @@ def test_one_process_trains_in_a_folder_and_a_dead_one_does_not_keep_it(tmp_path
     for _ in range(2):
         with run.held():
             pass
+        assert not run.root.exists(), "nothing was written"
+    with run.held():
+        run.write_config({"seed": 0})
+    assert (run.root / "config.json").exists()
 
 
-def test_a_folder_that_is_a_link_is_refused(tmp_path):
-    Run(tmp_path / "run").write_config({"seed": 1})
-    (tmp_path / "link").symlink_to(tmp_path / "run")
-    with pytest.raises(ValueError, match="link is a link, which may lead anywhere"):
-        Run(tmp_path / "link")
+@pytest.mark.parametrize("name", ["", "screenshots", "trajectories", "checkpoints", "model", "lock"])
+def test_a_folder_that_is_or_holds_a_link_is_refused(tmp_path, name):
+    """Or --resume would delete and write behind it."""
+    (tmp_path / "holiday").mkdir()
+    (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "run" / name).symlink_to(tmp_path / "holiday")
+    with pytest.raises(ValueError, match=f"{name or 'run'} is a link, which may lead anywhere"):
+        Run(tmp_path / "run")

@@ -1,5 +1,6 @@
 """The front doors as a user runs them: train, resume, interrupt, replay, and what they leave on disk."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import sft
 import train as script
 from minirl.checkpoint import checkpoints
 from minirl.cli import lifecycle
+from minirl.cli.offline import Replay
 from minirl.recipes import tiny
 from minirl.rollout import Collected
 from minirl.run_folder import Run
@@ -208,14 +210,23 @@ async def test_shuffled_rewards_are_what_is_learned(shuffle):
         assert (list(found) == sorted(found)) is not shuffle
 
 
-async def test_a_run_that_finds_nothing_more_to_learn_from_keeps_what_it_has():
+@pytest.mark.parametrize(("n", "remedy"), [(7, "; --resume goes on after step 7"), (0, "")])
+async def test_a_run_that_finds_nothing_more_to_learn_from_keeps_what_it_has(n, remedy):
     step = Collected([], 0, [], submitted=6, dropped=6, reason="gave up after 6 groups")
     experiment, worker = collecting(step)
-    told = "step 8: no group to learn from. gave up after 6 groups; --resume goes on after step 7"
-    state = {"step": 7, "cursor": 0}
+    told = f"step {n + 1}: no group to learn from. gave up after 6 groups{remedy}$"
+    state = {"step": n, "cursor": 0}
     with pytest.raises(ValueError, match=told), lifecycle.saving(experiment, state):
         await script.train(experiment, worker, state)
-    assert experiment.checkpoints.mock_calls == [call.save("step_00007", state), call.finish()]
+    assert experiment.checkpoints.mock_calls == [call.save("step_00007", state)] * bool(n) + [call.finish()]
+
+
+async def test_ctrl_c_ends_a_replay_between_two_steps():
+    experiment, _ = collecting(Mock())
+    source = Mock(step_labels=lambda: ["step_00001"], load_groups=lambda label: [])
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.current_task().cancel()
+        await script.train(experiment, Replay(source), {"step": 0, "cursor": 0})
 
 
 EXPORT = call.checkpoints.export("sft", {"step": 0, "cursor": 0})
@@ -249,6 +260,7 @@ async def test_a_warm_start_clones_what_was_demonstrated_and_says_how_what_was_h
         (["--resume", "--task.train", "shops:1-9"], "was made with task.train shops:600-611, not shops:1-9;"),
         (["--replay", "{run}"], "holds a run already; go on with --resume, or choose another --name"),
         (["--resume", "--warm-start", "none"], "was made with warm_start sft, not none;"),
+        (["--resume", "--seed", "1"], "was made with seed 0, not 1;"),
         (["--resume", "--name", "{run}y"], "--resume: there is no run in"),
     ],
 )
@@ -262,9 +274,12 @@ def test_two_runs_are_never_mixed_in_one_folder(ended, finished, flags, said):
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
-def test_resuming_a_finished_run_changes_no_row(finished):
-    """The last evaluation is made again, with the same seeds, and replaces itself."""
-    run = Run(finished)
-    before = run.evals(), run.metrics()
-    script.run(small(finished, "--steps", str(len(run.metrics())), "--resume"))
-    assert (run.evals(), run.metrics()) == before
+def test_resuming_a_finished_run_says_so_and_changes_nothing(finished, capsys):
+    run, files = Run(finished), [path for path in finished.rglob("*") if path.is_file()]
+    before = [path.stat().st_mtime_ns for path in files]
+    steps = len(run.metrics())
+    with pytest.raises(SystemExit) as stop:
+        script.run(small(finished, "--steps", str(steps), "--resume"))
+    assert stop.value.code == 0
+    assert f"has finished its {steps} steps; a larger --steps goes on" in capsys.readouterr().out
+    assert [path.stat().st_mtime_ns for path in files] == before

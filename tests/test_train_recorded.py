@@ -22,9 +22,9 @@ def argv(tiny_folder, preprocessor, tmp_path, png, monkeypatch) -> list[str]:
     monkeypatch.setenv("MINIRL_CHROMIUM", "/nowhere")
     model = save_qwen2_5_vl(tmp_path / "qwen", tiny_folder, preprocessor)
     past = {"history": "Step 1: <think>a</think><action>{'action': 'wait'}</action>"}
-    for name, rows in (("train", [row | past for row in STEPS]), ("heldout", STEPS[:3])):
+    for name, rows, width in (("train", [row | past for row in STEPS], 96), ("heldout", STEPS[:3], 100)):
         (tmp_path / name).mkdir()
-        write_steps(tmp_path / name, png, rows)
+        write_steps(tmp_path / name, png, rows, size=(width, 64))
     flags = {"model.path": model, "name": tmp_path / "runs/autowebworld_3b", **SMALL}
     flags |= {f"task.{name}": tmp_path / name / "steps.json" for name in ("train", "heldout")}
     return ["autowebworld-3b", "--agent.brief", *(f"--{name}={value}" for name, value in flags.items())]

@@ -1,5 +1,7 @@
 """Updates that do not depend on how they are cut up, and what they learn from."""
 
+import itertools
+import os
 import threading
 import time
 from dataclasses import replace
@@ -24,7 +26,7 @@ from minirl.config import LossConfig, SftConfig
 from minirl.distributed import full_tensor
 from minirl.model import Images
 from minirl.rows import Row, TrajectoryRows, make_rows, minibatches, turn_rows
-from minirl.trainer import Trainer, cloning_batches
+from minirl.trainer import Trainer, cloning_batches, cores
 from minirl.types import Group, Trajectory, Turn
 
 
@@ -105,13 +107,13 @@ def test_every_epoch_goes_over_every_minibatch(new_trainer, groups):
     trainer, epochs = new_trainer(epochs=3, minibatch_turns=6), [[]]
     update = trainer._step
     trainer._step = lambda rows, *rest: epochs[-1].append(rows) or update(rows, *rest)
-    metrics = learn(trainer, groups, 5, lambda: epochs.append([]))
+    updates = [learn(trainer, groups, step, lambda: epochs.append([]))["updates"] for step in (5, 6)]
     assert epochs.pop() == []  # one tick behind every epoch
-    assert len(epochs) == 3 and metrics["updates"] == sum(map(len, epochs)) > 3
-    orders = [[row for rows in epoch for row in rows] for epoch in epochs]
+    assert len(epochs) == 6 and sum(updates) == sum(map(len, epochs)) > 6
+    orders = [[row.ids for rows in epoch for row in rows] for epoch in epochs]
     for order in orders:
-        assert sorted(row.ids for row in order) == sorted(row.ids for row in rows_of(groups))
-    assert orders[0] != orders[1] != orders[2]  # each in its own order
+        assert sorted(order) == sorted(row.ids for row in rows_of(groups))
+    assert all(one != other for one, other in itertools.combinations(orders, 2)), "each in its own order"
 
 
 def test_imitation_is_the_mean_over_tokens_however_it_is_cut(new_trainer, groups):
@@ -256,6 +258,48 @@ def test_how_far_the_samplers_log_probs_are_from_the_trainers(new_trainer, group
     assert 0 < len(first) < 11 and metrics["updates"] == 6 and found[1] > found[0] > 0.01
 
 
+def test_a_sampler_of_other_weights_ends_the_run(new_trainer, groups):
+    """Not where other episodes are trained on again, whose log-probs are of other weights by right."""
+    trainer = new_trainer(lr=0.0)
+    learn(trainer, groups)
+    trainer.config = replace(trainer.config, replay=None)
+    assert learn(trainer, on_policy(trainer, groups))["mismatch_mean"] < 1e-4
+    with pytest.raises(
+        ValueError, match=r"log-probs are \d\.\d+ nats from the trainer's: it does not sample"
+    ):
+        learn(trainer, groups)
+
+
+def test_the_divergence_is_from_what_reinforcement_starts_from_as_it_is_sampled(new_trainer, groups):
+    """From the clone, not the base model, and at the sampler's temperature: of the first update it is 0."""
+    trainer = new_trainer(lr=1e-2, loss=LossConfig(kl=0.1), epochs=2)
+    trainer.config = replace(trainer.config, sampler=replace(trainer.config.sampler, temperature=0.5))
+    trainer.keep_reference()
+    trainer.sft_step(rows_of(groups), lr=1e-2)
+    trainer.keep_reference()
+    steps, update = [], trainer._step
+    trainer._step = lambda *rest: steps.append(update(*rest)) or steps[-1]
+    learn(trainer, groups)
+    first, second = (step["kl"] / step["tokens"] for step in steps)
+    assert first == pytest.approx(0, abs=1e-6) and second > 1e-3
+
+
+def test_the_largest_ratio_is_that_of_all_updates(new_trainer, groups):
+    """By hand, before each of them: on policy that of the first is 1."""
+    trainer = new_trainer(lr=1e-2, epochs=3)
+    groups = on_policy(trainer, groups)
+    rows, ratios, update = rows_of(groups), [], trainer._step
+
+    def step(*rest):
+        gaps = [new - torch.tensor(row.old) for row, new in zip(rows, scored(trainer, rows), strict=True)]
+        ratios.append(torch.cat(gaps).max().exp().item())
+        return update(*rest)
+
+    trainer._step = step
+    assert learn(trainer, groups)["ratio_max"] == pytest.approx(max(ratios), rel=1e-3)
+    assert ratios[0] == pytest.approx(1, abs=1e-3) and max(ratios) > 1.1
+
+
 def test_the_loss_by_hand(new_trainer, preprocessor):
     """Two turns of one episode with advantage 2, one of -1, and a reference that is the model itself (k3 is
     0): the mean over turns of the mean over tokens of max(-A * ratio, -A * clipped ratio)."""
@@ -359,3 +403,9 @@ def test_weights_stay_float32_where_bfloat16_computes(new_trainer, groups):
     assert moved == pytest.approx(1e-6, rel=0.5)
     there = trained(exact)
     assert distance(trained(half), there) < 1e-3 * sum((w**2).sum().item() for w in there.values()) ** 0.5
+
+
+def test_cores_are_counted_where_a_system_cannot_bind_processes_to_some(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert cores() == os.cpu_count()

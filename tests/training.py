@@ -52,6 +52,7 @@ def make_trainer(
     batch_config = replace(config.batch, **{"epochs": 1, "minibatch_turns": 1000} | batch)
     config = replace(config, model=settings, optim=optim_config, batch=batch_config)
     config = replace(config, loss=loss or LossConfig(), sft=replace(config.sft, **(sft or {})))
+    config = replace(config, replay=Path("elsewhere"))  # log-probs of other weights
     images = {name: picture(name) for name in SIZES}
     load = partial(load_model, settings, dtype="auto")
     return Trainer(load, load_preprocessor(settings), config, images, ranks)

@@ -1,10 +1,15 @@
 """Paths through generated sites, for tests: where they lead, and tasks that carry them."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+from playwright.async_api import Page, async_playwright
+
+from minirl.browser import executable
 from minirl.types import Task
 from minirl.worlds.interpreter import State, World, apply, initial_state
+from minirl.worlds.render import SiteServer
 from minirl.worlds.search import Step
 from minirl.worlds.solutions import in_json
 
@@ -30,3 +35,17 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
             action.setdefault("from", page["id"])
             action.setdefault("to", page["id"])
     return document
+
+
+@asynccontextmanager
+async def visit(*worlds: World) -> AsyncIterator[Page]:
+    """A tab in a fresh browser, on the first world's first page."""
+    with SiteServer(worlds) as server:
+        async with async_playwright() as playwright:
+            found_here = f"--host-resolver-rules=MAP *.test 127.0.0.1:{server.server_port}"
+            options = executable.launch_options([found_here, "--no-proxy-server"])
+            browser = await playwright.chromium.launch(**options)
+            page = await browser.new_page(viewport={"width": 480, "height": 360})
+            await page.goto(f"http://{worlds[0].name}.test/")
+            yield page
+            await browser.close()

@@ -11,10 +11,12 @@ name. A step's `action` is a BrowserGym call, its `last_action_error` the feedba
 Deviation: the benchmark's own script counts its test split, here all rows count.
 """
 
+import ast
 import csv
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,16 +73,19 @@ def read_bench(folder: Path, store: Callable[[str], str]) -> list[Trajectory]:
         plus = "++" if benchmark == "workarena" and "l2" in task.lower() else ""
         episode = read_episode(paths[0], benchmark + plus, store)
         episodes[place] = replace(episode, verdict=Verdict(LABELS[label.lower()]))
+    if not episodes:
+        raise ValueError(f"{table} labels no episode as one of {', '.join(LABELS)}")
     return list(episodes.values())
 
 
 def read_table(table: Path) -> list[list[str]]:
     """Return the cells of COLUMNS, row by row. ValueError if the file or a column is missing."""
     try:
-        with open(table, newline="", encoding="utf-8") as file:
+        csv.field_size_limit(2**31 - 1)  # comments may be long
+        with open(table, newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file, restval=""))
         return [[row[name].strip() for name in COLUMNS] for row in rows]
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, ValueError, csv.Error) as error:
         raise ValueError(f"{table} can't be read: {error} (columns {', '.join(COLUMNS)})") from None
 
 
@@ -113,11 +118,23 @@ def read_episode(path: Path, benchmark: str, store: Callable[[str], str]) -> Tra
 def read_step(step: BenchStep, store: Callable[[str], str]) -> Turn:
     calls = ()
     if action := _ACTION.fullmatch(step.action):
-        calls = (Call(action[1], {"text": action[2].strip().strip("'\"")}),)
+        calls = (Call(action[1], {"text": read_text(action[0].strip(), action[2].strip())}),)
     screenshots = (store(step.screenshot_path),) if step.screenshot_path else ()
     return Turn(
         0, (), (), (), step.reasoning, screenshots, parsed=Parsed(step.reasoning, calls), url=step.url
     )
+
+
+def read_text(call: str, arguments: str) -> str:
+    """Return the text that a call such as send_msg_to_user(text='It\\'s open') has as its one argument; of
+    other calls the arguments as they are written."""
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        match ast.parse(call, mode="eval").body:
+            case ast.Call(_, [ast.Constant(str(text))], []):
+                return text
+            case ast.Call(_, [], [ast.keyword(value=ast.Constant(str(text)))]):
+                return text
+    return arguments.strip("'\"")
 
 
 def write_run(folder: Path, root: Path) -> int:

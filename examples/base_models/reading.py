@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 -m examples.base_models.reading
 
-It writes minirl/tiny/base_text/ and docs/reading.json.
+It writes runs/reading; the shipped one came with `--out minirl/tiny/base_text --curve docs/reading.json`.
 
 It is to `tiny-text` what Qwen2.5-3B is to WebAgent-R1's recipe, as seeing.py's model is to `tiny`: it can
 read a page, has heard of clicks, and knows no order. Its tasks name words, some of them on no page:
@@ -43,7 +43,6 @@ from minirl.episode import conversation
 from minirl.experiment import make_agent
 from minirl.model import Preprocessor
 from minirl.recipes import tiny_text
-from minirl.tiny.checkpoints import BASE_TEXT
 from minirl.types import Observation, Task
 from minirl.worlds.hand import Operation, text_action
 from minirl.worlds.interpreter import World
@@ -313,8 +312,10 @@ class Reading(Teacher):
         return {"unseen": self.measure("agent"), "other_page": self.measure("agent", other=True)}
 
 
-def main(out: Path = BASE_TEXT, curve: Path = Path("docs/reading.json"), seed: int = 0) -> None:
-    """Make the base model."""
+def main(
+    out: Path = Path("runs/reading"), curve: Path = Path("runs/reading/curve.json"), seed: int = 0
+) -> None:
+    """Make the base model. The shipped one lies in minirl/tiny/base_text, its curve in docs/reading.json."""
     make_base_model(Recipe(tiny_text(), make_page, text_corpus, Reading), out, curve, seed)
 
 

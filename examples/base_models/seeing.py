@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 -m examples.base_models.seeing
 
-It writes minirl/tiny/base/ and docs/seeing.json.
+It writes runs/seeing; the shipped one came with `--out minirl/tiny/base --curve docs/seeing.json`.
 
 It is to the tiny recipe what Qwen3-VL is to OpenWebRL's: a model that can look, has heard of clicks, and
 knows nothing of any task. Pages of generated shops, in Chromium, teach it, for there the truth is known:
@@ -49,7 +49,6 @@ from minirl.context import VISION_CLOSE, VISION_OPEN
 from minirl.episode import conversation
 from minirl.model import Preprocessor
 from minirl.recipes import tiny
-from minirl.tiny.checkpoints import BASE
 from minirl.types import Observation, Task
 from minirl.worlds.hand import GRID, middle
 from minirl.worlds.interpreter import World
@@ -333,8 +332,10 @@ class Seeing(Teacher):
         return {"unseen": self.measure("agent"), "other_screenshot": self.measure("agent", other=True)}
 
 
-def main(out: Path = BASE, curve: Path = Path("docs/seeing.json"), seed: int = 0) -> None:
-    """Make the base model."""
+def main(
+    out: Path = Path("runs/seeing"), curve: Path = Path("runs/seeing/curve.json"), seed: int = 0
+) -> None:
+    """Make the base model. The shipped one lies in minirl/tiny/base, its curve in docs/seeing.json."""
     recipe = Recipe(tiny(), make_page, lambda _: vocabulary(), Seeing)
     make_base_model(recipe, out, curve, seed)
 

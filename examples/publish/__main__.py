@@ -32,6 +32,7 @@ from minirl.data.readers import (
     PICTURE,
     MessageContent,
     chat_turns,
+    is_success,
     read_in_tags,
     read_picture,
     with_opening_think,
@@ -58,7 +59,9 @@ def write(dump: tyro.conf.Positional[Path], out: Path, license: str, source: str
     trajectories = [trajectory for trajectory in run.load_trajectories(dump.stem) if trajectory.turns]
     if not trajectories:
         raise ValueError("there is no trajectory to publish")
-    settings = TypeAdapter(AgentConfig).validate_python(run.config().get("agent", {}))
+    # but for the file of a prompt: a run's folder may come from anybody, who could name any file there
+    agent = {**run.config().get("agent", {}), "prompt": None}
+    settings = TypeAdapter(AgentConfig).validate_python(agent)
     write_parquet(trajectories, make_agent(Config("", agent=settings)), run.images, out)
     write_card(trajectories, out, {"source": source, "license": license})
     say(f"{out}: {len(trajectories)} trajectories")
@@ -171,22 +174,45 @@ def read_chat(record: Any, name: str, images: ImageFolder) -> Trajectory:
     """Return a record of `messages`, whose screenshots are in `images`, or in the messages as addresses."""
     if not isinstance(record, dict) or not isinstance(record.get("messages"), list):
         raise ValueError(f"a record needs messages, not {record!r:.200}")
-    cells = record.get("images")
-    pictures = list(cells) if isinstance(cells, list) else []
+    cells = record.get("images", [])
+    if not isinstance(cells, list):
+        raise ValueError(f"images must be a list of screenshots, not {cells!r:.60}")
+    pictures = list(cells)
     messages = []
     for message in record["messages"]:
         match message:
-            case {"role": str(role), "content": str(text)}:
+            case {"role": str(role), "content": str(content)}:
                 # without pictures `<image>` is a word of the page
-                messages.append((role, text.replace("<image>", PICTURE) if pictures else text))
+                text = content.replace("<image>", PICTURE) if pictures else content
+                messages.append((role, text + read_calls(message)))
             case {"role": str(role), "content": [*parts]}:
-                messages.append((role, read_parts(parts, pictures)))
+                messages.append((role, read_parts(parts, pictures) + read_calls(message)))
+            case {"role": str(role), "content": None, "tool_calls": _}:
+                messages.append((role, read_calls(message)))
             case _:
                 raise ValueError(f"a message needs a role and a content, not {message!r:.60}")
     screenshots = [images.put(read_picture(cell)) for cell in pictures]
     instruction, turns = chat_turns(messages, screenshots, read_message)
-    task = parse_task(json.loads(record["task"])) if "task" in record else Task(name, instruction, "")
-    return Trajectory(task, 0, turns=turns, success=record.get("success", True) is True)
+    task = Task(name, instruction, "")
+    if "task" in record:
+        given = record["task"]
+        task = parse_task(json.loads(given) if isinstance(given, str) else given)
+    return Trajectory(task, 0, turns=turns, success=is_success(record, "success"))
+
+
+def read_calls(message: Mapping[str, Any]) -> str:
+    """Return a message's `tool_calls`, as OpenAI's and TRL's have them, as the agent writes them."""
+    text = ""
+    for call in message.get("tool_calls") or []:
+        match call:
+            case {"function": {"name": str(name), "arguments": str() | {} as arguments}}:
+                if isinstance(arguments, str):
+                    arguments = json.loads(arguments)
+                function = {"name": name, "arguments": arguments}
+                text += f"\n<tool_call>\n{json.dumps(function)}\n</tool_call>"
+            case _:
+                raise ValueError(f"a tool call needs a function with name and arguments, not {call!r:.60}")
+    return text
 
 
 def read_message(text: str) -> MessageContent:

@@ -70,7 +70,7 @@ def read_call(given: Mapping[str, Any]) -> Call:
     arguments = {}
     for key in ACTIONS[name]:
         match key in POINTS, given.get(key):
-            case True, [int() | float(), int() | float()] as point:
+            case True, [int() | float(), int() | float()] as point if tools.no_fraction(point):
                 arguments[key] = point
             case False, str() | int() | float() as text:
                 arguments[key] = str(text)
@@ -91,7 +91,7 @@ def read_ui_tars(source: str) -> tuple[Call, ...]:
             continue
         value = str(action[their_key])
         if key in POINTS:
-            numbers = [int(digits) for digits in re.findall(r"\d{1,6}", value)]
+            numbers = [float(digits) for digits in re.findall(r"-?\d{1,6}(?:\.\d+)?", value)]
             if len(numbers) in (2, 4):
                 given[key] = [(numbers[0] + numbers[-2]) / 2, (numbers[1] + numbers[-1]) / 2]
         else:

@@ -6,7 +6,11 @@ calls out. Paper: section 4.1 and appendix A.3. Names are those of the released 
 Deviations:
 1. Coordinates are 0-1000 of the viewport everywhere (the released texts mix in pixels).
 2. Calls of one response stop at the first failure or at `done`.
-3. A point beside the picture fails; the released code clicks there.
+3. A point beside the picture fails, and so does one in shares of it, as [0.5, 0.3]; the released code clicks
+   there.
+4. A call may have line breaks in its texts and a fence around it, or be written as Qwen3-Coder's are:
+   `<function=NAME><parameter=NAME>value</parameter></function>`.
+5. Where the chat template has closed the thought already, a response needs none.
 """
 
 import inspect
@@ -19,7 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, StrictStr, ValidationError, create_model
 
 from minirl.agents import openwebrl_actions
-from minirl.agents.openwebrl_actions import TABLES, TOOL_FUNCTIONS, shorten
+from minirl.agents.openwebrl_actions import SCALE, TABLES, TOOL_FUNCTIONS, shorten
 from minirl.config import AgentConfig
 from minirl.context import ChatFormat, UserMessage
 from minirl.types import Call, Observation, Parsed, Session, Task, ToolFailure
@@ -27,9 +31,10 @@ from minirl.types import Call, Observation, Parsed, Session, Task, ToolFailure
 PROMPT = Path(__file__).with_name("prompts").joinpath("openwebrl.md").read_text("utf-8").rstrip("\n")
 SCHEMA_KEYS = ("type", "items", "minItems", "maxItems")  # in the released order; ours have no others
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)  # an open one ends the search
-
-
-UNREADABLE = Call("tool_call")  # stands for a block that is no JSON with a name
+_FUNCTION = re.compile(r"\s*<function=([^<>]*)>")
+_ARGUMENT = re.compile(r"<parameter=([^<>]*)>\n?(.*?)\n?(?:</parameter>|\Z)", re.DOTALL)
+UNREADABLE = "tool_call"  # names the call that stands for a block that can't be read, and says why
+FORM = '{"name": "click", "arguments": {"point_2d": [500, 120]}}'
 
 
 class CallRecord(BaseModel):
@@ -101,17 +106,23 @@ def parse(text: str) -> Parsed:
     if not blocks:
         return Parsed(thought, error="Error: no complete <tool_call>...</tool_call> after </think>.")
     calls = tuple(read_call(block) for block in blocks)
-    if all(call == UNREADABLE for call in calls):
-        return Parsed(thought, error="Error: a tool call is not valid JSON with a name.")
+    if all(call.name == UNREADABLE for call in calls):
+        problem = calls[0].arguments.get("problem")
+        return Parsed(thought, error=f"Error: a tool call is {problem}. Write it like {FORM}.")
     return Parsed(thought, calls)
 
 
 def read_call(block: str) -> Call:
-    """Return one call's JSON: with all arguments of its tool if it can be carried out, else as it is."""
+    """Return one call: with all arguments of its tool if it can be carried out, else as it is."""
+    in_tags = _FUNCTION.match(block)
     try:
-        record = CallRecord.model_validate_json(block)
-    except ValidationError:
-        return UNREADABLE
+        if in_tags:
+            record = CallRecord(name=in_tags[1], arguments=dict(_ARGUMENT.findall(block)))
+        else:
+            source = block.strip().strip("`").removeprefix("json")
+            record = CallRecord.model_validate_json(openwebrl_actions.escape_breaks(source))
+    except ValidationError as error:
+        return Call(UNREADABLE, {"problem": f"not valid JSON with a name ({first_fault(error)})"})
     given = record.arguments
     call = Call(shorten(record.name), given if isinstance(given, dict) else {"arguments": given})
     try:
@@ -120,18 +131,26 @@ def read_call(block: str) -> Call:
         return call  # `act` says why
 
 
+def first_fault(error: ValidationError) -> str:
+    """Return where the first fault is and what; of a point, what it should be."""
+    fault = error.errors()[0]
+    place = ".".join(str(key) for key in fault["loc"])
+    frame = ""
+    if "point" in place and "equal" not in fault["msg"]:
+        frame = f"; a point is [x, y] from 0 to {SCALE}"
+    return f"{place or 'call'}: {fault['msg']}{frame}"
+
+
 def checked(call: Call) -> Call:
     """Return a call with the arguments that its tool takes. ToolFailure with the fault."""
-    if call == UNREADABLE:
-        raise ToolFailure("it is not valid JSON with a name")
+    if call.name == UNREADABLE:
+        raise ToolFailure(f"it is {call.arguments.get('problem')}")
     if call.name not in TOOLS:
         raise ToolFailure(f"there is no such tool; the tools are {', '.join(TOOLS)}")
     try:
         arguments = TOOLS[call.name].model_validate(in_code_names(call.arguments))
     except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(str(key) for key in fault["loc"])
-        raise ToolFailure(shorten(f"{place}: {fault['msg']}")) from None
+        raise ToolFailure(shorten(first_fault(error))) from None
     return Call(call.name, arguments.model_dump(exclude_none=True))
 
 

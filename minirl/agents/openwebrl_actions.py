@@ -6,24 +6,30 @@ The model is told the name, docstring and arguments of each of `TOOL_FUNCTIONS`;
 and keyboard. Paper: section 4.1, appendix A.2, table 5. Deviations:
 1. Points are told in the model's own 0-1000 frame; the released records have them in pixels.
 2. Typing where nothing takes text, and keys that do not exist, fail.
-3. A click counts as without effect only if nothing on the page changed, not whenever the address stayed.
+3. A click counts as without effect only if the screen stayed as it was, not whenever the address did.
 4. More is told than in table 5: state, focus, what moved or scrolled, a list's options. Named is the control
    at a point, where the released code names the innermost element.
+5. A text is typed over the old one, without Backspace; a long one is inserted, but for its last letter.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from types import SimpleNamespace
 from typing import Annotated, Any
 
+from annotated_types import Predicate
 from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import from_json
 
-from minirl.browser.page_scripts import CHOOSE, FOCUS, SCROLL, PageAnswer
+from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer, looks_the_same
+from minirl.console import without_passwords
 from minirl.types import Call, Observation, PageHangs, Parsed, Session, ToolFailure
 
 SCALE = 1000  # coordinates run from 0 to SCALE on both axes
@@ -35,15 +41,33 @@ MAX_PRESSES = 50
 MAX_CLICKS = 3
 MAX_DRAG_STEPS = 100
 FAILED = "Failed: "  # begins the episode's line on a call that raised ToolFailure
+_QUOTED = re.compile(r"""(['"])(?:\\.|(?!\1)[^\\])*\1""", re.DOTALL)
 CLOSED = "closed"  # a component that does not let its fields be seen
+RICH = "rich"  # a text with paragraphs of its own
+MAX_KEYS = 32  # letters that are typed by keys, as codes are that go on to the next field by themselves
 
 
-def _as_list(keys: Any) -> Any:
-    return [keys] if isinstance(keys, str) else keys
+def escape_breaks(text: str) -> str:
+    """Return what a model has written with the line breaks and tabs in its quoted texts escaped."""
+    return _QUOTED.sub(lambda quoted: r"\n".join(quoted[0].splitlines()).replace("\t", r"\t"), text)
+
+
+def _as_list(given: Any) -> Any:
+    """Return a list that is written as a text: "[500, 120]", or one key."""
+    if not isinstance(given, str):
+        return given
+    return from_json(given) if given[:1] + given[-1:] == "[]" else [given]
+
+
+def no_fraction(point: Sequence[float]) -> bool:
+    """Return False for a point in shares of the picture: taken for another unit it is its corner."""
+    return max(point) > 1 or all(number % 1 == 0 for number in point)
 
 
 Number = Annotated[float | int, Field(ge=0, le=SCALE), WithJsonSchema({"type": "number"})]
-Point = Annotated[list[Number], Field(min_length=2, max_length=2)]  # x and y
+Point = Annotated[
+    list[Number], Field(min_length=2, max_length=2), BeforeValidator(_as_list), Predicate(no_fraction)
+]
 Keys = Annotated[list[str], BeforeValidator(_as_list)]
 
 TABLES = tomllib.loads(resources.files("minirl.agents").joinpath("openwebrl.toml").read_text("utf-8"))
@@ -56,8 +80,8 @@ for _key, _others in TABLES["keys"].items():
 
 async def observe(session: Session) -> Observation:
     """Return the tabs as text and a screenshot of the current one as PNG."""
-    tabs, active = await session.tabs()
     image = await session.screenshot()
+    tabs, active = await session.tabs()
     text = f"screen size: {session.width} x {session.height}\nCurrent tab: {active}\nAvailable tabs:"
     for i, (url, title) in enumerate(tabs):
         note = " (active)" if i == active else ""
@@ -74,13 +98,14 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
     """Run a call of any agent under an action's time limit; return a line of feedback and the browser's news.
     Those are in a ToolFailure, too."""
     await session.pace()
+    session.unseen = b""
     try:
         async with asyncio.timeout(session.config.action_seconds):
             result = await work
         return shorten(" ".join([f"Succeed: {result}", *session.take_news()]))
     except (TimeoutError, PageHangs):
         await session.revive()
-        reason = "the browser did not finish in time."
+        reason = "the browser did not finish in time"
     except ToolFailure as failure:
         reason = str(failure)
 
@@ -89,12 +114,14 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
         for key in ("Control", "Shift", "Alt", "Meta"):
             with suppress(ToolFailure):
                 await session.do(session.page.keyboard.up(key))
-    raise ToolFailure(shorten(" ".join([reason, *session.take_news()])).removesuffix("."))
+    lines = [f"{reason.strip('. ')}.", *session.take_news()]
+    raise ToolFailure(shorten(" ".join(lines)).removesuffix("."))
 
 
 def shorten(text: str) -> str:
-    """Collapse whitespace and cut the middle out of a long text: its head says what, its tail why."""
-    text = " ".join(text.split())
+    """Collapse whitespace, leave out passwords in addresses, and cut the middle out of a long text: its head
+    says what, its tail why."""
+    text = without_passwords(" ".join(text.split()))
     if len(text) <= FEEDBACK_CHARS:
         return text
     head = int(0.7 * (FEEDBACK_CHARS - 5))
@@ -118,10 +145,15 @@ async def watched(
     page = session.page
     old_url = page.url
     old_tabs = len(session.context.pages)
+    before = b""
+    if is_click:
+        # the agent has just seen it, unless it reads pages or made another call of the same response
+        before = session.picture or await session.screenshot()
     target = await session.arm(point)
     effect = SimpleNamespace()
     effect.name = target.name or "something"
     effect.options = target.options
+    effect.kind = target.kind
     try:
         yield effect
     except ToolFailure:  # what closes its own tab may do so before the browser has answered
@@ -129,8 +161,10 @@ async def watched(
             raise
     settled = await session.settle(quiet=quiet)
     notes = _changes(settled, session, old_url, old_tabs)
-    if is_click and not (notes or settled.changes or settled.revalued or session.news):
-        notes.append("Note: no visible navigation or new tab detected.")
+    if is_click and not (notes or target.options or settled.changes or settled.revalued or session.news):
+        session.unseen = await session.screenshot()
+        if looks_the_same(before, session.unseen, settled.masks):
+            notes.append("Note: no visible navigation or new tab detected.")
     effect.fresh = settled.fresh
     effect.notes = "".join(f" {note}" for note in notes)
 
@@ -148,6 +182,8 @@ def _changes(settled: PageAnswer, session: Session, old_url: str, old_tabs: int)
         notes.append(f"Page navigated to {url}.")
     elif settled.fresh and n_tabs == old_tabs:
         notes.append("The page was loaded anew.")
+    if settled.status >= 400:
+        notes.append(f"The server answered with status {settled.status}.")
     if n_tabs > old_tabs:
         notes.append(f"New tab opened (tab {n_tabs - 1}).")
     if settled.state:
@@ -156,6 +192,8 @@ def _changes(settled: PageAnswer, session: Session, old_url: str, old_tabs: int)
         notes.append("It has moved away from under the pointer, and may not have got the click.")
     if settled.focus:
         notes.append("It has the focus." if settled.focus == "it" else f"The focus is on {settled.focus}.")
+    if settled.invalid:
+        notes.append(f'The form was not sent: "{settled.invalid}"')
     return notes
 
 
@@ -177,10 +215,11 @@ async def click(session: Session, point_2d: Point, clicks: int = 1, button: str 
     async with watched(session, point, is_click=True) as effect:
         mouse: Any = session.page.mouse  # which itself refuses a button that it does not have
         await session.do(mouse.click(*point, button=button, click_count=count))
-    notes = effect.notes
-    if effect.options:
-        notes = f" Its list is not in the screenshot; write one of: {', '.join(effect.options)}."
-    return f"`click` on {effect.name} at {_place(point_2d)} executed.{notes}"
+    options = ", ".join(effect.options)
+    listed = f" Its list is not in the screenshot; write one of: {options}." if options else ""
+    if effect.kind == "select-multiple":
+        listed = f" To choose several of its list, write them between commas: {options}."
+    return f"`click` on {effect.name} at {_place(point_2d)} executed.{listed}{effect.notes}"
 
 
 async def hover(session: Session, point_2d: Point) -> str:
@@ -221,14 +260,22 @@ async def scroll(
         await session.do(session.page.mouse.move(*point))
     share = min(amount, 1)
     async with watched(session, point) as effect:
-        _, answer = await session.ask(SCROLL, point, dx * share * session.width, dy * share * session.height)
+        dx *= share * session.width
+        dy *= share * session.height
+        _, answer = await session.ask(SCROLL, point, dx, dy)
+        before = b""
+        # What a script can't move a wheel may: a map, a closed component, a page in a frame
+        if answer.distance < 1 and (point or not answer.ends):
+            before = await session.screenshot()
+            await session.wheel(point or (session.width / 2, session.height / 2), dx, dy)
     notes = effect.notes
-    if answer.distance < 1:
+    if answer.distance >= 1:
+        if answer.name not in ("", "the page"):
+            notes += f" It moved {answer.name}."
+        if answer.ends:
+            notes += f" That is its {end}."
+    elif not before or before == await session.screenshot():
         notes += " Note: page scroll position did not change and may be at a boundary."
-    elif answer.name not in ("", "the page"):
-        notes += f" It moved {answer.name}."
-    if answer.distance >= 1 and answer.ends:
-        notes += f" That is its {end}."
     return f"`scroll` {direction} by {share:.0%}{place} executed.{notes}"
 
 
@@ -236,36 +283,67 @@ async def write(session: Session, message: str) -> str:
     """Replace the text of the focused field."""
     if not message:
         raise ToolFailure("message is empty")
-    keyboard = session.page.keyboard
+    text = message.replace("\r\n", "\n")
     frame, field = await session.ask(FOCUS)
     name = field.name
-    if field.kind in WRITTEN_WHOLE:
-        async with watched(session, quiet=True) as effect:
-            value = await session.do(frame.evaluate(CHOOSE, [message]))
-            if value is None:
-                raise ToolFailure(
-                    f"{name} does not take {message[:VALUE_CHARS]!r}. {WRITTEN_WHOLE[field.kind]}"
-                )
-        return f'`write` typed "{message}" into {name}. It is now "{value}".{effect.notes}'
-
-    if not field.editable:
+    advice = WRITTEN_WHOLE.get(field.kind)
+    if not (advice or field.editable):
         holds = f"{name} has the focus" if name else "nothing has the focus"
         raise ToolFailure(f"{holds}, which takes no text; click on a field first")
+    outcome = ""
     async with watched(session, quiet=True) as effect:
-        if field.value.strip() or field.kind == CLOSED:
-            await session.do(keyboard.press("ControlOrMeta+A"))
-            await session.do(keyboard.press("Backspace"))
-        await session.do(keyboard.type(message), session.config.action_seconds)
+        if advice:
+            text = await session.do(frame.evaluate(CHOOSE, [message]))
+            if not isinstance(text, str):
+                raise ToolFailure(f"{name} does not take '{message[:VALUE_CHARS]}'. {advice}")
+            outcome = f' It is now "{text[:VALUE_CHARS]}".'
+        else:
+            await _type_over(session, frame, field.kind, text)
+    outcome += effect.notes
 
-    # The field may hold something else than was typed: cut, completed, or in its own format
-    notes = effect.notes
+    # The field may hold something else than was written: cut, completed, in its own format, or as before
     if not effect.fresh and not frame.is_detached():
         field_now = PageAnswer.read(await session.do(frame.evaluate(FOCUS)))
-        is_same_field = field_now.kind == field.kind != CLOSED and field_now.editable
-        if is_same_field and field_now.value.split() != message.split():
-            value = field_now.value[:VALUE_CHARS]
-            notes += f' Note: the field\'s actual value is "{value}", which differs from the typed text.'
-    return f'`write` typed "{message}" into {name}.{notes}'
+        if field_now.kind == field.kind != CLOSED and not _is_held(field_now, text):
+            outcome = effect.notes + _difference(field_now.value, text)
+    return f'`write` typed "{message}" into {name}.{outcome}'
+
+
+async def _type_over(session: Session, frame: Any, kind: str, text: str) -> None:
+    """Type over what a field of some kind holds. Lines are inserted, for a code editor indents and a chat
+    sends those that a key ends, as is what takes long by keys; its last letter is typed, as pages answer to
+    keys."""
+    keyboard = session.page.keyboard
+    await session.do(keyboard.press("ControlOrMeta+a"))
+    has_lines = "\n" in text[:-1]
+    typed = text
+    if has_lines and kind == RICH:
+        typed = ""  # the caret is not behind several paragraphs that were inserted
+    elif has_lines or len(text) > MAX_KEYS:
+        typed = text[-1]
+    if has_lines and kind == CLOSED and await session.do(frame.evaluate(PASTE, [text])) is True:
+        return
+    seconds = session.config.action_seconds
+    if typed != text:
+        await session.do(keyboard.insert_text(text.removesuffix(typed)), seconds)
+    await session.do(keyboard.type(typed), seconds)
+
+
+def _difference(value: str, text: str) -> str:
+    """Return a sentence on a field that holds something else than the text."""
+    quoted = json.dumps(value[:VALUE_CHARS], ensure_ascii=False)
+    if len(value) > VALUE_CHARS:
+        quoted += f" and {len(value) - VALUE_CHARS} letters more"
+    kind = " in blanks or line breaks" if value.split() == text.split() else ""
+    return f" Note: the field's actual value is {quoted}, which differs from the typed text{kind}."
+
+
+def _is_held(field: PageAnswer, text: str) -> bool:
+    """Tell if a field holds a text, but for blanks at the end; where it makes paragraphs of lines, empty ones
+    do not count."""
+    if field.kind == RICH:
+        text = re.sub(r"\n+", "\n", text)
+    return field.value.rstrip() == text.rstrip()
 
 
 async def press_keys(session: Session, keys: Keys, is_hotkey: bool = False, presses: int = 1) -> str:

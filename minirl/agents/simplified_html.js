@@ -1,25 +1,65 @@
 // What WebAgent-R1's agent asks of a page; called as script([question, ...arguments]).
 ([question, ...given]) => {
   const NUMBERED = Symbol.for('minirl.numbered');  // the window's property that holds the numbered elements
-  const boxOf = e => e.getClientRects()[0] || null;
-
-  // the part of its first box that is in the window, and the middle of that
-  const pointOf = e => {
-    const r = boxOf(e);
-    if (!r) return null;
-    const left = Math.max(r.left, 0), right = Math.min(r.right, innerWidth);
-    const top = Math.max(r.top, 0), bottom = Math.min(r.bottom, innerHeight);
-    if (right - left < 1 || bottom - top < 1) return null;
-    return [(left + right) / 2, (top + bottom) / 2];
+  // A frame's document, where it is of the page's own site; and the frame around an element
+  const documentOf = e => /^I?FRAME$/.test(e.tagName) ? e.contentDocument : null;
+  const around = e => e.ownerDocument.defaultView.frameElement;
+  // Where a frame's own window begins in the window around it, and how large one of its pixels is there
+  const placeOf = f => {
+    const r = f.getBoundingClientRect(), style = getComputedStyle(f);
+    const across = r.width / f.offsetWidth, down = r.height / f.offsetHeight;
+    return [r.left + across * (f.clientLeft + parseFloat(style.paddingLeft)),
+      r.top + down * (f.clientTop + parseFloat(style.paddingTop)), across, down];
   };
-  const hits = (e, [x, y]) => e.contains(document.elementFromPoint(x, y));
+  // Boxes are [left, top, right, bottom] in the page's pixels, whatever frames an element stands in.
+  const outward = (e, box) => {
+    for (let f = around(e); f; f = around(f)) {
+      const [left, top, across, down] = placeOf(f);
+      box = box.map((n, i) => i % 2 ? top + down * n : left + across * n);
+    }
+    return box;
+  };
+  const boxOf = e => {
+    const r = e.getClientRects()[0];
+    return r ? outward(e, [r.left, r.top, r.right, r.bottom]) : null;
+  };
+  // the part of a box that its window, and those around that, show
+  const shownOf = (e, box) => {
+    for (let inner = e; inner; inner = around(inner)) {
+      const {innerWidth, innerHeight} = inner.ownerDocument.defaultView;
+      const view = outward(inner, [0, 0, innerWidth, innerHeight]);
+      box = box.map((n, i) => i < 2 ? Math.max(n, view[i]) : Math.min(n, view[i]));
+    }
+    return box;
+  };
+  // the middle of what is shown of an element's first box
+  const pointOf = e => {
+    const [left, top, right, bottom] = shownOf(e, boxOf(e) || [0, 0, 0, 0]);
+    return right - left >= 1 && bottom - top >= 1 ? [(left + right) / 2, (top + bottom) / 2] : null;
+  };
+  // the innermost element at a point of the page
+  const at = ([x, y]) => {
+    let e = document.elementFromPoint(x, y);
+    while (e && documentOf(e)) {
+      const [left, top, across, down] = placeOf(e);
+      [x, y] = [(x - left) / across, (y - top) / down];
+      const inner = documentOf(e).elementFromPoint(x, y);
+      if (!inner) break;
+      e = inner;
+    }
+    return e;
+  };
+  const hits = (e, point) => {
+    for (let hit = at(point); hit; hit = around(hit)) if (e.contains(hit)) return true;
+    return false;
+  };
 
   // The page as HTML, annotated; leaves the numbered elements in the window.
   const annotate = () => {
     const ROLES = new Set(['button', 'tab', 'link', 'checkbox', 'menuitem', 'menuitemcheckbox', 'menuitemradio',
       'radio']);
-    const TAGS = new Set(['INPUT', 'TEXTAREA', 'SELECT', 'BUTTON', 'A', 'IFRAME', 'VIDEO', 'OBJECT', 'EMBED',
-      'DETAILS']);
+    const TAGS = new Set(['INPUT', 'TEXTAREA', 'SELECT', 'BUTTON', 'A', 'IFRAME', 'FRAME', 'VIDEO', 'OBJECT',
+      'EMBED', 'DETAILS']);
     // the element's own attribute: what stands within something that can be edited does not count
     const EDITABLE = new Set(['', 'contenteditable', 'true']);
     const lower = (e, name) => (e.getAttribute(name) ?? 'none').toLowerCase();
@@ -30,8 +70,27 @@
       getComputedStyle(e).cursor === 'pointer';
     const reached = e => { const point = pointOf(e); return point !== null && hits(e, point); };
 
-    const root = document.documentElement;
-    const live = [root, ...root.querySelectorAll('*')];
+    // a document without a window: nothing in the copy runs or loads
+    const blank = document.implementation.createHTMLDocument('');
+    const pairs = [];  // every element and its copy
+    // A frame's content stands behind the frame, which would have no place for it, as a <div>.
+    const pair = (from, to) => {
+      const copied = to.querySelectorAll('*');
+      pairs.push([from, to]);
+      [...from.querySelectorAll('*')].map((e, i) => [e, copied[i]]).forEach(([e, copy]) => {
+        pairs.push([e, copy]);
+        const body = documentOf(e)?.body;
+        if (!body || !pointOf(e)) return;
+        const content = blank.createElement('div');
+        for (const given of body.attributes) content.setAttributeNode(given.cloneNode());
+        content.append(...blank.importNode(body, true).childNodes);
+        pair(body, content);
+        copy.after(content);
+      });
+    };
+    const copy = blank.importNode(document.documentElement, true);
+    pair(document.documentElement, copy);
+    const live = pairs.map(([e]) => e);
     // What is folded away, as in <details>, is laid out when its boxes are asked for, one level at a time
     for (let before = -1, boxes = 0; before !== boxes;)
       [before, boxes] = [boxes, live.filter(boxOf).length];
@@ -43,17 +102,14 @@
     const number = new Map(leaves.map((e, i) => [e, i]));
     window[NUMBERED] = leaves;
 
-    // a document without a window: nothing in the copy runs or loads
-    const copy = document.implementation.createHTMLDocument('').importNode(root, true);
-    const copied = [copy, ...copy.querySelectorAll('*')];
-    const at = new Map(live.map((e, i) => [e, i]));
-    for (const e of copied)  // what a page itself may have of these is not ours
-      for (const name of ['bbox', 'text', 'value', 'status', 'label-id']) e.removeAttribute('data-' + name);
-    live.forEach((e, i) => {
-      const to = copied[i];
+    const copyOf = new Map(pairs);
+    for (const to of copyOf.values())  // what a page itself may have of these is not ours
+      for (const name of ['bbox', 'text', 'value', 'status', 'label-id']) to.removeAttribute('data-' + name);
+    for (const [e, to] of pairs) {
       const box = boxOf(e);
-      if (box) {
-        const [left, top, right, bottom] = [box.left, box.top, box.right, box.bottom].map(Math.round);
+      // what a frame has scrolled away is not where its box says
+      if (box && (!around(e) || pointOf(e))) {
+        const [left, top, right, bottom] = box.map(Math.round);
         to.setAttribute('data-bbox', [left, top, right - left, bottom - top].join(','));
       }
       let text = [...e.childNodes].filter(n => n.nodeType === Node.TEXT_NODE)
@@ -62,14 +118,14 @@
         to.setAttribute('data-value', e.value);
         const chosen = e.selectedOptions[0];
         text = chosen ? chosen.text : '';
-        for (const option of e.selectedOptions) copied[at.get(option)].setAttribute('data-status', 'selected');
+        for (const option of e.selectedOptions) copyOf.get(option).setAttribute('data-status', 'selected');
       }
       if (text) to.setAttribute('data-text', text);
       if (e.tagName === 'INPUT' && e.type === 'checkbox')
         to.setAttribute('data-status', e.checked ? 'checked' : 'not-checked');
       if (e.tagName === 'INPUT' || e.tagName === 'TEXTAREA') to.setAttribute('data-value', e.value);
       if (number.has(e)) to.setAttribute('data-label-id', number.get(e));
-    });
+    }
     for (const e of copy.querySelectorAll('script, style, template')) e.remove();
     return copy.outerHTML;
   };
@@ -78,7 +134,7 @@
   const locate = n => {
     const e = (window[NUMBERED] || [])[n];
     if (!e) return { error: 'there is no element ' + n + ' on this page' };
-    if (!e.isConnected) return { error: 'element ' + n + ' is gone' };
+    if (!e.isConnected || !e.ownerDocument.defaultView) return { error: 'element ' + n + ' is gone' };
     if (!pointOf(e) || !hits(e, pointOf(e)))  // at once, for the point is read right after
       e.scrollIntoView({ block: 'center', inline: 'nearest', behavior: 'instant' });
     const point = pointOf(e);
@@ -93,13 +149,12 @@
     return (window[NUMBERED] || []).findIndex(e => wanted && wanted.contains(e));
   };
 
-  // Gives the focus to the browser's own dropdown list at a point; false if there is none.
+  // Gives the focus to the browser's own dropdown list at a point; answers why not, if it can't.
   const focusList = (x, y) => {
-    const e = document.elementFromPoint(x, y);
-    const list = e && e.closest('select');
-    if (!list) return false;
+    const list = at([x, y])?.closest('select');
+    if (!list) return "this is no dropdown list of the browser's; click it and then its option";
     list.focus();
-    return document.activeElement === list;
+    return list.ownerDocument.activeElement === list ? '' : 'this list is disabled';
   };
 
   return { annotate, locate, numberAt, focusList }[question](...given);

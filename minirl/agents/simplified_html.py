@@ -12,6 +12,7 @@ Paper: section 2.1; the format is that of its released code, element for element
 5. The root always stays, and so do a list's options in groups or alone.
 6. All chosen options are marked; a page's own data-value, data-text and data-status are not shown.
 7. All is read as UTF-8, with plain spaces for others.
+8. Frames have numbers in framesets, too, and after a frame of the page's own site stands its content.
 """
 
 from importlib import resources

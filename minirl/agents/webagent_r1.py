@@ -9,6 +9,7 @@ section 2.1 and appendix A. Deviations from the released code:
 3. A failed action is told to the model.
 4. Of several calls the last counts, also where `<answer>` is not closed. None is run.
 5. Table 6's system prompt is in our words.
+6. A text in quotes may have line breaks.
 """
 
 import ast
@@ -124,12 +125,13 @@ def _action(given: dict[str, str]) -> Call:
 
 
 def syntax_tree(source: str) -> ast.expr | None:
-    """Return a model's words as Python would read them, or None. Nothing is evaluated."""
+    """Return a model's words as Python would read them with the line breaks in its texts escaped, or None.
+    Nothing is evaluated."""
     if len(source) > MAX_CALL_CHARS:
         return None
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's own, about backslashes
-        return ast.parse(source, mode="eval").body
+        return ast.parse(tools.escape_breaks(source), mode="eval").body
     return None
 
 
@@ -189,8 +191,9 @@ async def _run(session: Session, action: str, argument: Any = "", element: int |
 async def _on_element(session: Session, action: str, point: tuple[float, float], argument: str) -> str:
     if action == "Select Dropdown Option":
         # A list that a script has drawn is opened by a click instead, and its entries have ids then
-        if await simplified_html.ask(session, "focusList", *point) is not True:
-            raise ToolFailure("this is no dropdown list of the browser's; click it and then its option")
+        problem = await simplified_html.ask(session, "focusList", *point)
+        if problem:
+            raise ToolFailure(str(problem))
         return await tools.write(session, argument)
 
     mouse = session.page.mouse
@@ -205,7 +208,7 @@ async def _on_element(session: Session, action: str, point: tuple[float, float],
     if argument:
         result = await tools.write(session, argument)
     else:
-        result = await tools.press_keys(session, ["ControlOrMeta+A", "Backspace"])
+        result = await tools.press_keys(session, ["ControlOrMeta+a", "Backspace"])
     if action == "Search":
         result += " " + await tools.press_keys(session, ["Enter"])
     return result

@@ -49,6 +49,7 @@ Text = Annotated[str, Field(pattern=r"\S")]
 Texts = Annotated[list[str], Field(min_length=1)]
 Identifier = Annotated[Text, BeforeValidator(_number_as_text)]  # a string, or a whole number
 Level = str | int | None  # a difficulty
-Address = Annotated[str, Field(pattern=r"^https?://[^/\s]+(/|$)")]
+# One address: behind a blank there begins no other
+Address = Annotated[str, Field(pattern=r"^https?://[^/\s]+(/(\S|\s+[^h\s])*\s*)?$")]
 Addresses = Annotated[list[Address], BeforeValidator(_split_tabs)]  # the first page, and further tabs
 Websites = Annotated[list[Address], BeforeValidator(_split_websites)]

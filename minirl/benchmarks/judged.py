@@ -2,22 +2,26 @@
 
 import json
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from minirl.episode import Harness
+from minirl.console import without_passwords
 from minirl.types import BrowserFault, Score, Session, Stop, Task, ToolFailure
+
+if TYPE_CHECKING:
+    from minirl.episode import Harness
 
 
 class JudgedBenchmark:
     judged = True
     recorded = False
 
-    def session(self, harness: Harness, task: Task) -> AbstractAsyncContextManager[Session]:
+    def session(self, harness: "Harness", task: Task) -> AbstractAsyncContextManager[Session]:
         return harness.browsers.session()
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:
         """Return the site with the wording, and the site with the goal, if the task has one."""
-        host = urlsplit(task.start_url).netloc.removeprefix("www.")
+        host = urlsplit(without_passwords(task.start_url)).netloc.removeprefix("www.")
         wording = " ".join(task.instruction.casefold().split())  # benchmarks copy from one another
         names = {(host, wording)}
         if task.goal:

@@ -3,8 +3,9 @@
     async def reward(task: Task, page: playwright.async_api.Page, answer: str) -> float | None:
         return float(await page.title() == "Thank you")
 
-It reads the page that the agent has left. Its value is the reward, 0 to 1, and 1 is a success; None, an
-exception, another value or more than REWARD_SECONDS are no verdict: the episode does not count.
+It reads the page that the agent has left. Its value is the reward, 0 to 1, and 1 is a success (or less, with
+--reward.success); None, an exception, no number or more than REWARD_SECONDS are no verdict: the episode does
+not count. Another number ends the run: without this episode its group would be compared wrongly.
 """
 
 import asyncio
@@ -16,9 +17,11 @@ from functools import cache
 from playwright.async_api import Page
 
 from minirl.benchmarks.judged import JudgedBenchmark
-from minirl.types import BrowserFault, Score, Session, Stop, Task
+from minirl.types import BrowserFault, RunEnds, Score, Session, Stop, Task
 
 REWARD_SECONDS = 60.0  # for one call; one that blocks the event loop, as time.sleep does, can't be ended
+
+ROUNDING = 1e-6  # what a sum of tenths may miss 0 or 1 by
 
 Reward = Callable[[Task, Page, str], Awaitable[float | None]]
 
@@ -41,15 +44,20 @@ class OwnReward(JudgedBenchmark):
         self.reward = reward
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
-        """Return the function's value. BrowserFault with Stop.JUDGE_ERROR where it fails."""
+        """Return the function's value. BrowserFault with Stop.JUDGE_ERROR where it fails, RunEnds for another
+        number."""
         try:
             async with asyncio.timeout(REWARD_SECONDS):
                 value = await self.reward(task, session.page, answer)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"it must be 0 to 1 or None, not {value!r}")
+            if value is not None:
+                value = float(value)
+                if abs(value - round(value)) < ROUNDING:
+                    value = float(round(value))
         except Exception as error:  # whatever the user's code raises
             problem = f"the reward failed: {type(error).__name__}: {error}"
             raise BrowserFault(Stop.JUDGE_ERROR, problem.splitlines()[0]) from error
         if value is None:
             return Score(None, {"reason": "the reward function gave no verdict"})
-        return Score(float(value), {"score": float(value), "reason": f"the reward function gave {value:g}"})
+        if not 0 <= value <= 1:
+            raise RunEnds(f"--task.reward {self.reward.__name__} must return 0 to 1 or None, not {value:g}")
+        return Score(value, {"score": value, "reason": f"the reward function gave {value:g}"})

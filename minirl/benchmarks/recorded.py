@@ -18,30 +18,33 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from PIL import Image
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from minirl.agents.autowebworld import ACTION, ACTIONS, action_of, parse
 from minirl.benchmarks.fields import Record, Text, read
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.console import say
 from minirl.demonstrations import tokenised
-from minirl.episode import Harness
-from minirl.types import Score, Task, Trajectory, Turn
+from minirl.types import Parsed, Score, Task, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from minirl.episode import Harness
 
 PLATFORMS = {"windows": "desktop", "macos": "desktop", "ios": "mobile", "android": "mobile"}  # else the web
 AIMED = ("click", "hover")  # the actions of which the released code checks the point
 QUOTED_NAME = re.compile(r"'action':\s*'(\w+)'")
 BARE_NAME = re.compile(r"'action':\s*(\w+)")
 POINT = re.compile(r"\[(\d+),\s*(\d+)]")
-FORMAT = re.compile(r"<think>.*?</think>\s*<action>.*?</action>", re.DOTALL)
-STEP = re.compile(r"Step \d+: (<think>.*?</think>\s*<action>.*?</action>)\s*", re.DOTALL)
+# In linear time: what has led to </think> and <action> is never looked at again
+FORMAT = re.compile(r"<think>(?:(?!</think>\s*<action>).)*+</think>\s*<action>.*</action>", re.DOTALL)
+STEP = re.compile(r"Step \d+: (?=<think>)")
 
 
 class StepGoal(Record):
@@ -64,29 +67,42 @@ class StepRecord(StepGoal):
     difficulty: str = ""
 
 
+class ScreenSpotBox(Record):
+    bbox: Annotated[list[FiniteFloat], Field(min_length=4, max_length=4)]
+
+
 def screenspot_step(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record of ScreenSpot as a recorded step: a click, by platform and kind. Boxes of V2 are left,
     top, width and height, those of Pro left, top, right and bottom."""
-    left, top, third, fourth = (round(length) for length in record["bbox"])
+    left, top, third, fourth = map(round, read(ScreenSpotBox, record).bbox)
     step = {**record, "action": "click"}
     if "ui_type" in record:
         step |= {"benchmark": "screenspot-pro", "site": record["platform"], "difficulty": record["ui_type"]}
-        step["bbox"] = [left, top, third, fourth]
     else:
         site = PLATFORMS.get(record["data_source"], "web")
         step |= {"benchmark": "screenspot-v2", "site": site, "difficulty": record["data_type"]}
-        step["bbox"] = [left, top, left + third, top + fourth]
-    return step
+        third += left
+        fourth += top
+    return step | {"bbox": [left, top, third, fourth]}
 
 
 def recorded_task(record: dict[str, Any], folder: Path, id: str) -> Task:
     """Return a record of a file in `folder` as a task. ValueError names the wrong field."""
+    from minirl.model import open_picture  # it imports torch, which takes seconds
+
     if "data_type" in record or "ui_type" in record:
         record = screenspot_step(record)
     step = read(StepRecord, record)
     path = (folder / step.img_filename).resolve()
-    with Image.open(path) as picture:  # reads its header
-        size = picture.size
+    if not path.is_relative_to(folder.resolve()):  # it will be shown to models
+        raise ValueError(f"img_filename: {step.img_filename} must lie below {folder}")
+    with open_picture(path) as picture:
+        width, height = picture.size
+    if step.action in AIMED and step.bbox:
+        left, top, right, bottom = step.bbox
+        # the first ScreenSpot's boxes are shares of the picture, of which rounding leaves a pixel
+        if right - left < 2 or bottom - top < 2 or left >= width or top >= height:
+            raise ValueError(f"bbox: {step.bbox} is no box of pixels in a picture of {width} x {height}")
 
     goal = {}
     for name in ("action", "bbox", *ACTIONS[step.action]):
@@ -98,12 +114,18 @@ def recorded_task(record: dict[str, Any], folder: Path, id: str) -> Task:
     if past is None:
         past = []
         instruction += f"\n\nHISTORY:\n{step.history}"
-    meta = {"size": list(size), "past": past, "thought": step.thought, "benchmark": step.benchmark}
+    meta = {"size": [width, height], "past": past, "thought": step.thought, "benchmark": step.benchmark}
+    meta["picture"] = digest_of(path)
     if step.site:
         meta["site"] = step.site
     if step.difficulty:
         meta["difficulty"] = step.difficulty
     return Task(id, instruction, path.as_uri(), goal, meta)
+
+
+def digest_of(picture: Path) -> str:
+    """Return by what a picture is known wherever it lies, "" of what is no file."""
+    return sha256(picture.read_bytes()).hexdigest() if picture.is_file() else ""
 
 
 def read_history(history: str) -> list[Any] | None:
@@ -112,11 +134,12 @@ def read_history(history: str) -> list[Any] | None:
     >>> read_history("Step 1: <think>on</think><action>{'action': 'scroll', 'value': 'down'}</action>")
     [['on', {'action': 'scroll', 'value': 'down'}]]
     """
-    if STEP.sub("", history).strip():
+    before, *responses = STEP.split(history)
+    if before.strip():
         return None
     past = []
-    for response in STEP.findall(history):
-        parsed = parse(response)
+    for response in responses:
+        parsed = parse(response) if FORMAT.fullmatch(response.strip()) else Parsed()
         if not parsed.calls:
             return None
         past += [[parsed.thought, {"action": call.name, **call.arguments}] for call in parsed.calls]
@@ -184,7 +207,7 @@ class RecordedBenchmark(JudgedBenchmark):
     recorded = True
 
     @asynccontextmanager
-    async def session(self, harness: Harness, task: Task) -> AsyncIterator[Any]:
+    async def session(self, harness: "Harness", task: Task) -> AsyncIterator[Any]:
         """Open a step's picture, a RecordedPage."""
         agent: Any = harness.agent  # AutoWebWorld's, which alone takes recorded steps
         picture = await asyncio.to_thread(picture_path(task).read_bytes)
@@ -195,7 +218,8 @@ class RecordedBenchmark(JudgedBenchmark):
         yield RecordedPage(task.start_url, picture, scale, opening)
 
     def identity(self, task: Task) -> set[tuple[str, ...]]:
-        return {(task.start_url, task.instruction)}
+        """Return the picture's content, wherever it lies, with the instruction."""
+        return {(task.meta.get("picture", task.start_url), task.instruction)}
 
     async def score(self, task: Task, session: Any, answer: str) -> Score:
         """Return how right a whole response is; of ScreenSpot only the point counts."""
@@ -209,7 +233,7 @@ def picture_path(task: Task) -> Path:
     return Path(url2pathname(urlsplit(task.start_url).path))
 
 
-def demonstrations(tasks: Sequence[Task], harness: Harness) -> list[Trajectory]:
+def demonstrations(tasks: Sequence[Task], harness: "Harness") -> list[Trajectory]:
     """Return the right response to every recorded step, to be cloned. Those are left out, and counted, whose
     record does not tell a text or a direction, as the released ones."""
     agent: Any = harness.agent  # AutoWebWorld's, which alone has `say`

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field
 
 from minirl.benchmarks.fields import Record, read
 from minirl.benchmarks.formats import benchmark_task
-from minirl.benchmarks.recorded import StepGoal, is_recorded, recorded_task
+from minirl.benchmarks.recorded import StepGoal, digest_of, is_recorded, picture_path, recorded_task
 from minirl.benchmarks.webarena import tasks as webarena
 from minirl.types import Task
 from minirl.worlds.fsm_file import load_goal
@@ -46,10 +46,12 @@ def load_tasks(path: Path, any_goal: bool = False) -> list[Task]:
         for place, record in file_records(file):
             try:
                 if isinstance(record, dict) and "img_filename" in record:
-                    number = place.split()[-1]
-                    task = recorded_task(record, file.parent, f"{file.stem}-{number}")
+                    task = recorded_task(record, file.parent, f"{file.stem}-{place.split()[-1]}")
                 else:
                     task = parse_task(record, any_goal)
+                    # whoever wrote the file must have had the picture that is shown to models now
+                    if is_recorded(task) and digest_of(picture_path(task)) != task.meta.get("picture"):
+                        raise ValueError(f"{task.start_url} is not the picture that was recorded")
                 if task.id in tasks:
                     raise ValueError(f"the id {task.id!r} occurs twice")
             except ValueError as problem:
@@ -84,6 +86,8 @@ def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
 
 def file_records(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield every record of a file with its place there: "line 3", "record 3"."""
+    if not path.is_file():
+        raise OSError(f"there is no file {path}")
     with path.open("rb") as file:
         is_parquet = file.read(4) == b"PAR1"
     if is_parquet:

@@ -15,7 +15,8 @@ class WorldBenchmark(JudgedBenchmark):
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         state = await session.do(read_state(session.page))
-        if state is None:
+        # another site may have the same pages
+        if state is None or not session.page.url.startswith(task.start_url.partition("#")[0]):
             return Score(0.0)
         details = {"page": state.page, "signature": dict(state.signature)}
         if "answer" in task.goal:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import IPv4Address, ip_address, ip_network
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from minirl.types import ToolFailure
 
@@ -23,6 +23,11 @@ LOOKUPS = 8  # of one guard at once; one that is given up holds its place until 
 PROXY_ERROR = "ERR_SOCKS_CONNECTION_FAILED"  # what Chromium says if the proxy did not connect it
 
 Place = tuple[str, int]  # a host, or its IP address, and a port
+
+AROUND = " \t\r\n<>\"'`"  # what may stand around an address in a text
+SLOPPY = re.compile(r"^(https?):[/\\]*", re.IGNORECASE)  # also without the two slashes
+SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:(?!\d+([/?#]|$))", re.IGNORECASE)  # HOST:PORT has none
+PLAIN_HOST = re.compile(r"localhost|[\d.]+|\[.*|.*:(?!443$)\d+", re.IGNORECASE)  # asked by http
 
 NAT64 = ip_network("64:ff9b::/96")
 # Public in the tables of some Python versions or all, yet not in use: clouds keep metadata in the first two
@@ -69,6 +74,26 @@ class Guard:
         self.allow = [domain(name) for name in self.allow]
         self.deny = [domain(name) for name in self.deny]
         self.sites = {domain(host): port for host, port in self.sites.items()}
+
+    def read(self, text: str, page_url: str) -> str:
+        """Return the address that a browser's address bar opens for a text, on a page, allowed or not. Raises
+        Refused if the text is words.
+
+        >>> Guard().read("`<localhost:8000/two>`", "about:blank"), Guard().read("/two", "https://a.org/b/c")
+        ('http://localhost:8000/two', 'https://a.org/two')
+        """
+        url = SLOPPY.sub(r"\1://", text.strip(AROUND))
+        if url.startswith(("/", "?", "#")):
+            with suppress(ValueError):  # brackets that are no address
+                return urljoin(page_url, url)
+        if SCHEME.match(url):
+            return url
+        host = re.split("[/?#]", url)[0]
+        if " " in host:
+            raise Refused("these are words, not an address")
+        if PLAIN_HOST.fullmatch(host) or host in self.sites or page_url.startswith(f"http://{host}/"):
+            return f"http://{url}"
+        return f"https://{url}"
 
     def check_name(self, host: str, port: int = 0) -> str:
         """Return a host's canonical name. Raises Refused if the lists forbid it, or if it is private."""

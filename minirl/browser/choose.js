@@ -1,15 +1,23 @@
 // For fields that can't be typed into letter by letter: dates and the like in their own format, and lists,
-// whose pop-up is drawn by the desktop and in no screenshot. Answers with the value, or null if it does not fit.
+// whose pop-up is drawn by the desktop and in no screenshot. A list of several takes several, between commas.
+// Answers with the value, or null if it does not fit.
 function choose([text]) {
   const e = focused();
-  if (!e) return null;
+  if (!e || e.readOnly || e.matches(':disabled')) return null;
   if (e.tagName === 'SELECT') {
-    const wanted = short(text, 1000).toLowerCase();
-    const options = [...e.options], label = o => short(o.label, 1000).toLowerCase();
-    const found = options.find(o => label(o) === wanted) || options.find(o => label(o).startsWith(wanted)) ||
-      options.find(o => label(o).includes(wanted));
-    if (!found) return null;
-    e.selectedIndex = found.index;
+    // one form for all ways to write it: É has two, and ß is SS in capitals
+    const plain = text => short(text, 1000).normalize('NFKC').toUpperCase().toLowerCase();
+    const options = choicesOf(e).map(o => [o, ...[labelOf(o), labelOf(o, true), o.value].map(plain)]);
+    const find = text => {
+      const wanted = plain(text);
+      const found = [1, 2, 3].map(way => options.find(names => names[way] === wanted)).find(Boolean) ||
+        options.find(names => names[1].startsWith(wanted)) || options.find(names => names[1].includes(wanted));
+      return found && found[0];
+    };
+    let chosen = [find(text)];
+    if (!chosen[0] && e.multiple) chosen = text.split(',').map(find);
+    if (chosen.includes(undefined)) return null;
+    for (const o of e.options) o.selected = chosen.includes(o);
   } else {
     const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set;
     const before = e.value;
@@ -18,5 +26,5 @@ function choose([text]) {
   }
   e.dispatchEvent(new Event('input', {bubbles: true}));
   e.dispatchEvent(new Event('change', {bubbles: true}));
-  return e.tagName === 'SELECT' ? short(e.selectedOptions[0].label, 100) : e.value;
+  return valueOf(e);
 }

@@ -6,12 +6,17 @@ settle.js waits until the page is ready and compares it with the mark; a documen
 OpenWebRL, appendix A.2. Deviations:
 1. Readiness is asked of the page instead of slept for.
 2. The element under a point is looked for in open shadow roots too (and by the caller in frames).
-3. That nothing changed is found by looking, not concluded from the address alone.
+3. That nothing changed is found by looking, at the document and two screenshots, not concluded from the
+   address alone.
 """
 
+import io
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Any, Self
+
+from PIL import Image, ImageChops
 
 FILES = resources.files("minirl.browser")
 
@@ -27,9 +32,12 @@ ARM = script("arm")
 SETTLE = script("settle")
 FOCUS = script("focus")
 CHOOSE = script("choose")
+PASTE = script("paste")
 SCROLL = script("scroll")
+TARGET = script("target")
 BLOCKED = script("blocked")
-MAX_TEXT_CHARS = 10_000  # of a text in an answer
+MAX_TEXT_CHARS = 100_000  # of a text in an answer
+MAX_NOISE = 2  # of 255: what a pixel varies by where a page is drawn again
 
 
 @dataclass(frozen=True)
@@ -37,21 +45,25 @@ class PageAnswer:
     """What a script answers, each script in some of these fields."""
 
     name: str = ""  # arm, focus, scroll: the element at the point, with the focus, or that has scrolled
-    frame: Any = None  # arm, focus, scroll: an inner frame's corner, or True if that frame has the focus
+    frame: Any = None  # arm, focus, scroll: helpers.js's frameOf, or True if a frame has the focus
     options: tuple[str, ...] = ()  # arm: of a list
-    kind: str = ""  # focus: of field
+    kind: str = ""  # arm: of list; focus: of field
     value: str = ""  # focus: what it holds
     editable: bool = False  # focus: if it takes text
     distance: float = 0.0  # scroll: in pixels
     ends: bool = False  # scroll: if that is the area's end
     # settle
     fresh: bool = False  # another document than the one that was marked
-    moved: bool = False  # the element under the point has gone from there
+    loading: bool = False  # it is not there yet, and has no scripts that could wait for it
+    moved: bool = False  # the element under the point has gone from there, and did not get the click
     title: str = ""
     changes: int = 0
     state: str = ""  # of the marked element, if it is another than before
     revalued: bool = False
     focus: str = ""  # what has got the focus, if it is something else than before
+    invalid: str = ""  # why the browser refuses to send a form
+    masks: Any = None  # where two screenshots may differ: left, top, right and bottom of each box
+    status: int = 0  # with which the server has answered, of a fresh document
     error: str = ""  # why the browser shows its own error page
 
     @classmethod
@@ -73,3 +85,20 @@ class PageAnswer:
                 case None, _:
                     values[part.name] = value
         return cls(**values)
+
+
+def looks_the_same(before: bytes, after: bytes, masks: Any) -> bool:
+    """Return True if two screenshots differ nowhere but in the masks, and by what differs from one drawing of
+    a page to the next."""
+    if before == after:
+        return True
+    first, second = [Image.open(io.BytesIO(png)).convert("RGB") for png in (before, after)]
+    if first.size != second.size:
+        return False
+    difference = ImageChops.difference(first, second)
+    for mask in masks if isinstance(masks, list) else ():
+        with suppress(TypeError, ValueError, OverflowError):  # a page is free to answer anything
+            left, top, right, bottom = map(round, mask)
+            difference.paste((0, 0, 0), (left, top, right, bottom))
+    extrema: Any = difference.getextrema()  # of each colour
+    return max(high for _, high in extrema) <= MAX_NOISE

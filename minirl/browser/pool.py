@@ -24,7 +24,7 @@ from playwright.async_api import Error as PlaywrightError
 
 from minirl.browser import executable
 from minirl.browser.access import Guard, Place
-from minirl.browser.proxy import FLAGS, Proxy
+from minirl.browser.proxy import NAMES, Proxy
 from minirl.browser.session import Session
 from minirl.config import ACQUIRE_SECONDS, BrowserConfig
 from minirl.console import first_line, say
@@ -47,6 +47,7 @@ class BrowserSlot:
     address: str  # "" for a process of our own
     browser: Browser | None = None
     pid: int | None = None  # of a process of our own
+    user_agent: str = ""  # of a process of our own, as if it had a screen
     load: int = 0  # episodes
     is_down: bool = False  # the address did not answer when it was asked last
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -57,8 +58,8 @@ class BrowserSlot:
 class BrowserPool:
     """`config.browsers` Chromium processes, or those at `config.connect`: `async with BrowserPool(config,
     sites) as pool`, then `async with pool.session() as session`. `sites` and `trusted` are the guard's. If
-    `sealed`, browsers here reach nothing but the sites, which store nothing, and so the next episode may have
-    a context that is left in order; if not, all goes through the proxy that the config's lists call for."""
+    `sealed`, browsers here reach nothing but the sites, and the next episode may have a context that is left
+    in order, with nothing stored. If not, all goes through the proxy that the config's lists call for."""
 
     config: BrowserConfig
     sites: Mapping[str, int] = field(default_factory=dict)
@@ -83,8 +84,9 @@ class BrowserPool:
         if not self.config.connect:
             self._choose_options()
         try:
-            await self._browser(self.slots[0])
-        except (*FAILURES, OSError) as error:
+            async with self.session():  # finds a time zone that does not exist, too
+                pass
+        except (BrowserFault, OSError) as error:
             await self.__aexit__()
             fix = "set MINIRL_CHROMIUM to one that runs, or let `make setup` get one"
             if self.config.connect:
@@ -100,7 +102,7 @@ class BrowserPool:
         if executable.sandbox_off() and not self.sealed:
             say("Chromium runs without its sandbox, which it must as root: other users are safer")
         if not self.sealed and (not config.private or config.allow or config.deny):
-            self.options = executable.launch_options(FLAGS)
+            self.options = executable.launch_options([NAMES])
             self.options["proxy"] = through(NO_PROXY)
             return
         rules = [f"MAP {host} 127.0.0.1:{port}" for host, port in self.guard.sites.items()]
@@ -144,6 +146,8 @@ class BrowserPool:
             if not slot.address:
                 answer = await ask(browser, "SystemInfo.getProcessInfo", START_SECONDS)
                 slot.pid = answer["processInfo"][0]["id"]  # the browser itself comes first
+                version = await ask(browser, "Browser.getVersion", START_SECONDS)
+                slot.user_agent = version["userAgent"].replace("Headless", "")
             return browser
 
     async def _connect(self, slot: BrowserSlot, playwright: Playwright) -> Browser:
@@ -233,8 +237,15 @@ class BrowserPool:
             if session.context.browser is browser:
                 return session
 
-        size = {"width": self.config.width, "height": self.config.height}
-        options: dict[str, Any] = {"viewport": size, "accept_downloads": False}
+        config = self.config
+        options: dict[str, Any] = {
+            "viewport": {"width": config.width, "height": config.height},
+            "accept_downloads": False,
+            "ignore_https_errors": config.insecure,
+            "locale": config.locale,
+            "timezone_id": config.timezone,
+            "user_agent": config.user_agent or slot.user_agent,
+        }
         guard = replace(self.guard)  # with lookups of its own
         opened.callback(guard.lookups.shutdown, wait=False, cancel_futures=True)
         if "proxy" in self.options:
@@ -247,13 +258,13 @@ class BrowserPool:
         try:
             async with asyncio.timeout(START_SECONDS):
                 context = await asyncio.shield(opening)
-                context.set_default_timeout(1000 * self.config.action_seconds)
+                context.set_default_timeout(1000 * config.action_seconds)
                 await context.grant_permissions([])  # all that a page asks for is refused at once
                 page = await context.new_page()
         except FAILURES:  # it hangs, or lost its driver, for every later episode, too
             self._drop(slot, browser)
             raise
-        return Session(self.config, context, page, guard)
+        return Session(config, context, page, guard)
 
 
 async def close(opening: asyncio.Future[BrowserContext]) -> None:

@@ -12,12 +12,8 @@ from typing import Self
 
 from minirl.browser.access import Guard, Place, Refused
 
-# Without the first the proxy can be passed by: WebRTC sends UDP to any address that a page names. The second
-# leaves every name to the proxy: what the browser would open without it finds no address.
-FLAGS = (
-    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
-    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
-)
+# Chromium's, leaves every name to the proxy: what the browser would open without it finds no address
+NAMES = "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1"
 CHUNK = 65536  # bytes
 HELLO_SECONDS = 10.0  # for a client's request
 CONNECT_SECONDS = 20.0  # for all addresses of a host together

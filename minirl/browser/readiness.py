@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 Event = dict[str, Any]  # of Chromium's protocol
 
 CALL_SECONDS = 10.0  # for one question to the browser; a page that takes longer hangs
-CALM_MS = 25.0  # the shortest quiet time that is asked of a page before it counts as ready
+CALM_MS = 20.0  # the shortest quiet time that is asked of a page before it counts as ready
 READY_SECONDS = 3.0  # after this time it counts as ready, whatever it does
 WINDOW_SECONDS = 1.0  # for a window to open
 REVIVE_SECONDS = 12.0  # for all that may help a page that hangs
+LOADING_SECONDS = 0.05  # after which a page without scripts is asked again whether it is there
 MAX_DOCUMENTS = 3  # one after the other that have READY_SECONDS each: some pages never rest
 
 # What may help a page that hangs, for how many seconds, and what the agent is told then. While another
@@ -49,7 +50,8 @@ class Tab:
     document: str = ""  # the request of another document, until it comes or fails
     document_url: str = ""  # its address, after redirects
     failure: str = ""  # why it failed
-    data: set[str] = field(default_factory=set)  # requests whose answers the page may show
+    data: dict[str, tuple[str, str]] = field(default_factory=dict)  # what is asked for: kind and address
+    polled: set[str] = field(default_factory=set)  # addresses for which the document waited in vain
     window: bool = False  # a window that the user may open, until it is there
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -60,26 +62,32 @@ class Tab:
         self.cdp.on("Page.windowOpen", self.window_opens)
 
     def request_started(self, event: Event) -> None:
-        kind = event.get("type")
+        kind = event.get("type", "")
+        url = event["request"]["url"]
+        address = url.partition("?")[0]
         if kind == "Document" and event.get("frameId") == self.frame_id:
             self.document = event["requestId"]
-            self.document_url = event["request"]["url"]
+            self.document_url = url
             self.data.clear()
+            self.polled.clear()
             self.changed.set()
-        elif kind in ("XHR", "Fetch"):
-            self.data.add(event["requestId"])
+        elif kind in ("Document", "XHR", "Fetch") and address not in self.polled:
+            self.data[event["requestId"]] = kind, address
 
     def request_ended(self, event: Event) -> None:
-        self.data.discard(event["requestId"])
+        self.data.pop(event["requestId"], None)
         if event["requestId"] == self.document and "errorText" in event:
             self.document = ""
             self.failure = event["errorText"]
         self.changed.set()
 
     def navigated(self, frame: Frame | None = None) -> None:
-        """Note that the tab has gone elsewhere, which within a document leaves its requests alone, or that no
-        document will come."""
-        if self.document and (frame is None or frame.parent_frame is None):
+        """Note that the tab or a frame in it has gone elsewhere, which within a document leaves its requests
+        alone, or that no document will come."""
+        if frame is not None and frame.parent_frame is not None:
+            self.data = {key: data for key, data in self.data.items() if data[0] != "Document"}
+            self.changed.set()
+        elif self.document:
             self.document = ""
             self.data.clear()
             self.changed.set()
@@ -95,14 +103,12 @@ class Tab:
                     self.changed.clear()
                     await self.changed.wait()
 
-    async def forget(self, session: "Session") -> None:
-        """Listen to no more requests, which on a heavy page come in thousands; forget those under way."""
-        with suppress(ToolFailure):
-            await session.do(self.cdp.send("Network.disable"))
+    def forget(self) -> None:
+        """Forget what is under way: it is not what the next action sets off."""
         self.document = ""
         self.document_url = ""
         self.failure = ""
-        self.data = set()
+        self.data = {}
         self.window = False
 
 
@@ -119,7 +125,6 @@ async def wait_until_ready(session: "Session", calm_ms: float) -> PageAnswer:
             await tab.wait(lambda tab: not tab.window, WINDOW_SECONDS)
             tab.window = False
         if session.page is not page:
-            await tab.forget(session)
             page = session.page
             tab = await session.tab()
             with suppress(ToolFailure):
@@ -133,14 +138,16 @@ async def wait_until_ready(session: "Session", calm_ms: float) -> PageAnswer:
                 deadline = time.monotonic() + READY_SECONDS
         elif tab.data:  # what comes may make another page of it, and so may another document
             await tab.wait(lambda tab: not tab.data or tab.document != "", deadline - time.monotonic())
+        elif settled.loading:
+            await asyncio.sleep(LOADING_SECONDS)
         elif session.page is page and not tab.document and not tab.window:
             break
 
+    tab.polled.update(address for _, address in tab.data.values())
     settled = settled or PageAnswer(fresh=True)
     if settled.error:
         error = await session.guard.explain(tab.document_url, tab.failure or settled.error)
         settled = replace(settled, error=error)
-    await tab.forget(session)
     return settled
 
 

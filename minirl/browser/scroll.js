@@ -1,29 +1,27 @@
 // Scrolls the innermost area under a point, or without one the page; where the page itself can't, as in
 // applications whose body fills the window, its largest area. Answers how far, in pixels, and if that is
-// the end.
+// the end. What only a wheel moves stays: a closed component, a map, a body that scrolls in its window.
 function scroll([point, dx, dy]) {
-  const can = n => { const s = getComputedStyle(n);
-    return (dy && n.scrollHeight > n.clientHeight && /auto|scroll/.test(s.overflowY)) ||
-           (dx && n.scrollWidth > n.clientWidth && /auto|scroll/.test(s.overflowX)); };
-  const up = n => n.parentElement || (n.getRootNode().host || null);
-  const root = document.scrollingElement || document.documentElement;
+  const overflow = n => getComputedStyle(n)[dy ? 'overflowY' : 'overflowX'];
+  const spare = n => dy ? n.scrollHeight - n.clientHeight : n.scrollWidth - n.clientWidth;
+  const can = n => spare(n) > 0 && /auto|scroll/.test(overflow(n));
+  const up = n => n.assignedSlot || n.parentElement || n.getRootNode().host || null;
+  const html = document.documentElement, root = document.scrollingElement || html;
   let e = point && at(point[0], point[1]);
-  if (e && e.tagName === 'IFRAME') {
-    const r = e.getBoundingClientRect();
-    return {distance: 0, name: describe(e), frame: [r.left + e.clientLeft, r.top + e.clientTop]};
-  }
+  if (isFrame(e)) return {name: describe(e), frame: frameOf(e)};
   while (e && !can(e)) e = up(e);
-  const locked = getComputedStyle(root).overflowY === 'hidden' || root.scrollHeight <= root.clientHeight;
+  const locked = spare(root) <= 0 || [html, document.body].some(n => n && overflow(n) === 'hidden');
   if (!e && !point && locked) {
-    const areas = [...document.querySelectorAll('*')].filter(n => n !== document.body && can(n));
+    const areas = [...document.querySelectorAll('*')].filter(can);
     e = areas.sort((a, b) => b.clientWidth * b.clientHeight - a.clientWidth * a.clientHeight)[0];
   }
-  const area = !e || e === document.body || e === document.documentElement ? root : e;
+  const isPage = !e || e === document.body || e === html, area = isPage ? root : e;
+  if (isPage && locked) return {};
   const x = area.scrollLeft, y = area.scrollTop;
   area.scrollBy({left: dx, top: dy, behavior: 'instant'});
   const ends = dy > 0 ? area.scrollTop + area.clientHeight >= area.scrollHeight - 1
     : dy < 0 ? area.scrollTop <= 0
     : dx > 0 ? area.scrollLeft + area.clientWidth >= area.scrollWidth - 1 : area.scrollLeft <= 0;
   return {distance: Math.abs(area.scrollLeft - x) + Math.abs(area.scrollTop - y), ends,
-    name: area === root ? 'the page' : describe(area)};
+    name: isPage ? 'the page' : describe(area)};
 }

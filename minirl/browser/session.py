@@ -27,9 +27,10 @@ from playwright.async_api import Error as PlaywrightError
 
 from minirl.browser import readiness
 from minirl.browser.access import Guard, Refused, is_address
-from minirl.browser.page_scripts import ARM, BLOCKED, PageAnswer
+from minirl.browser.page_scripts import ARM, BLOCKED, TARGET, PageAnswer
 from minirl.browser.readiness import CALM_MS, Tab, wait_until_ready
 from minirl.config import BrowserConfig
+from minirl.console import without_passwords
 from minirl.types import BrowserFault, PageHangs, Stop, ToolFailure
 
 Point = tuple[float, float]  # x and y in pixels
@@ -42,7 +43,8 @@ MAX_HANGS = 3  # such attempts that take longer
 SCREENSHOT_PAUSE = 0.05  # seconds before a page that refuses a screenshot is asked again,
 MAX_REFUSALS = 20  # so often
 MAX_TABS = 20  # a page that opens more has them closed
-CLOSING_SECONDS = 0.1  # for the news of what exactly has closed
+BLANK_MS = 500.0  # for a new window that is empty to get a page
+CLOSING_SECONDS = 0.1  # for the news of what exactly has closed, or was refused
 BLOCKED_SECONDS = 3.0  # for a page to answer whether it keeps visitors out
 TITLE_CHARS = 50
 PASTE_KEYS = re.compile(r"Control\w*\+(.*\+)?(Key)?V$|Shift\w*\+(.*\+)?(Insert|Numpad0)$", re.IGNORECASE)
@@ -59,13 +61,25 @@ class Session:
     news: list[str] = field(default_factory=list)  # what happened by itself: dialogs, downloads, closed tabs
     armed: Frame | None = None  # where the last action's target is
     tabs_of: dict[Page, Tab] = field(default_factory=dict)
+    answer: bool | None = None  # whether dialogs of this action are accepted; None: as usual
+    next_answer: bool | None = None  # and of the next one
     crashed: set[Page] = field(default_factory=set)
+    picture: bytes = b""  # the last screenshot, until an action has settled
+    unseen: bytes = b""  # one that was taken to see what an action changed, for the next observation
 
     def __post_init__(self) -> None:
-        self.width, self.height = self.config.width, self.config.height
         self.context.on("page", self._opened)
         self.context.on("dialog", self._dialog)
         self._watch(self.page)
+
+    @property
+    def width(self) -> int:
+        """The current tab's: a window that a page opens may have a size of its own."""
+        return (self.page.viewport_size or {}).get("width", self.config.width)
+
+    @property
+    def height(self) -> int:
+        return (self.page.viewport_size or {}).get("height", self.config.height)
 
     async def do(self, work: Awaitable[Any], seconds: float | None = None) -> Any:
         """Return the result of a browser call. Raises PageHangs after its time, ToolFailure if it fails, and
@@ -101,6 +115,7 @@ class Session:
             tree = await self.do(cdp.send("Page.getFrameTree"))
             tab = Tab(cdp, tree["frameTree"]["frame"]["id"])
             await self.do(cdp.send("Page.enable"))
+            await self.do(cdp.send("Network.enable"))
             page.on("framenavigated", tab.navigated)
             self.tabs_of[page] = tab
         return self.tabs_of[page]
@@ -110,13 +125,19 @@ class Session:
         if self.context.pages != [self.page] or self.page in self.crashed:
             return False
         try:
-            # about:blank ends the history, so the next episode can't go back into this one
             await self.do(self.page.goto("about:blank"))
-            await (await self.tab()).forget(self)
+            await self.do(self.page.evaluate("window.name = ''"))  # which outlives its page
+            tab = await self.tab()
+            tab.forget()
+            await self.do(tab.cdp.send("Page.resetNavigationHistory"))
+            # Sites may store what was done there, by which the next episode would be judged
+            await self.do(tab.cdp.send("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"}))
         except (ToolFailure, BrowserFault):
             return False
         self.news = []
         self.armed = None
+        self.next_answer = None
+        self.unseen = b""
         return True
 
     async def revive(self) -> None:
@@ -132,21 +153,23 @@ class Session:
                 return
             except ToolFailure as error:
                 failure = str(error)
-        raise BrowserFault(Stop.SITE_ERROR, f"{url} did not open: {failure}")
+                if isinstance(error, Refused):
+                    break
+        remedy = "; --browser.private allows it" if "private address" in failure else ""
+        raise BrowserFault(Stop.SITE_ERROR, f"{url} did not open: {failure}{remedy}")
 
     async def goto(self, url: str, seconds: float | None = None) -> int:
         """Open an address in the current tab; return the HTTP status, or 0 where there is none."""
-        if "://" not in url and ":" not in url.split("/")[0]:
-            url = "https://" + url
+        url = self.guard.read(url, self.page.url)
         await self.guard.check(url)
         for tries_left in (1, 0):
             await self.guard.pace(url)
             before = self.page.url
-            response = None
             try:
                 opening = self.page.goto(url, wait_until="domcontentloaded", timeout=0)
-                response = await self.do(opening, seconds or GOTO_SHARE * self.config.action_seconds)
+                await self.do(opening, seconds or GOTO_SHARE * self.config.action_seconds)
             except PageHangs:
+                (await self.tab()).forget()  # that it did not come is told by the failure
                 await self.revive()
                 if self.page.url in ("about:blank", before):
                     raise ToolFailure("the page did not load in time") from None
@@ -156,13 +179,16 @@ class Session:
                 if tries_left and "interrupted by another navigation" in str(failure):
                     await self.settle()
                     continue
+                if "Download is starting" in str(failure):
+                    await asyncio.sleep(CLOSING_SECONDS)  # its name comes later
+                    raise Refused("it is a file, not a page") from None
                 raise ToolFailure(await self.guard.explain(url, str(failure))) from None
             break
-        await self.settle()
-        return response.status if response else 0
+        return (await self.settle()).status
 
     async def pace(self) -> None:
-        """Wait for the next turn on the page's host."""
+        """Begin an action, after waiting for the next turn on the page's host."""
+        self.answer, self.next_answer = self.next_answer, None
         await self.guard.pace(self.page.url)
 
     async def travel(self, step: int) -> bool:
@@ -181,40 +207,42 @@ class Session:
         tab = await self.tab()
         answer = PageAnswer()
         try:
-            self.armed, answer = await self.ask(ARM, point)
+            self.armed, answer = await self.ask(ARM, point, point)
         except PageHangs:
             raise
         except ToolFailure:
             pass  # a page that spoils our scripts can still be acted on
-        await self.do(tab.cdp.send("Network.enable"))
+        tab.forget()
         return answer
 
     async def ask(self, script: str, point: Point | None = None, *rest: Any) -> tuple[Frame, PageAnswer]:
         """Return the innermost frame at a point, or with the focus, and a script's answer from there: it gets
-        the point in that frame's pixels, and answers `frame`, its corner, or True if it has the focus."""
+        the point in that frame's pixels, and answers `frame`, an inner one's place and scale, or True if that
+        has the focus."""
         frame = self.page.main_frame
         while True:
             answer = PageAnswer.read(await self.do(frame.evaluate(script, [point, *rest])))
-            element = "document.activeElement"
+            inner_point = None
             match answer.frame, point:
-                case [float() | int() as left, float() | int() as top], [x, y]:
-                    element = f"document.elementFromPoint({x:.2f}, {y:.2f})"
-                    point = x - left, y - top
+                case [*place], [x, y] if len(place) == 4 and all(isinstance(n, float | int) for n in place):
+                    left, top, across, down = place
+                    inner_point = (x - left) * across, (y - top) * down
                 case True, None:
                     pass
                 case _:
                     return frame, answer
-            handle = (await self.do(frame.evaluate_handle(element))).as_element()
+            handle = (await self.do(frame.evaluate_handle(TARGET, [point]))).as_element()
             inner = await self.do(handle.content_frame()) if handle else None
             if inner is None:
                 return frame, answer
-            frame = inner
+            frame, point = inner, inner_point
 
     async def settle(self, quiet: bool = False) -> PageAnswer:
         """Wait until the page is ready; return what has changed since `arm`. `quiet` waits the full time even
         where nothing stirs, as after typing, which pages like to answer late."""
         settled = await wait_until_ready(self, self.config.quiet_ms if quiet else CALM_MS)
         self.armed = None
+        self.picture = b""
         # No proxy of ours stands before a browser elsewhere, so what its page leads to is left again
         if self.config.connect and is_address(self.page.url):
             try:
@@ -224,24 +252,41 @@ class Session:
                 raise
         return settled
 
+    async def wheel(self, point: Point, dx: float, dy: float) -> None:
+        """Turn a wheel at a point by so many pixels; the pointer stays where it is."""
+        tab = await self.tab()
+        event = {"type": "mouseWheel", "x": point[0], "y": point[1], "deltaX": dx, "deltaY": dy}
+        await self.do(tab.cdp.send("Input.dispatchMouseEvent", event))
+
     async def press(self, key: str) -> None:
-        """Press a key, or several joined by +, but none that paste what another episode may have copied."""
+        """Press a key, or several joined by +, but none that paste what another episode may have copied.
+        Escape also declines the dialogs of the next action."""
         if PASTE_KEYS.search(key):
             raise ToolFailure("nothing can be pasted; type the text")
         await self.do(self.page.keyboard.press(key))
+        if key == "Escape":
+            self.next_answer = False
 
     async def screenshot(self) -> bytes:
         """Return the viewport as PNG, straight from the renderer: Playwright's own waits for fonts. A page
         that is just being replaced refuses, or forgets that it was asked, so it is asked again."""
+        if self.page not in self.tabs_of:  # it has opened just now
+            await self.settle()
+        if self.unseen:
+            picture, self.unseen = self.unseen, b""
+            return picture
         reason = ""
         hangs = 0
         for _ in range(MAX_REFUSALS):
             if self.page in self.crashed:  # asked for its picture, it would take the whole browser with it
                 raise BrowserFault(Stop.ENV_ERROR, "the page crashed")
             try:
-                capture = (await self.tab()).cdp.send("Page.captureScreenshot", PNG)
-                answer = await self.do(capture, SCREENSHOT_SECONDS)
-                return base64.b64decode(answer["data"])
+                tab = await self.tab()
+                capture = tab.cdp.send("Page.captureScreenshot", PNG)
+                both = asyncio.gather(capture, self.page.title())  # which a script may have set meanwhile
+                answer, tab.title = await self.do(both, SCREENSHOT_SECONDS)
+                self.picture = base64.b64decode(answer["data"])
+                return self.picture
             except PageHangs as hang:
                 hangs += 1
                 if hangs == MAX_HANGS:
@@ -268,7 +313,7 @@ class Session:
         tabs = []
         for page in self.context.pages:
             title = self.tabs_of[page].title if page in self.tabs_of else ""
-            tabs.append((page.url, title[:TITLE_CHARS]))
+            tabs.append((without_passwords(page.url), title[:TITLE_CHARS]))
         return tabs, self._index()
 
     async def new_tab(self) -> int:
@@ -308,19 +353,24 @@ class Session:
     def _watch(self, page: Page) -> None:
         page.on("close", self._closed)
         page.on("download", self._download)
+        page.on("filechooser", lambda _: self.add_news("A file chooser opened; files can't be given."))
         page.on("crash", lambda page: self.crashed.add(page))
 
     async def _opened(self, page: Page) -> None:
         self._watch(page)
+        is_extra = len(self.context.pages) > MAX_TABS
+        if is_extra:
+            self.add_news(f"More than {MAX_TABS} tabs were open; new ones were closed.")
+        with suppress(PlaywrightError):
+            if is_extra or not page.url:  # a file that was to be shown in it has left it without any document
+                await page.close()
+            elif page.url == "about:blank" and await page.opener():  # a script may name its page later
+                await page.wait_for_url("http*://**", timeout=BLANK_MS, wait_until="commit")
+        if not page.is_closed():
+            self.page = page
         for tab in self.tabs_of.values():
             tab.window = False
             tab.changed.set()
-        if len(self.context.pages) <= MAX_TABS:
-            self.page = page
-            return
-        self.add_news(f"More than {MAX_TABS} tabs were open; new ones were closed.")
-        with suppress(PlaywrightError):
-            await page.close()
 
     def _closed(self, page: Page) -> None:
         self.tabs_of.pop(page, None)
@@ -328,11 +378,21 @@ class Session:
             self.page = self.context.pages[-1]
 
     async def _dialog(self, dialog: Dialog) -> None:
-        """Accept a dialog, which would block the page for ever. It is in no screenshot, so it is news."""
+        """Answer a dialog, which would block the page for ever: accept it, but stay where something is not
+        saved. It is in no screenshot, so it is news."""
+        stays = dialog.type == "beforeunload"
+        accepts = not stays if self.answer is None else self.answer
         message = " ".join(dialog.message.split())[:100]
-        self.add_news(f'A dialog ({dialog.type}) said "{message}" and was accepted.')
+        answered = "accepted" if accepts else "declined"
+        news = f'A dialog ({dialog.type}) said "{message}" and was {answered}.'
+        if stays and not accepts:
+            self.next_answer = True
+            news += " What is not saved would be lost; do the same again to leave."
+        elif accepts and dialog.type != "alert":
+            news += " To decline such a dialog, press Escape just before."
+        self.add_news(news)
         with suppress(PlaywrightError):
-            await dialog.accept(dialog.default_value)
+            await (dialog.accept(dialog.default_value) if accepts else dialog.dismiss())
 
     async def _download(self, download: Download) -> None:
         self.add_news(f"A download ({download.suggested_filename[:60]}) was refused.")

@@ -2,7 +2,8 @@
 
     argv --recipe_name--> a recipe's Config --read_flags--> Config --check--> Config
 
-`--help` lists all settings with their values; tyro makes it from the dataclasses.
+`--help` lists the recipes, then all settings with their values; tyro makes it from the dataclasses. Nothing
+here imports torch, which takes seconds.
 """
 
 import asyncio
@@ -20,15 +21,15 @@ from pydantic import TypeAdapter, ValidationError
 from minirl.config import Config
 from minirl.console import printable
 from minirl.judges.rubrics import Question
-from minirl.recipes import RECIPES
+from minirl.recipes import LIST, RECIPES
 
 C = TypeVar("C", bound=Config)
 
 
-def from_command_line(argv: Sequence[str], prog: str) -> Config:
+def from_command_line(argv: Sequence[str], prog: str, about: str | None = "") -> Config:
     """Return the config of `RECIPE [flags]`, by default tiny's. ValueError if its values can't work."""
     name, flags = recipe_name(argv, RECIPES)
-    return check(read_flags(RECIPES[name](), flags, f"{prog} {name}"))
+    return check(read_flags(RECIPES[name](), flags, f"{prog} {name}", f"{about}{LIST}"))
 
 
 def recipe_name(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]]) -> tuple[str, list[str]]:
@@ -37,13 +38,15 @@ def recipe_name(argv: Sequence[str], recipes: Mapping[str, Callable[[], Config]]
         return list(recipes)[0], list(argv)
     name = argv[0].replace("-", "_")
     if name not in recipes:
-        raise ValueError(f"unknown recipe {argv[0]!r}; there are {', '.join(recipes)}")
+        names = ", ".join(recipes).replace("_", "-")
+        raise ValueError(f"unknown recipe {argv[0]!r}; there are {names}")
     return name, list(argv[1:])
 
 
-def read_flags(default: C, flags: Sequence[str], prog: str) -> C:
-    """Return `default` with the flags' values. What can't be understood ends the program with status 2."""
-    return tyro.cli(type(default), args=flags, default=default, prog=prog)
+def read_flags(default: C, flags: Sequence[str], prog: str, about: str | None = "") -> C:
+    """Return `default` with the flags' values. What can't be understood ends the program with status 2.
+    `--help` begins with the text `about`."""
+    return tyro.cli(type(default), args=flags, default=default, prog=prog, description=about)
 
 
 def check(config: C) -> C:
@@ -93,12 +96,12 @@ def run_async(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(cancellable())
 
 
-def run_main(main: Callable[[Sequence[str]], int | None]) -> None:
-    """Run the `main` of a script or a package; exit with the status that it returns, if that is none of
-    success, or print a user's mistake in one line, and exit with status 2."""
+def run_main(main: Callable[[Sequence[str]], Any]) -> None:
+    """Run the `main` of a script or a package; exit with the status that it returns, if that is a number but
+    0, or print a user's mistake in one line, and exit with status 2."""
     try:
         status = main(sys.argv[1:])
-        if status:
+        if isinstance(status, int) and status:
             sys.exit(status)
     except (ValueError, OSError) as problem:
         name = Path(sys.argv[0].removesuffix("/__main__.py")).name

@@ -5,26 +5,28 @@
 Browser, prompts, tools and verifier are those of training.
 """
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
-from minirl.checkpoint import checkpoints
 from minirl.cli.command_line import run_async
 from minirl.cli.report import write_report
 from minirl.config import Config
 from minirl.console import progress, say
-from minirl.distributed import Ranks, open_ranks
-from minirl.experiment import open_experiment
 from minirl.recipes import tiny
-from minirl.run_folder import Run
+from minirl.run_folder import Run, checkpoints
 from minirl.types import Sampling, Trajectory
 from minirl.worlds.render import sites_of, world_at
-from minirl.worlds.scripted_agent import ScriptedPolicy
+
+if TYPE_CHECKING:
+    from minirl.distributed import Ranks
 
 CLOCK_SHOPS = 8 * 10**8  # their numbers are far from those of training
 
@@ -47,6 +49,9 @@ def run(argv: Sequence[str]) -> None:
     """Play the episode."""
     options = tyro.cli(Options, args=list(argv), prog="python -m minirl demo")
     config = settings(options)
+
+    from minirl.distributed import open_ranks  # torch: --help and mistakes need not wait for it
+
     with open_ranks(config.browser.episode_seconds) as ranks:
         run_async(play(options.task, config, ranks))
 
@@ -78,6 +83,9 @@ def settings(options: Options) -> Config:
 
 async def play(number: int, config: Config, ranks: Ranks) -> None:
     """Run the episode, tell it, and save it with a report in runs/demo."""
+    from minirl.experiment import open_experiment
+    from minirl.worlds.scripted_agent import ScriptedPolicy
+
     experiment = open_experiment(config, ranks)
     tasks = experiment.tasks.heldout
     if not 0 <= number < len(tasks):

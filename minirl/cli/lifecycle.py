@@ -9,10 +9,10 @@ the number of finished steps and the task stream's cursor.
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from minirl.checkpoint import checkpoints
 from minirl.cli.logger import rate_line
 from minirl.cli.offline import Replay
 from minirl.config import Config, to_json
@@ -21,7 +21,7 @@ from minirl.evaluation.failures import step_metrics
 from minirl.experiment import Experiment
 from minirl.metrics import rollout_metrics
 from minirl.rollout import Collected, RolloutWorker
-from minirl.run_folder import REGULAR, Run, flatten
+from minirl.run_folder import REGULAR, Run, checkpoints, flatten
 from minirl.types import Group, RunEnds, Task
 
 State = dict[str, Any]
@@ -33,7 +33,8 @@ FIXED = ("seed", "task.", "model.", "agent.", "sft.", "eval.episodes", "warm_sta
 
 
 def check_run(config: Config) -> None:
-    """Raise ValueError if the config can't be trained with, or two runs would mix in the run's folder."""
+    """Raise ValueError if the config can't be trained with, or two runs would mix in the run's folder. A run
+    that is finished ends the script here."""
     if config.sampler.kind == "remote":
         raise ValueError("--sampler remote: a served model can't be trained; use eval.py, or --sft.demos")
     for name in ("train", "heldout"):
@@ -57,6 +58,12 @@ def check_run(config: Config) -> None:
         raise ValueError(f"{folder} holds a run already; go on with --resume, or choose another --name")
     if config.resume and not folder.exists():
         raise ValueError(f"--resume: there is no run in {folder}")
+    if config.sampler.kind == "vllm" and find_spec("vllm") is None:
+        raise ValueError("--sampler vllm: it is not installed; pip install 'minirl[vllm]'")
+    ends = {row["label"]: row["step"] for row in run.evals()}
+    if config.resume and ends.get(PHASES["after_rl"], 0) >= config.steps:
+        say(f"{folder} has finished its {config.steps} steps; a larger --steps goes on")
+        raise SystemExit(0)
 
 
 async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_start: Callable) -> State:
@@ -177,6 +184,8 @@ def saving(experiment: Experiment, state: State) -> Iterator[None]:
     except RunEnds as end:
         save(experiment, state)
         experiment.checkpoints.finish()
+        if not state["step"]:
+            raise
         raise RunEnds(f"{end}; --resume goes on after step {state['step']}") from None
     save(experiment, state)
     experiment.checkpoints.finish()

@@ -10,6 +10,7 @@ are dropped after it; a local judge has e P. Fragmentation is not counted; a GB 
 import functools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,7 @@ from minirl.config import Config
 from minirl.console import print_table, say
 from minirl.model import blueprint
 
+MODELS = Path(__file__).parent / "models"  # the sizes of those that recipes name, for want of a network
 GB = 10**9
 EPISODES_PER_CONTEXT = 16  # of the smallest KV cache: most episodes wait for their browser
 CUDA_BYTES = 2 * GB  # assumed: CUDA's context, NCCL's buffers, cuBLAS's workspace
@@ -63,7 +65,8 @@ def layer_bytes(layer: Any, e: int) -> tuple[int, int, int]:
 @functools.cache
 def meta_model(path: str) -> tuple[Any, Any]:
     """Return a checkpoint's model without weights, and its vision tower or None. ValueError if none."""
-    model: Any = blueprint(path)
+    known = MODELS / Path(path).name
+    model: Any = blueprint(str(known) if known.is_dir() else path)
     tower = model.model.visual if hasattr(model.config, "vision_config") else None
     return model, tower
 

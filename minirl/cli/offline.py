@@ -1,5 +1,6 @@
 """Train on the groups that another run has dumped (`--replay`): two losses compared on the same episodes."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ class Replay:
     source: Run
 
     async def collect(self, stream: TaskStream, cursor: int, step: int, tick: Callable) -> Collected:
+        await asyncio.sleep(0)  # lets the loop see Ctrl-C
         groups = self.source.load_groups(self.source.step_labels()[step])
         tick(len(groups))
         return Collected(groups, cursor, finished=[], submitted=len(groups), dropped=0)

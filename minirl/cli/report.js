@@ -29,36 +29,49 @@ function short(x) {
 
 // ---- Curves ------------------------------------------------------------------------------------
 
+// `says` stands under each chart: what is drawn, in which unit, and what to watch for.
 const CHARTS = [
-  {title: "Success", keys: {success: "training"}, evals: true, top: 1, zero: true},
-  {title: "Reward", keys: {reward: "mean", reward_std: "deviation"}},
-  {title: "Rewards of recorded steps", prefix: "reward/", top: 1, zero: true},
+  {title: "Success", keys: {success: "training"}, evals: true, top: 1, zero: true, says: "Share of episodes. " +
+    "Training samples freely, on the tasks it practises; held-out tasks are others, so the two may lie far apart."},
+  {title: "Reward", keys: {reward: "mean", reward_std: "deviation"}, says: "Of a step's episodes. " +
+    "Where the deviation goes to 0 all episodes earn alike, and nothing more is learned."},
+  {title: "Turns per episode", keys: {turns: "turns"}, zero: true, says: "Mean of a step's episodes."},
+  {title: "Rewards of recorded steps", prefix: "reward/", top: 1, zero: true,
+    says: "Mean of each part of the reward, from 0 to 1."},
   {title: "Tokens per episode", zero: true,
-    keys: {tokens_mean: "mean", tokens_p90: "90th percentile", response_tokens: "sampled"}},
-  {title: "Turns per episode", keys: {turns: "turns"}, zero: true},
-  {title: "Entropy", keys: {entropy: "entropy"}, zero: true},
-  {title: "Importance ratio", keys: {ratio_mean: "mean", ratio_max: "max"}},
-  {title: "Clip fraction", keys: {clip_fraction: "clipped"}, zero: true},
-  {title: "Loss", keys: {loss: "loss"}},
-  {title: "Gradient norm", keys: {grad_norm: "norm"}, zero: true},
+    keys: {tokens_mean: "mean", tokens_p90: "90th percentile", response_tokens: "sampled"},
+    says: "Of the whole conversation, and of the model's own words in it."},
+  {title: "Entropy", keys: {entropy: "entropy"}, zero: true,
+    says: "Nats a token: how undecided the policy is. Near 0 it explores no more."},
+  {title: "Importance ratio", keys: {ratio_mean: "mean", ratio_max: "max"},
+    says: "Probability of a sampled token now, over that when it was sampled. The mean should stay near 1."},
+  {title: "Clip fraction", keys: {clip_fraction: "clipped"}, zero: true,
+    says: "Share of tokens whose ratio is beyond the clip, so that they no longer push."},
+  {title: "Loss", keys: {loss: "loss"}, says: "What is minimised. It does not measure progress; success does."},
+  {title: "Gradient norm", keys: {grad_norm: "norm"}, zero: true,
+    says: "Before it is cut to --optim.grad-clip, mean of a step's updates."},
   {title: "Groups", zero: true, keys: {groups_submitted: "submitted", groups_kept: "kept",
-    groups_dropped: "dropped", invalid: "invalid episodes"}},
-  {title: "Seconds by phase", prefix: "seconds/", zero: true},
-  {title: "Stops by kind", prefix: "stop/", zero: true},
-  {title: "Why episodes fail", prefix: "error/", zero: true},
-  {title: "Turns that speak of ...", prefix: "proxy/", zero: true},
-  {title: "Their tokens, mean", prefix: "proxy_mean/", zero: true},
-  {title: "Their tokens, 90th percentile", prefix: "proxy_p90/", zero: true},
+    groups_dropped: "dropped", invalid: "invalid episodes"},
+    says: "Those dropped had equal rewards in all their episodes: too easy, or too hard."},
+  {title: "Seconds by phase", prefix: "seconds/", zero: true, says: "Of each step."},
+  {title: "Stops by kind", prefix: "stop/", zero: true, says: "Episodes of a step, by what ended them."},
+  {title: "Why episodes fail", prefix: "error/", zero: true,
+    says: "Failed episodes of a step, by how their turns went (OpenWebRL, appendix E)."},
+  {title: "Turns that speak of", prefix: "proxy/", zero: true, says: "Share of a step's turns, by their words."},
+  {title: "Tokens of such turns", prefix: "proxy_mean/", needs: "proxy/", zero: true,
+    says: "Mean length of these responses; none: of those that speak of nothing of the kind."},
+  {title: "Long turns of that kind", prefix: "proxy_p90/", needs: "proxy/", zero: true,
+    says: "Tokens that 90% of these responses do not exceed."},
   {title: "The judge and the truth", keys: {judged_success: "judged", success: "true"},
-    needs: "judged_success", top: 1, zero: true},
+    needs: "judged_success", top: 1, zero: true,
+    says: "Share of successes as the judge says and as the sites know. If judged success alone rises, it is fooled."},
 ];
-const BOX = {width: 400, height: 190, left: 42, right: 8, top: 8, bottom: 20};
+const FIRST = 3;  // charts before the trajectories; the others stand behind them
+const BOX = {width: 400, height: 190, left: 48, right: 8, top: 8, bottom: 20};
 
-function learning() {
-  const cards = CHARTS.map(card).filter(Boolean);
+function learning(id, title, cards) {
   if (!cards.length) return null;
-  return make("section", {id: "curves"}, make("h2", {}, "Learning curves"),
-    make("div", {class: "cards"}, cards));
+  return make("section", {id}, make("h2", {}, title), make("div", {class: "cards"}, cards));
 }
 
 // A chart's lines and evaluations; null if there is nothing to draw.
@@ -69,10 +82,12 @@ function card(spec) {
     keys = Object.keys(series).filter(key => key.startsWith(spec.prefix) && key !== "seconds/total")
       .map(key => [key, key.slice(spec.prefix.length)]);
   }
-  const has = key => (series[key] || []).some(known);
+  // what is 0 throughout says nothing, but for the success
+  const has = key => (series[key] || []).some(x => known(x) && (x !== 0 || spec.evals));
   const lines = keys.filter(([key]) => has(key)).map(([key, name]) => ({name, values: series[key]}));
   const points = spec.evals ? data.evals.filter(row => known(row.step)) : [];
-  if (!lines.length && !points.length || spec.needs && !has(spec.needs)) return null;
+  const lacks = spec.needs && !Object.keys(series).some(key => key.startsWith(spec.needs) && has(key));
+  if (!lines.length && !points.length || lacks) return null;
   return drawCard(spec, lines, points);
 }
 
@@ -125,7 +140,12 @@ function withLegend(spec, lines, points, svg) {
     legend.push(entry({class: "key eval"}, "held out", text));
   }
   return make("figure", {class: "card", "data-title": spec.title},
-    make("figcaption", {}, make("h3", {}, spec.title)), svg, make("div", {class: "legend"}, legend));
+    make("figcaption", {}, make("h3", {}, spec.title)), svg, make("div", {class: "legend"}, legend),
+    make("p", {}, spec.says));
 }
 
-document.querySelector("main").append(...[learning(), data.dumps.length ? browser() : null].filter(Boolean));
+const cards = CHARTS.map(card).filter(Boolean);
+document.querySelector("main").append(...[
+  learning("curves", "Learning curves", cards.slice(0, FIRST)),
+  data.dumps.length ? browser() : null,
+  learning("more", "More curves", cards.slice(FIRST))].filter(Boolean));

@@ -8,25 +8,53 @@ const slides = episode => episode.turns.length + 1;
 const outcome = episode => !episode.valid ? "invalid" : episode.success ? "success" : "failure";
 const seconds = x => !known(x) ? "–" : x < 60 ? x.toFixed(1) + " s" : `${Math.round(x / 60)} min`;
 
+const OUTCOMES = ["failure", "success", "invalid"];
+
+// A dump's episodes from its packed JSON, failures first.
+async function unpack(dump) {
+  if (!dump.trajectories) {
+    const bytes = Uint8Array.from(atob(dump.packed), letter => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const rank = episode => OUTCOMES.indexOf(outcome(episode));
+    dump.trajectories = (await new Response(stream).json()).sort((a, b) => rank(a) - rank(b));
+  }
+  return dump.trajectories;
+}
+
 function browser() {
   const choice = make("select", {"aria-label": "dump", onchange: () => go(+choice.value, 0, 0)},
     data.dumps.map((dump, i) => make("option", {value: i}, dump.label)));
+  const filter = make("select", {"aria-label": "outcome", onchange: () => fill(filter.value)});
   const note = make("span", {class: "dim"});
   const list = make("nav", {class: "episodes", "aria-label": "episodes"});
   const view = make("article", {class: "view"});
 
-  function go(dump, episode, turn) {
+  // The list of the dump's episodes, or of those with one outcome.
+  function fill(wanted) {
+    list.replaceChildren(...episodeList(data.dumps[place.dump].trajectories, wanted, i => go(place.dump, i, 0)));
+    mark();
+  }
+
+  function mark() {
+    list.querySelectorAll("button").forEach(button =>
+      button.setAttribute("aria-current", +button.dataset.episode === place.episode));
+  }
+
+  async function go(dump, wantedEpisode, wantedTurn) {
+    const {label, broken} = data.dumps[dump];
+    const trajectories = await unpack(data.dumps[dump]), n = trajectories.length;
+    const episode = within(wantedEpisode, n), turn = n ? within(wantedTurn, slides(trajectories[episode])) : 0;
     const isNew = dump !== place.dump;
     Object.assign(place, {dump, episode, turn});
-    const {label, total, broken, trajectories} = data.dumps[dump], n = trajectories.length;
     if (isNew) {
       choice.value = dump;
-      note.textContent = (n === total ? `${n} episodes` : `the first ${n} of ${total} episodes`) +
-        (broken ? `, ${broken} lines cannot be read` : "");
-      list.replaceChildren(...episodeList(trajectories, i => go(place.dump, i, 0)));
+      note.textContent = broken ? `${broken} lines cannot be read` : "";
+      const count = kind => trajectories.filter(one => outcome(one) === kind).length;
+      filter.replaceChildren(make("option", {value: ""}, `all outcomes (${n})`),
+        ...OUTCOMES.filter(count).map(kind => make("option", {value: kind}, `${kind} (${count(kind)})`)));
+      fill("");
     }
-    list.querySelectorAll("button").forEach(button =>
-      button.setAttribute("aria-current", +button.dataset.episode === episode));
+    mark();
     view.replaceChildren(...(n ? episodeView(trajectories[episode], turn, t => go(place.dump, place.episode, t))
       : [make("p", {class: "dim"}, "Nothing here can be shown.")]));
     // The place survives a reload: the page is written again while the run goes on.
@@ -35,24 +63,26 @@ function browser() {
 
   go(...placeFromAddress());
   return make("section", {id: "trajectories"}, make("h2", {}, "Trajectories"),
-    make("div", {class: "choose"}, choice, note),
+    make("div", {class: "choose"}, choice, filter, note),
     data.dumps_left_out ? make("p", {class: "dim"}, `${data.dumps_left_out} more dumps lie in the folder ` +
       `"trajectories" and are not in this page.`) : null,
     make("div", {class: "browser"}, list, view));
 }
 
+const within = (number, n) => Math.max(0, Math.min(parseInt(number) || 0, n - 1));
+
+// Of a page without a place in its address: the evaluation at the end, or what is newest.
 function placeFromAddress() {
   const [label, ...numbers] = location.hash.slice(1).split("/");
-  const dump = data.dumps.findIndex(item => item.label === label);
-  if (dump < 0) return [data.dumps.length - 1, 0, 0];
-  const within = (number, n) => Math.max(0, Math.min(parseInt(number) || 0, n - 1));
-  const shown = data.dumps[dump].trajectories, episode = within(numbers[0], shown.length);
-  return [dump, episode, shown.length ? within(numbers[1], slides(shown[episode])) : 0];
+  const find = name => data.dumps.findIndex(item => item.label === name);
+  if (find(label) >= 0) return [find(label), ...numbers];
+  return [find("after_rl") >= 0 ? find("after_rl") : data.dumps.length - 1, 0, 0];
 }
 
-function episodeList(trajectories, choose) {
+function episodeList(trajectories, wanted, choose) {
   const groups = new Map();
   trajectories.forEach((episode, i) => {
+    if (wanted && outcome(episode) !== wanted) return;
     const key = episode.group === null ? episode.task.id : `group ${episode.group}`;
     groups.set(key, [...groups.get(key) || [], [episode, i]]);
   });
@@ -89,7 +119,8 @@ function picture(image) {
   if (!/^[0-9a-f]{16}$/.test(image)) return null;
   const node = make("img", {class: "page", alt: "screenshot", src: `screenshots/${image}.png`});
   node.addEventListener("error", () =>
-    node.replaceWith(make("span", {class: "page gone"}, "screenshot removed")));
+    node.replaceWith(make("span", {class: "page gone"}, `screenshots/${image}.png is not there: ` +
+      "the folder screenshots/ belongs beside this page, and of old steps it was pruned")));
   return node;
 }
 
@@ -108,7 +139,8 @@ function beside(name, calls, ...words) {
 function turnView(turn) {
   const {thought, calls, error} = turn.parsed;
   const argument = ([name, value]) => make("span", {class: "argument"},
-    make("span", {class: "dim"}, `${name} `), JSON.stringify(value));
+    make("span", {class: "dim"}, `${name} `), JSON.stringify(value),
+    make("span", {class: "dim"}, isPoint(value) ? " of 1000" : ""));
   const numbers = [`prompt ${short(turn.prompt_tokens)} tokens, response ${short(turn.response_tokens)} tokens` +
     (turn.finish === "length" ? " (cut off)" : ""),
   ...Object.entries(turn.seconds).map(([name, value]) => `${name} ${seconds(value)}`)];
@@ -123,19 +155,25 @@ function turnView(turn) {
 }
 
 function ending(episode) {
-  const state = Object.keys(episode.final_state).length ? JSON.stringify(episode.final_state, null, 1) : "";
-  return beside(episode.final_image, [], block("answer", episode.answer), block("state that was judged", state),
-    block("verdict", episode.verdict && episode.verdict.rationale),
-    make("p", {class: "dim small"}, `The episode ended with ${episode.stop}.`));
+  const text = record => Object.keys(record).length ? JSON.stringify(record, null, 1) : "";
+  const rows = episode.compared.map(([name, expected, found, right]) =>
+    make("tr", {class: right ? "" : "wrong"}, [name, expected, found, right ? "" : "≠"].map(cell => make("td", {}, cell))));
+  const table = rows.length ? make("table", {class: "compared"},
+    make("tr", {}, ["", "expected", "found", ""].map(title => make("th", {}, title))), rows) : null;
+  return beside(episode.final_image, [], block("answer", episode.answer), table,
+    rows.length ? null : block("expected", text(episode.task.goal)),
+    block(rows.length ? "whole state" : "found", text(episode.final_state)),
+    block("verdict", episode.verdict && episode.verdict.rationale));
 }
 
 function block(name, text, kind = "") {
   return text ? make("div", {class: `block ${kind}`}, make("h4", {}, name), make("pre", {}, text)) : null;
 }
 
+const isPoint = value => Array.isArray(value) && value.length === 2 && value.every(known);
+
 // The points of a call, 0-1000 in both axes: one for a click, two for a drag, the start first.
 function points(call) {
-  const isPoint = value => Array.isArray(value) && value.length === 2 && value.every(known);
   const found = Object.entries(call.arguments).filter(([, value]) => isPoint(value));
   found.sort((a, b) => b[0].startsWith("start") - a[0].startsWith("start"));
   return found.map(([, value]) => value).slice(0, 2);

@@ -5,7 +5,7 @@ Exit status 0: fine; 2: the command line or a file is of no use.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import tyro
@@ -14,9 +14,11 @@ from minirl.benchmarks.task_files import load_tasks
 from minirl.cli.command_line import recipe_name, run_main
 from minirl.console import say
 from minirl.data import filters
-from minirl.data.readers import Form, read_demonstrations, read_public
 from minirl.recipes import RECIPES
 from minirl.run_folder import Run, save_tasks, write_lines
+
+if TYPE_CHECKING:
+    from minirl.data.readers import Form
 
 File = tyro.conf.Positional[Path]
 
@@ -34,10 +36,11 @@ def filter(
     """A pool's tasks that are worth a rollout, as OUT/tasks.jsonl; OUT/removed.jsonl says why others are not.
 
     Args:
+        tasks: The pool, a file of tasks.
         evaluation: Files of tasks that must stay unseen.
         threshold: Cosine from which a task is a near-duplicate: 0.99 to demonstrate, 0.95 to practise.
         model: A sentence-transformers model, which embeds the wordings; kept as OUT/embeddings.npy.
-        embeddings: Such a file in place of the model: rows for TASKS, then for the evaluation's.
+        embeddings: Such a file in place of the model: rows for the pool, then for the evaluation's.
         least: Sites with fewer tasks are the long tail.
         unstable: A list of sites to leave out, a host a line.
     """
@@ -62,7 +65,7 @@ def curate(
     dumps: tuple[str, ...],
     preset: Literal["412", "912", "1.9k"] = "412",
 ) -> None:
-    """The shortest success of each task, evenly over sites, as RUN/trajectories/demos.jsonl.
+    """The shortest success of each task, evenly over sites, as trajectories/demos.jsonl in the run's folder.
 
     Args:
         run: The folder in which eval.py has left a teacher's rollouts.
@@ -82,10 +85,14 @@ def read(file: File, out: Path, recipe: str) -> None:
         file: WebRL's policy set, or OpenWebRL's SFT trajectories.
         recipe: The recipe that will clone them, whose agent must understand the responses.
     """
+    from minirl.data.readers import read_public  # it imports torch, which takes seconds
+
     read_into(file, out, recipe, read_public)
 
 
-def read_into(file: Path, out: Path, recipe: str, form: Form) -> None:
+def read_into(file: Path, out: Path, recipe: str, form: "Form") -> None:
+    from minirl.data.readers import read_demonstrations
+
     name, _ = recipe_name([recipe], RECIPES)
     run = Run(out)
     demonstrations = read_demonstrations(file, RECIPES[name](), run.images, form)

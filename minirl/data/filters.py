@@ -9,12 +9,14 @@ Stands before and behind a teacher's rollouts. OpenWebRL sections 4.2 and 5.5: 2
 1. The long tail are sites with few tasks; the paper does not say where it begins.
 2. Unstable sites are those of a list; the paper names none.
 3. How many demonstrations a site may give is the smallest cap with which a preset's number is reached.
-4. What is nearly an evaluation's task goes, too.
+4. What is nearly an evaluation's task goes, too, and what is to be booked for months that are over.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -27,6 +29,11 @@ from minirl.recipes import openwebrl_4b
 from minirl.types import Task, Trajectory
 
 SFT_THRESHOLD = 0.99  # OpenWebRL's, for cosines of Qwen3-Embedding-8B; of tasks to practise it is 0.95
+DATES = {  # with a year, as "January 8 to 10, 2027", "12 May 2026", "2026-02-14"
+    r"\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\b.{0,12}?\b(20\d\d)\b": "%b %Y",
+    r"\b(20\d\d)-(0[1-9]|1[0-2])-\d\d\b": "%Y %m",
+}
+BOOKING = re.compile(r"\b(book|reserv|rent|room|hotel|flight|stay|check-?in|ticket|table)", re.IGNORECASE)
 BLOCK = 256  # rows that are compared at a time
 
 # How many trajectories of which of WebGym's parts; "" is any
@@ -63,6 +70,8 @@ def filter_tasks(
     remove("decomposed", {name: f"part of {parent}" for name, parent in parents.items() if parent})
     hosts = {host.lower().removeprefix("www.") for host in unstable}
     remove("on unstable sites", {task.id: "its site is listed" for task in remaining if task.site in hosts})
+    late = [task.id for task in remaining if has_passed(task, datetime.now())]
+    remove("for months that are over", dict.fromkeys(late, "nobody can book for the past"))
     counts = Counter(task.site for task in remaining)
     few = [task for task in remaining if counts[task.site] < min_tasks]
     remove("in long tail", {task.id: f"one of {counts[task.site]} on {task.site}" for task in few})
@@ -70,14 +79,27 @@ def filter_tasks(
     if embeddings_NE is not None:
         # the evaluation's come first, and all stay
         row_of = {task.id: row for row, task in enumerate(tasks)}
-        rows = [len(tasks) + n for n in range(len(evaluation))]
-        rows += [row_of[task.id] for task in remaining]
+        rows = [*range(len(tasks), len(embeddings_NE)), *(row_of[task.id] for task in remaining)]
         compared = [*evaluation, *remaining]
         alike = duplicates(embeddings_NE[rows], threshold, len(evaluation))
         for row, (like, cosine) in alike.items():
             near_duplicates[compared[row].id] = f"{cosine:.3f} like {compared[like].id}"
     remove("near duplicates", near_duplicates)
     return remaining, removed
+
+
+def has_passed(task: Task, now: datetime) -> bool:
+    """Return whether a task asks to book something for months that are over. Questions about them never are.
+
+    >>> has_passed(Task("", "Find a room in Bergen, April 3 to April 6, 2026.", ""), datetime(2026, 6, 1))
+    True
+    """
+    months = []
+    for pattern, form in DATES.items():
+        for parts in re.findall(pattern, task.instruction):
+            months.append(datetime.strptime(" ".join(parts), form))
+    last = max(months, default=now)
+    return bool(BOOKING.search(task.instruction)) and last + timedelta(31) < now
 
 
 def duplicates(

@@ -19,10 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
 from itertools import islice, takewhile
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from PIL import Image
 
 from minirl.agents.openwebrl import can_run
 from minirl.agents.webagent_r1 import WEBRL, WEBRL_USER
@@ -31,6 +30,7 @@ from minirl.config import Config
 from minirl.console import say
 from minirl.context import IMAGE_PAD, VISION_CLOSE, VISION_OPEN
 from minirl.experiment import make_agent
+from minirl.model import open_picture
 from minirl.run_folder import ImageFolder
 from minirl.types import Agent, Task, Trajectory, Turn
 
@@ -61,7 +61,7 @@ def read_demonstrations(path: Path, config: Config, images: ImageFolder, read: F
         n_records += 1
         try:
             trajectory = read(record, f"{path.stem}, {place}", images)
-        except (ValueError, OSError) as problem:
+        except (ValueError, OSError, SyntaxError) as problem:  # the last is PIL's name for some damages
             raise ValueError(f"{path}, {place}: {problem}") from None
         turns = tuple(parsed_turn(turn, agent, config) for turn in trajectory.turns)
         if trajectory.success and any(turn.trained for turn in turns):
@@ -117,7 +117,7 @@ def read_webrl_step(prompt: str, last_action: str, name: str) -> Trajectory:
 
 
 def said(response: str, **shown: Any) -> Turn:
-    return Turn(shared=0, suffix=(), response_ids=(), logprobs=(), text=response, **shown)
+    return Turn(0, (), (), (), response, **shown)
 
 
 def read_openwebrl_turn(record: Mapping[str, Any], images: ImageFolder) -> Trajectory:
@@ -125,14 +125,22 @@ def read_openwebrl_turn(record: Mapping[str, Any], images: ImageFolder) -> Traje
     messages = []
     for part in record["prompt"].split("<|im_start|>")[1:-1]:
         role, _, text = part.partition("\n")
-        messages.append((role, text.rstrip().removesuffix("<|im_end|>")))
+        messages.append((role.strip(), text.rstrip().removesuffix("<|im_end|>")))
     messages.append(("assistant", record["response"]))
     metadata = dict(record["metadata"])
     screenshots = [images.put(read_picture(cell)) for cell in metadata.pop("images")]
     _, turns = chat_turns(messages, screenshots, read_in_tags)
     task = parse_task({"metadata": metadata})
-    succeeded = record.get("reward", 1) == 1
-    return Trajectory(task, 0, turns=turns, success=succeeded)
+    return Trajectory(task, 0, turns=turns, success=is_success(record, "reward"))
+
+
+def is_success(record: Mapping[str, Any], name: str) -> bool:
+    """Return whether a record's field says so: true, or 1 but for rounding; a record without it succeeded.
+    ValueError if it says neither."""
+    value = record.get(name, True)
+    if not isinstance(value, (int, float)) or not isfinite(value):
+        raise ValueError(f"{name} must be true, false or a number, not {value!r:.60}")
+    return value > 0.999999
 
 
 def chat_turns(
@@ -142,10 +150,10 @@ def chat_turns(
 ) -> tuple[str, tuple[Turn, ...]]:
     """Return the instruction and the turns of a conversation. `screenshots` are their names in its order;
     `read` tells what a user's message holds."""
-    chat = [(role, text) for role, text in messages if role != "system"]
+    chat = [(role, text) for role, text in messages if role not in ("system", "developer")]
     roles = [role for role, _ in chat]
     if not chat or roles != ["user", "assistant"] * (len(chat) // 2):
-        raise ValueError("user and assistant must take turns, and the assistant have the last word")
+        raise ValueError(f"user and assistant must take turns, the assistant last, not {roles!s:.100}")
     prompts = [text for _, text in chat[::2]]
     responses = [text for _, text in chat[1::2]]
     places = [prompt.count(PICTURE) for prompt in prompts]
@@ -161,9 +169,10 @@ def chat_turns(
         # a message tells what the calls before it did
         if turns:
             turns[-1] = replace(turns[-1], feedback=message.feedback)
-        shown = {"observation": message.observation, "page_text": message.page_text}
         names = tuple(islice(shots, n))
-        turns.append(said(response, **shown, images=names))
+        turns.append(
+            said(response, observation=message.observation, page_text=message.page_text, images=names)
+        )
     return instruction, tuple(turns)
 
 
@@ -199,6 +208,6 @@ def read_picture(cell: Any) -> bytes:
     OSError if they are no picture."""
     content = cell.get("bytes") if isinstance(cell, dict) else cell
     if not isinstance(content, bytes):
-        content = b64decode(str(content).rpartition(",")[2], validate=True)
-    Image.open(BytesIO(content)).verify()
+        content = b64decode(str(content).rpartition(",")[2])
+    open_picture(BytesIO(content)).verify()
     return content

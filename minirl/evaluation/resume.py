@@ -8,26 +8,30 @@ one evaluation: the same weights and tasks, told by their digests, settings, ver
 section 5 and table 8; its parallel browsers are episodes in flight here.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge
 from pydantic import TypeAdapter
 
 from minirl.benchmarks import protocols
 from minirl.benchmarks.protocols import protocol_of
-from minirl.checkpoint import checkpoints
 from minirl.config import Config, Positive, to_json
-from minirl.distributed import Ranks
 from minirl.evaluation import results
 from minirl.evaluation.results import Evaluation, Result, result_of
-from minirl.run_folder import Run, flatten
+from minirl.run_folder import Run, checkpoints, flatten, read_as
 from minirl.types import Task, Trajectory
+from minirl.worlds.shop import NAMED
+
+if TYPE_CHECKING:
+    from minirl.distributed import Ranks
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,19 @@ class EvalScriptConfig(Config):
     """Numbers of turns, for the success within each of them; the largest is the episodes'."""
 
 
-# An evaluation has these from the run; micro-batches, which are without effect, must hold the agent's context
-TRAINED = ("agent", "browser", "model", "batch", "eval", "reward", "task")
-SHAPING = ("agent.", "browser.", "model.dtype", "model.max_pixels", "eval.", "reward.after")
+# An evaluation has these from the run. Micro-batches, which are without effect, must hold the agent's context
+SHAPING = (
+    "agent.",
+    "browser.",
+    "model.dtype",
+    "model.max_pixels",
+    "batch.",
+    "eval.",
+    "reward.after",
+    "task.",
+)
+# But for what names code, files and addresses, or opens doors: a run's folder may come from anybody
+DOORS = ("agent.prompt", "browser.connect", "browser.private", "task.reward", "task.reset")
 SUFFIX = "-eval"  # of the folder of a run's evaluations
 
 
@@ -63,14 +77,14 @@ def resolve(recipe: Config, parse: Callable[[EvalScriptConfig], EvalScriptConfig
     default = as_trained(recipe, run_of(first.model.path, folder))
     if first.protocol:
         default = protocols.apply(protocol_of(first.protocol), default)
-    unnamed = replace(default.model, path="")
-    tasks = as_trained(recipe, folder).task
+    default = replace(default, model=replace(default.model, path=""))
     heldout = folder / "heldout.jsonl"
     if heldout.is_file():
-        tasks = replace(tasks, heldout=str(heldout))
-    default = replace(default, task=tasks, model=unnamed)
+        default = replace(default, task=replace(default.task, heldout=str(heldout)))
     config = parse(EvalScriptConfig(**vars(default)))
     task, sampling = config.task, config.eval
+    if config.limit > 0 and not config.protocol:  # a protocol chooses among all
+        sampling = replace(sampling, episodes=min(config.limit, sampling.episodes))
     if config.tasks is not None:
         task = replace(task, heldout=str(config.tasks))
     if config.success_within:
@@ -101,27 +115,34 @@ def run_of(weights: str, folder: Path) -> Path:
 
 def as_trained(recipe: Config, folder: Path) -> Config:
     """Return the recipe with agent, browser, limits, sampling, grading and tasks of the run in the folder, if
-    there is one. ValueError if another version has made it, with settings that are not known here."""
-    saved = Run(folder).config()
-    if not saved:
-        return recipe
-    known = to_json(recipe)
-    parts = {name: saved[name] for name in TRAINED}
-    parts["reward"]["by"] = recipe.reward.by  # who rewarded training is not asked here
-    unknown = sorted(flatten(parts).keys() - flatten(known).keys())
-    if unknown:
-        raise ValueError(f"{folder} was made by another version, with {unknown[0]}; evaluate it with that")
-    return TypeAdapter(Config).validate_python(known | parts)
+    there is one, but for DOORS. ValueError if another version has made it, with settings that are not known
+    here."""
+    settings = to_json(recipe)
+    for name, value in flatten(Run(folder).config()).items():
+        is_path = name in ("task.train", "task.heldout") and not NAMED.fullmatch(str(value))
+        if is_path or name in DOORS or not name.startswith(SHAPING):
+            continue
+        part, field = name.split(".", 1)
+        if field not in settings[part]:
+            raise ValueError(f"{folder} was made by another version, with {name}; evaluate it with that")
+        settings[part][field] = value
+    return read_as(json.dumps(settings).encode(), TypeAdapter(Config), f"{folder}/config.json can't be used")
 
 
 def unlike_run(config: EvalScriptConfig) -> list[str]:
-    """Return what the run had otherwise, as "agent.screenshots 1 (2)" where that had two."""
+    """Return what the run had otherwise, as "agent.screenshots 1 (2)" where that had two. ValueError where
+    this would be another agent, or another success."""
     folder = run_of(config.model.path, Path(str(config.run_dir).removesuffix(SUFFIX)))
     trained = flatten(Run(folder).config())
     unlike = []
     for name, value in flatten(to_json(config)).items():
-        if name.startswith(SHAPING) and trained.get(name, value) != value:
-            unlike.append(f"{name} {value} ({trained[name]})")
+        before = trained.get(name, value)
+        if before == value or name == "task.heldout" or not name.startswith(SHAPING):
+            continue
+        if name in ("agent.prompt", "task.reward") and not value:
+            problem = f"{folder} was trained with {name} {before}, and a run's folder may come from anybody"
+            raise ValueError(f"{problem}: if that is yours, give it again")
+        unlike.append(f"{name} {value} ({before})")
     return unlike
 
 

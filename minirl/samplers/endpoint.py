@@ -7,6 +7,8 @@ answer. The sampler is for a teacher's demonstrations, and to evaluate what an A
    reasoning models refuse temperature and top-p, its API top-k. Such figures are not quite a protocol's.
 """
 
+from __future__ import annotations
+
 import asyncio
 import base64
 import json
@@ -16,14 +18,17 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, NonNegativeInt
-from torch import Tensor
 
 from minirl.config import EndpointConfig
 from minirl.console import first_line, progress, say
 from minirl.types import Message, Request, Sample, SamplerError, charge
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # OpenAI's reasoning models, which know the limit by another name
 REASONS = re.compile(r"(^|/)(o\d|gpt-5)")
@@ -70,8 +75,8 @@ class Reply:
 
 
 def _part(part: str | bytes) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
+    if isinstance(part, str):  # half a surrogate pair, which JavaScript and models have, can't be sent
+        return {"type": "text", "text": part.encode(errors="replace").decode()}
     url = f"data:image/png;base64,{base64.b64encode(part).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
@@ -84,6 +89,7 @@ class Endpoint:
 
         if not config.model:
             raise ValueError("--endpoint.model is missing: the model's name at the endpoint")
+        urlsplit(config.url).port  # noqa: B018  ValueError says what is wrong with it
         self.config = config
         self.dollars = 0.0
         self.usage: Counter[str] = Counter()  # requests and tokens

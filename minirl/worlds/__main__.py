@@ -210,8 +210,8 @@ def record(
 
 
 def reword(file: File, out: Path, endpoint: EndpointConfig = TEMPLATE) -> int:
-    """The tasks of FILE with their instructions in the words of the model at --endpoint.model, in the file
-    OUT. An instruction stays as it is where the model leaves out what it names, or tells its answer."""
+    """A file's tasks with their instructions in the words of the model at --endpoint.model, in the file OUT.
+    An instruction stays as it is where the model leaves out what it names, or tells its answer."""
     from minirl.worlds.wording import reword_tasks
 
     tasks = read_records(file, Task)
@@ -227,11 +227,12 @@ def author(
     tokens: Positive = 64_000,
     endpoint: EndpointConfig = PATIENT,
 ) -> int:
-    """A site like NAME, written by the model at --endpoint.model: a machine that passes `check`, then a Vue
-    project that does what the machine says. Needs Node.js. The same command goes on where it ended.
+    """A site like the one that is named, as Trello, written by the model at --endpoint.model: a machine that
+    passes `check`, then a Vue project that does what the machine says. Needs Node.js. The same command goes
+    on where it ended.
 
     Args:
-        out: The site's folder, by default sites/NAME.
+        out: The site's folder, by default one of its name in sites/.
         rounds: How often the machine, and then the pages, are repaired at most.
         dollars: What the answers of a run may cost; without --endpoint.price nothing is counted.
         tokens: The longest answer.

@@ -13,15 +13,17 @@ and 4.2; a machine is asked for in the size of the released code's profile "hard
 """
 
 import asyncio
+import os
 import re
 import subprocess
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from minirl.config import BrowserConfig
-from minirl.console import printable, say
+from minirl.console import say
 from minirl.run_folder import write_atomic
 from minirl.samplers.endpoint import Endpoint, EndpointError
 from minirl.worlds.fsm_file import load_fsm, read_json
@@ -34,12 +36,12 @@ from minirl.worlds.replay import replay_sites
 from minirl.worlds.search import solve
 from minirl.worlds.widgets import WIDGETS
 
-OURS = ("package.json", "vite.config.js", "index.html.j2", "src/main.js", "src/machine.js.j2")
+OURS = ("vite.config.js", "index.html.j2", "src/main.js", "src/machine.js.j2")
 THEIRS = re.compile(r"(style|todo)\.md|src/(?!main\.js|machine\.js)([\w-]+/){0,4}[\w-]+\.(vue|js|css|md)")
-WRITTEN = re.compile(r"^=== (\S+)\n(.*?)^=== end$", re.MULTILINE | re.DOTALL)
+WRITTEN = re.compile(r"^=== (\S+)\n((?:(?!=== ).*\n)*)=== end$", re.MULTILINE)
 BATCH = 4  # pages that are written between two reviews
 LOG = 6000  # characters of what a command says, the last ones
-LIMITED = ("timeout", "300", "env", "NO_COLOR=1")  # `timeout` ends what a command has started, too
+LIMITED = ("timeout", "300")  # which ends what a command has started, too
 INSTALL = (*LIMITED, "npm", "install", "--ignore-scripts", "--no-audit", "--no-fund")
 BUILD = (*LIMITED, "node", "node_modules/vite/bin/vite.js", "build")
 REPLAYED = BrowserConfig(browsers=1, episodes=2, width=1280, height=720)
@@ -61,7 +63,7 @@ class Author:
         key = f"{self.endpoint.config.model}|{self.tokens}|{question}"
         file = self.answers / f"{sha256(key.encode()).hexdigest()}.txt"
         if file.is_file():
-            return file.read_text("utf-8")
+            return file.read_text("utf-8", "replace")
         dollars = self.endpoint.dollars
         try:
             if dollars >= self.dollars:
@@ -77,16 +79,21 @@ class Author:
 
 async def write_site(author: Author, name: str, out: Path) -> list[str]:
     """Write a site like `name` into a folder, drawn by us until the model's pages are right. Return what is
-    still wrong with those."""
-    project = out / "vue"
-    write_atomic(project / "package.json", text_of("author/package.json").encode())
-    log = await asyncio.to_thread(run, INSTALL, project)  # before anything is paid for
-    if log:
-        raise ValueError(f"Node.js, 20.19 or newer, and its npm must bring vue and vite: {log}")
-    world = await write_machine(author, name, out)
-    save_world(world, out)
-    spent = author.endpoint.dollars
-    built, faults = await write_pages(author, name, world, project)
+    still wrong with those. It is built elsewhere, because the folder may have come with code."""
+    with TemporaryDirectory() as place:
+        project = Path(place)
+        write_atomic(project / "package.json", text_of("author/package.json").encode())
+        log = await asyncio.to_thread(run, INSTALL, project)  # before anything is paid for
+        if log:
+            raise ValueError(f"Node.js, 20.19 or newer, and its npm must bring vue and vite: {log}")
+        world = await write_machine(author, name, out)
+        save_world(world, out)
+        spent = author.endpoint.dollars
+        built, faults = await write_pages(author, name, world, project)
+        for file in (*project.glob("*.*"), *project.glob("src/**/*.*")):
+            copy = out / "vue" / file.relative_to(project)
+            if copy.resolve().is_relative_to(out.resolve()):  # a link may be in the way
+                write_atomic(copy, file.read_bytes())
     if not faults:
         save_world(built, out)
     pages_spent = author.endpoint.dollars - spent
@@ -167,12 +174,11 @@ async def write_pages(author: Author, name: str, world: World, folder: Path) -> 
         values = {"name": name, "machine": machine, **site, "stage": stage, "files": written, **more}
         answer = await author.ask("author/project.md.j2", **values)
         for path, text in WRITTEN.findall(answer):
-            file = folder / path
-            if not (THEIRS.fullmatch(path) and file.resolve().is_relative_to(folder.resolve())):
-                say(f"refused to write {printable(path)}")
+            if not THEIRS.fullmatch(path):
+                say(f"refused to write {path}")
                 continue
             written[path] = text
-            write_atomic(file, text.encode(errors="replace"))
+            write_atomic(folder / path, text.encode(errors="replace"))
 
     await step("guidelines")
     ids = list(site["pages"])
@@ -198,7 +204,7 @@ async def build(world: World, folder: Path) -> tuple[World, list[str]]:
     log = await asyncio.to_thread(run, BUILD, folder)
     if log:
         return world, [log]
-    html = (folder / "dist/index.html").read_text(encoding="utf-8")
+    html = (folder / "dist/index.html").read_text("utf-8")
     built = replace(world, html=html, style={**world.style, "look": "built"})
     replays = await replay_sites([built], REPLAYED, make_walks(world))
     reasons = [replay.reason[:600] for replay in replays.values() if replay.reason]
@@ -207,7 +213,15 @@ async def build(world: World, folder: Path) -> tuple[World, list[str]]:
 
 def run(command: tuple[str, ...], folder: Path) -> str:
     """Return the end of what a command says that fails, without what differs from one time to the next."""
-    ran = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, errors="replace")
+    # packages are strangers' code, and the log is shown to a model: no key of the environment reaches them
+    ran = subprocess.run(
+        command,
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "HOME": str(Path.home()), "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        errors="replace",
+    )
     if not ran.returncode:
         return ""
     log = f"{ran.stdout}{ran.stderr}".replace(str(folder.resolve()), "")

@@ -199,10 +199,8 @@ class Fsm:
     terminal_pages: tuple[str, ...] = Field((), validation_alias=TERMINALS, exclude=True)
 
     def __post_init__(self) -> None:
-        faults = []
-        for id in (self.initial_page, *self.terminal_pages, *(action.target for action in self.actions)):
-            if id not in self.pages:
-                faults.append(f"{id!r} is no page")
+        ids = (self.initial_page, *self.terminal_pages, *(action.target for action in self.actions))
+        faults = [f"{id!r} is no page" for id in ids if id not in self.pages]
         for page in self.pages.values():
             for action in page.actions.values():
                 stays = action.target == page.id
@@ -236,7 +234,7 @@ class Goal:
 
     def __post_init__(self) -> None:
         if not (self.page or self.where or self.answer):
-            raise ValueError("a goal names a page, conditions or an answer")
+            raise ValueError("a goal has page, where or answer, of a generated site; else give --task.reward")
 
 
 def load_goal(goal: Goal | Mapping[str, Any]) -> Goal:
@@ -256,9 +254,7 @@ def validated(name: str, kind: Any, document: Any) -> Any:
     try:
         return TypeAdapter(kind).validate_python(document)
     except ValidationError as error:
-        faults = []
-        for fault in error.errors():
-            faults.append(": ".join([*map(str, fault["loc"]), fault["msg"]]))
+        faults = [": ".join([*map(str, fault["loc"]), fault["msg"]]) for fault in error.errors()]
         raise ValueError(f"{name}: {'; '.join(faults)}") from None
 
 

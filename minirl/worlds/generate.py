@@ -178,10 +178,7 @@ class SiteBuilder:
     def _add_item_flows(self) -> None:
         """Add what can be done with an item: the theme's own verb, and others."""
         entity_verbs = [entity.verb for entity in self.entities]
-        verbs = []
-        for verb in VOCABULARY["verbs"]:
-            if verb not in entity_verbs:
-                verbs.append(verb)
+        verbs = [verb for verb in VOCABULARY["verbs"] if verb not in entity_verbs]
         self.rng.shuffle(verbs)
         for n in range(self.level.flows):
             entity = self.entities[n % len(self.entities)]
@@ -192,17 +189,16 @@ class SiteBuilder:
                 done = f"{verb.capitalize()}: done."
             id = f"{verb}_{entity.name}".replace(" ", "_")
             item = f"selected_{entity.name}_id"
-            asks = self._draw_asks()
+            asks = self._draw_asks(verb)
             page = entity.name.upper()
             self._add_flow(id, verb, asks, page, item, entity.plural, done=done)
 
-    def _draw_asks(self) -> dict[str, Sequence[Any]]:
-        """Return what a form asks for, by its names in themes.toml or shop.toml, and what it offers."""
+    def _draw_asks(self, verb: str) -> dict[str, Sequence[Any]]:
+        """Return what the form of a verb asks for, by its names in themes.toml or shop.toml, and what it
+        offers."""
         count = self.rng.randint(*self.level.inputs)
         if not self.is_tiles:
-            texts = self.rng.sample(self.theme.fields, 2)
-            inputs = ["date", "option", "terms_agreed", "pieces", "file", *texts]
-            names = self.rng.sample(inputs, count)
+            names = self.rng.sample(VOCABULARY["asks"][verb], count)
             return {name: _offered(name) for name in names}
         asks = {}
         fields = self.rng.sample(ORDER_FIELDS, count)
@@ -225,10 +221,7 @@ class SiteBuilder:
         self._add_from_home(extra["page"], extra["label"])
         for flow in extra["flows"]:
             asks = {name: _offered(name) for name in flow["asks"]}
-            texts = {}
-            for key, text in flow.items():
-                if key != "asks":
-                    texts[key] = text.format(**names)
+            texts = {key: text.format(**names) for key, text in flow.items() if key != "asks"}
             self._add_flow(asks=asks, **texts)
 
     def _add_flow(
@@ -272,15 +265,8 @@ class SiteBuilder:
         notes.append(self.site.note(id, "item", value_from=f"$.{item}"))
         finish_label = self.buttons.get("order", label)
         self.site.add_action(page, f"FINISH_{role}", finish_label, to=end, gates=gates, effects=notes)
-        path = item.split(".")  # done.cart.item: only what is in the cart can be ordered
-        after = path[1:2]
-        flow = {
-            "id": id,
-            "verb": verb,
-            "list": collection,
-            "asks": dict(asks),
-            "after": after,
-        }
+        after = item.split(".")[1:2]  # of done.cart.item: only what is in the cart can be ordered
+        flow = {"id": id, "verb": verb, "list": collection, "asks": dict(asks), "after": after}
         self.flows.append(flow)
 
     # --- inputs ---------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-// A site as people know them: a head with links, lists with filters, item pages, forms, a foot. `world.plan`, which
-// the skin decides, says what stands where; the skin's style sheet does the rest. A page is built once when it is
-// entered, so that what has the focus, or is being dragged or scrolled, stays where it is when the state changes.
+// A site as people know them: a head with the ways to its lists, lists with filters, item pages, forms, a foot.
+// `world.plan`, which the skin decides, says what stands where; the skin's style sheet does the rest. A page is built
+// once when it is entered, so that what has the focus, or is being dragged or scrolled, stays where it is when the
+// state changes.
 
 let shown = null; // the page that was built last: {page, widgets}
 
@@ -168,8 +169,8 @@ const BLOCKS = {
 };
 
 // Links that lead nowhere.
-function links(from, to) {
-  return world.words.links.slice(from, to).map((name) => {
+function links() {
+  return world.words.links.map((name) => {
     const made = Object.assign(element("a", "link", name), { href: "#" });
     made.addEventListener("click", (event) => event.preventDefault());
     return nodeOf("li", "", made);
@@ -177,14 +178,14 @@ function links(from, to) {
 }
 
 function foot() {
-  return nodeOf("footer", "", nodeOf("nav", "", nodeOf("ul", "", ...links(4, 8))),
+  return nodeOf("footer", "", nodeOf("nav", "", nodeOf("ul", "", ...links())),
     nodeOf("address", "", element("strong", "", world.brand), element("small", "", world.words.towns.join(", "))));
 }
 
 function top(ways) {
   return nodeOf("header", "top",
     element("div", "brand", world.brand),
-    nodeOf("nav", "site", nodeOf("ul", "", ...ways.map((node) => nodeOf("li", "", node)), ...links(0, 4))));
+    nodeOf("nav", "site", nodeOf("ul", "", ...ways.map((node) => nodeOf("li", "", node)))));
 }
 
 // --- the page ------------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ function build(page) {
   const made = (widget) => { widgets.push(widget); return widget.node; };
   if (page.is_first) {
     main.append(nodeOf("section", "hero", element("h1", "", world.brand), element("p", "", world.words.motto)),
-      nodeOf("nav", "ways", ...nodes.menu), ...world.plan.blocks.map((name) => BLOCKS[name](page)));
+      ...world.plan.blocks.map((name) => BLOCKS[name](page)));
     if (nodes.entry.length + nodes.action.length > 0) main.append(form(page.title, nodes.entry, nodes.action));
     main.append(...nodes.list);
   } else {
@@ -254,7 +255,7 @@ function build(page) {
   }
   document.title = page.title;
   document.body.className = page.is_first ? "first" : "";
-  document.body.replaceChildren(top(nodes.way), main, foot(), ...nodes.notice);
+  document.body.replaceChildren(top(page.is_first ? [...nodes.way, ...nodes.menu] : []), main, foot(), ...nodes.notice);
   scrollTo(0, 0);
   return widgets;
 }

@@ -46,10 +46,7 @@ def world_of(name: str, fsm: Fsm, data: Any) -> World:
     # The app's name decides on the looks, so that they are the same in whichever folder the site lies.
     app = str(fsm.meta.get("app", "")).lower()
     words = ["site", *words_in(app.removesuffix("app"))]
-    facts = {}
-    for many, records in given.items():
-        if records:
-            facts[many] = _facts(records[0])
+    facts = {many: _facts(records[0]) for many, records in given.items() if records}
     style = {"labels": reader.labels, "facts": facts, "brand": words[-1].capitalize()}
     world = World(words[-1], replace(fsm, pages=pages), reader.records, style)
     dressed = dress(world, "communication", "table")
@@ -108,9 +105,8 @@ class Reader:
         for parameter in chosen:
             if parameter != "item_id":
                 name = parameter.removesuffix("_id")
-        records = []
-        for n in range(1, RECORDS + 1):
-            records.append({"id": f"{name}_{n}", "title": f"{name} {n}".capitalize()})
+        numbers = range(1, RECORDS + 1)
+        records = [{"id": f"{name}_{n}", "title": f"{name} {n}".capitalize()} for n in numbers]
         self.records[f"{name}s"] = complete_records(records)
         return f"{name}s"
 
@@ -177,12 +173,8 @@ def label_of(words: Sequence[str]) -> str:
 
 def last_words(action: Action) -> list[str]:
     """Return the words of the id or class that is touched last."""
-    selectors = []
-    for step in action.gui_procedure:
-        if "selector" in step:
-            selectors.append(str(step["selector"]))
-    *_, last = selectors[-1].split()
-    return words_in(last)
+    selectors = [str(step["selector"]) for step in action.gui_procedure if "selector" in step]
+    return words_in(selectors[-1].split()[-1])
 
 
 def _facts(record: Record) -> dict[str, str]:
@@ -233,10 +225,7 @@ def make_walks(world: World, count: int = COUNT) -> list[Task]:
 
 def task_of_walk(world: World, steps: Sequence[Step], id: str) -> Task:
     """Return the task to take these steps. Its goal has the values that are still known at its end."""
-    titles = {}
-    for records in world.data.values():
-        for record in records:
-            titles[record["id"]] = record["title"]
+    titles = {record["id"]: record["title"] for records in world.data.values() for record in records}
     state = initial_state(world.fsm)
     phrases = []
     values = []
@@ -247,10 +236,8 @@ def task_of_walk(world: World, steps: Sequence[Step], id: str) -> Task:
         phrase = PHRASES.get(widget_of(action, world.fsm).kind, PHRASES["button"])
         phrases.append(phrase.format(label=world.style["labels"][action.id], value=value))
         state = apply(world.fsm, state, action.id, step.params)
-    where = []
-    for name, value in state.signature.items():
-        if value in values:
-            where.append(condition(name, "eq", value))
+    kept = {name: value for name, value in state.signature.items() if value in values}
+    where = [condition(name, "eq", value) for name, value in kept.items()]
     text = ", then ".join(filter(None, phrases))
     meta = {
         "world": world.name,

@@ -31,6 +31,8 @@ from minirl.worlds.looks import SKINS, USUAL, Json, style_of, text_of
 from minirl.worlds.shop import shops_of
 from minirl.worlds.widgets import options_of, target_of, widget_of
 
+# The parts of a style that the scripts read as they are
+GIVEN = ("places", "brand", "facts", "words", "page_size", "consent", "question")
 Site = World | Path  # either has a `name`
 
 
@@ -80,25 +82,12 @@ def describe(world: World) -> Json:
     css["corners"] = f"{style['corners']}px"
     css["letters"] = f"{style['letters']}px"
     css["font"] = USUAL["fonts"][style["font"]]
-    data: Json = {name: [] for name in world.data}
+    data = {}
     for name, records in world.data.items():
-        for record in records:
-            title = record.get("title", record["id"])
-            data[name].append({**record, "title": title, "collection": name})
-    return {
-        "initial_page": world.fsm.initial_page,
-        "pages": pages,
-        "data": data,
-        "style": css,
-        "places": style["places"],
-        "brand": style["brand"],
-        "plan": plan,
-        "facts": style["facts"],
-        "words": style["words"],
-        "page_size": style["page_size"],
-        "consent": style.get("consent"),
-        "question": style.get("question"),
-    }
+        data[name] = [{"title": record["id"], **record, "collection": name} for record in records]
+    as_they_are = {name: style.get(name) for name in GIVEN}
+    first = world.fsm.initial_page
+    return as_they_are | {"initial_page": first, "pages": pages, "data": data, "style": css, "plan": plan}
 
 
 def _describe_page(page: Page, world: World) -> Json:
@@ -119,9 +108,8 @@ def _describe_page(page: Page, world: World) -> Json:
 def _describe_action(action: Action, world: World) -> Json:
     widget = widget_of(action, world.fsm)
     label = _label(world, action.id, action.id.removeprefix(action.source + "_"))
-    options = []
-    for selector, text in options_of(action).items():
-        options.append({"text": text, "item": target_of(selector.split()[-1])})
+    known = options_of(action).items()
+    options = [{"text": text, "item": target_of(selector.split()[-1])} for selector, text in known]
     return {
         "id": action.id,
         "label": label,
@@ -236,7 +224,7 @@ def sites_of(tasks: Iterable[Task]) -> list[Site]:
     """Return the sites of tasks, by numbers, then names. ValueError if one that a task names is missing."""
     tasks = list(tasks)
     sites: list[Site] = [*shops_of(tasks)]
-    task_ids = {task.meta["folder"]: task.id for task in tasks if "folder" in task.meta}
+    task_ids = {str(task.meta["folder"]): task.id for task in tasks if "folder" in task.meta}
     for folder, id in sorted(task_ids.items()):
         if not (Path(folder) / "fsm.json").is_file():
             raise ValueError(f"task {id}: there is no site in {folder}; make it again")

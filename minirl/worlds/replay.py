@@ -10,11 +10,12 @@ Paper: AutoWebWorld, section 4.4 (execution-based filtering).
    state is read before every operation and at the end.
 """
 
+import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from minirl.agents.openwebrl import OpenWebRLAgent
@@ -106,18 +107,13 @@ class UnseeingAgent(OpenWebRLAgent):
         return Observation("", url=session.page.url)
 
 
-class Unscored:
-    """A benchmark without rules, as far as an episode asks: every state is compared on the way, and nothing
-    else counts."""
-
-    judged = True
-    recorded = False
-
-    def session(self, harness: Harness, task: Task) -> AbstractAsyncContextManager[Session]:
-        return harness.browsers.session()
-
-    async def prepare(self, session: Session, task: Task) -> None:
-        pass
+# A benchmark without rules, as far as an episode asks: every state is compared, nothing else counts
+UNSCORED: Any = SimpleNamespace(
+    judged=True,
+    recorded=False,
+    session=lambda harness, task: harness.browsers.session(),
+    prepare=lambda session, task: asyncio.sleep(0),
+)
 
 
 def make_harness(browsers: Browsers, config: BrowserConfig) -> Harness:
@@ -126,8 +122,8 @@ def make_harness(browsers: Browsers, config: BrowserConfig) -> Harness:
     preprocessor = load_preprocessor(ModelConfig(str(folder)))
     images = ImageFolder(Path("unused"))  # there are no observed pictures
     everything = Config("replay", agent=AGENT, browser=config)
-    benchmark: Any = Unscored()
-    return Harness(everything, preprocessor, UnseeingAgent(AGENT), browsers, images, lambda task: benchmark)
+    agent = UnseeingAgent(AGENT)
+    return Harness(everything, preprocessor, agent, browsers, images, lambda task: UNSCORED)
 
 
 async def replay_sites(
@@ -149,7 +145,7 @@ async def replay_sites(
 
     with SiteServer(worlds) as server:
         config = replace(config, quiet_ms=0)  # pages of ours change at once, or with the next frame
-        async with BrowserPool(config, server.sites, sealed=True) as browsers:
+        async with BrowserPool(config, server.sites, True) as browsers:
             harness = make_harness(browsers, config)
             replays = await ask_all(visit, tasks, config.episodes, "acting out solutions")
     names = [(task.meta["world"], task.id) for task in tasks]

@@ -116,6 +116,7 @@ function dispatch(actionId, params = {}) {
   if (action === undefined || !enabled(action, params)) return false;
   const next = JSON.parse(JSON.stringify(apply(action, params))); // a copy: the caller keeps `params`
   state = next;
+  if (isObject(state.signature.done)) sessionStorage.setItem(location.pathname, JSON.stringify(state.signature.done));
   // A navigation is a step that the browser's back button undoes; a choice in place is not.
   if (action.is_navigation) history.pushState(state, "", "#" + state.page);
   else history.replaceState(state, "", "#" + state.page);
@@ -127,9 +128,17 @@ function dispatch(actionId, params = {}) {
 // right and the state stays.
 addEventListener("popstate", (event) => {
   if (event.state === null) return history.replaceState(state, "", "#" + state.page);
-  state = event.state;
+  state = withDone(event.state);
   draw();
 });
+
+// What was ordered stays ordered, as on a server: whoever goes back, reloads the page or opens it by its address
+// finds in `done` what the session has noted, beside all else as it was then, or as it begins.
+function withDone(snapshot) {
+  const done = JSON.parse(sessionStorage.getItem(location.pathname));
+  if (done === null || !isObject(snapshot.signature.done)) return snapshot;
+  return { ...snapshot, signature: { ...snapshot.signature, done } };
+}
 
 // --- what a binding offers ------------------------------------------------------------------------
 
@@ -185,4 +194,5 @@ Object.defineProperty(window, "minirl", {
 for (const [name, value] of Object.entries(world.style)) {
   document.documentElement.style.setProperty("--" + name, value);
 }
-history.replaceState(state, "", "#" + state.page); // also after a reload: a visit starts afresh
+state = withDone(state);
+history.replaceState(state, "", "#" + state.page); // also after a reload: a visit begins on the first page

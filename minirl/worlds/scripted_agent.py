@@ -46,9 +46,7 @@ class ScriptedPolicy:
         self.steps = solution_of(task, world)  # those still to be taken
         self.state = initial_state(world.fsm)  # which the page must show by now
         self.pending: list[Json] = []  # what is left to do of the first step
-        self.answer = "done"
-        for spelling in load_goal(task.goal).answer[:1]:
-            self.answer = spelling
+        self.answer, *_ = *load_goal(task.goal).answer, "done"
         self.is_tiles = world.style.get("look", "tiles") == "tiles"
         self.search_words: list[str] = []  # what a page of tiles is looked through for
         if self.is_tiles:

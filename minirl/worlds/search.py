@@ -62,10 +62,7 @@ class Graph:
 
     def nearest(self) -> dict[str, str]:
         """Return the key of the nearest state on each page that was reached."""
-        keys: dict[str, str] = {}
-        for key, node in self.nodes.items():
-            keys.setdefault(node.state.page, key)
-        return keys
+        return {node.state.page: key for key, node in reversed(self.nodes.items())}
 
 
 def explore(world: World, plain: bool = True) -> Graph:
@@ -105,8 +102,8 @@ def solve(world: World, page: str) -> list[Step] | None:
 
 
 def with_values(world: World, path: Sequence[Step], rng: Random | None = None) -> list[Step] | None:
-    """Return a path of symbols with records and values that can be chosen, tried depth first: the first in
-    display order, or near ones that the rng draws. None if there are none."""
+    """Return a path of symbols with records and values that can be chosen, tried depth first: the path's own
+    and the first in display order, or near ones that the rng draws. None if there are none."""
     tries = 0
 
     def complete(state: State, n: int) -> list[Step] | None:
@@ -115,6 +112,7 @@ def with_values(world: World, path: Sequence[Step], rng: Random | None = None) -
             return []
         id = path[n].action_id
         choices = interpreter.parameter_values(world, state, id)
+        choices.sort(key=lambda params: params != path[n].params)  # what the search has chosen comes first
         if rng:
             choices = rng.sample(choices[:NEAR], len(choices[:NEAR]))
         for params in choices:

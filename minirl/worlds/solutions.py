@@ -93,14 +93,12 @@ class Walk:
         """Go through a flow, from the opened item if it is about one."""
         role = flow["id"].upper()
         number = self.world.fsm.meta["flows"].index(flow)
-        pages: dict[str, str] = {}
-        for page in self.world.fsm.pages.values():
-            for name in ("START", "FINISH"):
-                if f"{page.id}_{name}_{role}" in page.actions:
-                    pages[name] = page.id
+        actions = self.world.fsm.actions
+        pages = {action.id.removeprefix(f"{action.source}_"): action.source for action in actions}
+        start = pages.get(f"START_{role}")
         if not flow["list"]:
-            self.go(pages.get("START", pages["FINISH"]))
-        if "START" in pages:
+            self.go(start or pages[f"FINISH_{role}"])
+        if start:
             self.take(f"START_{role}")
         for name, value in values.items():
             self.take(f"{name.upper()}_{number}", value)

@@ -5,7 +5,7 @@
 `make_tasks` draws them, each with its solution (solutions.py), and only those of the level's length stay. An
 item is named by its title, its picture, or its rank in what the list shows once it is set as told; titles and
 pictures are unique, so exactly one item fits. All that the instruction names is a condition of the goal, on
-what the session has noted in `done`.
+what the session has noted in `done`; so is that no other flow was gone through.
 Paper: AutoWebWorld, section 4.4 and appendix B: three families of queries (from solutions, by what is seen,
 questions about the last screenshot) in five modes of access (search, scrolling, slider, order, checkbox).
 
@@ -65,8 +65,7 @@ def operations_of(world: World, steps: Sequence[Step]) -> list[str]:
     state = initial_state(world.fsm)
     operations = []
     for step in steps:
-        for gui in gui_steps(world, state, step):
-            operations.append(gui["op"])
+        operations += [gui["op"] for gui in gui_steps(world, state, step)]
         state = apply(world.fsm, state, step.action_id, step.params)
     return operations
 
@@ -96,10 +95,7 @@ class Draft:
 
     def begin(self, family: str, mode: str) -> bool:
         """Add the part that the task is named after. Return False if the site has nothing like it."""
-        lists = []
-        for one in self.meta["lists"]:
-            if mode in ("scroll", "plain", *one["ways"]):
-                lists.append(one)
+        lists = [one for one in self.meta["lists"] if mode in ("scroll", "plain", *one["ways"])]
         if not lists:
             return False
         listing = self.rng.choice(lists)
@@ -108,24 +104,17 @@ class Draft:
             self.question = [sentence, self.ask(find)]
             self.parts.append(Part(find))
         else:
-            many = listing["id"]
-            flows = [flow for flow in self.meta["flows"] if flow["list"] == many]
+            flows = [flow for flow in self.meta["flows"] if flow["list"] == listing["id"]]
             self.do(self.rng.choice(flows), [sentence], find)
         return True
 
     def extend(self) -> bool:
         """Add another part. Return False if nothing is left that can be done."""
-        done = set()
-        visited = set()
-        for part in self.parts:
-            done.add(part.flow.get("id"))
-            visited.add(part.find.get("list"))
-        flows = []
-        for flow in self.meta["flows"]:
-            is_new = flow["id"] not in done
-            is_elsewhere = flow["list"] not in visited
-            if is_new and is_elsewhere and done.issuperset(flow["after"]):
-                flows.append(flow)
+        visited = {part.find.get("list") for part in self.parts}
+        others = self.other_flows()
+        undone = {flow["id"] for flow in others}
+        flows = [flow for flow in others if undone.isdisjoint(flow["after"])]
+        flows = [flow for flow in flows if flow["list"] not in visited]
         if not flows:
             return False
         flow = self.rng.choice(flows)
@@ -136,6 +125,11 @@ class Draft:
         else:
             self.do(flow, [], {})
         return True
+
+    def other_flows(self) -> list[Json]:
+        """Return what can be done on the site and is not asked for."""
+        done = {part.flow.get("id") for part in self.parts}
+        return [flow for flow in self.meta["flows"] if flow["id"] not in done]
 
     def wording(self, wordings: Sequence[str], **values: Any) -> str:
         return self.rng.choice(wordings).format(**values)
@@ -154,16 +148,13 @@ class Draft:
             settings[way["name"]] = value
             field, _, direction = str(value).partition(":")
             words["least"] = field
-            if not direction:
-                field = way["name"].partition("_")[2]
-            words["field"] = field
+            words["field"] = field if direction else way["name"].partition("_")[2]
             words["direction"] = WORDS["directions"].get(direction)
-            count = len(WORDS["ranks"])
-            rows = self.shown(listing, settings)[:count]
+            ranks = WORDS["ranks"]
+            rows = self.shown(listing, settings)[: len(ranks)]
             record = self.rng.choice(rows)
             rank = rows.index(record) + 1
-            words["rank"] = WORDS["ranks"][rank - 1]
-            words["number"] = rank
+            words |= {"rank": ranks[rank - 1], "number": rank}
             target = {"rank": rank}
         else:
             rows = self.world.data[many]
@@ -192,8 +183,7 @@ class Draft:
         many = listing["id"]
         page = listing["page"]
         signature = dict(self.world.fsm.pages[page].defaults)
-        for name, value in settings.items():
-            signature[f"{many}_{name}"] = value
+        signature |= {f"{many}_{name}": value for name, value in settings.items()}
         state = State(page, signature)
         records = {record["id"]: record for record in self.world.data[many]}
         choices = parameter_values(self.world, state, f"{page}_OPEN")
@@ -201,9 +191,7 @@ class Draft:
 
     def do(self, flow: Json, sentences: Sequence[str], find: Json) -> None:
         """Add a flow, behind the sentence that opens its item, with a value for all that it asks."""
-        values = {}
-        for name, offered in flow["asks"].items():
-            values[name] = self.rng.choice(offered)
+        values = {name: self.rng.choice(offered) for name, offered in flow["asks"].items()}
         asks = ""
         for name, value in values.items():
             usual = WORDS["asks"]["text"]
@@ -220,10 +208,7 @@ class Draft:
         many = find["list"]
         (record,) = [one for one in self.world.data[many] if one["id"] == find["item"]]
         units = self.world.style["facts"][many]
-        names = []
-        for name in ("colour", "shape", *units):
-            if not isinstance(record[name], bool):
-                names.append(name)
+        names = [name for name in ("colour", "shape", *units) if not isinstance(record[name], bool)]
         fact = self.rng.choice(names)
         value = str(record[fact])
         with_unit = units.get(fact, "{}").format(value)
@@ -238,7 +223,7 @@ class Draft:
         return operations_of(self.world, compose(self.world, self.parts))
 
     def task(self, id: str, family: str, mode: str) -> Task:
-        """Return the task, whose goal is that all that it names is noted."""
+        """Return the task, whose goal is that all that it names is noted, and nothing else is done."""
         goal: Json = {"where": []}
 
         def expect(place: str, notes: Mapping[str, Any]) -> None:
@@ -252,6 +237,8 @@ class Draft:
                 expect(part.find["list"], {**item, **part.find["set"]})
             if part.flow:
                 expect(part.flow["id"], {**part.values, **item})
+        for flow in self.other_flows():
+            expect(flow["id"], {"item": None})
         if self.answer:
             goal["answer"] = self.answer
         work = self.work()
@@ -273,7 +260,6 @@ class Draft:
         """Return the instruction; a site of tiles speaks as shops do, for the smallest models."""
         if self.world.style["look"] == "tiles":
             (part,) = self.parts
-            order = {ITEM: part.find["item"], **part.values}
-            return order_in_words(order)
+            return order_in_words({ITEM: part.find["item"], **part.values})
         sentences = [*self.sentences, *self.question]
         return " ".join(f"{one[0].upper()}{one[1:]}." for one in sentences)

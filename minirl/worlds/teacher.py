@@ -21,32 +21,39 @@ async def world_teacher(trajectory: Trajectory) -> Verdict:
 def world_rationale(trajectory: Trajectory) -> str:
     """Return the goal's conditions on the final state, one by one: "The colour should be red, is blue, which
     is wrong." Where there is no state to compare, return the verifier's reason."""
-    goal = trajectory.task.goal
-    state = trajectory.final_state
-    if not goal.keys() & {"page", "where"} or "page" not in state:
+    conditions = compared(trajectory)
+    if not conditions:
         verdict = "holds" if trajectory.success else "does not hold"
-        return f"The task's own check {verdict}: {as_words(state.get('reason'))[:200]}."
-    expected = load_goal(goal)
-    signature = state["signature"]
+        return f"The task's own check {verdict}: {as_words(trajectory.final_state.get('reason'))[:200]}."
     reasons = []
-    if expected.page:
-        reasons.append(_reason("page", expected.page, state["page"], state["page"] == expected.page))
-    if expected.answer:
-        answer = state.get("answer", "")
-        reasons.append(_reason("answer", expected.answer[0], answer, is_answer(answer, expected)))
-    for condition in expected.where:
-        name = " ".join(condition.path).removeprefix("done ")
-        should_be = "" if condition.value is None else as_words(condition.value)
-        if condition.cond != "eq":
-            should_be = f"{condition.cond} {should_be}".strip()
-        is_met = meets(signature, condition)
-        reasons.append(_reason(name, should_be, value_at(signature, condition.path), is_met))
+    for name, should_be, value, is_met in conditions:
+        ending = "" if is_met else ", which is wrong"
+        reasons.append(f"The {name} should be {should_be}, is {value}{ending}.")
     return " ".join(reasons)
 
 
-def _reason(name: str, should_be: str, value: object, is_right: bool) -> str:
-    ending = "" if is_right else ", which is wrong"
-    return f"The {name} should be {should_be}, is {as_words(value)}{ending}."
+def compared(trajectory: Trajectory) -> list[tuple[str, str, str, bool]]:
+    """Return the goal's conditions on the final state, each with what is expected, what is found, and whether
+    that is right: ("colour", "red", "blue", False). There are none where there is no state to compare."""
+    goal = trajectory.task.goal
+    state = trajectory.final_state
+    if not goal.keys() & {"page", "where"} or not {"page", "signature"} <= state.keys():
+        return []
+    expected = load_goal(goal)
+    rows = []
+    if expected.page:
+        rows.append(("page", expected.page, as_words(state["page"]), state["page"] == expected.page))
+    if expected.answer:
+        answer = state.get("answer", "")
+        rows.append(("answer", expected.answer[0], as_words(answer), is_answer(answer, expected)))
+    for condition in expected.where:
+        name = " ".join(condition.path).removeprefix("done ")
+        should_be = as_words(condition.value)
+        if condition.cond != "eq":
+            should_be = f"{condition.cond} {should_be}".removesuffix(" nothing")
+        value = value_at(state["signature"], condition.path)
+        rows.append((name, should_be, as_words(value), meets(state["signature"], condition)))
+    return rows
 
 
 def as_words(value: object) -> str:

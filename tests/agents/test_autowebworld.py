@@ -47,6 +47,9 @@ def agent(folder) -> AutoWebWorldAgent:
         ("click(start_box='<|box_start|>(10,20)<|box_end|>')", [Call("click", {"coordinate": [10, 20]})]),
         ("click(point='<point>10 20</point>')", [Call("click", {"coordinate": [10, 20]})]),
         ("click(start_box='(10,20,30,41)')", [Call("click", {"coordinate": [20, 30.5]})]),
+        ("click(start_box='(412.5,96.25)')", [Call("click", {"coordinate": [412.5, 96.25]})]),
+        ("click(start_box='(-5,96)')", [Call("click", {"coordinate": [-5, 96]})]),
+        ("type(content='Two lamps\nOne chair')", [Call("type_text", {"text": "Two lamps\nOne chair"})]),
         ("drag(start_box='(1,2)', end_box='(3,4)')", [Call("drag", {"from": [1, 2], "to": [3, 4]})]),
         ("type(content='it\\'s (a) b')", [Call("type_text", {"text": "it's (a) b"})]),
         ("type(content='tea\\n')", [Call("type_text", {"text": "tea"}), Call("press_enter")]),
@@ -77,6 +80,8 @@ async def test_what_ui_tars_says_is_read(said, calls):
         ("{'action': 'wait', 'time': 3}", Call("wait")),
         ("{'action': 'answer', 'text': 42}", Call("answer", {"text": "42"})),
         ('{"action": "press_enter"}', Call("press_enter")),  # JSON
+        ("{'action': 'type_text',\n 'text': 'Two\n\tlamps'}", Call("type_text", {"text": "Two\n\tlamps"})),
+        ('{"action": "type_text", "text": "it\'s\nso"}', Call("type_text", {"text": "it's\nso"})),
     ],
 )
 async def test_the_ten_forms_are_read(action, call):
@@ -93,6 +98,8 @@ async def test_the_ten_forms_are_read(action, call):
         "<action>{'action': 'click'}</action>", "<action>{'action': 'click', 'coordinate': [1]}</action>",
         "<action>{'action': 'type_text', 'text': open('x')}</action>",
         "<action>{'action': 'type_text', 'text': ['a']}</action>",
+        "<action>{'action': 'click', 'coordinate': [0.52, 0.33]}</action>",
+        "Action: click(start_box='(0.4,0.9)')",
         f"<action>{'(' * 9999}</action>", f"<action>{'[' * 99}{']' * 99}</action>", "<action>\0</action>",
         "Action: left_double(start_box='(1,2)')", "Action: click()", "Action: click(start_box='(1)')",
         "Action: type(content=open('x'))", "Action: __import__('os').system('x')",
@@ -169,9 +176,10 @@ async def test_a_random_qwen2_5_vl_is_loaded_and_sees_the_picture(folder, png):
     assert not torch.equal(*logits)
 
 
-async def test_a_model_that_cannot_see_is_refused(preprocessor):
+@pytest.mark.parametrize("kind", ["autowebworld", "visual"])
+async def test_a_model_that_cannot_see_is_refused(preprocessor, kind):
     with pytest.raises(ValueError, match="can't see; use a vision-language model"):
-        make_agent(Config("", agent=AgentConfig("autowebworld")), replace(preprocessor, images=None))
+        make_agent(Config("", agent=AgentConfig(kind)), replace(preprocessor, images=None))
 
 
 async def test_each_action_does_in_the_browser_what_it_says(agent, session):

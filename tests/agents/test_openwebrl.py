@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minirl.agents.openwebrl import (
+    FORM,
     TOOLS,
     OpenWebRLAgent,
     can_run,
@@ -85,6 +86,36 @@ def test_a_thought_and_a_call(text):
     assert parse(text) == Parsed("Back.", (Call("go_back"),))
 
 
+@pytest.mark.parametrize(
+    ("block", "made"),
+    [
+        (
+            '\n{"name": "write",\n\t"arguments": {"message": "\\"it\'s\\"\n\ttwo\r\nlamps"}}',
+            Call("write", {"message": '"it\'s"\n\ttwo\nlamps'}),
+        ),
+        ('\n```json\n{"name": "go_back", "arguments": {}}\n```\n', Call("go_back")),
+        ("\n<function=go_back>\n</function>\n", Call("go_back")),
+        ("<function=wait><parameter=seconds>2</parameter></function>", Call("wait", {"seconds": 2})),
+        (
+            "\n<function=write>\n<parameter=message>\nTwo <b>\n\n[lamps]\n</parameter>\n</function>\n",
+            Call("write", {"message": "Two <b>\n\n[lamps]"}),
+        ),
+        (
+            '<function=press_keys>\n<parameter=keys>\n["Control", "a"]\n</parameter>\n<parameter=is_hotkey>\n'
+            "true\n</parameter>\n</function>",
+            Call("press_keys", {"keys": ["Control", "a"], "is_hotkey": True, "presses": 1}),
+        ),
+        (
+            "<function=hover>\n<parameter=point_2d>\n[500, 120]\n</parameter>\n</function>",
+            Call("hover", {"point_2d": [500, 120]}),
+        ),
+    ],
+    ids=["line breaks and tabs", "fence", "tags", "number", "text", "keys", "point"],
+)  # fmt: skip
+def test_other_forms_of_a_call(block, made):
+    assert parse(f"so</think><tool_call>{block}</tool_call>") == Parsed("so", (made,))
+
+
 def test_which_calls_of_a_response_are_made():
     """Several keep their order; not those within the thought or cut off; a bad one stands in its place."""
     text = "Search.</think>" + call("click", point_2d=[500, 120]) + "\n" + call("write", message="red mug")
@@ -108,8 +139,14 @@ def test_which_calls_of_a_response_are_made():
         ("press_keys", {"keys": "Enter"}, {"keys": ["Enter"], "is_hotkey": False, "presses": 1}),
         ("press_keys", {"keys": ["a"], "is_hotkey": "True", "presses": 2},
          {"keys": ["a"], "is_hotkey": True, "presses": 2}),
-        # the edges of the screen are on it
+        # a list that is written as a text, and a text that looks like one
+        ("hover", {"point_2d": "[500, 120]"}, {"point_2d": [500, 120]}),
+        ("press_keys", {"keys": "["}, {"keys": ["["], "is_hotkey": False, "presses": 1}),
+        ("write", {"message": "[1, 2]"}, {"message": "[1, 2]"}),
+        # the edges of the screen are on it, and so is a part of a thousandth
         ("hover", {"point_2d": [0, 1000]}, {"point_2d": [0, 1000]}),
+        ("hover", {"point_2d": [0, 1]}, {"point_2d": [0, 1]}),
+        ("hover", {"point_2d": [0.5, 7]}, {"point_2d": [0.5, 7]}),
         # the paper's names
         ("click", {"x": 5, "y": 7, "click_type": "double"},
          {"point_2d": [5, 7], "clicks": 2, "button": "left"}),
@@ -147,8 +184,11 @@ NO_NAME = ["[]", "1", "null", "{}", '{"name": 3}', '{"arguments": {"point_2d": [
 WRONG = [
     *(("hover", {"point_2d": [number, 3]}, "point_2d.0: Input should be .* than or equal to")
       for number in (float("nan"), float("inf"), -1, 1000.5, int("9" * 400))),
-    *(("hover", {"point_2d": point}, "point_2d.*: (Input should be a valid|List should have)")
-      for point in ("500, 120", [500], [1, 2, 3], [[1, 2], 3])),
+    *(("hover", {"point_2d": point}, "point_2d.*: (Input should be a valid|List should have).*to 1000")
+      for point in ("500, 120", [500], [1, 2, 3], [[1, 2], 3], ["52%", "33%"])),
+    *(("drag", {"start_point_2d": [1, 2], "end_point_2d": point}, "end_point_2d: .*no_fraction.*to 1000")
+      for point in ([0.52, 0.33], [1, 0.5], ["0.1", "0"])),
+    ("hover", {"x": 0.5, "y": 0.25}, "point_2d: .*no_fraction.* from 0 to 1000"),
     ("CLICK", {}, f"there is no such tool; the tools are {', '.join(NEEDED)}"),
     ("go_back", {"times": 2}, "times: Extra inputs are not permitted"),
     ("click", {"x": 1, "point_2d": [1, 2]}, "x: Extra inputs are not permitted"),
@@ -162,10 +202,11 @@ WRONG = [
 
 @pytest.mark.parametrize("block", NO_JSON + NO_NAME)
 def test_a_call_that_is_no_json_with_a_name_is_not_in_format(block):
-    """Alone; behind another it fails in its turn."""
+    """Alone; behind another it fails in its turn. The model is told where the fault is, and the form."""
     parsed = parse(f"think</think><tool_call>{block}</tool_call>")
     assert (parsed.thought, parsed.calls) == ("think", ())
-    assert parsed.error == "Error: a tool call is not valid JSON with a name."
+    assert parsed.error.startswith("Error: a tool call is not valid JSON with a name (")
+    assert parsed.error.endswith(f". Write it like {FORM}.") and len(parsed.error) < 250
     _, made = parse(f"think</think>{call('go_back')}<tool_call>{block}</tool_call>").calls
     with pytest.raises(ToolFailure, match="not valid JSON"):
         checked(made)
@@ -211,7 +252,11 @@ def test_very_long_responses():
     n = 100_000
     assert "no complete <tool_call>" in parse("x</think>" + "<tool_call>" * n).error
     assert "not valid JSON" in parse("x</think>" + "<tool_call>" * n + "</tool_call>").error
-    assert "not valid JSON" in parse("x</think><tool_call>" + "[" * n + "</tool_call>").error
+    for text in ("[", '{"', "<function=a><parameter=", '["', "<function=" + "<parameter=b>"):
+        assert "tool call is" in (
+            parse(f"x</think><tool_call>{text * n}</tool_call>").error or "tool call is"
+        )
+    assert parse(f"x</think>{call('hover', point_2d='[' * n + ']' * n)}").calls[0].name == "hover"
     assert parse("<think>" * n + "</think>" + call("go_back")).calls == (Call("go_back"),)
     assert len(parse("x</think>" + call("go_back") * n).calls) == n
 
@@ -234,4 +279,4 @@ async def test_the_reason_of_a_failure_is_one_line(reason):
     session = SimpleNamespace(config=BrowserConfig(), take_news=lambda: news, pace=pace)
     with pytest.raises(ToolFailure) as failure:
         await carry_out(session, Call("click"), fail())
-    assert f"{failure.value}." == shorten(f"{reason} A dialog was accepted.")
+    assert f"{failure.value}." == shorten(f"{reason.strip('. ')}. A dialog was accepted.")

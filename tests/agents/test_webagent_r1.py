@@ -43,6 +43,8 @@ READ = [
     ('do(action="Type", argument="Use exit() # to leave", element="4")', typed("Use exit() # to leave", 4)),
     ('do(action="Type", argument="it\'s ) do(", element="4")', typed("it's ) do(", 4)),
     ("do(action='Type', argument='''say \"exit()\"''', element='4')", typed('say "exit()"', 4)),
+    # line breaks in a text
+    ('do(action="Type", argument="it\'s\ntwo\r\n\tlamps", element="4")', typed("it's\ntwo\n\tlamps", 4)),
     # prose
     ("I'll do (what it's about), so exit(message='4') :-]", said("4")),
     ('do(action="Click", element="3", argument=None)', CLICK_3),

@@ -303,6 +303,25 @@ async def test_the_score_is_the_product_of_all_rules(world, session):
 
 
 @browsing
+async def test_the_address_that_counts_is_the_agents_own(world, session):
+    """Not the one that the rules before have opened."""
+    rules = {"reference_url": "__MAP__/search", "url_note": "EXACT"}
+    looks = shows("__SHOPPING__/", "", must_include=["<body"])
+    wanted = task(**looks | rules | {"eval_types": ["program_html", "url_match"]})
+    await session.page.goto(f"{world.sites['MAP']}/search")
+    assert (await judged(session, wanted))[0] == 1
+    assert session.page.url == f"{world.sites['SHOPPING']}/"
+
+
+@browsing
+async def test_markup_that_is_shown_as_text_is_found(session):
+    """As GitLab's raw files are, of which five training tasks ask for a title."""
+    await session.page.set_content("<pre>&lt;title&gt;Quiet corner&lt;/title&gt;</pre>")
+    wanted = task(**shows("last", "", must_include=["<title>Quiet corner</title>"]))
+    assert (await judged(session, wanted))[0] == 1
+
+
+@browsing
 async def test_a_post_in_the_forum(world, session):
     """Its address is made from where the agent stopped; its title, body and links are looked up."""
     hrefs = "[...document.querySelectorAll('a')].map(e => e.getAttribute('href')).join(' ')"

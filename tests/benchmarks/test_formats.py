@@ -154,6 +154,7 @@ MALFORMED = [
     (WEBVOYAGER, "web", "apple.com", "web.0: String should match pattern .*'apple.com'"),
     (DEEPSHOP, "difficulty", [], "difficulty.*: Input should be a valid string"),
     (MIND2WEB, "website", "two words.com", "website.0: String should match pattern"),
+    (WEBVOYAGER, "web", "https://a.test/, https://b.test/", "web.0: String should match pattern"),
     (WEBGYM, "benchmark_name", 3, "benchmark_name: Input should be a valid string"),
     ({}, "metadata", {}, "metadata.task_id: Field required"),
 ]

@@ -1,16 +1,19 @@
 """Rewards of the user's own, on pages in a real Chromium, and what is refused."""
 
 import asyncio
+from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from minirl.benchmarks import own_reward
 from minirl.benchmarks.own_reward import OwnReward, load_reward
 from minirl.browser.session import Session
 from minirl.config import BrowserConfig
-from minirl.types import BrowserFault, Stop, Task
+from minirl.types import BrowserFault, RunEnds, Stop, Task
 
 browsing = pytest.mark.asyncio(loop_scope="module")  # one browser for the whole module
 
@@ -30,7 +33,7 @@ async def half(task, page, answer, more=0): return 0.5
 async def none(task, page, answer): return None
 async def above(task, page, answer): return 1.5
 async def nan(task, page, answer): return float("nan")
-async def word(task, page, answer): return "1"
+async def word(task, page, answer): return "yes"
 async def fails(task, page, answer): return {}["order\\nno"]
 async def late(task, page, answer): raise TimeoutError("mine")
 async def missing(task, page, answer): await page.click("#none", timeout=50)
@@ -73,9 +76,8 @@ async def test_a_reward_reads_the_page_and_the_task(session, site, file):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("above", "the reward failed: ValueError: it must be 0 to 1 or None, not 1.5"),
-        ("nan", "the reward failed: ValueError: it must be 0 to 1 or None, not nan"),
-        ("word", "the reward failed: TypeError: '<=' not supported between instances of 'int' and 'str'"),
+        ("nan", "the reward failed: ValueError: cannot convert float NaN to integer"),
+        ("word", "the reward failed: ValueError: could not convert string to float: 'yes'"),
         ("fails", r"the reward failed: KeyError: 'order\nno'"),
         ("late", "the reward failed: TimeoutError: mine"),
         ("missing", "the reward failed: TimeoutError: Page.click: Timeout 50ms exceeded."),
@@ -87,6 +89,30 @@ async def test_a_reward_that_fails_gives_no_verdict(session: Session, file, monk
     with pytest.raises(BrowserFault) as caught:
         await OwnReward(load_reward(f"{file}:{name}")).score(task_with({}), session, "")
     assert caught.value.stop is Stop.JUDGE_ERROR and str(caught.value) == reason
+
+
+VALUES = [
+    (sum([0.1] * 10), 1.0),
+    (1 + 1e-15, 1.0),
+    (-1e-17, 0.0),
+    (0.83, 0.83),
+    (np.True_, 1.0),
+    (Decimal(1), 1.0),
+]
+
+
+@pytest.mark.parametrize(("given", "value"), [*VALUES, (1.5, None), (-1, None), (5, None), (1.00001, None)])
+async def test_a_value_may_miss_its_end_by_rounding_and_another_ends_the_run(given, value):
+    async def reward(task: Task, page: Any, answer: str) -> Any:
+        return given
+
+    work = OwnReward(reward).score(task_with({}), SimpleNamespace(page=None), "")
+    if value is not None:
+        score = await work
+        assert (score.value, type(score.value)) == (value, float)
+        return
+    with pytest.raises(RunEnds, match="--task.reward reward must return 0 to 1 or None, not "):
+        await work
 
 
 @browsing

@@ -1,8 +1,11 @@
 """Recorded steps: the released reward to the letter, rows read and refused, and their episodes."""
 
 import asyncio
+import io
 import json
 import re
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -10,6 +13,7 @@ from statistics import mean, stdev
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from recorded import STEPS, qwen_preprocessor, save_qwen2_5_vl, write_steps
 from workers import make_worker
 
@@ -18,7 +22,8 @@ from minirl.agents.autowebworld import ACTIONS
 from minirl.benchmarks.protocols import apply, protocol_of
 from minirl.benchmarks.recorded import RecordedBenchmark, RecordedPage, demonstrations, in_box, rewards
 from minirl.benchmarks.task_files import load_tasks
-from minirl.config import Config
+from minirl.benchmarks.task_sets import drop_leaked
+from minirl.config import Config, RewardConfig
 from minirl.distributed import Ranks
 from minirl.episode import conversation
 from minirl.model import Preprocessor
@@ -109,6 +114,62 @@ def test_a_broken_record_is_named_by_file_and_number(tmp_path, png, row, problem
         load_tasks(path)
 
 
+def header_only(width: int, height: int) -> bytes:
+    """A PNG that only says how large it is."""
+    file = io.BytesIO()
+    Image.new("L", (1, 1)).save(file, "PNG")
+    header = b"IHDR" + struct.pack(">II", width, height) + file.getvalue()[24:29]
+    return file.getvalue()[:12] + header + struct.pack(">I", zlib.crc32(header)) + file.getvalue()[33:]
+
+
+CLICK = {"action": "click", "bbox": [8, 40, 96, 64]}
+SPOT = {"data_type": "text", "data_source": "web"}
+
+
+@pytest.mark.parametrize(
+    ("size", "row", "problem"),
+    [
+        ((100, 30000), CLICK, "aspect ratio must be smaller than 200"),
+        ((60000, 60000), CLICK, "a picture too large"),
+        ((10000, 10000), CLICK, "a picture too large"),  # 100 megapixels
+        ((400, 300), CLICK | {"bbox": [500, 320, 560, 340]}, "bbox: .* is no box of pixels in"),
+        ((400, 300), SPOT | {"bbox": [0.1, 0.2, 0.3, 0.4]}, "bbox: .* is no box of pixels in"),
+        ((400, 300), SPOT | {"bbox": [0.5, 0.6, 0.9, 0.8]}, "bbox: .* is no box of pixels in"),
+        ((400, 300), SPOT | {"bbox": [1, 2, float("inf"), 4]}, "bbox.2: Input should be a finite number"),
+        ((400, 300), SPOT | {"bbox": [1, 2, 3]}, "bbox: List should have at least 4 items"),
+        ((400, 300), CLICK | {"img_filename": "../secret.png"}, "img_filename: .* must lie below"),
+        ((400, 300), {"id": "x", "start_url": "file://{folder}/../secret.png"}, "is not the picture"),
+    ],
+)
+def test_a_picture_or_a_box_that_no_model_can_be_shown(tmp_path, png, size, row, problem):
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps" / "a.png").write_bytes(header_only(*size))
+    (tmp_path / "secret.png").write_bytes(png(96, 64))
+    record = {"instruction": "Press Next"} | row
+    if "start_url" in row:
+        record |= {
+            "start_url": row["start_url"].format(folder=tmp_path / "steps"),
+            "goal": {"action": "wait"},
+        }
+    else:
+        record = {"img_filename": "a.png", "history": ""} | record
+    (tmp_path / "steps" / "steps.jsonl").write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=f"line 1: .*{problem}"):
+        load_tasks(tmp_path / "steps" / "steps.jsonl")
+
+
+def test_a_copy_of_a_held_out_step_is_known_wherever_it_lies(tmp_path, png):
+    """By its picture and its words; the same words before another picture are another step."""
+    copies = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        copies.append(load_tasks(write_steps(tmp_path / name, png, STEPS[:2])))
+    assert drop_leaked(copies[0], copies[1], lambda task: RecordedBenchmark()) == []
+    (tmp_path / "b" / "0.png").write_bytes(png(96, 64, seed=9))
+    others = load_tasks(tmp_path / "b" / "steps.json")
+    assert drop_leaked(copies[0], others, lambda task: RecordedBenchmark()) == copies[0][:1]
+
+
 # --- episodes without a browser ----------------------------------------------------------------------
 
 
@@ -154,16 +215,16 @@ RIGHT = "<think>so</think><action>{'action': 'click', 'coordinate': [35, 18]}</a
 @pytest.mark.parametrize(
     ("said", "found", "stop"),
     [
-        (RIGHT, (1, 1, 1), Stop.MAX_STEPS),
-        ("so " + RIGHT, (1, 1, 0), Stop.MAX_STEPS),
+        (RIGHT, (1, 1, 1), Stop.DONE),
+        ("so " + RIGHT, (1, 1, 0), Stop.DONE),
         (
             "<think>so</think><action>{'action': 'click', 'coordinate': [55, 20]}</action>",
             (1, 0, 1),
-            Stop.MAX_STEPS,
+            Stop.DONE,
         ),
-        ("<think>so</think><action>{'action': 'answer', 'text': ''}</action>", (0, 0, 1), Stop.MAX_STEPS),
-        ("nothing", (0, 0, 0), Stop.MAX_STEPS),
-        (RIGHT + " and" * 300, (1, 1, 0), Stop.MAX_STEPS),  # cut off behind an action that can be read
+        ("<think>so</think><action>{'action': 'answer', 'text': ''}</action>", (0, 0, 1), Stop.DONE),
+        ("nothing", (0, 0, 0), Stop.DONE),
+        (RIGHT + " and" * 300, (1, 1, 0), Stop.DONE),  # cut off behind an action that can be read
     ],
 )
 async def test_a_recorded_step_is_an_episode_of_one_turn(seeing, tmp_path, png, said, found, stop):
@@ -174,6 +235,21 @@ async def test_a_recorded_step_is_an_episode_of_one_turn(seeing, tmp_path, png, 
     assert (len(done.turns), done.stop, done.error) == (1, stop, "")
     assert done.final_state == {"rewards": dict(zip(("action", "coordinate", "format"), found, strict=True))}
     assert done.reward == pytest.approx(sum(found) / 3) and done.success == (sum(found) == 3)
+
+
+async def test_a_step_is_scored_whichever_endings_count_and_a_tag_of_the_template_is_format(
+    preprocessor, tmp_path, png
+):
+    """Of a model whose template has written `<think>`."""
+    assert preprocessor.chat.opens_think
+    task = load_tasks(write_steps(tmp_path, png, [{"action": "wait"}]))[0]
+    config = replace(config_of(), reward=RewardConfig(after="done"))
+    script = Script(preprocessor, "so</think><action>{'action': 'wait'}</action>")
+    worker = make_worker(
+        config, preprocessor, script, None, Run(tmp_path / "run").images, RecordedBenchmark()
+    )
+    done = await worker.episode(task, 0, worker.policy(Sampling(), 256, "x"), 15)
+    assert done.success and done.reward == 1 and len(done.turns) == 1
 
 
 async def test_screenspots_files_are_evaluated_under_their_protocol(seeing, tmp_path, png):
@@ -193,7 +269,7 @@ async def test_screenspots_files_are_evaluated_under_their_protocol(seeing, tmp_
     finished = []
     places = [(task, 0) for task in tasks]
     await worker.evaluate(places, "eval", config.eval.max_steps, lambda n: None, finished.append)
-    assert [(one.success, one.stop) for one in finished] == [(True, Stop.MAX_STEPS)] * 3
+    assert [(one.success, one.stop) for one in finished] == [(True, Stop.DONE)] * 3
     assert {(asked.sampling, asked.max_tokens) for asked in script.requests} == {(Sampling(0.0, 1.0, 1), 256)}
 
     async def success(said: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from minirl.run_folder import save_tasks
 from minirl.types import Task
 
 GOOD = '{"id": "a", "instruction": "buy", "start_url": "http://shop.test/"}'
-NO_GOAL = "goal: Value error, a goal names a page, conditions or an answer"
+NO_GOAL = "goal: Value error, a goal has page, where or answer, of a generated site; else give --task.reward"
 
 
 def with_field(field: str) -> str:
@@ -107,6 +108,8 @@ def test_a_file_without_tasks(tmp_path):
     path = tmp_path / "tasks.jsonl"
     with pytest.raises(OSError, match=str(path)):
         load_tasks(path)
+    with pytest.raises(OSError, match="/dev/zero"):  # it has no end
+        load_tasks(Path("/dev/zero"))
     path.write_text("\n\n")
     with pytest.raises(ValueError, match=f"{path} holds no tasks"):
         load_tasks(path)

@@ -121,6 +121,12 @@ def test_so_many_training_tasks_count_the_first(tmp_path, png, goals, length):
     assert shops(in_shops) == {f"shop-{n}" for n in range(min(length, 10))}
 
 
+def test_the_best_weights_are_not_chosen_on_held_out_tasks():
+    settings = replace(tiny().task, heldout="shops:50001-50010")  # which --eval-every looks at, too
+    sets = make_task_sets(replace(tiny(), eval_every=2, task=settings))
+    assert sets.validation and not goals(sets.validation) & goals(sets.heldout)
+
+
 async def test_evaluations_between_steps_leave_the_held_out_tasks_alone(monkeypatch):
     tasks = make_task_sets(replace(tiny(), eval_every=2))
     asked, exported = [], []

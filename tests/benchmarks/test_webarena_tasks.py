@@ -129,6 +129,9 @@ BROKEN = [
     ("eval/eval_types", ["page_image_query"], "should be 'string_match', .*, not 'page_image_query'"),
     ("eval/reference_answers", {"must_include": [2]}, "must_include.*: Input should be a valid string"),
     ("eval/reference_answers", {"exact_match": " "}, "exact_match.*: String should match pattern"),
+    ("eval/reference_answers", {"must_include": [""]}, "must_include.*, not .*''"),
+    ("eval/reference_answers", {"must_include": ["2", " |OR| "]}, r"must_include.*, not .* \|OR\| "),
+    ("eval/reference_answers", {"must_include": "2 |OR| "}, "must_include.*: String should match pattern"),
     (
         "eval/reference_answers",
         {"one_of": ["2"]},

@@ -99,6 +99,34 @@ async def test_only_public_addresses_of_a_name_are_used(names):
             await strict.resolve(old, 80)
 
 
+HERE = "http://127.0.0.1:81/one?a=b"
+
+
+@pytest.mark.parametrize(
+    ("written", "opened"),
+    [
+        *((text, "http://127.0.0.1:81/two") for text in ("127.0.0.1:81/two", "/two", "//127.0.0.1:81/two")),
+        *((f"{begin}127.0.0.1/two", "http://127.0.0.1/two") for begin in ("", "http:/", "http:", "http:////")),
+        *((f"{a}http://a.org/x y{b}", "http://a.org/x y") for a, b in ("<>", "``", '""', "''", "  ", "\n\t")),
+        ("http:\\\\a.org", "http://a.org"), ("`<a.org>`", "https://a.org"),
+        ("HTTP://A.org/", "HTTP://A.org/"), ("a.org/?next=http://b.org", "https://a.org/?next=http://b.org"),
+        ("localhost:8000", "http://localhost:8000"), ("localhost", "http://localhost"),
+        ("[::1]:81/x", "http://[::1]:81/x"), ("a.org:8443/x", "http://a.org:8443/x"),
+        ("a.org:443/x", "https://a.org:443/x"), ("shop.test/two", "http://shop.test/two"),
+        ("shop.test:80", "http://shop.test:80"), ("bücher.org", "https://bücher.org"),
+        ("?c=d", "http://127.0.0.1:81/one?c=d"), ("#top", f"{HERE}#top"),
+        *((text, text) for text in ("file:///etc/passwd", "javascript:alert(1)", "data:text,x", "a:b@c.org")),
+        ("//[a", "https:////[a"), ("", "https://"),
+    ],
+)  # fmt: skip
+async def test_addresses_are_read_as_people_write_them(written, opened):
+    guard = Guard(sites={"shop.test": 8123})
+    assert guard.read(written, HERE) == opened
+    for words in ("red mugs", "how to.do it"):
+        with pytest.raises(Refused, match="these are words, not an address"):
+            guard.read(words, HERE)
+
+
 @pytest.mark.parametrize(
     ("url", "reason"),
     [

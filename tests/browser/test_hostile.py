@@ -23,6 +23,7 @@ from minirl.browser.session import Session
 from minirl.config import AgentConfig, BrowserConfig
 from minirl.model import Preprocessor
 from minirl.recipes import tiny
+from minirl.run_folder import to_record
 from minirl.types import BrowserFault, Prompt, Sample, Score, Stop, Task, Trajectory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -137,13 +138,19 @@ async def test_the_agent_is_told_and_the_episode_goes_on(play, pool, site, case,
         ("/leaving", "no-content", 1.5),
         ("/leaving", "never-page", READY_SECONDS + LIMITS["minirl.browser.readiness.CALL_SECONDS"] + 1.5),
         ("/leaving", "fetch-and-leave", 1.5),
+        ("/sandboxed", "sandboxed", 1.5),
+        ("/ticking", "ticking", 1.5),
+        ("/polling", "polling", 1.5),
     ],
 )
 async def test_nothing_is_waited_for_that_will_not_come(pool, site, path, spot, seconds):
-    """Neither now nor by the next call: the limits are far below the caps, which are the alternative."""
+    """Neither now nor by the next call: the limits are far below the caps, which are the alternative. A page
+    that never rests may wait for its cap once."""
     async with pool.session() as session:
         await session.start(site + path)
-        for step in (f"click {spot}", 'hover {"point_2d": [900, 900]}'):
+        for _ in range(2 if path in ("/ticking", "/polling") else 0):
+            await carry_out(session, made('press_keys {"keys": ["Tab"]}'))
+        for step in ('press_keys {"keys": ["Tab"]}', f"click {spot}", 'hover {"point_2d": [900, 900]}'):
             begun = asyncio.get_running_loop().time()
             await carry_out(session, made(step))
             assert asyncio.get_running_loop().time() - begun < seconds
@@ -211,6 +218,24 @@ async def test_a_first_page_that_does_not_open_is_the_sites_error(play, path):
     trajectory = await play(path)
     assert (trajectory.stop, trajectory.valid, trajectory.turns) == (Stop.SITE_ERROR, False, ())
     assert "did not open: " in trajectory.error
+
+
+async def test_a_file_as_the_first_page_is_named_and_asked_for_once(play, site):
+    before = hits["/file.bin"]
+    trajectory = await play("/file.bin")
+    assert trajectory.stop is Stop.SITE_ERROR and hits["/file.bin"] == before + 1
+    assert trajectory.error == f"{site}/file.bin did not open: it is a file, not a page"
+
+
+async def test_a_password_in_an_address_is_told_nowhere(play, site):
+    """Whether the page opens, moves on or fails: neither to the agent nor in a dump."""
+    address = site.replace("//", "//ada:secret@")
+    steps = ("click popup", 'switch_tab {"tab_index": 0}', 'goto_url {"url": "/reset"}')
+    for path, stop in (("/popup", Stop.DONE), ("/reset", Stop.SITE_ERROR)):
+        trajectory = await play(address + path, *steps)
+        told = to_record(replace(trajectory, task=replace(trajectory.task, id=path)))
+        assert trajectory.stop is stop and "secret" not in json.dumps(told)
+    assert f"({site}/popup)" in told["turns"][1]["feedback"][0] if told["turns"] else True
 
 
 async def test_a_first_page_with_an_error_status_is_the_agents_to_deal_with(play):

@@ -31,6 +31,14 @@ PAGES = {
         </script>""",
     "/copy": """<!doctype html><title>Copy</title><style>* { margin: 0 }</style>
         <textarea style="position: absolute; width: 200px; height: 60px">a secret</textarea>""",
+    "/keeper": """<!doctype html><title></title><script>
+        const stored = [localStorage.visits, sessionStorage.visits, document.cookie];
+        const visits = [...stored, window.name, history.length];
+        const opening = indexedDB.open("visits", 1);
+        opening.onupgradeneeded = () => document.title = `new ${visits}`;
+        opening.onsuccess = () => document.title ||= `known ${visits}`;
+        localStorage.visits = sessionStorage.visits = window.name = document.cookie = "visited";
+        </script>""",
     "/fill": """<!doctype html><title>Fill</title><script>
         const kept = [];
         const fill = () => kept.push(Array.from({length: 1000000}, Math.random));
@@ -111,6 +119,23 @@ async def test_what_one_episode_has_copied_no_other_pastes(port):
                 await keys(second, *hotkey)
         await do(second, "click", point_2d=TEXT, button="middle")
         assert await second.page.input_value("textarea") == ""
+
+
+async def test_what_a_page_has_stored_no_other_episode_finds(port):
+    found = []
+    async with BrowserPool(CONFIG, {"shop.test": port}, sealed=True) as pool:
+        for _ in range(2):
+            async with pool.session() as session:
+                assert session.next_answer is None
+                await session.press("Escape")  # which declines the next dialog
+                await session.start("http://shop.test/keeper")
+                await session.page.wait_for_function("document.title")
+                found.append(await session.page.title())
+                context = session.context
+        async with pool.session() as session:
+            assert session.context is context  # one serves all of them
+    first, second = found
+    assert first.startswith("new ,,,,") and second == first
 
 
 async def test_a_page_that_fills_its_memory_ends_at_its_limit(port):

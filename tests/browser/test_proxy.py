@@ -23,7 +23,9 @@ from playwright.async_api import Error as PlaywrightError
 from minirl.browser import access, executable
 from minirl.browser import proxy as proxies
 from minirl.browser.access import Guard, Refused
-from minirl.browser.proxy import CONNECTED, FAILED, FLAGS, Proxy
+from minirl.browser.pool import BrowserPool
+from minirl.browser.proxy import CONNECTED, FAILED, NAMES, Proxy
+from minirl.config import BrowserConfig
 
 in_module = pytest.mark.asyncio(loop_scope="module")  # where tests share one browser
 HELLO = b"\5\1\0"  # no authentication
@@ -221,7 +223,7 @@ async def test_connections_in_every_state_end_with_the_proxy(monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def browsing(proxy: Proxy, flags: Sequence[str] = FLAGS) -> AsyncIterator[Browser]:
+async def browsing(proxy: Proxy, flags: Sequence[str] = (NAMES,)) -> AsyncIterator[Browser]:
     how = {"server": proxy.address, "bypass": "<-loopback>"}
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(**executable.launch_options(flags), proxy=how)
@@ -262,6 +264,9 @@ RTC = """async port => {
     peer.createDataChannel('x');
     await peer.setLocalDescription(await peer.createOffer());
     await new Promise(done => setTimeout(done, 1500)); }"""
+
+
+ALL_UDP = "--force-webrtc-ip-handling-policy=default"  # the last of two counts
 
 
 @contextlib.contextmanager
@@ -313,12 +318,22 @@ async def test_webrtc_does_not_lead_around_the_proxy(page):
             inner.recv(1)
 
 
+async def test_webrtc_does_not_lead_out_of_a_sealed_pool(shop):
+    sealed = BrowserPool(BrowserConfig(browsers=1), {"shop.test": shop.port}, sealed=True)
+    async with sealed as pool, pool.session() as session:
+        await session.start("http://shop.test/")
+        with datagrams() as inner:
+            await session.page.evaluate(RTC, inner.getsockname()[1])
+            with pytest.raises(BlockingIOError):
+                inner.recv(1)
+
+
 @in_module
 async def test_the_same_opens_without_the_guard(shop):
     """What the tests above try would succeed: else they'd show nothing."""
     rules = CountingGuard(private=True, sites={"shop.test": shop.port})
     with datagrams() as inner:
-        async with Proxy(rules) as proxy, browsing(proxy, flags=()) as browser:
+        async with Proxy(rules) as proxy, browsing(proxy, [ALL_UDP]) as browser:
             page = await browser.new_page()
             assert (await page.goto(shop.secret)).status == 200
             assert (await page.goto("http://shop.test/redirect")).status == 200

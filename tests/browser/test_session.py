@@ -6,15 +6,18 @@ import io
 import os
 import re
 import signal
+import ssl
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from http.server import ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 import pytest_asyncio
-from pages import HEIGHT, WIDTH, contexts, do, loads, observe, point, until
+from pages import HEIGHT, WIDTH, Handler, contexts, do, loads, observe, point, running, until
 from PIL import Image
 from playwright.async_api import Error as PlaywrightError
 
@@ -98,6 +101,47 @@ async def test_write_replaces_the_text_of_the_focused_field(session):
         await do(session, "write", message="")
 
 
+async def test_a_click_into_a_field_says_that_it_has_the_focus_and_its_caret_does_not_blink(session):
+    for _ in range(2):
+        line = await do(session, "click", point_2d=FIELD)
+        assert line.endswith('on <input> "Name" at (160, 175) executed. It has the focus.')
+    pictures = set()
+    for _ in range(3):
+        pictures.add(await session.screenshot())
+        await asyncio.sleep(0.35)
+    assert len(pictures) == 1
+
+
+async def test_why_a_form_is_not_sent_and_a_title_that_is_set_late(session):
+    await session.page.set_content("<form><input name=Town required><button>Send</button></form>")
+    x, y = await session.page.evaluate(
+        "(r => [r.x + 5, r.y + 5])(document.forms[0][1].getBoundingClientRect())"
+    )
+    line = await do(session, "click", point_2d=point(x, y))
+    assert line.endswith(
+        'The focus is on <input> "Town". The form was not sent: "Please fill out this field."'
+    )
+    await session.page.evaluate("document.title = 'Later'")
+    assert (await observe(session)).text.endswith(" - Later")
+
+
+@pytest.mark.parametrize(
+    ("html", "name"),
+    [
+        ("<button><img alt=Basket></button>", '<button> "Basket"'),
+        ("<button><svg><title>Basket</title></svg></button>", '<button> "Basket"'),
+        ("<table><td>Town:<td><input name=__town></table>", '<input> "Town:"'),
+    ],
+)
+async def test_an_icon_and_a_field_in_a_table_have_names(session, html, name):
+    await session.page.set_content(
+        f"<style>* {{ margin: 0; padding: 0 }} svg {{ width: 20px }}</style>{html}"
+    )
+    e = "document.querySelector('button, input')"
+    x, y = await session.page.evaluate(f"(r => [r.x + 5, r.y + 5])({e}.getBoundingClientRect())")
+    assert f"`hover` on {name} at" in await do(session, "hover", point_2d=point(x, y))
+
+
 async def test_keys_one_after_the_other_and_together(session):
     await do(session, "click", point_2d=FIELD)
     await log(session)
@@ -120,8 +164,11 @@ async def test_scrolling_an_area_and_the_page_up_to_its_end(session):
     await do(session, "scroll", point_2d=AREA, amount=0.1)
     await do(session, "scroll", point_2d=AREA, amount=1)
     note = "Note: page scroll position did not change and may be at a boundary."
-    assert note in await do(session, "scroll", point_2d=AREA)
     assert await session.page.evaluate(tops) == [0, 150]
+    line = await do(session, "scroll", point_2d=AREA)  # at whose end a wheel goes on to the page
+    assert line == "Succeed: `scroll` down by 50% at (500, 275) executed."
+    assert await session.page.evaluate(tops) == [HEIGHT / 2, 150]
+    await session.page.evaluate("scrollTo(0, 0)")
     assert await do(session, "scroll") == "Succeed: `scroll` down by 50% executed."
     assert await session.page.evaluate("scrollY") == HEIGHT / 2
     line = await do(session, "scroll", direction="up", amount=0.25)
@@ -132,6 +179,9 @@ async def test_scrolling_an_area_and_the_page_up_to_its_end(session):
     for direction in ("up", "left", "right"):
         line = await do(session, "scroll", direction=direction)
         assert line == f"Succeed: `scroll` {direction} by 50% executed. {note}"
+    await session.page.evaluate("document.body.style.width = '3000px'")
+    await do(session, "scroll", direction="right")
+    assert await session.page.evaluate("scrollX") == WIDTH / 2
     with pytest.raises(ToolFailure, match="direction must be one of"):
         await do(session, "scroll", direction="sideways")
 
@@ -210,6 +260,15 @@ async def test_tabs_open_change_and_close(session, site):
     assert (await observe(session)).image
 
 
+async def test_of_three_tabs_the_last_is_current_when_the_first_closes(session, site):
+    for _ in range(2):
+        await do(session, "new_tab")
+    await do(session, "goto_url", url=f"{site}/two")
+    await do(session, "switch_tab", tab_index=0)
+    assert await do(session, "close_tab") == "Succeed: `close_tab` closed tab 0, now on tab 1."
+    assert await session.tabs() == ([("about:blank", ""), (f"{site}/two", "Two")], 1)
+
+
 async def test_an_observation_has_tabs_address_title_and_a_screenshot(session, site):
     seen = await observe(session)
     assert seen.text == (
@@ -249,6 +308,42 @@ async def test_a_first_page_that_does_not_open_is_tried_again_and_given_up(pool)
         with pytest.raises(BrowserFault, match="did not open: net::ERR_NAME_NOT_RESOLVED") as caught:
             await session.start("http://nothing-here.test/")
     assert caught.value.stop is Stop.SITE_ERROR and len(opened) == START_ATTEMPTS
+
+
+WHERE = "[navigator.language, Intl.DateTimeFormat().resolvedOptions().timeZone, navigator.userAgent]"
+ABROAD = {"locale": "de-DE", "timezone": "Asia/Tokyo", "user_agent": "Mine"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, "en-US UTC Mozilla/5.0 .* Chrome/[^H]*"), (ABROAD, "de-DE Asia/Tokyo Mine")],
+)
+async def test_language_time_zone_and_user_agent_are_not_the_machines(site, monkeypatch, settings, expected):
+    monkeypatch.setenv("TZ", "America/Lima")
+    async with BrowserPool(replace(CONFIG, **settings)) as pool, pool.session() as session:
+        await session.start(f"{site}/")
+        assert re.fullmatch(expected, " ".join(await session.page.evaluate(WHERE)))
+
+
+async def test_a_time_zone_that_does_not_exist_is_told_at_once():
+    with pytest.raises(ValueError, match="no browser can be started .*Mars"):
+        async with BrowserPool(replace(CONFIG, timezone="Mars/Olympus")):
+            pass
+
+
+async def test_a_certificate_that_nobody_has_signed_is_a_reason_or_allowed():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(Path(__file__).parents[1] / "data/self_signed.pem")
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
+    with running(server):
+        url = f"https://127.0.0.1:{server.server_port}/two"
+        for insecure in (False, True):
+            async with BrowserPool(replace(CONFIG, insecure=insecure)) as pool, pool.session() as session:
+                refused = pytest.raises(BrowserFault, match="did not open: net::ERR_CERT_AUTHORITY_INVALID")
+                with contextlib.nullcontext() if insecure else refused:
+                    await session.start(url)
+                    assert await session.page.title() == "Two"
 
 
 async def test_a_killed_browser_takes_only_its_own_sessions_and_is_replaced(site):

@@ -9,15 +9,27 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from minirl import tree_attention
-from minirl.cli.memory_plan import GB, activations, layer_bytes, meta_model, plan, row_patches, show, size
+from minirl.cli.memory_plan import (
+    GB,
+    MODELS,
+    activations,
+    layer_bytes,
+    meta_model,
+    plan,
+    row_patches,
+    show,
+    size,
+)
 from minirl.config import AgentConfig, BatchConfig, BrowserConfig, Config, JudgeConfig, ModelConfig
-from minirl.recipes import openwebrl_4b
+from minirl.judges.settings import RECIPES as JUDGES
+from minirl.recipes import RECIPES, openwebrl_4b
 from minirl.tree_attention import Chain
 
 HIDDEN, INNER, LAYERS, QUERIES, KEYS, WORDS = 64, 224, 4, 64, 16, 512
-DATA = Path(__file__).parents[1] / "data"  # configs, without weights
-LLAMA = str(DATA / "llama")  # 4 layers: width 64, 8 heads of 8, 2 of them for keys, 512 words, tied
-QWEN_4B = str(DATA / "qwen3_vl_4b")
+LLAMA = str(
+    Path(__file__).parents[1] / "data/llama"
+)  # without weights; 4 layers: width 64, 8 heads of 8, 2 of them for keys, 512 words, tied
+QWEN_4B = str(MODELS / "Qwen3-VL-4B-Thinking")
 
 
 def changed(config: Config, values: dict[str, Any]) -> Config:
@@ -150,6 +162,18 @@ def test_show_names_every_item_the_share_and_the_room(capsys):
         assert item in said
     least, most = sum(shown.sampler.values()) / 24e9, 1 - sum(shown.shards.values()) / 24e9
     assert f"must lie between {least:.2f} and {most:.2f}" in said
+
+
+BILLIONS = {"Qwen3-VL-4B": 4.44, "Qwen3-VL-8B": 8.77, "Qwen2.5-3B": 3.09, "Llama-3.1-8B": 8.03}
+BILLIONS |= {"Qwen2.5-VL-3B": 3.75, "Qwen2.5-VL-7B": 8.29}
+
+
+@pytest.mark.parametrize("recipe", [*list(RECIPES)[2:], "judge_4b", "judge_8b"])
+def test_the_models_of_the_papers_are_planned_without_a_network(recipe):
+    path = (RECIPES | JUDGES)[recipe]().model.path
+    model, _ = meta_model(path)
+    expected = BILLIONS[path.partition("/")[2].rpartition("-")[0]]  # as their makers count
+    assert size(model) / 1e9 == pytest.approx(expected, abs=0.006)
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "tiny"])

@@ -1,5 +1,7 @@
 """The report, opened in Chromium from disk as a person would: a made-up run with its trajectories."""
 
+import base64
+import gzip
 import io
 import json
 from collections.abc import Iterator
@@ -14,8 +16,10 @@ from training import group_of
 
 from minirl.browser.executable import launch_options
 from minirl.cli import report
-from minirl.cli.report import TEMPLATES, choose_dumps, for_json, write_report
+from minirl.cli.report import TEMPLATES, for_json, write_report
+from minirl.config import to_json
 from minirl.judges.intervals import wilson
+from minirl.recipes import tiny
 from minirl.run_folder import Run
 from minirl.types import Call, Parsed, Stop, Task, Trajectory, Turn
 
@@ -184,17 +188,60 @@ def test_stepping_moves_the_mark_and_the_text(page, run):
 @pytest.mark.more
 def test_dumps_groups_and_members_can_be_chosen(page, run):
     open_report(page, run)
-    dumps = page.locator("select option").all_inner_texts()
+    dumps = page.get_by_label("dump").locator("option").all_inner_texts()
     assert dumps == ["demos", "eval_sft", "step_00001", "step_00024"]
-    page.select_option("select", label="step_00001")
+    page.get_by_label("dump").select_option("step_00001")
+    page.locator(".group").nth(3).wait_for()
     assert page.locator(".group").count() == 4, "three groups and the episode that left its own"
-    page.locator(".group").nth(1).locator("button").nth(2).click()
+    page.locator(".group").nth(1).locator("button").nth(3).click()
     episode = run.load_trajectories("step_00001")[6]
     facts = page.locator(".facts").inner_text()
     assert f"stop {episode.stop.value}" in facts and "advantage 0.866" in facts
-    assert f"sampled tokens {episode.response_tokens}" in facts
+    assert f"sampled tokens {episode.response_tokens}" in facts, "behind the two failures of its group"
     page.locator(".group").nth(3).locator("button").click()
     assert "invalid" in page.locator(".facts").inner_text() and "Page crashed" in page.inner_text(".view")
+
+
+def test_failures_come_first_and_can_be_seen_alone_and_every_episode_is_there(page, tmp_path):
+    run, goal = Run(tmp_path / "run"), {"where": [{"path": "$.colour", "cond": "eq", "value": "teal"}]}
+    task = Task("t", "Order a teal mug", "http://shop-0.test/", goal)
+    episodes = [fake_episode(run, task, member) for member in range(100)]
+    state = {"page": "DONE", "signature": {"colour": "red"}}
+    run.save_trajectories("after_rl", [replace(episode, final_state=state) for episode in episodes])
+    run.save_trajectories("step_00001", episodes[:1])
+    write_report(run.root)
+    open_report(page, run, "#after_rl/0/3")
+    table = page.locator(".compared tr").all_inner_texts()
+    assert table == ["\texpected\tfound\t", "colour\tteal\tred\t≠"]
+    outcomes = page.get_by_label("outcome")
+    assert outcomes.locator("option").all_inner_texts() == [
+        "all outcomes (100)", "failure (50)", "success (50)",
+    ]  # fmt: skip
+    buttons = page.locator(".members button")
+    assert [buttons.nth(n).inner_text() for n in (0, 49, 50, 99)] == ["1", "99", "0", "98"]
+    outcomes.select_option("success")
+    assert buttons.count() == 50 and buttons.first.inner_text() == "0"
+    open_report(page, run)
+    page.reload()
+    assert page.get_by_label("dump").input_value() == "0", "the evaluation, not the step"
+
+
+def test_a_report_says_how_it_was_made_and_fits_a_phone(page, run):
+    """Nothing is wider than the screen but a table that can be moved; what is 0 throughout is not drawn."""
+    run.add_start()
+    config = to_json(replace(tiny(), steps=24, loss=replace(tiny().loss, clip_high=0.3)))
+    run.write_config(config)
+    run.add_metrics(25, {"clip_fraction": 0.0, "entropy": 0.5})
+    write_report(run.root)
+    page.set_viewport_size({"width": 390, "height": 844})
+    open_report(page, run)
+    header = page.locator("header").inner_text()
+    assert "pytest" in header and "loss.clip_high\t0.3\t0.28" in header and "steps\t24\t10" in header
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    titles = page.locator("figure").evaluate_all("all => all.map(one => one.dataset.title)")
+    assert titles[:2] == ["Success", "Turns per episode"] and "Entropy" in titles
+    assert "Clip fraction" not in titles
+    assert all(len(text) > 10 for text in page.locator("figure > p").all_inner_texts())
 
 
 def test_hostile_text_stays_text(page, tmp_path):
@@ -230,7 +277,7 @@ def test_a_pruned_screenshot_leaves_a_note(chromium, tmp_path):
     write_report(run.root)
     page = chromium.new_page()  # the missing file is an error in the console, as it should be
     open_report(page, run, "#step_00001/0/0")
-    page.locator(".shot .gone").wait_for()
+    assert "the folder screenshots/ belongs beside this page" in page.locator(".shot .gone").inner_text()
     page.close()
 
 
@@ -244,20 +291,14 @@ def test_inert_json_is_still_the_same_value():
     assert page.count("<script") == 2 and page.count("<img") == 0, "the title's is text, too"
 
 
-def test_the_first_and_last_dumps_and_all_evaluations_are_shown():
-    steps = [Run.step_label(step) for step in range(1, 41)]
-    chosen = choose_dumps(["demos", "eval_rl", "eval_sft", *steps])
-    assert chosen[:3] == ["demos", "eval_rl", "eval_sft"] and len(chosen) == report.MAX_DUMPS
-    assert chosen[3:] == steps[-9:], "the newest"
-
-
-def test_a_large_dump_is_cut_and_a_broken_line_counted(tmp_path):
+def test_long_texts_are_cut_a_dump_is_packed_and_a_broken_line_counted(tmp_path):
     run = Run(tmp_path)
     task = Task("t", "x" * 10_000, "http://a.test/")
     run.save_trajectories("eval", [Trajectory(task, i) for i in range(100)])
     path = run.trajectory_path("eval")
     path.write_bytes(b'{"task": \n' + path.read_bytes())
     data = report.read_dump(path, 0)
-    assert (data["total"], data["broken"], len(data["trajectories"])) == (101, 1, report.MAX_TRAJECTORIES)
-    assert data["trajectories"][0]["task"]["instruction"].endswith("(7000 more characters)")
+    shown = json.loads(gzip.decompress(base64.b64decode(data["packed"])))
+    assert data["broken"] == 1 and len(shown) == 100
+    assert shown[0]["task"]["instruction"].endswith("(7000 more characters)")
     assert len(write_report(run.root).read_bytes()) < 400_000

@@ -4,6 +4,7 @@ import json
 import sys
 import types
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,33 @@ def test_embeddings_of_other_tasks_are_refused(tmp_path):
     np.save(tmp_path / "short.npy", np.zeros((2, 3)))
     with pytest.raises(ValueError, match=r"9 \+ 0 tasks, and 2 embeddings"):
         run(tmp_path, "--embeddings", tmp_path / "short.npy")
+
+
+@pytest.mark.parametrize(
+    ("instruction", "is_over"),
+    [
+        ("Find a room in Bergen for two, from April 3, 2026 to April 6, 2026.", True),
+        ("Show the cheapest one-way flight from Oslo to Turin on 2026-02-14.", True),
+        ("Reserve a table in Leeds for 12 May 2026 at seven.", True),
+        ("Find a room in Bergen from January 8 to 10, 2027.", False),
+        ("Book a hotel from Nov. 20th, 2026 to 26 November 2026.", False),
+        ("Find a hotel for a week-long stay from Feb 22 to Feb 29, 2026.", True),  # there is no such day
+        ("Which film won the prize that was given on March 2, 2025?", False),
+        ("Find a lamp below 40 euros, or a table.", False),
+    ],
+)
+def test_what_is_to_be_booked_for_months_that_are_over(instruction, is_over, tmp_path):
+    task = Task("a", instruction, "https://hotels.test/")
+    assert filters.has_passed(task, datetime(2026, 11, 26, 12)) == is_over
+    if is_over:
+        kept, removed = filters.filter_tasks([task], [], [], 0, None, 1.0)
+        assert kept == [] and removed[0]["filter"] == "for months that are over"
+
+
+def test_the_past_months_of_fara():
+    tasks = load_tasks(PUBLIC.parent / "webvoyager" / "fara_595.jsonl")
+    late = [task for task in tasks if filters.has_passed(task, datetime(2026, 11, 26))]
+    assert Counter(task.meta["site"] for task in late) == {"Booking": 28, "Google Flights": 32}
 
 
 def attempt(task: str, site: str, turns: int, tokens: int = 10, **how: object) -> Trajectory:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -160,6 +161,8 @@ def changed(record: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
     return record
 
 
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
+AS_PICTURE = f"data:;base64,{b64encode(POSTSCRIPT).decode()}"
 CHAT = json.loads((PUBLIC / "messages_images.jsonl").read_text())
 BROKEN = [
     ("text", changed(STEPS[1], "conversations", 0, "from", to="user"), "none of .*conversations"),
@@ -175,9 +178,43 @@ BROKEN = [
         "no <observation>",
     ),
     ("visual", changed(TURNS[0], "response", to="<|image_pad|>"), "a screenshot must be in a user's message"),
-    ("visual", changed(CHAT, "messages", 4, "role", to="tool"), "user and assistant must take turns"),
+    ("visual", changed(CHAT, "messages", 4, "role", to="tool"), "user and assistant must take turns.*'tool'"),
+    ("visual", changed(CHAT, "images", to=None), "images must be a list of screenshots, not None"),
+    ("visual", changed(CHAT, "success", to="true"), "success must be true, false or a number, not 'true'"),
+    ("visual", changed(CHAT, "success", to=float("nan")), "success must be .*, not nan"),
+    ("visual", changed(TURNS[0], "reward", to=None), "reward must be .*, not None"),
+    ("visual", changed(TURNS[0], "metadata", "images", to=[AS_PICTURE]), "cannot identify image"),
     ("visual", changed(CHAT, "messages", 1, "content", to=[{"type": "video"}]), "neither text nor image"),
 ]
+
+
+THOUGHT, _, CALL = CHAT["messages"][2]["content"].removesuffix("</tool_call>").partition("<tool_call>")
+FUNCTION = json.loads(CALL)
+FUNCTION["arguments"] = json.dumps(FUNCTION["arguments"])  # as OpenAI's API has it
+CALLS = [{"type": "function", "function": FUNCTION}]
+IN_CALLS = {"role": "assistant", "content": THOUGHT, "tool_calls": CALLS}
+TASK = {"id": "t", "instruction": "Find the hours", "start_url": "https://a.test/"}
+SHOT = TURNS[0]["metadata"]["images"][0]
+READ = [
+    changed(CHAT, "success", to=1),
+    changed(CHAT, "member", to=1.0),
+    changed(CHAT, "task", to=TASK),
+    changed(CHAT, "messages", 0, "role", to="developer"),
+    changed(CHAT, "messages", 2, to=IN_CALLS),
+    changed(TURNS[0], "reward", to=0.9999999),
+    changed(TURNS[0], "rollout_idx", to=None),
+    changed(TURNS[0], "prompt", to=TURNS[0]["prompt"].replace("\n", "\r\n")),
+    changed(TURNS[0], "metadata", "images", 0, to=SHOT.replace("A", "A\n")),
+]
+
+
+@pytest.mark.parametrize("record", READ)
+def test_other_spellings_of_a_record_are_read(record, harness, tmp_path):
+    path = tmp_path / "public.jsonl"
+    usual = CHAT if "messages" in record else TURNS[0]
+    path.write_text(f"{json.dumps(usual)}\n{json.dumps(record)}\n")
+    one, two = load(path, harness("visual"))
+    assert [turn.parsed.calls for turn in one.turns] == [turn.parsed.calls for turn in two.turns]
 
 
 @pytest.mark.parametrize(("kind", "record", "problem"), BROKEN)

@@ -103,6 +103,15 @@ def test_a_checkpoint_is_evaluated_from_the_command_line(eval_script, tmp_path, 
     (row,) = Run(tmp_path / "first-eval").evals()
     assert (row["label"], row["n"], row["invalid"]) == ("eval_step_00004", 2, 1)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    save_tasks(tmp_path / "tasks.jsonl", [Task("gone", "Order.", "http://127.0.0.1/", goal)])
+    told = "eval.py: nothing was measured; the first episode: .* a private address; --browser.private allows"
+    with pytest.raises(SystemExit, match=told):
+        eval_script.run(["tiny", *flags])
+
+
+def test_so_many_tasks_as_a_limit_names_need_no_more_shops(resolve, tmp_path, checkpoint):
+    checkpoint(tmp_path / "tiny", "sft")
+    assert resolve("--limit", "4").eval.episodes == 4 and resolve().eval.episodes == tiny().eval.episodes
 
 
 @pytest.mark.more

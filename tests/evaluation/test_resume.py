@@ -13,6 +13,7 @@ from workers import make_worker
 
 from minirl.benchmarks.protocols import PROTOCOLS
 from minirl.benchmarks.task_sets import make_task_sets
+from minirl.cli.report import write_report
 from minirl.config import to_json
 from minirl.distributed import Ranks
 from minirl.evaluation import resume
@@ -276,7 +277,7 @@ def test_what_flags_mean_for_others(eval_script, resolve):
 
 
 # What a run of `tiny` had otherwise, by flag
-ABLATED = {"agent.feedback": False, "agent.screenshots": 2, "agent.prompt": "mine.md", "browser.height": 720}
+ABLATED = {"agent.feedback": False, "agent.screenshots": 2, "browser.height": 720}
 ABLATED |= {"model.max_pixels": 9999, "eval.response_tokens": 80, "rollout.group": 4, "reward.by": "judge"}
 
 
@@ -296,12 +297,12 @@ def ablated(tmp_path: Path) -> Path:
 def conditions(config: EvalScriptConfig) -> list[object]:
     agent, browser = config.agent, config.browser
     limits = (browser.height, config.model.max_pixels, config.eval.response_tokens)
-    return [agent.feedback, agent.screenshots, agent.prompt, *limits]
+    return [agent.feedback, agent.screenshots, *limits]
 
 
 def test_a_run_is_evaluated_as_it_was_trained(eval_script, tmp_path, ablated):
     """Also by its newest checkpoint's name, by way of a server, and where another recipe is named."""
-    trained = [False, 2, Path("mine.md"), 720, 9999, 80]
+    trained = [False, 2, 720, 9999, 80]
     checkpoint = str(ablated / "checkpoints" / "step_00004")
     served = ["--sampler", "remote", "--endpoint.model", "x"]
     by_name = ["--name", str(ablated)]
@@ -312,21 +313,14 @@ def test_a_run_is_evaluated_as_it_was_trained(eval_script, tmp_path, ablated):
         assert (config.rollout, config.reward.by) == (RECIPES[config.recipe]().rollout, "task")
     assert eval_script.read_config(by_name).model.path == checkpoint
     flags = ["--agent.feedback", "--browser.height", "360"]
-    assert conditions(eval_script.read_config([*by_name, *flags])) == [
-        True,
-        2,
-        Path("mine.md"),
-        360,
-        9999,
-        80,
-    ]
+    assert conditions(eval_script.read_config([*by_name, *flags])) == [True, 2, 360, 9999, 80]
     other = ["--name", str(tmp_path / "nowhere"), "--model.path", "some/model"]
     assert conditions(eval_script.read_config(other)) == conditions(EvalScriptConfig(**vars(tiny())))
 
 
 def test_a_protocol_leaves_the_agent_as_it_was_trained(eval_script, ablated):
     config = eval_script.read_config(["--name", str(ablated), "--protocol", "webvoyager-official"])
-    assert conditions(config) == [False, 2, Path("mine.md"), 720, 9999, 4096]
+    assert conditions(config) == [False, 2, 720, 9999, 4096]
     assert (config.eval.temperature, config.eval.max_steps, config.agent.context_tokens) == (0.6, 30, 1024)
 
 
@@ -340,6 +334,55 @@ def test_what_is_unlike_the_run_is_named(eval_script, ablated):
     assert unlike_run(eval_script.read_config([*by_name, *served, *flags])) == expected
     weights = ["--model.path", str(ablated / "checkpoints" / "step_00004")]
     assert unlike_run(eval_script.read_config([*weights, *flags])) == expected, "the weights' own run"
+
+
+DOORS = {
+    "agent.prompt": "/etc/hosts",
+    "browser.connect": ["cdp:http://127.0.0.1:9222"],
+    "browser.private": True,
+    "task.train": "/dev/zero",
+    "task.heldout": "/dev/zero",
+    "task.reward": "runs/ablated/evil.py:reward",
+    "task.reset": "http://10.0.0.1/",
+}
+
+
+@pytest.mark.parametrize(("name", "value"), DOORS.items())
+def test_what_a_runs_folder_names_is_not_opened(eval_script, ablated, name, value):
+    """It may come from anybody. That it was otherwise is told, or refused where it would be another agent."""
+    part, field = name.split(".")
+    saved = Run(ablated).config()
+    saved[part][field] = value
+    Run(ablated).write_config(saved)
+    by_name = ["--name", str(ablated)]
+    config = eval_script.read_config(by_name)
+    usual = to_json(tiny())[part][field]
+    assert to_json(config)[part][field] == usual
+    if name in ("agent.prompt", "task.reward"):
+        with pytest.raises(ValueError, match=f"was trained with {name} {value}, .* give it again"):
+            unlike_run(config)
+        config = eval_script.read_config([*by_name, f"--{name.replace('agent.', '')}", usual := "mine"])
+    assert unlike_run(config) == ([f"{name} {usual} ({value})"] if name != "task.heldout" else [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "null",
+        '{"agent": [[]]}',
+        "[" * 100_000,
+        '{"a":' * 500 + "1" + "}" * 500,
+        '{"agent": {"kind": 3}}',
+    ],
+)
+def test_a_config_that_is_none_is_one_line(eval_script, ablated, text):
+    (ablated / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config.json can't be used: [^\n]*$"):
+        eval_script.read_config(["--name", str(ablated)])
+    if "kind" not in text:
+        with pytest.raises(ValueError, match="config.json can't be used"):
+            write_report(ablated)
 
 
 def test_a_run_with_settings_of_another_version_is_refused(eval_script, ablated):

@@ -75,6 +75,25 @@ def test_episodes_with_peoples_labels(bench):
     assert bad.final_image == "", "what was there before the last action is not what it led to"
 
 
+@pytest.mark.parametrize(
+    ("action", "answer"),
+    [
+        ("send_msg_to_user('9 to 17')", "9 to 17"),
+        ("send_msg_to_user(text='9 to 17')", "9 to 17"),
+        ("send_msg_to_user('It\\'s open')", "It's open"),
+        ("send_msg_to_user('It\\'s \"open\"')", 'It\'s "open"'),
+        ("send_msg_to_user(9)", "9"),
+    ],
+)
+def test_an_answer_is_what_the_call_says(bench, action, answer):
+    """The table may begin with a byte order mark."""
+    write(bench, "Agent-1", {"goal": "x", "steps": [PLACE | {"action": action}]})
+    table = bench / "annotations.csv"
+    table.write_text(f"\ufeff{HEAD},comment\nwebarena,Agent-1,webarena.17,Successful,{'long' * 50000}\n")
+    (episode,) = read_bench(bench, str)
+    assert episode.answer == answer
+
+
 def test_judgments_are_no_episodes_and_workarenas_second_level_is_a_benchmark_of_its_own(bench):
     place = bench / "trajectories" / "judgments" / "webarena" / "Agent-1" / "functional" / "webarena.17.json"
     place.parent.mkdir(parents=True)
@@ -117,6 +136,12 @@ def test_what_is_malformed_or_missing_is_named(bench, tmp_path):
     rows = table.read_text()
     table.write_text(rows.replace("task_id", "task"))
     with pytest.raises(ValueError, match="annotations.csv can't be read: 'task_id'"):
+        read_bench(bench, str)
+    table.write_bytes(table.read_text().encode("utf-16"))
+    with pytest.raises(ValueError, match="annotations.csv can't be read: 'utf-8' codec"):
+        read_bench(bench, str)
+    table.write_text(f"{HEAD}\nwebarena,Agent-1,webarena.17,1\n")
+    with pytest.raises(ValueError, match="annotations.csv labels no episode as one of successful"):
         read_bench(bench, str)
     table.write_text(f"{HEAD}\nwebarena,Agent-3,webarena.17,Successful\n")
     with pytest.raises(ValueError, match="has 0 files webarena.17.json of Agent-3, not one"):

@@ -129,7 +129,6 @@ def test_the_corpus_shows_every_tool_with_its_arguments():
     assert drag.name == "drag" and drag.arguments["end_point_2d"] == [0, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="the base model is of the feedback's earlier words")
 def test_the_base_model_has_the_words_of_todays_shops():
     """Were they changed, it would have to be made anew: `python -m examples.base_models.seeing`."""
     made, own = AutoTokenizer.from_pretrained(BASE), tiny.build_tokenizer(tiny.vocabulary())

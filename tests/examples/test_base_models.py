@@ -182,7 +182,8 @@ async def test_points_that_are_asked_for_lie_in_the_controls_that_the_task_names
 def test_muons_step_is_orthogonal_and_as_long_as_adamws():
     matrix = nn.Parameter(torch.randn(8, 24, generator=torch.Generator().manual_seed(0)))
     matrix.grad, before = torch.randn(8, 24), matrix.detach().clone()
-    muon(matrix, torch.zeros_like(matrix), 0.1)
+    muon(matrix, momentum := torch.zeros_like(matrix), 0.1)
+    torch.testing.assert_close(momentum, 0.05 * matrix.grad)  # of 0.95
     step = (before * (1 - 0.01 * 0.1) - matrix.detach()) / (0.2 * 0.1 * 24**0.5)
     values = torch.linalg.svdvals(step)
     assert values.min() > 0.5 and values.max() < 1.5

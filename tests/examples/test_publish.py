@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from public_records import PUBLIC, load, rows_as_text
@@ -10,9 +11,10 @@ from workers import make_worker
 
 from examples.publish import __main__ as script
 from minirl.config import to_json
+from minirl.experiment import make_agent
 from minirl.recipes import openwebrl_4b, webagent_r1_3b
 from minirl.run_folder import Run
-from minirl.types import Stop, Task, Trajectory
+from minirl.types import Stop, Task, Trajectory, Turn
 
 pytestmark = pytest.mark.more
 
@@ -51,6 +53,29 @@ def test_a_published_data_set_is_cloned_like_the_run_it_is_of(published, preproc
         assert [t.images for t in one.turns] == [t.images for t in other.turns]
         for name in (name for turn in one.turns for name in turn.images):
             assert harness.images.get(name) == run.images.get(name)
+
+
+def test_of_several_screenshots_in_a_prompt_the_newest_is_published():
+    """Where --agent.screenshots keeps two. A prompt's file, which a run's folder names, is not opened."""
+    turn = Turn(0, (), (), (), "so</think>", images=("older", "newer"))
+    images = Mock(get=lambda name: name.encode())
+    row = script.trajectory_row(
+        Trajectory(Task("t", "Do it.", ""), 0, turns=(turn,)), make_agent(openwebrl_4b()), images
+    )
+    assert [picture["bytes"] for picture in row["images"]] == [b"newer"]
+
+
+def test_a_file_that_a_runs_folder_names_is_not_published(tmp_path):
+    (tmp_path / "secret").write_text("the secret")
+    run, config = Run(tmp_path / "run"), webagent_r1_3b()
+    run.write_config(to_json(replace(config, agent=replace(config.agent, prompt=tmp_path / "secret"))))
+    turn = Turn(0, (), (), (), "<think> so </think> <answer> exit() </answer>", page_text="<html></html>")
+    run.save_trajectories("demos", [Trajectory(Task("t", "Do it.", ""), 0, turns=(turn,))])
+    flags = ["--license", "cc0-1.0", "--source", "made up", "--out", str(tmp_path / "out")]
+    script.run(["write", str(run.trajectory_path("demos")), *flags])
+    data = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "out/data/train.parquet")
+    assert "web assistant" in (told := str(data.to_pylist())).lower() or "exit" in told
+    assert "the secret" not in told
 
 
 def test_the_card_tells_source_counts_licence_commit_and_command(published):

@@ -54,6 +54,12 @@ async def test_a_served_judge_is_asked_with_screenshots(tmp_path):
     assert request["seed"] == 42 and request["max_tokens"] == 1024 and "temperature" not in request
 
 
+async def test_a_served_judge_is_asked_in_full_also_where_a_small_one_would_not_be():
+    """--judge.input brief, the tiny recipe's, is for a local one."""
+    asked = [(await judged([say("SUCCESS")], input=name))[1].requests for name in ("brief", "openwebrl")]
+    assert asked[0] == asked[1] and len(str(asked[0][0]["messages"])) > 1000
+
+
 EMPTY = completion({"content": None, "reasoning_content": "Let me see"}, finish="length")
 
 # what the server does: the episode's reward, or None where it must be masked

@@ -175,7 +175,7 @@ def test_recipes_of_judges_are_not_those_of_policies():
     ("argv", "told"),
     [
         ((), "say what to do: label, distil, score"),
-        (("label", "tiny"), "unknown recipe 'tiny'; there are tiny_judge, judge_4b, judge_8b"),
+        (("label", "tiny"), "unknown recipe 'tiny'; there are tiny-judge, judge-4b, judge-8b"),
         (("label",), "no dump of a policy in --runs ; give the folders of runs"),
         (("label", "--runs", "NOWHERE", "--judge.model", "x"), "no dump of a policy in --runs NOWHERE"),
         (("distil",), "trajectories/labelled.jsonl does not exist; this run has no dumps"),

@@ -219,6 +219,19 @@ async def test_requests_in_flight_are_limited(monkeypatch):
     assert 1 < endpoint.most <= 3
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999/v1", "http://[::1/v1", "http://a.test:port/"])
+async def test_an_address_that_is_none_is_one_line(url):
+    with pytest.raises(ValueError, match="Port .*|Invalid IPv6 URL"):
+        Endpoint(EndpointConfig(url=url, model="any"))
+
+
+async def test_half_a_surrogate_pair_in_a_prompt_is_sent_as_a_question_mark():
+    """A served model's last answer may hold it."""
+    async with client([say("yes")]) as (endpoint, server):
+        await endpoint.ask([("user", ("half \ud83d, whole \U0001f600",))], 50)
+    assert server.requests[0]["messages"][0]["content"][0]["text"] == "half ?, whole \U0001f600"
+
+
 async def test_keys_come_from_the_environment(monkeypatch):
     with pytest.raises(ValueError, match="--endpoint.model is missing"):
         Endpoint(EndpointConfig())

@@ -106,6 +106,17 @@ async def test_a_prompt_that_several_requests_share_is_read_once(new_sampler, pr
     assert len({sample.ids for sample in together}) == len(together)
 
 
+async def test_requests_of_two_samplings_that_wait_at_once_are_each_drawn_in_their_own_way(
+    new_sampler, prompts
+):
+    sampler, how = new_sampler(end=OFTEN), (Sampling(1.0), Sampling(0.0))
+    asked = [Request(prompts[0], 2, 12, how[n % 2]) for n in range(4)]
+    together = await asyncio.gather(*map(sampler.generate, asked))
+    alone = [await sampler.generate(request) for request in asked[:2]]
+    assert [one.ids for one in together] == [one.ids for one in alone] * 2
+    assert together[0].ids != together[1].ids
+
+
 def test_request_seeds_are_the_same_on_every_machine():
     # the first eight bytes of sha256("0|3|shop-0-17|2"), halved so that torch takes them
     assert request_seed(0, 3, "shop-0-17", 2) == 0x5910AB5D35991713 // 2

@@ -24,7 +24,6 @@ def test_a_run_begins_with_a_copy_of_the_base_model(kind, tmp_path, tiny_folder,
     assert copied == base and "model.safetensors" in base
 
 
-@pytest.mark.xfail(strict=True, reason="the base model is of the feedback's earlier words")
 def test_all_that_any_shop_says_is_known_in_single_tokens():
     """Words as an order and a thought say them, buttons as the feedback does, and every page's name."""
     own = AutoTokenizer.from_pretrained(tiny.BASE)

@@ -13,7 +13,7 @@ from worlds_command import main
 
 from minirl.run_folder import read_records
 from minirl.types import Task
-from minirl.worlds.authoring import BUILD, OURS, REPLAYED, THEIRS, read_machine
+from minirl.worlds.authoring import BUILD, INSTALL, OURS, REPLAYED, THEIRS, read_machine, run
 from minirl.worlds.lint import check
 from minirl.worlds.looks import text_of
 from minirl.worlds.render import load_world
@@ -191,7 +191,11 @@ def test_only_sources_below_the_project_are_written():
     assert not any(THEIRS.fullmatch(path) for path in [*bad.split(), "src/x.vue\n"])
 
 
-def test_a_link_out_of_the_project_is_not_followed(tmp_path, no_npm, capsys):
+def test_what_lies_in_the_folder_is_not_run_and_a_link_in_it_not_followed(tmp_path, monkeypatch, capsys):
+    folders = []
+    monkeypatch.setattr(
+        "minirl.worlds.authoring.run", lambda command, at: folders.append(at) or "no" * (command == BUILD)
+    )
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "site/vue/src").mkdir(parents=True)
     (tmp_path / "site/vue/src/pages").symlink_to(tmp_path / "elsewhere")
@@ -199,13 +203,78 @@ def test_a_link_out_of_the_project_is_not_followed(tmp_path, no_npm, capsys):
         assert author(tmp_path / "site", server.url, "--rounds", "0") == 1
     assert list((tmp_path / "elsewhere").iterdir()) == []
     said = capsys.readouterr().out
-    refused = (
-        "../escape.vue src/machine.js /tmp/escape.vue src/../../escape.vue vite.config.js src/pages/HOME.vue"
-    )
+    refused = "../escape.vue src/machine.js /tmp/escape.vue src/../../escape.vue vite.config.js"
     assert all(f"refused to write {path}" in said for path in refused.split())
+    assert len(folders) == 2 and not any(folder.is_relative_to(tmp_path) for folder in folders)
     for path in OURS:
         ours, there = text_of(f"author/{Path(path).name}"), (tmp_path / "site/vue" / path.removesuffix(".j2"))
         assert there.read_text() == ours or path.endswith(".j2")
+
+
+def test_npm_and_what_it_runs_get_no_key_of_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    log = run(("sh", "-c", "env; exit 1"), tmp_path)
+    names = set(re.findall(r"^(\w+)=", log, re.MULTILINE))
+    assert {"PATH", "HOME"} < names <= {"PATH", "HOME", "NO_COLOR", "PWD", "OLDPWD", "SHLVL", "_"}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """A project with its packages, and without sources."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not there")
+    folder = tmp_path_factory.mktemp("vue")
+    for name in ("package.json", "vite.config.js"):
+        (folder / name).write_text(text_of(f"author/{name}"))
+    (folder / "index.html").write_text(
+        '<div id="app"></div><script type="module" src="/src/main.js"></script>'
+    )
+    assert run(INSTALL, folder) == ""
+    (folder / "src").mkdir()
+    return folder
+
+
+STYLE = """<script setup>import { useCssModule } from "vue"; const s = useCssModule();</script>
+<template><p :class="s.a">{{ s }}</p></template><style module>%s</style>"""
+SHOWN = "import x from '%s'; document.title = x;"
+THIEVES = {
+    "composes": {"App.vue": STYLE % '.a { composes: b from "SECRET"; }'},
+    "value": {"App.vue": STYLE % '@value b from "SECRET"; .a { color: b; }'},
+    "module": {
+        "a.module.css": '.a { composes: b from "SECRET"; }',
+        "main.js": 'import s from "./a.module.css"; alert(s);',
+    },
+    "worker": {
+        "w.js": "import x from 'SECRET?raw'; postMessage(x);",
+        "main.js": SHOWN % "./w.js?worker&inline",
+    },
+    "shared worker": {
+        "w.js": "import x from 'SECRET?raw'; self.x = x;",
+        "main.js": SHOWN % "./w.js?sharedworker&inline",
+    },
+    "worker's address": {
+        "w.js": "import x from 'SECRET?raw'; postMessage(x);",
+        "main.js": SHOWN % "./w.js?worker&url",
+    },
+    "raw": {"main.js": SHOWN % "SECRET?raw"},
+    "environment": {"main.js": "document.title = JSON.stringify(import.meta.env);"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("files", THIEVES.values(), ids=THIEVES)
+def test_a_page_reads_neither_files_nor_the_environment(project, tmp_path, monkeypatch, files):
+    """What a build reads stands in its log, which a served model is sent, or in the page."""
+    monkeypatch.setenv("VITE_KEY", "the secret key")
+    secret = tmp_path / "secret"
+    secret.write_text("the secret key {")
+    usual = 'import { createApp } from "vue"; import App from "./App.vue"; createApp(App).mount("#app");'
+    for name, text in {"main.js": usual, **files}.items():
+        (project / "src" / name).write_text(text.replace("SECRET", str(secret)))
+    shutil.rmtree(project / "dist", ignore_errors=True)
+    log = run(BUILD, project)
+    built = "".join(path.read_text() for path in (project / "dist").rglob("*.*"))
+    assert (log or built) and "secret key" not in log + built
 
 
 def test_a_budget_that_is_used_ends_the_run_and_the_next_one_goes_on(tmp_path, no_npm, capsys):

@@ -12,7 +12,7 @@ from worlds_command import main
 from minirl.benchmarks.task_files import load_tasks
 from minirl.tiny.checkpoints import BASE
 from minirl.worlds.fsm_file import load_fsm
-from minirl.worlds.generate import LEVELS, THEMES, make_site
+from minirl.worlds.generate import LEVELS, THEMES, VOCABULARY, make_site
 from minirl.worlds.interpreter import State, World, parameter_values
 from minirl.worlds.lint import check, check_fsm
 from minirl.worlds.looks import text_of
@@ -81,6 +81,17 @@ def shape(world: World) -> str:
         )
         pages.append(f"{ways_in[page.id]} {page.id in world.fsm.terminal_pages} {kinds}")
     return "\n".join(sorted(pages))
+
+
+def test_forms_ask_what_fits_their_verbs():
+    """A file is attached to what is sent, nothing else."""
+    with_file = set()
+    for n, theme in enumerate(THEMES):
+        for level in ("easy", "medium", "hard"):
+            for flow in make_site(theme, n, level).fsm.meta["flows"]:
+                assert set(flow["asks"]) <= {"payment", *VOCABULARY["asks"].get(flow["verb"], flow["asks"])}
+                with_file |= {flow["verb"]} if "file" in flow["asks"] else set()
+    assert with_file == {"report", "answer", "write to", "share"}
 
 
 def test_sites_differ_in_more_than_words():

@@ -1,13 +1,13 @@
 """Skins: drawn apart from machines and subjects, with all their pictures at once, and full pages."""
 
 import pytest
-from test_render import visit
+from walking import visit
 
 from minirl.worlds.fsm_file import document_of
 from minirl.worlds.generate import make_site
 from minirl.worlds.interpreter import enabled
 from minirl.worlds.looks import SKINS
-from minirl.worlds.render import render
+from minirl.worlds.render import read_state, render
 from minirl.worlds.solutions import Walk
 
 TAKE = "steps => steps.every(([id, params]) => window.minirl.dispatch(id, params))"
@@ -43,6 +43,32 @@ async def test_a_page_is_full_and_has_its_pictures_at_once():
         assert await page.evaluate("[...document.images].every((one) => one.naturalWidth > 0)")
         assert await page.locator("a, button, input, select").count() >= 15
         assert len(await page.inner_text("body")) >= 600
+
+
+@pytest.mark.parametrize("skin", SKINS)
+async def test_whatever_a_header_holds_leads_somewhere(skin):
+    """The links that lead nowhere are at the foot; there may be two menus."""
+    world = make_site("shop", 3, "medium", skin)
+    goals = {one.target for one in world.fsm.pages["HOME"].actions.values() if one.is_navigation}
+    async with visit(world) as page:
+        await page.set_viewport_size({"width": 1280, "height": 720})
+        await page.evaluate("minirl.dispatch('HOME_ACCEPT')")
+        reached = set()
+        for n in range(await page.locator(".site li").count()):
+            entry = page.locator(".site li").nth(n)
+            ways = await entry.locator("a, .option").count()
+            for way in range(ways):
+                opener = entry.locator(".opener")
+                if await opener.count():
+                    await opener.hover()
+                    if await entry.locator(".options").is_hidden():
+                        await opener.click()
+                await entry.locator("a, .option").nth(way).click()
+                reached.add((await read_state(page)).page)
+                await page.go_back()
+                await page.wait_for_function("minirl.state().page === 'HOME'")
+        assert reached == goals and len(goals) == 3
+        assert await page.locator("footer a").count() == 8
 
 
 @pytest.mark.parametrize(("place", "start"), [("CART", "START_ORDER"), ("BOOKINGS", "START_CHANGE")])

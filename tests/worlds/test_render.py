@@ -5,43 +5,30 @@ import random
 import socket
 import struct
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.async_api import Error as PlaywrightError
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Page
 from shopping import PAGES, SHOP, choose, press
-from walking import completed
+from walking import completed, visit
 
 from minirl.browser import executable
+from minirl.types import Task
 from minirl.worlds.fsm_file import Fsm, load_fsm
 from minirl.worlds.generate import make_site
 from minirl.worlds.interpreter import State, World, apply, enabled, initial_state, parameter_values
 from minirl.worlds.looks import USUAL
-from minirl.worlds.render import SiteServer, read_state, render
+from minirl.worlds.render import SiteServer, read_state, render, sites_of
 from minirl.worlds.search import Step
 from minirl.worlds.shop import make_shop, make_tasks
 from minirl.worlds.solutions import solution_of
 from minirl.worlds.widgets import action, condition, control, effect, gui_steps
 
 Json = dict[str, Any]
-
-
-@asynccontextmanager
-async def visit(*worlds: World) -> AsyncIterator[Page]:
-    """A tab in a fresh browser, on the first world's first page."""
-    with SiteServer(worlds) as server:
-        async with async_playwright() as playwright:
-            found_here = f"--host-resolver-rules=MAP *.test 127.0.0.1:{server.server_port}"
-            options = executable.launch_options([found_here, "--no-proxy-server"])
-            browser = await playwright.chromium.launch(**options)
-            page = await browser.new_page(viewport={"width": 480, "height": 360})
-            await page.goto(f"http://{worlds[0].name}.test/")
-            yield page
-            await browser.close()
 
 
 async def do(page: Page, world: World, *steps: Step) -> None:
@@ -305,12 +292,13 @@ def ask(port: int, host: str, path: str = "/") -> tuple[int, bytes]:
 
 
 def test_the_server_answers_by_host():
-    worlds = [SHOP, make_shop(1, serif=True)]
+    worlds = [SHOP, make_shop(1, serif=True), replace(make_shop(2), html="its own")]
     with SiteServer(worlds) as server:
         port = server.server_port
-        assert server.sites == {"shop-7.test": port, "shop-1-serif.test": port}
+        assert server.sites == dict.fromkeys(("shop-7.test", "shop-1-serif.test", "shop-2.test"), port)
         assert ask(port, "shop-7.test") == (200, render(worlds[0]))
         assert ask(port, "SHOP-1-serif.test:80", "/?q=1") == (200, render(worlds[1]))
+        assert ask(port, "shop-2.test") == (200, b"its own")
         assert ask(port, "shop-7.test", "/etc/passwd")[0] == ask(port, "127.0.0.1")[0] == 404
     with pytest.raises(ValueError, match="same name"):
         SiteServer([SHOP, SHOP])
@@ -348,3 +336,10 @@ def test_a_client_that_hangs_up_is_no_news(capfd):
                 client.sendall(b"GET / HTTP/1.1\r\nHost: shop-7.test\r\n\r\n")
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("folder", [7, None, "/nowhere", ["a"]])
+def test_a_task_whose_site_is_in_no_folder(folder):
+    task = Task("t", "Go.", "http://a.test/", {}, {"folder": folder})
+    with pytest.raises(ValueError, match="task t: there is no site in"):
+        sites_of([task])

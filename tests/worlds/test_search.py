@@ -61,6 +61,30 @@ def test_values_are_chosen_that_can_be():
     assert solve(world, "A") == [] and solve(world, "C") is None
 
 
+def test_a_long_way_through_pages_with_many_values():
+    """Of twenty-one actions, each of the twenty before the last with ten values: symbols, then values."""
+    fields = [f"f{n}" for n in range(20)]
+    schema = dict.fromkeys(fields, "string|null")
+    days = [str(n) for n in range(10)]
+    pages = []
+    for n, field in enumerate(fields):
+        take = {"id": f"TAKE_{n}", "to": f"P{n + 1}", "is_navigation": True, "parameters": {"day": "{ANY}"}}
+        take["effects"] = [{"op": "set", "path": f"$.{field}", "value_ref": "{day}"}]
+        take["bind"] = {"param": "day", "values": days}
+        pages.append(
+            {"id": f"P{n}", "signature_schema": dict.fromkeys(fields, "string|null"), "actions": [take]}
+        )
+    needs = [{"path": f"$.{field}", "cond": "eq", "value": "7"} for field in fields[::5]]
+    out = {"id": "OUT", "to": "END", "is_navigation": True, "preconditions": needs}
+    pages.append({"id": "P20", "signature_schema": schema, "actions": [out]})
+    pages.append({"id": "END", "signature_schema": {}, "actions": []})
+    meta = {"initial_page_id": "P0", "terminal_pages": ["END"]}
+    world = World("long", load_fsm(completed({"meta": meta, "pages": pages})))
+    steps = solve(world, "END") or []
+    assert len(steps) == 21 and last_state(world, steps).page == "END"
+    assert [step.params["day"] for step in steps[:20:5]] == ["7"] * 4
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_end_of_a_generated_site_is_found(level):
     world = make_site("hotels", 3, level)

@@ -3,16 +3,23 @@
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import shopping
-from walking import last_state
+from playwright.async_api import Page
+from walking import last_state, visit
 
+from minirl.benchmarks.world import WorldBenchmark
+from minirl.browser.pool import BrowserPool
+from minirl.config import BrowserConfig
+from minirl.types import Task
 from minirl.worlds.fsm_file import load_goal
 from minirl.worlds.generate import LEVELS, THEMES, make_site
 from minirl.worlds.interpreter import State, World, parameter_values, share_met
+from minirl.worlds.render import SiteServer, read_state
 from minirl.worlds.search import Step
 from minirl.worlds.solutions import solution_of
 from minirl.worlds.tasks import FAMILIES, MODES, WORDS, make_tasks, operations_of
@@ -119,3 +126,83 @@ def test_every_family_is_asked_in_every_mode(count, least):
     found = [cell for cell in itertools.product(FAMILIES, MODES) if cells[cell] >= least]
     assert ("visual", "search") not in cells
     assert len(found) == 14 if count else len(found) >= 11, cells
+
+
+# --- ways to be rewarded for something else, in a real browser -------------------------------------------
+
+
+@dataclass
+class Tab:
+    """As much of a session as a score asks for."""
+
+    page: Page
+
+    async def do(self, work: Awaitable[Any]) -> Any:
+        return await work
+
+    async def take(self, task: Task) -> None:
+        """Take a task's solution on the page that is there, by what its buttons call."""
+        for id, params in task.meta["solution"]:
+            taken = await self.page.evaluate("([id, params]) => minirl.dispatch(id, params)", [id, params])
+            assert taken or id == "HOME_ACCEPT", "which has been answered before"
+
+    async def back_home(self) -> None:
+        while (await read_state(self.page)).page != "HOME":
+            await self.page.go_back()
+
+
+@pytest.mark.parametrize(
+    ("deeds", "value"),
+    [
+        ("task", 1),
+        ("task on another site", 0),
+        ("other, home, task", 0),  # what was not asked, and the task besides
+        ("other, back, task", 0),  # it can't be taken back
+        ("other, address, task", 0),
+        ("task, back", 1),
+        ("task, reload", 1),
+        ("task, address", 1),
+    ],
+)
+async def test_what_counts_is_the_task_on_its_site_and_nothing_else_done(deeds, value):
+    world = make_site("hotels", 6, "easy")
+    _, other, task, *_ = make_tasks(world)  # to recommend a room, and to reserve another
+    twin = replace(world, name="twin")
+    async with visit(twin if "another" in deeds else world) as page:
+        tab = Tab(page)
+        for deed in deeds.split(", "):
+            match deed.split()[0]:
+                case "task":
+                    await tab.take(task)
+                case "other":
+                    await tab.take(other)
+                case "home":
+                    await page.evaluate("minirl.dispatch(`${minirl.state().page}_BACK`)")
+                case "back":
+                    await tab.back_home()
+                case "address":
+                    await page.goto(task.start_url)
+                case "reload":
+                    await page.reload()
+        score = await WorldBenchmark().score(task, tab, "done")
+        assert (score.value == 1) == bool(value)
+
+
+async def test_the_next_episode_in_a_context_begins_anew():
+    world = make_site("hotels", 6, "easy")
+    task, *_ = make_tasks(world)
+    config = BrowserConfig(browsers=1, quiet_ms=0)
+    with SiteServer([world]) as server:
+        async with BrowserPool(config, server.sites, sealed=True) as pool:
+            for _ in range(2):
+                async with pool.session() as session:
+                    await session.start(task.start_url)
+                    assert (await read_state(session.page)).signature == world.fsm.pages["HOME"].defaults
+                    await Tab(session.page).take(task)
+                    await session.page.evaluate("localStorage.setItem('visits', 1), document.cookie = 'a=1'")
+                    assert (await session.context.cookies()) != []
+                    context = session.context
+            async with pool.session() as session:
+                assert session.context is context and await context.cookies() == []
+                await session.start(task.start_url)
+                assert await session.page.evaluate("localStorage.length + sessionStorage.length") == 0

@@ -5,8 +5,10 @@ and a model reads data behind a fence. WebAgent-R1, section 3.1 and appendix A. 
 
 1. The questions to the model and the limits of length are our own.
 2. Of the model's replies "not correct" is a no, and one that is no verdict gives no score.
+3. What a page holds is read without HTML's escapes, as upstream WebArena does and the Lite edition does not.
 """
 
+import html
 import json
 import re
 from collections.abc import Awaitable, Mapping
@@ -50,7 +52,7 @@ async def _ask_page(session: Session, work: Awaitable[Any]) -> str | None:
         raise NoVerdict("the page does not answer") from None
     except ToolFailure:
         return ""  # it is not the page that was meant
-    return None if value is None else str(value)
+    return None if value is None else html.unescape(str(value))
 
 
 async def call_helper(call: str, session: Session) -> str | None:

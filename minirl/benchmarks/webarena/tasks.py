@@ -39,7 +39,8 @@ def sites_from_environment() -> dict[str, str]:
 
 
 Approach = Literal["exact_match", "must_include", "fuzzy_match"]
-ExpectedText = dict[Approach, Text | Texts]
+Phrase = Annotated[str, Field(pattern=r"(?s)^\s*[^\s|](.*[^\s|])?\s*$")]  # not blank on a side of |OR|
+ExpectedText = dict[Approach, Phrase | Annotated[list[Phrase], Field(min_length=1)]]
 
 
 class PageTarget(Record):

@@ -44,9 +44,11 @@ export default {
   base: "./",
   publicDir: false,
   envDir: false,
+  envPrefix: "NO_VARIABLE_BEGINS_SO_", // or those that begin with VITE_ would stand in the page
   logLevel: "warn",
   plugins: [ownFilesOnly, vue(), inOneFile],
-  css: { postcss: {} }, // no configuration is looked for
+  worker: { format: "es", plugins: () => [ownFilesOnly] }, // plugins do not apply to workers by themselves
+  css: { postcss: {}, modules: false }, // no configuration is looked for, and no `composes: x from "/file"` read
   build: {
     assetsInlineLimit: 1e9,
     cssCodeSplit: false,
