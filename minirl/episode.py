@@ -182,6 +182,8 @@ class Episode:
             if sample.finish == "stop":
                 parsed = agent.parse(self.context.chat.closing + text)
             lines = await self._act(session, parsed)
+            if self.answer is None and lines and await self.benchmark.has_ended(session, self.task):
+                self.answer = ""
             feedback = agent.visible_feedback(parsed, lines)
             times.append(time.monotonic())
             turn = Turn(

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -391,7 +392,9 @@ class Benchmark(Protocol):
     def identity(self, task: Task) -> set[tuple[str, ...]]: ...  # two tasks that share a name are the same
     def missing(self, task: Task) -> list[str]: ...  # unset environment variables that it needs
     def places(self, task: Task) -> set[tuple[str, int]]: ...  # hosts and ports of its own
+    def folders(self) -> dict[str, Path]: ...  # of pages that are served here, by host
     def needs_judge(self, task: Task) -> bool: ...  # if scoring takes a language model
     def session(self, harness: "Harness", task: Task) -> AbstractAsyncContextManager[Session]: ...
     async def prepare(self, session: Session, task: Task) -> None: ...  # logs in, between first page and look
+    async def has_ended(self, session: Session, task: Task) -> bool: ...  # if the page has ended the episode
     async def score(self, task: Task, session: Session, answer: str) -> Score: ...  # by page and answer

@@ -8,7 +8,6 @@ asks for stands on its page alone, so that making the task set opens each page o
 2. A success is the raw reward of 1, as the package's own binary reward has it. Some pages give a part of it,
    and some give it for a wrong answer.
 3. The page shows neither instruction nor reward, as the package's own observation of its elements.
-4. To an agent that sees, Chromium shows the page as large as the window allows, by its device scale.
 """
 
 import asyncio
@@ -17,20 +16,21 @@ import importlib.util
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from minirl.agents.openwebrl import OpenWebRLAgent
-from minirl.agents.webagent_r1 import WebAgentR1Agent
+from pydantic import Field
+
+from minirl.agents import simplified_html
+from minirl.benchmarks.fields import Record
 from minirl.benchmarks.judged import JudgedBenchmark
+from minirl.browser.pool import BrowserPool
 from minirl.config import Config
-from minirl.episode import Harness
 from minirl.types import BrowserFault, Score, Session, Stop, Task, ToolFailure
+from minirl.worlds.render import SiteServer
 
 HOST = "miniwob.test"
-SIZE = (160, 210)  # of a page, in CSS pixels
 SCRIPT = resources.files("minirl.benchmarks").joinpath("miniwob.js").read_text("utf-8")
 SOURCE = re.compile(r"miniwob:(?P<types>[a-z0-9,-]+)(?::(?P<first>\d+)(?:-(?P<last>\d+))?)?")
 
@@ -43,6 +43,11 @@ def pages() -> Path:
     return Path(package.origin).parent / "html"
 
 
+class MiniwobGoal(Record):
+    miniwob: str
+    seed: Annotated[int, Field(ge=0)]
+
+
 def is_miniwob(task: Task) -> bool:
     return "miniwob" in task.goal
 
@@ -50,9 +55,12 @@ def is_miniwob(task: Task) -> bool:
 class MiniwobBenchmark(JudgedBenchmark):
     judged = False
 
+    def folders(self) -> dict[str, Path]:
+        return {HOST: pages()}
+
     def identity(self, task: Task) -> set[tuple[str, ...]]:
-        """Return the page with the seed, and all that the first prompt shows: other seeds may show the same."""
-        names = {(HOST, task.goal["miniwob"], str(task.goal["seed"]))}
+        """Return the page with the seed, and what the first prompt shows, which seeds may share."""
+        names: set[tuple[str, ...]] = {(HOST, task.goal["miniwob"], str(task.goal["seed"]))}
         if "first" in task.meta:
             names.add((HOST, task.meta["first"]))
         return names
@@ -123,7 +131,7 @@ async def make_task(session: Session, name: str, seed: int, config: Config) -> T
     id = f"miniwob-{name}-{seed}"
     instruction = await ask(session, id, "begin", seed)
     if config.agent.kind == "text":
-        shown = (await WebAgentR1Agent(config.agent).observe(session)).page_text.encode()
+        shown = (await simplified_html.observe(session)).encode()
     else:
         shown = await session.screenshot()
     first = hashlib.sha256(instruction.encode() + b"\n" + shown).hexdigest()[:16]

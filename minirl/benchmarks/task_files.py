@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field
 
 from minirl.benchmarks.fields import Record, read
 from minirl.benchmarks.formats import benchmark_task
+from minirl.benchmarks.miniwob import MiniwobGoal, is_miniwob
 from minirl.benchmarks.recorded import StepGoal, digest_of, is_recorded, picture_path, recorded_task
 from minirl.benchmarks.webarena import tasks as webarena
 from minirl.types import Task
@@ -77,6 +78,8 @@ def _own_task(record: dict[str, Any], any_goal: bool) -> Task:
     task = Task(**dict(read(OwnTask, record)))
     if is_recorded(task):
         read(StepGoal, task.goal)
+    elif is_miniwob(task):
+        read(MiniwobGoal, task.goal)
     elif webarena.is_webarena(task):
         read(webarena.Rules, task.goal)
     elif task.goal and not any_goal:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from minirl.benchmarks import miniwob
 from minirl.benchmarks.judged import JudgedBenchmark
 from minirl.benchmarks.own_reward import OwnReward, load_reward
 from minirl.benchmarks.recorded import RecordedBenchmark, is_recorded
@@ -92,6 +93,8 @@ def load_source(source: str, count: int | None, config: Config) -> list[Task]:
     shops = shops_named(source)
     if shops:
         return tasks_of(shops, len(shops) if count is None else count)
+    if source.startswith("miniwob:"):
+        return miniwob.tasks_named(source, config)[:count]
     any_goal = bool(config.task.reward)
     path = Path(source)
     if not path.is_dir():
@@ -122,6 +125,7 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindB
     world = WorldBenchmark(config.reward.partial)
     judged = JudgedBenchmark()
     recorded = RecordedBenchmark()
+    pages = miniwob.MiniwobBenchmark()
 
     def benchmark_of(task: Task) -> Benchmark:
         if is_recorded(task):
@@ -130,6 +134,8 @@ def choose_benchmarks(config: Config, endpoint: Endpoint | None = None) -> FindB
             return own_reward
         if is_webarena(task):
             return webarena
+        if miniwob.is_miniwob(task):
+            return pages
         return world if task.goal else judged
 
     return benchmark_of
