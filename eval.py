@@ -28,6 +28,7 @@ from minirl.console import progress, say
 from minirl.evaluation import failures, resume, tables
 from minirl.evaluation.results import RateRow
 from minirl.recipes import LIST, RECIPES
+from minirl.run_folder import Run
 from minirl.types import Stop, Task
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def record(experiment: Experiment, label: str, score: RateRow, protocol: str) ->
         low=score.success.low,
         high=score.success.high,
         n=score.success.episodes,
-        step=json.loads(state.read_text())["step"] if state.is_file() else 0,
+        step=json.loads(state.read_text()).get("step", 0) if state.is_file() else 0,
         invalid=score.all_tasks.episodes - score.without_aborted.episodes,
         blocked=sum(trajectory.stop is Stop.BLOCKED for trajectory in trajectories),
         checkpoint=checkpoint,
@@ -120,7 +121,7 @@ def run(argv: Sequence[str]) -> None:
         return
     from minirl.distributed import open_ranks  # torch: --help and mistakes need not wait for it
 
-    with open_ranks(config.browser.episode_seconds) as ranks:
+    with open_ranks(config.browser.episode_seconds) as ranks, Run(config.run_dir, ranks.is_main).held():
         run_async(main(ranks.broadcast(config), ranks))
 
 

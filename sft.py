@@ -75,6 +75,8 @@ async def main(config: Config, ranks: Ranks) -> None:
 
 def run(argv: Sequence[str]) -> None:
     config = from_command_line(argv, "sft.py")
+    if config.resume:
+        raise ValueError("--resume is for train.py: a cloning that was cut off is begun anew, without it")
     check_run(config)
     with open_ranks(config.browser.episode_seconds) as ranks, Run(config.run_dir, ranks.is_main).held():
         run_async(main(config, ranks))

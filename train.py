@@ -89,6 +89,7 @@ async def main(config: Config, ranks: Ranks) -> None:
         with saving(experiment, state):
             await train(experiment, worker, state)
         if isinstance(worker, RolloutWorker):
+            await evaluate_if_due(experiment, worker, state)
             await evaluate(experiment, worker, experiment.tasks.heldout, "after_rl", state["step"])
     finish(experiment)
 

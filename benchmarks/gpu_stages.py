@@ -290,6 +290,7 @@ def trainer_config(here: Here) -> Any:
         browser=replace(config.browser, episodes=64),
         sampler=SamplerConfig(temperature=0.8, gpu_memory=0.3),
         batch=replace(config.batch, epochs=1, micro_tokens=context),
+        replay=Path("elsewhere"),  # log-probs are made up, not sampled from the weights
     )
 
 

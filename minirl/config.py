@@ -59,7 +59,7 @@ class BrowserConfig:
     width: int = 1280
     height: int = 1000
     action_seconds: float = 45.0  # of one tool call, waiting for the page included
-    episode_seconds: float = 600.0  # deadline of an episode
+    episode_seconds: float = 600.0  # deadline of an episode; scoring it may take as long again
     quiet_ms: float = 300.0  # the longest quiet time that is asked of a page before it counts as ready
     private: bool = False  # let pages reach private and loopback addresses beside those of the tasks' sites
     allow: tuple[str, ...] = ()  # domains that may be visited (or, with deny, may not), with their subdomains

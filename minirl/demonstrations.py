@@ -2,10 +2,10 @@
 
     RUN/trajectories/LABEL.jsonl --load_demonstrations--> trajectories with token ids
 
-Stands before the warm start (sft.py). OpenWebRL, section 4.2. The dump is of a run of ours, of a served
-teacher, or of public records (`python -m minirl.data read`); the last two hold texts without ids. Only here
-is a response tokenised: it goes through the `Context` that episodes use, so a cloned turn has exactly the
-prompt that the model will see. Its log-probs are zeros: no policy of ours sampled it.
+Stands before the warm start (sft.py). OpenWebRL, section 4.2. The dump is of a run of ours, maybe of another
+model or prompt, of a served teacher, or of public records (`python -m minirl.data read`), which hold texts
+without ids. Only here is a response tokenised: it goes through the `Context` that episodes use, so a cloned
+turn has exactly the prompt that the model will see. Its log-probs are zeros: no policy of ours sampled it.
 """
 
 from dataclasses import replace
@@ -27,11 +27,16 @@ def load_demonstrations(path: Path, harness: Harness) -> list[Trajectory]:
     successes = [episode for episode in run.load_trajectories(label) if episode.success and episode.valid]
     if not successes:
         raise ValueError(f"--sft.demos {path} holds no success to clone")
+    closing = harness.preprocessor.chat.closing
     for episode in successes:
         for turn in episode.turns:
             for name in turn.images:
                 harness.images.put(run.images.get(name))
-    return [episode if episode.prefix else tokenised(episode, harness) for episode in successes]
+            problem = harness.agent.parse(closing + turn.text).error
+            if problem and not turn.parsed.error:
+                raise ValueError(f"--sft.demos {path} is of another agent: {problem}")
+    # also where there are ids, which may be another tokenizer's, and of another prompt
+    return [tokenised(episode, harness) for episode in successes]
 
 
 def tokenised(trajectory: Trajectory, harness: Harness) -> Trajectory:

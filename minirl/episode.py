@@ -112,7 +112,7 @@ class Episode:
         except SamplerError as failure:
             self.stop, self.error = Stop.SAMPLER_ERROR, str(failure)
         except TimeoutError:
-            self.stop, self.error = Stop.TIMEOUT, "the episode's deadline passed"
+            self.stop, self.error = Stop.TIMEOUT, "the episode's deadline passed, or its score's"
         except (PlaywrightError, ToolFailure) as error:
             self.stop, self.error = Stop.ENV_ERROR, first_line(error)
         except Exception as error:
@@ -146,15 +146,18 @@ class Episode:
     async def _browse(self) -> None:
         """Open the task, take turns and score the result, all in one browser context."""
         benchmark = self.benchmark
+        seconds = self.harness.config.browser.episode_seconds
         async with benchmark.session(self.harness, self.task) as session:
-            async with asyncio.timeout(self.harness.config.browser.episode_seconds):
+            async with asyncio.timeout(seconds):
                 await session.start(self.task.start_url)
                 await benchmark.prepare(session, self.task)
                 await self._take_turns(session)
-                if self.stop in GRADED[self.harness.config.reward.after] and not benchmark.judged:
-                    answer = self.answer or ""
-                    if benchmark.recorded and self.turns:  # the whole response is scored
-                        answer = self.turns[-1].text
+            if self.stop in GRADED[self.harness.config.reward.after] and not benchmark.judged:
+                answer = self.answer or ""
+                if benchmark.recorded and self.turns:  # the whole response is scored
+                    answer = self.turns[-1].text
+                # as long again: rules look longer where they are not met, and only failures would be late
+                async with asyncio.timeout(seconds):
                     self.score = await benchmark.score(self.task, session, answer)
             self.blocked = await session.blocked()
 

@@ -46,17 +46,22 @@ MMAP_THRESHOLD = -3  # glibc's number of the setting
 LARGE = 4 << 20  # bytes of a block that goes back to the machine as soon as it is freed
 
 
+@functools.cache  # it reads the interpreter's own file
+def has_glibc() -> bool:
+    return platform.libc_ver()[0] == "glibc"
+
+
 def limit_heap() -> None:
     """Have glibc give large blocks back at once. By itself it comes to keep all below 32 MB, in a heap that
     grows by half in ten steps, because what lives long comes to lie between."""
-    if platform.libc_ver()[0] == "glibc":
+    if has_glibc():
         ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, LARGE)
 
 
 def release_memory() -> None:
     """Give freed memory back to the machine. Tensors of many sizes leave holes between what is kept, and
     glibc holds on to these until it is asked."""
-    if platform.libc_ver()[0] == "glibc":
+    if has_glibc():
         ctypes.CDLL(None).malloc_trim(0)
 
 

@@ -56,11 +56,15 @@ class TaskStream:
             raise ValueError("the task set is empty")
         self.tasks = tasks
         self.seed = seed
+        self.orders: dict[int, list[Task]] = {}  # by pass
 
     def __getitem__(self, n: int) -> Task:
-        order = list(range(len(self.tasks)))
-        random.Random(f"{self.seed}|{n // len(order)}").shuffle(order)
-        return self.tasks[order[n % len(order)]]
+        number, place = divmod(n, len(self.tasks))
+        if number not in self.orders:
+            order = list(self.tasks)
+            random.Random(f"{self.seed}|{number}").shuffle(order)
+            self.orders[number] = order
+        return self.orders[number][place]
 
 
 @dataclass

@@ -6,7 +6,7 @@
     trajectories/step_00012.jsonl, demos.jsonl    one trajectory per line; also eval_sft, ...
     screenshots/<hash>.png                        each distinct screenshot once
     checkpoints/, report.html                     of minirl/checkpoint.py and minirl/cli/report.py
-    lock                                          locked by the process that trains here
+    lock                                          locked by the process that trains or evaluates here
 
 Whole files are written beside their place and then renamed. A process that is killed may leave a torn last
 line in appended files: readers skip a line without its newline, and whoever goes on writes such a file anew
@@ -151,8 +151,8 @@ class Run:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes from training in the folder while the block runs. OSError if one does. The
-        system frees what a dead process held. A folder in which nothing was written goes again."""
+        """Keep other processes from training or evaluating in the folder while the block runs. OSError if one
+        does. The system frees what a dead process held. A folder in which nothing was written goes again."""
         if not self.records:
             yield
             return
@@ -184,8 +184,8 @@ class Run:
         """Record the command that was typed, and the commit of these sources, if git knows it."""
         if self.records:
             ask = "git describe --always --dirty"
-            told = subprocess.run(ask, cwd=Path(__file__).parent, shell=True, capture_output=True, text=True)
-            start = {"command": shlex.join(sys.argv), "commit": told.stdout.strip()}
+            git = subprocess.run(ask, cwd=Path(__file__).parent, shell=True, capture_output=True, text=True)
+            start = {"command": shlex.join(sys.argv), "commit": git.stdout.strip()}
             append_line(self.root / "starts.jsonl", start)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -241,9 +241,14 @@ class Run:
         """Return the labels of the dumped RL steps, in their order."""
         return [label for label in self.labels() if STEP_LABEL.fullmatch(label)]
 
+    def best(self) -> dict[str, Any]:
+        """Return the `step` and the `success` of the best weights so far, or nothing."""
+        path = self.checkpoint_dir / "best" / "state.json"
+        return json.loads(path.read_text()) if path.is_file() else {}
+
     def truncate_after(self, step: int) -> None:
-        """Forget metrics, evaluations and dumps of steps after `step`, so that a resumed run does not show a
-        step twice."""
+        """Forget metrics, evaluations, dumps and best weights of steps after `step`, so that a resumed run
+        does not show a step twice."""
         if not self.records:
             return
         for path in (self.root / "metrics.jsonl", self.root / "evals.jsonl"):
@@ -253,6 +258,8 @@ class Run:
             match = STEP_LABEL.fullmatch(label.removeprefix("eval_"))
             if match and int(match[1]) > step:
                 self.trajectory_path(label).unlink()
+        if self.best().get("step", -1) > step:
+            shutil.rmtree(self.checkpoint_dir / "best")
 
     def prune(self, keep_steps: int) -> None:
         """Remove the dumps of RL steps but the last `keep_steps` and every tenth, then the screenshots that

@@ -171,7 +171,7 @@ class Turn:
     suffix: tuple[int, ...]
     response_ids: tuple[int, ...]  # none if a served model wrote it, and then there is no suffix either
     logprobs: tuple[float, ...]
-    text: str  # the decoded response; where there are ids, never tokenised again
+    text: str  # the decoded response; where there are ids, never tokenised again for reinforcement
     images: tuple[str, ...] = ()  # the prompt's, by content hash
     parsed: Parsed = field(default_factory=Parsed)
     feedback: tuple[str, ...] = ()  # one line per call

@@ -14,7 +14,13 @@ from minirl.judges.parsers import read_verdict
 from minirl.worlds.authoring import WRITTEN
 
 MAX_GROWTH = 8.0  # from n to 4n repeats: linear is 4, quadratic is 16
-LOOKS = ((400, 1), (400, 3), (1200, 3), (1200, 5))  # repeats and attempts; a busy machine is looked at again
+LOOKS = (
+    (400, 1),
+    (400, 3),
+    (1200, 3),
+    (1200, 5),
+    (400, 15),
+)  # repeats and attempts; a busy machine is looked at again
 BEGINNINGS = ["", "the verdict", "so</think>", "<answer>do(", "Step 1: <think>"]
 WORDS = ["the ", "not ", "verdict:", " ", "success\n", "status: ", ". status: ", "- ", "1. ", "\n", "{", "}"]
 WORDS += ['"', "'", "<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "<verdict>", "*", "a+"]

@@ -1,19 +1,22 @@
 """Collecting groups, with episodes that only take time; tests/test_episode.py plays real ones."""
 
 import asyncio
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from peers import Idle
-from workers import make_worker
+from workers import Scored, make_worker
 
 from minirl.config import AgentConfig, EvalConfig, RewardConfig, RolloutConfig, SamplerConfig
+from minirl.episode import Episode
 from minirl.recipes import tiny
 from minirl.rollout import Collected, TaskStream
-from minirl.types import Prompt, Request, RunEnds, Sample, Sampling, Stop, Task, Trajectory, Turn
+from minirl.types import Prompt, Request, RunEnds, Sample, Sampling, Score, Stop, Task, Trajectory, Turn
 
 CONFIG = replace(tiny(), agent=AgentConfig(brief=True, response_tokens=400, context_tokens=8192))
 
@@ -175,6 +178,32 @@ async def test_an_episode_that_can_not_be_rewarded_ends_the_step_as_a_lost_sampl
         await theatre.collect()
 
 
+@pytest.mark.parametrize(("seconds", "stop"), [(70, Stop.DONE), (130, Stop.TIMEOUT)])
+async def test_scoring_takes_none_of_an_episodes_time_and_has_as_long(
+    preprocessor, monkeypatch, seconds, stop
+):
+    """Rules look longer at a page that does not meet them: of late episodes only failures would be lost."""
+
+    async def take_turns(self: Episode, session: Any) -> None:
+        await asyncio.sleep(100)  # of 120
+        self.stop = Stop.DONE
+
+    async def score(*_: Any) -> Score:
+        await asyncio.sleep(seconds)
+        return Score(0.0)
+
+    monkeypatch.setattr(Episode, "_take_turns", take_turns)
+    session = AsyncMock()
+    session.blocked.return_value = ""
+    session.__aenter__.return_value = session
+    session.__aexit__.return_value = None
+    browsers = Mock(session=lambda: session)
+    worker = make_worker(CONFIG, preprocessor, browsers=browsers, benchmark=Scored(score))
+    with clock_that_jumps():
+        trajectory = await worker.episode(Task("t", "", ""), 0, worker.policy(Sampling(), 9), 3)
+    assert trajectory.stop is stop
+
+
 SPOILED = Plan(stops=(Stop.JUDGE_ERROR, Stop.JUDGE_ERROR))
 
 
@@ -284,10 +313,13 @@ async def test_the_meter_never_goes_back_and_the_curriculum_is_followed():
     assert set(theatre.max_steps) == {7}
 
 
-def test_a_task_stream_passes_over_all_tasks_and_is_resumed_by_its_cursor():
+def test_a_task_stream_passes_over_all_tasks_and_is_resumed_by_its_cursor(monkeypatch):
     tasks = [Task(str(i), "", "") for i in range(7)]
     stream = TaskStream(tasks, seed=3)
+    shuffled = Mock(wraps=random.Random)
+    monkeypatch.setattr("random.Random", shuffled)
     first, second = ([stream[n].id for n in range(start, start + 7)] for start in (0, 7))
+    assert shuffled.call_count == 2, "once a pass"
     assert sorted(first) == sorted(second) == [str(i) for i in range(7)] and first != second
     assert [TaskStream(tasks, seed=3)[n].id for n in range(7, 14)] == second
     with pytest.raises(ValueError, match="empty"):

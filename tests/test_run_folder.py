@@ -185,7 +185,13 @@ def test_a_resumed_run_forgets_later_steps(tmp_path):
         run.save_trajectories(f"eval_step_{step:05d}", [episode()])
         run.add_eval(f"step {step}", step=step, success=0.0, low=0.0, high=1.0, n=1)
     run.save_trajectories("eval_sft", [episode()])
+    best = run.checkpoint_dir / "best/state.json"
+    best.parent.mkdir(parents=True)
+    best.write_text('{"step": 3}')
+    run.truncate_after(3)
+    assert best.exists()
     run.truncate_after(2)
+    assert not best.parent.exists()
     assert [record["step"] for record in run.metrics()] == [1, 2]
     assert [record["step"] for record in run.evals()] == [1, 2]
     assert run.labels() == ["eval_sft", "eval_step_00001", "eval_step_00002", "step_00001", "step_00002"]

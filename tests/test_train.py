@@ -69,10 +69,11 @@ def test_a_run_leaves_metrics_evaluations_dumps_and_a_report(finished):
     for key in METRICS.split():
         assert key in metrics[0], key
     assert any(key.startswith("stop/") for key in metrics[0])
-    labels = ["before training", "after SFT", "eval_step_00001", "after RL"]
-    assert [(row["label"], row["n"]) for row in run.evals()] == list(zip(labels, (3, 3, 3, 3), strict=True))
+    labels = ["before training", "after SFT", "eval_step_00001", "eval_step_00002", "after RL"]
+    assert [(row["label"], row["n"]) for row in run.evals()] == [(label, 3) for label in labels]
+    rates = [(row["success"], row["step"]) for row in run.evals()[2:4]]
     best = json.loads((run.checkpoint_dir / "best/state.json").read_text())
-    assert best["step"] == 1
+    assert (best["success"], best["step"]) == max(rates), "the last weights, too, may be the best"
     assert {"before", "after_sft", "after_rl", "demos", "step_00001", "step_00002"} <= set(run.labels())
     assert run.report_path.is_file() and (run.root / "config.json").is_file()
 
@@ -272,6 +273,11 @@ def test_two_runs_are_never_mixed_in_one_folder(ended, finished, flags, said):
     code, err = ended(script, *small(finished, *flags))
     assert code == 2 and said in err and err.count("\n") == 1
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+def test_weights_that_a_run_started_from_are_not_cloned_anew(ended, finished):
+    code, err = ended(sft, *small(finished, "--resume"))
+    assert code == 2 and "--resume is for train.py" in err
 
 
 def test_resuming_a_finished_run_says_so_and_changes_nothing(finished, capsys):

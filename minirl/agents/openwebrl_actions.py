@@ -18,23 +18,21 @@ import asyncio
 import json
 import re
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from importlib import resources
-from types import SimpleNamespace
 from typing import Annotated, Any
 
 from annotated_types import Predicate
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import from_json
 
-from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer, looks_the_same
-from minirl.console import without_passwords
+from minirl.agents.feedback import shorten, watched
+from minirl.browser.page_scripts import CHOOSE, FOCUS, PASTE, SCROLL, PageAnswer
 from minirl.types import Call, Observation, PageHangs, Parsed, Session, ToolFailure
 
 SCALE = 1000  # coordinates run from 0 to SCALE on both axes
-FEEDBACK_CHARS = 512  # of a line of feedback,
-VALUE_CHARS = 100  # of a field's value in it,
+VALUE_CHARS = 100  # of a field's value in a line of feedback,
 URL_CHARS = 300  # and of an address in an observation
 MAX_WAIT_SECONDS = 30
 MAX_PRESSES = 50
@@ -118,83 +116,11 @@ async def carry_out(session: Session, call: Call, work: Awaitable[str]) -> str:
     raise ToolFailure(shorten(" ".join(lines)).removesuffix("."))
 
 
-def shorten(text: str) -> str:
-    """Collapse whitespace, leave out passwords in addresses, and cut the middle out of a long text: its head
-    says what, its tail why."""
-    text = without_passwords(" ".join(text.split()))
-    if len(text) <= FEEDBACK_CHARS:
-        return text
-    head = int(0.7 * (FEEDBACK_CHARS - 5))
-    return text[:head] + " ... " + text[head + 5 - FEEDBACK_CHARS :]
-
-
 def visible_feedback(agent: Any, parsed: Parsed, feedback: tuple[str, ...]) -> tuple[str, ...]:
     """Be an agent's method: return all lines, or in the ablation those on what failed."""
     if agent.config.feedback or parsed.error:
         return feedback
     return tuple(line for line in feedback if line.startswith(FAILED))
-
-
-@asynccontextmanager
-async def watched(
-    session: Session, point: tuple[float, float] | None = None, quiet: bool = False, is_click: bool = False
-) -> AsyncIterator[SimpleNamespace]:
-    """Mark the page, run the block's action at `point` (CSS pixels), wait until the page is ready (`quiet`:
-    the full time, as after typing). Yields the target's `name` and, of a list, `options`; then `notes` are
-    the changes as sentences, each after a blank, and `fresh` tells if the page is another than before."""
-    page = session.page
-    old_url = page.url
-    old_tabs = len(session.context.pages)
-    before = b""
-    if is_click:
-        # the agent has just seen it, unless it reads pages or made another call of the same response
-        before = session.picture or await session.screenshot()
-    target = await session.arm(point)
-    effect = SimpleNamespace()
-    effect.name = target.name or "something"
-    effect.options = target.options
-    effect.kind = target.kind
-    try:
-        yield effect
-    except ToolFailure:  # what closes its own tab may do so before the browser has answered
-        if not page.is_closed():
-            raise
-    settled = await session.settle(quiet=quiet)
-    notes = _changes(settled, session, old_url, old_tabs)
-    if is_click and not (notes or target.options or settled.changes or settled.revalued or session.news):
-        session.unseen = await session.screenshot()
-        if looks_the_same(before, session.unseen, settled.masks):
-            notes.append("Note: no visible navigation or new tab detected.")
-    effect.fresh = settled.fresh
-    effect.notes = "".join(f" {note}" for note in notes)
-
-
-def _changes(settled: PageAnswer, session: Session, old_url: str, old_tabs: int) -> list[str]:
-    """Return sentences on where the browser is, if not where it was, and on the target and the focus."""
-    url = session.page.url
-    n_tabs = len(session.context.pages)
-    notes = []
-    if settled.error:
-        notes.append(f"The page that it leads to could not be loaded ({settled.error}).")
-    elif n_tabs < old_tabs:
-        notes.append(f"The tab closed; the current one is at {url}.")
-    elif url != old_url:
-        notes.append(f"Page navigated to {url}.")
-    elif settled.fresh and n_tabs == old_tabs:
-        notes.append("The page was loaded anew.")
-    if settled.status >= 400:
-        notes.append(f"The server answered with status {settled.status}.")
-    if n_tabs > old_tabs:
-        notes.append(f"New tab opened (tab {n_tabs - 1}).")
-    if settled.state:
-        notes.append(f"It is now {settled.state}.")
-    if settled.moved:
-        notes.append("It has moved away from under the pointer, and may not have got the click.")
-    if settled.focus:
-        notes.append("It has the focus." if settled.focus == "it" else f"The focus is on {settled.focus}.")
-    if settled.invalid:
-        notes.append(f'The form was not sent: "{settled.invalid}"')
-    return notes
 
 
 def pixels(session: Session, point: Point) -> tuple[float, float]:

@@ -10,8 +10,7 @@ Source: OpenWebRL, appendix A.1 and table 7. Deviations:
 3. No HTTP service between episode and browser.
 4. A page that hangs is stopped, and the agent is told, instead of ending the episode.
 5. Nothing can be pasted: the episodes of a browser share its clipboard.
-6. Of the paper's diagnostics a trajectory keeps seconds by phase and the traceback's last line; a browser's
-   memory, its uptime and the number of its requests are not recorded.
+6. Of the paper's diagnostics only seconds by phase and the traceback's last line are kept.
 """
 
 import asyncio
@@ -74,7 +73,7 @@ class Session:
 
     @property
     def width(self) -> int:
-        """The current tab's: a window that a page opens may have a size of its own."""
+        """The current tab's: a window that a page opens has its own."""
         return (self.page.viewport_size or {}).get("width", self.config.width)
 
     @property
@@ -378,8 +377,7 @@ class Session:
             self.page = self.context.pages[-1]
 
     async def _dialog(self, dialog: Dialog) -> None:
-        """Answer a dialog, which would block the page for ever: accept it, but stay where something is not
-        saved. It is in no screenshot, so it is news."""
+        """Answer a dialog, which would block the page: accept it, but stay where something is not saved."""
         stays = dialog.type == "beforeunload"
         accepts = not stays if self.answer is None else self.answer
         message = " ".join(dialog.message.split())[:100]

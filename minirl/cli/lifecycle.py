@@ -21,7 +21,7 @@ from minirl.evaluation.failures import step_metrics
 from minirl.experiment import Experiment
 from minirl.metrics import rollout_metrics
 from minirl.rollout import Collected, RolloutWorker
-from minirl.run_folder import REGULAR, Run, checkpoints, flatten
+from minirl.run_folder import Run, checkpoints, flatten
 from minirl.types import Group, RunEnds, Task
 
 State = dict[str, Any]
@@ -73,6 +73,8 @@ async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_sta
     the weights that its source has started from.
     """
     config = experiment.config
+    if config.eval_every and not (config.replay or experiment.tasks.validation):
+        raise ValueError("--eval-every: the tasks set aside for it are all held out: change --task.heldout")
     trainer = experiment.trainer
     saved = experiment.checkpoints
     sft = Run(config.replay or config.run_dir).checkpoint_dir / "sft"
@@ -107,8 +109,8 @@ async def begin(experiment: Experiment, worker: RolloutWorker | Replay, warm_sta
 
 async def evaluate(
     experiment: Experiment, worker: RolloutWorker, tasks: Sequence[Task], label: str, step: int
-) -> float:
-    """Record the success on tasks under `label`, and return it. The episodes are kept as the dump `label`."""
+) -> None:
+    """Record the success on tasks under `label`. The episodes are kept as the dump `label`."""
     await experiment.reset_sites()
     places = [(task, n) for n, task in enumerate(tasks)]
     max_steps = experiment.config.eval.max_steps
@@ -121,7 +123,7 @@ async def evaluate(
         raise ValueError(f"{label}: no episode counts; of the first one: {trajectories[0].error}")
     successes = sum(trajectory.success for trajectory in valid)
     aborted = len(trajectories) - len(valid)
-    return experiment.log.evaluation(PHASES.get(label, label), step, successes, len(valid), aborted)
+    experiment.log.evaluation(PHASES.get(label, label), step, successes, len(valid), aborted)
 
 
 def evaluated(experiment: Experiment) -> dict[str, dict[str, Any]]:
@@ -135,13 +137,15 @@ async def evaluate_if_due(experiment: Experiment, worker: RolloutWorker, state: 
     step = state["step"]
     label = f"eval_{Run.step_label(step)}"
     is_due = config.eval_every and step and step % config.eval_every == 0
-    if not is_due or label in evaluated(experiment):  # it may have been made before --resume
+    if not is_due:
         return
-    tasks = experiment.tasks.validation[: config.eval.interim_episodes]
-    success = await evaluate(experiment, worker, tasks, label, step)
-    rates = [row["success"] for name, row in evaluated(experiment).items() if name.startswith(REGULAR)]
-    if success == max(rates):
-        experiment.checkpoints.export("best", state)
+    if label not in evaluated(experiment):  # it may have been made before --resume
+        tasks = experiment.tasks.validation[: config.eval.interim_episodes]
+        await evaluate(experiment, worker, tasks, label, step)
+    success = evaluated(experiment)[label]["success"]
+    best = experiment.ranks.broadcast(experiment.run.best())
+    if success >= best.get("success", 0.0):
+        experiment.checkpoints.export("best", state | {"success": success})
 
 
 def end_step(

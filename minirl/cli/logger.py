@@ -66,8 +66,8 @@ class Logger:
         say(step_line(step, self.total, metrics))
         self.report()
 
-    def evaluation(self, label: str, step: int, successes: int, n: int, aborted: int) -> float:
-        """Record and print an evaluation of `n` episodes; `aborted` more are in no rate. Return the rate."""
+    def evaluation(self, label: str, step: int, successes: int, n: int, aborted: int) -> None:
+        """Record and print an evaluation of `n` episodes; `aborted` more are in no rate."""
         low, high = wilson(successes, n)
         rate = successes / n
         row = {"label": label, "step": step, "success": rate, "low": low, "high": high, "n": n}
@@ -77,7 +77,6 @@ class Logger:
             self.wandb.log({"eval/success": rate, "eval/low": low, "eval/high": high}, step=step)
         say(rate_line(row), "bold green")
         self.report()
-        return rate
 
     def report(self) -> None:
         if self.run.records:

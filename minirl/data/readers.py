@@ -117,7 +117,7 @@ def read_webrl_step(prompt: str, last_action: str, name: str) -> Trajectory:
 
 
 def said(response: str, **shown: Any) -> Turn:
-    return Turn(0, (), (), (), response, **shown)
+    return Turn(shared=0, suffix=(), response_ids=(), logprobs=(), text=response, **shown)
 
 
 def read_openwebrl_turn(record: Mapping[str, Any], images: ImageFolder) -> Trajectory:

@@ -7,6 +7,7 @@ section 4.3 and appendix A.4. A judge is served (--judge.model), or it is a chec
 runs in this process and shares the device with the agent: serve a large one.
 """
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -88,7 +89,11 @@ class LocalJudge(ModelJudge):
     async def answer(self, messages: Sequence[Message]) -> tuple[str, str]:
         limit = BRIEF_TOKENS if self.config.input == "brief" else self.config.response_tokens
         prompt = prompt_of(self.preprocessor, messages)
-        sample = await self.sampler.generate(Request(prompt, SEED, limit, GREEDY, self.config.seconds))
+        try:
+            sample = await self.sampler.generate(Request(prompt, SEED, limit, GREEDY, self.config.seconds))
+        except asyncio.CancelledError:
+            await self.sampler.idle()  # what is still decoded would be in the update's way
+            raise
         text = self.preprocessor.text(sample.ids)
         # A template may open the thinking itself: without its end, all of the answer is thought
         if self.preprocessor.chat.opens_think and THINK_END not in text:

@@ -72,10 +72,10 @@ class SiteBuilder:
         facts = {}  # how pages say the fields of a record
         for entity in self.entities:
             self._add_list(entity)
-            said = {"kind": "{}"}
+            wordings = {"kind": "{}"}
             for number, unit, *_ in entity.numbers:
-                said[number] = unit
-            facts[entity.plural] = said | dict.fromkeys(entity.flags, "{}")
+                wordings[number] = unit
+            facts[entity.plural] = wordings | dict.fromkeys(entity.flags, "{}")
         self._add_item_flows()
         for extra in self.level.extras:
             self._add_extra(VOCABULARY["extras"][extra])

@@ -137,6 +137,6 @@ def _with_texts(record: Mapping[str, Any], about: Json, rng: Random) -> Json:
         rng.choice(about["middles"]),
         rng.choice(TEXTS["closings"]),
     ]
-    text = " ".join(sentences).format(**names, **record)
+    text = " ".join(sentences).format(**{**record, **names})
     date = f"2026-{rng.randint(1, 4):02}-{rng.randint(1, 28):02}"
     return {**record, **names, "date": date, "text": text}

@@ -145,7 +145,7 @@ async def replay_sites(
 
     with SiteServer(worlds) as server:
         config = replace(config, quiet_ms=0)  # pages of ours change at once, or with the next frame
-        async with BrowserPool(config, server.sites, True) as browsers:
+        async with BrowserPool(config, server.sites, sealed=True) as browsers:
             harness = make_harness(browsers, config)
             replays = await ask_all(visit, tasks, config.episodes, "acting out solutions")
     names = [(task.meta["world"], task.id) for task in tasks]

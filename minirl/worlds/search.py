@@ -62,7 +62,10 @@ class Graph:
 
     def nearest(self) -> dict[str, str]:
         """Return the key of the nearest state on each page that was reached."""
-        return {node.state.page: key for key, node in reversed(self.nodes.items())}
+        keys: dict[str, str] = {}
+        for key, node in self.nodes.items():
+            keys.setdefault(node.state.page, key)
+        return keys
 
 
 def explore(world: World, plain: bool = True) -> Graph:

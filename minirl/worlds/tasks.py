@@ -113,8 +113,7 @@ class Draft:
         visited = {part.find.get("list") for part in self.parts}
         others = self.other_flows()
         undone = {flow["id"] for flow in others}
-        flows = [flow for flow in others if undone.isdisjoint(flow["after"])]
-        flows = [flow for flow in flows if flow["list"] not in visited]
+        flows = [f for f in others if undone.isdisjoint(f["after"]) and f["list"] not in visited]
         if not flows:
             return False
         flow = self.rng.choice(flows)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from minirl.agents.feedback import FEEDBACK_CHARS, shorten
 from minirl.agents.openwebrl import (
     FORM,
     TOOLS,
@@ -18,7 +19,7 @@ from minirl.agents.openwebrl import (
     schemas,
     system_prompt,
 )
-from minirl.agents.openwebrl_actions import FEEDBACK_CHARS, carry_out, shorten
+from minirl.agents.openwebrl_actions import carry_out
 from minirl.config import AgentConfig, BrowserConfig
 from minirl.types import Call, Parsed, ToolFailure
 

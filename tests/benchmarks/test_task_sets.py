@@ -141,7 +141,7 @@ async def test_evaluations_between_steps_leave_the_held_out_tasks_alone(monkeypa
     experiment: Any = SimpleNamespace(
         config=replace(tiny(), eval_every=2, eval=EvalConfig(episodes=5)),
         tasks=tasks,
-        run=SimpleNamespace(evals=lambda: rows),
+        run=SimpleNamespace(evals=lambda: rows, best=dict),
         ranks=SimpleNamespace(broadcast=lambda value: value),
         checkpoints=SimpleNamespace(export=lambda name, state: exported.append(name)),
     )

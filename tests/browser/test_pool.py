@@ -124,10 +124,11 @@ def drivers() -> list[psutil.Process]:
 
 async def test_a_driver_that_died_is_started_again_for_the_next_episode(site):
     """Its browsers die with it, and nobody tells. Episodes that begin at the same time share the new one."""
+    others = {driver.pid for driver in drivers()}  # of an earlier test's pool, still ending
     async with BrowserPool(replace(CONFIG, browsers=2)) as pool:
         async with pool.session() as session:
             await session.start(f"{site}/")
-            (driver,) = drivers()
+            (driver,) = (child for child in drivers() if child.pid not in others)
             driver.kill()
             with pytest.raises(BrowserFault):
                 await session.screenshot()
@@ -138,11 +139,11 @@ async def test_a_driver_that_died_is_started_again_for_the_next_episode(site):
                 return await session.page.title()
 
         assert await asyncio.gather(*(visit() for _ in range(4))) == ["Two"] * 4
-        (second,) = drivers()
+        (second,) = (child for child in drivers() if child.pid not in others)
         assert second.pid != driver.pid and pool.launches == 3
         second.kill()
         assert await visit() == "Two"
-    assert drivers() == []
+    assert {child.pid for child in drivers()} <= others
 
 
 def test_the_manifest_is_of_this_playwright():

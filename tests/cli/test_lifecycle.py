@@ -26,7 +26,6 @@ def experiment(tmp_path) -> Mock:
     experiment.run.evals.return_value = []
     experiment.checkpoints.folder, experiment.checkpoints.newest = tmp_path, ""
     experiment.checkpoints.resume.return_value = {"step": 4, "cursor": 9}
-    experiment.log.evaluation.side_effect = lambda label, step, successes, n, aborted: successes / n
     return experiment
 
 
@@ -41,7 +40,7 @@ def ended(stop: Stop = Stop.DONE, success: bool = False) -> Trajectory:
 
 async def test_a_rate_leaves_out_what_was_aborted_and_says_so(experiment):
     ends = [ended(success=True), ended(), ended(Stop.SITE_ERROR), ended(Stop.MAX_STEPS)]
-    assert await lifecycle.evaluate(experiment, make_worker(*ends), [TASK] * 4, "after_sft", 0) == 1 / 3
+    await lifecycle.evaluate(experiment, make_worker(*ends), [TASK] * 4, "after_sft", 0)
     experiment.run.save_trajectories.assert_called_once_with("after_sft", ends)
     aborted = make_worker(ended(Stop.INFRA_ERROR), ended(Stop.INFRA_ERROR))
     with pytest.raises(ValueError, match="before: no episode counts; of the first one: the reason"):
@@ -50,29 +49,39 @@ async def test_a_rate_leaves_out_what_was_aborted_and_says_so(experiment):
 
 
 @pytest.mark.parametrize(
-    ("step", "earlier", "exported"),
+    ("step", "recorded", "best", "exported"),
     [
-        (0, {}, None),  # nothing is due
-        (3, {}, None),
-        (4, {2: 0.25}, True),
-        (4, {2: 0.75}, False),
-        (4, {4: 0.5}, None),  # made before --resume
+        (0, None, None, False),  # nothing is due
+        (3, None, None, False),
+        (4, None, 0.25, True),
+        (4, None, 0.5, True),  # of equals the newest
+        (4, None, 0.75, False),
+        (4, 0.5, None, True),  # what was evaluated before --resume may not have been kept
+        (4, 0.5, 0.75, False),
     ],
 )
-async def test_the_best_weights_so_far_are_kept(experiment, step, earlier, exported):
-    """Every two steps two tasks are evaluated, of which one succeeds; `earlier` are rates by step."""
-    rows = [{"label": f"eval_step_{n:05d}", "success": rate} for n, rate in earlier.items()]
+async def test_the_best_weights_so_far_are_kept(experiment, step, recorded, best, exported):
+    """Every two steps two tasks are evaluated, of which one succeeds."""
+    rows = [] if recorded is None else [{"label": "eval_step_00004", "success": recorded}]
     worker, state = make_worker(ended(success=True), ended()), {"step": step}
     experiment.config = replace(experiment.config, eval_every=2, eval=EvalConfig(episodes=2))
+    experiment.run.best.return_value = {} if best is None else {"step": 2, "success": best}
 
-    def evaluation(label: str, step: int, successes: int, n: int, aborted: int) -> float:
+    def evaluation(label: str, step: int, successes: int, n: int, aborted: int) -> None:
         rows.append({"label": label, "success": successes / n})
-        return successes / n
 
     experiment.run.evals.return_value, experiment.log.evaluation = rows, evaluation
     await lifecycle.evaluate_if_due(experiment, worker, state)
-    assert len(rows) == len(earlier) + (exported is not None)
-    assert experiment.checkpoints.mock_calls == ([call.export("best", state)] if exported else [])
+    assert worker.evaluate.await_count == (step == 4 and recorded is None)
+    expected = [call.export("best", {"step": 4, "success": 0.5})] if exported else []
+    assert experiment.checkpoints.mock_calls == expected
+
+
+async def test_a_run_that_could_not_choose_its_best_weights_does_not_begin(experiment):
+    experiment.config = replace(experiment.config, eval_every=2)
+    experiment.tasks.validation = []
+    with pytest.raises(ValueError, match="--eval-every: the tasks set aside for it are all held out"):
+        await lifecycle.begin(experiment, make_worker(), AsyncMock())
 
 
 def test_a_step_ends_with_dump_metrics_and_a_checkpoint_if_one_is_due(experiment):

@@ -236,7 +236,7 @@ def test_a_report_says_how_it_was_made_and_fits_a_phone(page, run):
     page.set_viewport_size({"width": 390, "height": 844})
     open_report(page, run)
     header = page.locator("header").inner_text()
-    assert "pytest" in header and "loss.clip_high\t0.3\t0.28" in header and "steps\t24\t10" in header
+    assert "\ncommit " in header and "loss.clip_high\t0.3\t0.28" in header and "steps\t24\t10" in header
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     titles = page.locator("figure").evaluate_all("all => all.map(one => one.dataset.title)")
     assert titles[:2] == ["Success", "Turns per episode"] and "Entropy" in titles

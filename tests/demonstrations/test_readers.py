@@ -101,6 +101,20 @@ async def test_cloning_shows_smaller_screenshots_and_reinforcement_whole_ones(
         assert words[0] == words[1]
 
 
+def test_a_dump_is_told_again_whoever_made_its_ids_but_not_in_another_agents_words(harness, tmp_path):
+    own = load(PUBLIC / "openwebrl_sft.jsonl", harness("visual"))
+    others = []
+    for demo in own:
+        turns = tuple(replace(turn, shared=1, suffix=(7,), response_ids=(8, 9)) for turn in demo.turns)
+        others.append(replace(demo, prefix=(6,), turns=turns))
+    run = Run(tmp_path)
+    run.save_trajectories("others", others)
+    dump = run.trajectory_path("others")
+    assert load_demonstrations(dump, harness("visual")) == own
+    with pytest.raises(ValueError, match="others.jsonl is of another agent: "):
+        load_demonstrations(dump, harness("text"))
+
+
 def test_a_public_file_and_a_recipe_that_are_none_are_refused(harness, tmp_path):
     with pytest.raises(ValueError, match="is no dump .*: read public records into one first"):
         load_demonstrations(PUBLIC / "webrl_policy.json", harness("text"))

@@ -87,7 +87,8 @@ def test_the_runs_own_tasks_are_evaluated_unless_others_are_asked_for(resolve, t
 def test_a_checkpoint_is_evaluated_from_the_command_line(eval_script, tmp_path, tiny_folder, capsys):
     """Two tasks that it fails and one whose site is not there; the run that is evaluated stays as it is."""
     run = tmp_path / "first"
-    shutil.copytree(tiny_folder, run / "checkpoints" / "step_00004")
+    checkpoint = shutil.copytree(tiny_folder, run / "checkpoints" / "step_00004")
+    (checkpoint / "state.json").write_text('{"cursor": 9}')  # a stranger's
     (run / "metrics.jsonl").write_text("{}\n")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     goal = {"page": "DONE", "where": []}
@@ -95,6 +96,8 @@ def test_a_checkpoint_is_evaluated_from_the_command_line(eval_script, tmp_path, 
     save_tasks(tmp_path / "tasks.jsonl", [*tasks, Task("gone", "Order.", "http://nothing-here.test/", goal)])
     flags = ["--name", str(tmp_path / "first"), "--task.heldout", str(tmp_path / "tasks.jsonl")]
     flags += ["--eval.max-steps", "2", "--eval.response-tokens", "8", "--browser.browsers", "1"]
+    with Run(tmp_path / "first-eval").held(), pytest.raises(OSError, match="lock' could not be acquired"):
+        eval_script.run(["tiny", *flags])
     eval_script.run(["tiny", *flags])
     said = capsys.readouterr().out
     assert f"evaluating {run / 'checkpoints' / 'step_00004'} on 3 tasks" in said

@@ -1,6 +1,8 @@
 """Served and local judges: what they are asked, how they are read, and judges that do not behave."""
 
 import asyncio
+import threading
+import time
 from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import replace
@@ -287,3 +289,23 @@ async def test_a_local_judge_runs_in_transformers_with_its_own_time_limit(tiny_f
         assert [request.seconds for request in asked] == [77], "the judge's, not the agent's"
         assert opened.preprocessor.tokenizer.name_or_path == str(tiny_folder)
     assert opened.sampler.thread._shutdown
+
+
+async def test_a_verdict_that_is_cancelled_is_not_decoded_on(local):
+    """An update would share the device with it."""
+    judge = local()
+    begun, done = threading.Event(), threading.Event()
+
+    def decode(requests: Sequence[Request]) -> list[Sample]:
+        begun.set()
+        time.sleep(0.2)
+        done.set()
+        return [Sample((1,), (0.0,), "stop") for _ in requests]
+
+    judge.sampler._decode = decode
+    asked = asyncio.create_task(judge(CLICKS))
+    await asyncio.to_thread(begun.wait)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert done.is_set()
