@@ -1,9 +1,8 @@
-"""`python -m minirl.data VERB`: pools of tasks filtered, demonstrations read, curated and mined.
+"""`python -m minirl.data VERB`: pools of tasks filtered, demonstrations read and curated.
 
 Exit status 0: fine; 2: the command line or a file is of no use.
 """
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -101,30 +100,8 @@ def read_into(file: Path, out: Path, recipe: str, form: "Form") -> None:
     say(f"--sft.demos {run.trajectory_path('demos')}")
 
 
-def mine(tasks: tyro.conf.Positional[str], out: Path, recipe: str, script: Path | None = None) -> None:
-    """Demonstrations by search in the pages themselves, acted out by the agent: OUT/trajectories/demos.jsonl.
-
-    Args:
-        tasks: What --task.train takes, as miniwob:click-link,login-user:500-505.
-        recipe: The recipe that will clone them, of a text agent.
-        script: JavaScript with `begin(seed)` and `ending()` for pages of one's own, whose goals have a `seed`.
-    """
-    from minirl.benchmarks import miniwob
-    from minirl.benchmarks.task_sets import load_source
-    from minirl.data import mining
-
-    name, _ = recipe_name([recipe], RECIPES)
-    config = RECIPES[name]()
-    named = load_source(tasks, None, config)
-    run = Run(out)
-    text = script.read_text("utf-8") if script else miniwob.SCRIPT
-    demonstrations = asyncio.run(mining.mine(named, config, text, run))
-    run.save_trajectories("demos", demonstrations)
-    say(f"{len(demonstrations)} of {len(named)} tasks; --sft.demos {run.trajectory_path('demos')}")
-
-
 def run(argv: Sequence[str]) -> None:
-    verbs = {"filter": filter, "read": read, "curate": curate, "mine": mine}
+    verbs = {"filter": filter, "read": read, "curate": curate}
     tyro.extras.subcommand_cli_from_dict(verbs, prog="python -m minirl.data", args=list(argv))
 
 
