@@ -110,7 +110,8 @@ class JudgeConfig(EndpointConfig):
 @dataclass(frozen=True)
 class TaskConfig:
     train: str = "shops:600-899"
-    """Generated shops by number, with an order in each; a folder of sites; or a JSONL file of tasks."""
+    """Generated shops by number, with an order in each; a folder of sites; a JSONL file of tasks; or pages of
+    MiniWoB++ with seeds, as miniwob:click-link,login-user:0-199."""
     heldout: str = "shops:90001-90064"  # the same, for evaluation; with @serif behind it in another typeface
     train_goals: Annotated[int, Ge(0)] = 0  # only so many of the training tasks, the first; 0: all
     demo_goals: int = 100  # how many of the training goals are demonstrated
