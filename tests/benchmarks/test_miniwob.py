@@ -1,12 +1,16 @@
 """MiniWoB++: its pages open, begin by seed, end by themselves, and only the full reward counts."""
 
 import asyncio
+import io
 import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from pages import do, observe
+from PIL import Image
 
 from minirl.agents.webagent_r1 import WebAgentR1Agent
 from minirl.benchmarks import miniwob
@@ -127,6 +131,23 @@ def test_tasks_outlive_a_file(tmp_path):
     task = task_of("click-button", 0)
     save_tasks(tmp_path / "heldout.jsonl", [task])
     assert load_tasks(tmp_path / "heldout.jsonl") == [task]
+
+
+@needs_pages
+async def test_an_agent_that_sees_acts_in_the_pages_own_window_drawn_larger():
+    browser = replace(CONFIG.browser, width=480, height=630)
+    config = replace(CONFIG, agent=AgentConfig(), browser=browser)
+    (task,) = tasks_named("miniwob:click-test-2:7", None, config)
+    with SiteServer([], BENCHMARK.folders()) as server:
+        async with BrowserPool(browser, server.sites, sealed=True) as pool:
+            async with BENCHMARK.session(SimpleNamespace(config=config, browsers=pool), task) as session:
+                await session.start(task.start_url)
+                await BENCHMARK.prepare(session, task)
+                assert Image.open(io.BytesIO((await observe(session)).image)).size == (480, 630)
+                box = await session.page.locator("#subbtn").bounding_box()
+                x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+                await do(session, "click", point_2d=[x / 0.160, y / 0.210])
+                assert (await BENCHMARK.score(task, session, "")).value == 1.0
 
 
 @needs_pages
