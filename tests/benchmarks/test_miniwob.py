@@ -139,15 +139,16 @@ async def test_an_agent_that_sees_acts_in_the_pages_own_window_drawn_larger():
     config = replace(CONFIG, agent=AgentConfig(), browser=browser)
     (task,) = tasks_named("miniwob:click-test-2:7", None, config)
     with SiteServer([], BENCHMARK.folders()) as server:
-        async with BrowserPool(browser, server.sites, sealed=True) as pool:
-            async with BENCHMARK.session(SimpleNamespace(config=config, browsers=pool), task) as session:
-                await session.start(task.start_url)
-                await BENCHMARK.prepare(session, task)
-                assert Image.open(io.BytesIO((await observe(session)).image)).size == (480, 630)
-                box = await session.page.locator("#subbtn").bounding_box()
-                x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-                await do(session, "click", point_2d=[x / 0.160, y / 0.210])
-                assert (await BENCHMARK.score(task, session, "")).value == 1.0
+        pool = BrowserPool(browser, server.sites, sealed=True)
+        harness = SimpleNamespace(config=config, browsers=pool)
+        async with pool, BENCHMARK.session(harness, task) as session:
+            await session.start(task.start_url)
+            await BENCHMARK.prepare(session, task)
+            assert Image.open(io.BytesIO((await observe(session)).image)).size == (480, 630)
+            box = await session.page.locator("#subbtn").bounding_box()
+            x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+            await do(session, "click", point_2d=[x / 0.160, y / 0.210])
+            assert (await BENCHMARK.score(task, session, "")).value == 1.0
 
 
 @needs_pages
