@@ -140,9 +140,7 @@ class Session:
         self.unseen = b""
         return True
 
-    async def revive(self) -> None:
-        """Stop the script of a page that hangs, or replace its tab by an empty one. Raises BrowserFault."""
-        await readiness.revive(self)
+    revive = readiness.revive
 
     async def start(self, url: str) -> None:
         """Open the task's first page; only here may a navigation be tried again."""
