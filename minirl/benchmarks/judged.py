@@ -56,13 +56,11 @@ class JudgedBenchmark:
         except ToolFailure as failure:
             raise BrowserFault(Stop.SITE_ERROR, f"{task.id} could not be prepared: {failure}") from None
 
-<<<<<<< HEAD
     async def has_ended(self, session: Session, task: Task) -> bool:
         return False
-=======
+
     async def state(self, session: Session) -> str:
         return ""
->>>>>>> main
 
     async def score(self, task: Task, session: Session, answer: str) -> Score:
         raise AssertionError("the judge scores these tasks")
