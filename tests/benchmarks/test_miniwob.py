@@ -222,6 +222,7 @@ async def test_three_pages_are_played_to_their_ends(preprocessor, tmp_path):
 
 @needs_pages
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 async def test_all_pages_are_played_to_their_ends(preprocessor, tmp_path):
     tasks = await check_paths("miniwob:all", preprocessor, tmp_path)
     assert len(tasks) == 130 and len(PATHS) >= 50
