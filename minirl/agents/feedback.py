@@ -5,7 +5,7 @@
 openwebrl_actions.py puts the line together. OpenWebRL, section 4.1 and table 5.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -14,8 +14,6 @@ from minirl.console import without_passwords
 from minirl.types import Point, Session, ToolFailure
 
 FEEDBACK_CHARS = 512  # of a line
-
-Look = Callable[[Session], Awaitable[bytes | str]]  # returns the page as an agent sees it
 
 
 def shorten(text: str) -> str:
@@ -36,17 +34,18 @@ async def screen(session: Session) -> bytes:
 
 @asynccontextmanager
 async def watched(
-    session: Session, point: Point | None = None, quiet: bool = False, look: Look | None = None
+    session: Session, point: Point | None = None, quiet: bool = False, is_click: bool = False
 ) -> AsyncIterator[SimpleNamespace]:
     """Mark the page, run the block's action at `point` (CSS pixels), wait until the page is ready (`quiet`:
     the full time, as after typing). Yields the target's `name` and, of a list, `options`; then `notes` are
-    the changes as sentences, each after a blank, and `fresh` tells if the page is another than before. With
-    a `look` it is told, too, if the agent sees the page as it was."""
+    the changes as sentences, each after a blank, and `fresh` tells if the page is another than before. Of a
+    click it is told, too, if the agent sees the page as it was."""
     page = session.page
     old_url = page.url
     old_tabs = len(session.context.pages)
     before = b""
-    if look:  # the agent has seen it already, unless it made another call of the same response
+    look = session.look or screen
+    if is_click:  # the agent has seen it already, unless it made another call of the same response
         before = session.seen or await look(session)
     target = await session.arm(point)
     effect = SimpleNamespace(name=target.name or "something", options=target.options, kind=target.kind)
@@ -57,7 +56,7 @@ async def watched(
             raise
     settled = await session.settle(quiet=quiet)
     notes = _changes(settled, session, old_url, old_tabs)
-    if look and not (notes or target.options or settled.changes or settled.revalued):
+    if is_click and not (notes or target.options or settled.changes or settled.revalued):
         after = await look(session)
         # news of what the browser itself shows, as a file chooser, may have come only now
         if not session.news and looks_the_same(before, after, settled.masks):

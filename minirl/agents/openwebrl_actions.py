@@ -138,7 +138,7 @@ async def click(session: Session, point_2d: Point, clicks: int = 1, button: str 
     """Click at a point of the page."""
     point = pixels(session, point_2d)
     count = min(max(clicks, 1), MAX_CLICKS)
-    async with watched(session, point, look=screen) as effect:
+    async with watched(session, point, is_click=True) as effect:
         mouse: Any = session.page.mouse  # which itself refuses a button that it does not have
         await session.do(mouse.click(*point, button=button, click_count=count))
     options = ", ".join(effect.options)
@@ -161,7 +161,7 @@ async def drag(session: Session, start_point_2d: Point, end_point_2d: Point, ste
     mouse = session.page.mouse
     start = pixels(session, start_point_2d)
     end = pixels(session, end_point_2d)
-    async with watched(session, start, quiet=True, look=screen) as effect:
+    async with watched(session, start, quiet=True, is_click=True) as effect:
         await session.do(mouse.move(*start))
         await session.do(mouse.down())
         try:

@@ -17,6 +17,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +145,11 @@ def syntax_tree(source: str) -> ast.expr | None:
     return None
 
 
-async def observe(session: Session) -> Observation:
-    """Return the current tab as simplified HTML; where there are several, with a line that names them."""
-    page = session.seen = await _look(session)
+async def observe(session: Session, boxes: bool = True, listeners: bool = False) -> Observation:
+    """Return the current tab as simplified_html.observe does; where there are several, with a line that names
+    them."""
+    session.look = partial(_look, boxes=boxes, listeners=listeners)
+    page = session.seen = await session.look(session)
     tabs, active = await session.tabs()
     if len(tabs) > 1:
         titles = [
@@ -158,15 +161,15 @@ async def observe(session: Session) -> Observation:
     return Observation("", page_text=page, url=tabs[active][0])
 
 
-async def _look(session: Session) -> str:
+async def _look(session: Session, boxes: bool, listeners: bool) -> str:
     """Return the page, looking again where it hangs, or is just being replaced."""
     try:
-        return await simplified_html.observe(session)
+        return await simplified_html.observe(session, boxes, listeners)
     except PageHangs:
         await session.revive()
     except ToolFailure:
         await session.settle()
-    return await simplified_html.observe(session)
+    return await simplified_html.observe(session, boxes, listeners)
 
 
 async def act(session: Session, call: Call) -> str:
@@ -205,8 +208,8 @@ async def _on_element(session: Session, action: str, point: Point, argument: str
         return await tools.write(session, argument)
 
     mouse = session.page.mouse
-    look = _look if action in ("Click", "Right Click") else None
-    async with tools.watched(session, point, look=look) as effect:
+    is_click = action in ("Click", "Right Click")
+    async with tools.watched(session, point, is_click=is_click) as effect:
         if action == "Hover":
             await session.do(mouse.move(*point))
         else:
@@ -230,7 +233,6 @@ class WebAgentR1Agent:
 
     final_call: tuple[str, str] = ("exit", "message")
     parse = staticmethod(parse)
-    observe = staticmethod(observe)
     act = staticmethod(act)
     visible_feedback = tools.visible_feedback
 
@@ -241,6 +243,9 @@ class WebAgentR1Agent:
         if config.prompt or not self.is_webrl:
             self.system = system_prompt(config.brief, config.answers == "thinking", config.prompt)
         self.message_format = WEBRL if self.is_webrl else None  # None: the model's own chat template
+
+    async def observe(self, session: Session) -> Observation:
+        return await observe(session, self.config.boxes, self.config.numbered == "listeners")
 
     def user_message(
         self, n: int, instruction: str, observation: Observation, feedback: Feedback
