@@ -138,6 +138,7 @@ class Session:
         self.news = []
         self.armed = None
         self.next_answer = None
+        self.look = None
         return True
 
     revive = readiness.revive
