@@ -137,7 +137,7 @@ def model(here: Here) -> Figures:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=full, chat_template=tiny.CHAT_TEMPLATE, **tiny.SETTINGS["tokenizer"]
     )
-    ids = {k: tokenizer.convert_tokens_to_ids(v) for k, v in tiny.SETTINGS["qwen3_vl"]["tokens"].items()}
+    ids = {k: tokenizer.convert_tokens_to_ids(v) for k, v in tiny.SETTINGS["tokens"].items()}
     sizes["text_config"]["rope_parameters"]["mrope_interleaved"] = True
     sizes["text_config"]["eos_token_id"] = tokenizer.eos_token_id
     here.model.mkdir()

@@ -32,10 +32,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from minirl import tree_attention
 from minirl.model import Preprocessor
 from minirl.policy import Policy
-from minirl.prefix_tree import Forest, pack
+from minirl.prefix_tree import Forest, enable, pack
 from minirl.rows import Batch, Row, collate
 from minirl.tree_attention import Chain
 
@@ -125,7 +124,7 @@ def run(layout: str, lengths: Lengths, turns: int, trajectories: int, args: Args
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(Qwen3Config(**asdict(SMALL), attn_implementation="sdpa")).train()
     if layout == "tree":
-        tree_attention.enable(model)
+        enable(model)
     policy = Policy(model, TEXT_ONLY, temperature=1.0)
 
     def update(rows: Sequence[Row]) -> tuple[int, torch.Tensor]:

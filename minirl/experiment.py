@@ -182,7 +182,7 @@ def make_agent(config: Config, preprocessor: Preprocessor | None = None) -> Agen
             resized = as_it_is
         return AutoWebWorldAgent(config.agent, resized)
     if config.agent.kind == "visual":
-        return OpenWebRLAgent(config.agent)
+        return OpenWebRLAgent(config.agent, preprocessor.chat if preprocessor else None)
     return WebAgentR1Agent(config.agent)
 
 

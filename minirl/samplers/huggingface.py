@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, TopKLogitsWarper, TopPLogitsWarper
 
-from minirl.model import Preprocessor, encode, padded_inputs, release_memory
+from minirl.model import Preprocessor, encode, is_hybrid, padded_inputs, release_memory
 from minirl.types import Request, Sample, SamplerError
 
 
@@ -45,6 +45,7 @@ class HfSampler:
         self.preprocessor = preprocessor
         self.threads = threads
         self.device = model.device
+        self.pad_left = is_hybrid(model)
         self.version = 0
         self.failure = ""
         self.waiting: list[tuple[Request, asyncio.Future[Sample]]] = []
@@ -122,7 +123,7 @@ class HfSampler:
                 break
             if len(keep) < len(live):  # rows that have ended leave the batch
                 rows = torch.tensor(keep, device=self.device)
-                cache.batch_select_indices(rows)
+                cache.reorder_cache(rows)
                 attention_BL = attention_BL[rows]
                 position_B = position_B[rows]
                 live = [live[row] for row in keep]
@@ -142,23 +143,29 @@ class HfSampler:
 
     def _prefill(self, requests: Sequence[Request], cache: DynamicCache) -> tuple[Tensor, Tensor, Tensor]:
         """Read the prompts into the cache, each once; return the first tokens' logits (B, V), which places
-        are tokens (B, L), and every row's next position (B,). Padding behind the tokens needs no mask."""
+        are tokens (B, L), and every row's next position (B,). Padding behind the tokens needs no mask; where a
+        layer keeps a state, it stands before them and is masked, as the state would read it."""
         prompts = list(dict.fromkeys(request.prompt for request in requests))
         encoded = [encode(prompt.ids, prompt.images, self.preprocessor) for prompt in prompts]
-        inputs = padded_inputs(encoded, self.preprocessor, self.device)
+        inputs = padded_inputs(encoded, self.preprocessor, self.device, self.pad_left)
         if "pixel_values" in inputs:
             inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
+        L = inputs["input_ids"].shape[1]
+        place_L = torch.arange(L, device=self.device)
         end_U = torch.tensor([len(prompt.ids) - 1 for prompt in prompts], device=self.device)
+        attention_UL = (place_L <= end_U[:, None]).long()
+        if self.pad_left:
+            attention_UL = attention_UL.flip(1)
+            inputs["attention_mask"] = attention_UL
+            end_U = end_U.new_full((len(prompts),), L - 1)
         next_U = torch.tensor([row.position_3L.max() + 1 for row in encoded], device=self.device)
         ends, which_U = end_U.unique(return_inverse=True)
         out = self.model(**inputs, past_key_values=cache, use_cache=True, logits_to_keep=ends)
         logits_UV = out.logits[torch.arange(len(prompts), device=self.device), which_U]
-        L = inputs["input_ids"].shape[1]
-        attention_UL = (torch.arange(L, device=self.device) <= end_U[:, None]).long()
         if len(prompts) == len(requests):
             return logits_UV, attention_UL, next_U
         rows_B = torch.tensor([prompts.index(request.prompt) for request in requests], device=self.device)
-        cache.batch_select_indices(rows_B)
+        cache.reorder_cache(rows_B)
         return logits_UV[rows_B], attention_UL[rows_B], next_U[rows_B]
 
     def _sample(self, logits_BV: Tensor, live: Sequence[Answer]) -> list[tuple[int, float]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from minirl import tree_attention
+from minirl import prefix_tree
 from minirl.cli.memory_plan import (
     GB,
     MODELS,
@@ -190,7 +190,7 @@ def test_activations_are_what_autograd_keeps(dtype, checkpointing, tree):
     model = LlamaForCausalLM(LlamaConfig.from_pretrained(LLAMA)).to(dtype).train()
     tokens, inputs = 256, {}
     if tree:
-        tree_attention.enable(model)
+        prefix_tree.enable(model)
         inputs = {"tree": (Chain(0, tokens),), "position_ids": torch.arange(tokens)[None]}
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
